@@ -1,0 +1,1 @@
+//! What NVFP4 bytes mean.
