@@ -1,0 +1,140 @@
+//! How far a backend may be from the reference: derived here, once, and used by every test.
+//!
+//! Write ε = 2⁻²⁴, the rounding error of one f32 operation.
+//!
+//! **Operands** are exact: a code times its block scale has six significant bits, and backends may not round
+//! activations. **A sum** of K products takes at most n = 2K + 8 roundings (product and addition, and a few to join
+//! partial sums), each relative to a partial sum that is no larger than S = Σ|a·b|. In the worst case they add up to
+//! n·ε·S. Rounding errors of such sums are as good as independent with mean zero, and then they stay below λ·√n·ε·S
+//! but for a chance of 2·exp(−λ²/2) (Higham and Mary, 2019); we take λ = 8, one in 10¹³, and the smaller of the two.
+//! The worst case alone would be too weak a test: at K = 7168 it would forgive a forgotten product. Where all products
+//! are multiples of a quantum q and S ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is
+//! forgiven: community inputs for groups are of that kind.
+//!
+//! **Scaling** by α rounds twice. **The gate** is Lipschitz with L < 1.13 (SiLU 1.0998, also for gpt-oss's steeper
+//! sigmoid; GELU 1.1290) and is computed within (8 + 6·|y|)·ε of itself, |y| ≤ 88 being the sigmoid's argument. **The
+//! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
+//! are flushed to within its smallest normal number. A value that the output type cannot hold may be infinite.
+
+use crate::reference::{Element, Sum};
+use crate::{Gate, Output};
+
+const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
+const LAMBDA: f64 = 8.0;
+const LIPSCHITZ: f64 = 1.13;
+
+/// What an f32 sum over `k` products may be off by, as a multiple of the sum of magnitudes.
+pub fn accumulation(k: usize) -> f64 {
+    let roundings = (2 * k + 8) as f64;
+    roundings.min(LAMBDA * roundings.sqrt()) * EPSILON
+}
+
+/// The distance from the reference within which a backend's element must lie, its cast to `output` included.
+pub fn bound(element: &Element, gate: Gate, k: usize, output: Output) -> f64 {
+    let sum_error = |sum: &Sum| {
+        let accumulated = if sum.exact { 0.0 } else { accumulation(k) * sum.magnitude };
+        accumulated + 2.0 * EPSILON * (sum.value.abs() + accumulated)
+    };
+    let gate_error = sum_error(&element.gate);
+    let before_cast = match &element.up {
+        None => gate_error,
+        Some(up) => {
+            let (up_error, up_factor) = (sum_error(up), up_factor(gate, up.value));
+            let activation = gate.activation(element.gate.value);
+            let argument = 1.0 + element.gate.value.abs() + element.gate.value.abs().powi(3);
+            let evaluation = (8.0 + 6.0 * (1.6 * argument).min(88.0)) * EPSILON;
+            let activation_error = LIPSCHITZ * gate_error + evaluation * activation.abs() + 2.0 * f64::from(f32::MIN_POSITIVE) * argument;
+            activation_error * (up_factor + up_error) + activation.abs() * up_error + 2.0 * EPSILON * element.value.abs()
+        }
+    };
+    let smallest = f64::from(f32::MIN_POSITIVE);
+    let error = before_cast + smallest;
+    error + half_ulp(element.value.abs() + error, output)
+}
+
+/// Whether a backend's value is what it may be.
+pub fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output) -> bool {
+    let bound = bound(element, gate, k, output);
+    if bound.is_infinite() || bound.is_nan() {
+        return true;
+    }
+    if found.is_infinite() {
+        return element.value.abs() + bound >= largest(output) && found.signum() == element.value.signum();
+    }
+    (found - element.value).abs() <= bound
+}
+
+/// |u'|, the factor that multiplies the activation.
+fn up_factor(gate: Gate, up: f64) -> f64 {
+    match gate {
+        Gate::GptOss { clamp } => (up.clamp(-f64::from(clamp), clamp.into()) + 1.0).abs(),
+        _ => up.abs(),
+    }
+}
+
+/// Half the distance between neighbours of the output type around a magnitude.
+fn half_ulp(magnitude: f64, output: Output) -> f64 {
+    let (relative, absolute): (f64, f64) = match output {
+        Output::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        Output::BF16 => (2f64.powi(-9), 2f64.powi(-134)),
+        Output::F32 => (EPSILON, 2f64.powi(-150)),
+    };
+    (magnitude * relative).max(absolute)
+}
+
+/// The magnitude from which a value rounds to infinity.
+fn largest(output: Output) -> f64 {
+    match output {
+        Output::F16 => 65520.0,
+        Output::BF16 => 2f64.powi(128) * (1.0 - 2f64.powi(-9)),
+        Output::F32 => 2f64.powi(128) * (1.0 - 2f64.powi(-25)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(gate: f64, up: f64, magnitude: f64, exact: bool) -> Element {
+        let sum = |value| Sum { value, magnitude, exact };
+        Element { gate: sum(gate), up: Some(sum(up)), value: Gate::Silu.apply(gate, up) }
+    }
+
+    #[test]
+    fn an_exact_sum_is_forgiven_only_the_gate_and_the_cast() {
+        let e = element(2.0, 3.0, 10.0, true);
+        let bound = bound(&e, Gate::Silu, 7168, Output::F32);
+        assert!(bound < 100.0 * EPSILON * e.value, "{bound}");
+    }
+
+    #[test]
+    fn one_forgotten_product_of_average_size_is_not_forgiven() {
+        let (k, average) = (7168, 1.0);
+        assert!(accumulation(k) * (k as f64 * average) < average);
+    }
+
+    #[test]
+    fn a_value_beyond_half_precision_may_be_infinite_with_the_right_sign_only() {
+        let e = element(500.0, 400.0, 500.0, true);
+        let at = |found| accepts(&e, found, Gate::Silu, 16, Output::F16);
+        assert!(at(f64::INFINITY) && !at(f64::NEG_INFINITY) && !at(f64::NAN) && !at(65504.0));
+        assert!(!accepts(&e, f64::INFINITY, Gate::Silu, 16, Output::F32));
+    }
+
+    #[test]
+    fn the_bound_grows_with_the_root_of_k_once_that_is_smaller() {
+        assert_eq!(accumulation(16), 40.0 * EPSILON);
+        assert!((accumulation(28672) / accumulation(7168) - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn gates_are_no_steeper_than_the_bound_assumes() {
+        for gate in [Gate::Silu, Gate::GeluTanh, Gate::GPT_OSS] {
+            for i in -10_000..10_000 {
+                let (x, h) = (f64::from(i) / 500.0, 1e-6);
+                let slope = (gate.activation(x + h) - gate.activation(x - h)) / (2.0 * h);
+                assert!(slope.abs() < LIPSCHITZ, "{gate} at {x}: {slope}");
+            }
+        }
+    }
+}

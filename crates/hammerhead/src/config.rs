@@ -1,0 +1,205 @@
+//! How to compute a problem, and nothing that changes the result beyond rounding.
+//!
+//! A [`Config`] is complete. A [`Request`] is what a person writes (`strategy=interleaved,tile=128x64`): any subset,
+//! the rest is planned.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Error, Result};
+
+/// The order in which the two products of a dual GEMM are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Strategy {
+    /// Two whole GEMMs, then the gate over their results.
+    TwoPass,
+    /// A tile's gate product over all of K, then its up product, then the gate.
+    Sequential,
+    /// Both products at every step of K: the tokens are read once.
+    Interleaved,
+    /// As interleaved, with the next panel's dequantisation between the products of this one.
+    PingPong,
+}
+
+impl Strategy {
+    /// Every strategy, simplest first.
+    pub const ALL: [Strategy; 4] =
+        [Strategy::TwoPass, Strategy::Sequential, Strategy::Interleaved, Strategy::PingPong];
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Strategy::TwoPass => "two-pass",
+            Strategy::Sequential => "sequential",
+            Strategy::Interleaved => "interleaved",
+            Strategy::PingPong => "ping-pong",
+        })
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Strategy::ALL.into_iter().find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
+            what: "strategy",
+            name: name.to_owned(),
+            known: "two-pass, sequential, interleaved, ping-pong".to_owned(),
+        })
+    }
+}
+
+/// The part of C that one worker computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tile {
+    /// Rows of C.
+    pub tokens: usize,
+    /// Columns of C (of each of the two products).
+    pub columns: usize,
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.tokens, self.columns)
+    }
+}
+
+impl FromStr for Tile {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let sides = text.split_once('x').and_then(|(t, c)| Some((t.parse().ok()?, c.parse().ok()?)));
+        match sides {
+            Some((tokens, columns)) if tokens > 0 && columns > 0 => Ok(Tile { tokens, columns }),
+            _ => Err(Error::ConfigSyntax {
+                entry: format!("tile={text}"),
+                reason: "a tile is written TOKENSxCOLUMNS, for example tile=128x64".to_owned(),
+            }),
+        }
+    }
+}
+
+/// How to compute: complete, and legal for a problem once a backend's `check` has said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Config {
+    /// The order of the two products.
+    pub strategy: Strategy,
+    /// The part of C computed at a time.
+    pub tile: Tile,
+    /// How much of K is dequantised at a time.
+    pub depth: usize,
+    /// How many such dequantised panels are held.
+    pub stages: usize,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!(
+            "strategy={},tile={},depth={},stages={}",
+            self.strategy, self.tile, self.depth, self.stages
+        );
+        f.pad(&text)
+    }
+}
+
+/// What a person asks of a configuration; what is absent is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Request {
+    /// The order of the two products.
+    pub strategy: Option<Strategy>,
+    /// The part of C computed at a time.
+    pub tile: Option<Tile>,
+    /// How much of K is dequantised at a time.
+    pub depth: Option<usize>,
+    /// How many dequantised panels are held.
+    pub stages: Option<usize>,
+}
+
+impl Request {
+    /// The configuration with every wish of this request in place of its own value.
+    pub fn applied_to(&self, config: Config) -> Config {
+        Config {
+            strategy: self.strategy.unwrap_or(config.strategy),
+            tile: self.tile.unwrap_or(config.tile),
+            depth: self.depth.unwrap_or(config.depth),
+            stages: self.stages.unwrap_or(config.stages),
+        }
+    }
+}
+
+impl From<Config> for Request {
+    fn from(config: Config) -> Self {
+        Request {
+            strategy: Some(config.strategy),
+            tile: Some(config.tile),
+            depth: Some(config.depth),
+            stages: Some(config.stages),
+        }
+    }
+}
+
+impl FromStr for Request {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut request = Request::default();
+        for entry in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+            let refuse = |reason: &str| Error::ConfigSyntax { entry: entry.to_owned(), reason: reason.to_owned() };
+            let (key, value) =
+                entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
+            let number = || match value.parse::<usize>() {
+                Ok(number) if number > 0 => Ok(number),
+                _ => Err(refuse("the value must be a positive whole number")),
+            };
+            match key {
+                "strategy" => request.strategy = Some(value.parse()?),
+                "tile" => request.tile = Some(value.parse()?),
+                "depth" => request.depth = Some(number()?),
+                "stages" => request.stages = Some(number()?),
+                _ => return Err(refuse("known keys are strategy, tile, depth and stages")),
+            }
+        }
+        Ok(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_reads_back_as_itself() {
+        let config = Config {
+            strategy: Strategy::PingPong,
+            tile: Tile { tokens: 128, columns: 64 },
+            depth: 256,
+            stages: 2,
+        };
+        assert_eq!(config.to_string().parse::<Request>().unwrap(), Request::from(config));
+    }
+
+    #[test]
+    fn any_subset_may_be_asked_for() {
+        let request: Request = "tile=16x32, strategy=two-pass".parse().unwrap();
+        assert_eq!(request.tile, Some(Tile { tokens: 16, columns: 32 }));
+        assert_eq!((request.depth, request.stages), (None, None));
+        assert_eq!("".parse::<Request>().unwrap(), Request::default());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (text, part) in [
+            ("tile=128", "tile=128"),
+            ("tile=0x16", "tile=0x16"),
+            ("stages=0", "stages=0"),
+            ("stages=-1", "stages=-1"),
+            ("colour=red", "colour=red"),
+            ("strategy=fast", "fast"),
+            ("interleaved", "interleaved"),
+        ] {
+            let error = text.parse::<Request>().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The CPU: one layout of weights, one schedule, one file an instruction set.
+//!
+//! `pack` lays weights out once, for all of them. `kernel` says what an instruction set must be able to do: prepare
+//! tokens, expand a block of codes, multiply. `schedule` cuts a problem in tiles and walks them with those three, in
+//! the order that the strategy says. `model` predicts what that costs.
+
+mod kernel;
+mod model;
+mod pack;
+mod scalar;
+mod schedule;
+mod target;
+mod threads;
+
+pub use pack::{LAYOUT, Panels};
+pub use scalar::Scalar;
+pub use threads::Threads;
+
+use crate::backend::{Backend, Operands, Packed};
+use crate::{Activation, Config, Cost, Problem, Result, Weights};
+
+/// What tells one CPU backend from another; the rest is theirs in common.
+trait CpuBackend: Send + Sync {
+    const NAME: &'static str;
+    const SUMMARY: &'static str;
+
+    /// Whether this machine has the instructions.
+    fn available() -> Result<()>;
+
+    /// The speeds of the kernel that handles such activations.
+    fn rates(activation: Activation) -> model::Rates;
+
+    /// Hands the problem to the schedule with the kernel that handles its activations.
+    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_>, threads: &Threads);
+}
+
+impl<T: CpuBackend> Backend for T {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        T::SUMMARY
+    }
+
+    fn layout(&self) -> &'static str {
+        LAYOUT
+    }
+
+    fn available(&self) -> Result<()> {
+        T::available()
+    }
+
+    fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {
+        model::candidates(problem, &T::rates(problem.activation()), threads)
+    }
+
+    fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
+        model::check(T::NAME, problem, config, &T::rates(problem.activation()), threads)
+    }
+
+    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Packed> {
+        Ok(Packed::Panels(weights.iter().map(Panels::new).collect::<Result<_>>()?))
+    }
+
+    fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_>, threads: &Threads) -> Result<()> {
+        let Packed::Panels(panels) = operands.weights;
+        T::run(problem, config, panels, operands, threads);
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! Plain Rust, for every machine: the backend that the others are understood by.
+//!
+//! Weights are expanded to f32 (exactly), tokens are f32 rows, and a product is a multiplication and an addition. The
+//! inner loops run over the 16 columns of a panel, so a compiler may use whatever vectors the target's baseline has.
+
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product};
+use super::model::Rates;
+use super::pack::{BLOCK_BYTES, COLUMNS};
+use super::{CpuBackend, Panels, Threads, schedule};
+use crate::backend::Operands;
+use crate::{Activation, Activations, Config, Problem, Result};
+use format::BLOCK;
+
+/// The backend without special instructions.
+#[derive(Debug)]
+pub struct Scalar;
+
+impl CpuBackend for Scalar {
+    const NAME: &'static str = "scalar";
+    const SUMMARY: &'static str = "plain Rust, f32 arithmetic, any machine";
+
+    fn available() -> Result<()> {
+        Ok(())
+    }
+
+    fn rates(_: Activation) -> Rates {
+        Rates::of(&ScalarKernel, 150e-9, 30e-9, 0.0)
+    }
+
+    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_>, threads: &Threads) {
+        schedule::run(&ScalarKernel, problem, config, panels, operands, threads);
+    }
+}
+
+/// f32 tokens, f32 weights.
+struct ScalarKernel;
+
+/// A block as f32: for each k, the 16 columns.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct FloatBlock(pub [[f32; COLUMNS]; BLOCK]);
+
+impl Kernel for ScalarKernel {
+    type Block = FloatBlock;
+    type Token = f32;
+
+    const BLANK: FloatBlock = FloatBlock([[0.0; COLUMNS]; BLOCK]);
+    const ZERO: f32 = 0.0;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn parts(&self) -> usize {
+        1
+    }
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks * BLOCK
+    }
+
+    fn prepare(&self, activations: &Activations<'_>, group: usize, out: &mut [f32]) {
+        activations.unscaled_row(group, out);
+    }
+
+    fn unit(&self, _: &Activations<'_>, _: usize) -> f64 {
+        1.0
+    }
+
+    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
+        let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+        let codes = codes.chunks_exact(BLOCK_BYTES - COLUMNS);
+        for ((scales, codes), out) in scales.chunks_exact(COLUMNS).zip(codes).zip(out) {
+            for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
+                for column in 0..COLUMNS {
+                    let scale = format::e4m3::decode(scales[column]);
+                    for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
+                        // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
+                        let k = 8 * vector + 4 * (byte % 2) + byte / 2;
+                        out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
+                        out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
+                    }
+                }
+            }
+        }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        let (depth, rows, panels) = (product.depth(), product.rows(), product.panels());
+        let Product { tokens, group_len, blocks, slab, sums, fresh } = product;
+        let share = ahead.remaining().div_ceil(rows * panels);
+        let k = blocks.start * BLOCK..blocks.end * BLOCK;
+        for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(rows)) {
+            for (token, sums) in tokens.chunks_exact(group_len).zip(sums) {
+                let mut row = if fresh { Lanes::default() } else { *sums };
+                for (token, block) in token[k.clone()].chunks_exact(BLOCK).zip(panel) {
+                    for (&token, weights) in token.iter().zip(&block.0) {
+                        for (sum, &weight) in row.0.iter_mut().zip(weights) {
+                            *sum += token * weight;
+                        }
+                    }
+                }
+                *sums = row;
+                (0..share).for_each(|_| ahead.step());
+            }
+        }
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        finish.write();
+    }
+}

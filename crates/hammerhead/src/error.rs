@@ -1,0 +1,150 @@
+//! Everything that can go wrong with an operation, each with what was found and what to do about it.
+
+use crate::{Config, Shape};
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation was refused or could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The bytes of a matrix or a file are not what they should be.
+    #[error(transparent)]
+    Format(#[from] format::Error),
+
+    /// A problem needs something to compute.
+    #[error("the problem has no groups; give at least one (a group may have no tokens)")]
+    NoGroups,
+
+    /// A weight matrix needs rows.
+    #[error("group {group} has no columns (n = 0); a weight matrix needs at least one row")]
+    NoColumns {
+        /// The group.
+        group: usize,
+    },
+
+    /// NVFP4 stores K in blocks of 16.
+    #[error("group {group} has k = {k}; k must be a positive multiple of 16, pad both operands with zeros")]
+    K {
+        /// The group.
+        group: usize,
+        /// Its k.
+        k: usize,
+    },
+
+    /// The sizes cannot be addressed.
+    #[error("group {group} ({shape}) brings the problem beyond what memory can address; split it")]
+    TooLarge {
+        /// The group at which the total overflowed.
+        group: usize,
+        /// Its sizes.
+        shape: Shape,
+    },
+
+    /// The gate's limit makes no sense.
+    #[error("the gpt-oss gate's clamp is {clamp}; it must be a positive, finite number (7 in published models)")]
+    Clamp {
+        /// What was given.
+        clamp: f32,
+    },
+
+    /// Two operands of one group do not fit together.
+    #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
+    Mismatch {
+        /// The group.
+        group: usize,
+        /// What was compared.
+        what: &'static str,
+        /// What came.
+        found: String,
+        /// What was needed.
+        expected: String,
+    },
+
+    /// A value that no sum can survive.
+    #[error("group {group}: the activation at row {row}, column {column} is {value}; activations must be finite")]
+    NotFinite {
+        /// The group.
+        group: usize,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// The value.
+        value: f32,
+    },
+
+    /// A name that is not in the list.
+    #[error("unknown {what} '{name}'; known: {known}")]
+    UnknownName {
+        /// What kind of name.
+        what: &'static str,
+        /// The name given.
+        name: String,
+        /// The names that would do.
+        known: String,
+    },
+
+    /// A backend that cannot run here.
+    #[error("backend '{backend}' is not available: {reason}; {remedy}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// Why.
+        reason: String,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// A configuration that a backend cannot run for this problem.
+    #[error("backend '{backend}' refuses {config}: {reason}")]
+    Illegal {
+        /// The backend.
+        backend: &'static str,
+        /// The configuration.
+        config: Config,
+        /// Why, and what would be legal.
+        reason: String,
+    },
+
+    /// A configuration written so that it cannot be read.
+    #[error("cannot read '{entry}' of a configuration: {reason}")]
+    ConfigSyntax {
+        /// The part that could not be read.
+        entry: String,
+        /// Why, and what would be read.
+        reason: String,
+    },
+
+    /// Weights laid out for something else.
+    #[error("these weights were prepacked for {found}, but backend '{backend}' needs {expected}; prepack them again")]
+    Layout {
+        /// The backend.
+        backend: &'static str,
+        /// The layout that came.
+        found: &'static str,
+        /// The layout it reads.
+        expected: &'static str,
+    },
+
+    /// Memory could not be had.
+    #[error("cannot allocate {bytes} bytes for {what}: {source}; free memory or split the problem")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// For what.
+        what: &'static str,
+        /// The system's word.
+        source: std::io::Error,
+    },
+
+    /// A thread count that makes no sense.
+    #[error("cannot use {threads} threads: {reason}")]
+    Threads {
+        /// What was asked.
+        threads: usize,
+        /// Why not.
+        reason: String,
+    },
+}

@@ -1,0 +1,34 @@
+//! Gated dual GEMMs on NVFP4 data, exact and fast.
+//!
+//! `C = silu(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`: the hot operation of every gated feed-forward layer, alone or over a ragged group
+//! of experts. Load weights once with an [`Engine`], then run it on tokens:
+#![doc = include_str!("../../../docs/example.md")]
+//!
+//! The rooms: [`Problem`] says what to compute and [`Config`] how. A [`backend::Backend`] answers which configurations
+//! are legal, lays weights out and runs. [`Plan`] chooses. [`reference`] is the operation in its simplest form, [`bound`]
+//! derives how far a backend may be from it, [`cases`] lists the problems on which that is checked, and [`verify`]
+//! checks it.
+
+pub mod backend;
+pub mod bound;
+pub mod cases;
+pub mod config;
+pub mod cpu;
+mod engine;
+mod error;
+mod gate;
+mod operands;
+mod plan;
+mod problem;
+pub mod reference;
+pub mod verify;
+
+pub use backend::{Backend, Cost};
+pub use config::{Config, Request, Strategy, Tile};
+pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
+pub use error::{Error, Result};
+pub use format;
+pub use gate::Gate;
+pub use operands::{Activations, Weights};
+pub use plan::{Considered, Plan};
+pub use problem::{Activation, Output, Problem, Shape};

@@ -1,0 +1,190 @@
+//! What goes into the operation: activations and weights, borrowed from wherever they lie.
+
+use format::{Dense, Matrix, Values};
+
+use crate::{Activation, Error, Gate, Output, Problem, Result, Shape};
+
+/// The token operand A of one group, `[m, k]`.
+#[derive(Clone, Debug)]
+pub enum Activations<'a> {
+    /// Quantised activations.
+    NvFp4(Matrix<'a>),
+    /// Half, bfloat16 or single precision.
+    Dense(Dense<'a>),
+}
+
+impl Activations<'_> {
+    /// Tokens.
+    pub fn rows(&self) -> usize {
+        match self {
+            Activations::NvFp4(a) => a.rows(),
+            Activations::Dense(a) => a.rows(),
+        }
+    }
+
+    /// The summed dimension.
+    pub fn k(&self) -> usize {
+        match self {
+            Activations::NvFp4(a) => a.k(),
+            Activations::Dense(a) => a.k(),
+        }
+    }
+
+    /// The scale that multiplies the whole operand.
+    pub fn global(&self) -> f32 {
+        match self {
+            Activations::NvFp4(a) => a.global(),
+            Activations::Dense(a) => a.global(),
+        }
+    }
+
+    /// The element type.
+    pub fn element(&self) -> Activation {
+        match self {
+            Activations::NvFp4(_) => Activation::NvFp4,
+            Activations::Dense(a) => match a.values() {
+                Values::F16(_) => Activation::F16,
+                Values::BF16(_) => Activation::BF16,
+                Values::F32(_) => Activation::F32,
+            },
+        }
+    }
+
+    /// Writes one row as f32, exactly, without the global scale.
+    pub fn unscaled_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Activations::NvFp4(a) => a.unscaled_row(row, out),
+            Activations::Dense(a) => a.row(row, out),
+        }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Activations<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Activations::NvFp4(matrix)
+    }
+}
+
+impl<'a> From<Dense<'a>> for Activations<'a> {
+    fn from(dense: Dense<'a>) -> Self {
+        Activations::Dense(dense)
+    }
+}
+
+/// The weights of one group: gate and up (`B1`, `B2`, each `[n, k]` with its own global scale), or one plain matrix.
+#[derive(Clone, Debug)]
+pub struct Weights<'a> {
+    gate: Matrix<'a>,
+    up: Option<Matrix<'a>>,
+}
+
+impl<'a> Weights<'a> {
+    /// The two matrices of a gated layer; they must have the same shape.
+    pub fn gated(gate: Matrix<'a>, up: Matrix<'a>) -> Result<Self> {
+        if (gate.rows(), gate.k()) != (up.rows(), up.k()) {
+            return Err(Error::Mismatch {
+                group: 0,
+                what: "the shape of the up matrix (b2)",
+                found: format!("[{}, {}]", up.rows(), up.k()),
+                expected: format!("[{}, {}], as the gate matrix (b1) has,", gate.rows(), gate.k()),
+            });
+        }
+        Ok(Self { gate, up: Some(up) })
+    }
+
+    /// One matrix, for a plain GEMM.
+    pub fn plain(matrix: Matrix<'a>) -> Self {
+        Self { gate: matrix, up: None }
+    }
+
+    /// Rows of each matrix: columns of C.
+    pub fn n(&self) -> usize {
+        self.gate.rows()
+    }
+
+    /// The summed dimension.
+    pub fn k(&self) -> usize {
+        self.gate.k()
+    }
+
+    /// The gate matrix B1, or the only one.
+    pub fn gate(&self) -> &Matrix<'a> {
+        &self.gate
+    }
+
+    /// The up matrix B2.
+    pub fn up(&self) -> Option<&Matrix<'a>> {
+        self.up.as_ref()
+    }
+
+    /// Gate and up, or the only matrix.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix<'a>> {
+        std::iter::once(&self.gate).chain(self.up.as_ref())
+    }
+
+    /// The bytes that these weights take in a checkpoint.
+    pub fn checkpoint_bytes(&self) -> usize {
+        self.matrices().map(|m| m.codes().len() + m.scales().len()).sum()
+    }
+}
+
+/// The sizes, without tokens, of the weights of every group, and whether they are gated. This is what the weights' side
+/// of a problem must agree on with its activations.
+pub(crate) fn columns_of(weights: &[Weights<'_>]) -> Vec<(usize, usize)> {
+    weights.iter().map(|w| (w.n(), w.k())).collect()
+}
+
+/// Joins activations and weights to a problem, refusing operands that do not belong together.
+pub(crate) fn problem_of(
+    activations: &[Activations<'_>],
+    columns: &[(usize, usize)],
+    gate: Gate,
+    output: Output,
+) -> Result<Problem> {
+    if activations.len() != columns.len() {
+        return Err(Error::Mismatch {
+            group: activations.len().min(columns.len()),
+            what: "the number of groups of activations",
+            found: activations.len().to_string(),
+            expected: format!("{} (one a group of weights)", columns.len()),
+        });
+    }
+    let element = activations.first().map_or(Activation::NvFp4, Activations::element);
+    let mut groups = Vec::with_capacity(columns.len());
+    for (group, (a, &(n, k))) in activations.iter().zip(columns).enumerate() {
+        if a.k() != k {
+            return Err(Error::Mismatch {
+                group,
+                what: "k of the activations (a)",
+                found: a.k().to_string(),
+                expected: format!("{k}, as the weights have,"),
+            });
+        }
+        if a.element() != element {
+            return Err(Error::Mismatch {
+                group,
+                what: "the activations' element type",
+                found: a.element().to_string(),
+                expected: format!("{element}, as group 0 has,"),
+            });
+        }
+        groups.push(Shape::new(a.rows(), n, k));
+    }
+    Problem::new(groups, gate, element, output)
+}
+
+/// Refuses activations that are not finite: one of them would spoil every sum of its row.
+pub(crate) fn check_finite(activations: &[Activations<'_>]) -> Result<()> {
+    for (group, a) in activations.iter().enumerate() {
+        let Activations::Dense(dense) = a else { continue };
+        let bad = match dense.values() {
+            Values::F16(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i].to_f32())),
+            Values::BF16(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i].to_f32())),
+            Values::F32(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i])),
+        };
+        if let Some((i, value)) = bad {
+            return Err(Error::NotFinite { group, row: i / dense.k(), column: i % dense.k(), value });
+        }
+    }
+    Ok(())
+}
