@@ -108,7 +108,7 @@ pub enum Error {
     },
     /// Something at the path that is not a regular file.
     #[error(
-        "{path:?} is {what}, where a safetensors file is expected: name a file such as model.safetensors inside it"
+        "{path:?} is {what}, where a safetensors file is expected: name the file itself, such as model.safetensors"
     )]
     NotAFile {
         /// The path.

@@ -52,8 +52,8 @@ fn block_scale(amax: f64, global: f32) -> u8 {
     e4m3::nearest(wanted.clamp(f64::from(e4m3::MIN_POSITIVE), f64::from(e4m3::MAX)))
 }
 
-/// The global scale of the recipe. Matrices whose amax is so small that the quotient would be subnormal
-/// get the smallest normal f32 instead, which has all its bits; their block scales take up the rest.
+/// The global scale of the recipe, but never a subnormal one, which has few bits and which many processors take
+/// for zero. Only matrices whose amax is below 10⁻³⁴ notice; their block scales take up what they can.
 fn fitting_global(source: &Dense<'_>) -> Result<f32> {
     let mut largest = 0.0f64;
     for_each_row(source, |row| largest = largest.max(amax(row)))?;
