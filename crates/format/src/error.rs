@@ -1,0 +1,220 @@
+//! What can be wrong with bytes, shapes, numbers and files. Each message is one line that says where, what
+//! was expected, what came, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use safetensors::Dtype;
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything this crate refuses, and why.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// K of an NVFP4 matrix is not made of whole blocks.
+    #[error("K is {k}, but an NVFP4 row is made of blocks of 16: pad K with zeros to a positive multiple of 16")]
+    UnevenK {
+        /// The K that came.
+        k: usize,
+    },
+    /// K of a dense matrix is zero.
+    #[error("K is 0, but a row needs at least one element: check that the shape is [rows, K] and not [K, rows]")]
+    ZeroK,
+    /// A shape with more elements than can be addressed.
+    #[error(
+        "a matrix of {rows} rows and {columns} columns has more elements than memory has addresses: check the shape"
+    )]
+    TooLarge {
+        /// The rows asked for.
+        rows: usize,
+        /// The columns asked for.
+        columns: usize,
+    },
+    /// A buffer whose length does not fit the shape.
+    #[error(
+        "the {part} of a matrix of {rows} rows and {columns} columns must have length {expected}, but {came} came: check the shape, the packing and the padding"
+    )]
+    Length {
+        /// Which buffer.
+        part: &'static str,
+        /// The rows of the shape.
+        rows: usize,
+        /// The columns of the shape: elements, or for bare scales blocks.
+        columns: usize,
+        /// The length that fits.
+        expected: usize,
+        /// The length that came.
+        came: usize,
+    },
+    /// A block scale is NaN.
+    #[error(
+        "the scale of row {row}, block {block} is NaN (byte {byte:#04x}), where a finite e4m3 number is expected: the file is damaged, or its scales are not e4m3"
+    )]
+    NanScale {
+        /// The row it scales.
+        row: usize,
+        /// Which sixteen elements of the row it scales.
+        block: usize,
+        /// The byte itself.
+        byte: u8,
+    },
+    /// A global scale that is NaN or infinite.
+    #[error(
+        "the global scale is {came}, where a finite number is expected: check which tensor it was read from, and whether it multiplies or divides"
+    )]
+    Global {
+        /// The global scale that came.
+        came: f32,
+    },
+    /// A global scale that nothing can be quantised with.
+    #[error(
+        "the global scale to quantise with is {came}, where a finite number above zero is expected: leave it out to have it derived from the data"
+    )]
+    QuantizingGlobal {
+        /// The global scale that came.
+        came: f32,
+    },
+    /// An element that cannot be quantised.
+    #[error(
+        "the element at row {row}, column {column} is {came}, where a finite f32 is expected: repair the source before quantising it"
+    )]
+    NotFinite {
+        /// The row of the element.
+        row: usize,
+        /// The column of the element.
+        column: usize,
+        /// The element, its global scale applied.
+        came: f64,
+    },
+    /// Two matrices that were to be compared have different shapes.
+    #[error(
+        "the source has shape {source_shape:?} but the quantised matrix {quantised_shape:?}: compare a matrix with its own quantised form"
+    )]
+    ShapesDiffer {
+        /// The source's [rows, K].
+        source_shape: [usize; 2],
+        /// The quantised matrix's [rows, K].
+        quantised_shape: [usize; 2],
+    },
+    /// A file that could not be opened, looked at or mapped.
+    #[error("cannot read {path:?}: {cause}; check that the path is right and that you may read it")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// Something at the path that is not a regular file.
+    #[error(
+        "{path:?} is {what}, where a safetensors file is expected: name the file itself, such as model.safetensors"
+    )]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+    /// A file that is not valid safetensors.
+    #[error(
+        "{path:?} is not a valid safetensors file: {problem}; the file is damaged, incomplete or of another format: fetch or write it again"
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A tensor that a file does not hold.
+    #[error(
+        "{path:?} holds no tensor {name:?} among its {count}: check the name, or look in the checkpoint's other files"
+    )]
+    MissingTensor {
+        /// The file.
+        path: PathBuf,
+        /// The name asked for.
+        name: String,
+        /// How many tensors the file holds.
+        count: usize,
+    },
+    /// A tensor of another element type than is needed.
+    #[error("tensor {name:?} has type {came}, where {} is expected: {remedy}", join(expected))]
+    Dtype {
+        /// The tensor.
+        name: String,
+        /// The types that would do.
+        expected: Vec<Dtype>,
+        /// The type it has.
+        came: Dtype,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A tensor of another shape than is needed.
+    #[error("tensor {name:?} has shape {came:?}, where {expected} is expected: {remedy}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// The shape that would do, in words.
+        expected: String,
+        /// The shape it has.
+        came: Vec<usize>,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A tensor whose bytes do not fit its type and shape.
+    #[error(
+        "tensor {name:?} of type {dtype} and shape {shape:?} has {came} bytes, which do not fit: give it as many as its shape needs"
+    )]
+    Bytes {
+        /// The tensor.
+        name: String,
+        /// Its element type.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// How many bytes it has.
+        came: usize,
+    },
+    /// A name that a safetensors file cannot hold.
+    #[error("cannot write a tensor named {name:?}: {problem}; give every tensor a name of its own")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A file that could not be written; nothing was left under its name.
+    #[error(
+        "cannot write {path:?}: {cause}; check that its folder exists, that you may write there and that the disk has room"
+    )]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// A tensor of a file is not what it should be.
+    #[error("in {path:?}: {reason}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Which tensor, and what is wrong with it.
+        reason: Box<Error>,
+    },
+    /// What a tensor of a file holds is refused.
+    #[error("in {path:?}, tensor {name:?}: {reason}")]
+    InTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What is wrong with what it holds.
+        reason: Box<Error>,
+    },
+}
+
+fn join(dtypes: &[Dtype]) -> String {
+    let names: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
+    names.join(" or ")
+}

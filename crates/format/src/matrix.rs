@@ -1,0 +1,200 @@
+//! An NVFP4 matrix: rows of K elements along which products are summed, two codes a byte, a scale for
+//! every sixteen elements, and one global scale.
+//!
+//! The bytes are borrowed where they can be (a mapped checkpoint is tens of gigabytes) and owned where
+//! they must be. Whoever holds a [`Matrix`] may rely on what [`Matrix::new`] checked: lengths agree with
+//! the shape, no scale is NaN, the global scale is finite.
+
+use std::borrow::Cow;
+
+use crate::{BLOCK, Error, Result, e2m1, e4m3};
+
+/// An NVFP4 matrix of shape [rows, K].
+///
+/// `codes` holds two e2m1 codes a byte, the even k in the low nibble, row after row; `scales` one e4m3
+/// byte for each sixteen elements, row-major [rows, K/16]; the global scale multiplies. A negative scale
+/// is a legal e4m3 number and means what it says.
+#[derive(Clone, Debug)]
+pub struct Matrix<'a> {
+    rows: usize,
+    k: usize,
+    codes: Cow<'a, [u8]>,
+    scales: Cow<'a, [u8]>,
+    global: f32,
+}
+
+impl<'a> Matrix<'a> {
+    /// Checks the parts against each other and puts them together.
+    ///
+    /// # Errors
+    ///
+    /// If `k` is zero or no multiple of 16, if the shape is too large to address, if a length does not
+    /// fit the shape, if a scale byte is NaN, or if `global` is not finite.
+    pub fn new(
+        rows: usize,
+        k: usize,
+        codes: impl Into<Cow<'a, [u8]>>,
+        scales: impl Into<Cow<'a, [u8]>>,
+        global: f32,
+    ) -> Result<Self> {
+        check_k(k)?;
+        let elements = rows.checked_mul(k).ok_or(Error::TooLarge { rows, columns: k })?;
+        let (codes, scales) = (codes.into(), scales.into());
+        check_length("codes", rows, k, elements / 2, codes.len())?;
+        check_length("scales", rows, k, elements / BLOCK, scales.len())?;
+        if let Some(position) = nan_scale(&scales) {
+            let blocks = k / BLOCK;
+            return Err(Error::NanScale { row: position / blocks, block: position % blocks, byte: scales[position] });
+        }
+        check_global(global)?;
+        Ok(Self { rows, k, codes, scales, global })
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of elements in a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The number of scales in a row, K/16.
+    pub fn blocks(&self) -> usize {
+        self.k / BLOCK
+    }
+
+    /// The scale that multiplies every element.
+    pub fn global(&self) -> f32 {
+        self.global
+    }
+
+    /// The packed codes, [rows, K/2].
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The e4m3 scales, [rows, K/16].
+    pub fn scales(&self) -> &[u8] {
+        &self.scales
+    }
+
+    /// The packed codes of one row.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        &self.codes[row * (self.k / 2)..][..self.k / 2]
+    }
+
+    /// The scales of one row.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub fn row_scales(&self, row: usize) -> &[u8] {
+        &self.scales[row * self.blocks()..][..self.blocks()]
+    }
+
+    /// The same bytes under another global scale.
+    ///
+    /// # Errors
+    ///
+    /// If `global` is not finite.
+    pub fn with_global(self, global: f32) -> Result<Self> {
+        check_global(global)?;
+        Ok(Self { global, ..self })
+    }
+
+    /// The same matrix, independent of what it borrowed from.
+    pub fn into_owned(self) -> Matrix<'static> {
+        Matrix {
+            rows: self.rows,
+            k: self.k,
+            codes: Cow::Owned(self.codes.into_owned()),
+            scales: Cow::Owned(self.scales.into_owned()),
+            global: self.global,
+        }
+    }
+
+    /// The same matrix, borrowing this one's bytes; nothing is copied or checked again.
+    pub fn as_borrowed(&self) -> Matrix<'_> {
+        Matrix {
+            rows: self.rows,
+            k: self.k,
+            codes: Cow::Borrowed(&self.codes),
+            scales: Cow::Borrowed(&self.scales),
+            global: self.global,
+        }
+    }
+
+    /// One row as code · scale, without the global scale: at most six significant bits, so exact in f32
+    /// (and in f16 and bf16).
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row, or if `out` is not K long.
+    pub fn unscaled_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.k, "a row has K elements");
+        let blocks = out.chunks_exact_mut(BLOCK).zip(self.row_codes(row).chunks_exact(BLOCK / 2));
+        for ((out, codes), &scale) in blocks.zip(self.row_scales(row)) {
+            let scale = e4m3::decode(scale);
+            for (pair, &byte) in out.chunks_exact_mut(2).zip(codes) {
+                let [low, high] = e2m1::PAIRS[usize::from(byte)];
+                pair[0] = low * scale;
+                pair[1] = high * scale;
+            }
+        }
+    }
+
+    /// The whole matrix, row-major, as (code · scale) · global in f32. The one rounding is that of the
+    /// last product.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.rows * self.k];
+        for (row, out) in values.chunks_exact_mut(self.k).enumerate() {
+            self.unscaled_row(row, out);
+            out.iter_mut().for_each(|value| *value *= self.global);
+        }
+        values
+    }
+}
+
+/// Refuses a K that blocks of sixteen do not fill.
+pub(crate) fn check_k(k: usize) -> Result<()> {
+    if k == 0 || !k.is_multiple_of(BLOCK) {
+        return Err(Error::UnevenK { k });
+    }
+    Ok(())
+}
+
+/// Refuses a buffer that does not fit its shape.
+pub(crate) fn check_length(part: &'static str, rows: usize, k: usize, expected: usize, came: usize) -> Result<()> {
+    if came != expected {
+        return Err(Error::Length { part, rows, columns: k, expected, came });
+    }
+    Ok(())
+}
+
+/// Refuses a global scale that would make every element NaN or infinite.
+pub(crate) fn check_global(global: f32) -> Result<()> {
+    if !global.is_finite() {
+        return Err(Error::Global { came: global });
+    }
+    Ok(())
+}
+
+/// Where the first NaN scale stands, if there is one.
+///
+/// A checkpoint has gigabytes of scales and hardly ever a NaN among them, so each chunk is first reduced
+/// without a branch, which compiles to vector instructions, and only a chunk with a hit is searched.
+fn nan_scale(scales: &[u8]) -> Option<usize> {
+    const CHUNK: usize = 4096;
+    let (index, chunk) = scales
+        .chunks(CHUNK)
+        .enumerate()
+        .find(|(_, chunk)| chunk.iter().fold(false, |hit, &byte| hit | e4m3::is_nan(byte)))?;
+    let inside = chunk.iter().position(|&byte| e4m3::is_nan(byte))?;
+    Some(index * CHUNK + inside)
+}
