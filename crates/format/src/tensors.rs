@@ -2,7 +2,7 @@
 //!
 //! A [`File`] is memory-mapped, so opening a checkpoint of any size costs its header alone and matrices
 //! borrow their bytes from the map. **A file must not be changed while it is mapped**: replace it by
-//! renaming another over it, as [`write`] does, and never write into it.
+//! renaming another over it, as [`write()`] does, and never write into it.
 //!
 //! The layout is eight bytes of little-endian header length, the header, then the tensors' bytes, which
 //! must follow each other without gaps and end with the file. Headers over 100 MB are refused, as every
@@ -229,7 +229,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Its one number, of type F32 and shape [] or [1]: both are in use for global scales.
+    /// Its one number, of type F32 and shape `[]` or `[1]`: both are in use for global scales.
     ///
     /// # Errors
     ///

@@ -98,6 +98,7 @@ fn the_ends_of_the_f32_range_survive() {
             let source = Dense::new(1, 16, vec![magnitude; 16], 1.0).unwrap();
             let matrix = quantize(&source, global).unwrap();
             if global.is_none() {
+                assert!(matrix.global().is_normal());
                 let back = f64::from(matrix.dequantize()[0]);
                 let distance = (back - f64::from(magnitude)).abs();
                 // The smallest normal global under the smallest scale makes steps of 2⁻¹³⁶: nothing finer is kept.
