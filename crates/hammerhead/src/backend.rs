@@ -3,6 +3,7 @@
 //! Which configurations are worth trying for a problem (`candidates`); is this one legal and what does it cost
 //! (`check`); how are weights laid out (`prepack`, once); and `run`. One table lists every backend, best first.
 
+use format::Values;
 use half::{bf16, f16};
 
 use crate::cpu;
@@ -54,7 +55,17 @@ pub enum Target<'a> {
     F32(&'a mut [f32]),
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// Owned values as the places to write results to.
+    pub fn all(results: &'a mut [Values<'static>]) -> Vec<Self> {
+        let target = |values: &'a mut Values<'static>| match values {
+            Values::F16(c) => Target::F16(c.to_mut()),
+            Values::BF16(c) => Target::BF16(c.to_mut()),
+            Values::F32(c) => Target::F32(c.to_mut()),
+        };
+        results.iter_mut().map(target).collect()
+    }
+
     /// The element type.
     pub fn element(&self) -> Output {
         match self {
@@ -81,13 +92,13 @@ impl Target<'_> {
 
 /// A run's operands: weights packed earlier, activations now, and where the results go, one of each a group.
 #[derive(Debug)]
-pub struct Operands<'a, 'b> {
+pub struct Operands<'a, 'i, 'o> {
     /// The weights, packed by this backend's `prepack` or one of the same family.
     pub weights: &'a Packed,
     /// The tokens.
-    pub activations: &'a [Activations<'b>],
+    pub activations: &'a [Activations<'i>],
     /// The results.
-    pub targets: &'a mut [Target<'b>],
+    pub targets: &'a mut [Target<'o>],
 }
 
 /// One way of computing.
@@ -114,7 +125,13 @@ pub trait Backend: Send + Sync {
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Packed>;
 
     /// Computes. The problem, the operands and the configuration fit together: [`Plan`](crate::Plan) saw to it.
-    fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_>, threads: &cpu::Threads) -> Result<()>;
+    fn run(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+        threads: &cpu::Threads,
+    ) -> Result<()>;
 }
 
 impl std::fmt::Debug for dyn Backend {

@@ -23,8 +23,7 @@ pub enum Strategy {
 
 impl Strategy {
     /// Every strategy, simplest first.
-    pub const ALL: [Strategy; 4] =
-        [Strategy::TwoPass, Strategy::Sequential, Strategy::Interleaved, Strategy::PingPong];
+    pub const ALL: [Strategy; 4] = [Strategy::TwoPass, Strategy::Sequential, Strategy::Interleaved, Strategy::PingPong];
 }
 
 impl fmt::Display for Strategy {
@@ -95,10 +94,7 @@ pub struct Config {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!(
-            "strategy={},tile={},depth={},stages={}",
-            self.strategy, self.tile, self.depth, self.stages
-        );
+        let text = format!("strategy={},tile={},depth={},stages={}", self.strategy, self.tile, self.depth, self.stages);
         f.pad(&text)
     }
 }
@@ -146,8 +142,7 @@ impl FromStr for Request {
         let mut request = Request::default();
         for entry in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
             let refuse = |reason: &str| Error::ConfigSyntax { entry: entry.to_owned(), reason: reason.to_owned() };
-            let (key, value) =
-                entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
+            let (key, value) = entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
             let number = || match value.parse::<usize>() {
                 Ok(number) if number > 0 => Ok(number),
                 _ => Err(refuse("the value must be a positive whole number")),
@@ -170,12 +165,8 @@ mod tests {
 
     #[test]
     fn a_config_reads_back_as_itself() {
-        let config = Config {
-            strategy: Strategy::PingPong,
-            tile: Tile { tokens: 128, columns: 64 },
-            depth: 256,
-            stages: 2,
-        };
+        let config =
+            Config { strategy: Strategy::PingPong, tile: Tile { tokens: 128, columns: 64 }, depth: 256, stages: 2 };
         assert_eq!(config.to_string().parse::<Request>().unwrap(), Request::from(config));
     }
 

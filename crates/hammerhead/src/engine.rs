@@ -72,9 +72,10 @@ impl Engine {
 
     /// An engine set up as asked.
     pub fn new(options: Options) -> Result<Self> {
-        let forced = options.backend.filter(|name| name != "auto").or_else(|| {
-            std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto")
-        });
+        let forced = options
+            .backend
+            .filter(|name| name != "auto")
+            .or_else(|| std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto"));
         let backends = match forced {
             Some(name) => {
                 let backend = backend::by_name(&name)?;
@@ -129,18 +130,13 @@ impl Engine {
     /// Computes C of every group, `[m, n]` each, as the output type asks.
     pub fn run(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Vec<Dense<'static>>> {
         let plan = self.plan(layer, activations, output)?;
-        let mut results = Vec::with_capacity(activations.len());
-        for shape in plan.problem().groups() {
-            let elements = shape.m * shape.n;
-            let values: Values<'static> = match output {
-                Output::F16 => vec![f16::ZERO; elements].into(),
-                Output::BF16 => vec![bf16::ZERO; elements].into(),
-                Output::F32 => vec![0f32; elements].into(),
-            };
-            results.push(values);
-        }
-        let mut targets: Vec<Target<'_>> = results.iter_mut().map(target_of).collect();
-        self.run_planned(&plan, layer, activations, &mut targets)?;
+        let elements = plan.problem().groups().iter().map(|s| s.m * s.n);
+        let mut results: Vec<Values<'static>> = match output {
+            Output::F16 => elements.map(|e| vec![f16::ZERO; e].into()).collect(),
+            Output::BF16 => elements.map(|e| vec![bf16::ZERO; e].into()).collect(),
+            Output::F32 => elements.map(|e| vec![0f32; e].into()).collect(),
+        };
+        self.run_planned(&plan, layer, activations, &mut Target::all(&mut results))?;
         let shapes = plan.problem().groups().iter();
         shapes.zip(results).map(|(s, values)| Ok(Dense::new(s.m, s.n, values, 1.0)?)).collect()
     }
@@ -198,14 +194,6 @@ fn best_family() -> Result<Vec<&'static dyn Backend>> {
     match refusal {
         Some(error) if family.is_empty() => Err(error),
         _ => Ok(family),
-    }
-}
-
-fn target_of<'a>(values: &'a mut Values<'static>) -> Target<'a> {
-    match values {
-        Values::F16(c) => Target::F16(c.to_mut()),
-        Values::BF16(c) => Target::BF16(c.to_mut()),
-        Values::F32(c) => Target::F32(c.to_mut()),
     }
 }
 

@@ -217,7 +217,9 @@ impl fmt::Display for Problem {
 /// both weight matrices, A and both sums of C as f32, over all groups.
 fn total_bytes(groups: &[Shape]) -> Option<usize> {
     groups.iter().try_fold(0usize, |total, s| {
-        let area = |rows: usize, columns: usize| rows.checked_add(256)?.checked_mul(columns.checked_add(256)?)?.checked_mul(16);
+        let area = |rows: usize, columns: usize| {
+            rows.checked_add(256)?.checked_mul(columns.checked_add(256)?)?.checked_mul(16)
+        };
         let sum = area(s.n, s.k)?.checked_add(area(s.m, s.k)?)?.checked_add(area(s.m, s.n)?)?;
         total.checked_add(sum).filter(|&t| isize::try_from(t).is_ok())
     })
@@ -240,7 +242,9 @@ mod tests {
 
     #[test]
     fn sizes_that_overflow_are_refused() {
-        for shape in [Shape::new(usize::MAX, 1, 16), Shape::new(1, usize::MAX, 16), Shape::new(1, 1, usize::MAX / 16 * 16)] {
+        for shape in
+            [Shape::new(usize::MAX, 1, 16), Shape::new(1, usize::MAX, 16), Shape::new(1, 1, usize::MAX / 16 * 16)]
+        {
             assert!(matches!(problem(&[shape]), Err(Error::TooLarge { .. })), "{shape}");
         }
         let half = Shape::new(1, 1 << 40, 1 << 19);

@@ -144,7 +144,9 @@ mod tests {
 
     #[test]
     fn the_place_value_of_a_number_is_its_lowest_bit() {
-        for (x, place) in [(1.0, 1.0), (-6.0, 2.0), (0.5, 0.5), (1.5, 0.5), (448.0, 64.0), (f32::from_bits(1), 2f64.powi(-149))] {
+        for (x, place) in
+            [(1.0, 1.0), (-6.0, 2.0), (0.5, 0.5), (1.5, 0.5), (448.0, 64.0), (f32::from_bits(1), 2f64.powi(-149))]
+        {
             assert_eq!(place_value(x), place, "{x}");
         }
         assert_eq!(place_value(-0.0), f64::INFINITY);

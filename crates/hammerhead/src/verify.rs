@@ -9,7 +9,6 @@ use std::sync::Mutex;
 use fastrand::Rng;
 use format::{Dense, Values};
 
-use crate::backend::Target;
 use crate::bound;
 use crate::cases::Instance;
 use crate::cpu::Threads;
@@ -190,14 +189,4 @@ pub fn poisoned(instance: &Instance) -> Vec<Values<'static>> {
         Output::F32 => vec![f32::NAN; elements].into(),
     };
     instance.problem.groups().iter().map(|s| poison(s.m * s.n)).collect()
-}
-
-/// The places to write such results to.
-pub fn targets<'a>(results: &'a mut [Values<'static>]) -> Vec<Target<'a>> {
-    let target = |values: &'a mut Values<'static>| match values {
-        Values::F16(c) => Target::F16(c.to_mut()),
-        Values::BF16(c) => Target::BF16(c.to_mut()),
-        Values::F32(c) => Target::F32(c.to_mut()),
-    };
-    results.iter_mut().map(target).collect()
 }

@@ -4,6 +4,7 @@
 //! tokens, expand a block of codes, multiply. `schedule` cuts a problem in tiles and walks them with those three, in
 //! the order that the strategy says. `model` predicts what that costs.
 
+pub mod ceilings;
 mod kernel;
 mod model;
 mod pack;
@@ -31,7 +32,7 @@ trait CpuBackend: Send + Sync {
     fn rates(activation: Activation) -> model::Rates;
 
     /// Hands the problem to the schedule with the kernel that handles its activations.
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_>, threads: &Threads);
+    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads);
 }
 
 impl<T: CpuBackend> Backend for T {
@@ -63,9 +64,14 @@ impl<T: CpuBackend> Backend for T {
         Ok(Packed::Panels(weights.iter().map(Panels::new).collect::<Result<_>>()?))
     }
 
-    fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_>, threads: &Threads) -> Result<()> {
+    fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>, threads: &Threads) -> Result<()> {
         let Packed::Panels(panels) = operands.weights;
         T::run(problem, config, panels, operands, threads);
         Ok(())
     }
+}
+
+/// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations done.
+fn fastest_unit() -> (&'static str, fn() -> f64) {
+    ("f32 multiply and add", ceilings::portable_flops)
 }

@@ -117,7 +117,10 @@ fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> R
         return Err(format!("a tile has {} tokens; this backend takes multiples of {}", tile.tokens, rates.rows));
     }
     if tile.columns == 0 || tile.columns % COLUMNS != 0 {
-        return Err(format!("a tile has {} columns; weights lie in panels of {COLUMNS}, take a multiple", tile.columns));
+        return Err(format!(
+            "a tile has {} columns; weights lie in panels of {COLUMNS}, take a multiple",
+            tile.columns
+        ));
     }
     if depth == 0 || depth % CHUNK != 0 {
         return Err(format!("the depth is {depth}; weights lie in chunks of {CHUNK} along K, take a multiple"));
@@ -132,7 +135,10 @@ fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> R
     let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));
     match sums.zip(slabs).and_then(|(sums, slabs)| sums.checked_add(slabs)) {
         Some(bytes) if bytes <= SCRATCH_LIMIT => Ok(rates.scratch(problem, config, threads)),
-        _ => Err(format!("a thread would need more than {} MB to work in; take a smaller tile or depth", SCRATCH_LIMIT >> 20)),
+        _ => Err(format!(
+            "a thread would need more than {} MB to work in; take a smaller tile or depth",
+            SCRATCH_LIMIT >> 20
+        )),
     }
 }
 
@@ -144,8 +150,8 @@ pub(super) fn check(
     rates: &Rates,
     threads: usize,
 ) -> Result<Cost> {
-    let scratch_bytes = legal(problem, config, rates, threads)
-        .map_err(|reason| Error::Illegal { backend, config: *config, reason })?;
+    let scratch_bytes =
+        legal(problem, config, rates, threads).map_err(|reason| Error::Illegal { backend, config: *config, reason })?;
     let mut tiles = 0.0;
     let (mut expansion, mut products, mut traffic) = (0.0, 0.0, 0.0);
     for shape in problem.groups().iter().filter(|s| s.m > 0) {
@@ -189,10 +195,12 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let blocks = (shape.k / BLOCK) as f64;
     let row_groups = rates.row_groups(shape.m) as f64;
     let stretches = shape.k.div_ceil(config.depth) as f64;
-    let passes = if matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential) { problem.matrices() } else { 1 };
+    let passes =
+        if matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential) { problem.matrices() } else { 1 };
 
     let sums = 2.0 * stretches * panels * row_groups * (rates.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
-    let planes = if config.strategy == Strategy::TwoPass { 16.0 * (shape.m * shape.n) as f64 / TOKEN_BANDWIDTH } else { 0.0 };
+    let planes =
+        if config.strategy == Strategy::TwoPass { 16.0 * (shape.m * shape.n) as f64 / TOKEN_BANDWIDTH } else { 0.0 };
     // A tile walks all its tokens once for every slab; one stretch of K of them is what has to stay near.
     let tile_groups = rates.row_groups(shape.m.min(config.tile.tokens));
     let slabs = config.tile.columns.min(shape.n).div_ceil(COLUMNS) * problem.matrices() / rates.panels;

@@ -88,14 +88,6 @@ impl PanelMatrix {
         Ok(Self { n, k, global: matrix.global(), bytes })
     }
 
-    pub(super) fn n(&self) -> usize {
-        self.n
-    }
-
-    pub(super) fn k(&self) -> usize {
-        self.k
-    }
-
     pub(super) fn global(&self) -> f32 {
         self.global
     }

@@ -27,7 +27,7 @@ impl CpuBackend for Scalar {
         Rates::of(&ScalarKernel, 150e-9, 30e-9, 0.0)
     }
 
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_>, threads: &Threads) {
+    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
         schedule::run(&ScalarKernel, problem, config, panels, operands, threads);
     }
 }

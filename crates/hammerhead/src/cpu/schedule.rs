@@ -39,7 +39,7 @@ pub(super) fn run<K: Kernel>(
     problem: &Problem,
     config: &Config,
     panels: &[Panels],
-    operands: Operands<'_, '_>,
+    operands: Operands<'_, '_, '_>,
     threads: &Threads,
 ) {
     let tokens = prepare(kernel, problem, operands.activations, threads);
@@ -102,8 +102,11 @@ fn prepare<K: Kernel>(
             kernel.prepare(activations, group, out);
         }
     };
-    if total < SERIAL_TOKENS { take_all() } else { threads.run(take_all) }
-    drop(queue);
+    if total < SERIAL_TOKENS {
+        take_all()
+    } else {
+        threads.run(take_all)
+    }
     tokens
 }
 
@@ -225,12 +228,14 @@ impl<K: Kernel> TileWalk<'_, K> {
         let stages = slabs.len();
         if self.config.strategy == Strategy::PingPong {
             let lead = stages - 1;
-            for index in 0..lead.min(steps) {
-                self.expansion(index, &mut slabs[index]).complete();
+            for (index, slab) in slabs.iter_mut().enumerate().take(lead.min(steps)) {
+                self.expansion(index, slab).complete();
             }
             for index in 0..steps {
                 // `check` grants ping-pong at least two stages, so the two slabs differ.
-                let Ok([slab, later]) = slabs.get_disjoint_mut([index % stages, (index + lead) % stages]) else { return };
+                let Ok([slab, later]) = slabs.get_disjoint_mut([index % stages, (index + lead) % stages]) else {
+                    return;
+                };
                 let mut ahead = match index + lead < steps {
                     true => self.expansion(index + lead, later),
                     false => Expansion::nothing(self.kernel),
