@@ -142,7 +142,11 @@ impl std::fmt::Debug for dyn Backend {
 
 /// Every backend, best first. Adding one is adding its file and its line here.
 pub fn all() -> &'static [&'static dyn Backend] {
-    &[&cpu::Scalar]
+    &[
+        #[cfg(target_arch = "x86_64")]
+        &cpu::Avx512,
+        &cpu::Scalar,
+    ]
 }
 
 /// The backend of that name, whether or not it can run here.

@@ -40,11 +40,16 @@ struct ScalarKernel;
 #[repr(C, align(64))]
 pub(super) struct FloatBlock(pub [[f32; COLUMNS]; BLOCK]);
 
+impl FloatBlock {
+    /// A block of zeros.
+    pub(super) const BLANK: Self = Self([[0.0; COLUMNS]; BLOCK]);
+}
+
 impl Kernel for ScalarKernel {
     type Block = FloatBlock;
     type Token = f32;
 
-    const BLANK: FloatBlock = FloatBlock([[0.0; COLUMNS]; BLOCK]);
+    const BLANK: FloatBlock = FloatBlock::BLANK;
     const ZERO: f32 = 0.0;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
