@@ -97,6 +97,8 @@ pub struct Operands<'a, 'i, 'o> {
     pub weights: &'a Packed,
     /// The tokens.
     pub activations: &'a [Activations<'i>],
+    /// The largest magnitude in each group of dense activations; not used for quantised ones.
+    pub largest: &'a [f32],
     /// The results.
     pub targets: &'a mut [Target<'o>],
 }
@@ -144,7 +146,11 @@ impl std::fmt::Debug for dyn Backend {
 pub fn all() -> &'static [&'static dyn Backend] {
     &[
         #[cfg(target_arch = "x86_64")]
+        &cpu::Amx,
+        #[cfg(target_arch = "x86_64")]
         &cpu::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        &cpu::Avx2,
         &cpu::Scalar,
     ]
 }

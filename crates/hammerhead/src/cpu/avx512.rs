@@ -6,17 +6,18 @@
 //! is multiplied in (exactly), and tokens are broadcast against it. Several tokens share each loaded weight.
 
 use std::arch::x86_64::*;
+use std::slice::from_mut;
 
 use format::BLOCK;
 
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
 use super::model::Rates;
 use super::pack::COLUMNS;
 use super::scalar::FloatBlock;
 use super::{CpuBackend, Panels, Threads, prefetch_stream, schedule};
 use crate::backend::Operands;
-use crate::{Activation, Activations, Config, Error, Problem, Result};
+use crate::{Activation, Config, Error, Problem, Result};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 8;
@@ -82,11 +83,11 @@ impl Kernel for IntegerKernel {
         blocks
     }
 
-    fn prepare(&self, activations: &Activations<'_>, group: usize, out: &mut [IntegerToken]) {
-        integer::prepare(activations, group, out);
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [IntegerToken]) {
+        integer::prepare(source.activations, group, out);
     }
 
-    fn unit(&self, _: &Activations<'_>, _: usize) -> f64 {
+    fn unit(&self, _: Source<'_>) -> f64 {
         integer::UNIT
     }
 
@@ -97,8 +98,17 @@ impl Kernel for IntegerKernel {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        // SAFETY: as above.
-        unsafe { multiply_integer(product, ahead) }
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_integer([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_integer([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_integer([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -136,26 +146,6 @@ fn expand_integer(blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
 fn scales_f32(scales: &[u8; COLUMNS], factor: f32) -> __m512 {
     let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
     _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor))
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
-fn multiply_integer(product: Product<'_, IntegerKernel>, ahead: &mut Expansion<'_, IntegerKernel>) {
-    let (depth, rows, panels) = (product.depth(), product.rows(), product.panels());
-    let Product { tokens, group_len, blocks, slab, sums, fresh } = product;
-    let share = ahead.remaining().div_ceil(rows.div_ceil(SHARED) * panels);
-    for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(rows)) {
-        for (tokens, sums) in tokens.chunks(SHARED * group_len).zip(sums.chunks_mut(SHARED)) {
-            let row = |row: usize| &tokens[row * group_len..][blocks.clone()];
-            match sums.len() {
-                1 => rows_integer([0].map(row), panel, sums, fresh),
-                2 => rows_integer([0, 1].map(row), panel, sums, fresh),
-                4 => rows_integer([0, 1, 2, 3].map(row), panel, sums, fresh),
-                SHARED => rows_integer([0, 1, 2, 3, 4, 5, 6, 7].map(row), panel, sums, fresh),
-                few => (0..few).for_each(|i| rows_integer([row(i)], panel, &mut sums[i..=i], fresh)),
-            }
-            (0..share).for_each(|_| ahead.step());
-        }
-    }
 }
 
 /// A few tokens against one panel.
@@ -207,11 +197,11 @@ impl Kernel for FloatKernel {
         blocks * BLOCK
     }
 
-    fn prepare(&self, activations: &Activations<'_>, group: usize, out: &mut [f32]) {
-        activations.unscaled_row(group, out);
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+        source.activations.unscaled_row(group, out);
     }
 
-    fn unit(&self, _: &Activations<'_>, _: usize) -> f64 {
+    fn unit(&self, _: Source<'_>) -> f64 {
         1.0
     }
 
@@ -222,8 +212,17 @@ impl Kernel for FloatKernel {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        // SAFETY: as above.
-        unsafe { multiply_float(product, ahead) }
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_float([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_float([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_float([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -249,27 +248,6 @@ fn expand_float(blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
                 unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
                 lanes = _mm512_srli_epi32::<4>(lanes);
             }
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-fn multiply_float(product: Product<'_, FloatKernel>, ahead: &mut Expansion<'_, FloatKernel>) {
-    let (depth, rows, panels) = (product.depth(), product.rows(), product.panels());
-    let Product { tokens, group_len, blocks, slab, sums, fresh } = product;
-    let k = blocks.start * BLOCK..blocks.end * BLOCK;
-    let share = ahead.remaining().div_ceil(rows.div_ceil(SHARED) * panels);
-    for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(rows)) {
-        for (tokens, sums) in tokens.chunks(SHARED * group_len).zip(sums.chunks_mut(SHARED)) {
-            let row = |row: usize| &tokens[row * group_len..][k.clone()];
-            match sums.len() {
-                1 => rows_float([0].map(row), panel, sums, fresh),
-                2 => rows_float([0, 1].map(row), panel, sums, fresh),
-                4 => rows_float([0, 1, 2, 3].map(row), panel, sums, fresh),
-                SHARED => rows_float([0, 1, 2, 3, 4, 5, 6, 7].map(row), panel, sums, fresh),
-                few => (0..few).for_each(|i| rows_float([row(i)], panel, &mut sums[i..=i], fresh)),
-            }
-            (0..share).for_each(|_| ahead.step());
         }
     }
 }

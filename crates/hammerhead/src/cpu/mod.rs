@@ -5,6 +5,10 @@
 //! the order that the strategy says. `model` predicts what that costs.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod ceilings;
 #[cfg(target_arch = "x86_64")]
@@ -17,11 +21,11 @@ mod schedule;
 mod target;
 mod threads;
 
-#[cfg(target_arch = "x86_64")]
-pub use avx512::Avx512;
 pub use pack::{LAYOUT, Panels};
 pub use scalar::Scalar;
 pub use threads::Threads;
+#[cfg(target_arch = "x86_64")]
+pub use {amx::Amx, avx2::Avx2, avx512::Avx512};
 
 use crate::backend::{Backend, Operands, Packed};
 use crate::{Activation, Config, Cost, Problem, Result, Weights};
@@ -80,8 +84,12 @@ impl<T: CpuBackend> Backend for T {
 /// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations done.
 fn fastest_unit() -> (&'static str, fn() -> f64) {
     #[cfg(target_arch = "x86_64")]
-    if Backend::available(&Avx512).is_ok() {
+    if Backend::available(&Amx).is_ok() {
+        return ("AMX bf16, tiles from the first-level cache", amx::flops);
+    } else if Backend::available(&Avx512).is_ok() {
         return ("AVX-512 f32 multiply-add", avx512::flops);
+    } else if Backend::available(&Avx2).is_ok() {
+        return ("AVX2 f32 multiply-add", avx2::flops);
     }
     ("f32 multiply and add", ceilings::portable_flops)
 }
