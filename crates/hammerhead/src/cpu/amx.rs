@@ -18,13 +18,14 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
+use bytemuck::{Pod, Zeroable};
 use format::BLOCK;
 use half::bf16;
 
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
+use super::kernel::{Expansion, Finish, Kernel, Pace, Product, Source};
 use super::model::Rates;
-use super::pack::COLUMNS;
-use super::{CpuBackend, Panels, Threads, avx512, prefetch_stream, schedule};
+use super::pack::{CODE_BYTES, COLUMNS};
+use super::{CpuBackend, Panels, Threads, avx512, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Error, Problem, Result};
 
@@ -67,9 +68,15 @@ impl CpuBackend for Amx {
         Rates::of(&AmxKernel { parts: parts(activation) }, 7e-9, 3.5e-9, 0.9)
     }
 
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
+    fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        threads: &Threads,
+    ) -> Result<()> {
         let kernel = AmxKernel { parts: parts(problem.activation()) };
-        schedule::run(&kernel, problem, config, panels, operands, threads);
+        schedule::run(&kernel, problem, config, panels, operands, threads)
     }
 }
 
@@ -115,21 +122,20 @@ struct AmxKernel {
 }
 
 /// A block as half a tile: eight rows of 16 columns, two k each.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(512))]
 struct HalfTile([[u16; 2 * COLUMNS]; BLOCK / 2]);
 
-/// One row of a token tile: 32 k.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct TokenRow([u16; TILE_K]);
+/// 16 rows of tokens, 32 k.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(1024))]
+struct TokenTile([[u16; TILE_K]; TILE_ROWS]);
 
 impl Kernel for AmxKernel {
     type Block = HalfTile;
-    type Token = TokenRow;
+    type Token = TokenTile;
 
     const BLANK: HalfTile = HalfTile([[0; 2 * COLUMNS]; BLOCK / 2]);
-    const ZERO: TokenRow = TokenRow([0; TILE_K]);
     const ROWS: usize = TILE_ROWS;
     const BLOCKS: usize = TILE_K / BLOCK;
     const PANELS: usize = 4;
@@ -139,15 +145,18 @@ impl Kernel for AmxKernel {
     }
 
     fn group_len(&self, blocks: usize) -> usize {
-        blocks.div_ceil(Self::BLOCKS) * TILE_ROWS
+        blocks.div_ceil(Self::BLOCKS)
     }
 
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [TokenRow]) {
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [TokenTile]) {
         let activations = source.activations;
         // In two steps: the whole factor may be beyond f32.
         let exponent = self.exponent(source);
         let factors = [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent));
         let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(activations.rows() * self.parts);
+        if rows.len() < TILE_ROWS || activations.k() % TILE_K != 0 {
+            out.fill(TokenTile::zeroed());
+        }
         let mut values = vec![0f32; activations.k()];
         for token in rows.start / self.parts..rows.end.div_ceil(self.parts) {
             activations.unscaled_row(token, &mut values);
@@ -163,9 +172,9 @@ impl Kernel for AmxKernel {
     }
 
     #[inline(always)]
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [HalfTile]) {
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand(blocks, bytes, out) }
+        unsafe { expand(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -190,7 +199,7 @@ impl Kernel for AmxKernel {
 }
 
 /// Takes the leading 8 bits off every value, as bf16, leaves the rest, and puts the former into a row of the tiles.
-fn split_off(values: &mut [f32], row: usize, mut out: Option<&mut [TokenRow]>) {
+fn split_off(values: &mut [f32], row: usize, mut out: Option<&mut [TokenTile]>) {
     for (tile, values) in values.chunks_mut(TILE_K).enumerate() {
         let mut leading = [0; TILE_K];
         for (leading, value) in leading.iter_mut().zip(values) {
@@ -199,7 +208,7 @@ fn split_off(values: &mut [f32], row: usize, mut out: Option<&mut [TokenRow]>) {
             *value -= bf16::from_bits(*leading).to_f32();
         }
         if let Some(out) = &mut out {
-            out[tile * TILE_ROWS + row].0 = leading;
+            out[tile].0[row] = leading;
         }
     }
 }
@@ -217,7 +226,7 @@ impl AmxKernel {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 #[inline]
-fn expand(blocks: usize, bytes: &[u8], out: &mut [HalfTile]) {
+fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
     /// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus
     /// zero is entered as zero.
     const TABLE: [u16; 32] = {
@@ -241,32 +250,27 @@ fn expand(blocks: usize, bytes: &[u8], out: &mut [HalfTile]) {
         }
         spread
     };
-    prefetch_stream(bytes);
     // SAFETY: each load has its 64 or 16 bytes: the constants have that size, a block has 16 scales and 128 codes.
     // Each store has its 64 bytes and their alignment: a row of a half tile.
     unsafe {
         let (table, spread) = (_mm512_loadu_si512(TABLE.as_ptr().cast()), _mm512_loadu_si512(SPREAD.as_ptr().cast()));
         let keep = _mm512_set1_epi16(0x8FFFu16 as i16);
-        let (scales, codes) = bytes.split_at(blocks * COLUMNS);
-        let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
-        for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
-            let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.as_ptr().cast()));
-            let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, spread)));
-            let (codes, rows) = (codes.as_ptr(), out.0.as_mut_ptr());
-            let put = |row: usize, codes: __m512i| {
-                let weights = _mm512_castsi512_ph(_mm512_permutexvar_epi16(codes, table));
-                let product = _mm512_castph_si512(_mm512_mul_ph(weights, scales));
-                // The sign stays on top; its three copies below are cleared.
-                let moved = _mm512_and_si512(_mm512_srai_epi16::<3>(product), keep);
-                _mm512_store_si512(rows.add(row).cast(), moved);
-            };
-            for half in 0..2 {
-                let codes = _mm512_loadu_si512(codes.add(half).cast());
-                put(4 * half, codes);
-                put(4 * half + 1, _mm512_srli_epi16::<4>(codes));
-                put(4 * half + 2, _mm512_srli_epi16::<8>(codes));
-                put(4 * half + 3, _mm512_srli_epi16::<12>(codes));
-            }
+        let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.as_ptr().cast()));
+        let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, spread)));
+        let rows = out.0.as_mut_ptr();
+        let put = |row: usize, codes: __m512i| {
+            let weights = _mm512_castsi512_ph(_mm512_permutexvar_epi16(codes, table));
+            let product = _mm512_castph_si512(_mm512_mul_ph(weights, scales));
+            // The sign stays on top; its three copies below are cleared.
+            let moved = _mm512_and_si512(_mm512_srai_epi16::<3>(product), keep);
+            _mm512_store_si512(rows.add(row).cast(), moved);
+        };
+        for half in 0..2 {
+            let codes = _mm512_loadu_si512(codes.as_ptr().add(64 * half).cast());
+            put(4 * half, codes);
+            put(4 * half + 1, _mm512_srli_epi16::<4>(codes));
+            put(4 * half + 2, _mm512_srli_epi16::<8>(codes));
+            put(4 * half + 3, _mm512_srli_epi16::<12>(codes));
         }
     }
 }
@@ -324,123 +328,257 @@ macro_rules! product {
     };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, AmxKernel>) {
+/// Tiles that sums can be in.
+const SUM_TILES: usize = 6;
+
+/// Loads the first `count` tiles of sums.
+///
+/// # Safety
+///
+/// So many pointers must be to 1 KB each, and tiles must be configured.
+#[inline(always)]
+unsafe fn load_sums(count: usize, from: [*mut u8; SUM_TILES]) {
     // SAFETY: passed on to the caller.
     unsafe {
-        match product.panels() {
-            1 => multiply_panels::<1>(product, ahead),
-            2 => multiply_panels::<2>(product, ahead),
-            3 => multiply_panels::<3>(product, ahead),
-            _ => multiply_panels::<4>(product, ahead),
+        load!(0, from[0]);
+        if count > 1 {
+            load!(1, from[1]);
+        }
+        if count > 2 {
+            load!(2, from[2]);
+        }
+        if count > 3 {
+            load!(3, from[3]);
+        }
+        if count > 4 {
+            load!(4, from[4]);
+            load!(5, from[5]);
         }
     }
 }
 
-/// Tiles 0 to 3 are sums, 4 is tokens, 5 to 7 take turns as weights.
+/// Stores the first `count` tiles of sums.
+///
+/// # Safety
+///
+/// As [`load_sums`].
+#[inline(always)]
+unsafe fn store_sums(count: usize, to: [*mut u8; SUM_TILES]) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        store!(0, to[0]);
+        if count > 1 {
+            store!(1, to[1]);
+        }
+        if count > 2 {
+            store!(2, to[2]);
+        }
+        if count > 3 {
+            store!(3, to[3]);
+        }
+        if count > 4 {
+            store!(4, to[4]);
+            store!(5, to[5]);
+        }
+    }
+}
+
+/// Clears every tile of sums.
+///
+/// # Safety
+///
+/// Tiles must be configured.
+#[inline(always)]
+unsafe fn zero_sums() {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        zero!(0);
+        zero!(1);
+        zero!(2);
+        zero!(3);
+        zero!(4);
+        zero!(5);
+    }
+}
+
+/// Multiplies every group of rows with every panel of the slab, as many at once as tile registers can hold sums for.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-#[inline]
-unsafe fn multiply_panels<const PANELS: usize>(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, AmxKernel>) {
-    let (rows, tiles) = (product.rows(), product.depth() / AmxKernel::BLOCKS);
-    let Product { tokens, group_len, blocks, slab, sums, fresh } = product;
-    assert_eq!(slab.len(), PANELS * tiles * AmxKernel::BLOCKS, "a slab holds its panels");
-    assert_eq!(sums.len(), PANELS * rows, "every row of every panel has its sums");
-    let first = blocks.start / AmxKernel::BLOCKS * TILE_ROWS;
-    let panel_bytes = tiles * AmxKernel::BLOCKS * size_of::<HalfTile>();
-    let sum_bytes = rows * size_of::<Lanes>();
-    let mut pace = Pace::new(ahead.remaining(), rows / TILE_ROWS * tiles);
-    for (group, tokens) in tokens.chunks_exact(group_len).enumerate() {
-        let tokens = &tokens[first..first + tiles * TILE_ROWS];
-        // SAFETY: the slices above have the tiles that are read here, in order and without gaps: 16 rows of 64 bytes
-        // for each step along K of tokens and of every panel, and 16 lanes of every panel's sums.
+unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, AmxKernel>) {
+    let (groups, panels, tiles) = (product.rows() / TILE_ROWS, product.panels(), product.depth() / AmxKernel::BLOCKS);
+    let together = if panels <= 2 { 3 } else { 1 };
+    // Sums that are complete in one pass, and are the only ones of the tile, stay in the registers.
+    let stay = product.alone && groups <= together;
+    let mut walk = Walk {
+        pace: Pace::new(ahead.remaining(), groups * panels * tiles),
+        zero: product.fresh,
+        load: !product.fresh && !stay,
+        store: product.last || !stay,
+        product,
+        tiles,
+    };
+    for first in (0..groups).step_by(together) {
+        // SAFETY: passed on to the caller.
         unsafe {
-            let sums = sums.as_mut_ptr().cast::<u8>().add(group * TILE_ROWS * size_of::<Lanes>());
-            if fresh {
-                zero!(0);
-                zero!(1);
-                zero!(2);
-                zero!(3);
-            } else {
-                load!(0, sums);
-                if PANELS > 1 {
-                    load!(1, sums.add(sum_bytes));
-                }
-                if PANELS > 2 {
-                    load!(2, sums.add(2 * sum_bytes));
-                }
-                if PANELS > 3 {
-                    load!(3, sums.add(3 * sum_bytes));
-                }
-            }
-            let (mut tokens, mut weights) = (tokens.as_ptr().cast::<u8>(), slab.as_ptr().cast::<u8>());
-            for _ in 0..tiles {
-                load!(4, tokens);
-                load!(5, weights);
-                product!(0, 4, 5);
-                if PANELS > 1 {
-                    load!(6, weights.add(panel_bytes));
-                    product!(1, 4, 6);
-                }
-                if PANELS > 2 {
-                    load!(7, weights.add(2 * panel_bytes));
-                    product!(2, 4, 7);
-                }
-                if PANELS > 3 {
-                    load!(5, weights.add(3 * panel_bytes));
-                    product!(3, 4, 5);
-                }
-                tokens = tokens.add(TILE_ROWS * size_of::<TokenRow>());
-                weights = weights.add(AmxKernel::BLOCKS * size_of::<HalfTile>());
-                (0..pace.due()).for_each(|_| ahead.step());
-            }
-            store!(0, sums);
-            if PANELS > 1 {
-                store!(1, sums.add(sum_bytes));
-            }
-            if PANELS > 2 {
-                store!(2, sums.add(2 * sum_bytes));
-            }
-            if PANELS > 3 {
-                store!(3, sums.add(3 * sum_bytes));
+            match (together.min(groups - first), panels) {
+                (1, 1) => walk.pass::<1, 1>(first, ahead),
+                (1, 2) => walk.pass::<1, 2>(first, ahead),
+                (1, 3) => walk.pass::<1, 3>(first, ahead),
+                (1, _) => walk.pass::<1, 4>(first, ahead),
+                (2, 1) => walk.pass::<2, 1>(first, ahead),
+                (2, _) => walk.pass::<2, 2>(first, ahead),
+                (_, 1) => walk.pass::<3, 1>(first, ahead),
+                _ => walk.pass::<3, 2>(first, ahead),
             }
         }
     }
 }
 
-/// Spreads so many pieces of other work evenly over so many steps.
-struct Pace {
-    work: usize,
-    steps: usize,
-    owed: usize,
+/// One product on its way through the tile registers.
+struct Walk<'a> {
+    product: Product<'a, AmxKernel>,
+    pace: Pace,
+    /// Tiles along K.
+    tiles: usize,
+    zero: bool,
+    load: bool,
+    store: bool,
 }
 
-impl Pace {
-    fn new(work: usize, steps: usize) -> Self {
-        Self { work, steps, owed: 0 }
-    }
-
-    /// The pieces that fall to the next step.
-    #[inline(always)]
-    fn due(&mut self) -> usize {
-        self.owed += self.work;
-        let due = self.owed / self.steps;
-        self.owed -= due * self.steps;
-        due
+impl Walk<'_> {
+    /// `GROUPS` groups of rows against `PANELS` panels, at most six sums: those of group g and panel p are in tile
+    /// `g·PANELS + p`. Between any two tile products there is room for a part of what is ahead: the processor looks only so
+    /// far, and a longer stretch of other work would hide the next product from it.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
+    #[inline]
+    unsafe fn pass<const GROUPS: usize, const PANELS: usize>(
+        &mut self,
+        first: usize,
+        ahead: &mut Expansion<'_, AmxKernel>,
+    ) {
+        let Product { tokens, group_len, blocks, slab, sums, .. } = &mut self.product;
+        let start = blocks.start / AmxKernel::BLOCKS;
+        let rows = tokens.len() / *group_len * TILE_ROWS;
+        let token = |group: usize| tokens[(first + group) * *group_len + start..][..self.tiles].as_ptr().cast::<u8>();
+        let weight = |panel: usize| slab.panel(panel)[..self.tiles * AmxKernel::BLOCKS].as_ptr().cast::<u8>();
+        let mut a: [*const u8; GROUPS] = std::array::from_fn(token);
+        let mut b: [*const u8; PANELS] = std::array::from_fn(weight);
+        let sums: [*mut u8; SUM_TILES] = std::array::from_fn(|tile| {
+            let (group, panel) = (tile / PANELS % GROUPS, tile % PANELS);
+            sums[panel * rows + (first + group) * TILE_ROWS..][..TILE_ROWS].as_mut_ptr().cast::<u8>()
+        });
+        let pace = &mut self.pace;
+        macro_rules! ahead {
+            () => {
+                for _ in 0..pace.due() {
+                    ahead.step();
+                }
+            };
+        }
+        // SAFETY: every pointer was taken from a slice that has the tiles that are read or written through it: `tiles` of
+        // them for tokens and weights, one for sums.
+        unsafe {
+            if self.zero {
+                zero_sums();
+            } else if self.load {
+                load_sums(GROUPS * PANELS, sums);
+            }
+            for _ in 0..self.tiles {
+                match (GROUPS, PANELS) {
+                    (1, 1) => {
+                        load!(6, a[0]);
+                        load!(7, b[0]);
+                        product!(0, 6, 7);
+                        ahead!();
+                    }
+                    (1, _) => {
+                        load!(4, a[0]);
+                        load!(5, b[0]);
+                        product!(0, 4, 5);
+                        ahead!();
+                        load!(6, b[1]);
+                        product!(1, 4, 6);
+                        ahead!();
+                        if PANELS > 2 {
+                            load!(7, b[2]);
+                            product!(2, 4, 7);
+                            ahead!();
+                        }
+                        if PANELS > 3 {
+                            load!(5, b[3]);
+                            product!(3, 4, 5);
+                            ahead!();
+                        }
+                    }
+                    (_, 1) => {
+                        load!(6, b[0]);
+                        load!(7, a[0]);
+                        product!(0, 7, 6);
+                        ahead!();
+                        load!(5, a[1]);
+                        product!(1, 5, 6);
+                        ahead!();
+                        if GROUPS > 2 {
+                            load!(4, a[2]);
+                            product!(2, 4, 6);
+                            ahead!();
+                        }
+                    }
+                    (2, _) => {
+                        load!(4, a[0]);
+                        load!(6, b[0]);
+                        product!(0, 4, 6);
+                        load!(7, b[1]);
+                        ahead!();
+                        product!(1, 4, 7);
+                        load!(5, a[1]);
+                        ahead!();
+                        product!(2, 5, 6);
+                        ahead!();
+                        product!(3, 5, 7);
+                        ahead!();
+                    }
+                    _ => {
+                        // Six sums leave two registers: the weights stay, the tokens pass by, there and back.
+                        load!(6, b[0]);
+                        load!(7, a[0]);
+                        product!(0, 7, 6);
+                        load!(7, a[1]);
+                        ahead!();
+                        product!(2, 7, 6);
+                        load!(7, a[2]);
+                        ahead!();
+                        product!(4, 7, 6);
+                        load!(6, b[1]);
+                        ahead!();
+                        product!(5, 7, 6);
+                        load!(7, a[1]);
+                        ahead!();
+                        product!(3, 7, 6);
+                        load!(7, a[0]);
+                        ahead!();
+                        product!(1, 7, 6);
+                        ahead!();
+                    }
+                }
+                a = a.map(|tile| tile.add(size_of::<TokenTile>()));
+                b = b.map(|tile| tile.add(AmxKernel::BLOCKS * size_of::<HalfTile>()));
+            }
+            if self.store {
+                store_sums(GROUPS * PANELS, sums);
+            }
+        }
     }
 }
 
 /// Keeps the tile unit busy from the first-level cache; returns the operations done.
 pub(super) fn flops() -> f64 {
     const ROUNDS: usize = 1 << 14;
-    let tiles = [[[TokenRow([0x3F80; TILE_K]); TILE_ROWS]; 2]; 2];
+    let tiles = [[TokenTile([[0x3F80; TILE_K]; TILE_ROWS]); 2]; 2];
     let (tokens, weights) = (tiles[0].as_ptr().cast::<u8>(), tiles[1].as_ptr().cast::<u8>());
     // SAFETY: called only where `available` found the instructions; the tiles read are the array's.
     unsafe {
         configure();
-        zero!(0);
-        zero!(1);
-        zero!(2);
-        zero!(3);
+        zero_sums();
         for _ in 0..ROUNDS {
             load!(4, tokens);
             load!(6, weights);

@@ -8,13 +8,14 @@ use std::arch::x86_64::*;
 use std::slice::from_mut;
 
 use format::BLOCK;
+use half::f16;
 
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
 use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
 use super::model::Rates;
-use super::pack::COLUMNS;
+use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
-use super::{CpuBackend, Panels, Threads, prefetch_stream, schedule};
+use super::{CpuBackend, Panels, Threads, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Error, Problem, Result};
 
@@ -51,7 +52,13 @@ impl CpuBackend for Avx2 {
         }
     }
 
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
+    fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        threads: &Threads,
+    ) -> Result<()> {
         match problem.activation() {
             Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, threads),
             _ => schedule::run(&FloatKernel, problem, config, panels, operands, threads),
@@ -67,7 +74,6 @@ impl Kernel for IntegerKernel {
     type Token = IntegerToken;
 
     const BLANK: IntegerBlock = IntegerBlock::BLANK;
-    const ZERO: IntegerToken = IntegerToken::ZERO;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -89,9 +95,9 @@ impl Kernel for IntegerKernel {
     }
 
     #[inline(always)]
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_integer(blocks, bytes, out) }
+        unsafe { expand_integer(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -115,27 +121,22 @@ impl Kernel for IntegerKernel {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn expand_integer(blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
-    prefetch_stream(bytes);
-    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
     let low = _mm256_set1_epi8(15);
     let table = _mm256_broadcastsi128_si256(load128(&WEIGHT_TABLE));
-    let codes = codes.as_chunks::<32>().0.as_chunks::<4>().0;
-    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
-        for (quarter, codes) in codes.iter().enumerate() {
-            let (vector, half) = (quarter / 2, quarter % 2);
-            let codes = load256(codes);
-            for (part, codes) in [codes, _mm256_srli_epi16::<4>(codes)].into_iter().enumerate() {
-                let weights = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
-                let place = &mut out.weights[2 * vector + part].as_chunks_mut::<32>().0[half];
-                // SAFETY: the place has 32 bytes.
-                unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), weights) };
-            }
+    for (quarter, codes) in codes.as_chunks().0.iter().enumerate() {
+        let (vector, half) = (quarter / 2, quarter % 2);
+        let codes = load256(codes);
+        for (part, codes) in [codes, _mm256_srli_epi16::<4>(codes)].into_iter().enumerate() {
+            let weights = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
+            let place = &mut out.weights[2 * vector + part].as_chunks_mut::<32>().0[half];
+            // SAFETY: the place has 32 bytes.
+            unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), weights) };
         }
-        for (half, scales) in scales_f32(scales).into_iter().enumerate() {
-            // SAFETY: half of the scales is 8 floats.
-            unsafe { _mm256_storeu_ps(out.scales.as_mut_ptr().add(half * HALF), scales) };
-        }
+    }
+    for (half, scales) in scales_f32(scales).into_iter().enumerate() {
+        // SAFETY: half of the scales is 8 floats.
+        unsafe { _mm256_storeu_ps(out.scales.as_mut_ptr().add(half * HALF), scales) };
     }
 }
 
@@ -184,7 +185,6 @@ impl Kernel for FloatKernel {
     type Token = f32;
 
     const BLANK: FloatBlock = FloatBlock::BLANK;
-    const ZERO: f32 = 0.0;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -206,9 +206,9 @@ impl Kernel for FloatKernel {
     }
 
     #[inline(always)]
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_float(blocks, bytes, out) }
+        unsafe { expand_float(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -232,24 +232,19 @@ impl Kernel for FloatKernel {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn expand_float(blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
-    prefetch_stream(bytes);
-    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+fn expand_float(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
     // Eight magnitudes fit a vector; the code's sign bit is moved to the top of its lane.
     let magnitudes = loadps(&format::e2m1::VALUES, 0);
     let sign = _mm256_set1_epi32(i32::MIN);
-    let codes = codes.as_chunks::<32>().0.as_chunks::<4>().0;
-    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
-        let scales = scales_f32(scales);
-        for (quarter, codes) in codes.iter().enumerate() {
-            let (vector, half) = (quarter / 2, quarter % 2);
-            let mut lanes = load256(codes);
-            for k in [0, 2, 4, 6, 1, 3, 5, 7] {
-                let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(lanes), sign);
-                let weights = _mm256_mul_ps(_mm256_permutevar8x32_ps(magnitudes, lanes), scales[half]);
-                storeps(&mut out.0[8 * vector + k], half, _mm256_xor_ps(weights, _mm256_castsi256_ps(signs)));
-                lanes = _mm256_srli_epi32::<4>(lanes);
-            }
+    let scales = scales_f32(scales);
+    for (quarter, codes) in codes.as_chunks().0.iter().enumerate() {
+        let (vector, half) = (quarter / 2, quarter % 2);
+        let mut lanes = load256(codes);
+        for k in [0, 2, 4, 6, 1, 3, 5, 7] {
+            let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(lanes), sign);
+            let weights = _mm256_mul_ps(_mm256_permutevar8x32_ps(magnitudes, lanes), scales[half]);
+            storeps(&mut out.0[8 * vector + k], half, _mm256_xor_ps(weights, _mm256_castsi256_ps(signs)));
+            lanes = _mm256_srli_epi32::<4>(lanes);
         }
     }
 }
@@ -280,7 +275,11 @@ fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn write(finish: Finish<'_>) {
-    finish.write();
+    finish.write(|values| {
+        let halves = [0, 1].map(|half| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(loadps(values, half)));
+        // SAFETY: both are 32 bytes, and every pattern of bits is a number in half precision.
+        unsafe { std::mem::transmute::<[__m128i; 2], [f16; COLUMNS]>(halves) }
+    });
 }
 
 #[target_feature(enable = "avx2")]

@@ -9,13 +9,14 @@ use std::arch::x86_64::*;
 use std::slice::from_mut;
 
 use format::BLOCK;
+use half::f16;
 
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
 use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
 use super::model::Rates;
-use super::pack::COLUMNS;
+use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
-use super::{CpuBackend, Panels, Threads, prefetch_stream, schedule};
+use super::{CpuBackend, Panels, Threads, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Error, Problem, Result};
 
@@ -54,7 +55,13 @@ impl CpuBackend for Avx512 {
         }
     }
 
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
+    fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        threads: &Threads,
+    ) -> Result<()> {
         match problem.activation() {
             Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, threads),
             _ => schedule::run(&FloatKernel, problem, config, panels, operands, threads),
@@ -70,7 +77,6 @@ impl Kernel for IntegerKernel {
     type Token = IntegerToken;
 
     const BLANK: IntegerBlock = IntegerBlock::BLANK;
-    const ZERO: IntegerToken = IntegerToken::ZERO;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -92,9 +98,9 @@ impl Kernel for IntegerKernel {
     }
 
     #[inline(always)]
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_integer(blocks, bytes, out) }
+        unsafe { expand_integer(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -119,24 +125,19 @@ impl Kernel for IntegerKernel {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
 #[inline]
-fn expand_integer(blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
-    prefetch_stream(bytes);
-    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
     let low = _mm512_set1_epi8(15);
     let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
-    let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
-    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
-        for (half, codes) in codes.iter().enumerate() {
-            let codes = load512(codes);
-            let weights = [codes, _mm512_srli_epi16::<4>(codes)];
-            for (part, codes) in weights.into_iter().enumerate() {
-                let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
-                store512(&mut out.weights[2 * half + part], weights);
-            }
+    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
+        let codes = load512(codes);
+        let weights = [codes, _mm512_srli_epi16::<4>(codes)];
+        for (part, codes) in weights.into_iter().enumerate() {
+            let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
+            store512(&mut out.weights[2 * half + part], weights);
         }
-        // SAFETY: the block's scales are 16 floats.
-        unsafe { _mm512_storeu_ps(out.scales.as_mut_ptr(), scales_f32(scales, 256.0)) };
     }
+    // SAFETY: the block's scales are 16 floats.
+    unsafe { _mm512_storeu_ps(out.scales.as_mut_ptr(), scales_f32(scales, 256.0)) };
 }
 
 /// Sixteen e4m3 scales (their signs are folded into the codes) as f32. Shifted into place, a byte is the half-precision
@@ -184,7 +185,6 @@ impl Kernel for FloatKernel {
     type Token = f32;
 
     const BLANK: FloatBlock = FloatBlock::BLANK;
-    const ZERO: f32 = 0.0;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -206,9 +206,9 @@ impl Kernel for FloatKernel {
     }
 
     #[inline(always)]
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_float(blocks, bytes, out) }
+        unsafe { expand_float(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -233,21 +233,16 @@ impl Kernel for FloatKernel {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
 #[inline]
-fn expand_float(blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
-    prefetch_stream(bytes);
-    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+fn expand_float(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
     let table = loadps(&format::e2m1::VALUES);
-    let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
-    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
-        let scales = scales_f32(scales, 256.0);
-        for (half, codes) in codes.iter().enumerate() {
-            let mut lanes = load512(codes);
-            for k in [0, 2, 4, 6, 1, 3, 5, 7] {
-                let weights = _mm512_mul_ps(_mm512_permutexvar_ps(lanes, table), scales);
-                // SAFETY: a row of the block is 16 floats.
-                unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
-                lanes = _mm512_srli_epi32::<4>(lanes);
-            }
+    let scales = scales_f32(scales, 256.0);
+    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
+        let mut lanes = load512(codes);
+        for k in [0, 2, 4, 6, 1, 3, 5, 7] {
+            let weights = _mm512_mul_ps(_mm512_permutexvar_ps(lanes, table), scales);
+            // SAFETY: a row of the block is 16 floats.
+            unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
+            lanes = _mm512_srli_epi32::<4>(lanes);
         }
     }
 }
@@ -277,7 +272,11 @@ fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
 pub(super) fn write(finish: Finish<'_>) {
-    finish.write();
+    finish.write(|values| {
+        let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(loadps(values));
+        // SAFETY: both are 32 bytes, and every pattern of bits is a number in half precision.
+        unsafe { std::mem::transmute::<__m256i, [f16; COLUMNS]>(halves) }
+    });
 }
 
 #[target_feature(enable = "avx512f")]

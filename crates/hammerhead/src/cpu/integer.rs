@@ -4,6 +4,7 @@
 //! two block scales multiply it once. The instructions multiply unsigned with signed bytes: weights are looked up as
 //! 2·w + 12, and every sum starts from −12·Σa, which takes the surplus off again, exactly.
 
+use bytemuck::{Pod, Zeroable};
 use format::{BLOCK, Matrix, e2m1, e4m3};
 
 use super::pack::COLUMNS;
@@ -24,7 +25,7 @@ pub(super) const WEIGHT_TABLE: [u8; 16] = {
 const NIBBLE_ORDER: [usize; BLOCK] = [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15];
 
 /// A block of 16 k × 16 columns: four vectors of four k a column, each weight as `WEIGHT_TABLE` has it, and the scales.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct IntegerBlock {
     pub weights: [[u8; 4 * COLUMNS]; 4],
@@ -37,7 +38,7 @@ impl IntegerBlock {
 }
 
 /// One block of one token.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct IntegerToken {
     /// Twice the values, four bytes a word, in the order of the weights' nibbles.
@@ -46,11 +47,6 @@ pub(super) struct IntegerToken {
     pub start: i32,
     /// The block's scale.
     pub scale: f32,
-}
-
-impl IntegerToken {
-    /// Sixteen zeros.
-    pub(super) const ZERO: Self = Self { values: [0; 4], start: 0, scale: 0.0 };
 }
 
 /// Both operands are doubled.

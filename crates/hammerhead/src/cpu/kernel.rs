@@ -7,9 +7,14 @@
 
 use std::ops::Range;
 
-use super::pack::{BLOCK_BYTES, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::memory::{Arena, Lease};
+use super::pack::{self, BLOCK_BYTES, CHUNK_BLOCKS, CODE_BYTES, COLUMNS, PanelMatrix, Stretch};
+use super::prefetch_stream;
 use super::target::SharedTarget;
-use crate::{Activations, Gate};
+use crate::{Activations, Gate, Result};
 
 /// One group's tokens as they came.
 #[derive(Clone, Copy)]
@@ -20,21 +25,19 @@ pub(super) struct Source<'a> {
 }
 
 /// The sums of one prepared row for the columns of one panel.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Lanes(pub [f32; COLUMNS]);
 
 /// One instruction set's way with one kind of activations.
 pub(super) trait Kernel: Sync + Sized {
     /// 16 of K by 16 columns, ready to be multiplied.
-    type Block: Copy + Send + Sync;
+    type Block: Pod + Send + Sync;
     /// What prepared tokens are made of.
-    type Token: Copy + Send + Sync;
+    type Token: Pod + Send + Sync;
 
     /// A block of zeros.
     const BLANK: Self::Block;
-    /// A token element of zero.
-    const ZERO: Self::Token;
     /// Prepared rows come in groups of so many; missing ones are zero.
     const ROWS: usize;
     /// Blocks along K come in groups of so many; missing ones are blank.
@@ -48,14 +51,14 @@ pub(super) trait Kernel: Sync + Sized {
     /// Token elements that a group of [`Self::ROWS`] rows takes, K being so many blocks.
     fn group_len(&self, blocks: usize) -> usize;
 
-    /// Writes one group of prepared rows; `group` counts groups of rows, and `out` is zero.
+    /// Writes one group of prepared rows, zeros where there are no tokens or no K; `group` counts groups of rows.
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [Self::Token]);
 
     /// What the sums must be multiplied with, beside the global scales: a power of two.
     fn unit(&self, source: Source<'_>) -> f64;
 
-    /// Expands the blocks of a full-width chunk: `BLOCK_BYTES` bytes each, all scales first.
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [Self::Block]);
+    /// Expands one block: a scale a column, then two vectors of codes.
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut Self::Block);
 
     /// Multiplies tokens with a slab, advancing the expansion of a later one between products if it can.
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>);
@@ -79,11 +82,16 @@ pub(super) struct Product<'a, K: Kernel> {
     /// Blocks along K, from the first: where the slab stands.
     pub blocks: Range<usize>,
     /// The slab: for each panel, `blocks` (rounded up to [`Kernel::BLOCKS`]) blocks.
-    pub slab: &'a [K::Block],
+    pub slab: SlabView<'a, K::Block>,
     /// For each panel, the sums of every row of every group.
     pub sums: &'a mut [Lanes],
     /// Whether the sums start at zero here (they hold garbage then).
     pub fresh: bool,
+    /// Whether this is the last stretch of K.
+    pub last: bool,
+    /// Whether the tile is this one slab wide: then all products from the fresh to the last one are about the same sums,
+    /// one after the other on the same thread, and sums may stay in registers in between.
+    pub alone: bool,
 }
 
 impl<K: Kernel> Product<'_, K> {
@@ -99,7 +107,7 @@ impl<K: Kernel> Product<'_, K> {
 
     /// Panels of the slab.
     pub(super) fn panels(&self) -> usize {
-        self.slab.len() / self.depth()
+        self.slab.panels
     }
 }
 
@@ -113,85 +121,207 @@ impl<'a, K: Kernel> Product<'a, K> {
         rows: impl Fn(&[&[K::Token]], &[K::Block], &mut [Lanes], bool),
     ) {
         let (depth, count, panels) = (self.depth(), self.rows(), self.panels());
-        let Product { tokens, group_len, blocks, slab, sums, fresh } = self;
+        let Product { tokens, group_len, blocks, slab, sums, fresh, .. } = self;
         let elements = ahead.kernel.group_len(1);
         let stretch = blocks.start * elements..blocks.end * elements;
-        let share = ahead.remaining().div_ceil(count.div_ceil(SHARED) * panels);
-        for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(count)) {
+        let mut pace = Pace::new(ahead.remaining(), count.div_ceil(SHARED) * panels);
+        for (panel, sums) in sums.chunks_exact_mut(count).enumerate() {
+            let panel = &slab.panel(panel)[..depth];
             for (tokens, sums) in tokens.chunks(SHARED * group_len).zip(sums.chunks_mut(SHARED)) {
                 let mut few: [&[K::Token]; SHARED] = [&[]; SHARED];
                 for (few, token) in few.iter_mut().zip(tokens.chunks_exact(group_len)) {
                     *few = &token[stretch.clone()];
                 }
                 rows(&few[..sums.len()], panel, sums, fresh);
-                (0..share).for_each(|_| ahead.step());
+                (0..pace.due()).for_each(|_| ahead.step());
             }
         }
     }
 }
 
-/// The dequantisation of a slab, chunk by chunk, so that it can be done between other things.
+/// Spreads so many pieces of other work evenly over so many steps.
+pub(super) struct Pace {
+    work: usize,
+    steps: usize,
+    owed: usize,
+}
+
+impl Pace {
+    pub(super) fn new(work: usize, steps: usize) -> Self {
+        Self { work, steps, owed: 0 }
+    }
+
+    /// The pieces that fall to the next step.
+    #[inline(always)]
+    pub(super) fn due(&mut self) -> usize {
+        self.owed += self.work;
+        let mut due = 0;
+        while self.owed >= self.steps {
+            self.owed -= self.steps;
+            due += 1;
+        }
+        due
+    }
+}
+
+/// Memory for expanded panels. Each panel begins at the same place of a page, and the slab of every second stage half a
+/// page on: so a load from one stage rarely has the low 12 address bits of a store to the next that is still under way,
+/// which the processor would take for the same place, and wait.
+pub(super) struct Slab<'a, B: Pod> {
+    memory: Lease<'a, B>,
+    start: usize,
+    stride: usize,
+}
+
+const PAGE: usize = 4096;
+
+/// A slab to read from.
+pub(super) struct SlabView<'a, B> {
+    blocks: &'a [B],
+    stride: usize,
+    pub panels: usize,
+}
+
+impl<'a, B: Pod> Slab<'a, B> {
+    /// A slab of the given stage that can hold so many panels of so many blocks.
+    pub(super) fn new(arena: &'a Arena, stage: usize, panels: usize, depth: usize) -> Result<Self> {
+        let stride = depth.next_multiple_of((PAGE / size_of::<B>()).max(1));
+        let start = stage % 2 * (PAGE / 2 / size_of::<B>());
+        Ok(Self { memory: arena.take(start + panels * stride)?, start, stride })
+    }
+
+    /// The slab with so many panels in use.
+    pub(super) fn view(&self, panels: usize) -> SlabView<'_, B> {
+        SlabView { blocks: &self.memory[self.start..][..panels * self.stride], stride: self.stride, panels }
+    }
+}
+
+impl<B> SlabView<'_, B> {
+    /// The blocks of a panel, and what lies behind them.
+    #[inline(always)]
+    pub(super) fn panel(&self, panel: usize) -> &[B] {
+        &self.blocks[panel * self.stride..(panel + 1) * self.stride]
+    }
+}
+
+/// The dequantisation of a slab, block by block, so that it can be done between other things.
 pub(super) struct Expansion<'a, K: Kernel> {
-    kernel: &'a K,
-    /// The matrices whose panels alternate in the slab.
-    matrices: &'a [PanelMatrix],
-    panels: Range<usize>,
-    chunks: Range<usize>,
+    pub kernel: &'a K,
+    /// The panels that are not yet begun, and for each place in the slab.
+    sources: Sources<'a>,
     out: &'a mut [K::Block],
-    done: usize,
+    stride: usize,
+    /// Blocks of each panel, blank ones included.
+    depth: usize,
+    remaining: usize,
+    /// The panel under way: where its next block goes, what of its stream is left, and the blocks of the present chunk.
+    place: usize,
+    left: usize,
+    stream: &'a [u8],
+    scales: &'a [[u8; COLUMNS]],
+    codes: &'a [[u8; CODE_BYTES]],
+}
+
+/// The panels of a slab: those of the first matrix, then those of the second.
+#[derive(Clone)]
+pub(super) struct Sources<'a> {
+    pub matrices: &'a [PanelMatrix],
+    pub panels: Range<usize>,
+    pub chunks: Range<usize>,
+    pub next: usize,
+}
+
+impl<'a> Sources<'a> {
+    fn next(&mut self) -> Option<Stretch<'a>> {
+        let matrix = self.matrices.get(self.next / self.panels.len())?;
+        let panel = self.panels.start + self.next % self.panels.len();
+        self.next += 1;
+        Some(matrix.stretch(panel, self.chunks.clone()))
+    }
 }
 
 impl<'a, K: Kernel> Expansion<'a, K> {
-    /// The expansion of these panels of every matrix, panels of the first matrix first.
-    pub(super) fn new(
-        kernel: &'a K,
-        matrices: &'a [PanelMatrix],
-        panels: Range<usize>,
-        chunks: Range<usize>,
-        out: &'a mut [K::Block],
-    ) -> Self {
-        Self { kernel, matrices, panels, chunks, out, done: 0 }
+    /// The expansion of these panels into a slab, each to so many blocks.
+    pub(super) fn new(kernel: &'a K, sources: Sources<'a>, depth: usize, slab: &'a mut Slab<'_, K::Block>) -> Self {
+        let remaining = sources.matrices.len() * sources.panels.len() * depth;
+        let (stride, out) = (slab.stride, &mut slab.memory[slab.start..]);
+        Self { kernel, sources, out, stride, depth, remaining, place: 0, left: 0, stream: &[], scales: &[], codes: &[] }
     }
 
     /// Nothing to expand.
     pub(super) fn nothing(kernel: &'a K) -> Self {
-        Self { kernel, matrices: &[], panels: 0..0, chunks: 0..0, out: &mut [], done: 0 }
+        let sources = Sources { matrices: &[], panels: 0..1, chunks: 0..0, next: 0 };
+        let (stream, scales, codes) = (&[], &[], &[]);
+        let out = &mut [];
+        Self { kernel, sources, out, stride: 0, depth: 0, remaining: 0, place: 0, left: 0, stream, scales, codes }
     }
 
-    /// Chunks that are not yet expanded.
+    /// Blocks that are not yet expanded.
     #[inline(always)]
     pub(super) fn remaining(&self) -> usize {
-        self.matrices.len() * self.panels.len() * self.chunks.len() - self.done
+        self.remaining
     }
 
-    /// Expands one more chunk, if any is left.
+    /// Expands one more block, if any is left.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        if self.remaining() == 0 {
-            return;
+        if self.scales.is_empty() {
+            self.next_chunk();
         }
-        let (panel, chunk) = (self.done / self.chunks.len(), self.done % self.chunks.len());
-        let matrix = &self.matrices[panel / self.panels.len()];
-        let source = matrix.chunk(self.panels.start + panel % self.panels.len(), self.chunks.start + chunk);
-        let depth = self.out.len() / (self.matrices.len() * self.panels.len());
-        let start = panel * depth + chunk * CHUNK_BLOCKS;
-        let out = &mut self.out[start..panel * depth + depth.min((chunk + 1) * CHUNK_BLOCKS)];
-        let (filled, padding) = out.split_at_mut(source.blocks);
-        if source.width == COLUMNS {
-            self.kernel.expand(source.blocks, source.bytes, filled);
-        } else {
-            let mut wide = [0; CHUNK_BLOCKS * BLOCK_BYTES];
-            let length = source.widened(&mut wide);
-            self.kernel.expand(source.blocks, &wide[..length], filled);
+        if let ([scales, more_scales @ ..], [codes, more_codes @ ..]) = (self.scales, self.codes) {
+            self.kernel.expand(scales, codes, &mut self.out[self.place]);
+            (self.scales, self.codes) = (more_scales, more_codes);
+            self.advance(1);
         }
-        padding.fill(K::BLANK);
-        self.done += 1;
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, blocks: usize) {
+        self.place += blocks;
+        self.left -= blocks;
+        self.remaining -= blocks;
+    }
+
+    /// Goes to the next chunk, of the next panel if need be, and asks for what follows it in its stream. Blocks that have
+    /// to be made up are made up here: blank ones behind the last, and those of a panel with fewer columns.
+    #[inline(never)]
+    fn next_chunk(&mut self) {
+        while self.stream.is_empty() {
+            self.out[self.place..self.place + self.left].fill(K::BLANK);
+            self.advance(self.left);
+            let Some(stretch) = self.sources.next() else { return };
+            self.place = (self.sources.next - 1) * self.stride;
+            self.left = self.depth;
+            self.stream = stretch.bytes;
+            if stretch.width < COLUMNS {
+                self.expand_narrow(stretch);
+            }
+        }
+        let blocks = CHUNK_BLOCKS.min(self.stream.len() / BLOCK_BYTES);
+        let (chunk, stream) = self.stream.split_at(blocks * BLOCK_BYTES);
+        prefetch_stream(chunk);
+        let (scales, codes) = chunk.split_at(blocks * COLUMNS);
+        (self.scales, self.codes, self.stream) = (scales.as_chunks().0, codes.as_chunks().0, stream);
+    }
+
+    /// Expands all of a panel that has fewer columns.
+    #[cold]
+    fn expand_narrow(&mut self, stretch: Stretch<'a>) {
+        for chunk in stretch.bytes.chunks(CHUNK_BLOCKS * BLOCK_BYTES / COLUMNS * stretch.width) {
+            let (wide, blocks) = pack::widened(chunk, stretch.width);
+            let (scales, codes) = wide[..blocks * BLOCK_BYTES].split_at(blocks * COLUMNS);
+            for (scales, codes) in scales.as_chunks().0.iter().zip(codes.as_chunks().0) {
+                self.kernel.expand(scales, codes, &mut self.out[self.place]);
+                self.advance(1);
+            }
+        }
+        self.stream = &[];
     }
 
     /// Expands what is left.
     #[inline(always)]
     pub(super) fn complete(&mut self) {
-        while self.remaining() > 0 {
+        while self.remaining > 0 {
             self.step();
         }
     }
@@ -266,34 +396,58 @@ pub(super) struct Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// Scales, gates, rounds and stores every token of the tile. Inlined into each instruction set's own function, so
-    /// that the loops become its vector code.
+    /// Scales, gates, rounds and stores every token of the tile, 16 columns at a time. Inlined into each instruction set's
+    /// own function, with its way to round to half precision, so that the loops become its vector code.
     #[inline(always)]
-    pub(super) fn write(&self) {
-        let width = self.columns.len();
-        let mut rows = vec![0f32; 2 * width.next_multiple_of(COLUMNS)];
-        let (gate, up) = rows.split_at_mut(width.next_multiple_of(COLUMNS));
-        for (index, token) in self.tokens.clone().enumerate() {
-            let lines = index * self.parts..(index + 1) * self.parts;
-            scale(&self.gate, lines.clone(), self.alpha[0], gate);
-            if self.function != Gate::None {
-                scale(&self.up, lines, self.alpha[1], up);
-                self.function.apply_rows(gate, up);
+    pub(super) fn write(&self, half: impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS]) {
+        let scales = self.alpha.map(Scale::new);
+        for panel in 0..self.columns.len().div_ceil(COLUMNS) {
+            let start = self.columns.start + panel * COLUMNS;
+            let columns = start..self.columns.end.min(start + COLUMNS);
+            let (gate, up) = (self.gate.panel(panel), self.up.panel(panel));
+            for (index, token) in self.tokens.clone().enumerate() {
+                let rows = index * self.parts..(index + 1) * self.parts;
+                let mut result = scales[0].apply(&gate[rows.clone()]);
+                if self.function != Gate::None {
+                    self.function.apply_rows(&mut result, &scales[1].apply(&up[rows]));
+                }
+                // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.
+                unsafe { self.out.store(token, columns.clone(), &result, &half) };
             }
-            // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.
-            unsafe { self.out.store(token, self.columns.clone(), &gate[..width]) };
         }
     }
 }
 
-/// Adds up a token's rows and multiplies with alpha, in f64 so that no pair of global scales overflows on the way.
-#[inline(always)]
-fn scale(sums: &MatrixSums<'_>, lines: Range<usize>, alpha: f64, out: &mut [f32]) {
-    for (panel, out) in out.chunks_exact_mut(COLUMNS).enumerate() {
-        let rows = &sums.sums[sums.layout.panel_range(sums.matrix, panel)][lines.clone()];
-        for (column, out) in out.iter_mut().enumerate() {
-            let sum: f64 = rows.iter().map(|row| f64::from(row.0[column])).sum();
-            *out = (sum * alpha) as f32;
+impl<'a> MatrixSums<'a> {
+    /// The sums of a panel, by row.
+    #[inline(always)]
+    fn panel(&self, panel: usize) -> &'a [Lanes] {
+        &self.sums[self.layout.panel_range(self.matrix, panel)]
+    }
+}
+
+/// A factor that may be beyond f32, as three that are not: a number between 1 and 2, and two powers of two.
+#[derive(Clone, Copy)]
+struct Scale([f32; 3]);
+
+impl Scale {
+    fn new(factor: f64) -> Self {
+        if factor == 0.0 {
+            return Self([0.0, 1.0, 1.0]);
         }
+        let exponent = (factor.abs().log2().floor() as i32).clamp(-252, 252);
+        let powers = [exponent / 2, exponent - exponent / 2].map(|e| 2f32.powi(e));
+        Self([(factor * 2f64.powi(-exponent)) as f32, powers[0], powers[1]])
+    }
+
+    /// Adds up a token's rows and multiplies.
+    #[inline(always)]
+    fn apply(&self, rows: &[Lanes]) -> [f32; COLUMNS] {
+        let Self([number, first, second]) = *self;
+        let mut sums = rows[0].0;
+        for row in &rows[1..] {
+            sums.iter_mut().zip(row.0).for_each(|(sum, part)| *sum += part);
+        }
+        sums.map(|sum| sum * number * first * second)
     }
 }

@@ -14,6 +14,7 @@ pub mod ceilings;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;
+mod memory;
 mod model;
 mod pack;
 mod scalar;
@@ -42,7 +43,13 @@ trait CpuBackend: Send + Sync {
     fn rates(activation: Activation) -> model::Rates;
 
     /// Hands the problem to the schedule with the kernel that handles its activations.
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads);
+    fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        threads: &Threads,
+    ) -> Result<()>;
 }
 
 impl<T: CpuBackend> Backend for T {
@@ -76,8 +83,7 @@ impl<T: CpuBackend> Backend for T {
 
     fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>, threads: &Threads) -> Result<()> {
         let Packed::Panels(panels) = operands.weights;
-        T::run(problem, config, panels, operands, threads);
-        Ok(())
+        T::run(problem, config, panels, operands, threads)
     }
 }
 
@@ -95,15 +101,17 @@ fn fastest_unit() -> (&'static str, fn() -> f64) {
 }
 
 /// How far ahead of its reader a stream of packed weights is fetched, in bytes.
-const STREAM_AHEAD: usize = 8 * pack::CHUNK_BLOCKS * pack::BLOCK_BYTES;
+const STREAM_AHEAD: usize = 2 * pack::CHUNK_BLOCKS * pack::BLOCK_BYTES;
 
-/// Asks for the chunk of the same stream that will be needed a little later.
-#[cfg(target_arch = "x86_64")]
+/// Asks for what comes a little later in the same stream as this chunk.
 #[inline(always)]
 fn prefetch_stream(chunk: &[u8]) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    #[cfg(target_arch = "x86_64")]
     for line in (0..chunk.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch is a hint; it faults on no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(STREAM_AHEAD + line).cast()) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = chunk;
 }

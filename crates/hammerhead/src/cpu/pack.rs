@@ -15,6 +15,8 @@
 //! are just fewer). So packed weights take exactly the bytes of the checkpoint. A negative scale is folded into the
 //! signs of its codes, so readers may take scales as unsigned.
 
+use std::ops::Range;
+
 use format::{BLOCK, Matrix};
 use memmap2::MmapMut;
 
@@ -29,8 +31,10 @@ pub(super) const COLUMNS: usize = 16;
 pub(super) const CHUNK_BLOCKS: usize = 4;
 /// K in a full chunk.
 pub(super) const CHUNK: usize = CHUNK_BLOCKS * BLOCK;
-/// Bytes of one block in a full panel: scales, then two vectors of codes.
-pub(super) const BLOCK_BYTES: usize = COLUMNS + COLUMNS * BLOCK / 2;
+/// Bytes of one block's codes in a full panel: two vectors.
+pub(super) const CODE_BYTES: usize = COLUMNS * BLOCK / 2;
+/// Bytes of one block in a full panel, its scales included.
+pub(super) const BLOCK_BYTES: usize = COLUMNS + CODE_BYTES;
 
 /// The packed weights of one group: gate and up, or one plain matrix.
 #[derive(Debug)]
@@ -64,11 +68,11 @@ pub(super) struct PanelMatrix {
     bytes: MmapMut,
 }
 
-/// A chunk of one panel: `scales`, then `codes`, for `blocks` blocks of `width` columns.
+/// Some chunks of one panel, one after the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk<'a> {
+pub(super) struct Stretch<'a> {
     pub bytes: &'a [u8],
-    pub blocks: usize,
+    /// Columns: 16, or what is left of them in the last panel.
     pub width: usize,
 }
 
@@ -92,30 +96,28 @@ impl PanelMatrix {
         self.global
     }
 
-    /// The chunk `chunk` of the panel `panel`.
-    pub(super) fn chunk(&self, panel: usize, chunk: usize) -> Chunk<'_> {
+    /// Some chunks of a panel.
+    pub(super) fn stretch(&self, panel: usize, chunks: Range<usize>) -> Stretch<'_> {
         let width = COLUMNS.min(self.n - panel * COLUMNS);
-        let blocks = CHUNK_BLOCKS.min(self.k / BLOCK - chunk * CHUNK_BLOCKS);
-        let bytes_of = |blocks: usize, width: usize| blocks * width * BLOCK_BYTES / COLUMNS;
-        let start = bytes_of(self.k / BLOCK, COLUMNS) * panel + bytes_of(CHUNK_BLOCKS, width) * chunk;
-        Chunk { bytes: &self.bytes[start..start + bytes_of(blocks, width)], blocks, width }
+        let blocks = self.k / BLOCK;
+        let start = panel * blocks * BLOCK_BYTES;
+        let place = |chunk: usize| start + blocks.min(chunk * CHUNK_BLOCKS) * BLOCK_BYTES / COLUMNS * width;
+        Stretch { bytes: &self.bytes[place(chunks.start)..place(chunks.end)], width }
     }
 }
 
-impl Chunk<'_> {
-    /// The same chunk with all 16 columns, the missing ones zero.
-    pub(super) fn widened(&self, out: &mut [u8; CHUNK_BLOCKS * BLOCK_BYTES]) -> usize {
-        let (from, to) = (self.width, COLUMNS);
-        out.fill(0);
-        let (scales, codes) = self.bytes.split_at(self.blocks * from);
-        for (scales, out) in scales.chunks(from).zip(out.chunks_mut(to)) {
-            out[..from].copy_from_slice(scales);
-        }
-        for (codes, out) in codes.chunks(4 * from).zip(out[self.blocks * to..].chunks_mut(4 * to)) {
-            out[..4 * from].copy_from_slice(codes);
-        }
-        self.blocks * BLOCK_BYTES
+/// A chunk of a panel with fewer columns as one with all 16, the missing ones zero; and its blocks.
+pub(super) fn widened(chunk: &[u8], width: usize) -> ([u8; CHUNK_BLOCKS * BLOCK_BYTES], usize) {
+    let mut out = [0; CHUNK_BLOCKS * BLOCK_BYTES];
+    let blocks = chunk.len() * COLUMNS / (BLOCK_BYTES * width);
+    let (scales, codes) = chunk.split_at(blocks * width);
+    for (scales, out) in scales.chunks(width).zip(out.chunks_mut(COLUMNS)) {
+        out[..width].copy_from_slice(scales);
     }
+    for (codes, out) in codes.chunks(4 * width).zip(out[blocks * COLUMNS..].chunks_mut(4 * COLUMNS)) {
+        out[..4 * width].copy_from_slice(codes);
+    }
+    (out, blocks)
 }
 
 /// Packs `width` rows of the matrix, from `first` on, as one panel.
@@ -167,10 +169,11 @@ mod tests {
 
     /// Reads the packed form back, by the description above, code by code.
     fn unpacked(matrix: &PanelMatrix, row: usize, k: usize) -> f32 {
-        let chunk = matrix.chunk(row / COLUMNS, k / CHUNK);
+        let chunk = matrix.stretch(row / COLUMNS, k / CHUNK..k / CHUNK + 1);
+        let blocks = chunk.bytes.len() * COLUMNS / (BLOCK_BYTES * chunk.width);
         let (column, k) = (row % COLUMNS, k % CHUNK);
         let scale = format::e4m3::decode(chunk.bytes[k / BLOCK * chunk.width + column]);
-        let lane = &chunk.bytes[chunk.blocks * chunk.width + (k / 8 * chunk.width + column) * 4..][..4];
+        let lane = &chunk.bytes[blocks * chunk.width + (k / 8 * chunk.width + column) * 4..][..4];
         let lane = u32::from_le_bytes(lane.try_into().unwrap());
         format::e2m1::decode((lane >> (4 * LANE_NIBBLE[k % 8])) as u8 & 15) * scale
     }
@@ -199,9 +202,9 @@ mod tests {
     fn a_narrow_chunk_is_widened_with_zeros() {
         let matrix = Matrix::new(3, 32, vec![0x21; 48], vec![0x38; 6], 1.0).unwrap();
         let packed = PanelMatrix::new(&matrix).unwrap();
-        let mut wide = [0xFF; CHUNK_BLOCKS * BLOCK_BYTES];
-        let length = packed.chunk(0, 0).widened(&mut wide);
-        let wide = PanelMatrix { n: 16, k: 32, global: 1.0, bytes: map(&wide[..length]) };
+        let (wide, blocks) = widened(packed.stretch(0, 0..1).bytes, 3);
+        assert_eq!(blocks, 2);
+        let wide = PanelMatrix { n: 16, k: 32, global: 1.0, bytes: map(&wide[..2 * BLOCK_BYTES]) };
         for row in 0..16 {
             for k in 0..32 {
                 let expected = if row < 3 { [0.5, 1.0][k % 2] } else { 0.0 };

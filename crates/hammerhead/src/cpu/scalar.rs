@@ -3,13 +3,16 @@
 //! Weights are expanded to f32 (exactly), tokens are f32 rows, and a product is a multiplication and an addition. The
 //! inner loops run over the 16 columns of a panel, so a compiler may use whatever vectors the target's baseline has.
 
+use bytemuck::{Pod, Zeroable};
+use format::BLOCK;
+use half::f16;
+
 use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
 use super::model::Rates;
-use super::pack::{BLOCK_BYTES, COLUMNS};
+use super::pack::{CODE_BYTES, COLUMNS};
 use super::{CpuBackend, Panels, Threads, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Problem, Result};
-use format::BLOCK;
 
 /// The backend without special instructions.
 #[derive(Debug)]
@@ -27,8 +30,14 @@ impl CpuBackend for Scalar {
         Rates::of(&ScalarKernel, 150e-9, 30e-9, 0.0)
     }
 
-    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
-        schedule::run(&ScalarKernel, problem, config, panels, operands, threads);
+    fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        threads: &Threads,
+    ) -> Result<()> {
+        schedule::run(&ScalarKernel, problem, config, panels, operands, threads)
     }
 }
 
@@ -36,7 +45,7 @@ impl CpuBackend for Scalar {
 struct ScalarKernel;
 
 /// A block as f32: for each k, the 16 columns.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct FloatBlock(pub [[f32; COLUMNS]; BLOCK]);
 
@@ -50,7 +59,6 @@ impl Kernel for ScalarKernel {
     type Token = f32;
 
     const BLANK: FloatBlock = FloatBlock::BLANK;
-    const ZERO: f32 = 0.0;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -71,19 +79,15 @@ impl Kernel for ScalarKernel {
         1.0
     }
 
-    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
-        let (scales, codes) = bytes.split_at(blocks * COLUMNS);
-        let codes = codes.chunks_exact(BLOCK_BYTES - COLUMNS);
-        for ((scales, codes), out) in scales.chunks_exact(COLUMNS).zip(codes).zip(out) {
-            for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
-                for column in 0..COLUMNS {
-                    let scale = format::e4m3::decode(scales[column]);
-                    for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
-                        // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
-                        let k = 8 * vector + 4 * (byte % 2) + byte / 2;
-                        out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
-                        out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
-                    }
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
+            for column in 0..COLUMNS {
+                let scale = format::e4m3::decode(scales[column]);
+                for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
+                    // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
+                    let k = 8 * vector + 4 * (byte % 2) + byte / 2;
+                    out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
+                    out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
                 }
             }
         }
@@ -104,6 +108,6 @@ impl Kernel for ScalarKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        finish.write();
+        finish.write(|values| values.map(f16::from_f32));
     }
 }

@@ -21,17 +21,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use format::BLOCK;
+use half::f16;
 
 use super::Panels;
-use super::kernel::{Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Source, SumLayout};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout};
+use super::memory::{Arena, Lease};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
 use super::target::SharedTarget;
 use super::threads::Threads;
 use crate::backend::{Operands, Target};
-use crate::{Config, Gate, Problem, Shape, Strategy};
+use crate::{Config, Gate, Problem, Result, Shape, Strategy};
 
-/// Token elements below which preparing them is not worth waking the other threads.
-const SERIAL_TOKENS: usize = 1 << 16;
+/// Bytes of tokens below which preparing them is not worth waking the other threads.
+const SERIAL_TOKENS: usize = 1 << 17;
 
 /// Computes a problem.
 pub(super) fn run<K: Kernel>(
@@ -41,12 +43,12 @@ pub(super) fn run<K: Kernel>(
     panels: &[Panels],
     operands: Operands<'_, '_, '_>,
     threads: &Threads,
-) {
+) -> Result<()> {
     let sources: Vec<Source<'_>> = {
         let pairs = operands.activations.iter().zip(operands.largest);
         pairs.map(|(activations, &largest)| Source { activations, largest }).collect()
     };
-    let tokens = prepare(kernel, problem, &sources, threads);
+    let tokens = prepare(kernel, problem, &sources, threads)?;
     let shapes = problem.groups();
     let share = |targets: &mut [Target<'_>]| -> Vec<SharedTarget> {
         targets.iter_mut().zip(shapes).map(|(target, s)| SharedTarget::new(target, s.m, s.n)).collect()
@@ -61,17 +63,18 @@ pub(super) fn run<K: Kernel>(
                 target: &targets[g],
             })
             .collect();
-        walk(kernel, config, gate, &groups, threads);
+        walk(kernel, config, gate, &groups, threads)
     };
     if config.strategy == Strategy::TwoPass && problem.matrices() == 2 {
-        let mut planes = [Plane::new(shapes), Plane::new(shapes)];
+        let mut planes = [Plane::new(&threads.memory, shapes)?, Plane::new(&threads.memory, shapes)?];
         for (matrix, plane) in planes.iter_mut().enumerate() {
-            walk(matrix..matrix + 1, Gate::None, &share(&mut plane.targets()));
+            walk(matrix..matrix + 1, Gate::None, &share(&mut plane.targets()))?;
         }
         let [gate, up] = &mut planes;
         join(problem, gate, up, &share(operands.targets), threads);
+        Ok(())
     } else {
-        walk(0..problem.matrices(), problem.gate(), &share(operands.targets));
+        walk(0..problem.matrices(), problem.gate(), &share(operands.targets))
     }
 }
 
@@ -85,12 +88,16 @@ struct Group<'a, K: Kernel> {
 }
 
 /// Prepares the tokens of every group.
-fn prepare<K: Kernel>(kernel: &K, problem: &Problem, sources: &[Source<'_>], threads: &Threads) -> Vec<Vec<K::Token>> {
+fn prepare<'a, K: Kernel>(
+    kernel: &K,
+    problem: &Problem,
+    sources: &[Source<'_>],
+    threads: &'a Threads,
+) -> Result<Vec<Lease<'a, K::Token>>> {
     let group_len = |shape: &Shape| kernel.group_len(shape.k / BLOCK);
-    let row_groups = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS);
-    let mut tokens: Vec<Vec<K::Token>> =
-        problem.groups().iter().map(|s| vec![K::ZERO; row_groups(s) * group_len(s)]).collect();
-    let total: usize = tokens.iter().map(Vec::len).sum();
+    let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
+    let mut tokens = problem.groups().iter().map(|s| threads.memory.take(length(s))).collect::<Result<Vec<_>>>()?;
+    let total: usize = problem.groups().iter().map(length).sum();
     let work = tokens.iter_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
         tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
     });
@@ -101,12 +108,12 @@ fn prepare<K: Kernel>(kernel: &K, problem: &Problem, sources: &[Source<'_>], thr
             kernel.prepare(source, group, out);
         }
     };
-    if total < SERIAL_TOKENS {
+    if total * size_of::<K::Token>() < SERIAL_TOKENS {
         take_all()
     } else {
         threads.run(take_all)
     }
-    tokens
+    Ok(tokens)
 }
 
 /// A tile of one group's C.
@@ -116,50 +123,69 @@ struct Tile {
     columns: Range<usize>,
 }
 
-/// Every tile of every group, the costliest first; within a group, tiles of the same columns follow each other, so that
-/// their weights are still in a cache.
+/// Packed weights that stay in a cache while every tile of tokens walks over them.
+const COLUMN_BLOCK_BYTES: usize = 1 << 20;
+
+/// Every tile of every group, the costliest first. Within a group, a block of columns is walked by one tile of tokens
+/// after the other, so that both its weights and the tokens are still in a cache.
 fn tiles<K: Kernel>(groups: &[Group<'_, K>], config: &Config) -> Vec<Tile> {
     let mut tiles = Vec::new();
-    for (group, Group { shape, .. }) in groups.iter().enumerate() {
-        for column in (0..shape.n).step_by(config.tile.columns) {
+    for (group, Group { shape, matrices, .. }) in groups.iter().enumerate() {
+        let column_bytes = matrices.len() * (shape.k / 2 + shape.k / BLOCK);
+        let block =
+            (COLUMN_BLOCK_BYTES / column_bytes).max(config.tile.columns) / config.tile.columns * config.tile.columns;
+        for columns in (0..shape.n).step_by(block) {
             for token in (0..shape.m).step_by(config.tile.tokens) {
-                tiles.push(Tile {
-                    group,
-                    tokens: token..shape.m.min(token + config.tile.tokens),
-                    columns: column..shape.n.min(column + config.tile.columns),
-                });
+                for column in (columns..shape.n.min(columns + block)).step_by(config.tile.columns) {
+                    tiles.push(Tile {
+                        group,
+                        tokens: token..shape.m.min(token + config.tile.tokens),
+                        columns: column..shape.n.min(column + config.tile.columns),
+                    });
+                }
             }
         }
     }
-    let cost = |tile: &Tile| tile.tokens.len() * tile.columns.len() * groups[tile.group].shape.k;
+    let cost = |tile: &Tile| tile.tokens.len().div_ceil(K::ROWS) * groups[tile.group].shape.k;
     tiles.sort_by_key(|tile| std::cmp::Reverse(cost(tile)));
     tiles
 }
 
 /// Lets the threads take tiles until none is left.
-fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, K>], threads: &Threads) {
+fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, K>], threads: &Threads) -> Result<()> {
     let tiles = tiles(groups, config);
-    let next = AtomicUsize::new(0);
+    let largest = |size: fn(&Tile) -> usize| tiles.iter().map(size).max().unwrap_or(0);
+    let rows = (largest(|tile| tile.tokens.len()) * kernel.parts()).next_multiple_of(K::ROWS);
+    let panels = largest(|tile| tile.columns.len()).div_ceil(COLUMNS);
+    // Taken before the threads start, so that a lack of memory is an error of the run.
+    let workers = threads.count().min(tiles.len());
+    let scratch =
+        (0..workers).map(|_| Scratch::new(config, &threads.memory, rows * panels)).collect::<Result<Vec<_>>>()?;
+    let (scratch, next) = (Mutex::new(scratch), AtomicUsize::new(0));
     threads.run(|| {
-        let mut scratch = Scratch::new(config);
+        let Some(mut scratch) = scratch.lock().ok().and_then(|mut scratch| scratch.pop()) else { return };
         kernel.enter();
         while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
             scratch.compute(kernel, &groups[tile.group], tile, gate);
         }
         kernel.leave();
     });
+    Ok(())
 }
 
-/// What one thread works in.
+/// What one thread works in: slabs, and the sums of a tile for each matrix.
 struct Scratch<'a, K: Kernel> {
     config: &'a Config,
-    slabs: Vec<Vec<K::Block>>,
-    sums: [Vec<Lanes>; 2],
+    slabs: Vec<Slab<'a, K::Block>>,
+    sums: [Lease<'a, Lanes>; 2],
 }
 
 impl<'a, K: Kernel> Scratch<'a, K> {
-    fn new(config: &'a Config) -> Self {
-        Self { config, slabs: vec![Vec::new(); config.stages], sums: [Vec::new(), Vec::new()] }
+    fn new(config: &'a Config, arena: &'a Arena, sums: usize) -> Result<Self> {
+        let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
+        // Both matrices may be walked together, with all their sums in the first.
+        let sums = [arena.take(2 * sums)?, arena.take(sums)?];
+        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums })
     }
 
     /// Computes a tile and writes it to C.
@@ -172,7 +198,6 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             slab: (K::PANELS / together).max(1),
         };
         for (sums, matrices) in self.sums.iter_mut().zip(group.matrices.chunks(together)) {
-            sums.resize(layout.len().max(sums.len()), Lanes::default());
             let walk = TileWalk { kernel, config: self.config, group, tile, matrices, layout };
             walk.accumulate(&mut self.slabs, &mut sums[..layout.len()]);
         }
@@ -221,7 +246,7 @@ impl<K: Kernel> TileWalk<'_, K> {
         Step { chunks: stretch * chunks..last.min((stretch + 1) * chunks), slab }
     }
 
-    fn accumulate(&self, slabs: &mut [Vec<K::Block>], sums: &mut [Lanes]) {
+    fn accumulate(&self, slabs: &mut [Slab<'_, K::Block>], sums: &mut [Lanes]) {
         let steps = self.group.shape.k.div_ceil(self.config.depth) * self.layout.slabs();
         let stages = slabs.len();
         if self.config.strategy == Strategy::PingPong {
@@ -254,16 +279,17 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
     }
 
-    fn expansion<'s>(&'s self, index: usize, slab: &'s mut Vec<K::Block>) -> Expansion<'s, K> {
+    fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
         let step = self.step(index);
         let panels = self.layout.panels_of(step.slab);
         let depth = self.blocks(&step).len().next_multiple_of(K::BLOCKS);
-        slab.resize(self.matrices.len() * panels.len() * depth, K::BLANK);
         let first = self.tile.columns.start / COLUMNS;
-        Expansion::new(self.kernel, self.matrices, first + panels.start..first + panels.end, step.chunks, slab)
+        let panels = first + panels.start..first + panels.end;
+        let sources = Sources { matrices: self.matrices, panels, chunks: step.chunks, next: 0 };
+        Expansion::new(self.kernel, sources, depth, slab)
     }
 
-    fn multiply(&self, index: usize, slab: &[K::Block], sums: &mut [Lanes], ahead: &mut Expansion<'_, K>) {
+    fn multiply(&self, index: usize, slab: &Slab<'_, K::Block>, sums: &mut [Lanes], ahead: &mut Expansion<'_, K>) {
         let step = self.step(index);
         let group_len = self.kernel.group_len(self.group.shape.k / BLOCK);
         let first = self.tile.tokens.start * self.kernel.parts() / K::ROWS;
@@ -271,9 +297,11 @@ impl<K: Kernel> TileWalk<'_, K> {
             tokens: &self.group.tokens[first * group_len..][..self.layout.rows / K::ROWS * group_len],
             group_len,
             blocks: self.blocks(&step),
-            slab,
+            slab: slab.view(self.matrices.len() * self.layout.panels_of(step.slab).len()),
             sums: &mut sums[self.layout.slab_range(step.slab)],
             fresh: step.chunks.start == 0,
+            last: step.chunks.end == self.group.shape.k.div_ceil(CHUNK),
+            alone: self.layout.slabs() == 1,
         };
         self.kernel.multiply(product, ahead);
     }
@@ -285,13 +313,13 @@ impl<K: Kernel> TileWalk<'_, K> {
 }
 
 /// One product of every group as f32, between the passes of two-pass.
-struct Plane {
-    groups: Vec<Vec<f32>>,
+struct Plane<'a> {
+    groups: Vec<Lease<'a, f32>>,
 }
 
-impl Plane {
-    fn new(shapes: &[Shape]) -> Self {
-        Self { groups: shapes.iter().map(|s| vec![0.0; s.m * s.n]).collect() }
+impl<'a> Plane<'a> {
+    fn new(arena: &'a Arena, shapes: &[Shape]) -> Result<Self> {
+        Ok(Self { groups: shapes.iter().map(|s| arena.take(s.m * s.n)).collect::<Result<_>>()? })
     }
 
     fn targets(&mut self) -> Vec<Target<'_>> {
@@ -300,7 +328,7 @@ impl Plane {
 }
 
 /// The last pass of two-pass: the gate, row by row.
-fn join(problem: &Problem, gate: &mut Plane, up: &Plane, targets: &[SharedTarget], threads: &Threads) {
+fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[SharedTarget], threads: &Threads) {
     let groups = gate.groups.iter_mut().zip(&up.groups).zip(problem.groups()).zip(targets);
     let rows = Mutex::new(groups.flat_map(|(((gate, up), shape), target)| {
         gate.chunks_mut(shape.n).zip(up.chunks(shape.n)).enumerate().map(move |(row, sums)| (target, row, sums))
@@ -308,8 +336,13 @@ fn join(problem: &Problem, gate: &mut Plane, up: &Plane, targets: &[SharedTarget
     threads.run(|| {
         while let Some((target, row, (gate, up))) = rows.lock().ok().and_then(|mut rows| rows.next()) {
             problem.gate().apply_rows(gate, up);
-            // SAFETY: the targets are borrowed for the whole run, and the queue hands each row to one thread.
-            unsafe { target.store(row, 0..gate.len(), gate) };
+            for (index, values) in gate.chunks(COLUMNS).enumerate() {
+                let mut lanes = [0.0; COLUMNS];
+                lanes[..values.len()].copy_from_slice(values);
+                let columns = index * COLUMNS..index * COLUMNS + values.len();
+                // SAFETY: the targets are borrowed for the whole run, and the queue hands each row to one thread.
+                unsafe { target.store(row, columns, &lanes, &|lanes| lanes.map(f16::from_f32)) };
+            }
         }
     });
 }

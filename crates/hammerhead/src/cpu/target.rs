@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::pack::COLUMNS;
 use crate::backend::Target;
 
 /// A result matrix `[m, n]` whose tiles are handed to different threads.
@@ -39,31 +39,46 @@ impl SharedTarget {
         Self { start, rows, columns }
     }
 
-    /// Rounds values to the target's type and stores them in a row.
+    /// Rounds values to the target's type and stores them in a row: as many as there are columns.
     ///
     /// # Safety
     ///
     /// The matrix that this was made from must still be there, and no other thread may touch these columns of this row
     /// meanwhile.
     #[inline(always)]
-    pub(super) unsafe fn store(&self, row: usize, columns: Range<usize>, values: &[f32]) {
-        assert!(row < self.rows && columns.end <= self.columns && columns.len() == values.len());
+    pub(super) unsafe fn store(
+        &self,
+        row: usize,
+        columns: Range<usize>,
+        values: &[f32; COLUMNS],
+        half: &impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS],
+    ) {
+        assert!(row < self.rows && columns.end <= self.columns && columns.len() <= COLUMNS);
         let offset = row * self.columns + columns.start;
-        // SAFETY: in each arm the range lies inside the matrix (asserted above), and nobody else touches it (promised by
-        // the caller).
+        // SAFETY: the columns lie inside the matrix (asserted above), and nobody else touches them (promised by the caller).
         unsafe {
             match self.start {
-                Pointer::F16(start) => {
-                    std::slice::from_raw_parts_mut(start.add(offset), values.len()).convert_from_f32_slice(values);
-                }
-                Pointer::BF16(start) => {
-                    let out = std::slice::from_raw_parts_mut(start.add(offset), values.len());
-                    out.iter_mut().zip(values).for_each(|(out, &value)| *out = bf16::from_f32(value));
-                }
-                Pointer::F32(start) => {
-                    std::slice::from_raw_parts_mut(start.add(offset), values.len()).copy_from_slice(values);
-                }
+                Pointer::F16(start) => copy(&half(values), start.add(offset), columns.len()),
+                Pointer::BF16(start) => copy(&values.map(bf16::from_f32), start.add(offset), columns.len()),
+                Pointer::F32(start) => copy(values, start.add(offset), columns.len()),
             }
+        }
+    }
+}
+
+/// Copies the first `count` values: all of them, nearly always, which is one or two vector stores.
+///
+/// # Safety
+///
+/// There must be room for so many.
+#[inline(always)]
+unsafe fn copy<T: Copy>(values: &[T; COLUMNS], to: *mut T, count: usize) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if count == COLUMNS {
+            to.cast::<[T; COLUMNS]>().write_unaligned(*values);
+        } else {
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, count);
         }
     }
 }

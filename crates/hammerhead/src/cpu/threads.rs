@@ -1,5 +1,6 @@
-//! The threads that a run is spread over. The caller's own thread is one of them.
+//! The threads that a run is spread over, and what they work in. The caller's own thread is one of them.
 
+use super::memory::Arena;
 use crate::{Error, Result};
 
 /// The most threads that can be asked for.
@@ -11,6 +12,8 @@ pub struct Threads {
     count: usize,
     /// The others; absent when the caller works alone.
     pool: Option<rayon::ThreadPool>,
+    /// What runs on these threads work in.
+    pub(super) memory: Arena,
 }
 
 impl Threads {
@@ -26,7 +29,7 @@ impl Threads {
             1 => None,
             _ => Some(others.build().map_err(|e| refuse(format!("{e}; ask for fewer")))?),
         };
-        Ok(Self { count, pool })
+        Ok(Self { count, pool, memory: Arena::default() })
     }
 
     /// How many.
