@@ -1,0 +1,64 @@
+//! What can be wrong with a kernel, said in the words of whoever has to put it right.
+
+use thiserror::Error;
+
+/// Why a kernel was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Error {
+    /// Two parameters or two regions of shared memory have the same name.
+    #[error("kernel {kernel}: two {what} are called {name:?}; give each its own name")]
+    DuplicateName {
+        /// The kernel.
+        kernel: String,
+        /// "parameters" or "shared regions".
+        what: &'static str,
+        /// The name in question.
+        name: String,
+    },
+    /// A name that PTX cannot spell.
+    #[error("{name:?} is not a name PTX accepts: use letters, digits and underscores, not starting with a digit")]
+    BadName {
+        /// The name in question.
+        name: String,
+    },
+    /// A region of shared memory whose alignment is no power of two, or that has no bytes.
+    #[error("shared region {name:?}: {bytes} bytes aligned to {align}; it needs at least one byte and a power of two")]
+    BadRegion {
+        /// The region.
+        name: String,
+        /// Its size.
+        bytes: u32,
+        /// Its alignment.
+        align: u32,
+    },
+    /// A guard inside a guard.
+    #[error("phase {phase:?}: an instruction takes one guard; combine the predicates, or branch with if_")]
+    NestedGuard {
+        /// Where.
+        phase: String,
+    },
+    /// A label was placed twice, or in another's place.
+    #[error("phase {phase:?}: label {label} is placed twice")]
+    LabelPlacedTwice {
+        /// Where.
+        phase: String,
+        /// The label's number.
+        label: u32,
+    },
+    /// A branch goes to a label that is nowhere in the body.
+    #[error("a branch goes to label {label}, which is never placed")]
+    LabelMissing {
+        /// The label's number.
+        label: u32,
+    },
+    /// A matrix descriptor or tensor map field cannot be encoded.
+    #[error("{what} is {found}; the hardware wants {wanted}")]
+    Field {
+        /// Which field of what.
+        what: &'static str,
+        /// What was asked for.
+        found: u64,
+        /// What it must be.
+        wanted: &'static str,
+    },
+}
