@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::check::Violation;
+
 /// Why a kernel was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Error {
@@ -37,20 +39,6 @@ pub enum Error {
         /// Where.
         phase: String,
     },
-    /// A label was placed twice, or in another's place.
-    #[error("phase {phase:?}: label {label} is placed twice")]
-    LabelPlacedTwice {
-        /// Where.
-        phase: String,
-        /// The label's number.
-        label: u32,
-    },
-    /// A branch goes to a label that is nowhere in the body.
-    #[error("a branch goes to label {label}, which is never placed")]
-    LabelMissing {
-        /// The label's number.
-        label: u32,
-    },
     /// A matrix descriptor or tensor map field cannot be encoded.
     #[error("{what} is {found}; the hardware wants {wanted}")]
     Field {
@@ -61,4 +49,7 @@ pub enum Error {
         /// What it must be.
         wanted: &'static str,
     },
+    /// The kernel breaks a rule of the hardware.
+    #[error("{0}")]
+    Illegal(Box<Violation>),
 }

@@ -35,6 +35,7 @@ pub mod instr;
 pub mod tensor_map;
 
 mod build;
+mod check;
 mod error;
 mod kernel;
 mod print;
@@ -44,6 +45,7 @@ pub use build::{
     Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, SharedRegion,
     TensorMapParam,
 };
+pub use check::{Place, Rule, SHARED_LIMIT, Violation};
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
 pub use kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
