@@ -30,6 +30,7 @@
 //! Registers are typed ([`Reg<F32>`], [`Reg<U64>`], [`Pred`]); addresses know their window ([`Addr<Shared>`],
 //! [`Addr<Global>`]); so most wrong operands do not compile.
 
+pub mod assemble;
 pub mod descriptor;
 pub mod instr;
 pub mod tensor_map;

@@ -17,7 +17,7 @@ impl Check<'_> {
                 self.access(*space, *width, dsts, *addr);
             }
             Memory::Store { space, width, srcs, addr, .. } => self.access(*space, *width, srcs, *addr),
-            Memory::Atomic { space, op, ty, dst, addr, a, .. } => {
+            Memory::Atomic { space, op, ty, acq_rel, dst, addr, a, .. } => {
                 let types: (&[DataType], _) = match op {
                     AtomicOp::Add => (&[U32, S32, U64, F32], "U32, S32, U64 and F32"),
                     AtomicOp::Min | AtomicOp::Max => (&[U32, S32, U64], "U32, S32 and U64"),
@@ -27,6 +27,14 @@ impl Check<'_> {
                 if *op == AtomicOp::Exchange && dst.is_none() {
                     let op = "atomic Exchange without its old value".into();
                     self.refuse(Rule::NoSuchForm { op, ty: *ty, wanted: "a result; a store does without" });
+                }
+                if *acq_rel && dst.is_none() {
+                    let op = "acquire-release reduction".into();
+                    self.refuse(Rule::NoSuchForm {
+                        op,
+                        ty: *ty,
+                        wanted: "the old value: without it nothing is acquired",
+                    });
                 }
                 self.operand("the operand", *a, *ty);
                 self.banks("the old value", dst.as_slice(), ty.bank());

@@ -72,6 +72,14 @@ fn an_exchange_that_drops_the_old_value_is_refused() {
 }
 
 #[test]
+fn an_acquire_that_drops_the_old_value_is_refused() {
+    let (space, ty, scope) = (Space::Global, DataType::U32, Scope::Gpu);
+    let (op, a) = (AtomicOp::Add, Operand::Reg(r(0)));
+    let atomic = Memory::Atomic { space, op, ty, acq_rel: true, scope, dst: None, addr: global(), a };
+    assert!(matches!(broken(atomic), Rule::NoSuchForm { .. }));
+}
+
+#[test]
 fn a_warp_reduction_of_floats_is_refused() {
     let op = Warp::Reduce { op: ReduceOp::Add, ty: DataType::F32, dst: r(0), a: r(0), mask: imm(1) };
     assert!(matches!(broken(op), Rule::NoSuchForm { .. }));
