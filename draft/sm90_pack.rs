@@ -231,7 +231,7 @@ mod tests {
             let start = chunk * CHUNK_BYTES as usize;
             for (index, (warp, lane, slice)) in lane_words().enumerate() {
                 let scales = word_at(start + CODE_BYTES as usize + 64 * warp + 8 * (lane / 4) + 4 * (slice / 2));
-                let scales = if slice % 2 == 0 { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
+                let scales = if slice.is_multiple_of(2) { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
                 for (register, pair) in spread(word_at(start + 4 * index)).into_iter().enumerate() {
                     let scale = half((scales >> (16 * (register % 2))) as u16);
                     let row = chunk / across * CHUNK_ROWS + 16 * warp + lane / 4 + 8 * (register % 2);

@@ -146,8 +146,11 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
         },
         |k| {
             k.set_max_registers(RegisterChange::Increase, consumer_registers);
-            let consumer = k.phase("consume", |k| Consumer::new(k, &pipe, thread, warp));
-            k.phase("consume", |k| consumer.consume(k, &pipe, steps));
+            let consumer = k.phase("consume", |k| {
+                let consumer = Consumer::new(k, &pipe, thread, warp);
+                consumer.consume(k, &pipe, steps);
+                consumer
+            });
             k.phase("store", |k| consumer.store(k, config, out, &shape, alpha));
         },
     );
@@ -435,7 +438,7 @@ impl Consumer {
             let fourth = k.and(word, 0x2007_2007u32);
             let fourth = k.mul(fourth, 516u32);
             let scales = self.scales[slice / 2];
-            let scales = if slice % 2 == 0 { k.shr(scales, 1) } else { k.shl(scales, 7) };
+            let scales = if slice.is_multiple_of(2) { k.shr(scales, 1) } else { k.shl(scales, 7) };
             let scales = k.and(scales, 0x7f80_7f80u32);
             let [upper, lower] = k.unpack_pair(scales.cast::<F16x2>());
             let (upper, lower) = (k.pack_pair(upper, upper), k.pack_pair(lower, lower));
