@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::instr::{Access, Arith, BinaryOp, Op, TernaryOp, UnaryOp};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, ParamId};
 use crate::types::{Address, Base, DataType, Operand, RegId};
 
 /// A value known to be `residue` modulo `modulus`, a power of two; modulus 1 knows nothing.
@@ -68,6 +68,14 @@ impl<'k> Known<'k> {
         match self.definition(reg) {
             Some(Arith::Pack { low, .. }) => self.residue(*low, DEPTH),
             _ => self.residue(Operand::Reg(reg), DEPTH),
+        }
+    }
+
+    /// The parameter whose address a register holds.
+    pub(super) fn param(&self, reg: RegId) -> Option<ParamId> {
+        match self.definition(reg)? {
+            Arith::ParamAddress { param, .. } => Some(*param),
+            _ => None,
         }
     }
 

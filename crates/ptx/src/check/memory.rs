@@ -142,7 +142,15 @@ impl Check<'_> {
 
     fn tensor(&mut self, map: RegId, coords: &[Operand]) {
         self.bank("the tensor map", map, Bank::B64);
-        self.count("coordinates", coords.len(), "1 to 5, one per dimension", &[1, 2, 3, 4, 5]);
+        let found = coords.len();
+        self.count("coordinates", found, "1 to 5, one per dimension", &[1, 2, 3, 4, 5]);
+        if let Some(param) = self.known.param(map) {
+            let first = *self.ranks.entry(param).or_insert(found);
+            let name = self.kernel.params.get(param.0 as usize).map(|param| param.name.clone());
+            if let Some(name) = name.filter(|_| first != found) {
+                self.refuse(Rule::MixedRanks { name, first, found });
+            }
+        }
         for &coord in coords {
             self.operand("a coordinate", coord, DataType::S32);
         }

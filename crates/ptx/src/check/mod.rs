@@ -13,13 +13,14 @@ mod rule;
 mod sync;
 mod tensor_core;
 
+use std::collections::HashMap;
 use std::fmt;
 
 pub use rule::Rule;
 
 use crate::error::Error;
 use crate::instr::{Control, Instr, Op};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, ParamId};
 use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Space};
 use known::Known;
 use rule::bank_name;
@@ -70,7 +71,8 @@ impl Kernel {
 
     /// Every rule the kernel breaks, in the order of its body; those of the kernel as a whole come first.
     pub fn violations(&self) -> Vec<Violation> {
-        let mut check = Check { kernel: self, known: Known::new(self), at: None, found: Vec::new() };
+        let mut check =
+            Check { kernel: self, known: Known::new(self), ranks: HashMap::new(), at: None, found: Vec::new() };
         check.launch();
         for (at, instr) in self.body.iter().enumerate() {
             check.at = Some(at);
@@ -84,6 +86,8 @@ impl Kernel {
 struct Check<'k> {
     kernel: &'k Kernel,
     known: Known<'k>,
+    /// Coordinates of the first copy through each tensor map.
+    ranks: HashMap<ParamId, usize>,
     at: Option<usize>,
     found: Vec<Violation>,
 }

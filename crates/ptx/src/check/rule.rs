@@ -68,6 +68,18 @@ pub enum Rule {
         /// How many there may be.
         wanted: &'static str,
     },
+    /// Copies through one tensor map that disagree about its dimensions.
+    #[error(
+        "{found} coordinates for tensor map {name:?}, which {first} coordinates address before; a map has one rank"
+    )]
+    MixedRanks {
+        /// The parameter.
+        name: String,
+        /// Coordinates of the first copy through it.
+        first: usize,
+        /// Coordinates of this one.
+        found: usize,
+    },
     /// A number outside of what the hardware takes.
     #[error("{what} is {found}; the hardware wants {wanted}")]
     Value {
@@ -152,7 +164,7 @@ pub enum Rule {
     },
     /// The same register twice where each must be its own.
     #[error("{found} appears twice among {what}; each needs a register of its own")]
-    Shared {
+    Repeated {
         /// Among what.
         what: &'static str,
         /// The register.

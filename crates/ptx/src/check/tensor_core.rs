@@ -53,7 +53,7 @@ impl Check<'_> {
     fn distinct(&mut self, what: &'static str, mut regs: Vec<RegId>) {
         regs.sort_unstable();
         if let Some(pair) = regs.windows(2).find(|pair| pair[0] == pair[1]) {
-            self.refuse(Rule::Shared { what, found: pair[0] });
+            self.refuse(Rule::Repeated { what, found: pair[0] });
         }
     }
 

@@ -58,6 +58,13 @@ fn six_coordinates_are_refused() {
 }
 
 #[test]
+fn copies_that_disagree_about_a_maps_rank_are_refused() {
+    let map = Arith::ParamAddress { dst: d(0), param: ParamId(1) };
+    let rule = broken_on(Target::Sm90a, vec![map.into(), tensor(TILE, 2).into(), tensor(TILE, 3).into()]);
+    assert_eq!(rule, Rule::MixedRanks { name: "map".into(), first: 2, found: 3 });
+}
+
+#[test]
 fn a_32_bit_multicast_mask_is_refused() {
     let (dst, src, bar) = (shared(TILE), global(), shared(BARRIER));
     let op = AsyncCopy::BulkLoad { dst, src, bytes: imm(16), bar, multicast: Some(r(0)), policy: None };

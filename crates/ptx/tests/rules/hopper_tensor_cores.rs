@@ -62,7 +62,7 @@ fn too_few_accumulators_are_refused() {
 #[test]
 fn a_fragment_that_is_also_an_accumulator_is_refused() {
     let a = MatrixA::Registers([r(0), r(201), r(202), r(203)]);
-    assert!(matches!(broken(multiply(8, 4, a)), Rule::Shared { found, .. } if found == r(0)));
+    assert!(matches!(broken(multiply(8, 4, a)), Rule::Repeated { found, .. } if found == r(0)));
 }
 
 #[test]
