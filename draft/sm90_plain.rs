@@ -385,35 +385,43 @@ impl Consumer {
         k.wgmma_wait(0);
     }
 
-    /// Multiplies one stage; fragments 0 and 1 are ready, 2 and 3 and the next stage's 0 and 1 are made in between.
+    /// Multiplies one stage. Fragments 0 and 1 are ready; 2 and 3, and if there are `more` stages the next one's 0 and 1,
+    /// are made while the tensor cores are busy.
     fn step(&self, k: &mut Builder, pipe: &Pipeline, turn: &Turn, previous: Reg<U32>, step: Reg<U32>, more: bool) {
         let tile = pipe.token_tile(k, turn);
         let tokens = k.descriptor_low(TOKEN_LAYOUT, tile);
         let empty = pipe.barrier(k, pipe.empty, turn);
         self.multiply(k, 0, tokens);
-        self.dequantise(k, 2);
+        self.refill(k, 2);
         self.multiply(k, 1, tokens);
-        // Only this stage's first two groups can be in flight now: the stage before is free.
-        k.phase("release", |k| {
-            let later = k.ne(step, 0);
-            let speaks = k.both(self.leads, later);
-            pipe.release(k, previous, speaks);
-            k.set(previous, empty);
-        });
-        self.dequantise(k, 3);
+        self.refill(k, 3);
         if more {
+            // No group of the stage before is in flight any more. Before the last step nobody waits for it.
+            k.phase("release", |k| {
+                let later = k.ne(step, 0);
+                let speaks = k.both(self.leads, later);
+                pipe.release(k, previous, speaks);
+                k.set(previous, empty);
+            });
             pipe.advance(k, turn);
             k.phase("wait", |k| pipe.wait_full(k, turn));
             k.phase("load", |k| self.load(k, pipe, turn));
         }
         self.multiply(k, 2, tokens);
         if more {
-            self.dequantise(k, 0);
+            self.refill(k, 0);
         }
         self.multiply(k, 3, tokens);
         if more {
-            self.dequantise(k, 1);
+            self.refill(k, 1);
         }
+    }
+
+    /// Makes a fragment anew. Each multiplication is a group of its own and two are younger than this fragment's last one,
+    /// so that one is done when no more than two are in flight.
+    fn refill(&self, k: &mut Builder, slice: usize) {
+        k.wgmma_wait(2);
+        self.dequantise(k, slice);
     }
 
     /// This thread's words and scales of a stage.
@@ -450,7 +458,8 @@ impl Consumer {
         });
     }
 
-    /// Starts the multiplication of one k16, as a group of its own, and waits for the one two before it.
+    /// Starts the multiplication of one k16, as a group of its own. A fence stands before each, since a fragment has been
+    /// written before each; where one is missing, the assembler puts one in, and says so.
     fn multiply(&self, k: &mut Builder, slice: usize, tokens: Reg<U32>) {
         k.phase("multiply", |k| {
             let low = k.add(tokens, 2 * slice as u32);
@@ -458,7 +467,6 @@ impl Consumer {
             k.wgmma_fence();
             k.wgmma(&self.accumulators, MatrixOperand::F16(self.fragments[slice]), b, Accumulate::Add);
             k.wgmma_commit();
-            k.wgmma_wait(2);
         });
     }
 
