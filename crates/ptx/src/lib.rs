@@ -101,6 +101,14 @@
 //! - [`descriptor`] and [`tensor_map`]: the bit fields by which tensor cores and the copy engine find their matrices.
 //! - [`assemble`]: NVIDIA's assembler and its report.
 //!
+//! # Adding an instruction
+//!
+//! 1. A variant in its family's file under `instr/`, plain fields only, and its registers in `instr/registers.rs`.
+//! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know.
+//! 3. A method in `build/`, if it is to be used often.
+//! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new rule a
+//!    test in `tests/rules/`.
+//!
 //! Instructions exist for two targets, [`Target::Sm90a`] (Hopper: wgmma) and [`Target::Sm100a`] (Blackwell: tcgen05), as far
 //! as matrix multiplications and what surrounds them need them.
 

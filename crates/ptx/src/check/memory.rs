@@ -95,7 +95,7 @@ impl Check<'_> {
             }
             AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group } => {
                 self.tensor(*map, coords);
-                self.address("the destination of a tensor copy", Space::Shared, *dst, 0, 128);
+                self.address("the destination of a tensor copy", Space::Shared, *dst, 16, 128);
                 self.options(*bar, *multicast, *policy);
                 if let Some(group) = cta_group {
                     self.feature("a tensor copy with a cta_group", Target::Sm100a);
@@ -104,7 +104,7 @@ impl Check<'_> {
             }
             AsyncCopy::TensorStore { map, coords, src, policy } => {
                 self.tensor(*map, coords);
-                self.address("the source of a tensor copy", Space::Shared, *src, 0, 128);
+                self.address("the source of a tensor copy", Space::Shared, *src, 16, 128);
                 self.banks("the policy", policy.as_slice(), Bank::B64);
             }
             AsyncCopy::TensorPrefetch { map, coords } => self.tensor(*map, coords),
@@ -121,7 +121,7 @@ impl Check<'_> {
         }
     }
 
-    /// The size of a bulk copy: as many bytes as are known to be touched.
+    /// The size of a bulk copy: as many bytes as are known to be touched, 16 at least.
     fn bulk_bytes(&mut self, bytes: Operand) -> u32 {
         self.word("the size of a bulk copy", bytes, "a positive multiple of 16", |n| n > 0 && n % 16 == 0);
         match self.known.constant(bytes) {
@@ -129,7 +129,7 @@ impl Check<'_> {
             None => {
                 let (modulus, residue) = self.known.residue(bytes, 8);
                 self.aligned("the size of a bulk copy", modulus, residue, 16);
-                0
+                16
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Kernels that are printed and assembled: small ones that do something, and one per family of instructions that holds
-//! every form the checker accepts.
+//! every form the checker accepts; and the first real one, until it has a home of its own.
 
 mod assemble;
 mod block_scaled;
 mod cluster;
+mod draft;
 mod families;
 mod multiply;
 mod print;
