@@ -1,0 +1,93 @@
+//! Instructions as plain values.
+//!
+//! An [`Instr`] is an operation, an optional guard and the phase of the kernel it belongs to. Operations are grouped by
+//! family, one file each: arithmetic, memory, warp, barriers, copies, tensor cores (two generations), control. Every
+//! field is plain data; nothing here knows how an instruction was built, and all of it can be taken apart again.
+
+mod arith;
+mod barrier;
+mod control;
+mod copy;
+mod memory;
+mod registers;
+mod tcgen05;
+mod warp;
+mod wgmma;
+
+pub use arith::{Arith, BinaryOp, Comparison, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
+pub use barrier::{Barrier, Fence, Semantics};
+pub use control::{Control, Label, RegisterChange};
+pub use copy::AsyncCopy;
+pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
+pub use registers::Access;
+pub use tcgen05::{Collector, CtaGroup, Tcgen05};
+pub use warp::{ReduceOp, ShuffleMode, VoteMode, Warp};
+pub use wgmma::{Accumulate, MatrixA, Wgmma, WgmmaElement};
+
+use crate::kernel::PhaseId;
+use crate::types::RegId;
+
+/// A predicate in front of an instruction: lanes for which it does not hold skip the instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guard {
+    /// The predicate register.
+    pub pred: RegId,
+    /// Whether the instruction runs where the predicate is *false*.
+    pub negated: bool,
+}
+
+/// One instruction of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instr {
+    /// Which lanes run it; all active ones if `None`.
+    pub guard: Option<Guard>,
+    /// What it does.
+    pub op: Op,
+    /// The phase of the kernel it was written in.
+    pub phase: PhaseId,
+}
+
+/// What an instruction does, by family.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Arithmetic, comparison, conversion and moves between registers.
+    Arith(Arith),
+    /// Loads, stores and atomics by single threads.
+    Memory(Memory),
+    /// Work that the lanes of a warp do together.
+    Warp(Warp),
+    /// Barriers of every kind.
+    Barrier(Barrier),
+    /// Ordering of memory accesses.
+    Fence(Fence),
+    /// Asynchronous copies.
+    Copy(AsyncCopy),
+    /// Hopper's tensor cores.
+    Wgmma(Wgmma),
+    /// Blackwell's tensor cores and tensor memory.
+    Tcgen05(Tcgen05),
+    /// Flow of control and of resources.
+    Control(Control),
+}
+
+macro_rules! families {
+    ($($family:ident($payload:ident)),*) => {$(
+        impl From<$payload> for Op {
+            fn from(op: $payload) -> Op {
+                Op::$family(op)
+            }
+        }
+    )*};
+}
+
+families!(
+    Arith(Arith),
+    Memory(Memory),
+    Warp(Warp),
+    Barrier(Barrier),
+    Fence(Fence),
+    Copy(AsyncCopy),
+    Wgmma(Wgmma),
+    Tcgen05(Tcgen05),
+    Control(Control)
+);

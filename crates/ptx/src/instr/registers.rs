@@ -1,0 +1,323 @@
+//! Which registers an instruction reads and writes. The checker uses it to hold every operand to its bank, and a
+//! simulator to notice registers that an asynchronous instruction still owns.
+
+use super::{
+    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Op, PredicateOp, Tcgen05, Warp, Wgmma,
+};
+use crate::types::{Address, Base, Operand, RegId};
+
+/// What an instruction does with a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Uses its value.
+    Read,
+    /// Replaces its value.
+    Write,
+    /// Both: an accumulator.
+    Update,
+}
+
+type Visit<'v> = dyn FnMut(RegId, Access) + 'v;
+
+impl Instr {
+    /// Calls `visit` for each register the instruction touches, sources before results. A register that appears twice is
+    /// visited twice.
+    pub fn registers(&self, visit: &mut Visit<'_>) {
+        if let Some(guard) = self.guard {
+            visit(guard.pred, Access::Read);
+        }
+        match &self.op {
+            Op::Arith(op) => arith(op, visit),
+            Op::Memory(op) => memory(op, visit),
+            Op::Warp(op) => warp(op, visit),
+            Op::Barrier(op) => barrier(op, visit),
+            Op::Copy(op) => copy(op, visit),
+            Op::Wgmma(op) => wgmma(op, visit),
+            Op::Tcgen05(op) => tcgen05(op, visit),
+            Op::Fence(_) => {}
+            Op::Control(
+                Control::Label(_)
+                | Control::Branch { .. }
+                | Control::Exit
+                | Control::Trap
+                | Control::SetMaxRegisters { .. }
+                | Control::GridDependencyWait
+                | Control::LaunchDependents,
+            ) => {}
+        }
+    }
+}
+
+fn read(operand: Operand, visit: &mut Visit<'_>) {
+    if let Operand::Reg(reg) = operand {
+        visit(reg, Access::Read);
+    }
+}
+
+fn read_address(address: Address, visit: &mut Visit<'_>) {
+    if let Base::Reg(reg) = address.base {
+        visit(reg, Access::Read);
+    }
+}
+
+fn each(regs: &[RegId], access: Access, visit: &mut Visit<'_>) {
+    for &reg in regs {
+        visit(reg, access);
+    }
+}
+
+fn arith(op: &Arith, visit: &mut Visit<'_>) {
+    use Access::{Read, Write};
+    match *op {
+        Arith::Unary { dst, a, .. } => {
+            read(a, visit);
+            visit(dst, Write);
+        }
+        Arith::Binary { dst, a, b, .. } | Arith::Compare { dst, a, b, .. } | Arith::Pack { dst, low: a, high: b } => {
+            read(a, visit);
+            read(b, visit);
+            visit(dst, Write);
+        }
+        Arith::Ternary { dst, a, b, c, .. } => {
+            read(a, visit);
+            read(b, visit);
+            read(c, visit);
+            visit(dst, Write);
+        }
+        Arith::MulWide { dst, a, b, c } => {
+            read(a, visit);
+            read(b, visit);
+            if let Some(c) = c {
+                read(c, visit);
+            }
+            visit(dst, Write);
+        }
+        Arith::Select { dst, a, b, pred, .. } => {
+            read(a, visit);
+            read(b, visit);
+            visit(pred, Read);
+            visit(dst, Write);
+        }
+        Arith::Predicate { dst, op } => {
+            match op {
+                PredicateOp::Const(_) => {}
+                PredicateOp::Move(a) | PredicateOp::Not(a) => visit(a, Read),
+                PredicateOp::Logic(_, a, b) => each(&[a, b], Read, visit),
+            }
+            visit(dst, Write);
+        }
+        Arith::Convert { dst, a, .. } | Arith::ToGlobal { dst, a } => {
+            visit(a, Read);
+            visit(dst, Write);
+        }
+        Arith::ConvertPair { dst, low, high, .. } => {
+            each(&[low, high], Read, visit);
+            visit(dst, Write);
+        }
+        Arith::Unpack { low, high, a } => {
+            visit(a, Read);
+            each(&[low, high], Write, visit);
+        }
+        Arith::MapShared { dst, a, rank } => {
+            visit(a, Read);
+            read(rank, visit);
+            visit(dst, Write);
+        }
+        Arith::Special { dst, .. }
+        | Arith::Param { dst, .. }
+        | Arith::ParamAddress { dst, .. }
+        | Arith::SharedAddress { dst, .. }
+        | Arith::Policy { dst, .. } => visit(dst, Write),
+    }
+}
+
+fn memory(op: &Memory, visit: &mut Visit<'_>) {
+    match op {
+        Memory::Load { dsts, addr, .. } => {
+            read_address(*addr, visit);
+            each(dsts, Access::Write, visit);
+        }
+        Memory::Store { srcs, addr, .. } => {
+            read_address(*addr, visit);
+            each(srcs, Access::Read, visit);
+        }
+        Memory::Atomic { dst, addr, a, .. } => {
+            read_address(*addr, visit);
+            read(*a, visit);
+            each(dst.as_slice(), Access::Write, visit);
+        }
+    }
+}
+
+fn warp(op: &Warp, visit: &mut Visit<'_>) {
+    use Access::{Read, Write};
+    match op {
+        Warp::Shuffle { dst, valid, a, lane, mask, .. } => {
+            visit(*a, Read);
+            read(*lane, visit);
+            read(*mask, visit);
+            visit(*dst, Write);
+            each(valid.as_slice(), Write, visit);
+        }
+        Warp::Vote { dst, pred, mask, .. } | Warp::Ballot { dst, pred, mask } => {
+            visit(*pred, Read);
+            read(*mask, visit);
+            visit(*dst, Write);
+        }
+        Warp::ActiveMask { dst } => visit(*dst, Write),
+        Warp::Elect { pred, mask } => {
+            read(*mask, visit);
+            visit(*pred, Write);
+        }
+        Warp::Reduce { dst, a, mask, .. } => {
+            visit(*a, Read);
+            read(*mask, visit);
+            visit(*dst, Write);
+        }
+        Warp::Sync { mask } => read(*mask, visit),
+        Warp::LoadMatrix { dsts, addr, .. } => {
+            read_address(*addr, visit);
+            each(dsts, Write, visit);
+        }
+        Warp::StoreMatrix { srcs, addr, .. } => {
+            read_address(*addr, visit);
+            each(srcs, Read, visit);
+        }
+    }
+}
+
+fn barrier(op: &Barrier, visit: &mut Visit<'_>) {
+    match *op {
+        Barrier::Init { bar, count: a }
+        | Barrier::ExpectTx { bar, bytes: a, .. }
+        | Barrier::ArriveExpectTx { bar, bytes: a, .. } => {
+            read_address(bar, visit);
+            read(a, visit);
+        }
+        Barrier::Invalidate { bar } => read_address(bar, visit),
+        Barrier::Arrive { bar, count, .. } => {
+            read_address(bar, visit);
+            if let Some(count) = count {
+                read(count, visit);
+            }
+        }
+        Barrier::TryWait { done, bar, parity, .. } => {
+            read_address(bar, visit);
+            read(parity, visit);
+            visit(done, Access::Write);
+        }
+        Barrier::NamedSync { id, threads } => {
+            read(id, visit);
+            if let Some(threads) = threads {
+                read(threads, visit);
+            }
+        }
+        Barrier::NamedArrive { id, threads } => {
+            read(id, visit);
+            read(threads, visit);
+        }
+        Barrier::ClusterArrive { .. } | Barrier::ClusterWait { .. } => {}
+    }
+}
+
+fn copy(op: &AsyncCopy, visit: &mut Visit<'_>) {
+    use Access::Read;
+    let addresses = |list: &[Address], visit: &mut Visit<'_>| {
+        for &address in list {
+            read_address(address, visit);
+        }
+    };
+    match op {
+        AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy } => {
+            addresses(&[*dst, *src, *bar], visit);
+            read(*bytes, visit);
+            each(multicast.as_slice(), Read, visit);
+            each(policy.as_slice(), Read, visit);
+        }
+        AsyncCopy::BulkStore { dst, src, bytes, policy } => {
+            addresses(&[*dst, *src], visit);
+            read(*bytes, visit);
+            each(policy.as_slice(), Read, visit);
+        }
+        AsyncCopy::BulkToCluster { dst, src, bytes, bar } => {
+            addresses(&[*dst, *src, *bar], visit);
+            read(*bytes, visit);
+        }
+        AsyncCopy::BulkPrefetch { src, bytes } => {
+            read_address(*src, visit);
+            read(*bytes, visit);
+        }
+        AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group: _ } => {
+            addresses(&[*dst, *bar], visit);
+            visit(*map, Read);
+            coords.iter().for_each(|&c| read(c, visit));
+            each(multicast.as_slice(), Read, visit);
+            each(policy.as_slice(), Read, visit);
+        }
+        AsyncCopy::TensorStore { map, coords, src, policy } => {
+            read_address(*src, visit);
+            visit(*map, Read);
+            coords.iter().for_each(|&c| read(c, visit));
+            each(policy.as_slice(), Read, visit);
+        }
+        AsyncCopy::TensorPrefetch { map, coords } => {
+            visit(*map, Read);
+            coords.iter().for_each(|&c| read(c, visit));
+        }
+        AsyncCopy::PrefetchMap { map } => visit(*map, Read),
+        AsyncCopy::CommitGroup | AsyncCopy::WaitGroup { .. } => {}
+        AsyncCopy::StoreAsync { dst, srcs, bar } => {
+            addresses(&[*dst, *bar], visit);
+            each(srcs, Read, visit);
+        }
+    }
+}
+
+fn wgmma(op: &Wgmma, visit: &mut Visit<'_>) {
+    let Wgmma::Mma { d, a, b, accumulate, .. } = op else { return };
+    match a {
+        MatrixA::Registers(regs) => each(regs, Access::Read, visit),
+        MatrixA::Shared { desc, .. } => visit(*desc, Access::Read),
+    }
+    visit(*b, Access::Read);
+    if let Accumulate::If(pred) = accumulate {
+        visit(*pred, Access::Read);
+    }
+    let access = if *accumulate == Accumulate::Replace { Access::Write } else { Access::Update };
+    each(d, access, visit);
+}
+
+fn tcgen05(op: &Tcgen05, visit: &mut Visit<'_>) {
+    use Access::{Read, Write};
+    match op {
+        Tcgen05::Alloc { dst, columns, .. } => {
+            read_address(*dst, visit);
+            read(*columns, visit);
+        }
+        Tcgen05::Dealloc { addr, columns, .. } => {
+            visit(*addr, Read);
+            read(*columns, visit);
+        }
+        Tcgen05::CopyScales { dst, src, .. } => each(&[*dst, *src], Read, visit),
+        Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, .. } => {
+            each(&[*d, *a, *b, *shape, *scale_a, *scale_b, *accumulate], Read, visit);
+        }
+        Tcgen05::Commit { bar, multicast, .. } => {
+            read_address(*bar, visit);
+            each(multicast.as_slice(), Read, visit);
+        }
+        Tcgen05::Load { dsts, addr } => {
+            visit(*addr, Read);
+            each(dsts, Write, visit);
+        }
+        Tcgen05::Store { addr, srcs } => {
+            visit(*addr, Read);
+            each(srcs, Read, visit);
+        }
+        Tcgen05::RelinquishAllocPermit { .. }
+        | Tcgen05::WaitLoad
+        | Tcgen05::WaitStore
+        | Tcgen05::FenceBeforeSync
+        | Tcgen05::FenceAfterSync => {}
+    }
+}

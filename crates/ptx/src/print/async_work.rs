@@ -1,0 +1,224 @@
+//! Text of what the hardware does beside the threads: barriers, fences, copies, tensor cores.
+
+use super::{address, list, operand, optional, scope, space, vector, when, word};
+use crate::instr::{
+    Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Semantics, Tcgen05, Wgmma, WgmmaElement,
+};
+use crate::types::{DataType, Operand, RegId, Scope, Space};
+
+/// The qualifiers of an arrive or wait; the default (ordered, within the block) is left unsaid.
+fn ordering(sem: Semantics, among: Scope, ordered: &str) -> String {
+    match (sem, among) {
+        (Semantics::Ordered, Scope::Block) => String::new(),
+        (Semantics::Ordered, among) => format!(".{ordered}.{}", scope(among)),
+        (Semantics::Relaxed, among) => format!(".relaxed.{}", scope(among)),
+    }
+}
+
+pub(super) fn barrier(op: &Barrier) -> String {
+    match *op {
+        Barrier::Init { bar, count } => format!("mbarrier.init.shared::cta.b64 {}, {}", address(bar), word(count)),
+        Barrier::Invalidate { bar } => format!("mbarrier.inval.shared::cta.b64 {}", address(bar)),
+        Barrier::ExpectTx { space: window, bar, bytes } => {
+            let among = if window == Space::Cluster { "cluster" } else { "cta" };
+            format!("mbarrier.expect_tx.relaxed.{among}.{}.b64 {}, {}", space(window), address(bar), word(bytes))
+        }
+        Barrier::Arrive { space: window, sem, scope, bar, count } => {
+            let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
+            let order = ordering(sem, scope, "release");
+            format!("mbarrier.arrive{order}.{}.b64 _, {}{count}", space(window), address(bar))
+        }
+        Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes } => {
+            let order = ordering(sem, scope, "release");
+            format!("mbarrier.arrive.expect_tx{order}.{}.b64 _, {}, {}", space(window), address(bar), word(bytes))
+        }
+        Barrier::TryWait { done, sem, scope, bar, parity } => {
+            let order = ordering(sem, scope, "acquire");
+            format!("mbarrier.try_wait.parity{order}.shared::cta.b64 {done}, {}, {}", address(bar), word(parity))
+        }
+        Barrier::NamedSync { id, threads } => {
+            let threads = threads.map(|threads| format!(", {}", word(threads))).unwrap_or_default();
+            format!("barrier.sync.aligned {}{threads}", word(id))
+        }
+        Barrier::NamedArrive { id, threads } => format!("barrier.arrive.aligned {}, {}", word(id), word(threads)),
+        Barrier::ClusterArrive { sem, aligned } => {
+            let sem = if sem == Semantics::Ordered { "release" } else { "relaxed" };
+            format!("barrier.cluster.arrive.{sem}{}", when(aligned, ".aligned"))
+        }
+        Barrier::ClusterWait { aligned } => format!("barrier.cluster.wait.acquire{}", when(aligned, ".aligned")),
+    }
+}
+
+pub(super) fn fence(op: Fence) -> String {
+    match op {
+        Fence::AcqRel(among) => format!("fence.acq_rel.{}", scope(among)),
+        Fence::ProxyAsync(None) => "fence.proxy.async".into(),
+        Fence::ProxyAsync(Some(window)) => format!("fence.proxy.async.{}", space(window)),
+        Fence::BarrierInit => "fence.mbarrier_init.release.cluster".into(),
+    }
+}
+
+fn policy_name(policy: Option<RegId>) -> &'static str {
+    when(policy.is_some(), ".L2::cache_hint")
+}
+
+fn coordinates(map: RegId, coords: &[Operand]) -> String {
+    let coords: Vec<String> = coords.iter().map(|&c| operand(c, DataType::S32)).collect();
+    format!("[{map}, {{{}}}]", coords.join(", "))
+}
+
+pub(super) fn copy(op: &AsyncCopy) -> String {
+    match op {
+        AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy } => format!(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{}{} {}, {}, {}, {}{}{}",
+            when(multicast.is_some(), ".multicast::cluster"),
+            policy_name(*policy),
+            address(*dst),
+            address(*src),
+            word(*bytes),
+            address(*bar),
+            optional(*multicast),
+            optional(*policy)
+        ),
+        AsyncCopy::BulkStore { dst, src, bytes, policy } => format!(
+            "cp.async.bulk.global.shared::cta.bulk_group{} {}, {}, {}{}",
+            policy_name(*policy),
+            address(*dst),
+            address(*src),
+            word(*bytes),
+            optional(*policy)
+        ),
+        AsyncCopy::BulkToCluster { dst, src, bytes, bar } => format!(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes {}, {}, {}, {}",
+            address(*dst),
+            address(*src),
+            word(*bytes),
+            address(*bar)
+        ),
+        AsyncCopy::BulkPrefetch { src, bytes } => {
+            format!("cp.async.bulk.prefetch.L2.global {}, {}", address(*src), word(*bytes))
+        }
+        AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group } => format!(
+            "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{}{}{} {}, {}, {}{}{}",
+            coords.len(),
+            when(multicast.is_some(), ".multicast::cluster"),
+            cta_group.map(group).unwrap_or_default(),
+            policy_name(*policy),
+            address(*dst),
+            coordinates(*map, coords),
+            address(*bar),
+            optional(*multicast),
+            optional(*policy)
+        ),
+        AsyncCopy::TensorStore { map, coords, src, policy } => format!(
+            "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group{} {}, {}{}",
+            coords.len(),
+            policy_name(*policy),
+            coordinates(*map, coords),
+            address(*src),
+            optional(*policy)
+        ),
+        AsyncCopy::TensorPrefetch { map, coords } => {
+            format!("cp.async.bulk.prefetch.tensor.{}d.L2.global.tile {}", coords.len(), coordinates(*map, coords))
+        }
+        AsyncCopy::PrefetchMap { map } => format!("prefetch.tensormap [{map}]"),
+        AsyncCopy::CommitGroup => "cp.async.bulk.commit_group".into(),
+        AsyncCopy::WaitGroup { pending, read } => {
+            format!("cp.async.bulk.wait_group{} {pending}", when(*read, ".read"))
+        }
+        AsyncCopy::StoreAsync { dst, srcs, bar } => {
+            let count = if srcs.len() == 1 { String::new() } else { format!(".v{}", srcs.len()) };
+            format!(
+                "st.async.shared::cluster.mbarrier::complete_tx::bytes{count}.b32 {}, {}, {}",
+                address(*dst),
+                vector(srcs),
+                address(*bar)
+            )
+        }
+    }
+}
+
+pub(super) fn wgmma(op: &Wgmma) -> String {
+    match op {
+        Wgmma::Fence => "wgmma.fence.sync.aligned".into(),
+        Wgmma::Commit => "wgmma.commit_group.sync.aligned".into(),
+        Wgmma::Wait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
+        Wgmma::Mma { n, element, d, a, b, accumulate, negate_a, negate_b, transpose_b } => {
+            let ty = match element {
+                WgmmaElement::F16 => "f16",
+                WgmmaElement::Bf16 => "bf16",
+            };
+            let sign = |negate: &bool| if *negate { -1 } else { 1 };
+            let (a, transpose_a) = match a {
+                MatrixA::Registers(regs) => (list(regs), String::new()),
+                MatrixA::Shared { desc, transpose } => (desc.to_string(), format!(", {}", u32::from(*transpose))),
+            };
+            let scale_d = match accumulate {
+                Accumulate::Add => "1".into(),
+                Accumulate::Replace => "0".into(),
+                Accumulate::If(pred) => pred.to_string(),
+            };
+            format!(
+                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {}, {a}, {b}, {scale_d}, {}, {}{transpose_a}, {}",
+                list(d),
+                sign(negate_a),
+                sign(negate_b),
+                u32::from(*transpose_b)
+            )
+        }
+    }
+}
+
+fn group(group: CtaGroup) -> &'static str {
+    match group {
+        CtaGroup::One => ".cta_group::1",
+        CtaGroup::Two => ".cta_group::2",
+    }
+}
+
+pub(super) fn tcgen05(op: &Tcgen05) -> String {
+    match op {
+        Tcgen05::Alloc { group: g, dst, columns } => {
+            format!("tcgen05.alloc{}.sync.aligned.shared::cta.b32 {}, {}", group(*g), address(*dst), word(*columns))
+        }
+        Tcgen05::Dealloc { group: g, addr, columns } => {
+            format!("tcgen05.dealloc{}.sync.aligned.b32 {addr}, {}", group(*g), word(*columns))
+        }
+        Tcgen05::RelinquishAllocPermit { group: g } => {
+            format!("tcgen05.relinquish_alloc_permit{}.sync.aligned", group(*g))
+        }
+        Tcgen05::CopyScales { group: g, dst, src } => {
+            format!("tcgen05.cp{}.32x128b.warpx4 [{dst}], {src}", group(*g))
+        }
+        Tcgen05::Mma { group: g, d, a, b, shape, scale_a, scale_b, accumulate, collector } => {
+            let usage = match collector {
+                Collector::Discard => "discard",
+                Collector::Fill => "fill",
+                Collector::Use => "use",
+                Collector::LastUse => "lastuse",
+            };
+            format!(
+                "tcgen05.mma{}.kind::mxf4nvf4.block_scale.scale_vec::4X.collector::a::{usage} \
+                 [{d}], {a}, {b}, {shape}, [{scale_a}], [{scale_b}], {accumulate}",
+                group(*g)
+            )
+        }
+        Tcgen05::Commit { group: g, bar, multicast } => format!(
+            "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster{}.b64 {}{}",
+            group(*g),
+            when(multicast.is_some(), ".multicast::cluster"),
+            address(*bar),
+            optional(*multicast)
+        ),
+        Tcgen05::Load { dsts, addr } => {
+            format!("tcgen05.ld.sync.aligned.32x32b.x{}.b32 {}, [{addr}]", dsts.len(), list(dsts))
+        }
+        Tcgen05::Store { addr, srcs } => {
+            format!("tcgen05.st.sync.aligned.32x32b.x{}.b32 [{addr}], {}", srcs.len(), list(srcs))
+        }
+        Tcgen05::WaitLoad => "tcgen05.wait::ld.sync.aligned".into(),
+        Tcgen05::WaitStore => "tcgen05.wait::st.sync.aligned".into(),
+        Tcgen05::FenceBeforeSync => "tcgen05.fence::before_thread_sync".into(),
+        Tcgen05::FenceAfterSync => "tcgen05.fence::after_thread_sync".into(),
+    }
+}

@@ -1,0 +1,282 @@
+//! Text of what threads and warps do themselves: arithmetic, memory accesses, shuffles and votes.
+
+use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
+use crate::instr::{
+    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Rounding, ShuffleMode,
+    SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
+};
+use crate::kernel::{Kernel, ParamId};
+use crate::types::{Bank, DataType, RegId};
+
+impl Kernel {
+    pub(super) fn arith(&self, op: &Arith) -> String {
+        match *op {
+            Arith::Unary { op, ty, dst, a } => format!("{} {dst}, {}", unary(op, ty), operand(a, ty)),
+            Arith::Binary { op, ty, dst, a, b } => {
+                let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { DataType::U32 } else { ty };
+                format!("{} {dst}, {}, {}", binary(op, ty), operand(a, ty), operand(b, second))
+            }
+            Arith::Ternary { op, ty, dst, a, b, c } => ternary(op, ty, dst, [a, b, c].map(|x| operand(x, ty))),
+            Arith::MulWide { dst, a, b, c: None } => format!("mul.wide.u32 {dst}, {}, {}", word(a), word(b)),
+            Arith::MulWide { dst, a, b, c: Some(c) } => {
+                format!("mad.wide.u32 {dst}, {}, {}, {}", word(a), word(b), operand(c, DataType::U64))
+            }
+            Arith::Compare { cmp, ty, dst, a, b } => {
+                format!("setp.{}.{} {dst}, {}, {}", comparison(cmp, ty), suffix(ty), operand(a, ty), operand(b, ty))
+            }
+            Arith::Select { ty, dst, a, b, pred } => {
+                format!("selp.{} {dst}, {}, {}, {pred}", bits(ty), operand(a, ty), operand(b, ty))
+            }
+            Arith::Predicate { dst, op } => predicate(dst, op),
+            Arith::Convert { to, from, rounding, dst, a } => {
+                format!("cvt{}.{}.{} {dst}, {a}", rounding_mode(rounding), suffix(to), suffix(from))
+            }
+            // PTX names the high half first.
+            Arith::ConvertPair { to, dst, low, high } => format!("cvt.rn.{}.f32 {dst}, {high}, {low}", suffix(to)),
+            Arith::Pack { dst, low, high } => {
+                format!("mov.b{} {dst}, {{{}, {}}}", dst.bank.bits(), word(low), word(high))
+            }
+            Arith::Unpack { low, high, a } => format!("mov.b{} {{{low}, {high}}}, {a}", a.bank.bits()),
+            Arith::Special { dst, which } => format!("mov.b{} {dst}, %{}", dst.bank.bits(), special(which)),
+            Arith::Param { dst, param } => {
+                format!("ld.param.b{} {dst}, [{}]", dst.bank.bits(), self.param_name(param))
+            }
+            Arith::ParamAddress { dst, param } => {
+                format!("mov.b64 {dst}, {};\n\tcvta.param.u64 {dst}, {dst}", self.param_name(param))
+            }
+            Arith::SharedAddress { dst, offset: 0 } => format!("mov.b32 {dst}, {SHARED}"),
+            Arith::SharedAddress { dst, offset } => format!("mov.b32 {dst}, {SHARED}+{offset}"),
+            Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
+            Arith::MapShared { dst, a, rank } => format!("mapa.shared::cluster.u32 {dst}, {a}, {}", word(rank)),
+            Arith::Policy { dst, keep } => {
+                format!("createpolicy.fractional.L2::evict_{}.b64 {dst}", if keep { "last" } else { "first" })
+            }
+        }
+    }
+
+    fn param_name(&self, param: ParamId) -> &str {
+        self.params.get(param.0 as usize).map_or("undeclared_parameter", |param| &param.name)
+    }
+}
+
+/// The type as plain bits: logic, selection and moves do not care for more.
+fn bits(ty: DataType) -> &'static str {
+    match ty.bank() {
+        Bank::Pred => "pred",
+        Bank::B16 => "b16",
+        Bank::B32 => "b32",
+        Bank::B64 => "b64",
+    }
+}
+
+fn is_float(ty: DataType) -> bool {
+    use DataType::{Bf16, Bf16x2, F16, F16x2, F32};
+    matches!(ty, F16 | Bf16 | F16x2 | Bf16x2 | F32)
+}
+
+fn unary(op: UnaryOp, ty: DataType) -> String {
+    match op {
+        UnaryOp::Move => format!("mov.{}", bits(ty)),
+        UnaryOp::Not => format!("not.{}", bits(ty)),
+        UnaryOp::CountOnes => format!("popc.{}", bits(ty)),
+        UnaryOp::Neg => format!("neg.{}", suffix(ty)),
+        UnaryOp::Abs => format!("abs.{}", suffix(ty)),
+        UnaryOp::Exp2Approx => format!("ex2.approx.{}", suffix(ty)),
+        UnaryOp::RcpApprox => format!("rcp.approx.{}", suffix(ty)),
+        UnaryOp::TanhApprox => format!("tanh.approx.{}", suffix(ty)),
+    }
+}
+
+fn binary(op: BinaryOp, ty: DataType) -> String {
+    // A rounding mode keeps the assembler from fusing a product with a neighbouring sum.
+    let rounded = if is_float(ty) { ".rn" } else { "" };
+    let ty_name = suffix(ty);
+    match op {
+        BinaryOp::Add => format!("add{rounded}.{ty_name}"),
+        BinaryOp::Sub => format!("sub{rounded}.{ty_name}"),
+        BinaryOp::Mul if is_float(ty) => format!("mul.rn.{ty_name}"),
+        BinaryOp::Mul => format!("mul.lo.{ty_name}"),
+        BinaryOp::MulHigh => format!("mul.hi.{ty_name}"),
+        BinaryOp::Min => format!("min.{ty_name}"),
+        BinaryOp::Max => format!("max.{ty_name}"),
+        BinaryOp::And => format!("and.{}", bits(ty)),
+        BinaryOp::Or => format!("or.{}", bits(ty)),
+        BinaryOp::Xor => format!("xor.{}", bits(ty)),
+        BinaryOp::Shl => format!("shl.{}", bits(ty)),
+        BinaryOp::Shr => format!("shr.{ty_name}"),
+        BinaryOp::Div => format!("div.{ty_name}"),
+        BinaryOp::Rem => format!("rem.{ty_name}"),
+    }
+}
+
+fn ternary(op: TernaryOp, ty: DataType, dst: RegId, [a, b, c]: [String; 3]) -> String {
+    let name = suffix(ty);
+    match op {
+        TernaryOp::MulAdd => format!("mad.lo.{name} {dst}, {a}, {b}, {c}"),
+        TernaryOp::Fma => format!("fma.rn.{name} {dst}, {a}, {b}, {c}"),
+        TernaryOp::Lop3(table) => format!("lop3.b32 {dst}, {a}, {b}, {c}, {table:#x}"),
+        TernaryOp::Permute => format!("prmt.b32 {dst}, {a}, {b}, {c}"),
+        TernaryOp::FunnelLeft => format!("shf.l.wrap.b32 {dst}, {a}, {b}, {c}"),
+        TernaryOp::FunnelRight => format!("shf.r.wrap.b32 {dst}, {a}, {b}, {c}"),
+        TernaryOp::BitExtract => format!("bfe.{name} {dst}, {a}, {b}, {c}"),
+    }
+}
+
+fn comparison(cmp: Comparison, ty: DataType) -> &'static str {
+    match cmp {
+        Comparison::Eq => "eq",
+        // For floats "ne" is false on NaN; "neu" is Rust's `!=`.
+        Comparison::Ne if is_float(ty) => "neu",
+        Comparison::Ne => "ne",
+        Comparison::Lt => "lt",
+        Comparison::Le => "le",
+        Comparison::Gt => "gt",
+        Comparison::Ge => "ge",
+    }
+}
+
+fn predicate(dst: RegId, op: PredicateOp) -> String {
+    match op {
+        PredicateOp::Const(value) => format!("mov.pred {dst}, {}", u32::from(value)),
+        PredicateOp::Move(a) => format!("mov.pred {dst}, {a}"),
+        PredicateOp::Not(a) => format!("not.pred {dst}, {a}"),
+        PredicateOp::Logic(LogicOp::And, a, b) => format!("and.pred {dst}, {a}, {b}"),
+        PredicateOp::Logic(LogicOp::Or, a, b) => format!("or.pred {dst}, {a}, {b}"),
+        PredicateOp::Logic(LogicOp::Xor, a, b) => format!("xor.pred {dst}, {a}, {b}"),
+    }
+}
+
+fn rounding_mode(rounding: Rounding) -> &'static str {
+    match rounding {
+        Rounding::Exact => "",
+        Rounding::NearestEven => ".rn",
+        Rounding::NearestInteger => ".rni",
+        Rounding::TowardsZero => ".rzi",
+    }
+}
+
+fn special(which: SpecialRegister) -> &'static str {
+    match which {
+        SpecialRegister::TidX => "tid.x",
+        SpecialRegister::TidY => "tid.y",
+        SpecialRegister::TidZ => "tid.z",
+        SpecialRegister::NtidX => "ntid.x",
+        SpecialRegister::CtaidX => "ctaid.x",
+        SpecialRegister::CtaidY => "ctaid.y",
+        SpecialRegister::CtaidZ => "ctaid.z",
+        SpecialRegister::NctaidX => "nctaid.x",
+        SpecialRegister::NctaidY => "nctaid.y",
+        SpecialRegister::NctaidZ => "nctaid.z",
+        SpecialRegister::ClusteridX => "clusterid.x",
+        SpecialRegister::NclusteridX => "nclusterid.x",
+        SpecialRegister::ClusterCtaRank => "cluster_ctarank",
+        SpecialRegister::ClusterNctaRank => "cluster_nctarank",
+        SpecialRegister::LaneId => "laneid",
+        SpecialRegister::WarpId => "warpid",
+        SpecialRegister::SmId => "smid",
+        SpecialRegister::Clock => "clock",
+        SpecialRegister::Clock64 => "clock64",
+        SpecialRegister::GlobalTimer => "globaltimer",
+    }
+}
+
+fn width(width: Width, elements: usize) -> String {
+    let bits = width.bytes() * 8;
+    if elements == 1 { format!("b{bits}") } else { format!("v{elements}.b{bits}") }
+}
+
+pub(super) fn memory(op: &Memory) -> String {
+    match op {
+        Memory::Load { space: window, order, width: size, dsts, addr } => {
+            let window = space(*window);
+            let kind = match order {
+                LoadOrder::Weak => window.to_string(),
+                LoadOrder::ReadOnly => format!("{window}.nc"),
+                LoadOrder::Streaming => format!("{window}.nc.L1::no_allocate"),
+                LoadOrder::Relaxed(among) => format!("relaxed.{}.{window}", scope(*among)),
+                LoadOrder::Acquire(among) => format!("acquire.{}.{window}", scope(*among)),
+            };
+            format!("ld.{kind}.{} {}, {}", width(*size, dsts.len()), vector(dsts), address(*addr))
+        }
+        Memory::Store { space: window, order, width: size, srcs, addr } => {
+            let window = space(*window);
+            let kind = match order {
+                StoreOrder::Weak => window.to_string(),
+                StoreOrder::Relaxed(among) => format!("relaxed.{}.{window}", scope(*among)),
+                StoreOrder::Release(among) => format!("release.{}.{window}", scope(*among)),
+            };
+            format!("st.{kind}.{} {}, {}", width(*size, srcs.len()), address(*addr), vector(srcs))
+        }
+        Memory::Atomic { space: window, op, ty, acq_rel, scope: among, dst, addr, a } => {
+            let order = if *acq_rel { "acq_rel" } else { "relaxed" };
+            let name = match op {
+                AtomicOp::Add => format!("add.{}", suffix(*ty)),
+                AtomicOp::Min => format!("min.{}", suffix(*ty)),
+                AtomicOp::Max => format!("max.{}", suffix(*ty)),
+                AtomicOp::Exchange => format!("exch.{}", bits(*ty)),
+            };
+            let kind = format!("{order}.{}.{}.{name}", scope(*among), space(*window));
+            match dst {
+                Some(dst) => format!("atom.{kind} {dst}, {}, {}", address(*addr), operand(*a, *ty)),
+                None => format!("red.{kind} {}, {}", address(*addr), operand(*a, *ty)),
+            }
+        }
+    }
+}
+
+pub(super) fn warp(op: &Warp) -> String {
+    match op {
+        Warp::Shuffle { mode, dst, valid, a, lane, clamp, mask } => {
+            let mode = match mode {
+                ShuffleMode::Index => "idx",
+                ShuffleMode::Butterfly => "bfly",
+                ShuffleMode::Up => "up",
+                ShuffleMode::Down => "down",
+            };
+            let valid = valid.map(|pred| format!("|{pred}")).unwrap_or_default();
+            format!("shfl.sync.{mode}.b32 {dst}{valid}, {a}, {}, {clamp}, {}", word(*lane), word(*mask))
+        }
+        Warp::Vote { mode, dst, pred, mask } => {
+            let mode = match mode {
+                VoteMode::All => "all",
+                VoteMode::Any => "any",
+                VoteMode::Uniform => "uni",
+            };
+            format!("vote.sync.{mode}.pred {dst}, {pred}, {}", word(*mask))
+        }
+        Warp::Ballot { dst, pred, mask } => format!("vote.sync.ballot.b32 {dst}, {pred}, {}", word(*mask)),
+        Warp::ActiveMask { dst } => format!("activemask.b32 {dst}"),
+        Warp::Elect { pred, mask } => format!("elect.sync _|{pred}, {}", word(*mask)),
+        Warp::Reduce { op, ty, dst, a, mask } => format!("redux.sync.{} {dst}, {a}, {}", reduce(*op, *ty), word(*mask)),
+        Warp::Sync { mask } => format!("bar.warp.sync {}", word(*mask)),
+        Warp::LoadMatrix { transpose, dsts, addr } => {
+            let trans = when(*transpose, ".trans");
+            format!(
+                "ldmatrix.sync.aligned.m8n8.x{}{trans}.shared::cta.b16 {}, {}",
+                dsts.len(),
+                list(dsts),
+                address(*addr)
+            )
+        }
+        Warp::StoreMatrix { transpose, srcs, addr } => {
+            let trans = when(*transpose, ".trans");
+            format!(
+                "stmatrix.sync.aligned.m8n8.x{}{trans}.shared::cta.b16 {}, {}",
+                srcs.len(),
+                address(*addr),
+                list(srcs)
+            )
+        }
+    }
+}
+
+fn reduce(op: ReduceOp, ty: DataType) -> String {
+    match op {
+        ReduceOp::Add => format!("add.{}", suffix(ty)),
+        ReduceOp::Min => format!("min.{}", suffix(ty)),
+        ReduceOp::Max => format!("max.{}", suffix(ty)),
+        ReduceOp::And => "and.b32".into(),
+        ReduceOp::Or => "or.b32".into(),
+        ReduceOp::Xor => "xor.b32".into(),
+    }
+}

@@ -1,0 +1,201 @@
+//! Kernels as PTX text: one function from operation to text per family, and the frame around them.
+//!
+//! Nothing is decided here. The text follows from the value alone; literals are printed by the instruction's type, floats
+//! as the hexadecimal of their bits, so that no rounding can happen on the way to the assembler.
+
+mod async_work;
+mod compute;
+
+use std::fmt::Write as _;
+
+use crate::instr::{Control, Instr, Op, RegisterChange};
+use crate::kernel::{Kernel, ParamType, PhaseId};
+use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space};
+
+/// The name of the kernel's dynamic shared memory.
+const SHARED: &str = "shared_memory";
+
+impl Kernel {
+    /// The kernel as a PTX module of its own.
+    pub fn to_ptx(&self) -> String {
+        let mut text = String::new();
+        self.header(&mut text);
+        self.declarations(&mut text);
+        let mut phase = PhaseId(0);
+        for instr in &self.body {
+            if instr.phase != phase {
+                phase = instr.phase;
+                line(&mut text, &format!("\n\t// {}", self.phase_path(phase)));
+            }
+            line(&mut text, &self.instruction(instr));
+        }
+        line(&mut text, "}");
+        text
+    }
+
+    /// One instruction as text, with its guard.
+    pub fn instruction(&self, instr: &Instr) -> String {
+        if let Op::Control(Control::Label(label)) = instr.op {
+            return format!("L{}:", label.0);
+        }
+        let guard = match instr.guard {
+            Some(guard) if guard.negated => format!("@!{} ", guard.pred),
+            Some(guard) => format!("@{} ", guard.pred),
+            None => String::new(),
+        };
+        let op = match &instr.op {
+            Op::Arith(op) => self.arith(op),
+            Op::Memory(op) => compute::memory(op),
+            Op::Warp(op) => compute::warp(op),
+            Op::Barrier(op) => async_work::barrier(op),
+            Op::Fence(op) => async_work::fence(*op),
+            Op::Copy(op) => async_work::copy(op),
+            Op::Wgmma(op) => async_work::wgmma(op),
+            Op::Tcgen05(op) => async_work::tcgen05(op),
+            Op::Control(op) => control(*op),
+        };
+        format!("\t{guard}{op};")
+    }
+
+    fn header(&self, text: &mut String) {
+        let target = self.target.name();
+        line(text, &format!(".version 9.0\n.target {target}\n.address_size 64\n"));
+        if self.shared_bytes() > 0 {
+            line(text, &format!(".extern .shared .align {} .b8 {SHARED}[];\n", self.shared_align()));
+        }
+        let params: Vec<String> = self.params.iter().map(|param| param_declaration(&param.name, param.ty)).collect();
+        line(text, &format!(".visible .entry {}({})", self.name, params.join(",")));
+        line(text, &format!(".reqntid {}", self.launch.threads));
+        if let Some([x, y, z]) = self.launch.cluster {
+            line(text, &format!(".reqnctapercluster {x}, {y}, {z}"));
+        }
+        if let Some(blocks) = self.launch.min_blocks {
+            line(text, &format!(".minnctapersm {blocks}"));
+        }
+        line(text, "{");
+    }
+
+    fn declarations(&self, text: &mut String) {
+        for region in &self.shared {
+            let end = region.offset + region.bytes;
+            line(text, &format!("\t// shared {:>6}..{end:<6} {}", region.offset, region.name));
+        }
+        let banks = [("pred", "p"), ("b16", "h"), ("b32", "r"), ("b64", "d")];
+        for (bank, (kind, letter)) in Bank::ALL.into_iter().zip(banks) {
+            if self.register_count(bank) > 0 {
+                line(text, &format!("\t.reg .{kind} %{letter}<{}>;", self.register_count(bank)));
+            }
+        }
+    }
+}
+
+fn line(text: &mut String, content: &str) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{content}");
+}
+
+fn param_declaration(name: &str, ty: ParamType) -> String {
+    match ty {
+        ParamType::Scalar(ty) => format!("\n\t.param .{} {name}", suffix(ty)),
+        ParamType::Pointer => format!("\n\t.param .u64 {name}"),
+        ParamType::TensorMap => format!("\n\t.param .align 64 .b8 {name}[128]"),
+    }
+}
+
+fn control(op: Control) -> String {
+    match op {
+        Control::Label(label) => format!("L{}:", label.0),
+        Control::Branch { target, uniform: true } => format!("bra.uni L{}", target.0),
+        Control::Branch { target, uniform: false } => format!("bra L{}", target.0),
+        Control::Exit => "exit".into(),
+        Control::Trap => "trap".into(),
+        Control::SetMaxRegisters { change: RegisterChange::Increase, count } => {
+            format!("setmaxnreg.inc.sync.aligned.u32 {count}")
+        }
+        Control::SetMaxRegisters { change: RegisterChange::Decrease, count } => {
+            format!("setmaxnreg.dec.sync.aligned.u32 {count}")
+        }
+        Control::GridDependencyWait => "griddepcontrol.wait".into(),
+        Control::LaunchDependents => "griddepcontrol.launch_dependents".into(),
+    }
+}
+
+fn suffix(ty: DataType) -> &'static str {
+    match ty {
+        DataType::Pred => "pred",
+        DataType::U16 => "u16",
+        DataType::U32 => "u32",
+        DataType::S32 => "s32",
+        DataType::U64 => "u64",
+        DataType::F16 => "f16",
+        DataType::Bf16 => "bf16",
+        DataType::F16x2 => "f16x2",
+        DataType::Bf16x2 => "bf16x2",
+        DataType::F32 => "f32",
+    }
+}
+
+fn operand(operand: Operand, ty: DataType) -> String {
+    match (operand, ty) {
+        (Operand::Reg(reg), _) => reg.to_string(),
+        (Operand::Imm(bits), DataType::F32) => format!("0f{:08X}", bits as u32),
+        (Operand::Imm(bits), DataType::S32) => (bits as u32).cast_signed().to_string(),
+        (Operand::Imm(bits), _) if bits > 0xffff => format!("{bits:#x}"),
+        (Operand::Imm(bits), _) => bits.to_string(),
+    }
+}
+
+/// An operand that is read as an unsigned word.
+fn word(value: Operand) -> String {
+    operand(value, DataType::U32)
+}
+
+fn address(address: Address) -> String {
+    let base = match address.base {
+        Base::Reg(reg) => reg.to_string(),
+        Base::SharedStart => SHARED.into(),
+    };
+    match address.offset {
+        0 => format!("[{base}]"),
+        // PTX adds signed offsets: "+-4", never "-4".
+        offset => format!("[{base}+{offset}]"),
+    }
+}
+
+fn list(regs: &[RegId]) -> String {
+    let names: Vec<String> = regs.iter().map(RegId::to_string).collect();
+    format!("{{{}}}", names.join(", "))
+}
+
+/// Registers of a vector access: braces only where there are several.
+fn vector(regs: &[RegId]) -> String {
+    match regs {
+        [one] => one.to_string(),
+        several => list(several),
+    }
+}
+
+fn optional(reg: Option<RegId>) -> String {
+    reg.map(|reg| format!(", {reg}")).unwrap_or_default()
+}
+
+fn when(condition: bool, text: &'static str) -> &'static str {
+    if condition { text } else { "" }
+}
+
+fn scope(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Block => "cta",
+        Scope::Cluster => "cluster",
+        Scope::Gpu => "gpu",
+        Scope::System => "sys",
+    }
+}
+
+fn space(space: Space) -> &'static str {
+    match space {
+        Space::Global => "global",
+        Space::Shared => "shared::cta",
+        Space::Cluster => "shared::cluster",
+    }
+}
