@@ -125,7 +125,7 @@ fn integer(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
         BinaryOp::Sub => a.wrapping_sub(b),
         BinaryOp::Mul => a.wrapping_mul(b),
         BinaryOp::MulHigh if is_signed => (signed(ty, a) * signed(ty, b)).cast_unsigned() >> 32,
-        BinaryOp::MulHigh => (u128::from(a) * u128::from(b) >> bits) as u64,
+        BinaryOp::MulHigh => ((u128::from(a) * u128::from(b)) >> bits) as u64,
         BinaryOp::Min if is_signed => signed(ty, a).min(signed(ty, b)).cast_unsigned(),
         BinaryOp::Max if is_signed => signed(ty, a).max(signed(ty, b)).cast_unsigned(),
         BinaryOp::Min => a.min(b),

@@ -228,7 +228,7 @@ impl Gpu {
     }
 
     /// Runs a kernel to its end under a schedule.
-    pub fn run(&mut self, kernel: &Kernel, launch: &Launch, schedule: Schedule) -> Result<Profile, Fault> {
+    pub fn run(&mut self, kernel: &Kernel, launch: &Launch, schedule: Schedule) -> Result<Profile, Box<Fault>> {
         machine::run(kernel, launch, &self.limits, &mut self.memory, schedule)
     }
 }

@@ -27,6 +27,7 @@ pub(crate) struct Core<'k> {
     pub(crate) trace: GlobalTrace,
     pub(crate) log: Log,
     pub(crate) profile: Profile,
+    schedule: Schedule,
     chooser: Chooser,
     /// Instructions since something changed that another could see.
     pub(crate) idle: u64,
@@ -100,19 +101,6 @@ impl Block {
     }
 }
 
-/// A fault on its way out: what, and where.
-pub(crate) struct Raised {
-    kind: FaultKind,
-    site: Option<Site>,
-    recent: Vec<Site>,
-}
-
-impl From<FaultKind> for Raised {
-    fn from(kind: FaultKind) -> Self {
-        Raised { kind, site: None, recent: Vec::new() }
-    }
-}
-
 /// Runs a kernel to its end.
 pub(crate) fn run(
     kernel: &Kernel,
@@ -120,22 +108,11 @@ pub(crate) fn run(
     limits: &Limits,
     memory: &mut GlobalMemory,
     schedule: Schedule,
-) -> Result<Profile, Fault> {
-    execute(kernel, launch, limits, memory, schedule).map_err(|raised| {
-        let Raised { kind, site, recent } = raised;
-        Fault { kind, site, recent, schedule, kernel: kernel.name.clone() }
-    })
-}
-
-fn execute(
-    kernel: &Kernel,
-    launch: &Launch,
-    limits: &Limits,
-    memory: &mut GlobalMemory,
-    schedule: Schedule,
-) -> Result<Profile, Raised> {
-    launch.check(kernel, limits)?;
-    let program = Program::new(kernel)?;
+) -> Result<Profile, Box<Fault>> {
+    let refused =
+        |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
+    launch.check(kernel, limits).map_err(refused)?;
+    let program = Program::new(kernel).map_err(refused)?;
     let trace = GlobalTrace::new(memory, program.global_unit);
     let mut core = Core {
         cluster_shape: kernel.launch.cluster.unwrap_or([1, 1, 1]),
@@ -145,6 +122,7 @@ fn execute(
         trace,
         log: Log::default(),
         profile: Profile::default(),
+        schedule,
         chooser: Chooser::new(schedule),
         idle: 0,
         clock: 0,
@@ -154,7 +132,7 @@ fn execute(
 }
 
 impl Core<'_> {
-    fn run(&mut self, limits: &Limits) -> Result<(), Raised> {
+    fn run(&mut self, limits: &Limits) -> Result<(), Box<Fault>> {
         let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
         let mut waiting = 0..x * y * z;
         let room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
@@ -220,17 +198,21 @@ impl Core<'_> {
     }
 
     /// Lets a cluster go on for some turns, or to its end.
-    fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Raised> {
+    fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Box<Fault>> {
         let mut ready: Vec<(usize, usize)> = Vec::new();
         for _ in 0..turns {
             ready.clear();
             for (rank, block) in cluster.blocks.iter().enumerate() {
                 let phase = cluster.barrier.phase;
-                let able = |warp: &&Box<Warp>| block.next(phase, warp).is_some();
-                ready.extend(block.warps.iter().flatten().filter(able).map(|warp| (rank, warp.index)));
+                let warps = block.warps.iter().flatten().filter(|warp| block.next(phase, warp).is_some());
+                ready.extend(warps.map(|warp| (rank, warp.index)));
             }
             if ready.is_empty() && cluster.jobs.is_empty() {
-                return if cluster.running() { Err(self.deadlock(cluster).into()) } else { Ok(()) };
+                return if cluster.running() {
+                    Err(self.fault(self.deadlock(cluster), None, Vec::new()))
+                } else {
+                    Ok(())
+                };
             }
             match self.chooser.choose(ready.len(), cluster.jobs.len()) {
                 Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
@@ -238,7 +220,7 @@ impl Core<'_> {
                     let job = cluster.jobs.remove(chosen);
                     let site = self.job_site(cluster, &job);
                     self.idle = 0;
-                    self.complete(cluster, job).map_err(|kind| Raised { site: Some(site), ..kind.into() })?;
+                    self.complete(cluster, job).map_err(|kind| self.fault(kind, Some(site), Vec::new()))?;
                 }
             }
         }
@@ -250,7 +232,7 @@ impl Core<'_> {
     }
 
     /// One warp's turn: until it must wait, or gives way after doing something that others can see.
-    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Raised> {
+    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Box<Fault>> {
         let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(()) };
         let result = loop {
             let phase = cluster.barrier.phase;
@@ -291,15 +273,19 @@ impl Core<'_> {
         Ok(())
     }
 
-    fn raise(&self, cluster: &Cluster, rank: usize, warp: usize, mask: u32, pc: u32, kind: FaultKind) -> Raised {
+    fn fault(&self, kind: FaultKind, site: Option<Site>, recent: Vec<Site>) -> Box<Fault> {
+        Box::new(Fault { kind, site, recent, schedule: self.schedule, kernel: self.program.kernel.name.clone() })
+    }
+
+    fn raise(&self, cluster: &Cluster, rank: usize, warp: usize, mask: u32, pc: u32, kind: FaultKind) -> Box<Fault> {
         let block = &cluster.blocks[rank];
         let site = |warp, mask, pc| self.program.site(block.id, warp, mask, pc);
         let recent = block.recent.iter().map(|&(warp, mask, pc)| site(warp, mask, pc)).collect();
-        Raised { kind, site: Some(site(warp, mask, pc)), recent }
+        self.fault(kind, Some(site(warp, mask, pc)), recent)
     }
 
     /// After a warp's last lane has exited: barriers of the whole block may be complete, and the block may be over.
-    fn warp_ended(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Raised> {
+    fn warp_ended(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Box<Fault>> {
         for id in 0..16 {
             crate::exec::settle_named(&mut cluster.blocks[rank], id, None);
         }
@@ -307,7 +293,7 @@ impl Core<'_> {
         if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
             return Ok(());
         }
-        self.check_ended(cluster, rank)?;
+        self.check_ended(cluster, rank).map_err(|kind| self.fault(kind, None, Vec::new()))?;
         cluster.blocks[rank].shared.ended = true;
         self.idle = 0;
         Ok(())
@@ -319,8 +305,8 @@ impl Core<'_> {
         if let Some(job) = cluster.jobs.iter().find(|job| job.touches(rank)) {
             return Err(FaultKind::Unfinished { work: Box::new(self.job_site(cluster, job)) });
         }
-        for warp in block.warps.iter().flatten().filter(|warp| warp.issued > warp.retired) {
-            let pc = warp.owned.iter().filter(|owned| owned.number > warp.retired).map(|owned| owned.pc).next();
+        if let Some(warp) = block.warps.iter().flatten().find(|warp| warp.issued > warp.retired) {
+            let pc = warp.owned.iter().find(|owned| owned.number > warp.retired).map(|owned| owned.pc);
             let site = self.program.site(block.id, warp.index, FULL, pc.unwrap_or(0));
             return Err(FaultKind::Unfinished { work: Box::new(site) });
         }

@@ -105,6 +105,8 @@ pub(crate) struct Observer<'a> {
     pub(crate) record: RecordId,
     pub(crate) proxy: Proxy,
     pub(crate) global: bool,
+    /// Whether the access is an asynchronous write.
+    pub(crate) replaces: bool,
 }
 
 impl Observer<'_> {
@@ -115,7 +117,9 @@ impl Observer<'_> {
             // Lanes of one instruction: two of them writing the same bytes is a race, one of them is not.
             return mark.lane() == self.lane.unwrap_or(EVERY_LANE);
         }
-        let clock = if is_read { &self.knowledge.executed } else { &self.knowledge.generic };
+        // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
+        let over = is_read || record.detached && self.replaces;
+        let clock = if over { &self.knowledge.executed } else { &self.knowledge.generic };
         if record.detached {
             return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
         }
@@ -142,6 +146,9 @@ pub(crate) struct Conflict {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     write: Mark,
+    /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each other,
+    /// so it must be remembered for itself.
+    plain: Mark,
     read: Mark,
     /// Further unordered readers: position in `Shadow::crowds`, from one.
     crowd: u32,
@@ -179,6 +186,9 @@ impl Shadow {
                     return Err(Conflict { record: cell.write.record(), was_write: true, byte: unit << self.shift });
                 }
                 cleared = cell.write;
+            }
+            if !cell.plain.is_none() && !who.knows(log, cell.plain, false) {
+                return Err(Conflict { record: cell.plain.record(), was_write: true, byte: unit << self.shift });
             }
             if cell.read.is_none() || cell.read == mark {
                 cell.read = mark;
@@ -219,17 +229,28 @@ impl Shadow {
                 race(cell.write, true, unit, self.shift)?;
                 written = cell.write;
             }
+            if !cell.plain.is_none() {
+                race(cell.plain, true, unit, self.shift)?;
+            }
             if !cell.read.is_none() && cell.read != read {
                 race(cell.read, false, unit, self.shift)?;
                 read = cell.read;
             }
             if cell.crowd != 0 {
-                for mark in std::mem::take(&mut self.crowds[cell.crowd as usize - 1]) {
-                    race(mark, false, unit, self.shift)?;
+                for mark in &self.crowds[cell.crowd as usize - 1] {
+                    race(*mark, false, unit, self.shift)?;
                 }
             }
+            if !strong {
+                cell.plain = Mark::default();
+                cell.read = Mark::default();
+                if cell.crowd != 0 {
+                    self.crowds[cell.crowd as usize - 1].clear();
+                }
+            } else if !cell.write.is_none() && !log.get(cell.write.record()).strong {
+                cell.plain = cell.write;
+            }
             cell.write = Mark::new(who.record, who.lane);
-            cell.read = Mark::default();
         }
         Ok(())
     }

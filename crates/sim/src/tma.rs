@@ -28,11 +28,11 @@ pub(crate) fn runs(map: &TensorMap, coords: &[i64]) -> Vec<Run> {
 /// Address of the row's element with inner index zero, or `None` if the row is out of the tensor.
 fn row_address(map: &TensorMap, coords: &[i64], row: u64) -> Option<u64> {
     let (mut rest, mut address) = (row, map.address);
-    for dim in 1..map.tile.len() {
-        let index = coords[dim] + (rest % u64::from(map.tile[dim])) as i64;
-        rest /= u64::from(map.tile[dim]);
-        let inside = u64::try_from(index).ok().filter(|&index| index < map.dims[dim])?;
-        address += inside * map.strides[dim - 1];
+    let outer = map.tile.iter().zip(&map.dims).zip(coords).skip(1).zip(&map.strides);
+    for (((&size, &dim), coord), stride) in outer {
+        let index = coord + (rest % u64::from(size)) as i64;
+        rest /= u64::from(size);
+        address += u64::try_from(index).ok().filter(|&index| index < dim)? * stride;
     }
     Some(address)
 }

@@ -137,16 +137,11 @@ impl Warp {
         let mut best: Option<(u32, u32)> = None;
         for lane in lanes(self.live) {
             let pc = self.pc[lane];
-            match best {
-                Some((least, _)) if pc > least => {}
-                Some((least, mask)) if pc == least => {
-                    if able(lane) {
-                        best = Some((least, mask | 1 << lane));
-                    }
-                }
-                _ if able(lane) => best = Some((pc, 1 << lane)),
-                _ => {}
+            if best.is_some_and(|(least, _)| pc > least) || !able(lane) {
+                continue;
             }
+            let together = best.filter(|(least, _)| *least == pc).map_or(0, |(_, mask)| mask);
+            best = Some((pc, together | 1 << lane));
         }
         best
     }

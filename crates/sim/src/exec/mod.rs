@@ -230,7 +230,10 @@ impl Exec<'_, '_> {
         if block.shared.barrier_in(span.offset, bytes) {
             return Err(FaultKind::BarrierAsData { place: self.core.shared_place(block.id, span.offset, bytes) });
         }
-        let observer = observer(self.warp, self.cluster.index, lane, record, self.core.log.get(record).proxy, false);
+        let access = self.core.log.get(record);
+        let replaces = write && access.detached;
+        let observer =
+            Observer { replaces, ..observer(self.warp, self.cluster.index, lane, record, access.proxy, false) };
         let shadow = &mut block.shared.shadow;
         let noted = match write {
             true => shadow.write(&self.core.log, &observer, start, length),
@@ -258,8 +261,10 @@ impl Exec<'_, '_> {
     ) -> Result<crate::memory::GlobalSpan, FaultKind> {
         let span = self.core.memory.find(address, bytes).ok_or_else(|| self.core.beyond(address, bytes))?;
         let buffer = &self.core.memory.buffers[span.buffer];
-        let proxy = self.core.log.get(record).proxy;
-        let observer = observer(self.warp, self.cluster.index, Some(lane), record, proxy, true);
+        let access = self.core.log.get(record);
+        let replaces = write && access.detached;
+        let observer =
+            Observer { replaces, ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, true) };
         if buffer.awaited && observer.knowledge.generic.get(self.cluster.index, crate::machine::PREDECESSOR) == 0 {
             return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
         }
@@ -322,5 +327,6 @@ fn observer(
     global: bool,
 ) -> Observer<'_> {
     let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
-    Observer { knowledge, cluster, slot: warp.slot, lane: lane.map(|lane| lane as u32), record, proxy, global }
+    let lane = lane.map(|lane| lane as u32);
+    Observer { knowledge, cluster, slot: warp.slot, lane, record, proxy, global, replaces: false }
 }

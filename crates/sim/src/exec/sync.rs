@@ -137,7 +137,6 @@ impl Exec<'_, '_> {
         bytes: [u64; 32],
     ) -> Result<Flow, FaultKind> {
         let addresses = self.addresses(bar);
-        let who = (self.rank, self.warp.index);
         let mut left = self.mask;
         while left != 0 {
             let first = left.trailing_zeros() as usize;
@@ -152,21 +151,47 @@ impl Exec<'_, '_> {
                 (Semantics::Ordered, Scope::Cluster | Scope::Gpu | Scope::System, false) => Carry::Remote,
                 _ => Carry::Executed,
             };
-            let mut published = Knowledge::new(self.cluster.index);
-            self.warp.publish(together, &mut published);
-            let name = self.core.program.shared_name(span.offset);
-            let cluster = self.cluster.index;
-            let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get_mut(&span.offset) else { continue };
-            for lane in lanes(together) {
-                if bytes[lane] > 0 {
-                    bar.add_bytes(&name, bytes[lane] as i64)?;
-                }
-                bar.publish(cluster, carry, &published);
-                bar.arrive(&name, who, counts[lane] as u32)?;
-                bar.settle(cluster);
+            let mut together = together;
+            while together != 0 {
+                together = self.arrive_together(span, carry, together, &counts, &bytes)?;
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// Arrives for the lanes that still belong to the barrier's current phase, and gives back those left for the next one.
+    fn arrive_together(
+        &mut self,
+        span: SharedSpan,
+        carry: Carry,
+        together: u32,
+        counts: &[u64; 32],
+        bytes: &[u64; 32],
+    ) -> Result<u32, FaultKind> {
+        let who = (self.rank, self.warp.index);
+        let (name, cluster) = (self.core.program.shared_name(span.offset), self.cluster.index);
+        let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get_mut(&span.offset) else { return Ok(0) };
+        let mut room = u64::from(bar.pending);
+        let mut now = 0;
+        for lane in lanes(together) {
+            // An arrival that does not fit goes alone, to be refused.
+            if now != 0 && counts[lane] > room {
+                break;
+            }
+            room = room.saturating_sub(counts[lane]);
+            now |= 1 << lane;
+        }
+        let mut published = Knowledge::new(cluster);
+        self.warp.publish(now, &mut published);
+        bar.publish(cluster, carry, &published);
+        for lane in lanes(now) {
+            if bytes[lane] > 0 {
+                bar.add_bytes(&name, bytes[lane] as i64)?;
+            }
+            bar.arrive(&name, who, counts[lane] as u32)?;
+        }
+        bar.settle(cluster);
+        Ok(together & !now)
     }
 
     fn try_wait(
@@ -237,7 +262,7 @@ impl Exec<'_, '_> {
         let threads = threads.map(|threads| threads as u32);
         let all = self.core.program.kernel.launch.threads;
         if let Some(threads) = threads
-            && (threads % 32 != 0 || threads == 0 || threads > all)
+            && (!threads.is_multiple_of(32) || threads == 0 || threads > all)
         {
             let (what, found) = ("the threads of a named barrier", threads.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 32, at most those of the block" });
@@ -362,7 +387,7 @@ impl Exec<'_, '_> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
-        if count % 8 != 0 || !(24..=256).contains(&count) {
+        if !count.is_multiple_of(8) || !(24..=256).contains(&count) {
             let (what, found) = ("a register budget", count.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 8 from 24 to 256" });
         }
