@@ -1,0 +1,281 @@
+//! Arithmetic on the bits of one lane, type by type.
+//!
+//! Rounding follows PTX: floats to nearest even, fused where the instruction says so. The approximate functions (ex2, rcp,
+//! tanh) give the correctly rounded value, from which hardware may differ by its documented error. Division by zero gives all
+//! ones, as hardware does for unsigned integers; PTX leaves it open.
+
+use half::{bf16, f16};
+use ptx::instr::{BinaryOp, Rounding, TernaryOp, UnaryOp};
+use ptx::{Comparison, DataType};
+
+fn float(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+fn bits(value: f32) -> u64 {
+    value.to_bits().into()
+}
+
+/// A 16-bit float of either kind, widened exactly.
+fn widen(ty: DataType, bits: u64) -> f64 {
+    match ty {
+        DataType::F16 | DataType::F16x2 => f16::from_bits(bits as u16).to_f64(),
+        _ => bf16::from_bits(bits as u16).to_f64(),
+    }
+}
+
+fn narrow(ty: DataType, value: f64) -> u64 {
+    match ty {
+        DataType::F16 | DataType::F16x2 => f16::from_f64(value).to_bits().into(),
+        _ => bf16::from_f64(value).to_bits().into(),
+    }
+}
+
+/// Rounds an f32 to a 16-bit float.
+pub(crate) fn round_half(ty: DataType, value: f32) -> u64 {
+    match ty {
+        DataType::F16 | DataType::F16x2 => f16::from_f32(value).to_bits().into(),
+        _ => bf16::from_f32(value).to_bits().into(),
+    }
+}
+
+/// Applies a function of f64 to 16-bit floats, to both halves of a pair.
+fn halves<const N: usize>(ty: DataType, operands: [u64; N], f: impl Fn([f64; N]) -> f64) -> u64 {
+    let one = |shift: u32| narrow(ty, f(operands.map(|x| widen(ty, x >> shift))));
+    match ty {
+        DataType::F16x2 | DataType::Bf16x2 => one(0) | one(16) << 16,
+        _ => one(0),
+    }
+}
+
+fn is_half(ty: DataType) -> bool {
+    matches!(ty, DataType::F16 | DataType::Bf16 | DataType::F16x2 | DataType::Bf16x2)
+}
+
+/// The smaller of two, a number before a NaN, −0 before +0.
+fn smaller(a: f64, b: f64) -> f64 {
+    if a == b && a.is_sign_negative() { a } else { a.min(b) }
+}
+
+fn larger(a: f64, b: f64) -> f64 {
+    if a == b && a.is_sign_positive() { a } else { a.max(b) }
+}
+
+/// One value in, one out.
+pub(crate) fn unary(op: UnaryOp, ty: DataType, a: u64) -> u64 {
+    let sign = match ty {
+        DataType::F16x2 | DataType::Bf16x2 => 0x8000_8000,
+        DataType::F16 | DataType::Bf16 => 0x8000,
+        _ => 0x8000_0000,
+    };
+    match op {
+        UnaryOp::Move => a,
+        UnaryOp::Not => !a,
+        UnaryOp::Neg if is_half(ty) || ty == DataType::F32 => a ^ sign,
+        UnaryOp::Abs if is_half(ty) || ty == DataType::F32 => a & !sign,
+        UnaryOp::Neg => (a as u32).wrapping_neg().into(),
+        UnaryOp::Abs => (a as u32).cast_signed().wrapping_abs().cast_unsigned().into(),
+        UnaryOp::Exp2Approx => bits(f64::from(float(a)).exp2() as f32),
+        UnaryOp::RcpApprox => bits((1.0 / f64::from(float(a))) as f32),
+        UnaryOp::TanhApprox => bits(f64::from(float(a)).tanh() as f32),
+        UnaryOp::CountOnes => a.count_ones().into(),
+    }
+}
+
+/// Two values in, one out.
+pub(crate) fn binary(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
+    match ty {
+        DataType::F32 => bits(single(op, float(a), float(b))),
+        ty if is_half(ty) => match op {
+            BinaryOp::Add => halves(ty, [a, b], |[a, b]| a + b),
+            BinaryOp::Sub => halves(ty, [a, b], |[a, b]| a - b),
+            BinaryOp::Mul => halves(ty, [a, b], |[a, b]| a * b),
+            BinaryOp::Min => halves(ty, [a, b], |[a, b]| smaller(a, b)),
+            BinaryOp::Max => halves(ty, [a, b], |[a, b]| larger(a, b)),
+            _ => integer(op, DataType::U32, a, b),
+        },
+        ty => integer(op, ty, a, b),
+    }
+}
+
+fn single(op: BinaryOp, a: f32, b: f32) -> f32 {
+    match op {
+        BinaryOp::Add => a + b,
+        BinaryOp::Sub => a - b,
+        BinaryOp::Mul => a * b,
+        BinaryOp::Min => smaller(a.into(), b.into()) as f32,
+        BinaryOp::Max => larger(a.into(), b.into()) as f32,
+        _ => f32::from_bits(integer(op, DataType::U32, bits(a), bits(b)) as u32),
+    }
+}
+
+fn width(ty: DataType) -> u32 {
+    ty.bank().bits()
+}
+
+/// A value extended to 64 bits by its type.
+fn signed(ty: DataType, a: u64) -> i64 {
+    if ty == DataType::S32 { i64::from((a as u32).cast_signed()) } else { a.cast_signed() }
+}
+
+fn integer(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
+    let (bits, is_signed) = (width(ty), ty == DataType::S32);
+    match op {
+        BinaryOp::Add => a.wrapping_add(b),
+        BinaryOp::Sub => a.wrapping_sub(b),
+        BinaryOp::Mul => a.wrapping_mul(b),
+        BinaryOp::MulHigh if is_signed => (signed(ty, a) * signed(ty, b)).cast_unsigned() >> 32,
+        BinaryOp::MulHigh => ((u128::from(a) * u128::from(b)) >> bits) as u64,
+        BinaryOp::Min if is_signed => signed(ty, a).min(signed(ty, b)).cast_unsigned(),
+        BinaryOp::Max if is_signed => signed(ty, a).max(signed(ty, b)).cast_unsigned(),
+        BinaryOp::Min => a.min(b),
+        BinaryOp::Max => a.max(b),
+        BinaryOp::And => a & b,
+        BinaryOp::Or => a | b,
+        BinaryOp::Xor => a ^ b,
+        BinaryOp::Shl => a.checked_shl(b as u32).filter(|_| (b as u32) < bits).unwrap_or(0),
+        BinaryOp::Shr if is_signed => (signed(ty, a) >> (b as u32).min(31)).cast_unsigned(),
+        BinaryOp::Shr => a.checked_shr(b as u32).filter(|_| (b as u32) < bits).unwrap_or(0),
+        BinaryOp::Div | BinaryOp::Rem if b == 0 => u64::MAX,
+        BinaryOp::Div if is_signed => signed(ty, a).wrapping_div(signed(ty, b)).cast_unsigned(),
+        BinaryOp::Rem if is_signed => signed(ty, a).wrapping_rem(signed(ty, b)).cast_unsigned(),
+        BinaryOp::Div => a / b,
+        BinaryOp::Rem => a % b,
+    }
+}
+
+/// Three values in, one out.
+pub(crate) fn ternary(op: TernaryOp, ty: DataType, [a, b, c]: [u64; 3]) -> u64 {
+    match op {
+        TernaryOp::MulAdd => a.wrapping_mul(b).wrapping_add(c),
+        TernaryOp::Fma if ty == DataType::F32 => bits(float(a).mul_add(float(b), float(c))),
+        // The product of two halves is exact in f64, and so is the sum unless the terms differ by 2^31 and more.
+        TernaryOp::Fma => halves(ty, [a, b, c], |[a, b, c]| a * b + c),
+        TernaryOp::Lop3(table) => lop3(a as u32, b as u32, c as u32, table).into(),
+        TernaryOp::Permute => permute(a, b, c),
+        TernaryOp::FunnelLeft => ((b << 32 | a) << (c & 31)) >> 32,
+        TernaryOp::FunnelRight => (b << 32 | a) >> (c & 31) & 0xffff_ffff,
+        TernaryOp::BitExtract => bit_extract(ty, a, b, c),
+    }
+}
+
+fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
+    (0..8).filter(|row| table >> row & 1 == 1).fold(0, |sum, row| {
+        let pick = |word: u32, bit: u32| if row >> bit & 1 == 1 { word } else { !word };
+        sum | pick(a, 2) & pick(b, 1) & pick(c, 0)
+    })
+}
+
+fn permute(a: u64, b: u64, selector: u64) -> u64 {
+    let bytes = b << 32 | a;
+    (0..4).fold(0, |word, at| {
+        let nibble = selector >> (4 * at) & 15;
+        let byte = bytes >> (8 * (nibble & 7)) & 0xff;
+        let byte = if nibble & 8 != 0 { (byte >> 7) * 0xff } else { byte };
+        word | byte << (8 * at)
+    })
+}
+
+fn bit_extract(ty: DataType, a: u64, start: u64, count: u64) -> u64 {
+    let (start, count, bits) = (start & 0xff, count & 0xff, u64::from(width(ty)));
+    let wide = i128::from(signed(ty, a));
+    let field = wide >> start.min(bits);
+    let kept = count.min(bits);
+    let field = field & ((1i128 << kept) - 1);
+    let negative = ty == DataType::S32 && kept > 0 && field >> (kept - 1) & 1 == 1;
+    (if negative { field - (1i128 << kept) } else { field }) as u64
+}
+
+/// Whether a relation holds.
+pub(crate) fn compare(cmp: Comparison, ty: DataType, a: u64, b: u64) -> bool {
+    use std::cmp::Ordering;
+    let order = match ty {
+        DataType::F32 => float(a).partial_cmp(&float(b)),
+        ty if is_half(ty) => widen(ty, a).partial_cmp(&widen(ty, b)),
+        DataType::S32 => Some(signed(ty, a).cmp(&signed(ty, b))),
+        _ => Some(a.cmp(&b)),
+    };
+    match cmp {
+        Comparison::Eq => order == Some(Ordering::Equal),
+        Comparison::Ne => order != Some(Ordering::Equal),
+        Comparison::Lt => order == Some(Ordering::Less),
+        Comparison::Le => matches!(order, Some(Ordering::Less | Ordering::Equal)),
+        Comparison::Gt => order == Some(Ordering::Greater),
+        Comparison::Ge => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+    }
+}
+
+/// From one type to another.
+pub(crate) fn convert(to: DataType, from: DataType, rounding: Rounding, a: u64) -> u64 {
+    let value = match from {
+        DataType::F32 => f64::from(float(a)),
+        ty if is_half(ty) => widen(ty, a),
+        ty => signed(ty, a) as f64,
+    };
+    let is_float = |ty| is_half(ty) || ty == DataType::F32;
+    let rounded = match rounding {
+        Rounding::NearestInteger => value.round_ties_even(),
+        Rounding::TowardsZero => value.trunc(),
+        Rounding::Exact | Rounding::NearestEven => value,
+    };
+    match to {
+        DataType::F32 => bits(rounded as f32),
+        ty if is_half(ty) => narrow(ty, rounded),
+        DataType::S32 if is_float(from) => (rounded as i32).cast_unsigned().into(),
+        DataType::U32 if is_float(from) => (rounded as u32).into(),
+        _ => a,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permute_picks_bytes_and_replicates_signs() {
+        assert_eq!(permute(0x3322_1100, 0x7766_5584, 0x7410), 0x7784_1100);
+        assert_eq!(permute(0x3322_1100, 0x7766_5584, 0x000c), 0x0000_00ff);
+    }
+
+    #[test]
+    fn lop3_follows_its_table() {
+        let (a, b, c) = (0xdead_beef, 0x1234_5678, 0x0f0f_f0f0);
+        assert_eq!(lop3(a, b, c, 0xea), a & b | c);
+        assert_eq!(lop3(a, b, c, 0x96), a ^ b ^ c);
+    }
+
+    #[test]
+    fn shifts_beyond_the_width_give_zero_or_the_sign() {
+        assert_eq!(binary(BinaryOp::Shl, DataType::U32, 1, 32) & 0xffff_ffff, 0);
+        assert_eq!(binary(BinaryOp::Shr, DataType::U64, 1 << 63, 64), 0);
+        assert_eq!(binary(BinaryOp::Shr, DataType::S32, 0x8000_0000, 40) as u32, u32::MAX);
+    }
+
+    #[test]
+    fn a_number_wins_over_a_nan() {
+        let (one, nan) = (bits(1.0), bits(f32::NAN));
+        assert_eq!(binary(BinaryOp::Min, DataType::F32, one, nan), one);
+        assert_eq!(binary(BinaryOp::Max, DataType::F32, nan, one), one);
+    }
+
+    #[test]
+    fn a_pair_of_halves_is_computed_half_by_half() {
+        let pair = |low: f32, high: f32| round_half(DataType::F16x2, low) | round_half(DataType::F16x2, high) << 16;
+        let product = binary(BinaryOp::Mul, DataType::F16x2, pair(1.5, -2.0), pair(2.0, 0.25));
+        assert_eq!(product, pair(3.0, -0.5));
+    }
+
+    #[test]
+    fn bit_fields_are_sign_extended_for_signed_types_only() {
+        assert_eq!(ternary(TernaryOp::BitExtract, DataType::U32, [0xf0, 4, 4]), 0xf);
+        assert_eq!(ternary(TernaryOp::BitExtract, DataType::S32, [0xf0, 4, 4]) as u32, u32::MAX);
+    }
+
+    #[test]
+    fn floats_out_of_an_integers_range_clamp() {
+        let to = |ty, x: f32| convert(ty, DataType::F32, Rounding::TowardsZero, bits(x));
+        assert_eq!(to(DataType::U32, -3.0), 0);
+        assert_eq!(to(DataType::U32, 1e20), u32::MAX.into());
+        assert_eq!(convert(DataType::S32, DataType::F32, Rounding::NearestInteger, bits(2.5)), 2);
+    }
+}

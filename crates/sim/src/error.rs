@@ -1,0 +1,418 @@
+//! What can go wrong with a kernel, with enough of a trace to find it.
+//!
+//! A [`Fault`] is a typed [`FaultKind`], the [`Site`] where it showed (block, warp, lanes, instruction, phase), the last steps of
+//! that block, and the [`Schedule`] that led there: running the same kernel with the same inputs under that schedule
+//! leads there again.
+
+use std::fmt;
+
+use ptx::RegId;
+use thiserror::Error;
+
+use crate::schedule::Schedule;
+
+/// A failed run.
+#[derive(Clone, Debug, Error)]
+pub struct Fault {
+    /// What is wrong.
+    #[source]
+    pub kind: FaultKind,
+    /// Where it showed, if at an instruction.
+    pub site: Option<Site>,
+    /// The last instructions of that block that others could see, oldest first.
+    pub recent: Vec<Site>,
+    /// The schedule that leads here.
+    pub schedule: Schedule,
+    /// The kernel's name.
+    pub kernel: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "kernel {} under schedule {}: {}", self.kernel, self.schedule, self.kind)?;
+        if let Some(site) = &self.site {
+            writeln!(f, "  at    {site}")?;
+        }
+        for site in &self.recent {
+            writeln!(f, "  after {site}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where in a run something happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Block in the grid.
+    pub block: [u32; 3],
+    /// Warp in the block.
+    pub warp: u32,
+    /// The lanes concerned, one bit each.
+    pub lanes: u32,
+    /// Position in the kernel's body.
+    pub position: usize,
+    /// The instruction as text.
+    pub instruction: String,
+    /// The phases it is in, outermost first.
+    pub phase: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z] = self.block;
+        write!(f, "block ({x}, {y}, {z}) warp {}, {}, ", self.warp, Lanes(self.lanes))?;
+        write!(f, "phase {}, [{}] {}", self.phase, self.position, self.instruction)
+    }
+}
+
+/// Lanes in words.
+struct Lanes(u32);
+
+impl fmt::Display for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.count_ones() {
+            32 => f.write_str("all lanes"),
+            1 => write!(f, "lane {}", self.0.trailing_zeros()),
+            _ => write!(f, "lanes {:#010x}", self.0),
+        }
+    }
+}
+
+/// Some bytes of memory, named as the kernel's author knows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// "shared" or "global".
+    pub space: &'static str,
+    /// The block that owns them, if shared.
+    pub block: Option<[u32; 3]>,
+    /// The region or buffer, and the byte within it.
+    pub name: String,
+    /// Address of the first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {} memory at {:#x} ({}", self.bytes, self.space, self.address, self.name)?;
+        match self.block {
+            Some([x, y, z]) => write!(f, ", block ({x}, {y}, {z}))"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+/// One side of a race.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Whether it writes.
+    pub write: bool,
+    /// Whether it is made by the copy engine or the tensor cores rather than by a thread.
+    pub asynchronous: bool,
+    /// Whether it is asynchronous and was not known to have finished by anyone.
+    pub in_flight: bool,
+    /// The instruction.
+    pub site: Site,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.write { "write" } else { "read" };
+        let how = match (self.asynchronous, self.in_flight) {
+            (true, true) => "asynchronous, still in flight",
+            (true, false) => "asynchronous",
+            _ => "by threads",
+        };
+        write!(f, "{kind} ({how}) by {}", self.site)
+    }
+}
+
+/// A warp that waits for what will not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Who waits, and at which instruction.
+    pub site: Site,
+    /// For what: the barrier, the phase and what it lacks.
+    pub awaited: String,
+    /// Who has arrived there before, and where they are now.
+    pub candidates: Vec<String>,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n  {} waits for {}", self.site, self.awaited)?;
+        for candidate in &self.candidates {
+            write!(f, "\n    {candidate}")?;
+        }
+        Ok(())
+    }
+}
+
+struct Each<'a, T>(&'a [T]);
+
+impl<T: fmt::Display> fmt::Display for Each<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|item| item.fmt(f))
+    }
+}
+
+/// What a rule of the machine was broken by.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum FaultKind {
+    /// Nobody can go on.
+    #[error("deadlock: {}", Each(waiting))]
+    Deadlock {
+        /// Everyone who waits.
+        waiting: Vec<Waiting>,
+    },
+    /// Threads go round without changing anything that another could see.
+    #[error("no progress in {steps} instructions: a loop waits for what does not come")]
+    NoProgress {
+        /// Instructions since the last change.
+        steps: u64,
+    },
+    /// Two accesses to the same bytes without an order between them.
+    #[error("race on {place}\n  first  {first}\n  second {second}\n  remedy {remedy}")]
+    Race {
+        /// The bytes.
+        place: Place,
+        /// The one that ran first this time.
+        first: Box<Access>,
+        /// The one that ran second.
+        second: Box<Access>,
+        /// What usually orders such a pair.
+        remedy: &'static str,
+    },
+    /// Bytes were read that nobody wrote.
+    #[error("read of {place}, of which byte {byte} was never written")]
+    Uninitialised {
+        /// The bytes.
+        place: Place,
+        /// The first unwritten one, from the start of the access.
+        byte: u64,
+    },
+    /// An access outside of everything.
+    #[error("access out of bounds: {place}")]
+    OutOfBounds {
+        /// What was asked for, and what is nearby.
+        place: Place,
+    },
+    /// A shared-memory access to a block that has ended.
+    #[error(
+        "access to {place} after that block has ended; blocks of a cluster must wait for each other before they exit"
+    )]
+    BlockEnded {
+        /// The bytes.
+        place: Place,
+    },
+    /// A read through the read-only path of bytes that this kernel writes.
+    #[error("read-only load of {place}, which this kernel has written; load it without .nc")]
+    NotReadOnly {
+        /// The bytes.
+        place: Place,
+    },
+    /// A read or write of what the preceding grid produces, before waiting for it.
+    #[error("access to {place}, which the preceding grid may still be writing; wait with griddepcontrol.wait first")]
+    BeforeGridDependency {
+        /// The bytes.
+        place: Place,
+    },
+    /// An address that the hardware would refuse.
+    #[error("{what} is at {address:#x}; it must be a multiple of {wanted}")]
+    Misaligned {
+        /// What.
+        what: &'static str,
+        /// Where.
+        address: u64,
+        /// The alignment it needs.
+        wanted: u64,
+    },
+    /// An operand out of its range.
+    #[error("{what} is {found}; the hardware wants {wanted}")]
+    BadOperand {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// A barrier operation where there is no barrier.
+    #[error("{place} is no barrier: initialise it first")]
+    NotABarrier {
+        /// The eight bytes.
+        place: Place,
+    },
+    /// A barrier was made where one is alive.
+    #[error("{place} is a barrier in use; invalidate it before initialising it again")]
+    Reinitialised {
+        /// The eight bytes.
+        place: Place,
+    },
+    /// An ordinary access to a barrier's bytes.
+    #[error("{place} holds a barrier, and is accessed as data")]
+    BarrierAsData {
+        /// The bytes.
+        place: Place,
+    },
+    /// More arrivals than a phase expects.
+    #[error("barrier {barrier}: {arriving} arrivals in phase {phase}, which lacks only {lacking} of {expected}")]
+    OverArrival {
+        /// The barrier's name.
+        barrier: String,
+        /// Its phase.
+        phase: u32,
+        /// Arrivals of this instruction.
+        arriving: u32,
+        /// Arrivals the phase still lacks.
+        lacking: u32,
+        /// Arrivals it expects in all.
+        expected: u32,
+    },
+    /// A transaction count beyond what the hardware can hold.
+    #[error("barrier {barrier}: transaction count {bytes} in phase {phase} is beyond ±(2^20 − 1)")]
+    TransactionOverflow {
+        /// The barrier's name.
+        barrier: String,
+        /// Its phase.
+        phase: u32,
+        /// The count.
+        bytes: i64,
+    },
+    /// A block ended with a barrier whose bytes do not add up.
+    #[error(
+        "barrier {barrier}: transaction count is {bytes} in phase {phase} at the end of the block; bytes expected and bytes copied differ"
+    )]
+    TransactionImbalance {
+        /// The barrier's name.
+        barrier: String,
+        /// Its phase.
+        phase: u32,
+        /// Bytes expected less bytes copied.
+        bytes: i64,
+    },
+    /// A block ended while something still worked on its memory.
+    #[error("the block ends with work in flight: {work}")]
+    Unfinished {
+        /// The work.
+        work: Box<Site>,
+    },
+    /// Participants disagree about a named barrier.
+    #[error(
+        "named barrier {id}: {found} threads here, {expected} threads elsewhere; all who meet must give the same number"
+    )]
+    NamedBarrierMismatch {
+        /// Which barrier.
+        id: u32,
+        /// This instruction's count.
+        found: u32,
+        /// The count of those already there.
+        expected: u32,
+    },
+    /// Lanes are missing where the warp must be together.
+    #[error("divergence: lanes {wanted:#010x} must execute this together, only {found:#010x} do")]
+    Divergence {
+        /// Lanes that must be here.
+        wanted: u32,
+        /// Lanes that are.
+        found: u32,
+    },
+    /// Lanes disagree about what must be the same for all.
+    #[error("{what} differs between lanes or warps that must agree")]
+    NotUniform {
+        /// What.
+        what: &'static str,
+    },
+    /// The warps of a warpgroup did not execute the same matrix instruction.
+    #[error("the warps of the warpgroup disagree: another warp executed {other}")]
+    WarpgroupMismatch {
+        /// The other instruction.
+        other: Box<Site>,
+    },
+    /// A register was read before it was written.
+    #[error("register {reg} is read before it is written, in lanes {lanes:#010x}")]
+    UndefinedRegister {
+        /// The register.
+        reg: RegId,
+        /// The lanes.
+        lanes: u32,
+    },
+    /// A register that a running multiplication owns was touched.
+    #[error("register {reg} is touched while a multiplication owns it: {owner}; wait for its group first")]
+    RegisterInFlight {
+        /// The register.
+        reg: RegId,
+        /// The multiplication.
+        owner: Box<Site>,
+    },
+    /// A register was written and used by a multiplication without a fence between.
+    #[error("register {reg} was written since the last wgmma.fence and is used by a multiplication")]
+    MissingFence {
+        /// The register.
+        reg: RegId,
+    },
+    /// More of something than there is.
+    #[error("{what}: {asked} asked for, {limit} there")]
+    OverLimit {
+        /// Of what.
+        what: &'static str,
+        /// How much was wanted.
+        asked: u64,
+        /// How much there is.
+        limit: u64,
+    },
+    /// The launch does not fit the kernel.
+    #[error("launch: {what}; {remedy}")]
+    BadLaunch {
+        /// What does not fit.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An instruction this simulator cannot execute.
+    #[error("not simulated: {instruction}")]
+    Unsupported {
+        /// The instruction.
+        instruction: String,
+    },
+    /// The kernel reported a failure of its own.
+    #[error("the kernel executed trap")]
+    Trap,
+}
+
+impl FaultKind {
+    /// A short name of the rule, for tables.
+    pub fn name(&self) -> &'static str {
+        match self {
+            FaultKind::Deadlock { .. } => "deadlock",
+            FaultKind::NoProgress { .. } => "no progress",
+            FaultKind::Race { .. } => "race",
+            FaultKind::Uninitialised { .. } => "uninitialised read",
+            FaultKind::OutOfBounds { .. } => "out of bounds",
+            FaultKind::BlockEnded { .. } => "block ended",
+            FaultKind::NotReadOnly { .. } => "not read-only",
+            FaultKind::BeforeGridDependency { .. } => "before grid dependency",
+            FaultKind::Misaligned { .. } => "misaligned",
+            FaultKind::BadOperand { .. } => "bad operand",
+            FaultKind::NotABarrier { .. } => "not a barrier",
+            FaultKind::Reinitialised { .. } => "re-initialised barrier",
+            FaultKind::BarrierAsData { .. } => "barrier as data",
+            FaultKind::OverArrival { .. } => "over-arrival",
+            FaultKind::TransactionOverflow { .. } => "transaction overflow",
+            FaultKind::TransactionImbalance { .. } => "transaction imbalance",
+            FaultKind::Unfinished { .. } => "unfinished work",
+            FaultKind::NamedBarrierMismatch { .. } => "named barrier mismatch",
+            FaultKind::Divergence { .. } => "divergence",
+            FaultKind::NotUniform { .. } => "not uniform",
+            FaultKind::WarpgroupMismatch { .. } => "warpgroup mismatch",
+            FaultKind::UndefinedRegister { .. } => "undefined register",
+            FaultKind::RegisterInFlight { .. } => "register in flight",
+            FaultKind::MissingFence { .. } => "missing wgmma fence",
+            FaultKind::OverLimit { .. } => "over limit",
+            FaultKind::BadLaunch { .. } => "bad launch",
+            FaultKind::Unsupported { .. } => "not simulated",
+            FaultKind::Trap => "trap",
+        }
+    }
+}

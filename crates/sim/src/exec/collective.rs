@@ -1,0 +1,163 @@
+//! What the lanes of a warp do together.
+
+use ptx::instr::{ReduceOp, ShuffleMode, VoteMode, Warp as WarpOp};
+use ptx::{Address, DataType, Operand, RegId, Space};
+
+use super::{Exec, Flow};
+use crate::error::FaultKind;
+use crate::warp::{FULL, Lanes, lanes};
+
+impl Exec<'_, '_> {
+    pub(crate) fn collective(&mut self, op: &WarpOp) -> Result<Flow, FaultKind> {
+        let mask = match op {
+            WarpOp::ActiveMask { dst } => {
+                self.set(*dst, &[self.mask.into(); 32]);
+                return Ok(Flow::Next);
+            }
+            WarpOp::Shuffle { mask, .. }
+            | WarpOp::Vote { mask, .. }
+            | WarpOp::Ballot { mask, .. }
+            | WarpOp::Elect { mask, .. }
+            | WarpOp::Reduce { mask, .. }
+            | WarpOp::Sync { mask } => self.uniform("the mask of a collective instruction", *mask)? as u32,
+            WarpOp::LoadMatrix { .. } | WarpOp::StoreMatrix { .. } => FULL,
+        };
+        if let Some(wait) = self.gather(mask)? {
+            return Ok(wait);
+        }
+        if self.mask & !mask != 0 {
+            return Err(FaultKind::Divergence { wanted: mask, found: self.mask });
+        }
+        match op {
+            WarpOp::Shuffle { mode, dst, valid, a, lane, clamp, .. } => {
+                self.shuffle(*mode, *dst, *valid, *a, *lane, *clamp)
+            }
+            WarpOp::Vote { mode, dst, pred, .. } => {
+                let holds = self.warp.holds(*pred) & mask;
+                let answer = match mode {
+                    VoteMode::All => holds == mask,
+                    VoteMode::Any => holds != 0,
+                    VoteMode::Uniform => holds == mask || holds == 0,
+                };
+                self.set(*dst, &[answer.into(); 32]);
+            }
+            WarpOp::Ballot { dst, pred, .. } => {
+                let holds = self.warp.holds(*pred) & mask;
+                self.set(*dst, &[holds.into(); 32]);
+            }
+            WarpOp::Elect { pred, .. } => {
+                let leader = mask.trailing_zeros() as usize;
+                self.set(*pred, &std::array::from_fn(|lane| (lane == leader).into()));
+            }
+            WarpOp::Reduce { op, ty, dst, a, .. } => {
+                let a = self.warp.get(*a);
+                let total = lanes(mask).map(|lane| a[lane] as u32).reduce(|x, y| reduce(*op, *ty, x, y));
+                self.set(*dst, &[total.unwrap_or(0).into(); 32]);
+            }
+            WarpOp::Sync { .. } => self.warp.meet(mask),
+            WarpOp::LoadMatrix { transpose, dsts, addr } => self.load_matrix(*transpose, dsts, *addr)?,
+            WarpOp::StoreMatrix { transpose, srcs, addr } => self.store_matrix(*transpose, srcs, *addr)?,
+            WarpOp::ActiveMask { .. } => {}
+        }
+        Ok(Flow::Next)
+    }
+
+    fn shuffle(&mut self, mode: ShuffleMode, dst: RegId, valid: Option<RegId>, a: RegId, lane: Operand, clamp: u32) {
+        let (a, by) = (*self.warp.get(a), self.warp.value(lane));
+        let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
+        let source = |lane: usize| -> (usize, bool) {
+            let (lane, by) = (lane as u32, by[lane] as u32 & 31);
+            let (low, high) = (lane & segment, lane & segment | clamp & !segment);
+            let (from, inside) = match mode {
+                ShuffleMode::Index => {
+                    let from = low | by & !segment;
+                    (from, from <= high)
+                }
+                ShuffleMode::Butterfly => (lane ^ by, lane ^ by <= high),
+                ShuffleMode::Up => (lane.wrapping_sub(by), lane.wrapping_sub(by).cast_signed() >= high.cast_signed()),
+                ShuffleMode::Down => (lane + by, lane + by <= high),
+            };
+            (if inside { from } else { lane } as usize, inside)
+        };
+        let values: Lanes = std::array::from_fn(|lane| a[source(lane).0 & 31]);
+        let inside: Lanes = std::array::from_fn(|lane| source(lane).1.into());
+        self.set(dst, &values);
+        if let Some(valid) = valid {
+            self.set(valid, &inside);
+        }
+    }
+
+    /// The row addresses of `count` matrices, checked and noted as accesses of the whole warp.
+    fn rows(&mut self, addr: Address, count: usize, write: bool) -> Result<Vec<(usize, usize)>, FaultKind> {
+        let (addresses, record) = (self.addresses(addr), self.record(false));
+        let mut rows = Vec::with_capacity(8 * count);
+        for &address in &addresses[..8 * count] {
+            if !address.is_multiple_of(16) {
+                return Err(FaultKind::Misaligned { what: "a row of a matrix", address, wanted: 16 });
+            }
+            let span = self.shared_span(Space::Shared, address, 16)?;
+            self.touch_shared(span, 16, write, None, record)?;
+            rows.push((span.block, span.offset as usize));
+        }
+        let places: Vec<_> = (0..8 * count).map(|row| (row as u32, addresses[row] as u32)).collect();
+        self.core.profile.shared_access(&places, 16);
+        let bytes = 128 * count as u64;
+        if write {
+            self.core.profile.shared_written += bytes;
+        } else {
+            self.core.profile.shared_read += bytes;
+        }
+        Ok(rows)
+    }
+
+    fn load_matrix(&mut self, transpose: bool, dsts: &[RegId], addr: Address) -> Result<(), FaultKind> {
+        let rows = self.rows(addr, dsts.len(), false)?;
+        for (matrix, dst) in rows.chunks_exact(8).zip(dsts) {
+            let element = |row: usize, column: usize| {
+                let (block, offset) = matrix[row];
+                let data = &self.cluster.blocks[block].shared.data;
+                u64::from(u16::from_le_bytes([data[offset + 2 * column], data[offset + 2 * column + 1]]))
+            };
+            let values: Lanes = std::array::from_fn(|lane| {
+                let (row, column) = (lane / 4, 2 * (lane % 4));
+                match transpose {
+                    false => element(row, column) | element(row, column + 1) << 16,
+                    true => element(column, row) | element(column + 1, row) << 16,
+                }
+            });
+            self.set(*dst, &values);
+        }
+        Ok(())
+    }
+
+    fn store_matrix(&mut self, transpose: bool, srcs: &[RegId], addr: Address) -> Result<(), FaultKind> {
+        let rows = self.rows(addr, srcs.len(), true)?;
+        for (matrix, src) in rows.chunks_exact(8).zip(srcs) {
+            let values = *self.warp.get(*src);
+            for (row, &(block, offset)) in matrix.iter().enumerate() {
+                let shared = &mut self.cluster.blocks[block].shared;
+                for column in 0..8 {
+                    let (r, c) = if transpose { (column, row) } else { (row, column) };
+                    let bits = (values[4 * r + c / 2] >> (16 * (c % 2))) as u16;
+                    shared.data[offset + 2 * column..offset + 2 * column + 2].copy_from_slice(&bits.to_le_bytes());
+                }
+                shared.written.set(offset, 16);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reduce(op: ReduceOp, ty: DataType, x: u32, y: u32) -> u32 {
+    let signed = ty == DataType::S32;
+    match op {
+        ReduceOp::Add => x.wrapping_add(y),
+        ReduceOp::Min if signed => x.cast_signed().min(y.cast_signed()).cast_unsigned(),
+        ReduceOp::Max if signed => x.cast_signed().max(y.cast_signed()).cast_unsigned(),
+        ReduceOp::Min => x.min(y),
+        ReduceOp::Max => x.max(y),
+        ReduceOp::And => x & y,
+        ReduceOp::Or => x | y,
+        ReduceOp::Xor => x ^ y,
+    }
+}

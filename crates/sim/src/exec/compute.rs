@@ -1,0 +1,162 @@
+//! Registers to registers, each lane for itself.
+
+use ptx::instr::{Arith, LogicOp, PredicateOp};
+use ptx::{Bank, ParamId, RegId, SpecialRegister};
+
+use super::Exec;
+use crate::arith;
+use crate::error::FaultKind;
+use crate::launch::Launch;
+use crate::memory::SharedMemory;
+use crate::warp::{Lanes, lanes};
+
+impl Exec<'_, '_> {
+    pub(crate) fn set(&mut self, dst: RegId, values: &Lanes) {
+        self.warp.set(dst, self.mask, values);
+    }
+
+    pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
+        let warp = &*self.warp;
+        let each = |f: &dyn Fn(usize) -> u64| -> Lanes { std::array::from_fn(f) };
+        match *op {
+            Arith::Unary { op, ty, dst, a } => {
+                let a = warp.value(a);
+                self.set(dst, &each(&|lane| arith::unary(op, ty, a[lane])));
+            }
+            Arith::Binary { op, ty, dst, a, b } => {
+                let (a, b) = (warp.value(a), warp.value(b));
+                self.set(dst, &each(&|lane| arith::binary(op, ty, a[lane], b[lane])));
+            }
+            Arith::Ternary { op, ty, dst, a, b, c } => {
+                let (a, b, c) = (warp.value(a), warp.value(b), warp.value(c));
+                self.set(dst, &each(&|lane| arith::ternary(op, ty, [a[lane], b[lane], c[lane]])));
+            }
+            Arith::MulWide { dst, a, b, c } => {
+                let (a, b) = (warp.value(a), warp.value(b));
+                let c = c.map_or([0; 32], |c| warp.value(c));
+                self.set(dst, &each(&|lane| (a[lane] * b[lane]).wrapping_add(c[lane])));
+            }
+            Arith::Compare { cmp, ty, dst, a, b } => {
+                let (a, b) = (warp.value(a), warp.value(b));
+                self.set(dst, &each(&|lane| arith::compare(cmp, ty, a[lane], b[lane]).into()));
+            }
+            Arith::Select { dst, a, b, pred, .. } => {
+                let (a, b, pred) = (warp.value(a), warp.value(b), *warp.get(pred));
+                self.set(dst, &each(&|lane| if pred[lane] == 1 { a[lane] } else { b[lane] }));
+            }
+            Arith::Predicate { dst, op } => {
+                let values = self.predicate(op);
+                self.set(dst, &values);
+            }
+            Arith::Convert { to, from, rounding, dst, a } => {
+                let a = *warp.get(a);
+                self.set(dst, &each(&|lane| arith::convert(to, from, rounding, a[lane])));
+            }
+            Arith::ConvertPair { to, dst, low, high } => {
+                let (low, high) = (*warp.get(low), *warp.get(high));
+                let half = |bits: u64| arith::round_half(to, f32::from_bits(bits as u32));
+                self.set(dst, &each(&|lane| half(low[lane]) | half(high[lane]) << 16));
+            }
+            Arith::Pack { dst, low, high } => {
+                let half = dst.bank.bits() / 2;
+                let (low, high) = (warp.value(low), warp.value(high));
+                let keep = (1 << half) - 1;
+                self.set(dst, &each(&|lane| low[lane] & keep | (high[lane] & keep) << half));
+            }
+            Arith::Unpack { low, high, a } => {
+                let (half, a) = (a.bank.bits() / 2, *warp.get(a));
+                self.set(low, &a);
+                self.set(high, &each(&|lane| a[lane] >> half));
+            }
+            Arith::Special { dst, which } => {
+                let values = self.special(which);
+                self.set(dst, &values);
+            }
+            Arith::Param { dst, param } => {
+                let bits = self.param(param)?;
+                self.set(dst, &[bits; 32]);
+            }
+            Arith::ParamAddress { dst, param } => {
+                self.set(dst, &[Launch::PARAMS + u64::from(param.0) * Launch::PARAM_STRIDE; 32]);
+            }
+            Arith::SharedAddress { dst, offset } => self.set(dst, &[u64::from(SharedMemory::START + offset); 32]),
+            Arith::ToGlobal { dst, a } => {
+                let a = *warp.get(a);
+                self.set(dst, &a);
+            }
+            Arith::MapShared { dst, a, rank } => self.map_shared(dst, a, rank)?,
+            Arith::Policy { dst, keep } => self.set(dst, &[u64::from(keep); 32]),
+        }
+        Ok(())
+    }
+
+    fn predicate(&self, op: PredicateOp) -> Lanes {
+        match op {
+            PredicateOp::Const(value) => [value.into(); 32],
+            PredicateOp::Move(a) => *self.warp.get(a),
+            PredicateOp::Not(a) => self.warp.get(a).map(|bit| bit ^ 1),
+            PredicateOp::Logic(op, a, b) => {
+                let (a, b) = (self.warp.get(a), self.warp.get(b));
+                std::array::from_fn(|lane| match op {
+                    LogicOp::And => a[lane] & b[lane],
+                    LogicOp::Or => a[lane] | b[lane],
+                    LogicOp::Xor => a[lane] ^ b[lane],
+                })
+            }
+        }
+    }
+
+    fn param(&self, param: ParamId) -> Result<u64, FaultKind> {
+        self.core.launch.args.get(param.0 as usize).and_then(|arg| arg.bits()).ok_or(FaultKind::BadOperand {
+            what: "parameter number",
+            found: param.0.into(),
+            wanted: "a scalar or pointer parameter of this kernel",
+        })
+    }
+
+    fn map_shared(&mut self, dst: RegId, a: RegId, rank: ptx::Operand) -> Result<(), FaultKind> {
+        let (a, rank) = (*self.warp.get(a), self.warp.value(rank));
+        let blocks = self.cluster.blocks.len() as u64;
+        if let Some(lane) = lanes(self.mask).find(|&lane| rank[lane] >= blocks) {
+            let (what, found) = ("the rank of a block in the cluster", rank[lane]);
+            return Err(FaultKind::BadOperand { what, found, wanted: "less than the number of blocks in the cluster" });
+        }
+        let window = u64::from(SharedMemory::WINDOW);
+        let values = std::array::from_fn(|lane| a[lane] % window + (rank[lane] + 1) * window);
+        self.set(dst, &values);
+        Ok(())
+    }
+
+    fn special(&self, which: SpecialRegister) -> Lanes {
+        use SpecialRegister as S;
+        let ([x, y, z], grid, shape) =
+            (self.cluster.blocks[self.rank].id, self.core.launch.grid, self.core.cluster_shape);
+        let thread = (self.warp.index * 32) as u64;
+        let value: u64 = match which {
+            S::TidX => return std::array::from_fn(|lane| thread + lane as u64),
+            S::LaneId => return std::array::from_fn(|lane| lane as u64),
+            S::TidY | S::TidZ => 0,
+            S::NtidX => self.core.program.kernel.launch.threads.into(),
+            S::CtaidX => x.into(),
+            S::CtaidY => y.into(),
+            S::CtaidZ => z.into(),
+            S::NctaidX => grid[0].into(),
+            S::NctaidY => grid[1].into(),
+            S::NctaidZ => grid[2].into(),
+            S::ClusteridX => (x / shape[0]).into(),
+            S::NclusteridX => (grid[0] / shape[0]).into(),
+            S::ClusterCtaRank => self.rank as u64,
+            S::ClusterNctaRank => self.cluster.blocks.len() as u64,
+            // Hardware promises no relation between the slot and the thread index, so neither does this.
+            S::WarpId => (self.warp.index ^ 1) as u64,
+            S::SmId => (u64::from(self.cluster.index) * self.cluster.blocks.len() as u64 + self.rank as u64) % 132,
+            S::Clock | S::Clock64 | S::GlobalTimer => self.core.clock,
+        };
+        [value; 32]
+    }
+}
+
+/// Bytes of a register of this bank in memory.
+pub(super) fn bank_bytes(bank: Bank) -> u32 {
+    (bank.bits() / 8).max(1)
+}

@@ -1,0 +1,366 @@
+//! Issuing asynchronous copies. Everything a copy may touch is checked and noted here, with what the issuing thread knows; the
+//! bytes move when the schedule says so.
+
+use ptx::instr::AsyncCopy;
+use ptx::tensor_map::TensorMap;
+use ptx::{Address, Operand, RegId, Space};
+
+use super::{Exec, Flow, SharedSpan};
+use crate::error::FaultKind;
+use crate::flight::{Incoming, Job, Outgoing, Source, Stores, Work};
+use crate::memory::SharedMemory;
+use crate::race::{Proxy, RecordId};
+use crate::tma;
+use crate::warp::{Wait, lanes};
+
+/// A copy into shared memory, as one lane asked for it.
+struct Request {
+    lane: usize,
+    proxy: Proxy,
+    /// Block that receives.
+    target: usize,
+    barrier: (usize, u32),
+    parts: Vec<(u32, u32, Source)>,
+    source_block: Option<usize>,
+    bytes: u32,
+}
+
+impl Exec<'_, '_> {
+    pub(crate) fn copy(&mut self, op: &AsyncCopy) -> Result<Flow, FaultKind> {
+        match op {
+            AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy: _ } => {
+                self.bulk_load(*dst, *src, *bytes, *bar, *multicast)?;
+            }
+            AsyncCopy::BulkStore { dst, src, bytes, policy: _ } => self.bulk_store(*dst, *src, *bytes)?,
+            AsyncCopy::BulkToCluster { dst, src, bytes, bar } => self.bulk_across(*dst, *src, *bytes, *bar)?,
+            AsyncCopy::BulkPrefetch { src, bytes } => {
+                let (src, bytes) = (self.addresses(*src), self.warp.value(*bytes));
+                for lane in lanes(self.mask) {
+                    let found = self.core.memory.find(src[lane], bytes[lane]);
+                    found.ok_or_else(|| self.core.beyond(src[lane], bytes[lane]))?;
+                }
+            }
+            AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy: _, cta_group: None } => {
+                self.tensor_load(*dst, *map, coords, *bar, *multicast)?;
+            }
+            AsyncCopy::TensorLoad { cta_group: Some(_), .. } => return Err(self.unsupported()),
+            AsyncCopy::TensorStore { map, coords, src, policy: _ } => self.tensor_store(*map, coords, *src)?,
+            AsyncCopy::TensorPrefetch { map, coords } => {
+                for lane in lanes(self.mask) {
+                    self.tensor(*map, coords, lane)?;
+                }
+            }
+            AsyncCopy::PrefetchMap { map } => {
+                for lane in lanes(self.mask) {
+                    self.map(*map, lane)?;
+                }
+            }
+            AsyncCopy::CommitGroup => self.commit_stores(),
+            AsyncCopy::WaitGroup { pending, read } => return Ok(self.wait_stores(*pending, *read)),
+            AsyncCopy::StoreAsync { dst, srcs, bar } => self.store_async(*dst, srcs, *bar)?,
+        }
+        Ok(Flow::Next)
+    }
+
+    fn map(&self, map: RegId, lane: usize) -> Result<TensorMap, FaultKind> {
+        let address = self.warp.get(map)[lane];
+        self.core.launch.map_at(address).cloned().ok_or(FaultKind::BadOperand {
+            what: "the address of a tensor map",
+            found: address,
+            wanted: "that of a tensor map parameter",
+        })
+    }
+
+    fn tensor(&self, map: RegId, coords: &[Operand], lane: usize) -> Result<(TensorMap, Vec<i64>), FaultKind> {
+        let map = self.map(map, lane)?;
+        if map.dims.len() != coords.len() {
+            let (what, found) = ("coordinates of a tensor copy", coords.len() as u64);
+            return Err(FaultKind::BadOperand { what, found, wanted: "as many as the tensor map has dimensions" });
+        }
+        let coords =
+            coords.iter().map(|coord| i64::from((self.warp.value(*coord)[lane] as u32).cast_signed())).collect();
+        Ok((map, coords))
+    }
+
+    fn demand(what: &'static str, address: u64, wanted: u64) -> Result<(), FaultKind> {
+        if address.is_multiple_of(wanted) { Ok(()) } else { Err(FaultKind::Misaligned { what, address, wanted }) }
+    }
+
+    /// The blocks that receive a lane's copy: this one, or those of the mask.
+    fn receivers(&self, multicast: Option<RegId>, lane: usize) -> Result<Vec<usize>, FaultKind> {
+        let Some(mask) = multicast else { return Ok(vec![self.rank]) };
+        let mask = self.warp.get(mask)[lane];
+        if mask >> self.cluster.blocks.len() != 0 || mask == 0 {
+            let what = "the mask of a multicast";
+            return Err(FaultKind::BadOperand { what, found: mask, wanted: "some of the blocks of the cluster" });
+        }
+        Ok((0..self.cluster.blocks.len()).filter(|rank| mask >> rank & 1 == 1).collect())
+    }
+
+    /// The same place in another block of the cluster.
+    fn elsewhere(&self, span: SharedSpan, block: usize, bytes: u32) -> Result<SharedSpan, FaultKind> {
+        let address = span.offset + SharedMemory::START + (block as u32 + 1) * SharedMemory::WINDOW;
+        self.shared_span(Space::Cluster, address.into(), bytes)
+    }
+
+    /// Sends a copy into shared memory on its way.
+    fn send(&mut self, request: Request) -> Result<(), FaultKind> {
+        let Request { lane, proxy, target, barrier, parts, source_block, bytes } = request;
+        let span = SharedSpan { block: barrier.0, offset: barrier.1 };
+        self.find_barrier(span, lane, Proxy::Async)?;
+        let record = self.in_flight(proxy, lane);
+        for &(offset, bytes, source) in &parts {
+            match source {
+                Source::Global(address) => {
+                    self.touch_global(address, bytes.into(), false, lane, record)?;
+                }
+                Source::Shared(from) => {
+                    let span = SharedSpan { block: self.rank, offset: from };
+                    self.touch_shared(span, bytes, false, Some(lane), record)?;
+                }
+                Source::Zero | Source::Bytes(_) => {}
+            }
+            self.touch_shared(SharedSpan { block: target, offset }, bytes, true, Some(lane), record)?;
+        }
+        let work = Work::Incoming(Incoming { target, parts, source_block, barrier, bytes, record });
+        self.launch(lane, work);
+        Ok(())
+    }
+
+    fn launch(&mut self, lane: usize, work: Work) {
+        let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
+        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work });
+    }
+
+    fn bulk_load(
+        &mut self,
+        dst: Address,
+        src: Address,
+        bytes: Operand,
+        bar: Address,
+        multicast: Option<RegId>,
+    ) -> Result<(), FaultKind> {
+        let (dst, src, bar) = (self.addresses(dst), self.addresses(src), self.addresses(bar));
+        let sizes = self.warp.value(bytes);
+        for lane in lanes(self.mask) {
+            let bytes = self.bulk_size(sizes[lane])?;
+            Self::demand("the source of a bulk copy", src[lane], 16)?;
+            Self::demand("the destination of a bulk copy", dst[lane], 16)?;
+            let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
+            for block in self.receivers(multicast, lane)? {
+                let (to, bar) = (self.elsewhere(to, block, bytes)?, self.elsewhere(bar, block, 8)?);
+                let parts = vec![(to.offset, bytes, Source::Global(src[lane]))];
+                let barrier = (bar.block, bar.offset);
+                let (proxy, source_block) = (Proxy::Async, None);
+                self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
+            }
+            self.core.profile.copied_in += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    fn bulk_size(&self, bytes: u64) -> Result<u32, FaultKind> {
+        if !bytes.is_multiple_of(16) || bytes == 0 || bytes >= 1 << 20 {
+            let what = "the size of a bulk copy";
+            return Err(FaultKind::BadOperand { what, found: bytes, wanted: "a positive multiple of 16 below 2^20" });
+        }
+        Ok(bytes as u32)
+    }
+
+    /// Destination and barrier of a copy that starts in this block.
+    fn ends(&self, dst: u64, bytes: u32, bar: u64) -> Result<(SharedSpan, SharedSpan), FaultKind> {
+        Self::demand("a barrier", bar, 8)?;
+        Ok((self.shared_span(Space::Cluster, dst, bytes)?, self.shared_span(Space::Cluster, bar, 8)?))
+    }
+
+    fn bulk_across(&mut self, dst: Address, src: Address, bytes: Operand, bar: Address) -> Result<(), FaultKind> {
+        let (dst, src, bar) = (self.addresses(dst), self.addresses(src), self.addresses(bar));
+        let sizes = self.warp.value(bytes);
+        for lane in lanes(self.mask) {
+            let bytes = self.bulk_size(sizes[lane])?;
+            Self::demand("the source of a bulk copy", src[lane], 16)?;
+            Self::demand("the destination of a bulk copy", dst[lane], 16)?;
+            let from = self.shared_span(Space::Shared, src[lane], bytes)?;
+            let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
+            self.same_block(to, bar)?;
+            let parts = vec![(to.offset, bytes, Source::Shared(from.offset))];
+            let (barrier, source_block, target) = ((bar.block, bar.offset), Some(self.rank), to.block);
+            self.send(Request { lane, proxy: Proxy::Async, target, barrier, parts, source_block, bytes })?;
+            self.core.profile.copied_across += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    fn same_block(&self, to: SharedSpan, bar: SharedSpan) -> Result<(), FaultKind> {
+        if to.block == bar.block {
+            return Ok(());
+        }
+        let (what, found) = ("the block of the barrier", bar.block as u64);
+        Err(FaultKind::BadOperand { what, found, wanted: "the block of the destination" })
+    }
+
+    fn store_async(&mut self, dst: Address, srcs: &[RegId], bar: Address) -> Result<(), FaultKind> {
+        let (dst, bar) = (self.addresses(dst), self.addresses(bar));
+        let bytes = 4 * srcs.len() as u32;
+        for lane in lanes(self.mask) {
+            Self::demand("the destination of st.async", dst[lane], bytes.into())?;
+            let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
+            self.same_block(to, bar)?;
+            let mut data = [0; 16];
+            for (at, src) in srcs.iter().enumerate() {
+                let word = self.warp.get(*src)[lane] as u32;
+                data[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
+            }
+            let parts = vec![(to.offset, bytes, Source::Bytes(data))];
+            let (barrier, target) = ((bar.block, bar.offset), to.block);
+            // The one asynchronous store that reaches memory as threads do.
+            self.send(Request { lane, proxy: Proxy::Generic, target, barrier, parts, source_block: None, bytes })?;
+            self.core.profile.copied_across += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    /// Demands of a box's place in shared memory what its swizzle needs.
+    fn check_box(map: &TensorMap, address: u64) -> Result<(), FaultKind> {
+        Self::demand("a tensor copy's box in shared memory", address, u64::from(map.swizzle.period()).max(128))
+    }
+
+    fn tensor_load(
+        &mut self,
+        dst: Address,
+        map: RegId,
+        coords: &[Operand],
+        bar: Address,
+        multicast: Option<RegId>,
+    ) -> Result<(), FaultKind> {
+        let (dst, bar) = (self.addresses(dst), self.addresses(bar));
+        for lane in lanes(self.mask) {
+            let (map, coords) = self.tensor(map, coords, lane)?;
+            Self::check_box(&map, dst[lane])?;
+            let bytes = map.box_bytes() as u32;
+            let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
+            let base = to.offset + SharedMemory::START;
+            let mut parts = Vec::with_capacity(bytes as usize / 16);
+            for run in tma::runs(&map, &coords) {
+                let mut done = 0;
+                for (address, length) in tma::permuted(&map, base + run.inside, run.bytes) {
+                    let source = run.global.map_or(Source::Zero, |global| Source::Global(global + u64::from(done)));
+                    parts.push((address - SharedMemory::START, length, source));
+                    done += length;
+                }
+            }
+            for block in self.receivers(multicast, lane)? {
+                self.elsewhere(to, block, bytes)?;
+                let bar = self.elsewhere(bar, block, 8)?;
+                let (barrier, parts) = ((bar.block, bar.offset), parts.clone());
+                let (proxy, source_block) = (Proxy::Async, None);
+                self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
+            }
+            self.core.profile.copied_in += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    /// A lane's bulk stores, with a group open.
+    fn open_stores(&mut self, lane: usize) -> (u32, u32, u32) {
+        let key = (self.warp.index, lane);
+        if !self.cluster.blocks[self.rank].stores.contains_key(&key) {
+            let stores = Stores::new(self.cluster.slot(), self.cluster.slot());
+            self.cluster.blocks[self.rank].stores.insert(key, stores);
+        }
+        let pc = self.pc;
+        let stores = self.cluster.blocks[self.rank].stores.entry(key).or_insert_with(|| Stores::new(0, 0));
+        if stores.outstanding.len() == stores.committed as usize {
+            stores.outstanding.push([0, 0]);
+        }
+        let group = stores.committed + 1;
+        stores.outstanding[group as usize - 1].iter_mut().for_each(|left| *left += 1);
+        stores.last = pc;
+        (stores.read_slot, stores.write_slot, group)
+    }
+
+    /// Sends a copy out of shared memory on its way.
+    fn store_out(&mut self, lane: usize, parts: Vec<(u32, u32, u64)>) -> Result<(), FaultKind> {
+        let (read_slot, write_slot, group) = self.open_stores(lane);
+        let reading: RecordId = self.detached(Proxy::Async, 1 << lane, read_slot, group);
+        let writing: RecordId = self.detached(Proxy::Async, 1 << lane, write_slot, group);
+        for &(offset, bytes, address) in &parts {
+            self.touch_shared(SharedSpan { block: self.rank, offset }, bytes, false, Some(lane), reading)?;
+            self.touch_global(address, bytes.into(), true, lane, writing)?;
+            self.core.profile.copied_out += u64::from(bytes);
+        }
+        self.launch(lane, Work::Reading(Outgoing { parts, lane, group }));
+        Ok(())
+    }
+
+    fn bulk_store(&mut self, dst: Address, src: Address, bytes: Operand) -> Result<(), FaultKind> {
+        let (dst, src, sizes) = (self.addresses(dst), self.addresses(src), self.warp.value(bytes));
+        for lane in lanes(self.mask) {
+            let bytes = self.bulk_size(sizes[lane])?;
+            Self::demand("the source of a bulk copy", src[lane], 16)?;
+            Self::demand("the destination of a bulk copy", dst[lane], 16)?;
+            let from = self.shared_span(Space::Shared, src[lane], bytes)?;
+            self.store_out(lane, vec![(from.offset, bytes, dst[lane])])?;
+        }
+        Ok(())
+    }
+
+    fn tensor_store(&mut self, map: RegId, coords: &[Operand], src: Address) -> Result<(), FaultKind> {
+        let src = self.addresses(src);
+        for lane in lanes(self.mask) {
+            let (map, coords) = self.tensor(map, coords, lane)?;
+            Self::check_box(&map, src[lane])?;
+            let from = self.shared_span(Space::Shared, src[lane], map.box_bytes() as u32)?;
+            let base = from.offset + SharedMemory::START;
+            let mut parts = Vec::new();
+            for run in tma::runs(&map, &coords) {
+                let Some(mut global) = run.global else { continue };
+                for (address, length) in tma::permuted(&map, base + run.inside, run.bytes) {
+                    parts.push((address - SharedMemory::START, length, global));
+                    global += u64::from(length);
+                }
+            }
+            self.store_out(lane, parts)?;
+        }
+        Ok(())
+    }
+
+    fn commit_stores(&mut self) {
+        let (warp, block) = (self.warp.index, &mut self.cluster.blocks[self.rank]);
+        for lane in lanes(self.mask) {
+            if let Some(stores) = block.stores.get_mut(&(warp, lane)) {
+                stores.committed += 1;
+                let groups = stores.committed as usize;
+                stores.outstanding.resize(groups.max(stores.outstanding.len()), [0, 0]);
+            }
+        }
+    }
+
+    fn wait_stores(&mut self, pending: u32, read: bool) -> Flow {
+        let warp = self.warp.index;
+        let mut unfinished = false;
+        for lane in lanes(self.mask) {
+            let Some(stores) = self.cluster.blocks[self.rank].stores.get(&(warp, lane)) else { continue };
+            let group = stores.committed.saturating_sub(pending);
+            unfinished |= stores.done(read) < group;
+            self.warp.waits[lane] = Wait::Bulk { group, read };
+        }
+        if unfinished {
+            return Flow::Stay;
+        }
+        lanes(self.mask).for_each(|lane| self.warp.waits[lane] = Wait::None);
+        for lane in lanes(self.mask) {
+            let Some(stores) = self.cluster.blocks[self.rank].stores.get_mut(&(warp, lane)) else { continue };
+            let group = stores.committed.saturating_sub(pending);
+            stores.awaited = stores.awaited.max(group);
+            let (read_slot, write_slot) = (stores.read_slot, stores.write_slot);
+            self.warp.learn(1 << lane, |known| {
+                known.raise(read_slot, group);
+                if !read {
+                    known.raise(write_slot, group);
+                }
+            });
+        }
+        Flow::Next
+    }
+}

@@ -1,0 +1,332 @@
+//! What each instruction does, family by family.
+
+mod collective;
+mod compute;
+mod copy;
+mod memory;
+mod sync;
+mod wgmma;
+
+pub(crate) use sync::settle_named;
+
+use ptx::instr::{Access, Control};
+use ptx::{Address, Bank, Base, Op, Operand, RegId, Space};
+
+use crate::error::{self, FaultKind};
+use crate::machine::{Cluster, Core};
+use crate::memory::SharedMemory;
+use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
+use crate::warp::{FULL, Lanes, Wait, Warp, lanes};
+
+/// One instruction of one warp, being executed.
+pub(crate) struct Exec<'a, 'k> {
+    pub(crate) core: &'a mut Core<'k>,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) warp: &'a mut Warp,
+    /// The warp's block within the cluster.
+    pub(crate) rank: usize,
+    pub(crate) pc: u32,
+    /// The lanes that execute it.
+    pub(crate) mask: u32,
+}
+
+/// How an instruction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// On to the next one.
+    Next,
+    /// The lanes continue elsewhere.
+    Jump(u32),
+    /// The lanes wait here.
+    Wait(Wait),
+    /// The lanes wait here, each for what has been set.
+    Stay,
+    /// The lanes are done.
+    Exit,
+}
+
+/// An address in shared memory, resolved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedSpan {
+    pub(crate) block: usize,
+    pub(crate) offset: u32,
+}
+
+impl Exec<'_, '_> {
+    /// Executes; says how it ended and whether others can see it.
+    pub(crate) fn execute(&mut self, op: &Op) -> Result<(Flow, bool), FaultKind> {
+        match op {
+            Op::Arith(op) => self.arith(op).map(|()| (Flow::Next, false)),
+            Op::Memory(op) => self.memory(op).map(|()| (Flow::Next, true)),
+            Op::Warp(op) => self.collective(op).map(|flow| (flow, false)),
+            Op::Barrier(op) => self.barrier(op).map(|flow| (flow, true)),
+            Op::Fence(op) => self.fence(*op).map(|()| (Flow::Next, true)),
+            Op::Copy(op) => self.copy(op).map(|flow| (flow, true)),
+            Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
+            Op::Tcgen05(_) => Err(self.unsupported()),
+            Op::Control(op) => self.control(*op),
+        }
+    }
+
+    fn control(&mut self, op: Control) -> Result<(Flow, bool), FaultKind> {
+        match op {
+            Control::Label(_) => Ok((Flow::Next, false)),
+            Control::Branch { target, uniform } => {
+                if uniform {
+                    self.aligned(self.warp.live)?;
+                }
+                Ok((Flow::Jump(self.core.program.target(target)), false))
+            }
+            Control::Exit => Ok((Flow::Exit, true)),
+            Control::Trap => Err(FaultKind::Trap),
+            Control::SetMaxRegisters { change, count } => self.set_registers(change, count).map(|flow| (flow, true)),
+            Control::GridDependencyWait => {
+                self.warp.learn(self.mask, |known| known.raise(crate::machine::PREDECESSOR, 1));
+                Ok((Flow::Next, true))
+            }
+            Control::LaunchDependents => Ok((Flow::Next, true)),
+        }
+    }
+
+    pub(crate) fn unsupported(&self) -> FaultKind {
+        let instr = self.core.program.instr(self.pc);
+        let text = instr.map(|instr| self.core.program.kernel.instruction(instr).trim().to_string());
+        FaultKind::Unsupported { instruction: text.unwrap_or_default() }
+    }
+
+    /// Demands that the lanes of `wanted` execute this together.
+    pub(crate) fn aligned(&mut self, wanted: u32) -> Result<(), FaultKind> {
+        if self.mask & wanted == wanted { Ok(()) } else { Err(FaultKind::Divergence { wanted, found: self.mask }) }
+    }
+
+    /// Whether the lanes of `wanted` are all here; if some are behind and on their way, the ones here wait for them.
+    pub(crate) fn gather(&mut self, wanted: u32) -> Result<Option<Flow>, FaultKind> {
+        let missing = wanted & !self.mask;
+        if missing == 0 {
+            return Ok(None);
+        }
+        let comes = |lane: usize| self.warp.live >> lane & 1 == 1 && self.warp.pc[lane] < self.pc;
+        if lanes(missing).all(comes) {
+            return Ok(Some(Flow::Wait(Wait::Lanes { mask: wanted })));
+        }
+        Err(FaultKind::Divergence { wanted, found: self.mask })
+    }
+
+    pub(crate) fn check_defined(&self, reg: RegId, mask: u32) -> Result<(), FaultKind> {
+        match self.warp.undefined(reg, mask) {
+            0 => Ok(()),
+            lanes => Err(FaultKind::UndefinedRegister { reg, lanes }),
+        }
+    }
+
+    /// Registers must be defined before they are read, and left alone while a multiplication owns them.
+    pub(crate) fn check_registers(&self, op: &Op) -> Result<(), FaultKind> {
+        let in_flight = self.warp.issued > self.warp.retired;
+        for &(reg, access) in self.core.program.registers(self.pc) {
+            if access != Access::Write {
+                self.check_defined(reg, self.mask)?;
+            }
+            if in_flight && reg.bank == Bank::B32 && !matches!(op, Op::Wgmma(_)) {
+                self.check_owned(reg)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_owned(&self, reg: RegId) -> Result<(), FaultKind> {
+        let owned = self.warp.owned[reg.index as usize];
+        if owned.number <= self.warp.retired {
+            return Ok(());
+        }
+        let block = self.cluster.blocks[self.rank].id;
+        let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, owned.pc));
+        Err(FaultKind::RegisterInFlight { reg, owner })
+    }
+
+    /// The addresses of an operand, lane by lane.
+    pub(crate) fn addresses(&self, address: Address) -> Lanes {
+        let base = match address.base {
+            Base::Reg(reg) => *self.warp.get(reg),
+            Base::SharedStart => [SharedMemory::START.into(); 32],
+        };
+        let wide = matches!(address.base, Base::Reg(reg) if reg.bank == Bank::B64);
+        let keep = if wide { u64::MAX } else { 0xffff_ffff };
+        base.map(|at| at.wrapping_add_signed(address.offset.into()) & keep)
+    }
+
+    /// A value that must be the same in all executing lanes.
+    pub(crate) fn uniform(&self, what: &'static str, operand: Operand) -> Result<u64, FaultKind> {
+        let values = self.warp.value(operand);
+        let first = values[self.mask.trailing_zeros() as usize];
+        if lanes(self.mask).any(|lane| values[lane] != first) {
+            return Err(FaultKind::NotUniform { what });
+        }
+        Ok(first)
+    }
+
+    /// Finds the bytes of a shared address, within bounds.
+    pub(crate) fn shared_span(&self, space: Space, address: u64, bytes: u32) -> Result<SharedSpan, FaultKind> {
+        let (window, at) = (address as u32 / SharedMemory::WINDOW, address as u32 % SharedMemory::WINDOW);
+        let block = if window == 0 { self.rank } else { window as usize - 1 };
+        let reachable = block < self.cluster.blocks.len() && (window == 0 || space == Space::Cluster);
+        let size = if reachable { self.cluster.blocks[block].shared.data.len() as u32 } else { 0 };
+        let offset = at.wrapping_sub(SharedMemory::START);
+        if offset.checked_add(bytes).is_none_or(|end| end > size) {
+            let name = match window {
+                0 => format!("the block has {size} bytes from {:#x} on", SharedMemory::START),
+                _ => "not in this block's window".to_string(),
+            };
+            let block = Some(self.cluster.blocks[self.rank].id);
+            let place = error::Place { space: "shared", block, name, address, bytes: bytes.into() };
+            return Err(FaultKind::OutOfBounds { place });
+        }
+        if self.cluster.blocks[block].shared.ended {
+            let place = self.core.shared_place(self.cluster.blocks[block].id, offset, bytes);
+            return Err(FaultKind::BlockEnded { place });
+        }
+        Ok(SharedSpan { block, offset })
+    }
+
+    /// A record of this instruction's access by the threads themselves.
+    pub(crate) fn record(&mut self, strong: bool) -> RecordId {
+        let (slot, count) = (self.warp.slot, self.warp.tick);
+        self.add_record(slot, count, Proxy::Generic, false, strong, self.mask)
+    }
+
+    /// A record of an asynchronous access, done when `slot` reaches `count`.
+    pub(crate) fn detached(&mut self, proxy: Proxy, lanes: u32, slot: u32, count: u32) -> RecordId {
+        self.add_record(slot, count, proxy, true, false, lanes)
+    }
+
+    /// A record of an asynchronous access whose completion a barrier will announce.
+    pub(crate) fn in_flight(&mut self, proxy: Proxy, lane: usize) -> RecordId {
+        self.detached(proxy, 1 << lane, 0, IN_FLIGHT)
+    }
+
+    fn add_record(
+        &mut self,
+        slot: u32,
+        count: u32,
+        proxy: Proxy,
+        detached: bool,
+        strong: bool,
+        lanes: u32,
+    ) -> RecordId {
+        let (cluster, block, warp, pc) = (self.cluster.index, self.rank as u32, self.warp.index as u32, self.pc);
+        self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, strong })
+    }
+
+    /// Notes an access to shared memory and checks it against all others.
+    pub(crate) fn touch_shared(
+        &mut self,
+        span: SharedSpan,
+        bytes: u32,
+        write: bool,
+        lane: Option<usize>,
+        record: RecordId,
+    ) -> Result<(), FaultKind> {
+        let block = &mut self.cluster.blocks[span.block];
+        let (start, length) = (span.offset as usize, bytes as usize);
+        if block.shared.barrier_in(span.offset, bytes) {
+            return Err(FaultKind::BarrierAsData { place: self.core.shared_place(block.id, span.offset, bytes) });
+        }
+        let access = self.core.log.get(record);
+        let replaces = write && access.detached;
+        let observer =
+            Observer { replaces, ..observer(self.warp, self.cluster.index, lane, record, access.proxy, false) };
+        let shadow = &mut block.shared.shadow;
+        let noted = match write {
+            true => shadow.write(&self.core.log, &observer, start, length),
+            false => shadow.read(&self.core.log, &observer, start, length),
+        };
+        if let Err(conflict) = noted {
+            let place = self.core.shared_place(block.id, conflict.byte as u32, self.core.program.shared_unit);
+            return Err(self.race(place, conflict, record, write));
+        }
+        if !write && let Some(byte) = block.shared.written.missing(start, length) {
+            let place = self.core.shared_place(block.id, span.offset, bytes);
+            return Err(FaultKind::Uninitialised { place, byte: (byte - start) as u64 });
+        }
+        Ok(())
+    }
+
+    /// Notes an access to global memory and checks it against all others.
+    pub(crate) fn touch_global(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        write: bool,
+        lane: usize,
+        record: RecordId,
+    ) -> Result<crate::memory::GlobalSpan, FaultKind> {
+        let span = self.core.memory.find(address, bytes).ok_or_else(|| self.core.beyond(address, bytes))?;
+        let buffer = &self.core.memory.buffers[span.buffer];
+        let access = self.core.log.get(record);
+        let replaces = write && access.detached;
+        let observer =
+            Observer { replaces, ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, true) };
+        if buffer.awaited && observer.knowledge.generic.get(self.cluster.index, crate::machine::PREDECESSOR) == 0 {
+            return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
+        }
+        let (shadow, length) = (&mut self.core.trace.shadows[span.buffer], bytes as usize);
+        let noted = match write {
+            true => shadow.write(&self.core.log, &observer, span.offset, length),
+            false => shadow.read(&self.core.log, &observer, span.offset, length),
+        };
+        if let Err(conflict) = noted {
+            let at = self.core.memory.buffers[span.buffer].address + conflict.byte as u64;
+            let place = self.core.global_place(at, self.core.program.global_unit.into());
+            return Err(self.race(place, conflict, record, write));
+        }
+        let buffer = &self.core.memory.buffers[span.buffer];
+        if !write && let Some(byte) = buffer.written.missing(span.offset, length) {
+            let place = self.core.global_place(address, bytes);
+            return Err(FaultKind::Uninitialised { place, byte: (byte - span.offset) as u64 });
+        }
+        Ok(span)
+    }
+
+    pub(crate) fn race(&self, place: error::Place, conflict: Conflict, record: RecordId, write: bool) -> FaultKind {
+        let access = |id: RecordId, write: bool| {
+            let record = self.core.log.get(id);
+            // The other side's block is in this cluster, or its position is told from the cluster's number.
+            let block = match self.cluster.blocks.get(record.block as usize) {
+                Some(block) if record.cluster == self.cluster.index => block.id,
+                _ => [record.cluster, 0, 0],
+            };
+            let site = self.core.program.site(block, record.warp as usize, record.lanes, record.pc);
+            let in_flight = record.detached && record.count == IN_FLIGHT;
+            error::Access { write, asynchronous: record.detached, in_flight, site }
+        };
+        let (first, second) = (access(conflict.record, conflict.was_write), access(record, write));
+        let remedy = remedy(&first, &second, self.core.log.get(record).proxy);
+        FaultKind::Race { place, first: Box::new(first), second: Box::new(second), remedy }
+    }
+}
+
+/// What usually orders a pair of accesses.
+fn remedy(first: &error::Access, second: &error::Access, proxy: Proxy) -> &'static str {
+    match (first.asynchronous, second.asynchronous) {
+        (true, _) if first.write => "wait at the barrier that counts the copy's bytes, in the right phase",
+        (true, _) => "wait for the group (wgmma or bulk) that reads the bytes, then arrive where the writer waits",
+        (false, true) if first.write && proxy == Proxy::Async => {
+            "after the write: fence.proxy.async, then a barrier between writer and issuer"
+        }
+        (false, true) => "let the readers arrive at a barrier for which the issuer waits",
+        (false, false) => "put a barrier, or release and acquire, between the two",
+    }
+}
+
+/// The executing warp, or a lane of it, as the maker of an access.
+fn observer(
+    warp: &Warp,
+    cluster: u32,
+    lane: Option<usize>,
+    record: RecordId,
+    proxy: Proxy,
+    global: bool,
+) -> Observer<'_> {
+    let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
+    let lane = lane.map(|lane| lane as u32);
+    Observer { knowledge, cluster, slot: warp.slot, lane, record, proxy, global, replaces: false }
+}

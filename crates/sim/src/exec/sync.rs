@@ -1,0 +1,441 @@
+//! Barriers, fences and register budgets.
+
+use ptx::instr::{Barrier, Fence, Semantics};
+use ptx::{Address, Operand, RegisterChange, Scope, Space};
+
+use super::{Exec, Flow, SharedSpan};
+use crate::barrier::{Carry, Mbarrier};
+use crate::clock::Knowledge;
+use crate::error::FaultKind;
+use crate::machine::Block;
+use crate::race::{Conflict, Proxy};
+use crate::warp::{FULL, Wait, Warp, lanes};
+
+/// How an arrival orders memory.
+#[derive(Clone, Copy)]
+struct Ordering {
+    sem: Semantics,
+    scope: Scope,
+}
+
+impl Exec<'_, '_> {
+    pub(crate) fn barrier(&mut self, op: &Barrier) -> Result<Flow, FaultKind> {
+        match *op {
+            Barrier::Init { bar, count } => self.init(bar, count).map(|()| Flow::Next),
+            Barrier::Invalidate { bar } => self.invalidate(bar).map(|()| Flow::Next),
+            Barrier::ExpectTx { space, bar, bytes } => {
+                let bytes = self.warp.value(bytes);
+                self.each_barrier(space, bar, |bar, name, _, lane| bar.add_bytes(name, bytes[lane] as i64))
+            }
+            Barrier::Arrive { space, sem, scope, bar, count } => {
+                let counts = count.map_or([1; 32], |count| self.warp.value(count));
+                self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])
+            }
+            Barrier::ArriveExpectTx { space, sem, scope, bar, bytes } => {
+                let bytes = self.warp.value(bytes);
+                self.arrive(space, Ordering { sem, scope }, bar, [1; 32], bytes)
+            }
+            Barrier::TryWait { done, sem, scope, bar, parity } => {
+                self.try_wait(done, Ordering { sem, scope }, bar, parity)
+            }
+            Barrier::NamedSync { id, threads } => self.named(id, threads, true),
+            Barrier::NamedArrive { id, threads } => self.named(id, Some(threads), false),
+            Barrier::ClusterArrive { sem, aligned } => self.cluster_arrive(sem, aligned),
+            Barrier::ClusterWait { aligned } => self.cluster_wait(aligned),
+        }
+    }
+
+    /// The eight bytes of a barrier.
+    fn barrier_span(&self, space: Space, address: u64) -> Result<SharedSpan, FaultKind> {
+        if !address.is_multiple_of(8) {
+            return Err(FaultKind::Misaligned { what: "a barrier", address, wanted: 8 });
+        }
+        self.shared_span(space, address, 8)
+    }
+
+    fn init(&mut self, bar: Address, count: Operand) -> Result<(), FaultKind> {
+        let (addresses, counts) = (self.addresses(bar), self.warp.value(count));
+        let record = self.record(false);
+        for lane in lanes(self.mask) {
+            let span = self.barrier_span(Space::Shared, addresses[lane])?;
+            let block = &self.cluster.blocks[span.block];
+            if block.shared.barrier_in(span.offset, 8) {
+                return Err(FaultKind::Reinitialised { place: self.core.shared_place(block.id, span.offset, 8) });
+            }
+            if !(1..1 << 20).contains(&counts[lane]) {
+                let (what, found) = ("arrivals of a barrier", counts[lane]);
+                return Err(FaultKind::BadOperand { what, found, wanted: "1 to 2^20 - 1" });
+            }
+            self.touch_shared(span, 8, true, Some(lane), record)?;
+            let slot = self.cluster.slot();
+            let barrier = Mbarrier::new(self.cluster.index, counts[lane] as u32, slot, record);
+            let shared = &mut self.cluster.blocks[span.block].shared;
+            shared.barriers.insert(span.offset, barrier);
+        }
+        Ok(())
+    }
+
+    fn invalidate(&mut self, bar: Address) -> Result<(), FaultKind> {
+        self.each_barrier(Space::Shared, bar, |_, _, _, _| Ok(()))?;
+        let (addresses, record) = (self.addresses(bar), self.record(false));
+        for lane in lanes(self.mask) {
+            let span = self.barrier_span(Space::Shared, addresses[lane])?;
+            self.cluster.blocks[span.block].shared.barriers.remove(&span.offset);
+            self.touch_shared(span, 8, true, Some(lane), record)?;
+        }
+        Ok(())
+    }
+
+    /// Finds a barrier, alive and known to this lane to be initialised.
+    pub(crate) fn find_barrier(&mut self, span: SharedSpan, lane: usize, proxy: Proxy) -> Result<(), FaultKind> {
+        let block = &self.cluster.blocks[span.block];
+        let place = || self.core.shared_place(block.id, span.offset, 8);
+        let Some(bar) = block.shared.barriers.get(&span.offset) else {
+            return Err(FaultKind::NotABarrier { place: place() });
+        };
+        let init = self.core.log.get(bar.init);
+        let known = self.warp.knowledge(lane).generic.get(init.cluster, init.slot + init.lanes.trailing_zeros());
+        let own = init.slot == self.warp.slot && init.lanes >> lane & 1 == 1;
+        if (own || known >= init.count) && (proxy == Proxy::Generic || bar.published) {
+            return Ok(());
+        }
+        let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());
+        let record = match proxy {
+            Proxy::Generic => self.record(false),
+            Proxy::Async => self.in_flight(proxy, lane),
+        };
+        Err(self.race(place, conflict, record, true))
+    }
+
+    /// Applies `act` to the barrier that each lane names, and lets the phase complete.
+    fn each_barrier(
+        &mut self,
+        space: Space,
+        bar: Address,
+        mut act: impl FnMut(&mut Mbarrier, &str, &mut Warp, usize) -> Result<(), FaultKind>,
+    ) -> Result<Flow, FaultKind> {
+        let addresses = self.addresses(bar);
+        for lane in lanes(self.mask) {
+            let span = self.barrier_span(space, addresses[lane])?;
+            self.find_barrier(span, lane, Proxy::Generic)?;
+            let name = self.core.program.shared_name(span.offset);
+            let barriers = &mut self.cluster.blocks[span.block].shared.barriers;
+            let Some(bar) = barriers.get_mut(&span.offset) else { continue };
+            act(bar, &name, self.warp, lane)?;
+            bar.settle(self.cluster.index);
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Arrives for every lane. Lanes that arrive at the same barrier publish together, which comes to the same and is quicker.
+    fn arrive(
+        &mut self,
+        space: Space,
+        order: Ordering,
+        bar: Address,
+        counts: [u64; 32],
+        bytes: [u64; 32],
+    ) -> Result<Flow, FaultKind> {
+        let addresses = self.addresses(bar);
+        let mut left = self.mask;
+        while left != 0 {
+            let first = left.trailing_zeros() as usize;
+            let together = lanes(left).filter(|&lane| addresses[lane] == addresses[first]).fold(0, |m, l| m | 1 << l);
+            left &= !together;
+            let span = self.barrier_span(space, addresses[first])?;
+            for lane in lanes(together) {
+                self.find_barrier(span, lane, Proxy::Generic)?;
+            }
+            let carry = match (order.sem, order.scope, span.block == self.rank) {
+                (Semantics::Ordered, _, true) => Carry::Local,
+                (Semantics::Ordered, Scope::Cluster | Scope::Gpu | Scope::System, false) => Carry::Remote,
+                _ => Carry::Executed,
+            };
+            let mut together = together;
+            while together != 0 {
+                together = self.arrive_together(span, carry, together, &counts, &bytes)?;
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Arrives for the lanes that still belong to the barrier's current phase, and gives back those left for the next one.
+    fn arrive_together(
+        &mut self,
+        span: SharedSpan,
+        carry: Carry,
+        together: u32,
+        counts: &[u64; 32],
+        bytes: &[u64; 32],
+    ) -> Result<u32, FaultKind> {
+        let who = (self.rank, self.warp.index);
+        let (name, cluster) = (self.core.program.shared_name(span.offset), self.cluster.index);
+        let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get_mut(&span.offset) else { return Ok(0) };
+        let mut room = u64::from(bar.pending);
+        let mut now = 0;
+        for lane in lanes(together) {
+            // An arrival that does not fit goes alone, to be refused.
+            if now != 0 && counts[lane] > room {
+                break;
+            }
+            room = room.saturating_sub(counts[lane]);
+            now |= 1 << lane;
+        }
+        let mut published = Knowledge::new(cluster);
+        self.warp.publish(now, &mut published);
+        bar.publish(cluster, carry, &published);
+        for lane in lanes(now) {
+            if bytes[lane] > 0 {
+                bar.add_bytes(&name, bytes[lane] as i64)?;
+            }
+            bar.arrive(&name, who, counts[lane] as u32)?;
+        }
+        bar.settle(cluster);
+        Ok(together & !now)
+    }
+
+    fn try_wait(
+        &mut self,
+        done: ptx::RegId,
+        order: Ordering,
+        bar: Address,
+        parity: Operand,
+    ) -> Result<Flow, FaultKind> {
+        let (addresses, parities) = (self.addresses(bar), self.warp.value(parity));
+        let mut passed = [0; 32];
+        let mut learnt: Option<SharedSpan> = None;
+        let mut waits = self.warp.waits;
+        for lane in lanes(self.mask) {
+            let span = self.barrier_span(Space::Shared, addresses[lane])?;
+            self.find_barrier(span, lane, Proxy::Generic)?;
+            let parity = parities[lane] as u32;
+            let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get(&span.offset) else { continue };
+            if bar.passes(parity) {
+                (passed[lane], learnt) = (1, Some(span));
+            }
+            waits[lane] = Wait::Phase { offset: span.offset, parity };
+        }
+        let passing = lanes(self.mask).filter(|&lane| passed[lane] == 1).fold(0, |mask, lane| mask | 1 << lane);
+        if passing == 0 && self.core.program.spins(self.pc) {
+            // Each lane sleeps until its own barrier's phase completes, and then asks again.
+            self.warp.waits = waits;
+            return Ok(Flow::Stay);
+        }
+        let one_barrier = lanes(passing).all(|lane| addresses[lane] == addresses[passing.trailing_zeros() as usize]);
+        match learnt {
+            Some(span) if one_barrier => self.acquire_phase(span, passing, order),
+            _ => {
+                for lane in lanes(passing) {
+                    let span = self.barrier_span(Space::Shared, addresses[lane])?;
+                    self.acquire_phase(span, 1 << lane, order);
+                }
+            }
+        }
+        self.set(done, &passed);
+        Ok(Flow::Next)
+    }
+
+    fn acquire_phase(&mut self, span: SharedSpan, mask: u32, order: Ordering) {
+        let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get(&span.offset) else { return };
+        let done = &bar.done;
+        self.warp.learn(mask, |known| {
+            known.executed.join(&done.executed);
+            if order.sem == Semantics::Relaxed {
+                return;
+            }
+            known.join(&done.local);
+            if let (Some(remote), true) = (&done.remote, order.scope != Scope::Block) {
+                known.join(remote);
+            }
+        });
+    }
+
+    fn named(&mut self, id: Operand, threads: Option<Operand>, waits: bool) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(self.warp.live)? {
+            return Ok(wait);
+        }
+        let id = self.uniform("the number of a named barrier", id)?;
+        if id > 15 {
+            return Err(FaultKind::BadOperand { what: "the number of a named barrier", found: id, wanted: "0 to 15" });
+        }
+        let threads = threads.map(|threads| self.uniform("the threads of a named barrier", threads)).transpose()?;
+        let threads = threads.map(|threads| threads as u32);
+        let all = self.core.program.kernel.launch.threads;
+        if let Some(threads) = threads
+            && (!threads.is_multiple_of(32) || threads == 0 || threads > all)
+        {
+            let (what, found) = ("the threads of a named barrier", threads.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 32, at most those of the block" });
+        }
+        let index = self.cluster.index;
+        let block = &mut self.cluster.blocks[self.rank];
+        let barrier = &mut block.named[id as usize];
+        if barrier.arrived > 0 && barrier.threads != threads {
+            let (found, expected) = (threads.unwrap_or(all), barrier.threads.unwrap_or(all));
+            return Err(FaultKind::NamedBarrierMismatch { id: id as u32, found, expected });
+        }
+        barrier.threads = threads;
+        barrier.arrived += 32;
+        self.warp.publish(self.warp.live, barrier.gathered.get_or_insert_with(|| Knowledge::new(index)));
+        if waits {
+            barrier.waiting.push(self.warp.index);
+            lanes(self.warp.live).for_each(|lane| self.warp.waits[lane] = Wait::Named { id: id as u32 });
+        }
+        let complete = settle_named(block, id as usize, Some(self.warp));
+        Ok(if complete || !waits { Flow::Next } else { Flow::Stay })
+    }
+
+    fn cluster_arrive(&mut self, sem: Semantics, aligned: bool) -> Result<Flow, FaultKind> {
+        if aligned && let Some(wait) = self.gather(self.warp.live)? {
+            return Ok(wait);
+        }
+        let twice = self.warp.at_cluster & self.mask;
+        if twice != 0 {
+            let (phase, arriving) = (self.cluster.barrier.phase, twice.count_ones());
+            let barrier = "of the cluster (wait before arriving again)".into();
+            return Err(FaultKind::OverArrival { barrier, phase, arriving, lacking: 0, expected: 1 });
+        }
+        self.warp.at_cluster |= self.mask;
+        let threads = self.core.program.kernel.launch.threads * self.cluster.blocks.len() as u32;
+        let mut published = Knowledge::new(self.cluster.index);
+        self.warp.publish(self.mask, &mut published);
+        let barrier = &mut self.cluster.barrier;
+        match sem {
+            Semantics::Ordered => barrier.gathered.join(&published),
+            Semantics::Relaxed => barrier.gathered.executed.join(&published.executed),
+        }
+        barrier.arrived += self.mask.count_ones();
+        if barrier.arrived == threads {
+            barrier.phase += 1;
+            barrier.arrived = 0;
+            let fresh = Knowledge::new(self.cluster.index);
+            barrier.done = std::mem::replace(&mut barrier.gathered, fresh);
+        }
+        Ok(Flow::Next)
+    }
+
+    fn cluster_wait(&mut self, aligned: bool) -> Result<Flow, FaultKind> {
+        if aligned && let Some(wait) = self.gather(self.warp.live)? {
+            return Ok(wait);
+        }
+        let absent = self.mask & !self.warp.at_cluster;
+        if absent != 0 {
+            let (what, found) = ("a wait at the cluster's barrier", absent.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "an arrive by the same threads before it" });
+        }
+        // Nobody can arrive for the next phase before this thread has waited, so the phase tells whether it is over: a thread
+        // that has arrived and not waited is in the phase after as many as it has waited for.
+        let phase = self.warp.cluster_phase;
+        if self.cluster.barrier.phase <= phase {
+            return Ok(Flow::Wait(Wait::Cluster { phase }));
+        }
+        let done = &self.cluster.barrier.done;
+        self.warp.learn(self.mask, |known| known.join(done));
+        self.warp.at_cluster &= !self.mask;
+        if self.warp.at_cluster == 0 {
+            self.warp.cluster_phase += 1;
+        }
+        Ok(Flow::Next)
+    }
+
+    pub(crate) fn fence(&mut self, op: Fence) -> Result<(), FaultKind> {
+        let (slot, tick, mask) = (self.warp.slot, self.warp.tick, self.mask);
+        match op {
+            Fence::AcqRel(_) => {
+                if let Some(glimpsed) = self.warp.glimpsed.take() {
+                    self.warp.learn(mask, |known| known.join(&glimpsed));
+                }
+                let mut fenced = Knowledge::new(self.cluster.index);
+                self.warp.publish(mask, &mut fenced);
+                self.warp.fenced = Some(Box::new(fenced));
+            }
+            Fence::ProxyAsync(window) => {
+                self.warp.learn(mask, |known| {
+                    if window != Some(Space::Global) {
+                        known.async_shared.join(&known.generic);
+                        known.async_shared.raise_lanes(slot, mask, tick);
+                    }
+                    if window.is_none_or(|window| window == Space::Global) {
+                        known.async_global.join(&known.generic);
+                        known.async_global.raise_lanes(slot, mask, tick);
+                    }
+                });
+                self.warp.tick += 1;
+                if window != Some(Space::Global) {
+                    self.publish_barriers();
+                }
+            }
+            Fence::BarrierInit => self.publish_barriers(),
+        }
+        Ok(())
+    }
+
+    /// The barriers whose initialisation these lanes know of become visible to asynchronous work.
+    fn publish_barriers(&mut self) {
+        for lane in lanes(self.mask) {
+            let (known, own) = (&self.warp.knowledge(lane).generic, self.warp.slot);
+            for bar in self.cluster.blocks.iter_mut().flat_map(|block| block.shared.barriers.values_mut()) {
+                let init = self.core.log.get(bar.init);
+                let by_me = init.slot == own && init.lanes >> lane & 1 == 1;
+                bar.published |=
+                    by_me || known.get(init.cluster, init.slot + init.lanes.trailing_zeros()) >= init.count;
+            }
+        }
+    }
+
+    pub(crate) fn set_registers(&mut self, change: RegisterChange, count: u32) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(FULL)? {
+            return Ok(wait);
+        }
+        if !count.is_multiple_of(8) || !(24..=256).contains(&count) {
+            let (what, found) = ("a register budget", count.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 8 from 24 to 256" });
+        }
+        let (pool, budget) = (&mut self.cluster.blocks[self.rank].pool, self.warp.budget);
+        match change {
+            RegisterChange::Decrease if count > budget => {
+                let (what, found) = ("the budget of setmaxnreg.dec", count.into());
+                return Err(FaultKind::BadOperand { what, found, wanted: "at most what the warp has" });
+            }
+            RegisterChange::Decrease => *pool += (budget - count) * 32,
+            RegisterChange::Increase if count <= budget => return Ok(Flow::Next),
+            RegisterChange::Increase if *pool < (count - budget) * 32 => {
+                return Ok(Flow::Wait(Wait::Registers { count }));
+            }
+            RegisterChange::Increase => *pool -= (count - budget) * 32,
+        }
+        self.warp.budget = count;
+        Ok(Flow::Next)
+    }
+}
+
+/// Completes a named barrier if all are there: those who wait learn what all published, and go on. `running` is the warp
+/// that is executing, if it belongs to this block.
+pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mut Warp>) -> bool {
+    let alive = block.warps.iter().flatten().filter(|warp| warp.live != 0).count() as u32;
+    let alive = alive + u32::from(running.is_some());
+    let barrier = &mut block.named[id];
+    if barrier.arrived == 0 || barrier.arrived < barrier.threads.unwrap_or(32 * alive) {
+        return false;
+    }
+    let Some(gathered) = barrier.gathered.take() else { return false };
+    barrier.arrived = 0;
+    for index in std::mem::take(&mut barrier.waiting) {
+        let is_running = running.as_ref().is_some_and(|warp| warp.index == index);
+        let warp = match (&mut running, block.warps[index].as_deref_mut()) {
+            (Some(warp), _) if is_running => &mut **warp,
+            (_, Some(warp)) => warp,
+            _ => continue,
+        };
+        let live = warp.live;
+        warp.learn(live, |known| known.join(&gathered));
+        warp.apart = Default::default();
+        for lane in lanes(live) {
+            warp.waits[lane] = Wait::None;
+            if !is_running {
+                warp.pc[lane] += 1;
+            }
+        }
+    }
+    true
+}

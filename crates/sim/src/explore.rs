@@ -1,0 +1,60 @@
+//! Running a kernel under many schedules.
+
+use ptx::Kernel;
+use thiserror::Error;
+
+use crate::error::Fault;
+use crate::launch::{Gpu, Launch};
+use crate::profile::Profile;
+use crate::schedule::Schedule;
+
+/// What an exploration found wrong.
+#[derive(Clone, Debug, Error)]
+pub enum Finding {
+    /// A rule of the machine was broken.
+    #[error(transparent)]
+    Fault(Box<Fault>),
+    /// Every rule was kept, and the result is wrong.
+    #[error("under schedule {schedule}: {what}")]
+    WrongResult {
+        /// The schedule that leads there.
+        schedule: Schedule,
+        /// What the verifier said.
+        what: String,
+    },
+}
+
+impl Finding {
+    /// A short name of what was found, for tables.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Finding::Fault(fault) => fault.kind.name(),
+            Finding::WrongResult { .. } => "wrong result",
+        }
+    }
+
+    /// The schedule that leads there.
+    pub fn schedule(&self) -> Schedule {
+        match self {
+            Finding::Fault(fault) => fault.schedule,
+            Finding::WrongResult { schedule, .. } => *schedule,
+        }
+    }
+}
+
+/// Runs a kernel under each schedule, on a fresh device from `prepare`, and has `verify` judge what it left in memory. Stops at
+/// the first thing found; gives the profile of the last run if nothing is.
+pub fn explore(
+    kernel: &Kernel,
+    schedules: &[Schedule],
+    mut prepare: impl FnMut() -> (Gpu, Launch),
+    mut verify: impl FnMut(&Gpu) -> Result<(), String>,
+) -> Result<Profile, Finding> {
+    let mut profile = Profile::default();
+    for &schedule in schedules {
+        let (mut gpu, launch) = prepare();
+        profile = gpu.run(kernel, &launch, schedule).map_err(Finding::Fault)?;
+        verify(&gpu).map_err(|what| Finding::WrongResult { schedule, what })?;
+    }
+    Ok(profile)
+}

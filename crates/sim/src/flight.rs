@@ -1,0 +1,297 @@
+//! Work in flight beside the threads: copies and multiplications that were issued and complete when the schedule says so.
+//!
+//! What a piece of work may touch was checked when it was issued. Completing it moves the bytes and tells whoever counts:
+//! a barrier for copies into shared memory, the issuing thread's groups for stores, the warpgroup for multiplications.
+
+use std::collections::VecDeque;
+
+use ptx::RegId;
+use ptx::descriptor::WgmmaDescriptor;
+use ptx::instr::WgmmaElement;
+
+use crate::error::FaultKind;
+use crate::machine::{Cluster, Core};
+use crate::memory::SharedMemory;
+use crate::race::RecordId;
+use crate::tensor_core;
+use crate::warp::Lanes;
+
+/// A piece of work, and the instruction that issued it.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) block: usize,
+    pub(crate) warp: usize,
+    pub(crate) lanes: u32,
+    pub(crate) pc: u32,
+    pub(crate) work: Work,
+}
+
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Bytes on their way into a block's shared memory.
+    Incoming(Incoming),
+    /// Bytes of shared memory on their way to global memory, not yet read.
+    Reading(Outgoing),
+    /// The same, read and not yet written.
+    Writing(Outgoing, Vec<u8>),
+    /// The next multiplication of a warpgroup.
+    Multiply { group: usize },
+}
+
+impl Job {
+    /// Whether the work still needs a block's shared memory.
+    pub(crate) fn touches(&self, rank: usize) -> bool {
+        match &self.work {
+            Work::Incoming(copy) => copy.target == rank || copy.source_block == Some(rank),
+            Work::Reading(_) | Work::Multiply { .. } => self.block == rank,
+            Work::Writing(..) => false,
+        }
+    }
+}
+
+/// Where a part of a copy comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// A global address.
+    Global(u64),
+    /// Zeros, for what lies outside of a tensor.
+    Zero,
+    /// The shared memory of the issuing block, by offset.
+    Shared(u32),
+    /// These bytes.
+    Bytes([u8; 16]),
+}
+
+/// A copy into shared memory.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) target: usize,
+    /// (offset, bytes, source) of each part.
+    pub(crate) parts: Vec<(u32, u32, Source)>,
+    /// Block whose shared memory is the source, if one is.
+    pub(crate) source_block: Option<usize>,
+    /// Block and offset of the barrier that counts.
+    pub(crate) barrier: (usize, u32),
+    pub(crate) bytes: u32,
+    pub(crate) record: RecordId,
+}
+
+/// A copy out of shared memory.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// (offset, bytes, global address) of each part.
+    pub(crate) parts: Vec<(u32, u32, u64)>,
+    pub(crate) lane: usize,
+    /// The thread's group it belongs to, from one.
+    pub(crate) group: u32,
+}
+
+/// A thread's bulk stores.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    pub(crate) read_slot: u32,
+    pub(crate) write_slot: u32,
+    pub(crate) committed: u32,
+    /// Reads and writes outstanding, by group; the last may be open.
+    pub(crate) outstanding: Vec<[u32; 2]>,
+    /// Groups whose reads the thread has waited for.
+    pub(crate) awaited: u32,
+    /// The last store issued.
+    pub(crate) last: u32,
+}
+
+impl Stores {
+    pub(crate) fn new(read_slot: u32, write_slot: u32) -> Self {
+        Stores { read_slot, write_slot, committed: 0, outstanding: Vec::new(), awaited: 0, last: 0 }
+    }
+
+    /// Groups done, counted from the first: all their sources read, or also all their destinations written.
+    pub(crate) fn done(&self, read: bool) -> u32 {
+        let closed = &self.outstanding[..(self.committed as usize).min(self.outstanding.len())];
+        let unfinished = closed.iter().position(|left| left[usize::from(!read)] > 0);
+        unfinished.map_or(self.committed, |at| at as u32)
+    }
+}
+
+/// A multiplication that a warpgroup has issued, at least in part.
+#[derive(Debug)]
+pub(crate) struct Mma {
+    pub(crate) pc: u32,
+    /// One bit for each warp that has issued it.
+    pub(crate) issued: u32,
+    pub(crate) n: u32,
+    pub(crate) element: WgmmaElement,
+    pub(crate) d: Vec<RegId>,
+    /// Each warp's fragments, or a descriptor and whether the matrix is M-major.
+    pub(crate) fragments: Vec<[Lanes; 4]>,
+    pub(crate) a: Option<(WgmmaDescriptor, bool)>,
+    pub(crate) b: (WgmmaDescriptor, bool),
+    pub(crate) accumulate: bool,
+    pub(crate) negate: [bool; 2],
+    pub(crate) record: RecordId,
+}
+
+/// The queue of a warpgroup's tensor core.
+#[derive(Debug)]
+pub(crate) struct Warpgroup {
+    /// Slot that counts finished multiplications.
+    pub(crate) slot: u32,
+    pub(crate) queue: VecDeque<Mma>,
+    /// Multiplications done.
+    pub(crate) done: u32,
+}
+
+impl Warpgroup {
+    pub(crate) fn new(slot: u32) -> Self {
+        Warpgroup { slot, queue: VecDeque::new(), done: 0 }
+    }
+}
+
+impl Core<'_> {
+    /// Completes a piece of work.
+    pub(crate) fn complete(&mut self, cluster: &mut Cluster, job: Job) -> Result<(), FaultKind> {
+        let Job { block, warp, lanes, pc, work } = job;
+        match work {
+            Work::Incoming(copy) => self.deliver(cluster, block, &copy),
+            Work::Reading(copy) => {
+                let shared = &cluster.blocks[block].shared.data;
+                let part = |&(offset, bytes, _): &(u32, u32, u64)| &shared[offset as usize..(offset + bytes) as usize];
+                let data: Vec<u8> = copy.parts.iter().flat_map(part).copied().collect();
+                self.outstanding(cluster, block, warp, &copy, 0);
+                cluster.jobs.push(Job { block, warp, lanes, pc, work: Work::Writing(copy, data) });
+                Ok(())
+            }
+            Work::Writing(copy, data) => {
+                self.write_out(&copy, &data)?;
+                self.outstanding(cluster, block, warp, &copy, 1);
+                Ok(())
+            }
+            Work::Multiply { group } => {
+                self.multiply(cluster, block, group);
+                Ok(())
+            }
+        }
+    }
+
+    fn outstanding(&self, cluster: &mut Cluster, block: usize, warp: usize, copy: &Outgoing, stage: usize) {
+        if let Some(stores) = cluster.blocks[block].stores.get_mut(&(warp, copy.lane)) {
+            stores.outstanding[copy.group as usize - 1][stage] -= 1;
+        }
+    }
+
+    fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
+        for &(offset, bytes, source) in &copy.parts {
+            let data: Vec<u8> = match source {
+                Source::Zero => vec![0; bytes as usize],
+                Source::Bytes(data) => data[..bytes as usize].to_vec(),
+                Source::Shared(from) => {
+                    cluster.blocks[block].shared.data[from as usize..(from + bytes) as usize].to_vec()
+                }
+                Source::Global(address) => {
+                    let span =
+                        self.memory.find(address, bytes.into()).ok_or_else(|| self.beyond(address, bytes.into()))?;
+                    self.memory.buffers[span.buffer].data[span.offset..span.offset + bytes as usize].to_vec()
+                }
+            };
+            let shared = &mut cluster.blocks[copy.target].shared;
+            shared.data[offset as usize..(offset + bytes) as usize].copy_from_slice(&data);
+            shared.written.set(offset as usize, bytes as usize);
+        }
+        let (rank, offset) = copy.barrier;
+        let name = self.program.shared_name(offset);
+        let block = &mut cluster.blocks[rank];
+        let Some(bar) = block.shared.barriers.get_mut(&offset) else {
+            return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
+        };
+        self.log.complete(copy.record, bar.slot, bar.phase + 1);
+        bar.add_bytes(&name, -i64::from(copy.bytes))?;
+        bar.settle(cluster.index);
+        Ok(())
+    }
+
+    pub(crate) fn beyond(&self, address: u64, bytes: u64) -> FaultKind {
+        FaultKind::OutOfBounds { place: self.global_place(address, bytes) }
+    }
+
+    fn write_out(&mut self, copy: &Outgoing, data: &[u8]) -> Result<(), FaultKind> {
+        let mut at = 0;
+        for &(_, bytes, address) in &copy.parts {
+            let span = self.memory.find(address, bytes.into()).ok_or_else(|| self.beyond(address, bytes.into()))?;
+            let buffer = &mut self.memory.buffers[span.buffer];
+            let bytes = bytes as usize;
+            buffer.data[span.offset..span.offset + bytes].copy_from_slice(&data[at..at + bytes]);
+            buffer.written.set(span.offset, bytes);
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, cluster: &mut Cluster, rank: usize, group: usize) {
+        let block = &mut cluster.blocks[rank];
+        let Some(mma) = block.warpgroups[group].queue.pop_front() else { return };
+        block.warpgroups[group].done += 1;
+        let n = mma.n as usize;
+        let operand = |(desc, transposed): &(WgmmaDescriptor, bool), rows: u32, negate: bool| {
+            let bits = gather(&block.shared.data, &tensor_core::pieces(desc, rows, *transposed));
+            let mut elements = tensor_core::widen(mma.element, &bits);
+            if negate {
+                elements.iter_mut().for_each(|x| *x = -*x);
+            }
+            tensor_core::by_depth(&elements, rows as usize, *transposed)
+        };
+        let a = match &mma.a {
+            Some(a) => operand(a, 64, mma.negate[0]),
+            None => from_fragments(&mma),
+        };
+        let b = operand(&mma.b, mma.n, mma.negate[1]);
+        let mut d = vec![0.0f32; 64 * n];
+        let place = |warp: usize, lane: usize, reg: usize| {
+            let (row, column) = (16 * warp + lane / 4 + 8 * (reg / 2 % 2), 8 * (reg / 4) + 2 * (lane % 4) + reg % 2);
+            row * n + column
+        };
+        let warps = &mut block.warps[4 * group..4 * group + 4];
+        if mma.accumulate {
+            for (index, warp) in warps.iter().flatten().enumerate() {
+                for (reg, id) in mma.d.iter().enumerate() {
+                    let values = warp.get(*id);
+                    (0..32).for_each(|lane| d[place(index, lane, reg)] = f32::from_bits(values[lane] as u32));
+                }
+            }
+        }
+        tensor_core::multiply(&mut d, &a, &b, n);
+        for (index, warp) in warps.iter_mut().flatten().enumerate() {
+            for (reg, id) in mma.d.iter().enumerate() {
+                (0..32).for_each(|lane| warp.deposit(*id, lane, d[place(index, lane, reg)].to_bits()));
+            }
+        }
+        self.profile.tensor_macs += 64 * u64::from(mma.n) * tensor_core::DEPTH as u64;
+    }
+}
+
+/// The 16-bit elements at these shared addresses, eight at each.
+fn gather(shared: &[u8], pieces: &[u32]) -> Vec<u16> {
+    let piece = |&address: &u32| {
+        let at = (address - SharedMemory::START) as usize;
+        shared[at..at + 16].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+    };
+    pieces.iter().flat_map(piece).collect()
+}
+
+/// A by depth, then row, from the registers of four warps.
+fn from_fragments(mma: &Mma) -> Vec<f32> {
+    let mut bits = vec![0u16; tensor_core::DEPTH * 64];
+    for (warp, fragments) in mma.fragments.iter().enumerate() {
+        for (reg, values) in fragments.iter().enumerate() {
+            for (lane, value) in values.iter().enumerate() {
+                let (row, k) = (16 * warp + lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + 8 * (reg / 2));
+                bits[k * 64 + row] = *value as u16;
+                bits[(k + 1) * 64 + row] = (*value >> 16) as u16;
+            }
+        }
+    }
+    let mut elements = tensor_core::widen(mma.element, &bits);
+    if mma.negate[0] {
+        elements.iter_mut().for_each(|x| *x = -*x);
+    }
+    elements
+}

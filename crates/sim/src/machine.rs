@@ -1,0 +1,387 @@
+//! The machine: clusters of blocks of warps, the work in flight beside them, and the loop that lets a schedule decide who goes
+//! on.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ptx::Kernel;
+
+use crate::barrier::{ClusterBarrier, NamedBarrier};
+use crate::clock::Knowledge;
+use crate::error::{Fault, FaultKind, Place, Site};
+use crate::exec::{Exec, Flow};
+use crate::flight::{Job, Stores, Warpgroup};
+use crate::launch::{Launch, Limits};
+use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
+use crate::profile::Profile;
+use crate::program::Program;
+use crate::race::Log;
+use crate::schedule::{Choice, Chooser, Schedule};
+use crate::warp::{FULL, Wait, Warp, lanes};
+
+/// What all clusters share.
+pub(crate) struct Core<'k> {
+    pub(crate) program: Program<'k>,
+    pub(crate) launch: &'k Launch,
+    pub(crate) cluster_shape: [u32; 3],
+    pub(crate) memory: &'k mut GlobalMemory,
+    pub(crate) trace: GlobalTrace,
+    pub(crate) log: Log,
+    pub(crate) profile: Profile,
+    schedule: Schedule,
+    chooser: Chooser,
+    /// Instructions since something changed that another could see.
+    pub(crate) idle: u64,
+    /// Cycle counter: instructions in all.
+    pub(crate) clock: u64,
+}
+
+/// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
+const PATIENCE: u64 = 400_000;
+
+/// Visible steps remembered per block.
+const MEMORY_OF_STEPS: usize = 6;
+
+/// Slot of the grid before this one.
+pub(crate) const PREDECESSOR: u32 = 0;
+
+/// Blocks that may synchronise with each other.
+pub(crate) struct Cluster {
+    pub(crate) index: u32,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) barrier: ClusterBarrier,
+    slots: u32,
+}
+
+impl Cluster {
+    /// A slot for something new that does work.
+    pub(crate) fn slot(&mut self) -> u32 {
+        self.slots += 1;
+        self.slots - 1
+    }
+
+    fn running(&self) -> bool {
+        self.blocks.iter().any(|block| !block.shared.ended)
+    }
+}
+
+/// A block.
+pub(crate) struct Block {
+    pub(crate) id: [u32; 3],
+    pub(crate) shared: SharedMemory,
+    pub(crate) named: [NamedBarrier; 16],
+    /// The warps; `None` while one runs.
+    pub(crate) warps: Vec<Option<Box<Warp>>>,
+    pub(crate) warpgroups: Vec<Warpgroup>,
+    /// Bulk stores, by warp and lane.
+    pub(crate) stores: BTreeMap<(usize, usize), Stores>,
+    /// Registers free for the taking.
+    pub(crate) pool: u32,
+    recent: VecDeque<(usize, u32, u32)>,
+}
+
+impl Block {
+    /// Whether what a lane waits for has come.
+    fn ready(&self, cluster_phase: u32, warp: &Warp, lane: usize, wait: Wait) -> bool {
+        match wait {
+            Wait::None => true,
+            Wait::Phase { offset, parity } => self.shared.barriers.get(&offset).is_none_or(|bar| bar.passes(parity)),
+            Wait::Named { .. } | Wait::Lanes { .. } => false,
+            Wait::Cluster { phase } => cluster_phase > phase,
+            Wait::Bulk { group, read } => {
+                self.stores.get(&(warp.index, lane)).is_none_or(|stores| stores.done(read) >= group)
+            }
+            Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
+            Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
+        }
+    }
+
+    fn next(&self, cluster_phase: u32, warp: &Warp) -> Option<(u32, u32)> {
+        warp.next(|lane, wait| self.ready(cluster_phase, warp, lane, wait))
+    }
+}
+
+/// Runs a kernel to its end.
+pub(crate) fn run(
+    kernel: &Kernel,
+    launch: &Launch,
+    limits: &Limits,
+    memory: &mut GlobalMemory,
+    schedule: Schedule,
+) -> Result<Profile, Box<Fault>> {
+    let refused =
+        |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
+    launch.check(kernel, limits).map_err(refused)?;
+    let program = Program::new(kernel).map_err(refused)?;
+    let trace = GlobalTrace::new(memory, program.global_unit);
+    let mut core = Core {
+        cluster_shape: kernel.launch.cluster.unwrap_or([1, 1, 1]),
+        program,
+        launch,
+        memory,
+        trace,
+        log: Log::default(),
+        profile: Profile::default(),
+        schedule,
+        chooser: Chooser::new(schedule),
+        idle: 0,
+        clock: 0,
+    };
+    core.run(limits)?;
+    Ok(core.profile)
+}
+
+impl Core<'_> {
+    fn run(&mut self, limits: &Limits) -> Result<(), Box<Fault>> {
+        let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
+        let mut waiting = 0..x * y * z;
+        let room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
+        let mut running: Vec<Cluster> = Vec::new();
+        loop {
+            while running.len() < room
+                && let Some(index) = waiting.next()
+            {
+                running.push(self.cluster(index, limits));
+            }
+            if running.is_empty() {
+                return Ok(());
+            }
+            let chosen = self.chooser.cluster(running.len());
+            let turns = if running.len() > 1 { 64 } else { u32::MAX };
+            self.advance(&mut running[chosen], turns)?;
+            if running[chosen].running() {
+                // The extremes stay with the first or last cluster; going round lets those that poll others' flags be served.
+                running.rotate_left(1);
+            } else {
+                running.remove(chosen);
+            }
+        }
+    }
+
+    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
+        let kernel = self.program.kernel;
+        let shape = self.cluster_shape;
+        let clusters: [u32; 3] = std::array::from_fn(|axis| self.launch.grid[axis] / shape[axis]);
+        let at = [index % clusters[0], index / clusters[0] % clusters[1], index / (clusters[0] * clusters[1])];
+        let warps = kernel.launch.threads.div_ceil(32);
+        let budget = limits.launch_registers(kernel);
+        let mut cluster = Cluster {
+            index,
+            blocks: Vec::new(),
+            jobs: Vec::new(),
+            barrier: ClusterBarrier::new(index),
+            slots: PREDECESSOR + 1,
+        };
+        for rank in 0..shape.iter().product() {
+            let inside = [rank % shape[0], rank / shape[0] % shape[1], rank / (shape[0] * shape[1])];
+            let id = std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis]);
+            let mut block = Block {
+                id,
+                shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
+                named: Default::default(),
+                warps: Vec::new(),
+                warpgroups: Vec::new(),
+                stores: BTreeMap::new(),
+                pool: 0,
+                recent: VecDeque::new(),
+            };
+            for warp in 0..warps {
+                let slot = cluster.slots;
+                cluster.slots += 32;
+                let known = Knowledge::new(index);
+                block.warps.push(Some(Box::new(Warp::new(warp as usize, slot, kernel.registers, known, budget))));
+            }
+            block.warpgroups = (0..warps.div_ceil(4)).map(|_| Warpgroup::new(cluster.slot())).collect();
+            cluster.blocks.push(block);
+        }
+        cluster
+    }
+
+    /// Lets a cluster go on for some turns, or to its end.
+    fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Box<Fault>> {
+        let mut ready: Vec<(usize, usize)> = Vec::new();
+        for _ in 0..turns {
+            ready.clear();
+            for (rank, block) in cluster.blocks.iter().enumerate() {
+                let phase = cluster.barrier.phase;
+                let warps = block.warps.iter().flatten().filter(|warp| block.next(phase, warp).is_some());
+                ready.extend(warps.map(|warp| (rank, warp.index)));
+            }
+            if ready.is_empty() && cluster.jobs.is_empty() {
+                return if cluster.running() {
+                    Err(self.fault(self.deadlock(cluster), None, Vec::new()))
+                } else {
+                    Ok(())
+                };
+            }
+            match self.chooser.choose(ready.len(), cluster.jobs.len()) {
+                Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
+                Choice::Complete(chosen) => {
+                    let job = cluster.jobs.remove(chosen);
+                    let site = self.job_site(cluster, &job);
+                    self.idle = 0;
+                    self.complete(cluster, job).map_err(|kind| self.fault(kind, Some(site), Vec::new()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn job_site(&self, cluster: &Cluster, job: &Job) -> Site {
+        self.program.site(cluster.blocks[job.block].id, job.warp, job.lanes, job.pc)
+    }
+
+    /// One warp's turn: until it must wait, or gives way after doing something that others can see.
+    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Box<Fault>> {
+        let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(()) };
+        let result = loop {
+            let phase = cluster.barrier.phase;
+            let Some((pc, mask)) = cluster.blocks[rank].next(phase, &warp) else { break Ok(()) };
+            lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
+            let jobs = cluster.jobs.len();
+            let step = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask }.step();
+            let visible = match step {
+                Ok(visible) => visible,
+                Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
+            };
+            if visible {
+                let recent = &mut cluster.blocks[rank].recent;
+                recent.push_back((index, mask, pc));
+                if recent.len() > MEMORY_OF_STEPS {
+                    recent.pop_front();
+                }
+                if self.chooser.yields(cluster.jobs.len() > jobs) {
+                    break Ok(());
+                }
+            }
+            self.idle += 1;
+            if self.idle > PATIENCE {
+                let kind = FaultKind::NoProgress { steps: PATIENCE };
+                break Err(self.raise(cluster, rank, index, mask, pc, kind));
+            }
+            if self.idle.is_multiple_of(256) {
+                // A warp that polls must not keep the others from their turn.
+                break Ok(());
+            }
+        };
+        let live = warp.live;
+        cluster.blocks[rank].warps[index] = Some(warp);
+        result?;
+        if live == 0 {
+            self.warp_ended(cluster, rank)?;
+        }
+        Ok(())
+    }
+
+    fn fault(&self, kind: FaultKind, site: Option<Site>, recent: Vec<Site>) -> Box<Fault> {
+        Box::new(Fault { kind, site, recent, schedule: self.schedule, kernel: self.program.kernel.name.clone() })
+    }
+
+    fn raise(&self, cluster: &Cluster, rank: usize, warp: usize, mask: u32, pc: u32, kind: FaultKind) -> Box<Fault> {
+        let block = &cluster.blocks[rank];
+        let site = |warp, mask, pc| self.program.site(block.id, warp, mask, pc);
+        let recent = block.recent.iter().map(|&(warp, mask, pc)| site(warp, mask, pc)).collect();
+        self.fault(kind, Some(site(warp, mask, pc)), recent)
+    }
+
+    /// After a warp's last lane has exited: barriers of the whole block may be complete, and the block may be over.
+    fn warp_ended(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Box<Fault>> {
+        for id in 0..16 {
+            crate::exec::settle_named(&mut cluster.blocks[rank], id, None);
+        }
+        let block = &cluster.blocks[rank];
+        if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
+            return Ok(());
+        }
+        self.check_ended(cluster, rank).map_err(|kind| self.fault(kind, None, Vec::new()))?;
+        cluster.blocks[rank].shared.ended = true;
+        self.idle = 0;
+        Ok(())
+    }
+
+    /// A block may end only with its own work done and its barriers in balance.
+    fn check_ended(&self, cluster: &Cluster, rank: usize) -> Result<(), FaultKind> {
+        let block = &cluster.blocks[rank];
+        if let Some(job) = cluster.jobs.iter().find(|job| job.touches(rank)) {
+            return Err(FaultKind::Unfinished { work: Box::new(self.job_site(cluster, job)) });
+        }
+        if let Some(warp) = block.warps.iter().flatten().find(|warp| warp.issued > warp.retired) {
+            let pc = warp.owned.iter().find(|owned| owned.number > warp.retired).map(|owned| owned.pc);
+            let site = self.program.site(block.id, warp.index, FULL, pc.unwrap_or(0));
+            return Err(FaultKind::Unfinished { work: Box::new(site) });
+        }
+        let unread = block.stores.iter().find(|(_, stores)| stores.awaited < stores.outstanding.len() as u32);
+        if let Some((&(warp, lane), stores)) = unread {
+            let site = self.program.site(block.id, warp, 1 << lane, stores.last);
+            return Err(FaultKind::Unfinished { work: Box::new(site) });
+        }
+        for warps in block.warps.chunks(4) {
+            let mut budgets = warps.iter().flatten().map(|warp| warp.budget);
+            let first = budgets.next();
+            if budgets.any(|budget| Some(budget) != first) {
+                return Err(FaultKind::NotUniform { what: "the register budget (setmaxnreg) of a warpgroup's warps" });
+            }
+        }
+        let unbalanced = block.shared.barriers.iter().find(|(_, bar)| bar.bytes != 0);
+        if let Some((offset, bar)) = unbalanced {
+            let (barrier, phase, bytes) = (self.program.shared_name(*offset), bar.phase, bar.bytes);
+            return Err(FaultKind::TransactionImbalance { barrier, phase, bytes });
+        }
+        Ok(())
+    }
+
+    /// Bytes of a block's shared memory, for people.
+    pub(crate) fn shared_place(&self, block: [u32; 3], offset: u32, bytes: u32) -> Place {
+        let name = self.program.shared_name(offset);
+        let address = u64::from(offset + SharedMemory::START);
+        Place { space: "shared", block: Some(block), name, address, bytes: bytes.into() }
+    }
+
+    /// Bytes of global memory, for people.
+    pub(crate) fn global_place(&self, address: u64, bytes: u64) -> Place {
+        Place { space: "global", block: None, name: self.memory.name(address), address, bytes }
+    }
+}
+
+impl Exec<'_, '_> {
+    /// Executes one instruction; says whether others can see what it did.
+    fn step(&mut self) -> Result<bool, FaultKind> {
+        self.core.clock += 1;
+        let Some(instr) = self.core.program.instr(self.pc) else {
+            self.warp.live &= !self.mask;
+            return Ok(true);
+        };
+        let (group, next) = (self.mask, self.pc + 1);
+        if let Some(guard) = instr.guard {
+            self.check_defined(guard.pred, group)?;
+            let holds = self.warp.holds(guard.pred);
+            self.mask &= if guard.negated { !holds } else { holds };
+        }
+        if self.mask == 0 {
+            lanes(group).for_each(|lane| self.warp.pc[lane] = next);
+            return Ok(false);
+        }
+        self.core.profile.count(&instr.op);
+        self.check_registers(&instr.op)?;
+        let (flow, visible) = self.execute(&instr.op)?;
+        let acting = self.mask;
+        for lane in lanes(group) {
+            let acted = acting >> lane & 1 == 1;
+            match flow {
+                Flow::Wait(wait) if acted => self.warp.waits[lane] = wait,
+                Flow::Jump(target) if acted => self.warp.pc[lane] = target,
+                Flow::Exit | Flow::Stay if acted => {}
+                _ => self.warp.pc[lane] = next,
+            }
+        }
+        match flow {
+            Flow::Wait(_) | Flow::Stay => self.core.profile.barrier_waits += 1,
+            Flow::Exit => self.warp.live &= !acting,
+            _ => {}
+        }
+        if visible && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
+            self.core.idle = 0;
+        }
+        Ok(visible)
+    }
+}

@@ -1,0 +1,157 @@
+//! Memory: buffers on the device and a block's shared memory. Every byte knows whether it was ever written, and every access is
+//! held to the bounds of what was set aside.
+
+use std::collections::BTreeMap;
+
+use crate::barrier::Mbarrier;
+use crate::clock::Knowledge;
+use crate::race::Shadow;
+
+/// One bit per byte: written or not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Written(Vec<u64>);
+
+impl Written {
+    pub(crate) fn new(bytes: usize, written: bool) -> Self {
+        Written(vec![if written { u64::MAX } else { 0 }; bytes.div_ceil(64)])
+    }
+
+    /// Calls `each` with every word and the mask of the range's bits in it.
+    fn masks(start: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
+        let end = start + bytes;
+        (start / 64..end.div_ceil(64)).map(move |word| {
+            let low = start.saturating_sub(word * 64).min(64) as u32;
+            let high = (end - word * 64).min(64) as u32;
+            (word, u64::MAX << low & u64::MAX >> (64 - high))
+        })
+    }
+
+    pub(crate) fn set(&mut self, start: usize, bytes: usize) {
+        Self::masks(start, bytes).for_each(|(word, mask)| self.0[word] |= mask);
+    }
+
+    /// The first unwritten byte of a range.
+    pub(crate) fn missing(&self, start: usize, bytes: usize) -> Option<usize> {
+        Self::masks(start, bytes).find_map(|(word, mask)| {
+            let missing = mask & !self.0[word];
+            (missing != 0).then(|| word * 64 + missing.trailing_zeros() as usize)
+        })
+    }
+}
+
+/// A buffer in device memory, as handed to kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Address of the first byte.
+    pub address: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// What the device keeps of a buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Contents {
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    pub(crate) data: Vec<u8>,
+    pub(crate) written: Written,
+    /// Produced by the grid before this one: may be touched only after waiting for it.
+    pub(crate) awaited: bool,
+}
+
+/// Device memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GlobalMemory {
+    pub(crate) buffers: Vec<Contents>,
+}
+
+/// Where a global access lands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GlobalSpan {
+    pub(crate) buffer: usize,
+    pub(crate) offset: usize,
+}
+
+impl GlobalMemory {
+    const START: u64 = 0x7000_0000_0000;
+    /// Space left between buffers, so that an index out of bounds meets nothing.
+    const GAP: u64 = 1 << 20;
+
+    pub(crate) fn add(&mut self, name: &str, data: Vec<u8>, written: bool) -> Buffer {
+        let end = self.buffers.last().map_or(Self::START, |last| last.address + last.data.len() as u64);
+        let address = (end + Self::GAP).next_multiple_of(1 << 16);
+        let written = Written::new(data.len(), written);
+        let buffer = Buffer { address, bytes: data.len() as u64 };
+        self.buffers.push(Contents { name: name.into(), address, data, written, awaited: false });
+        buffer
+    }
+
+    /// The buffer that holds all these bytes.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<GlobalSpan> {
+        let buffer = self.buffers.partition_point(|buffer| buffer.address <= address).checked_sub(1)?;
+        let offset = address - self.buffers[buffer].address;
+        (offset.checked_add(bytes)? <= self.buffers[buffer].data.len() as u64)
+            .then_some(GlobalSpan { buffer, offset: offset as usize })
+    }
+
+    /// The buffer nearest below an address, and the offset from its start, in words.
+    pub(crate) fn name(&self, address: u64) -> String {
+        match self.buffers.iter().rfind(|buffer| buffer.address <= address) {
+            Some(near) => {
+                format!("{}+{}, a buffer of {} bytes", near.name, address - near.address, near.data.len())
+            }
+            None => "no buffer".into(),
+        }
+    }
+}
+
+/// What a run keeps about device memory: who touched it, and what flags in it have published.
+#[derive(Debug)]
+pub(crate) struct GlobalTrace {
+    pub(crate) shadows: Vec<Shadow>,
+    pub(crate) flags: BTreeMap<u64, Knowledge>,
+}
+
+impl GlobalTrace {
+    pub(crate) fn new(memory: &GlobalMemory, unit: u32) -> Self {
+        let shadows = memory.buffers.iter().map(|buffer| Shadow::new(buffer.data.len(), unit)).collect();
+        GlobalTrace { shadows, flags: BTreeMap::new() }
+    }
+}
+
+/// A block's shared memory.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    pub(crate) data: Vec<u8>,
+    pub(crate) written: Written,
+    pub(crate) shadow: Shadow,
+    /// Live barriers, by offset.
+    pub(crate) barriers: BTreeMap<u32, Mbarrier>,
+    pub(crate) flags: BTreeMap<u64, Knowledge>,
+    /// Whether the block has exited.
+    pub(crate) ended: bool,
+}
+
+impl SharedMemory {
+    /// Where the kernel's shared memory starts in the window: behind what the system keeps for itself.
+    pub(crate) const START: u32 = 1024;
+    /// Distance between two blocks' windows in the cluster window. The own window is at zero, too.
+    pub(crate) const WINDOW: u32 = 1 << 24;
+
+    pub(crate) fn new(bytes: u32, unit: u32) -> Self {
+        let bytes = bytes as usize;
+        SharedMemory {
+            data: vec![0; bytes],
+            written: Written::new(bytes, false),
+            shadow: Shadow::new(bytes, unit),
+            barriers: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            ended: false,
+        }
+    }
+
+    /// Whether a live barrier overlaps the bytes.
+    pub(crate) fn barrier_in(&self, offset: u32, bytes: u32) -> bool {
+        self.barriers.range(offset.saturating_sub(7)..offset + bytes).next().is_some()
+    }
+}

@@ -1,0 +1,304 @@
+//! Kernels broken on purpose, to prove that breaking is noticed.
+//!
+//! [`mutants`] makes, from one kernel, every kernel that differs from it by one plausible mistake: a fence or an arrive
+//! forgotten, a wait for the other parity, a few bytes too many expected, a stage released before it was read. A test then
+//! runs each: the original must pass under every schedule, and every mutant must be caught under some, by a fault or by a wrong
+//! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
+//! test.
+
+use ptx::instr::{Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Semantics, Warp, Wgmma};
+use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
+
+/// A kernel with one mistake.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// What was done, and to which instruction.
+    pub name: String,
+    /// The kind of mistake, for tables.
+    pub mistake: &'static str,
+    /// Position in the original's body.
+    pub position: usize,
+    /// The kernel.
+    pub kernel: Kernel,
+}
+
+/// Every kernel that differs from this one by one plausible mistake, in order of position.
+pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
+    let mut nursery = Nursery { kernel, made: Vec::new() };
+    for at in 0..kernel.body.len() {
+        nursery.guards(at);
+        match &kernel.body[at].op {
+            Op::Barrier(op) => nursery.barriers(at, op),
+            Op::Fence(_) => nursery.remove(at, "fence dropped", 1),
+            Op::Copy(op) => nursery.copies(at, op),
+            Op::Wgmma(op) => nursery.multiplications(at, op),
+            Op::Warp(Warp::Sync { .. }) => nursery.remove(at, "warp barrier dropped", 1),
+            Op::Memory(_) => nursery.remove(at, "memory access dropped", 1),
+            Op::Control(Control::SetMaxRegisters { .. }) => nursery.remove(at, "register budget left alone", 1),
+            Op::Control(Control::GridDependencyWait) => nursery.remove(at, "grid dependency ignored", 1),
+            _ => {}
+        }
+    }
+    nursery.made
+}
+
+/// Where mutants are made.
+struct Nursery<'k> {
+    kernel: &'k Kernel,
+    made: Vec<Mutant>,
+}
+
+impl Nursery<'_> {
+    fn add(&mut self, at: usize, mistake: &'static str, change: impl FnOnce(&mut Kernel)) {
+        let mut kernel = self.kernel.clone();
+        change(&mut kernel);
+        let instr = &self.kernel.body[at];
+        let (phase, text) = (self.kernel.phase_path(instr.phase), self.kernel.instruction(instr));
+        let text: String = text.trim().chars().take(72).collect();
+        let name = format!("{mistake}: [{at}] {phase}: {text}");
+        self.made.push(Mutant { name, mistake, position: at, kernel });
+    }
+
+    fn remove(&mut self, at: usize, mistake: &'static str, count: usize) {
+        self.add(at, mistake, |kernel| drop(kernel.body.drain(at..at + count)));
+    }
+
+    fn double(&mut self, at: usize, mistake: &'static str) {
+        self.add(at, mistake, |kernel| kernel.body.insert(at, kernel.body[at].clone()));
+    }
+
+    fn replace(&mut self, at: usize, mistake: &'static str, op: impl Into<Op>) {
+        let op = op.into();
+        self.add(at, mistake, |kernel| kernel.body[at].op = op);
+    }
+
+    /// Puts `operand op literal` in the place of an operand that `choose` finds in the instruction.
+    fn offset(
+        &mut self,
+        at: usize,
+        mistake: &'static str,
+        op: BinaryOp,
+        literal: u64,
+        choose: impl Fn(&mut Op) -> Option<&mut Operand>,
+    ) {
+        let mut probe = self.kernel.body[at].op.clone();
+        let Some(operand) = choose(&mut probe).copied() else { return };
+        self.add(at, mistake, |kernel| {
+            let changed = match operand {
+                Operand::Imm(bits) => Operand::Imm(crate::arith::binary(op, DataType::U32, bits, literal)),
+                Operand::Reg(reg) => Operand::Reg(compute(kernel, at, op, reg, literal)),
+            };
+            let place = kernel.body.len() - self.kernel.body.len() + at;
+            if let Some(operand) = choose(&mut kernel.body[place].op) {
+                *operand = changed;
+            }
+        });
+    }
+
+    fn guards(&mut self, at: usize) {
+        let instr = &self.kernel.body[at];
+        let Some(guard) = instr.guard else { return };
+        match instr.op {
+            Op::Control(Control::Branch { target, .. }) => {
+                let ahead = self.kernel.body[at..].iter().any(|i| i.op == Op::Control(Control::Label(target)));
+                let follows_wait =
+                    at > 0 && matches!(self.kernel.body[at - 1].op, Op::Barrier(Barrier::TryWait { .. }));
+                if ahead {
+                    self.remove(at, "condition dropped", 1);
+                } else if !follows_wait {
+                    self.remove(at, "loop left after one round", 1);
+                }
+            }
+            _ => {
+                self.add(at, "guard dropped", |kernel| kernel.body[at].guard = None);
+                let opposite = ptx::instr::Guard { negated: !guard.negated, ..guard };
+                self.add(at, "guard inverted", |kernel| kernel.body[at].guard = Some(opposite));
+            }
+        }
+    }
+
+    fn barriers(&mut self, at: usize, op: &Barrier) {
+        match op {
+            Barrier::Init { .. } => {
+                self.remove(at, "barrier not initialised", 1);
+                self.offset(at, "one arrival too many expected", BinaryOp::Add, 1, init_count);
+                self.offset(at, "one arrival too few expected", BinaryOp::Sub, 1, init_count);
+            }
+            Barrier::Invalidate { .. } => self.remove(at, "barrier not invalidated", 1),
+            Barrier::Arrive { sem, .. } => {
+                self.remove(at, "arrive dropped", 1);
+                self.double(at, "arrive doubled");
+                if *sem == Semantics::Ordered {
+                    self.relax(at);
+                }
+            }
+            Barrier::ArriveExpectTx { sem, .. } => {
+                self.remove(at, "arrive dropped", 1);
+                self.double(at, "arrive doubled");
+                self.offset(at, "half the bytes expected", BinaryOp::Shr, 1, expected_bytes);
+                self.offset(at, "sixteen bytes too many expected", BinaryOp::Add, 16, expected_bytes);
+                if *sem == Semantics::Ordered {
+                    self.relax(at);
+                }
+            }
+            Barrier::ExpectTx { .. } => {
+                self.remove(at, "expectation dropped", 1);
+                self.offset(at, "half the bytes expected", BinaryOp::Shr, 1, expected_bytes);
+            }
+            Barrier::TryWait { .. } => self.waits(at),
+            Barrier::NamedSync { .. } | Barrier::NamedArrive { .. } => self.remove(at, "named barrier dropped", 1),
+            Barrier::ClusterArrive { sem, .. } => {
+                self.remove(at, "cluster arrive dropped", 1);
+                if *sem == Semantics::Ordered {
+                    self.relax(at);
+                }
+            }
+            Barrier::ClusterWait { .. } => self.remove(at, "cluster wait dropped", 1),
+        }
+    }
+
+    fn relax(&mut self, at: usize) {
+        self.add(at, "ordering relaxed", |kernel| {
+            if let Op::Barrier(
+                Barrier::Arrive { sem, .. }
+                | Barrier::ArriveExpectTx { sem, .. }
+                | Barrier::TryWait { sem, .. }
+                | Barrier::ClusterArrive { sem, .. },
+            ) = &mut kernel.body[at].op
+            {
+                *sem = Semantics::Relaxed;
+            }
+        });
+    }
+
+    fn waits(&mut self, at: usize) {
+        let looped = matches!(
+            self.kernel.body.get(at + 1),
+            Some(Instr { op: Op::Control(Control::Branch { .. }), guard: Some(_), .. })
+        );
+        self.remove(at, "wait dropped", 1 + usize::from(looped));
+        self.offset(at, "parity swapped", BinaryOp::Xor, 1, |op| match op {
+            Op::Barrier(Barrier::TryWait { parity, .. }) => Some(parity),
+            _ => None,
+        });
+        self.relax(at);
+    }
+
+    fn copies(&mut self, at: usize, op: &AsyncCopy) {
+        match op {
+            AsyncCopy::TensorLoad { coords, .. } => {
+                self.remove(at, "copy dropped", 1);
+                self.double(at, "copy doubled");
+                if coords.len() > 1 {
+                    self.add(at, "coordinates swapped", |kernel| {
+                        if let Op::Copy(AsyncCopy::TensorLoad { coords, .. }) = &mut kernel.body[at].op {
+                            coords.swap(0, 1);
+                        }
+                    });
+                }
+                self.add(at, "copied to the next 1024 bytes", |kernel| {
+                    if let Op::Copy(AsyncCopy::TensorLoad { dst, .. }) = &mut kernel.body[at].op {
+                        dst.offset += 1024;
+                    }
+                });
+                self.add(at, "counted at the next barrier", |kernel| {
+                    if let Op::Copy(AsyncCopy::TensorLoad { bar, .. }) = &mut kernel.body[at].op {
+                        bar.offset += 8;
+                    }
+                });
+            }
+            AsyncCopy::BulkLoad { .. } | AsyncCopy::BulkToCluster { .. } | AsyncCopy::StoreAsync { .. } => {
+                self.remove(at, "copy dropped", 1);
+                self.double(at, "copy doubled");
+            }
+            AsyncCopy::TensorStore { .. } | AsyncCopy::BulkStore { .. } => self.remove(at, "copy dropped", 1),
+            AsyncCopy::CommitGroup => self.remove(at, "commit dropped", 1),
+            AsyncCopy::WaitGroup { pending, read } => {
+                self.remove(at, "group wait dropped", 1);
+                let late = AsyncCopy::WaitGroup { pending: pending + 1, read: *read };
+                self.replace(at, "one group more in flight", late);
+            }
+            AsyncCopy::BulkPrefetch { .. } | AsyncCopy::TensorPrefetch { .. } | AsyncCopy::PrefetchMap { .. } => {}
+        }
+    }
+
+    fn multiplications(&mut self, at: usize, op: &Wgmma) {
+        match op {
+            Wgmma::Fence => self.remove(at, "wgmma fence dropped", 1),
+            Wgmma::Commit => self.remove(at, "commit dropped", 1),
+            Wgmma::Wait { pending } => {
+                self.remove(at, "group wait dropped", 1);
+                self.replace(at, "one group more in flight", Wgmma::Wait { pending: pending + 1 });
+                self.release_early(at);
+            }
+            Wgmma::Mma { a, b, accumulate, .. } => {
+                self.remove(at, "multiplication dropped", 1);
+                if *accumulate == Accumulate::Add {
+                    self.add(at, "accumulator replaced", |kernel| {
+                        if let Op::Wgmma(Wgmma::Mma { accumulate, .. }) = &mut kernel.body[at].op {
+                            *accumulate = Accumulate::Replace;
+                        }
+                    });
+                }
+                if let MatrixA::Shared { desc, .. } = a {
+                    self.descriptors(at, *desc, false);
+                }
+                self.descriptors(at, *b, true);
+            }
+        }
+    }
+
+    /// Moves a group wait behind the arrive that follows it, so that the stage is released while it is still read.
+    fn release_early(&mut self, at: usize) {
+        let straight = self.kernel.body[at..].iter().take_while(|instr| !matches!(instr.op, Op::Control(_)));
+        let arrive = straight.enumerate().find(|(_, instr)| matches!(instr.op, Op::Barrier(Barrier::Arrive { .. })));
+        if let Some((distance, _)) = arrive {
+            self.add(at, "stage released early", |kernel| kernel.body[at..=at + distance].rotate_left(1));
+        }
+    }
+
+    /// Wrong fields in the descriptor that a multiplication reads from `desc`.
+    fn descriptors(&mut self, at: usize, desc: RegId, of_b: bool) {
+        let defines = |instr: &Instr| matches!(instr.op, Op::Arith(Arith::Pack { dst, .. }) if dst == desc);
+        let Some(place) = self.kernel.body[..at].iter().rposition(defines) else { return };
+        let Op::Arith(Arith::Pack { dst, low, high: Operand::Imm(high) }) = self.kernel.body[place].op else { return };
+        let pack = |high: u64| Arith::Pack { dst, low, high: Operand::Imm(high) };
+        let [swizzle, stride, start] = match of_b {
+            true => ["swizzle of B wrong", "stride of B doubled", "start of B off by 16 bytes"],
+            false => ["swizzle of A wrong", "stride of A doubled", "start of A off by 16 bytes"],
+        };
+        self.replace(place, swizzle, pack(high ^ 3 << 30));
+        self.replace(place, stride, pack(high & !0x3fff | (high & 0x1fff) << 1));
+        self.offset(place, start, BinaryOp::Add, 1, |op| match op {
+            Op::Arith(Arith::Pack { low, .. }) => Some(low),
+            _ => None,
+        });
+    }
+}
+
+fn init_count(op: &mut Op) -> Option<&mut Operand> {
+    match op {
+        Op::Barrier(Barrier::Init { count, .. }) => Some(count),
+        _ => None,
+    }
+}
+
+fn expected_bytes(op: &mut Op) -> Option<&mut Operand> {
+    match op {
+        Op::Barrier(Barrier::ArriveExpectTx { bytes, .. } | Barrier::ExpectTx { bytes, .. }) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// Puts `reg op literal` into a new register, computed before the instruction and the labels right before it, so that a loop
+/// back to there does not compute it again.
+fn compute(kernel: &mut Kernel, at: usize, op: BinaryOp, reg: RegId, literal: u64) -> RegId {
+    let dst = RegId { bank: reg.bank, index: kernel.registers[reg.bank.index()] };
+    kernel.registers[reg.bank.index()] += 1;
+    let ty = if reg.bank == Bank::B64 { DataType::U64 } else { DataType::U32 };
+    let arith = Arith::Binary { op, ty, dst, a: Operand::Reg(reg), b: Operand::Imm(literal) };
+    let labels = kernel.body[..at].iter().rev().take_while(|i| matches!(i.op, Op::Control(Control::Label(_)))).count();
+    let instr = Instr { guard: None, op: arith.into(), phase: kernel.body[at].phase };
+    kernel.body.insert(at - labels, instr);
+    dst
+}

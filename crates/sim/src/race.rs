@@ -1,0 +1,262 @@
+//! Races: two accesses to the same bytes, at least one a write, of which neither is known to have happened before the other.
+//!
+//! Every access is a [`Record`] in a log; every unit of memory (the smallest access the kernel makes, at most 16 bytes)
+//! remembers the record of its last write and of the reads since. An access is checked against these with the clocks of
+//! whoever makes it, so a race is reported whatever the order in which the two happened to run.
+//!
+//! What an asynchronous operation touches is checked and remembered when it is *issued*; until its completion is known, its
+//! stamp is out of everyone's reach, so touching those bytes is a race at any time before.
+
+use crate::clock::{Clock, Knowledge};
+use crate::warp::lanes;
+
+/// The way to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proxy {
+    /// Loads and stores of threads.
+    Generic,
+    /// The copy engine and the tensor cores.
+    Async,
+}
+
+/// Stamp of an asynchronous operation that has not completed.
+pub(crate) const IN_FLIGHT: u32 = u32::MAX;
+
+/// One access, by one instruction of one warp.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) cluster: u32,
+    /// Block within its cluster.
+    pub(crate) block: u32,
+    pub(crate) warp: u32,
+    pub(crate) lanes: u32,
+    pub(crate) pc: u32,
+    /// Slot of lane 0 for accesses of threads; the operation's slot otherwise.
+    pub(crate) slot: u32,
+    /// Count at which the access is done.
+    pub(crate) count: u32,
+    pub(crate) proxy: Proxy,
+    /// Whether the access belongs to an asynchronous operation, whichever way it reaches memory.
+    pub(crate) detached: bool,
+    /// Atomic, or ordered by the instruction itself: two of these do not race.
+    pub(crate) strong: bool,
+}
+
+/// Every access so far. Records are named by their position, from one.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    records: Vec<Record>,
+}
+
+impl Log {
+    pub(crate) fn add(&mut self, record: Record) -> RecordId {
+        self.records.push(record);
+        RecordId(self.records.len() as u32)
+    }
+
+    pub(crate) fn get(&self, id: RecordId) -> &Record {
+        &self.records[id.0 as usize - 1]
+    }
+
+    /// Settles when an asynchronous access is done.
+    pub(crate) fn complete(&mut self, id: RecordId, slot: u32, count: u32) {
+        let record = &mut self.records[id.0 as usize - 1];
+        (record.slot, record.count) = (slot, count);
+    }
+}
+
+/// Name of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordId(u32);
+
+/// A record and a lane of it (or all), in one word; zero is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Mark(u32);
+
+const EVERY_LANE: u32 = 63;
+
+impl Mark {
+    fn new(record: RecordId, lane: Option<u32>) -> Self {
+        Mark(record.0 << 6 | lane.unwrap_or(EVERY_LANE))
+    }
+
+    fn record(self) -> RecordId {
+        RecordId(self.0 >> 6)
+    }
+
+    fn lane(self) -> u32 {
+        self.0 & 63
+    }
+
+    fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Who makes an access, and what it knows.
+pub(crate) struct Observer<'a> {
+    pub(crate) knowledge: &'a Knowledge,
+    pub(crate) cluster: u32,
+    /// Slot of lane 0 of the warp.
+    pub(crate) slot: u32,
+    /// The lane, or `None` for the warp as a whole.
+    pub(crate) lane: Option<u32>,
+    /// Record of the access itself.
+    pub(crate) record: RecordId,
+    pub(crate) proxy: Proxy,
+    pub(crate) global: bool,
+    /// Whether the access is an asynchronous write.
+    pub(crate) replaces: bool,
+}
+
+impl Observer<'_> {
+    /// Whether the marked access is ordered before this one. Of a read it is enough that it was executed.
+    fn knows(&self, log: &Log, mark: Mark, is_read: bool) -> bool {
+        let record = log.get(mark.record());
+        if mark.record() == self.record {
+            // Lanes of one instruction: two of them writing the same bytes is a race, one of them is not.
+            return mark.lane() == self.lane.unwrap_or(EVERY_LANE);
+        }
+        // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
+        let over = is_read || record.detached && self.replaces;
+        let clock = if over { &self.knowledge.executed } else { &self.knowledge.generic };
+        if record.detached {
+            return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
+        }
+        let who = if mark.lane() == EVERY_LANE { record.lanes } else { 1 << mark.lane() };
+        let seen = |clock: &Clock, lane: usize| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
+        let fenced = if self.global { &self.knowledge.async_global } else { &self.knowledge.async_shared };
+        let mine = record.cluster == self.cluster && record.slot == self.slot;
+        lanes(who).all(|lane| {
+            let ordered = mine && self.lane == Some(lane as u32) || seen(clock, lane);
+            ordered && (is_read || self.proxy == Proxy::Generic || seen(fenced, lane))
+        })
+    }
+}
+
+/// The other side of a race.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    pub(crate) record: RecordId,
+    pub(crate) was_write: bool,
+    /// First byte of the unit in question.
+    pub(crate) byte: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    write: Mark,
+    /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each other,
+    /// so it must be remembered for itself.
+    plain: Mark,
+    read: Mark,
+    /// Further unordered readers: position in `Shadow::crowds`, from one.
+    crowd: u32,
+}
+
+/// The accesses to one piece of memory.
+#[derive(Debug, Default)]
+pub(crate) struct Shadow {
+    shift: u32,
+    cells: Vec<Cell>,
+    crowds: Vec<Vec<Mark>>,
+}
+
+impl Shadow {
+    /// For `bytes` bytes, told apart in units of `unit` bytes.
+    pub(crate) fn new(bytes: usize, unit: u32) -> Self {
+        let shift = unit.trailing_zeros();
+        Shadow { shift, cells: vec![Cell::default(); bytes.div_ceil(unit as usize)], crowds: Vec::new() }
+    }
+
+    fn units(&self, start: usize, bytes: usize) -> std::ops::Range<usize> {
+        start >> self.shift..(start + bytes).div_ceil(1 << self.shift).min(self.cells.len())
+    }
+
+    /// Notes a read.
+    pub(crate) fn read(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
+        let mark = Mark::new(who.record, who.lane);
+        let strong = log.get(who.record).strong;
+        let mut cleared = Mark::default();
+        for unit in self.units(start, bytes) {
+            let cell = &mut self.cells[unit];
+            if !cell.write.is_none() && cell.write != cleared {
+                let ordered = strong && log.get(cell.write.record()).strong || who.knows(log, cell.write, false);
+                if !ordered {
+                    return Err(Conflict { record: cell.write.record(), was_write: true, byte: unit << self.shift });
+                }
+                cleared = cell.write;
+            }
+            if !cell.plain.is_none() && !who.knows(log, cell.plain, false) {
+                return Err(Conflict { record: cell.plain.record(), was_write: true, byte: unit << self.shift });
+            }
+            if cell.read.is_none() || cell.read == mark {
+                cell.read = mark;
+            } else if cell.read.record() == mark.record() {
+                cell.read = Mark::new(who.record, None);
+            } else if who.knows(log, cell.read, true) {
+                cell.read = mark;
+            } else {
+                Self::join_crowd(&mut self.crowds, cell, log, who);
+            }
+        }
+        Ok(())
+    }
+
+    /// Several unordered readers: the newest in front, the others behind, those known to be over dropped.
+    fn join_crowd(crowds: &mut Vec<Vec<Mark>>, cell: &mut Cell, log: &Log, who: &Observer<'_>) {
+        if cell.crowd == 0 {
+            crowds.push(Vec::new());
+            cell.crowd = crowds.len() as u32;
+        }
+        let crowd = &mut crowds[cell.crowd as usize - 1];
+        crowd.retain(|other| !who.knows(log, *other, true));
+        crowd.push(cell.read);
+        cell.read = Mark::new(who.record, who.lane);
+    }
+
+    /// Notes a write.
+    pub(crate) fn write(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
+        let strong = log.get(who.record).strong;
+        let race = |mark: Mark, was_write: bool, unit: usize, shift: u32| {
+            let ordered = strong && log.get(mark.record()).strong || who.knows(log, mark, !was_write);
+            if ordered { Ok(()) } else { Err(Conflict { record: mark.record(), was_write, byte: unit << shift }) }
+        };
+        let (mut written, mut read) = (Mark::default(), Mark::default());
+        for unit in self.units(start, bytes) {
+            let cell = &mut self.cells[unit];
+            if !cell.write.is_none() && cell.write != written {
+                race(cell.write, true, unit, self.shift)?;
+                written = cell.write;
+            }
+            if !cell.plain.is_none() {
+                race(cell.plain, true, unit, self.shift)?;
+            }
+            if !cell.read.is_none() && cell.read != read {
+                race(cell.read, false, unit, self.shift)?;
+                read = cell.read;
+            }
+            if cell.crowd != 0 {
+                for mark in &self.crowds[cell.crowd as usize - 1] {
+                    race(*mark, false, unit, self.shift)?;
+                }
+            }
+            if !strong {
+                cell.plain = Mark::default();
+                cell.read = Mark::default();
+                if cell.crowd != 0 {
+                    self.crowds[cell.crowd as usize - 1].clear();
+                }
+            } else if !cell.write.is_none() && !log.get(cell.write.record()).strong {
+                cell.plain = cell.write;
+            }
+            cell.write = Mark::new(who.record, who.lane);
+        }
+        Ok(())
+    }
+
+    /// Whether any of the bytes were written by this kernel.
+    pub(crate) fn written(&self, start: usize, bytes: usize) -> bool {
+        self.cells[self.units(start, bytes)].iter().any(|cell| !cell.write.is_none())
+    }
+}

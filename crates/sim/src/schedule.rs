@@ -1,0 +1,106 @@
+//! When things happen. Asynchronous work completes and warps take turns as a schedule says; a correct kernel gives the same
+//! result under all of them.
+
+use std::fmt;
+
+use fastrand::Rng;
+
+/// How warps take turns and when asynchronous work completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// Asynchronous work completes as soon as it is issued; warps run in turn, each until it must wait.
+    Earliest,
+    /// Asynchronous work completes only when nobody can go on without it, the last issued first; the last warps run first.
+    Latest,
+    /// Everything as drawn from this seed. The seed also decides how fast copies, multiplications and warps are relative to
+    /// each other, so that different seeds explore different kinds of trouble.
+    Random(u64),
+}
+
+impl Schedule {
+    /// The two extremes and `seeds` random ones.
+    pub fn several(seeds: u64) -> Vec<Schedule> {
+        [Schedule::Earliest, Schedule::Latest].into_iter().chain((1..=seeds).map(Schedule::Random)).collect()
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Schedule::Earliest => f.write_str("earliest"),
+            Schedule::Latest => f.write_str("latest"),
+            Schedule::Random(seed) => write!(f, "random (seed {seed})"),
+        }
+    }
+}
+
+/// A decision of the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Let the n-th ready warp run.
+    Warp(usize),
+    /// Complete the n-th piece of asynchronous work.
+    Complete(usize),
+}
+
+/// Draws the decisions of a schedule.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    schedule: Schedule,
+    rng: Rng,
+    /// Chance in 256 that asynchronous work is completed rather than a warp run.
+    haste: u8,
+    /// Chance in 256 that a warp gives up its turn after an instruction that others can see.
+    restlessness: u8,
+    /// A warp, modulo the number of ready ones, that runs only when drawn twice.
+    laggard: usize,
+}
+
+impl Chooser {
+    pub(crate) fn new(schedule: Schedule) -> Self {
+        let seed = if let Schedule::Random(seed) = schedule { seed } else { 0 };
+        let mut rng = Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995);
+        let haste = [8, 64, 128, 240][rng.usize(..4)];
+        let restlessness = [16, 96, 224][rng.usize(..3)];
+        let laggard = rng.usize(..64);
+        Chooser { schedule, rng, haste, restlessness, laggard }
+    }
+
+    /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there.
+    pub(crate) fn choose(&mut self, ready: usize, pending: usize) -> Choice {
+        match self.schedule {
+            Schedule::Earliest if pending > 0 => Choice::Complete(0),
+            Schedule::Earliest => Choice::Warp(0),
+            Schedule::Latest if ready > 0 => Choice::Warp(ready - 1),
+            Schedule::Latest => Choice::Complete(pending - 1),
+            Schedule::Random(_) => {
+                if ready == 0 || pending > 0 && self.rng.u8(..) < self.haste {
+                    return Choice::Complete(self.rng.usize(..pending));
+                }
+                let mut warp = self.rng.usize(..ready);
+                if warp == self.laggard % ready {
+                    warp = self.rng.usize(..ready);
+                }
+                Choice::Warp(warp)
+            }
+        }
+    }
+
+    /// Which of `running` clusters goes on.
+    pub(crate) fn cluster(&mut self, running: usize) -> usize {
+        match self.schedule {
+            Schedule::Earliest => 0,
+            Schedule::Latest => running - 1,
+            Schedule::Random(_) => self.rng.usize(..running),
+        }
+    }
+
+    /// Whether a warp gives up its turn, having just done something that others can see.
+    pub(crate) fn yields(&mut self, issued: bool) -> bool {
+        match self.schedule {
+            Schedule::Earliest => issued,
+            Schedule::Latest => false,
+            Schedule::Random(_) => self.rng.u8(..) < self.restlessness,
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A warp: 32 lanes, each with a program counter, registers and a state; what each lane knows of the others' work.
+//!
+//! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again where
+//! their paths join. Lanes that wait let the others go on.
+
+use ptx::{Bank, Operand, RegId};
+
+use crate::clock::Knowledge;
+
+/// All lanes.
+pub(crate) const FULL: u32 = u32::MAX;
+
+/// One value per lane, in the low bits.
+pub(crate) type Lanes = [u64; 32];
+
+/// The positions of the set bits.
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+}
+
+/// What a lane waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Nothing.
+    None,
+    /// A barrier in this block's shared memory, by offset.
+    Phase { offset: u32, parity: u32 },
+    /// A named barrier; whoever completes it clears this.
+    Named { id: u32 },
+    /// The cluster's barrier to leave this phase.
+    Cluster { phase: u32 },
+    /// This thread's bulk stores: all groups up to this number read, or also written.
+    Bulk { group: u32, read: bool },
+    /// The warpgroup's multiplications up to this number.
+    Wgmma { number: u32 },
+    /// Registers in the block's pool.
+    Registers { count: u32 },
+    /// Other lanes of the warp to come here.
+    Lanes { mask: u32 },
+}
+
+/// A register bank's contents: values and, per register, the lanes in which it is defined.
+#[derive(Debug, Default)]
+struct Registers {
+    values: Vec<Lanes>,
+    defined: Vec<u32>,
+}
+
+/// What a lane that went its own way knows, or nothing while it knows what the warp knows.
+type Apart = Option<Box<Knowledge>>;
+
+/// Registers that a running multiplication owns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owned {
+    /// The multiplication's number in the warpgroup's queue, from one; zero if none.
+    pub(crate) number: u32,
+    /// Its position in the kernel.
+    pub(crate) pc: u32,
+    /// Whether it is an accumulator rather than a part of A.
+    pub(crate) accumulator: bool,
+}
+
+/// A warp.
+#[derive(Debug)]
+pub(crate) struct Warp {
+    /// Position in the block.
+    pub(crate) index: usize,
+    /// Slot of lane 0.
+    pub(crate) slot: u32,
+    pub(crate) pc: [u32; 32],
+    pub(crate) waits: [Wait; 32],
+    pub(crate) live: u32,
+    banks: [Registers; 4],
+    /// Common knowledge of the lanes.
+    pub(crate) known: Knowledge,
+    pub(crate) apart: [Apart; 32],
+    /// Count with which the warp's accesses are stamped. It rises whenever a lane publishes.
+    pub(crate) tick: u32,
+    /// What the last fence.acq_rel covered, published by relaxed stores after it.
+    pub(crate) fenced: Option<Box<Knowledge>>,
+    /// What relaxed loads have seen, learnt at the next fence.acq_rel.
+    pub(crate) glimpsed: Option<Box<Knowledge>>,
+    /// 32-bit registers owned by multiplications in flight.
+    pub(crate) owned: Vec<Owned>,
+    /// Multiplications issued, and the number up to which each committed group goes.
+    pub(crate) issued: u32,
+    pub(crate) groups: Vec<u32>,
+    /// Number up to which multiplications are known to be done.
+    pub(crate) retired: u32,
+    /// 32-bit registers written since the last wgmma.fence.
+    pub(crate) dirty: Vec<bool>,
+    /// Register budget per thread.
+    pub(crate) budget: u32,
+    /// Waits at the cluster's barrier completed.
+    pub(crate) cluster_phase: u32,
+    /// Lanes that have arrived at the cluster's barrier and not yet waited.
+    pub(crate) at_cluster: u32,
+}
+
+impl Warp {
+    pub(crate) fn new(index: usize, slot: u32, counts: [u32; 4], known: Knowledge, budget: u32) -> Self {
+        let bank = |bank: Bank| {
+            let count = counts[bank.index()] as usize;
+            Registers { values: vec![[0; 32]; count], defined: vec![0; count] }
+        };
+        let words = counts[Bank::B32.index()] as usize;
+        Warp {
+            index,
+            slot,
+            pc: [0; 32],
+            waits: [Wait::None; 32],
+            live: FULL,
+            banks: Bank::ALL.map(bank),
+            known,
+            apart: Default::default(),
+            tick: 1,
+            fenced: None,
+            glimpsed: None,
+            owned: vec![Owned { number: 0, pc: 0, accumulator: false }; words],
+            issued: 0,
+            groups: Vec::new(),
+            retired: 0,
+            dirty: vec![false; words],
+            budget,
+            at_cluster: 0,
+            cluster_phase: 0,
+        }
+    }
+
+    /// The ready lanes with the smallest program counter. `ready` judges a lane's wait.
+    pub(crate) fn next(&self, ready: impl Fn(usize, Wait) -> bool) -> Option<(u32, u32)> {
+        let able = |lane: usize| match self.waits[lane] {
+            Wait::None => true,
+            Wait::Lanes { mask } => lanes(mask & self.live).all(|other| self.pc[other] == self.pc[lane]),
+            wait => ready(lane, wait),
+        };
+        let mut best: Option<(u32, u32)> = None;
+        for lane in lanes(self.live) {
+            let pc = self.pc[lane];
+            if best.is_some_and(|(least, _)| pc > least) || !able(lane) {
+                continue;
+            }
+            let together = best.filter(|(least, _)| *least == pc).map_or(0, |(_, mask)| mask);
+            best = Some((pc, together | 1 << lane));
+        }
+        best
+    }
+
+    /// The values of a register.
+    pub(crate) fn get(&self, reg: RegId) -> &Lanes {
+        &self.banks[reg.bank.index()].values[reg.index as usize]
+    }
+
+    /// The value of an operand in every lane.
+    pub(crate) fn value(&self, operand: Operand) -> Lanes {
+        match operand {
+            Operand::Reg(reg) => *self.get(reg),
+            Operand::Imm(bits) => [bits; 32],
+        }
+    }
+
+    /// The lanes in which a predicate holds.
+    pub(crate) fn holds(&self, pred: RegId) -> u32 {
+        let values = self.get(pred);
+        (0..32).fold(0, |mask, lane| mask | (values[lane] as u32 & 1) << lane)
+    }
+
+    /// Lanes of `mask` in which a register was never written.
+    pub(crate) fn undefined(&self, reg: RegId, mask: u32) -> u32 {
+        mask & !self.banks[reg.bank.index()].defined[reg.index as usize]
+    }
+
+    /// Replaces a register's value in the lanes of `mask`.
+    pub(crate) fn set(&mut self, reg: RegId, mask: u32, values: &Lanes) {
+        let bank = &mut self.banks[reg.bank.index()];
+        let (index, keep) = (reg.index as usize, bits_of(reg.bank));
+        if mask == FULL {
+            for (old, new) in bank.values[index].iter_mut().zip(values) {
+                *old = new & keep;
+            }
+        } else {
+            lanes(mask).for_each(|lane| bank.values[index][lane] = values[lane] & keep);
+        }
+        bank.defined[index] |= mask;
+        if reg.bank == Bank::B32 {
+            self.dirty[index] = true;
+        }
+    }
+
+    /// Replaces a word register's value in all lanes, as the tensor cores do.
+    pub(crate) fn deposit(&mut self, reg: RegId, lane: usize, bits: u32) {
+        let bank = &mut self.banks[reg.bank.index()];
+        bank.values[reg.index as usize][lane] = bits.into();
+        bank.defined[reg.index as usize] |= 1 << lane;
+    }
+
+    /// What a lane knows.
+    pub(crate) fn knowledge(&self, lane: usize) -> &Knowledge {
+        self.apart[lane].as_deref().unwrap_or(&self.known)
+    }
+
+    /// The lanes of `mask` learn something.
+    pub(crate) fn learn(&mut self, mask: u32, learn: impl Fn(&mut Knowledge)) {
+        if mask & self.live == self.live {
+            learn(&mut self.known);
+            self.apart.iter_mut().flatten().for_each(|apart| learn(apart));
+        } else {
+            for lane in lanes(mask) {
+                learn(self.apart[lane].get_or_insert_with(|| Box::new(self.known.clone())));
+            }
+        }
+    }
+
+    /// Adds what the lanes of `mask` know and have done to `into`, and starts a new count for what they do next.
+    pub(crate) fn publish(&mut self, mask: u32, into: &mut Knowledge) {
+        let (slot, tick) = (self.slot, self.tick);
+        if lanes(mask).any(|lane| self.apart[lane].is_none()) {
+            into.join(&self.known);
+        }
+        lanes(mask).filter_map(|lane| self.apart[lane].as_deref()).for_each(|apart| into.join(apart));
+        into.generic.raise_lanes(slot, mask, tick);
+        into.executed.raise_lanes(slot, mask, tick);
+        self.tick += 1;
+    }
+
+    /// The lanes of `mask` meet: each learns what the others know and have done.
+    pub(crate) fn meet(&mut self, mask: u32) {
+        let mut all = self.known.clone();
+        self.publish(mask, &mut all);
+        if mask & self.live == self.live {
+            self.known = all;
+            self.apart = Default::default();
+        } else {
+            self.learn(mask, |known| known.join(&all));
+        }
+    }
+}
+
+fn bits_of(bank: Bank) -> u64 {
+    match bank {
+        Bank::Pred => 1,
+        Bank::B16 => 0xffff,
+        Bank::B32 => 0xffff_ffff,
+        Bank::B64 => u64::MAX,
+    }
+}
