@@ -6,6 +6,7 @@
 use format::Values;
 use half::{bf16, f16};
 
+use crate::gpu::{self, PackedGroup};
 use crate::cpu;
 use crate::{Activations, Config, Error, Output, Problem, Result, Weights};
 
@@ -26,6 +27,11 @@ pub struct Cost {
 pub enum Packed {
     /// For every CPU backend: panels of 16 columns, one set a group.
     Panels(Vec<cpu::Panels>),
+    /// For the GPU, and in its memory.
+    Device(Vec<PackedGroup<gpu::driver::DeviceMemory<'static>>>),
+    /// For the simulated GPU.
+    #[cfg(feature = "sim")]
+    Simulated(Vec<PackedGroup<Vec<u8>>>),
 }
 
 impl Packed {
@@ -33,6 +39,9 @@ impl Packed {
     pub fn layout(&self) -> &'static str {
         match self {
             Packed::Panels(_) => cpu::LAYOUT,
+            Packed::Device(_) => gpu::cuda::LAYOUT,
+            #[cfg(feature = "sim")]
+            Packed::Simulated(_) => gpu::simulated::LAYOUT,
         }
     }
 
@@ -40,6 +49,9 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         match self {
             Packed::Panels(groups) => groups.iter().map(cpu::Panels::bytes).sum(),
+            Packed::Device(groups) => groups.iter().map(PackedGroup::bytes).sum(),
+            #[cfg(feature = "sim")]
+            Packed::Simulated(groups) => groups.iter().map(PackedGroup::bytes).sum(),
         }
     }
 }
@@ -143,6 +155,10 @@ impl std::fmt::Debug for dyn Backend {
 }
 
 /// Every backend, best first. Adding one is adding its file and its line here.
+///
+/// The GPU stands behind the CPU for now: it computes two-pass only and copies tokens and results for every run, so it is
+/// used where it is asked for by name. An engine left to itself takes the first that is available and those of its
+/// layout, and the portable backend always is. The simulator is never a sensible choice and stays last.
 pub fn all() -> &'static [&'static dyn Backend] {
     &[
         #[cfg(target_arch = "x86_64")]
@@ -152,6 +168,9 @@ pub fn all() -> &'static [&'static dyn Backend] {
         #[cfg(target_arch = "x86_64")]
         &cpu::Avx2,
         &cpu::Scalar,
+        &gpu::Cuda,
+        #[cfg(feature = "sim")]
+        &gpu::Simulated(sim::Schedule::Random(1)),
     ]
 }
 

@@ -147,4 +147,45 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+
+    /// A kernel that cannot be built, or that the hardware would refuse.
+    #[error(transparent)]
+    Kernel(#[from] ptx::Error),
+
+    /// The CUDA driver refused a call, or the device failed.
+    #[error("the CUDA driver's {call} failed: {name} ({text}); free device memory or split the problem if it is that, else see whether nvidia-smi still lists the GPU")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's name for what went wrong.
+        name: String,
+        /// The driver's words.
+        text: String,
+    },
+
+    /// The CUDA driver's compiler refused a kernel.
+    #[error("the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}")]
+    Jit {
+        /// The kernel.
+        kernel: String,
+        /// The driver's name for what went wrong.
+        name: String,
+        /// The driver's words.
+        text: String,
+        /// Its compiler's words.
+        log: String,
+    },
+
+    /// A simulated kernel broke a rule of the machine.
+    #[cfg(feature = "sim")]
+    #[error(transparent)]
+    Fault(#[from] Box<sim::Fault>),
+
+    /// A simulated kernel left part of its result unwritten.
+    #[cfg(feature = "sim")]
+    #[error("the kernels ended without writing byte {first} of the result; that is a fault in them, please report it")]
+    Unwritten {
+        /// The first byte.
+        first: usize,
+    },
 }

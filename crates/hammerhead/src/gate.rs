@@ -28,9 +28,9 @@ pub enum Gate {
 }
 
 /// 2·sqrt(2/π): GELU's tanh form is `x·sigmoid(GELU_SCALE·(x + 0.044715·x³))`.
-const GELU_SCALE: f64 = 1.595_769_121_605_730_7;
-const GELU_CUBIC: f64 = 0.044715;
-const GPT_OSS_SCALE: f64 = 1.702;
+pub(crate) const GELU_SCALE: f64 = 1.595_769_121_605_730_7;
+pub(crate) const GELU_CUBIC: f64 = 0.044715;
+pub(crate) const GPT_OSS_SCALE: f64 = 1.702;
 
 impl Gate {
     /// The gate of gpt-oss with its published limit.

@@ -17,6 +17,7 @@ pub mod cpu;
 mod engine;
 mod error;
 mod gate;
+pub mod gpu;
 mod operands;
 mod plan;
 mod problem;

@@ -29,7 +29,7 @@ pub use threads::Threads;
 pub use {amx::Amx, avx2::Avx2, avx512::Avx512};
 
 use crate::backend::{Backend, Operands, Packed};
-use crate::{Activation, Config, Cost, Problem, Result, Weights};
+use crate::{Activation, Config, Cost, Error, Problem, Result, Weights};
 
 /// What tells one CPU backend from another; the rest is theirs in common.
 trait CpuBackend: Send + Sync {
@@ -82,7 +82,9 @@ impl<T: CpuBackend> Backend for T {
     }
 
     fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>, threads: &Threads) -> Result<()> {
-        let Packed::Panels(panels) = operands.weights;
+        let Packed::Panels(panels) = operands.weights else {
+            return Err(Error::Layout { backend: T::NAME, found: operands.weights.layout(), expected: LAYOUT });
+        };
         T::run(problem, config, panels, operands, threads)
     }
 }

@@ -4,7 +4,6 @@
 mod assemble;
 mod block_scaled;
 mod cluster;
-mod draft;
 mod families;
 mod multiply;
 mod print;

@@ -1,4 +1,5 @@
-//! A plain NVFP4 GEMM for Hopper: C = alpha · A·Bᵀ, half-precision activations A (m × k) times FP4 weights B (n × k).
+//! A plain NVFP4 GEMM for Hopper: S = 2⁻⁷ · A·Bᵀ, half-precision tokens A (m × k) times FP4 weights B (n × k), without
+//! B's global scale and in f32. What is made of the sums is the next kernel's business ([`super::join`]).
 //!
 //! Hopper's tensor cores know no FP4, so the weights become halves in registers, exactly, on their way to `wgmma`. That
 //! works because wgmma takes its A operand from registers: the roles are swapped, weight rows are the M = 64 side and
@@ -6,7 +7,7 @@
 //!
 //! A block computes `tokens` tokens × 64 weight rows per consumer warpgroup, for all of k. One producer thread keeps a
 //! pipeline of stages filled: per stage 64 of k, tokens through a tensor map (128-byte swizzle, zeros out of bounds) and
-//! one packed chunk of weights per consumer (see [`super::sm90_pack`]) by bulk copy. Two barriers a stage carry the
+//! one packed chunk of weights per consumer (see [`super::pack`]) by bulk copy. Two barriers a stage carry the
 //! protocol, and [`Pipeline`] is the only place that touches them:
 //!
 //! - *full*: one arrival by the producer, with the stage's bytes; completes when they have landed. Consumers wait.
@@ -19,12 +20,11 @@ use ptx::descriptor::{MatrixLayout, Swizzle};
 use ptx::instr::{Accumulate, Arith, BinaryOp};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
-    Addr, Barriers, Bf16, Builder, CopyOptions, DataType, Error, F16, F16x2, F32, Global, Kernel, Launch,
-    MatrixOperand, Pred, Reg, RegisterChange, S32, Shared, SharedRegion, SpecialRegister, Target, TensorMapAddress,
-    U32, U64, Value,
+    Addr, Barriers, Builder, CopyOptions, DataType, Error, F16x2, F32, Global, Kernel, Launch, MatrixOperand, Pred, Reg,
+    RegisterChange, S32, SHARED_LIMIT, Shared, SharedRegion, SpecialRegister, Target, TensorMapAddress, U32, U64, Value,
 };
 
-use super::sm90_pack::{CHUNK_BYTES, CODE_BYTES};
+use super::pack::{CHUNK_BYTES, CODE_BYTES};
 
 /// Weight rows of one warpgroup, and of one chunk.
 pub const ROWS: u32 = 64;
@@ -36,30 +36,13 @@ const SLICES: usize = 4;
 const TOKEN_LAYOUT: MatrixLayout = MatrixLayout::K_MAJOR_128;
 /// A token's bytes in one stage.
 const TOKEN_BYTES: u32 = DEPTH * 2;
-
-/// Type of C.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// IEEE single.
-    F32,
-}
-
-impl Output {
-    /// Bytes of one element.
-    pub fn bytes(self) -> u32 {
-        match self {
-            Output::F16 | Output::Bf16 => 2,
-            Output::F32 => 4,
-        }
-    }
-}
+/// The most stages a pipeline may have.
+const MOST_STAGES: u32 = 16;
+/// Bytes of one element of S.
+pub const SUM_BYTES: u32 = 4;
 
 /// How the kernel is cut to size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Tokens per block: a multiple of 8, at most 256.
     pub tokens: u32,
@@ -67,8 +50,6 @@ pub struct Config {
     pub stages: u32,
     /// Consumer warpgroups, 1 to 3, each with 64 weight rows.
     pub warpgroups: u32,
-    /// Type of C.
-    pub output: Output,
 }
 
 impl Config {
@@ -102,30 +83,45 @@ impl Config {
         if self.warpgroups <= 2 { (24, 240) } else { (32, 160) }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Bytes of shared memory: the stages and their barriers.
+    pub fn shared_bytes(&self) -> u32 {
+        self.stages * (self.stage_bytes() + 2 * Barriers::STRIDE)
+    }
+
+    /// The most stages that shared memory holds.
+    pub fn most_stages(&self) -> u32 {
+        (SHARED_LIMIT / (self.stage_bytes() + 2 * Barriers::STRIDE)).min(MOST_STAGES)
+    }
+
+    /// Whether the hardware has room for it.
+    pub fn check(&self) -> Result<(), Error> {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
         if !self.tokens.is_multiple_of(8) || !(8..=256).contains(&self.tokens) {
             return refuse("tokens per block", self.tokens, "a multiple of 8 from 8 to 256: the N side of wgmma");
         }
-        if !(2..=16).contains(&self.stages) {
+        if !(2..=MOST_STAGES).contains(&self.stages) {
             return refuse("pipeline stages", self.stages, "2 to 16: one to fill while another is read");
         }
         if !(1..=3).contains(&self.warpgroups) {
             return refuse("consumer warpgroups", self.warpgroups, "1 to 3: with the producer's, a block's registers");
         }
+        if self.warpgroups == 3 && self.tokens > 128 {
+            return refuse("tokens per block", self.tokens, "at most 128 with three consumer warpgroups: registers");
+        }
+        if self.shared_bytes() > SHARED_LIMIT {
+            return refuse("bytes of shared memory", self.shared_bytes(), "at most 232448: fewer stages or tokens");
+        }
         Ok(())
     }
 }
 
-/// Builds the kernel. Its arguments, in order: packed weights, C, tensor map of A, m, n, k (a positive multiple of 16),
-/// alpha.
+/// Builds the kernel. Its arguments, in order: packed weights, S, tensor map of A, m, n, k (a positive multiple of 16).
 pub fn kernel(config: Config) -> Result<Kernel, Error> {
     config.check()?;
     let launch = Launch { threads: config.threads(), cluster: None, min_blocks: Some(1) };
     let mut k = Builder::new("nvfp4_gemm_plain", Target::Sm90a, launch);
-    let (weights, out, map) = (k.pointer("weights"), k.pointer("out"), k.tensor_map("tokens"));
+    let (weights, sums, map) = (k.pointer("weights"), k.pointer("sums"), k.tensor_map("tokens"));
     let shape = Shape { m: k.param("m"), n: k.param("n"), k: k.param("k") };
-    let alpha = k.param::<F32>("alpha");
     let pipe = Pipeline::declare(&mut k, config);
 
     let thread = k.special(SpecialRegister::TidX);
@@ -151,7 +147,7 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
                 consumer.consume(k, &pipe, steps);
                 consumer
             });
-            k.phase("store", |k| consumer.store(k, config, out, &shape, alpha));
+            k.phase("store", |k| consumer.store(k, config, sums, &shape));
         },
     );
     k.finish()
@@ -344,7 +340,7 @@ struct Consumer {
     /// One A operand per k16 of a stage.
     fragments: [[Reg<F16x2>; 4]; SLICES],
     words: [Reg<U32>; SLICES],
-    /// Two of the four steps each: see the byte order in `sm90_pack`.
+    /// Two of the four steps each: see the byte order in `pack`.
     scales: [Reg<U32>; 2],
 }
 
@@ -470,9 +466,8 @@ impl Consumer {
         });
     }
 
-    /// Writes what lies within C, element by element: neighbours in a warp are neighbours in a row of C.
-    fn store(&self, k: &mut Builder, config: Config, out: Reg<U64>, shape: &Shape, alpha: Reg<F32>) {
-        let alpha = k.mul(alpha, 128.0);
+    /// Writes what lies within S, element by element: the eight quads of a warp are neighbours in a row of S.
+    fn store(&self, k: &mut Builder, config: Config, sums: Reg<U64>, shape: &Shape) {
         let (rows, tokens) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::CtaidY));
         let token = k.mul_add(tokens, config.tokens, self.token);
         let row = k.mul_add(rows, ROWS * config.warpgroups, self.row);
@@ -480,8 +475,8 @@ impl Consumer {
             let column = k.add(row, 8 * half as u32);
             let wide: Reg<U64> = k.convert(column);
             let element = k.mul_wide_add(token, shape.n, wide);
-            let bytes = k.shl(element, config.output.bytes().trailing_zeros());
-            let start = k.add(out, bytes);
+            let bytes = k.shl(element, SUM_BYTES.trailing_zeros());
+            let start = k.add(sums, bytes);
             let inside = k.lt(column, shape.n);
             k.if_(inside, |k| {
                 for (group, values) in self.accumulators.chunks_exact(4).enumerate() {
@@ -489,9 +484,8 @@ impl Consumer {
                         let further = 8 * group as u32 + neighbour as u32;
                         let this = k.add(token, further);
                         let exists = k.lt(this, shape.m);
-                        let at = k.mul_wide_add(shape.n, further * config.output.bytes(), start);
-                        let value = k.mul(values[2 * half + neighbour], alpha);
-                        store_element(k, config.output, Addr::of(at), value, exists);
+                        let at = k.mul_wide_add(shape.n, further * SUM_BYTES, start);
+                        k.when(exists, |k| k.store(Addr::<Global>::of(at), values[2 * half + neighbour]));
                     }
                 }
             });
@@ -503,18 +497,4 @@ impl Consumer {
 fn multiply_into(k: &mut Builder, dst: Reg<F16x2>, a: Reg<F16x2>, b: Reg<F16x2>) {
     let (a, b) = (Value::from(a).operand(), Value::from(b).operand());
     k.emit(Arith::Binary { op: BinaryOp::Mul, ty: DataType::F16x2, dst: dst.id(), a, b });
-}
-
-fn store_element(k: &mut Builder, output: Output, at: Addr<Global>, value: Reg<F32>, exists: Pred) {
-    match output {
-        Output::F16 => {
-            let value: Reg<F16> = k.convert(value);
-            k.when(exists, |k| k.store(at, value));
-        }
-        Output::Bf16 => {
-            let value: Reg<Bf16> = k.convert(value);
-            k.when(exists, |k| k.store(at, value));
-        }
-        Output::F32 => k.when(exists, |k| k.store(at, value)),
-    }
 }

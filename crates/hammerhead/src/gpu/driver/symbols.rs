@@ -1,0 +1,104 @@
+//! The CUDA driver's functions by name, and the few C structures that they take.
+//!
+//! The library is opened when somebody asks for it, so that neither building nor running on a machine without a GPU needs
+//! anything of NVIDIA's. Thirty functions are all we call; a binding of the whole API would bring its own ideas of
+//! loading, of errors and of when to panic, to save the table below.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use libloading::Library;
+
+use super::Absent;
+
+/// A status; zero is success.
+pub type Status = c_int;
+/// A context, a module, a function, a stream or an event.
+pub type Handle = *mut c_void;
+
+/// Where Linux and Windows have the driver's library.
+pub const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+
+/// 128 opaque bytes that a kernel takes by value.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub struct EncodedMap(pub [u8; 128]);
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`: a number that says what it is, and a union of 64 bytes.
+#[repr(C)]
+pub struct LaunchAttribute {
+    pub id: c_int,
+    pub padding: [u8; 4],
+    pub value: [c_uint; 16],
+}
+
+macro_rules! symbols {
+    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        /// The driver's functions. The library stays open as long as they can be called.
+        pub struct Symbols {
+            $(pub $field: unsafe extern "C" fn($($arg),*) -> Status,)*
+            _library: Library,
+        }
+
+        impl Symbols {
+            /// Opens a library and finds every function in it.
+            pub fn open(path: &str) -> Result<Self, Absent> {
+                // SAFETY: opening runs the library's initialisers. It is NVIDIA's driver, or whatever the system's
+                // administrator put under that name.
+                let library = unsafe { Library::new(path) }.map_err(|error| Absent::no_library(path, &error))?;
+                $(
+                    // SAFETY: the type is that of the function in NVIDIA's header of this name and version.
+                    let $field = *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }
+                        .map_err(|_| Absent::no_symbol(path, $symbol))?;
+                )*
+                Ok(Symbols { $($field,)* _library: library })
+            }
+        }
+    };
+}
+
+symbols! {
+    init = "cuInit" (c_uint);
+    driver_version = "cuDriverGetVersion" (*mut c_int);
+    error_name = "cuGetErrorName" (Status, *mut *const c_char);
+    error_string = "cuGetErrorString" (Status, *mut *const c_char);
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut c_int, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_set = "cuCtxSetCurrent" (Handle);
+    module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    module_unload = "cuModuleUnload" (Handle);
+    module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
+    set_function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
+    memory_alloc = "cuMemAlloc_v2" (*mut u64, usize);
+    memory_free = "cuMemFree_v2" (u64);
+    copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
+    copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
+    stream_create = "cuStreamCreate" (*mut Handle, c_uint);
+    stream_synchronize = "cuStreamSynchronize" (Handle);
+    stream_destroy = "cuStreamDestroy_v2" (Handle);
+    event_create = "cuEventCreate" (*mut Handle, c_uint);
+    event_record = "cuEventRecord" (Handle, Handle);
+    event_synchronize = "cuEventSynchronize" (Handle);
+    event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
+    event_destroy = "cuEventDestroy_v2" (Handle);
+    encode_tiled = "cuTensorMapEncodeTiled" (
+        *mut EncodedMap, c_int, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint,
+        c_int, c_int, c_int, c_int
+    );
+    launch_kernel = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+}
