@@ -6,8 +6,8 @@
 use format::Values;
 use half::{bf16, f16};
 
-use crate::gpu::{self, PackedGroup};
 use crate::cpu;
+use crate::gpu::{self, PackedGroup};
 use crate::{Activations, Config, Error, Output, Problem, Result, Weights};
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.

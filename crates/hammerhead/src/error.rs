@@ -153,7 +153,9 @@ pub enum Error {
     Kernel(#[from] ptx::Error),
 
     /// The CUDA driver refused a call, or the device failed.
-    #[error("the CUDA driver's {call} failed: {name} ({text}); free device memory or split the problem if it is that, else see whether nvidia-smi still lists the GPU")]
+    #[error(
+        "the CUDA driver's {call} failed: {name} ({text}); free device memory or split the problem if it is that, else see whether nvidia-smi still lists the GPU"
+    )]
     Driver {
         /// The call.
         call: &'static str,
@@ -164,7 +166,9 @@ pub enum Error {
     },
 
     /// The CUDA driver's compiler refused a kernel.
-    #[error("the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}")]
+    #[error(
+        "the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}"
+    )]
     Jit {
         /// The kernel.
         kernel: String,

@@ -20,8 +20,9 @@ use ptx::descriptor::{MatrixLayout, Swizzle};
 use ptx::instr::{Accumulate, Arith, BinaryOp};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
-    Addr, Barriers, Builder, CopyOptions, DataType, Error, F16x2, F32, Global, Kernel, Launch, MatrixOperand, Pred, Reg,
-    RegisterChange, S32, SHARED_LIMIT, Shared, SharedRegion, SpecialRegister, Target, TensorMapAddress, U32, U64, Value,
+    Addr, Barriers, Builder, CopyOptions, DataType, Error, F16x2, F32, Global, Kernel, Launch, MatrixOperand, Pred,
+    Reg, RegisterChange, S32, SHARED_LIMIT, Shared, SharedRegion, SpecialRegister, Target, TensorMapAddress, U32, U64,
+    Value,
 };
 
 use super::pack::{CHUNK_BYTES, CODE_BYTES};

@@ -159,9 +159,12 @@ pub(super) fn run<D: Device>(
 ) -> Result<()> {
     let Some(prepared) = prepare(device, how, weights, activations, largest)? else { return Ok(()) };
     prepared.launches.iter().try_for_each(|launch| device.launch(launch))?;
-    device.download(&prepared.out, match target {
-        Target::F16(c) => bytemuck::cast_slice_mut(c),
-        Target::BF16(c) => bytemuck::cast_slice_mut(c),
-        Target::F32(c) => bytemuck::cast_slice_mut(c),
-    })
+    device.download(
+        &prepared.out,
+        match target {
+            Target::F16(c) => bytemuck::cast_slice_mut(c),
+            Target::BF16(c) => bytemuck::cast_slice_mut(c),
+            Target::F32(c) => bytemuck::cast_slice_mut(c),
+        },
+    )
 }

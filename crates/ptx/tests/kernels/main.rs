@@ -1,5 +1,5 @@
 //! Kernels that are printed and assembled: small ones that do something, and one per family of instructions that holds
-//! every form the checker accepts; and the first real one, until it has a home of its own.
+//! every form the checker accepts.
 
 mod assemble;
 mod block_scaled;

@@ -55,9 +55,10 @@ impl Absent {
         Absent { reason: reason.into(), remedy: remedy.into() }
     }
 
-    fn no_library(path: &str, error: &dyn fmt::Display) -> Self {
+    fn no_library(path: &str, error: &dyn std::error::Error) -> Self {
         let remedy = "install NVIDIA's driver (580 or newer); in a container, start it with access to the GPU";
-        Absent::new(format!("the CUDA driver's library {path} cannot be opened ({error})"), remedy)
+        let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Absent::new(format!("the CUDA driver's library {path} cannot be opened ({said})"), remedy)
     }
 
     fn no_symbol(path: &str, symbol: &str) -> Self {
@@ -163,7 +164,8 @@ fn check_driver(version: i32) -> Result<(), Absent> {
     if version >= OLDEST_DRIVER {
         return Ok(());
     }
-    let found = format!("the driver supports CUDA {}.{} and the kernels need 13.0", version / 1000, version % 1000 / 10);
+    let found =
+        format!("the driver supports CUDA {}.{} and the kernels need 13.0", version / 1000, version % 1000 / 10);
     Err(Absent::new(found, "update NVIDIA's driver to 580 or newer"))
 }
 
@@ -427,9 +429,8 @@ impl<'c> Function<'c> {
         };
         self.context.enter()?;
         // SAFETY: one place for each of the kernel's parameters, of its size; the driver copies them before it returns.
-        let status = unsafe {
-            (self.context.symbols.launch_kernel)(&config, self.raw, pointers.as_mut_ptr(), null_mut())
-        };
+        let status =
+            unsafe { (self.context.symbols.launch_kernel)(&config, self.raw, pointers.as_mut_ptr(), null_mut()) };
         self.context.called("cuLaunchKernelEx", status)
     }
 
