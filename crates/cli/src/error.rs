@@ -63,6 +63,12 @@ pub enum Error {
     #[error("{failed} of {all} checks failed; {remedy}")]
     Failed { failed: usize, all: usize, remedy: &'static str },
 
+    /// A result was wrong where only its speed was asked for.
+    #[error(
+        "{case} is wrong on {backend} with {config} (seed {seed}): {first}; nothing is timed that is wrong, see hammerhead verify"
+    )]
+    Wrong { case: String, backend: &'static str, config: String, seed: u64, first: hammerhead::verify::Failure },
+
     /// Something could not be written as JSON.
     #[error("cannot write this report as JSON: {0}")]
     Json(#[from] serde_json::Error),

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod console;
 mod error;
 mod explain;
@@ -18,11 +19,13 @@ mod machine;
 mod memory;
 mod options;
 mod problem_file;
+mod quantize;
 
 mod run;
 mod subject;
 mod table;
 mod timing;
+mod vectors;
 
 mod verify;
 
@@ -50,7 +53,10 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Verify(verify::Args),
+    Bench(bench::Args),
+    Quantize(quantize::Args),
     Info(info::Args),
+    Vectors(vectors::Args),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +75,9 @@ fn dispatch(command: &Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Verify(args) => verify::verify(args),
+        Command::Bench(args) => bench::bench(args),
+        Command::Quantize(args) => quantize::quantize(args),
         Command::Info(args) => info::info(args),
+        Command::Vectors(args) => vectors::vectors(args),
     }
 }

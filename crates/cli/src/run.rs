@@ -67,8 +67,6 @@ pub struct Args {
     /// The seed that the problems' numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "input")]
     seed: u64,
-    #[command(flatten)]
-    how: How,
     /// Show what the planner weighed, and why it took what it took
     #[arg(long)]
     explain: bool,
@@ -78,6 +76,8 @@ pub struct Args {
     /// Say nothing beside the result
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    how: How,
 }
 
 /// Does the command.
@@ -226,6 +226,8 @@ struct Row {
     floor_seconds: Option<f64>,
     of_floor: Option<f64>,
     max_error: f64,
+    /// The largest error as a part of what the derived bound allows.
+    max_error_of_bound: f64,
     compared: usize,
     elements: usize,
     passed: bool,
@@ -307,6 +309,7 @@ fn row(args: &Args, case: &Case, plan: Plan, report: &Report, seconds: Spread) -
         floor_seconds: None,
         of_floor: None,
         max_error: report.max_error,
+        max_error_of_bound: report.max_ratio,
         compared: report.compared,
         elements: report.elements,
         passed: report.passed(),
@@ -333,6 +336,7 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
         ">GFLOP/s",
         ">of floor",
         ">max error",
+        ">of bound",
         "check",
     ]);
     for row in &report.cases {
@@ -346,6 +350,7 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
             table::three_digits(row.gflops),
             table::percent(row.of_floor),
             format!("{:.1e}", row.max_error),
+            table::percent(Some(row.max_error_of_bound)),
             if row.passed { format!("ok ({checked})") } else { "WRONG".to_owned() },
         ]);
     }
