@@ -2,14 +2,14 @@
 //!
 //! | tensor | type and shape | meaning |
 //! |---|---|---|
-//! | `a`, `b1`, `b2` | U8 [rows, K/2] | codes, even k in the low nibble |
-//! | `a_scale`, `b1_scale`, `b2_scale` | F8_E4M3 [rows, K/16] | block scales |
-//! | `a_global`, `b1_global`, `b2_global` | F32 [] or [1] | global scales that multiply; 1 if absent |
-//! | `a` | F16, BF16 or F32 [M, K] | or activations that are not quantised, without `a_scale` |
+//! | `a`, `b1`, `b2` | U8 `[rows, K/2]` | codes, even k in the low nibble |
+//! | `a_scale`, `b1_scale`, `b2_scale` | F8_E4M3 `[rows, K/16]` | block scales |
+//! | `a_global`, `b1_global`, `b2_global` | F32 `[]` or `[1]` | global scales that multiply; 1 if absent |
+//! | `a` | F16, BF16 or F32 `[M, K]` | or activations that are not quantised, without `a_scale` |
 //!
 //! Without `b2` it is a plain GEMM. A group is the same names prefixed `g0.`, `g1.`, …, and every group may have its
 //! own sizes. A name that is none of these is refused: a scale under a misspelt name must not be taken for absent. The
-//! result is `c`, or `g0.c`, …, [M, N].
+//! result is `c`, or `g0.c`, …, `[M, N]`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -44,6 +44,13 @@ impl<'a> ProblemFile<'a> {
         let (mut activations, mut weights) = (Vec::new(), Vec::new());
         for prefix in &prefixes {
             let group = Group { file, prefix };
+            if let Some(part) = ["a", "b1"].into_iter().find(|part| !file.contains(&group.name(part))) {
+                return group.refuse(
+                    part,
+                    "it is missing",
+                    "a problem needs a and b1, and b2 unless it is a plain GEMM",
+                );
+            }
             let b = group.weights(gate)?;
             let a = group.activations(&b)?;
             if let Some(first) = activations.first().map(Activations::element).filter(|first| *first != a.element()) {
