@@ -97,6 +97,8 @@ pub struct Operands<'a, 'i, 'o> {
     pub weights: &'a Packed,
     /// The tokens.
     pub activations: &'a [Activations<'i>],
+    /// The largest magnitude in each group of dense activations; not used for quantised ones.
+    pub largest: &'a [f32],
     /// The results.
     pub targets: &'a mut [Target<'o>],
 }
@@ -142,7 +144,15 @@ impl std::fmt::Debug for dyn Backend {
 
 /// Every backend, best first. Adding one is adding its file and its line here.
 pub fn all() -> &'static [&'static dyn Backend] {
-    &[&cpu::Scalar]
+    &[
+        #[cfg(target_arch = "x86_64")]
+        &cpu::Amx,
+        #[cfg(target_arch = "x86_64")]
+        &cpu::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        &cpu::Avx2,
+        &cpu::Scalar,
+    ]
 }
 
 /// The backend of that name, whether or not it can run here.

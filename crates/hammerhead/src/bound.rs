@@ -14,7 +14,8 @@
 //! **Scaling** by α rounds twice. **The gate** is Lipschitz with L < 1.13 (SiLU 1.0998, also for gpt-oss's steeper
 //! sigmoid; GELU 1.1290) and is computed within a multiple of ε of itself that is stated beside its code. **The
 //! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
-//! are flushed to within its smallest normal number. A value that the output type cannot hold may be infinite.
+//! are flushed to within its smallest normal number; matrix units flush already inside a sum, so backends scale tokens
+//! until what is lost is below 2⁻¹²⁴ of a group's largest activation for each product. A value that the output type cannot hold may be infinite.
 
 use crate::reference::{Element, Sum};
 use crate::{Gate, Output};
@@ -33,7 +34,7 @@ pub fn accumulation(k: usize) -> f64 {
 pub fn bound(element: &Element, gate: Gate, k: usize, output: Output) -> f64 {
     let smallest = f64::from(f32::MIN_POSITIVE);
     let sum_error = |sum: &Sum| {
-        let accumulated = if sum.exact { 0.0 } else { accumulation(k) * sum.magnitude };
+        let accumulated = if sum.exact { 0.0 } else { accumulation(k) * sum.magnitude } + sum.negligible;
         accumulated + 2.0 * EPSILON * (sum.value.abs() + accumulated)
     };
     let gate_error = sum_error(&element.gate);
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     fn element(gate: f64, up: f64, magnitude: f64, exact: bool) -> Element {
-        let sum = |value| Sum { value, magnitude, exact };
+        let sum = |value| Sum { value, magnitude, exact, negligible: 0.0 };
         Element { gate: sum(gate), up: Some(sum(up)), value: Gate::Silu.apply(gate, up) }
     }
 

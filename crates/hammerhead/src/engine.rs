@@ -167,7 +167,7 @@ impl Engine {
             });
         }
         check_targets(plan, targets)?;
-        operands::check_finite(activations)?;
+        let largest = operands::largest_of(activations)?;
         if plan.backend().layout() != layer.packed.layout() {
             return Err(Error::Layout {
                 backend: plan.backend().name(),
@@ -175,7 +175,7 @@ impl Engine {
                 expected: plan.backend().layout(),
             });
         }
-        let operands = Operands { weights: &layer.packed, activations, targets };
+        let operands = Operands { weights: &layer.packed, activations, largest: &largest, targets };
         plan.backend().run(problem, plan.config(), operands, &self.threads)
     }
 }

@@ -173,18 +173,39 @@ pub(crate) fn problem_of(
     Problem::new(groups, gate, element, output)
 }
 
-/// Refuses activations that are not finite: one of them would spoil every sum of its row.
-pub(crate) fn check_finite(activations: &[Activations<'_>]) -> Result<()> {
-    for (group, a) in activations.iter().enumerate() {
-        let Activations::Dense(dense) = a else { continue };
-        let bad = match dense.values() {
-            Values::F16(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i].to_f32())),
-            Values::BF16(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i].to_f32())),
-            Values::F32(v) => v.iter().position(|x| !x.is_finite()).map(|i| (i, v[i])),
+/// The largest magnitude in each group of dense activations (quantised ones are left at 0), refusing what is not
+/// finite: it would spoil every sum of its row.
+pub(crate) fn largest_of(activations: &[Activations<'_>]) -> Result<Vec<f32>> {
+    let largest = |(group, a): (usize, &Activations<'_>)| {
+        let Activations::Dense(dense) = a else { return Ok(0.0) };
+        // Magnitudes of floats compare like their bits do, and that loop is vector code.
+        let (largest, finite) = match dense.values() {
+            Values::F16(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
+                (half::f16::from_bits(bits).to_f32(), bits < half::f16::INFINITY.to_bits())
+            }
+            Values::BF16(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
+                (half::bf16::from_bits(bits).to_f32(), bits < half::bf16::INFINITY.to_bits())
+            }
+            Values::F32(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+                (f32::from_bits(bits), bits < f32::INFINITY.to_bits())
+            }
         };
-        if let Some((i, value)) = bad {
-            return Err(Error::NotFinite { group, row: i / dense.k(), column: i % dense.k(), value });
+        if finite { Ok(largest) } else { Err(not_finite(group, dense)) }
+    };
+    activations.iter().enumerate().map(largest).collect()
+}
+
+/// Names the first activation that is not finite.
+fn not_finite(group: usize, dense: &Dense<'_>) -> Error {
+    let mut values = vec![0.0; dense.k()];
+    for row in 0..dense.rows() {
+        dense.row(row, &mut values);
+        if let Some(column) = values.iter().position(|x| !x.is_finite()) {
+            return Error::NotFinite { group, row, column, value: values[column] };
         }
     }
-    Ok(())
+    unreachable!("the caller found a value that is not finite")
 }

@@ -51,10 +51,12 @@ pub struct Sum {
     pub magnitude: f64,
     /// Whether every partial sum, in any order, is a number that f32 can hold exactly.
     pub exact: bool,
+    /// What products may be lost that vanish beside the group's largest activation.
+    pub negligible: f64,
 }
 
-/// Multiplies and adds two rows. Eight running sums instead of one, so that an f64 pipeline is kept busy.
-pub fn dot(a: &Row, b: &Row, alpha: f64) -> Sum {
+/// Multiplies and adds two rows, the first one of a group whose largest activation is `largest`. Eight running sums instead of one, so that an f64 pipeline is kept busy.
+pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     const LANES: usize = 8;
     let (mut sums, mut magnitudes) = ([0f64; LANES], [0f64; LANES]);
     for (a, b) in a.values.chunks_exact(LANES).zip(b.values.chunks_exact(LANES)) {
@@ -68,7 +70,12 @@ pub fn dot(a: &Row, b: &Row, alpha: f64) -> Sum {
     // 2²⁴ quanta are exact in f32; half of that leaves room for operands split into parts.
     let exact = magnitude == 0.0 || magnitude / (a.quantum * b.quantum) <= f64::from(1 << 23);
     let overflows = magnitude > f64::from(f32::MAX) / 2.0;
-    Sum { value: alpha * value, magnitude: if overflows { f64::INFINITY } else { alpha.abs() * magnitude }, exact }
+    Sum {
+        value: alpha * value,
+        magnitude: if overflows { f64::INFINITY } else { alpha.abs() * magnitude },
+        exact,
+        negligible: alpha.abs() * a.values.len() as f64 * largest * 2f64.powi(-124),
+    }
 }
 
 /// One element of C.
@@ -88,12 +95,19 @@ pub struct Reference<'a, 'b> {
     activations: &'a Activations<'b>,
     weights: &'a Weights<'b>,
     gate: Gate,
+    largest: f64,
 }
 
 impl<'a, 'b> Reference<'a, 'b> {
     /// A group's operands and its gate. With [`Gate::None`] the up matrix is not looked at.
     pub fn new(activations: &'a Activations<'b>, weights: &'a Weights<'b>, gate: Gate) -> Self {
-        Self { activations, weights, gate }
+        let mut values = vec![0f32; activations.k()];
+        let mut largest = 0f32;
+        for row in 0..activations.rows() {
+            activations.unscaled_row(row, &mut values);
+            largest = values.iter().fold(largest, |largest, x| largest.max(x.abs()));
+        }
+        Self { activations, weights, gate, largest: largest.into() }
     }
 
     /// A row of A.
@@ -117,10 +131,10 @@ impl<'a, 'b> Reference<'a, 'b> {
     /// The element where a token and a column meet.
     pub fn element(&self, token: &Row, column: &[Row]) -> Element {
         let alpha = |matrix: &format::Matrix<'_>| f64::from(self.activations.global()) * f64::from(matrix.global());
-        let gate = dot(token, &column[0], alpha(self.weights.gate()));
+        let gate = dot(token, &column[0], alpha(self.weights.gate()), self.largest);
         let up = match (self.gate, self.weights.up()) {
             (Gate::None, _) | (_, None) => None,
-            (_, Some(matrix)) => Some(dot(token, &column[1], alpha(matrix))),
+            (_, Some(matrix)) => Some(dot(token, &column[1], alpha(matrix), self.largest)),
         };
         let value = self.gate.apply(gate.value, up.map_or(0.0, |sum| sum.value));
         Element { gate, up, value }
@@ -157,14 +171,14 @@ mod tests {
         let mut a = vec![0.0; 16];
         let mut b = vec![0.0; 16];
         (a[0], b[0], a[9], b[9]) = (1.5, 2.0, -0.5, 6.0);
-        let sum = dot(&Row::new(a), &Row::new(b), 2.0);
-        assert_eq!(sum, Sum { value: 0.0, magnitude: 12.0, exact: true });
+        let sum = dot(&Row::new(a), &Row::new(b), 2.0, 0.0);
+        assert_eq!(sum, Sum { value: 0.0, magnitude: 12.0, exact: true, negligible: 0.0 });
     }
 
     #[test]
     fn a_sum_with_more_bits_than_f32_is_not_called_exact() {
         let a = Row::new([vec![1.0; 15], vec![2f32.powi(-30)]].concat());
         let b = Row::new(vec![1.0; 16]);
-        assert!(!dot(&a, &b, 1.0).exact);
+        assert!(!dot(&a, &b, 1.0, 0.0).exact);
     }
 }

@@ -11,6 +11,14 @@ use super::pack::{BLOCK_BYTES, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
 use super::target::SharedTarget;
 use crate::{Activations, Gate};
 
+/// One group's tokens as they came.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub activations: &'a Activations<'a>,
+    /// The largest magnitude among dense activations.
+    pub largest: f32,
+}
+
 /// The sums of one prepared row for the columns of one panel.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
@@ -41,16 +49,22 @@ pub(super) trait Kernel: Sync + Sized {
     fn group_len(&self, blocks: usize) -> usize;
 
     /// Writes one group of prepared rows; `group` counts groups of rows, and `out` is zero.
-    fn prepare(&self, activations: &Activations<'_>, group: usize, out: &mut [Self::Token]);
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [Self::Token]);
 
-    /// What the sums of this token must be multiplied with, beside the global scales: a power of two.
-    fn unit(&self, activations: &Activations<'_>, token: usize) -> f64;
+    /// What the sums must be multiplied with, beside the global scales: a power of two.
+    fn unit(&self, source: Source<'_>) -> f64;
 
     /// Expands the blocks of a full-width chunk: `BLOCK_BYTES` bytes each, all scales first.
     fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [Self::Block]);
 
     /// Multiplies tokens with a slab, advancing the expansion of a later one between products if it can.
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>);
+
+    /// Called on every thread before its first product, and `leave` after its last.
+    fn enter(&self) {}
+
+    /// See [`Self::enter`].
+    fn leave(&self) {}
 
     /// Writes a tile of results: [`Finish::write`], compiled for this instruction set.
     fn finish(&self, finish: Finish<'_>);
@@ -86,6 +100,33 @@ impl<K: Kernel> Product<'_, K> {
     /// Panels of the slab.
     pub(super) fn panels(&self) -> usize {
         self.slab.len() / self.depth()
+    }
+}
+
+impl<'a, K: Kernel> Product<'a, K> {
+    /// Hands each panel to `rows`, with a few tokens at a time (`SHARED`, or what is left of them): for kernels whose
+    /// groups are single rows. What is ahead is expanded in between.
+    #[inline(always)]
+    pub(super) fn by_rows<const SHARED: usize>(
+        self,
+        ahead: &mut Expansion<'_, K>,
+        rows: impl Fn(&[&[K::Token]], &[K::Block], &mut [Lanes], bool),
+    ) {
+        let (depth, count, panels) = (self.depth(), self.rows(), self.panels());
+        let Product { tokens, group_len, blocks, slab, sums, fresh } = self;
+        let elements = ahead.kernel.group_len(1);
+        let stretch = blocks.start * elements..blocks.end * elements;
+        let share = ahead.remaining().div_ceil(count.div_ceil(SHARED) * panels);
+        for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(count)) {
+            for (tokens, sums) in tokens.chunks(SHARED * group_len).zip(sums.chunks_mut(SHARED)) {
+                let mut few: [&[K::Token]; SHARED] = [&[]; SHARED];
+                for (few, token) in few.iter_mut().zip(tokens.chunks_exact(group_len)) {
+                    *few = &token[stretch.clone()];
+                }
+                rows(&few[..sums.len()], panel, sums, fresh);
+                (0..share).for_each(|_| ahead.step());
+            }
+        }
     }
 }
 
@@ -215,8 +256,8 @@ pub(super) struct Finish<'a> {
     /// The same as `gate` where there is no gate; not looked at then.
     pub up: MatrixSums<'a>,
     pub function: Gate,
-    /// For each token of the tile, what its gate sums and its up sums are multiplied with.
-    pub alpha: &'a dyn Fn(usize) -> [f64; 2],
+    /// What gate sums and up sums are multiplied with.
+    pub alpha: [f64; 2],
     /// Prepared rows a token.
     pub parts: usize,
     pub tokens: Range<usize>,
@@ -233,11 +274,10 @@ impl Finish<'_> {
         let mut rows = vec![0f32; 2 * width.next_multiple_of(COLUMNS)];
         let (gate, up) = rows.split_at_mut(width.next_multiple_of(COLUMNS));
         for (index, token) in self.tokens.clone().enumerate() {
-            let alpha = (self.alpha)(token);
             let lines = index * self.parts..(index + 1) * self.parts;
-            scale(&self.gate, lines.clone(), alpha[0], gate);
+            scale(&self.gate, lines.clone(), self.alpha[0], gate);
             if self.function != Gate::None {
-                scale(&self.up, lines, alpha[1], up);
+                scale(&self.up, lines, self.alpha[1], up);
                 self.function.apply_rows(gate, up);
             }
             // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.

@@ -4,7 +4,15 @@
 //! tokens, expand a block of codes, multiply. `schedule` cuts a problem in tiles and walks them with those three, in
 //! the order that the strategy says. `model` predicts what that costs.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod ceilings;
+#[cfg(target_arch = "x86_64")]
+mod integer;
 mod kernel;
 mod model;
 mod pack;
@@ -16,6 +24,8 @@ mod threads;
 pub use pack::{LAYOUT, Panels};
 pub use scalar::Scalar;
 pub use threads::Threads;
+#[cfg(target_arch = "x86_64")]
+pub use {amx::Amx, avx2::Avx2, avx512::Avx512};
 
 use crate::backend::{Backend, Operands, Packed};
 use crate::{Activation, Config, Cost, Problem, Result, Weights};
@@ -73,5 +83,27 @@ impl<T: CpuBackend> Backend for T {
 
 /// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations done.
 fn fastest_unit() -> (&'static str, fn() -> f64) {
+    #[cfg(target_arch = "x86_64")]
+    if Backend::available(&Amx).is_ok() {
+        return ("AMX bf16, tiles from the first-level cache", amx::flops);
+    } else if Backend::available(&Avx512).is_ok() {
+        return ("AVX-512 f32 multiply-add", avx512::flops);
+    } else if Backend::available(&Avx2).is_ok() {
+        return ("AVX2 f32 multiply-add", avx2::flops);
+    }
     ("f32 multiply and add", ceilings::portable_flops)
+}
+
+/// How far ahead of its reader a stream of packed weights is fetched, in bytes.
+const STREAM_AHEAD: usize = 8 * pack::CHUNK_BLOCKS * pack::BLOCK_BYTES;
+
+/// Asks for the chunk of the same stream that will be needed a little later.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch_stream(chunk: &[u8]) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for line in (0..chunk.len()).step_by(64) {
+        // SAFETY: a prefetch is a hint; it faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(STREAM_AHEAD + line).cast()) };
+    }
 }

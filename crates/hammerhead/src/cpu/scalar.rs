@@ -3,12 +3,12 @@
 //! Weights are expanded to f32 (exactly), tokens are f32 rows, and a product is a multiplication and an addition. The
 //! inner loops run over the 16 columns of a panel, so a compiler may use whatever vectors the target's baseline has.
 
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
 use super::model::Rates;
 use super::pack::{BLOCK_BYTES, COLUMNS};
 use super::{CpuBackend, Panels, Threads, schedule};
 use crate::backend::Operands;
-use crate::{Activation, Activations, Config, Problem, Result};
+use crate::{Activation, Config, Problem, Result};
 use format::BLOCK;
 
 /// The backend without special instructions.
@@ -40,11 +40,16 @@ struct ScalarKernel;
 #[repr(C, align(64))]
 pub(super) struct FloatBlock(pub [[f32; COLUMNS]; BLOCK]);
 
+impl FloatBlock {
+    /// A block of zeros.
+    pub(super) const BLANK: Self = Self([[0.0; COLUMNS]; BLOCK]);
+}
+
 impl Kernel for ScalarKernel {
     type Block = FloatBlock;
     type Token = f32;
 
-    const BLANK: FloatBlock = FloatBlock([[0.0; COLUMNS]; BLOCK]);
+    const BLANK: FloatBlock = FloatBlock::BLANK;
     const ZERO: f32 = 0.0;
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
@@ -58,11 +63,11 @@ impl Kernel for ScalarKernel {
         blocks * BLOCK
     }
 
-    fn prepare(&self, activations: &Activations<'_>, group: usize, out: &mut [f32]) {
-        activations.unscaled_row(group, out);
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+        source.activations.unscaled_row(group, out);
     }
 
-    fn unit(&self, _: &Activations<'_>, _: usize) -> f64 {
+    fn unit(&self, _: Source<'_>) -> f64 {
         1.0
     }
 
@@ -85,24 +90,17 @@ impl Kernel for ScalarKernel {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        let (depth, rows, panels) = (product.depth(), product.rows(), product.panels());
-        let Product { tokens, group_len, blocks, slab, sums, fresh } = product;
-        let share = ahead.remaining().div_ceil(rows * panels);
-        let k = blocks.start * BLOCK..blocks.end * BLOCK;
-        for (panel, sums) in slab.chunks_exact(depth).zip(sums.chunks_exact_mut(rows)) {
-            for (token, sums) in tokens.chunks_exact(group_len).zip(sums) {
-                let mut row = if fresh { Lanes::default() } else { *sums };
-                for (token, block) in token[k.clone()].chunks_exact(BLOCK).zip(panel) {
-                    for (&token, weights) in token.iter().zip(&block.0) {
-                        for (sum, &weight) in row.0.iter_mut().zip(weights) {
-                            *sum += token * weight;
-                        }
+        product.by_rows::<1>(ahead, |tokens, panel, sums, fresh| {
+            let mut row = if fresh { Lanes::default() } else { sums[0] };
+            for (token, block) in tokens[0].chunks_exact(BLOCK).zip(panel) {
+                for (&token, weights) in token.iter().zip(&block.0) {
+                    for (sum, &weight) in row.0.iter_mut().zip(weights) {
+                        *sum += token * weight;
                     }
                 }
-                *sums = row;
-                (0..share).for_each(|_| ahead.step());
             }
-        }
+            sums[0] = row;
+        });
     }
 
     fn finish(&self, finish: Finish<'_>) {

@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use format::BLOCK;
 
 use super::Panels;
-use super::kernel::{Expansion, Finish, Kernel, Lanes, MatrixSums, Product, SumLayout};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Source, SumLayout};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
 use super::target::SharedTarget;
 use super::threads::Threads;
 use crate::backend::{Operands, Target};
-use crate::{Activations, Config, Gate, Problem, Shape, Strategy};
+use crate::{Config, Gate, Problem, Shape, Strategy};
 
 /// Token elements below which preparing them is not worth waking the other threads.
 const SERIAL_TOKENS: usize = 1 << 16;
@@ -42,7 +42,11 @@ pub(super) fn run<K: Kernel>(
     operands: Operands<'_, '_, '_>,
     threads: &Threads,
 ) {
-    let tokens = prepare(kernel, problem, operands.activations, threads);
+    let sources: Vec<Source<'_>> = {
+        let pairs = operands.activations.iter().zip(operands.largest);
+        pairs.map(|(activations, &largest)| Source { activations, largest }).collect()
+    };
+    let tokens = prepare(kernel, problem, &sources, threads);
     let shapes = problem.groups();
     let share = |targets: &mut [Target<'_>]| -> Vec<SharedTarget> {
         targets.iter_mut().zip(shapes).map(|(target, s)| SharedTarget::new(target, s.m, s.n)).collect()
@@ -52,7 +56,7 @@ pub(super) fn run<K: Kernel>(
             .map(|g| Group {
                 shape: shapes[g],
                 matrices: &panels[g].matrices()[matrices.clone()],
-                activations: &operands.activations[g],
+                source: sources[g],
                 tokens: &tokens[g],
                 target: &targets[g],
             })
@@ -75,31 +79,26 @@ pub(super) fn run<K: Kernel>(
 struct Group<'a, K: Kernel> {
     shape: Shape,
     matrices: &'a [PanelMatrix],
-    activations: &'a Activations<'a>,
+    source: Source<'a>,
     tokens: &'a [K::Token],
     target: &'a SharedTarget,
 }
 
 /// Prepares the tokens of every group.
-fn prepare<K: Kernel>(
-    kernel: &K,
-    problem: &Problem,
-    activations: &[Activations<'_>],
-    threads: &Threads,
-) -> Vec<Vec<K::Token>> {
+fn prepare<K: Kernel>(kernel: &K, problem: &Problem, sources: &[Source<'_>], threads: &Threads) -> Vec<Vec<K::Token>> {
     let group_len = |shape: &Shape| kernel.group_len(shape.k / BLOCK);
     let row_groups = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS);
     let mut tokens: Vec<Vec<K::Token>> =
         problem.groups().iter().map(|s| vec![K::ZERO; row_groups(s) * group_len(s)]).collect();
     let total: usize = tokens.iter().map(Vec::len).sum();
-    let work = tokens.iter_mut().zip(problem.groups()).zip(activations).flat_map(|((tokens, shape), activations)| {
-        tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (activations, group, out))
+    let work = tokens.iter_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
+        tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
     });
     let queue = Mutex::new(work);
     let take_all = || {
         // A poisoned queue means that another thread panicked, which ends the run anyway.
-        while let Some((activations, group, out)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
-            kernel.prepare(activations, group, out);
+        while let Some((source, group, out)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
+            kernel.prepare(source, group, out);
         }
     };
     if total < SERIAL_TOKENS {
@@ -143,9 +142,11 @@ fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, 
     let next = AtomicUsize::new(0);
     threads.run(|| {
         let mut scratch = Scratch::new(config);
+        kernel.enter();
         while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
             scratch.compute(kernel, &groups[tile.group], tile, gate);
         }
+        kernel.leave();
     });
 }
 
@@ -180,16 +181,13 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             layout,
             matrix: matrix % together,
         };
-        let alpha = |token: usize| {
-            let unit = kernel.unit(group.activations, token) * f64::from(group.activations.global());
-            let last = group.matrices.len() - 1;
-            [0, last].map(|matrix| unit * f64::from(group.matrices[matrix].global()))
-        };
+        let unit = kernel.unit(group.source) * f64::from(group.source.activations.global());
+        let last = group.matrices.len() - 1;
         kernel.finish(Finish {
             gate: of(0),
             up: if gate == Gate::None { of(0) } else { of(1) },
             function: gate,
-            alpha: &alpha,
+            alpha: [0, last].map(|matrix| unit * f64::from(group.matrices[matrix].global())),
             parts: kernel.parts(),
             tokens: tile.tokens.clone(),
             columns: tile.columns.clone(),

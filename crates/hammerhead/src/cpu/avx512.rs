@@ -1,0 +1,329 @@
+//! AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 multiply-adds for the others.
+//!
+//! A vector is one panel of 16 columns. *Integer*: a byte shuffle turns nibbles into bytes, `vpdpbusd` multiplies four of
+//! K at once, and after a block of 16 the sum is converted and scaled, all exactly; only the addition to the running
+//! sum rounds. *Float*: the low four bits of each lane pick a weight from a table in a register (`vpermps`), the scale
+//! is multiplied in (exactly), and tokens are broadcast against it. Several tokens share each loaded weight.
+
+use std::arch::x86_64::*;
+use std::slice::from_mut;
+
+use format::BLOCK;
+
+use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
+use super::model::Rates;
+use super::pack::COLUMNS;
+use super::scalar::FloatBlock;
+use super::{CpuBackend, Panels, Threads, prefetch_stream, schedule};
+use crate::backend::Operands;
+use crate::{Activation, Config, Error, Problem, Result};
+
+/// Tokens that share a loaded weight.
+const SHARED: usize = 8;
+
+/// The backend for AVX-512 with VNNI.
+#[derive(Debug)]
+pub struct Avx512;
+
+impl CpuBackend for Avx512 {
+    const NAME: &'static str = "avx512";
+    const SUMMARY: &'static str = "AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 for others";
+
+    fn available() -> Result<()> {
+        let has = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma");
+        match has {
+            true => Ok(()),
+            false => Err(Error::Unavailable {
+                backend: Self::NAME,
+                reason: "this processor lacks AVX-512 F, BW, VL or VNNI".to_owned(),
+                remedy: "use 'avx2' or 'scalar', or leave the choice to 'auto'".to_owned(),
+            }),
+        }
+    }
+
+    fn rates(activation: Activation) -> Rates {
+        match activation {
+            Activation::NvFp4 => Rates::of(&IntegerKernel, 5e-9, 3.5e-9, 0.5),
+            _ => Rates::of(&FloatKernel, 11e-9, 6e-9, 0.5),
+        }
+    }
+
+    fn run(problem: &Problem, config: &Config, panels: &[Panels], operands: Operands<'_, '_, '_>, threads: &Threads) {
+        match problem.activation() {
+            Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, threads),
+            _ => schedule::run(&FloatKernel, problem, config, panels, operands, threads),
+        }
+    }
+}
+
+/// NVFP4 tokens.
+struct IntegerKernel;
+
+impl Kernel for IntegerKernel {
+    type Block = IntegerBlock;
+    type Token = IntegerToken;
+
+    const BLANK: IntegerBlock = IntegerBlock::BLANK;
+    const ZERO: IntegerToken = IntegerToken::ZERO;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn parts(&self) -> usize {
+        1
+    }
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [IntegerToken]) {
+        integer::prepare(source.activations, group, out);
+    }
+
+    fn unit(&self, _: Source<'_>) -> f64 {
+        integer::UNIT
+    }
+
+    #[inline(always)]
+    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_integer(blocks, bytes, out) }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_integer([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_integer([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_integer([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: as above.
+        unsafe { write(finish) }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn expand_integer(blocks: usize, bytes: &[u8], out: &mut [IntegerBlock]) {
+    prefetch_stream(bytes);
+    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+    let low = _mm512_set1_epi8(15);
+    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
+    let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
+    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
+        for (half, codes) in codes.iter().enumerate() {
+            let codes = load512(codes);
+            let weights = [codes, _mm512_srli_epi16::<4>(codes)];
+            for (part, codes) in weights.into_iter().enumerate() {
+                let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
+                store512(&mut out.weights[2 * half + part], weights);
+            }
+        }
+        // SAFETY: the block's scales are 16 floats.
+        unsafe { _mm512_storeu_ps(out.scales.as_mut_ptr(), scales_f32(scales, 256.0)) };
+    }
+}
+
+/// Sixteen e4m3 scales (their signs are folded into the codes) as f32. Shifted into place, a byte is the half-precision
+/// number 2⁻⁸ times the scale, subnormal or not.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[inline]
+fn scales_f32(scales: &[u8; COLUMNS], factor: f32) -> __m512 {
+    let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
+    _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor))
+}
+
+/// A few tokens against one panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBlock], sums: &mut [Lanes], fresh: bool) {
+    let mut totals = [_mm512_setzero_ps(); R];
+    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
+        *total = loadps(&sums.0);
+    }
+    for (index, block) in panel[..tokens[0].len()].iter().enumerate() {
+        let weights = [0, 1, 2, 3].map(|i| load512(&block.weights[i]));
+        let scales = loadps(&block.scales);
+        for (total, tokens) in totals.iter_mut().zip(tokens) {
+            let token = &tokens[index];
+            let words = token.values.map(|word| _mm512_set1_epi32(word));
+            let even = _mm512_dpbusd_epi32(_mm512_set1_epi32(token.start), weights[0], words[0]);
+            let odd = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[1], words[1]);
+            let even = _mm512_dpbusd_epi32(even, weights[2], words[2]);
+            let odd = _mm512_dpbusd_epi32(odd, weights[3], words[3]);
+            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+            *total = _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(token.scale)), scales, *total);
+        }
+    }
+    for (total, sums) in totals.into_iter().zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
+    }
+}
+
+/// Dense tokens, widened to f32.
+struct FloatKernel;
+
+impl Kernel for FloatKernel {
+    type Block = FloatBlock;
+    type Token = f32;
+
+    const BLANK: FloatBlock = FloatBlock::BLANK;
+    const ZERO: f32 = 0.0;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn parts(&self) -> usize {
+        1
+    }
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks * BLOCK
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+        source.activations.unscaled_row(group, out);
+    }
+
+    fn unit(&self, _: Source<'_>) -> f64 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn expand(&self, blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_float(blocks, bytes, out) }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_float([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_float([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_float([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: as above.
+        unsafe { write(finish) }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+#[inline]
+fn expand_float(blocks: usize, bytes: &[u8], out: &mut [FloatBlock]) {
+    prefetch_stream(bytes);
+    let (scales, codes) = bytes.split_at(blocks * COLUMNS);
+    let table = loadps(&format::e2m1::VALUES);
+    let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
+    for ((scales, codes), out) in scales.as_chunks::<COLUMNS>().0.iter().zip(codes).zip(out) {
+        let scales = scales_f32(scales, 256.0);
+        for (half, codes) in codes.iter().enumerate() {
+            let mut lanes = load512(codes);
+            for k in [0, 2, 4, 6, 1, 3, 5, 7] {
+                let weights = _mm512_mul_ps(_mm512_permutexvar_ps(lanes, table), scales);
+                // SAFETY: a row of the block is 16 floats.
+                unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
+                lanes = _mm512_srli_epi32::<4>(lanes);
+            }
+        }
+    }
+}
+
+/// A few tokens against one panel; even and odd k in sums of their own, so that one token alone does not wait for itself.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+#[inline]
+fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &mut [Lanes], fresh: bool) {
+    let mut totals = [[_mm512_setzero_ps(); 2]; R];
+    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
+        total[0] = loadps(&sums.0);
+    }
+    for (index, block) in panel[..tokens[0].len() / BLOCK].iter().enumerate() {
+        for (k, weights) in block.0.iter().enumerate() {
+            let weights = loadps(weights);
+            for (total, tokens) in totals.iter_mut().zip(tokens) {
+                let token = _mm512_set1_ps(tokens[index * BLOCK + k]);
+                total[k % 2] = _mm512_fmadd_ps(token, weights, total[k % 2]);
+            }
+        }
+    }
+    for (total, sums) in totals.into_iter().zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), _mm512_add_ps(total[0], total[1])) };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+pub(super) fn write(finish: Finish<'_>) {
+    finish.write();
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load512(bytes: &[u8; 64]) -> __m512i {
+    // SAFETY: there are 64 bytes, and the load wants no alignment.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store512(bytes: &mut [u8; 64], value: __m512i) {
+    // SAFETY: there are 64 bytes, and the store wants no alignment.
+    unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), value) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn loadps(values: &[f32; COLUMNS]) -> __m512 {
+    // SAFETY: there are 16 floats, and the load wants no alignment.
+    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load128(bytes: &[u8; 16]) -> __m128i {
+    // SAFETY: there are 16 bytes, and the load wants no alignment.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}
+
+/// Keeps the f32 units busy; returns the operations done.
+pub(super) fn flops() -> f64 {
+    const ROUNDS: usize = 1 << 20;
+    const CHAINS: usize = 16;
+
+    #[target_feature(enable = "avx512f,fma")]
+    fn busy() -> f32 {
+        let (mut sums, factor) = ([_mm512_set1_ps(1.0); CHAINS], _mm512_set1_ps(std::hint::black_box(0.999)));
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
+    }
+    // SAFETY: called only where `available` found the instructions.
+    std::hint::black_box(unsafe { busy() });
+    (2 * COLUMNS * CHAINS * ROUNDS) as f64
+}
