@@ -17,7 +17,6 @@ use hammerhead::{Engine, Gate, Layer, Problem, Weights};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::files::Pending;
 use crate::floor::{Floor, Rates};
 use crate::machine::Machine;
 use crate::options::{self, How};
@@ -25,12 +24,12 @@ use crate::run::groups;
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::{Error, Result, console, memory};
+use crate::{Error, Result, console, files, memory};
 
 /// Bytes of weights that pass before a copy comes round again, beyond any cache.
 const ROTATION: f64 = 1.2e9;
 /// Copies of one layer, at most.
-const COPIES: usize = 64;
+const COPIES: usize = 128;
 /// The part of the free memory that copies may take.
 const SHARE: f64 = 0.7;
 /// Samples of each kind that every case gets, however long they take.
@@ -126,7 +125,8 @@ pub fn bench(args: &Args) -> Result<()> {
         if args.suite.is_empty() { vec![Suite::Dual, Suite::Group, Suite::Decode] } else { args.suite.clone() };
     let cases = options::cases(&suites, args.all)?;
     let engine = args.how.engine()?;
-    let pending = args.json.as_deref().map(Pending::create).transpose()?;
+    // Better now than after minutes of work.
+    args.json.as_deref().map_or(Ok(()), files::check_report)?;
     let mut floor = Floor::new()?;
     let bar = console::progress(cases.len());
     let mut measured = Vec::new();
@@ -145,8 +145,8 @@ pub fn bench(args: &Args) -> Result<()> {
         cases: measured.into_iter().map(|m| m.report(args, ceilings.as_ref())).collect(),
         ceilings,
     };
-    if let Some(pending) = pending {
-        pending.finish(&console::json_text(&report)?)?;
+    if let Some(path) = &args.json {
+        files::write_report(path, &console::json_text(&report)?)?;
     }
     tell(&report)
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tempfile::NamedTempFile;
 
@@ -49,41 +49,32 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// A report that is yet to be written. Its folder is known to be writable from the start, and nothing stands under its
-/// name until all of it is there.
-#[derive(Debug)]
-pub struct Pending {
-    path: PathBuf,
-    file: NamedTempFile,
+/// Refuses a report that could not be written in the end.
+pub fn check_report(path: &Path) -> Result<()> {
+    temporary_beside(path).map(drop)
 }
 
-impl Pending {
-    /// Prepares to write a file.
-    pub fn create(path: &Path) -> Result<Self> {
-        if path.is_dir() {
-            return Err(Error::Destination { path: path.to_path_buf(), problem: "it is a folder" });
-        }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".hammerhead-").suffix(".partial");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // The user's mask is applied to this, as it is to files made without ceremony.
-            builder.permissions(fs::Permissions::from_mode(0o666));
-        }
-        let file = builder.tempfile_in(folder_of(path)).map_err(failed(path))?;
-        Ok(Self { path: path.to_path_buf(), file })
-    }
-
-    /// Writes it.
-    pub fn finish(mut self, text: &str) -> Result<()> {
-        self.file.write_all(text.as_bytes()).map_err(failed(&self.path))?;
-        self.file.persist(&self.path).map_err(|error| failed(&self.path)(error.error))?;
-        Ok(())
-    }
+/// Writes a report. Nothing stands under its name until all of it is there.
+pub fn write_report(path: &Path, text: &str) -> Result<()> {
+    let failed = |cause| Error::Write { path: path.to_path_buf(), cause };
+    let mut file = temporary_beside(path)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
 }
 
-fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
-    let path = path.to_path_buf();
-    move |cause| Error::Write { path: path.clone(), cause }
+/// A file that removes itself unless it is renamed, as readable as any other new file.
+fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
+    if path.is_dir() {
+        return Err(Error::Destination { path: path.to_path_buf(), problem: "it is a folder" });
+    }
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".hammerhead-").suffix(".partial");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The user's mask is applied to this, as it is to files made without ceremony.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder_of(path)).map_err(|cause| Error::Write { path: path.to_path_buf(), cause })
 }

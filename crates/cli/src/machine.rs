@@ -5,7 +5,7 @@ use std::fs;
 use serde::Serialize;
 
 /// Instruction sets that matter to matrix products, as Linux spells them, x86 first and then ARM.
-const ISA: [&str; 19] = [
+const ISA: [&str; 18] = [
     "avx2",
     "fma",
     "f16c",
@@ -13,7 +13,6 @@ const ISA: [&str; 19] = [
     "avx512f",
     "avx512bw",
     "avx512vl",
-    "avx512_vbmi",
     "avx512vbmi",
     "avx512_vnni",
     "avx512_bf16",

@@ -16,7 +16,7 @@ pub struct How {
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backend_name)]
     pub backend: String,
     /// Threads to use [default: as many as this process may run on]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = thread_count())]
     pub threads: Option<usize>,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
     /// depth=K, stages=N; the rest is planned
@@ -35,6 +35,11 @@ impl How {
     pub fn request(&self) -> Request {
         self.config.unwrap_or_default()
     }
+}
+
+/// A number of threads that makes sense.
+pub fn thread_count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=4096)
 }
 
 /// A backend that is in the list, or `auto`.

@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 #[derive(Serialize)]
-struct FileReport<'a> {
+struct FileReport {
     problem: String,
     groups: Vec<[usize; 3]>,
     activation: String,
@@ -101,8 +101,8 @@ struct FileReport<'a> {
     seconds: f64,
     gflops: f64,
     predicted_seconds: f64,
-    input: &'a Path,
-    output: &'a Path,
+    input: String,
+    output: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     considered: Option<Vec<Weighed>>,
 }
@@ -141,8 +141,8 @@ fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Pa
             seconds,
             gflops,
             predicted_seconds: plan.cost().seconds,
-            input,
-            output,
+            input: input.display().to_string(),
+            output: output.display().to_string(),
             considered: args.explain.then(|| explain::weighed(plan)),
         });
     }

@@ -12,8 +12,7 @@ use hammerhead::reference::Reference;
 use hammerhead::{Activations, Gate, Weights};
 use serde_json::{Value, json};
 
-use crate::files::Pending;
-use crate::{Result, console};
+use crate::{Result, console, files};
 
 /// Write test vectors for other implementations
 #[derive(Debug, ClapArgs)]
@@ -35,7 +34,7 @@ pub struct Args {
 pub fn vectors(args: &Args) -> Result<()> {
     let text = text()?;
     match &args.output {
-        Some(path) => Pending::create(path)?.finish(&text),
+        Some(path) => files::write_report(path, &text),
         None => console::print(&text),
     }
 }

@@ -8,7 +8,7 @@ use hammerhead::{BACKEND_VARIABLE, Config, Engine, Options, Plan, Problem, Reque
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::options::each_once;
+use crate::options::{each_once, thread_count};
 use crate::subject::Subject;
 use crate::{Error, Result, console};
 
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE,…")]
     config: Vec<Request>,
     /// Threads to use [default: as many as this process may run on]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = thread_count())]
     threads: Option<usize>,
     /// The seed that the numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -60,6 +60,8 @@ struct Summary {
     seed: u64,
     passed: usize,
     failed: usize,
+    /// Configurations that a backend called illegal for a case; they were not asked for by name.
+    illegal: usize,
     backends: Vec<&'static str>,
     skipped: Vec<String>,
     failures: Vec<Wrong>,
@@ -86,7 +88,8 @@ pub fn verify(args: &Args) -> Result<()> {
     let cases: Vec<Case> = suites.into_iter().flat_map(cases::suite).collect();
     let bar = console::progress(cases.len());
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
-    let mut summary = Summary { seed: args.seed, passed: 0, failed: 0, backends, skipped, failures: Vec::new() };
+    let mut summary =
+        Summary { seed: args.seed, passed: 0, failed: 0, illegal: 0, backends, skipped, failures: Vec::new() };
     for case in &cases {
         bar.set_message(case.to_string());
         check_case(args, case, &engines, &mut summary, &bar)?;
@@ -133,7 +136,9 @@ fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summar
     let expected = Expected::new(&instance, case.is_community(), args.seed, &Threads::new(args.threads)?);
     for engine in engines {
         let layer = engine.load(&instance.weights, case.gate)?;
-        for plan in plans(args, &instance.problem, engine)? {
+        let (plans, illegal) = plans(args, &instance.problem, engine)?;
+        summary.illegal += illegal;
+        for plan in plans {
             let (backend, config) = (plan.backend().name(), plan.config().to_string());
             bar.set_message(format!("{case} {backend} {config}"));
             let mut subject = Subject::new(&instance, plan);
@@ -171,20 +176,24 @@ fn judged(report: &Report, instance: &Instance) -> bool {
     report.passed() && (report.compared > 0) == something
 }
 
-/// The ways in which a case is tried on an engine's backend, each once.
-fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Vec<Plan>> {
+/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal.
+fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<(Vec<Plan>, usize)> {
     let plan = |request: &Request| Plan::best(problem.clone(), engine.backends(), request, engine.threads());
     if !args.config.is_empty() {
-        return args.config.iter().map(|request| Ok(plan(request)?)).collect();
+        let plans: Result<Vec<Plan>> = args.config.iter().map(|request| Ok(plan(request)?)).collect();
+        return Ok((plans?, 0));
     }
     let mut plans: Vec<Plan> = vec![plan(&Request::default())?];
+    let mut illegal = 0;
     for request in requests(args.full || problem.flops() <= SMALL) {
         // A configuration that some backend cannot run for some problem is not a failure of that backend.
-        let legal = plan(&request).ok();
-        let is_new = |new: &Plan| plans.iter().all(|old| way(old) != way(new));
-        plans.extend(legal.filter(is_new));
+        match plan(&request) {
+            Ok(new) if plans.iter().all(|old| way(old) != way(&new)) => plans.push(new),
+            Ok(_) => {}
+            Err(_) => illegal += 1,
+        }
     }
-    Ok(plans)
+    Ok((plans, illegal))
 }
 
 fn way(plan: &Plan) -> (&'static str, Config) {
@@ -221,7 +230,10 @@ fn tell(args: &Args, summary: &Summary) -> Result<()> {
             "FAILED: {suite} {case} ({why}) on {backend} with {config}, seed {seed}: {wrong} of {compared} wrong; {first}\n"
         );
     }
-    let Summary { passed, failed, backends, seed, .. } = summary;
+    let Summary { passed, failed, illegal, backends, seed, .. } = summary;
+    if *illegal > 0 {
+        text += &format!("not tried: {illegal} configurations that a backend calls illegal for a case\n");
+    }
     text += &format!("{passed} passed, {failed} failed on {} (seed {seed})\n", backends.join(", "));
     console::print(&text)
 }

@@ -79,7 +79,7 @@ fn bench_times_cold_and_warm_and_writes_a_report() {
         assert!(field("samples") >= 3.0 && field("best") > 0.0);
         assert!(field("best") <= field("p10") && field("p10") <= field("median") && field("median") <= field("p90"));
     }
-    assert_eq!(case["cold_copies"], 64, "a small layer is copied as often as allowed");
+    assert_eq!(case["cold_copies"], 128, "a small layer is copied as often as allowed");
 }
 
 #[test]
@@ -109,6 +109,7 @@ fn a_command_line_that_cannot_be_understood_ends_with_status_two() {
         &["run", "--suite", "all"],
         &["run", "--seed", "-1"],
         &["verify", "--backend", "abacus"],
+        &["verify", "--threads", "0"],
         &["bench", "--seconds", "0"],
         &["bench", "--seconds", "nan"],
         &["quantize", "only one"],

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Group, Operand, STRATEGIES, assert_computed, backends, data, prefixes};
+use common::{Expected, Group, Operand, STRATEGIES, backends, data, prefixes};
 use format::tensors::{Dtype, File};
 
 /// The problems, and whether each stands alone in its file.
@@ -46,13 +46,13 @@ fn the_naive_computation_of_these_tests_agrees_with_the_other_program() {
 #[test]
 fn every_backend_strategy_and_output_type_agrees_with_the_other_program() {
     for (name, groups, alone) in PROBLEMS {
-        let read = read(name, groups, alone);
+        let expected = Expected::new(&data(name), &read(name, groups, alone), alone, "silu");
         for backend in backends() {
             for strategy in STRATEGIES {
                 for out in common::OUTPUTS {
                     let config = format!("strategy={strategy}");
                     let more = ["--backend", backend, "--config", &config];
-                    assert_computed(&data(name), &read, alone, "silu", out, &more);
+                    expected.assert_computed(out, &more);
                 }
             }
         }

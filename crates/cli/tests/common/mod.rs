@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -16,7 +17,7 @@ pub fn command() -> Command {
 }
 
 /// Runs the command.
-pub fn hammerhead<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+pub fn hammerhead<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     command().args(args).output().expect("the command can be started")
 }
 
@@ -29,7 +30,7 @@ pub fn stderr(output: &Output) -> String {
 }
 
 /// Runs the command and expects it to succeed; gives what it printed.
-pub fn succeed<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> String {
+pub fn succeed<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
     let output = hammerhead(args);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     stdout(&output)
@@ -259,33 +260,47 @@ pub fn accepts(element: &Element, found: f64, out: &str) -> bool {
     (found - value).abs() <= tolerance + (reach * half_ulp).max(smallest)
 }
 
-/// Runs a problem file and compares every element of the result.
-pub fn assert_computed(input: &Path, groups: &[Group], alone: bool, gate: &str, out: &str, more: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    let output = folder.path().join("c.safetensors");
-    let mut args: Vec<&std::ffi::OsStr> = vec!["run".as_ref(), "--quiet".as_ref()];
-    for (name, value) in [("--input", input.as_os_str()), ("--output", output.as_os_str())] {
-        args.extend([name.as_ref(), value]);
+/// A problem file and what its results should be, computed once for all the ways in which it is run.
+pub struct Expected {
+    input: PathBuf,
+    gate: &'static str,
+    groups: Vec<(String, [usize; 2], Vec<Element>)>,
+}
+
+impl Expected {
+    pub fn new(input: &Path, groups: &[Group], alone: bool, gate: &'static str) -> Self {
+        let of = |(group, prefix): (&Group, String)| {
+            let (m, n) = (group.a.rows, group.b1.rows);
+            let elements = (0..m * n).map(|index| group.element(gate, index / n, index % n)).collect();
+            (format!("{prefix}c"), [m, n], elements)
+        };
+        let groups = groups.iter().zip(prefixes(groups.len(), alone)).map(of).collect();
+        Self { input: input.to_path_buf(), gate, groups }
     }
-    for (name, value) in [("--gate", gate), ("--out", out)] {
-        args.extend([std::ffi::OsStr::new(name), value.as_ref()]);
-    }
-    args.extend(more.iter().map(std::ffi::OsStr::new));
-    assert_eq!(succeed(args), "", "quiet means quiet");
-    let file = File::open(&output).unwrap();
-    assert_eq!(file.names().count(), groups.len());
-    for (group, prefix) in groups.iter().zip(prefixes(groups.len(), alone)) {
-        let (m, n) = (group.a.rows, group.b1.rows);
-        let found = read_result(&file, &format!("{prefix}c"), out, [m, n]);
-        for (index, &found) in found.iter().enumerate() {
-            let element = group.element(gate, index / n, index % n);
-            let Element { value, tolerance } = element;
-            assert!(
-                accepts(&element, found, out),
-                "{prefix}c[{}, {}] is {found}, should be {value} ± {tolerance:e}; {gate} {out} {more:?}",
-                index / n,
-                index % n
-            );
+
+    /// Runs the problem and compares every element of the result.
+    pub fn assert_computed(&self, out: &str, more: &[&str]) {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("c.safetensors");
+        let mut args: Vec<&OsStr> = vec!["run".as_ref(), "--quiet".as_ref()];
+        args.extend(["--input".as_ref(), self.input.as_os_str(), "--output".as_ref(), output.as_os_str()]);
+        args.extend(["--gate", self.gate, "--out", out].map(OsStr::new));
+        args.extend(more.iter().map(OsStr::new));
+        assert_eq!(succeed(args), "", "quiet means quiet");
+        let file = File::open(&output).unwrap();
+        assert_eq!(file.names().count(), self.groups.len());
+        for (name, shape, elements) in &self.groups {
+            let found = read_result(&file, name, out, *shape);
+            for (index, (element, found)) in elements.iter().zip(found).enumerate() {
+                let Element { value, tolerance } = element;
+                assert!(
+                    accepts(element, found, out),
+                    "{name}[{}, {}] is {found}, should be {value} ± {tolerance:e}; {} {out} {more:?}",
+                    index / shape[1],
+                    index % shape[1],
+                    self.gate
+                );
+            }
         }
     }
 }
