@@ -205,12 +205,14 @@ fn way(plan: &Plan) -> (&'static str, Config) {
 fn requests(many: bool) -> Vec<Request> {
     let mut requests = Vec::new();
     for strategy in Strategy::ALL {
-        let strategy = Request { strategy: Some(strategy), ..Request::default() };
-        requests.push(strategy);
+        let as_planned = Request { strategy: Some(strategy), ..Request::default() };
+        requests.push(as_planned);
         let shapes = [(16, 16, 64, 2), (32, 48, 128, 3), (256, 512, 512, 1), (64, 32, 256, 4)];
         for (tokens, columns, depth, stages) in shapes.into_iter().filter(|_| many) {
             let tile = Some(Tile { tokens, columns });
-            requests.push(Request { tile, depth: Some(depth), stages: Some(stages), ..strategy });
+            // Ping-pong expands one panel while it multiplies another.
+            let stages = if strategy == Strategy::PingPong { stages.max(2) } else { stages };
+            requests.push(Request { tile, depth: Some(depth), stages: Some(stages), ..as_planned });
         }
     }
     requests
