@@ -142,12 +142,32 @@ fn parse(bytes: &[u8]) -> Result<(usize, Metadata), String> {
     let (header, data) = rest
         .split_at_checked(length)
         .ok_or_else(|| format!("it claims a header of {length} bytes, but only {} follow", rest.len()))?;
-    let header: Metadata = serde_json::from_slice(header)
-        .map_err(|error| format!("its header is wrong ({})", one_line(&error.to_string())))?;
+    let header: Metadata = serde_json::from_slice(header).map_err(|error| {
+        let place =
+            culprit(header).map_or_else(String::new, |name| format!(" at tensor {}", one_line(&format!("{name:?}"))));
+        format!("its header is wrong{place} ({})", one_line(&error.to_string()))
+    })?;
     if header.data_len() != data.len() {
         return Err(format!("its tensors take {} bytes, but {} follow the header", header.data_len(), data.len()));
     }
     Ok((PREFIX + length, header))
+}
+
+/// The first tensor of a wrong header whose entry cannot be read or contradicts itself: the parser's complaint does not
+/// name it.
+fn culprit(header: &[u8]) -> Option<String> {
+    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let contradicts = |info: &TensorInfo| {
+        let elements = info.shape.iter().try_fold(1usize, |all, &side| all.checked_mul(side));
+        let bits = elements.and_then(|elements| elements.checked_mul(info.dtype.bitsize()));
+        let (start, end) = info.data_offsets;
+        bits.is_none_or(|bits| !bits.is_multiple_of(8) || start.checked_add(bits / 8) != Some(end))
+    };
+    let tensors = entries.into_iter().filter(|(name, _)| name != METADATA_KEY);
+    tensors
+        .map(|(name, info)| (name, serde_json::from_value::<TensorInfo>(info)))
+        .find(|(_, info)| info.as_ref().map_or(true, contradicts))
+        .map(|(name, _)| name)
 }
 
 fn malformed(path: PathBuf, problem: &str) -> Error {

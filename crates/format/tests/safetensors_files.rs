@@ -392,3 +392,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_header_that_contradicts_itself_is_refused_with_the_tensor_s_name() {
+    let folder = folder();
+    let good = r#""good":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
+    for wrong in [
+        r#"{"dtype":"U8","shape":[18446744073709551615,16],"data_offsets":[4,8]}"#,
+        r#"{"dtype":"U8","shape":[5],"data_offsets":[4,8]}"#,
+        r#"{"dtype":"U8","shape":[4],"data_offsets":[8,4]}"#,
+        r#"{"dtype":"NVFP4","shape":[4],"data_offsets":[4,8]}"#,
+        "3",
+    ] {
+        let header = format!(r#"{{"__metadata__":{{}},{good},"wrong":{wrong}}}"#);
+        let message = message(open_bytes(&folder, &framed(&header, &[0; 8])));
+        assert!(message.contains(r#"wrong at tensor "wrong""#), "{message}");
+    }
+}

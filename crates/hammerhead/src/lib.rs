@@ -5,7 +5,7 @@
 #![doc = include_str!("../../../docs/example.md")]
 //!
 //! The rooms: [`Problem`] says what to compute and [`Config`] how. A [`backend::Backend`] answers which configurations
-//! are legal, lays weights out and runs. [`Plan`] chooses. [`reference`] is the operation in its simplest form, [`bound`]
+//! are legal, lays weights out and runs. [`Plan`] chooses. [`mod@reference`] is the operation in its simplest form, [`bound`]
 //! derives how far a backend may be from it, [`cases`] lists the problems on which that is checked, and [`verify`]
 //! checks it.
 

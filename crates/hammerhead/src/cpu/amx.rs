@@ -22,9 +22,9 @@ use bytemuck::{Pod, Zeroable};
 use format::BLOCK;
 use half::bf16;
 
-use super::kernel::{Expansion, Finish, Kernel, Pace, Product, Source};
-use super::model::Rates;
-use super::pack::{CODE_BYTES, COLUMNS};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Pace, Product, Source, TileStream};
+use super::model::{Rates, Speed};
+use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
 use super::{CpuBackend, Panels, Threads, avx512, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Error, Problem, Result};
@@ -65,7 +65,8 @@ impl CpuBackend for Amx {
     }
 
     fn rates(activation: Activation) -> Rates {
-        Rates::of(&AmxKernel { parts: parts(activation) }, 7e-9, 3.5e-9, 0.9)
+        Rates::of(&AmxKernel { parts: parts(activation) }, Speed { expand: 15e-9, multiply: 9e-9 })
+            .with_stream(Speed { expand: 11e-9, multiply: 4.5e-9 }, &[(16, 32), (32, 16), (48, 16)])
     }
 
     fn run(
@@ -154,7 +155,7 @@ impl Kernel for AmxKernel {
         let exponent = self.exponent(source);
         let factors = [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent));
         let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(activations.rows() * self.parts);
-        if rows.len() < TILE_ROWS || activations.k() % TILE_K != 0 {
+        if rows.len() < TILE_ROWS || !activations.k().is_multiple_of(TILE_K) {
             out.fill(TokenTile::zeroed());
         }
         let mut values = vec![0f32; activations.k()];
@@ -174,12 +175,25 @@ impl Kernel for AmxKernel {
     #[inline(always)]
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand(scales, codes, out) }
+        unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         // SAFETY: as above, and `enter` has configured this thread's tiles.
         unsafe { multiply(product, ahead) }
+    }
+
+    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
+        let panels: Vec<_> = tile.panels.iter().map(|panel| panel.as_chunks::<CHUNK_BYTES>()).collect();
+        let written_out = matches!((groups.len(), panels.len()), (1, 2 | 4) | (2 | 3, 2));
+        if !written_out || panels.iter().any(|(_, rest)| !rest.is_empty()) {
+            return false;
+        }
+        let weights: Vec<_> = panels.into_iter().map(|(chunks, _)| chunks).collect();
+        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        unsafe { Stream { tokens: &groups, weights: &weights, ring: tile.ring, sums: tile.sums }.run() };
+        true
     }
 
     fn enter(&self) {
@@ -224,53 +238,76 @@ impl AmxKernel {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-#[inline]
-fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
-    /// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus
-    /// zero is entered as zero.
-    const TABLE: [u16; 32] = {
-        const MAGNITUDES: [u16; 8] = [0, 0x5800, 0x5C00, 0x5E00, 0x6000, 0x6200, 0x6400, 0x6600];
-        let mut table = [0; 32];
-        let mut code = 0;
-        while code < 32 {
-            table[code] = MAGNITUDES[code % 8] | if code % 16 > 8 { 0x8000 } else { 0 };
-            code += 1;
-        }
-        table
-    };
-    /// Puts the scale of column n into the upper byte of both 16-bit halves of lane n.
-    const SPREAD: [u8; 64] = {
-        let mut spread = [0x80; 64];
-        let mut column = 0;
-        while column < COLUMNS {
-            spread[4 * column + 1] = column as u8;
-            spread[4 * column + 3] = column as u8;
-            column += 1;
-        }
-        spread
-    };
-    // SAFETY: each load has its 64 or 16 bytes: the constants have that size, a block has 16 scales and 128 codes.
-    // Each store has its 64 bytes and their alignment: a row of a half tile.
-    unsafe {
-        let (table, spread) = (_mm512_loadu_si512(TABLE.as_ptr().cast()), _mm512_loadu_si512(SPREAD.as_ptr().cast()));
+/// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus zero
+/// is entered as zero.
+const TABLE: [u16; 32] = {
+    const MAGNITUDES: [u16; 8] = [0, 0x5800, 0x5C00, 0x5E00, 0x6000, 0x6200, 0x6400, 0x6600];
+    let mut table = [0; 32];
+    let mut code = 0;
+    while code < 32 {
+        table[code] = MAGNITUDES[code % 8] | if code % 16 > 8 { 0x8000 } else { 0 };
+        code += 1;
+    }
+    table
+};
+
+/// Puts the scale of column n into the upper byte of both 16-bit halves of lane n.
+const SPREAD: [u8; 64] = {
+    let mut spread = [0x80; 64];
+    let mut column = 0;
+    while column < COLUMNS {
+        spread[4 * column + 1] = column as u8;
+        spread[4 * column + 3] = column as u8;
+        column += 1;
+    }
+    spread
+};
+
+/// The constants of the expansion, in registers.
+#[derive(Clone, Copy)]
+struct Expander {
+    table: __m512i,
+    spread: __m512i,
+    keep: __m512i,
+}
+
+impl Expander {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn new() -> Self {
+        // SAFETY: both constants have 64 bytes.
+        let load = |bytes: *const u8| unsafe { _mm512_loadu_si512(bytes.cast()) };
         let keep = _mm512_set1_epi16(0x8FFFu16 as i16);
-        let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.as_ptr().cast()));
-        let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, spread)));
-        let rows = out.0.as_mut_ptr();
-        let put = |row: usize, codes: __m512i| {
-            let weights = _mm512_castsi512_ph(_mm512_permutexvar_epi16(codes, table));
-            let product = _mm512_castph_si512(_mm512_mul_ph(weights, scales));
-            // The sign stays on top; its three copies below are cleared.
-            let moved = _mm512_and_si512(_mm512_srai_epi16::<3>(product), keep);
-            _mm512_store_si512(rows.add(row).cast(), moved);
-        };
-        for half in 0..2 {
-            let codes = _mm512_loadu_si512(codes.as_ptr().add(64 * half).cast());
-            put(4 * half, codes);
-            put(4 * half + 1, _mm512_srli_epi16::<4>(codes));
-            put(4 * half + 2, _mm512_srli_epi16::<8>(codes));
-            put(4 * half + 3, _mm512_srli_epi16::<12>(codes));
+        Self { table: load(TABLE.as_ptr().cast()), spread: load(SPREAD.as_ptr()), keep }
+    }
+
+    /// Expands one block: about five operations for each row of 32 weights.
+    ///
+    /// # Safety
+    ///
+    /// There must be 16 scales and 128 bytes of codes to read, and an aligned half tile to write.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
+    #[inline]
+    unsafe fn block(&self, scales: *const u8, codes: *const u8, out: *mut HalfTile) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.cast()));
+            let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, self.spread)));
+            let rows = out.cast::<[u16; 2 * COLUMNS]>();
+            let put = |row: usize, codes: __m512i| {
+                let weights = _mm512_castsi512_ph(_mm512_permutexvar_epi16(codes, self.table));
+                let product = _mm512_castph_si512(_mm512_mul_ph(weights, scales));
+                // The sign stays on top; its three copies below are cleared.
+                let moved = _mm512_and_si512(_mm512_srai_epi16::<3>(product), self.keep);
+                _mm512_store_si512(rows.add(row).cast(), moved);
+            };
+            for half in 0..2 {
+                let codes = _mm512_loadu_si512(codes.add(64 * half).cast());
+                put(4 * half, codes);
+                put(4 * half + 1, _mm512_srli_epi16::<4>(codes));
+                put(4 * half + 2, _mm512_srli_epi16::<8>(codes));
+                put(4 * half + 3, _mm512_srli_epi16::<12>(codes));
+            }
         }
     }
 }
@@ -566,6 +603,179 @@ impl Walk<'_> {
             if self.store {
                 store_sums(GROUPS * PANELS, sums);
             }
+        }
+    }
+}
+
+/// A tile of C whose sums all fit the registers, along all of K: ping-pong in its tightest form.
+struct Stream<'a> {
+    /// For each group of rows, its tiles along K.
+    tokens: &'a [&'a [TokenTile]],
+    /// For each panel, gate before up, its chunks along K.
+    weights: &'a [&'a [[u8; CHUNK_BYTES]]],
+    /// For each panel, a page that holds four tiles: two to be read and two to be written.
+    ring: &'a mut [HalfTile],
+    /// For each panel, the sums of every row.
+    sums: &'a mut [Lanes],
+}
+
+/// Half tiles of a page.
+const RING: usize = 8;
+/// How far ahead of the expansion weights are fetched, in chunks. The processor has them in its second-level cache by then; a
+/// longer reach only fills the buffers that the tokens come through.
+const FETCH_AHEAD: usize = 2;
+
+impl Stream<'_> {
+    /// Runs the stream if its shape is one that has been written out.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
+    unsafe fn run(self) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match (self.tokens.len(), self.weights.len()) {
+                (1, 2) => self.walk::<1, 2>(),
+                (1, 4) => self.walk::<1, 4>(),
+                (2, 2) => self.walk::<2, 2>(),
+                _ => self.walk::<3, 2>(),
+            }
+        }
+    }
+
+    /// `GROUPS` groups of rows against `PANELS` panels. While 64 of K are multiplied, the next 64 are expanded, a block or two
+    /// between any two tile products: the processor looks only so far, and a longer stretch of other work would hide the
+    /// next product from it.
+    ///
+    /// Step s along K reads the quarter s mod 4 of each panel's page, and the expansion writes the quarter two further on:
+    /// so no load has the low 12 address bits of a store that is still under way, which the processor would take for the
+    /// same place, and wait.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions, and this thread's tiles must be configured.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
+    unsafe fn walk<const GROUPS: usize, const PANELS: usize>(self) {
+        let chunks = self.weights[0].len();
+        assert!(self.tokens.len() == GROUPS && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
+        assert!(self.weights.len() == PANELS && self.weights.iter().all(|panel| panel.len() == chunks));
+        assert!(self.ring.len() >= PANELS * RING && self.sums.len() == PANELS * GROUPS * TILE_ROWS);
+        let expander = Expander::new();
+        let ring = self.ring.as_mut_ptr();
+        let mut a: [*const u8; GROUPS] = std::array::from_fn(|group| self.tokens[group].as_ptr().cast());
+        let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr().cast());
+        // SAFETY: in all that follows `w` points to the chunk that is expanded, one of the panel's; `a` to a tile of the
+        // group's; a place in the ring is a multiple of half tiles below `PANELS * RING` (all asserted above).
+        unsafe {
+            // Block `block` of half `half` of the chunk, to step `step` of the ring.
+            macro_rules! expand {
+                ($panel:expr, $half:expr, $block:expr, $step:expr) => {
+                    expander.block(
+                        w[$panel].add((2 * $half + $block) * COLUMNS),
+                        w[$panel].add(CHUNK_BLOCKS * COLUMNS + (2 * $half + $block) * CODE_BYTES),
+                        ring.add($panel * RING + 2 * $step + $block),
+                    )
+                };
+            }
+            // Half of the lines of a chunk.
+            macro_rules! fetch {
+                ($panel:expr, $half:expr) => {
+                    for line in 5 * $half..5 + 4 * $half {
+                        _mm_prefetch::<_MM_HINT_T0>(
+                            w[$panel].wrapping_add(FETCH_AHEAD * CHUNK_BYTES + 64 * line).cast(),
+                        )
+                    }
+                };
+            }
+            for (panel, block) in (0..PANELS).flat_map(|panel| (0..CHUNK_BLOCKS).map(move |block| (panel, block))) {
+                expand!(panel, block / 2, block % 2, block / 2);
+            }
+            zero_sums();
+            for chunk in 0..chunks {
+                if chunk + 1 < chunks {
+                    w = w.map(|panel| panel.add(CHUNK_BYTES));
+                }
+                let (read, write) = (chunk % 2 * 2, 2 - chunk % 2 * 2);
+                macro_rules! step {
+                    ($half:literal) => {
+                        let b = |panel: usize| ring.add(panel * RING + 2 * (read + $half)).cast::<u8>();
+                        let to = write + $half;
+                        match (GROUPS, PANELS) {
+                            (1, _) => {
+                                load!(4, a[0]);
+                                load!(6, b(0));
+                                product!(0, 4, 6);
+                                load!(7, b(1));
+                                fetch!(0, $half);
+                                expand!(0, $half, 0, to);
+                                expand!(0, $half, 1, to);
+                                product!(1, 4, 7);
+                                if PANELS == 4 {
+                                    load!(5, b(2));
+                                }
+                                fetch!(1, $half);
+                                expand!(1, $half, 0, to);
+                                expand!(1, $half, 1, to);
+                                if PANELS == 4 {
+                                    product!(2, 4, 5);
+                                    load!(6, b(3));
+                                    fetch!(2, $half);
+                                    expand!(2, $half, 0, to);
+                                    expand!(2, $half, 1, to);
+                                    product!(3, 4, 6);
+                                    fetch!(3, $half);
+                                    expand!(3, $half, 0, to);
+                                    expand!(3, $half, 1, to);
+                                }
+                            }
+                            (2, _) => {
+                                load!(4, a[0]);
+                                load!(6, b(0));
+                                product!(0, 4, 6);
+                                load!(7, b(1));
+                                fetch!(0, $half);
+                                expand!(0, $half, 0, to);
+                                product!(1, 4, 7);
+                                load!(5, a[1]);
+                                expand!(0, $half, 1, to);
+                                product!(2, 5, 6);
+                                fetch!(1, $half);
+                                expand!(1, $half, 0, to);
+                                product!(3, 5, 7);
+                                expand!(1, $half, 1, to);
+                            }
+                            _ => {
+                                // Six sums leave two registers: the weights stay, the tokens pass by, there and back.
+                                load!(6, b(0));
+                                load!(7, a[0]);
+                                product!(0, 7, 6);
+                                load!(7, a[1]);
+                                fetch!(0, $half);
+                                expand!(0, $half, 0, to);
+                                product!(2, 7, 6);
+                                load!(7, a[2]);
+                                expand!(0, $half, 1, to);
+                                product!(4, 7, 6);
+                                load!(6, b(1));
+                                product!(5, 7, 6);
+                                load!(7, a[1]);
+                                fetch!(1, $half);
+                                expand!(1, $half, 0, to);
+                                product!(3, 7, 6);
+                                load!(7, a[0]);
+                                expand!(1, $half, 1, to);
+                                product!(1, 7, 6);
+                            }
+                        }
+                        a = a.map(|tile| tile.add(size_of::<TokenTile>()));
+                    };
+                }
+                step!(0);
+                step!(1);
+            }
+            let sums = self.sums.as_mut_ptr();
+            let place = |tile: usize| {
+                let (group, panel) = (tile / PANELS % GROUPS, tile % PANELS);
+                sums.add((panel * GROUPS + group) * TILE_ROWS).cast::<u8>()
+            };
+            store_sums(GROUPS * PANELS, std::array::from_fn(place));
         }
     }
 }

@@ -12,7 +12,7 @@ use half::f16;
 
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
 use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
-use super::model::Rates;
+use super::model::{Rates, Speed};
 use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
 use super::{CpuBackend, Panels, Threads, schedule};
@@ -47,8 +47,8 @@ impl CpuBackend for Avx2 {
 
     fn rates(activation: Activation) -> Rates {
         match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, 10e-9, 10e-9, 0.3),
-            _ => Rates::of(&FloatKernel, 22e-9, 12e-9, 0.3),
+            Activation::NvFp4 => Rates::of(&IntegerKernel, Speed { expand: 10e-9, multiply: 10e-9 }),
+            _ => Rates::of(&FloatKernel, Speed { expand: 22e-9, multiply: 12e-9 }),
         }
     }
 

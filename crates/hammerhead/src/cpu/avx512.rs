@@ -12,16 +12,19 @@ use format::BLOCK;
 use half::f16;
 
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
-use super::model::Rates;
-use super::pack::{CODE_BYTES, COLUMNS};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source, TileStream};
+use super::model::{Rates, Speed};
+use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
-use super::{CpuBackend, Panels, Threads, schedule};
+use super::{CpuBackend, Panels, Threads, prefetch_stream, schedule};
 use crate::backend::Operands;
 use crate::{Activation, Config, Error, Problem, Result};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 8;
+
+/// Tiles that are streamed: a few tokens, and a panel of gate and one of up.
+const STREAMED: [(usize, usize); SHARED] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
 
 /// The backend for AVX-512 with VNNI.
 #[derive(Debug)]
@@ -50,8 +53,9 @@ impl CpuBackend for Avx512 {
 
     fn rates(activation: Activation) -> Rates {
         match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, 5e-9, 3.5e-9, 0.5),
-            _ => Rates::of(&FloatKernel, 11e-9, 6e-9, 0.5),
+            Activation::NvFp4 => Rates::of(&IntegerKernel, Speed { expand: 5e-9, multiply: 3.5e-9 })
+                .with_stream(Speed { expand: 3e-9, multiply: 2.5e-9 }, &STREAMED),
+            _ => Rates::of(&FloatKernel, Speed { expand: 11e-9, multiply: 6e-9 }),
         }
     }
 
@@ -117,10 +121,85 @@ impl Kernel for IntegerKernel {
         });
     }
 
+    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let (&[gate, up], rows) = (&*tile.panels, tile.tokens.len() / tile.group_len) else { return false };
+        let panels = [gate.as_chunks::<CHUNK_BYTES>(), up.as_chunks()];
+        if panels.iter().any(|(_, rest)| !rest.is_empty()) {
+            return false;
+        }
+        let (panels, tokens) = (panels.map(|(chunks, _)| chunks), tile.tokens.as_chunks::<CHUNK_BLOCKS>().0);
+        // SAFETY: as above.
+        unsafe {
+            match rows {
+                1 => stream_integer::<1>(tokens, panels, tile.sums),
+                2 => stream_integer::<2>(tokens, panels, tile.sums),
+                3 => stream_integer::<3>(tokens, panels, tile.sums),
+                4 => stream_integer::<4>(tokens, panels, tile.sums),
+                5 => stream_integer::<5>(tokens, panels, tile.sums),
+                6 => stream_integer::<6>(tokens, panels, tile.sums),
+                7 => stream_integer::<7>(tokens, panels, tile.sums),
+                8 => stream_integer::<8>(tokens, panels, tile.sums),
+                _ => return false,
+            }
+        }
+        true
+    }
+
     fn finish(&self, finish: Finish<'_>) {
         // SAFETY: as above.
         unsafe { write(finish) }
     }
+}
+
+/// A few tokens against two panels along all of K, weights and sums in registers throughout.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+fn stream_integer<const R: usize>(
+    tokens: &[[IntegerToken; CHUNK_BLOCKS]],
+    panels: [&[[u8; CHUNK_BYTES]]; 2],
+    sums: &mut [Lanes],
+) {
+    let low = _mm512_set1_epi8(15);
+    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
+    let (mut gate, mut up) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
+    let chunks = panels[0].len();
+    for (index, (gate_chunk, up_chunk)) in panels[0].iter().zip(panels[1]).enumerate() {
+        for (totals, chunk) in [(&mut gate, gate_chunk), (&mut up, up_chunk)] {
+            prefetch_stream(chunk);
+            let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
+            let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
+            for (block, (scales, codes)) in scales.as_chunks().0.iter().zip(codes).enumerate() {
+                let codes = [load512(&codes[0]), load512(&codes[1])];
+                let look_up = |codes: __m512i| _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
+                let weights = [
+                    look_up(codes[0]),
+                    look_up(_mm512_srli_epi16::<4>(codes[0])),
+                    look_up(codes[1]),
+                    look_up(_mm512_srli_epi16::<4>(codes[1])),
+                ];
+                let scales = scales_f32(scales, 256.0);
+                for (row, total) in totals.iter_mut().enumerate() {
+                    *total = add_block(*total, weights, scales, &tokens[row * chunks + index][block]);
+                }
+            }
+        }
+    }
+    for (total, sums) in gate.into_iter().chain(up).zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
+    }
+}
+
+/// Adds the product of one block of a token and one of weights: an exact integer, scaled twice, exactly, and rounded once.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn add_block(total: __m512, weights: [__m512i; 4], scales: __m512, token: &IntegerToken) -> __m512 {
+    let words = token.values.map(|word| _mm512_set1_epi32(word));
+    let even = _mm512_dpbusd_epi32(_mm512_set1_epi32(token.start), weights[0], words[0]);
+    let odd = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[1], words[1]);
+    let even = _mm512_dpbusd_epi32(even, weights[2], words[2]);
+    let odd = _mm512_dpbusd_epi32(odd, weights[3], words[3]);
+    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+    _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(token.scale)), scales, total)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
@@ -161,14 +240,7 @@ fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBl
         let weights = [0, 1, 2, 3].map(|i| load512(&block.weights[i]));
         let scales = loadps(&block.scales);
         for (total, tokens) in totals.iter_mut().zip(tokens) {
-            let token = &tokens[index];
-            let words = token.values.map(|word| _mm512_set1_epi32(word));
-            let even = _mm512_dpbusd_epi32(_mm512_set1_epi32(token.start), weights[0], words[0]);
-            let odd = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[1], words[1]);
-            let even = _mm512_dpbusd_epi32(even, weights[2], words[2]);
-            let odd = _mm512_dpbusd_epi32(odd, weights[3], words[3]);
-            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
-            *total = _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(token.scale)), scales, *total);
+            *total = add_block(*total, weights, scales, &tokens[index]);
         }
     }
     for (total, sums) in totals.into_iter().zip(sums) {

@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::memory::{Arena, Lease};
-use super::pack::{self, BLOCK_BYTES, CHUNK_BLOCKS, CODE_BYTES, COLUMNS, PanelMatrix, Stretch};
+use super::pack::{self, BLOCK_BYTES, CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, PanelMatrix, Stretch};
 use super::prefetch_stream;
 use super::target::SharedTarget;
 use crate::{Activations, Gate, Result};
@@ -62,6 +62,11 @@ pub(super) trait Kernel: Sync + Sized {
 
     /// Multiplies tokens with a slab, advancing the expansion of a later one between products if it can.
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>);
+
+    /// Computes all sums of a tile in one go, if this kernel has a tighter loop for its shape; says whether it did.
+    fn stream(&self, _: TileStream<'_, Self>) -> bool {
+        false
+    }
 
     /// Called on every thread before its first product, and `leave` after its last.
     fn enter(&self) {}
@@ -139,6 +144,19 @@ impl<'a, K: Kernel> Product<'a, K> {
     }
 }
 
+/// A whole tile along all of K, one slab wide, in ping-pong with stages of one chunk.
+pub(super) struct TileStream<'a, K: Kernel> {
+    /// Every group of rows of the tile, `group_len` elements each.
+    pub tokens: &'a [K::Token],
+    pub group_len: usize,
+    /// For each panel, its packed bytes.
+    pub panels: Vec<&'a [u8]>,
+    /// A page for each panel, to expand into.
+    pub ring: &'a mut [K::Block],
+    /// For each panel, the sums of every row; garbage at first.
+    pub sums: &'a mut [Lanes],
+}
+
 /// Spreads so many pieces of other work evenly over so many steps.
 pub(super) struct Pace {
     work: usize,
@@ -188,6 +206,11 @@ impl<'a, B: Pod> Slab<'a, B> {
         let stride = depth.next_multiple_of((PAGE / size_of::<B>()).max(1));
         let start = stage % 2 * (PAGE / 2 / size_of::<B>());
         Ok(Self { memory: arena.take(start + panels * stride)?, start, stride })
+    }
+
+    /// All of its memory, from the first page on.
+    pub(super) fn pages(&mut self) -> &mut [B] {
+        &mut self.memory
     }
 
     /// The slab with so many panels in use.
@@ -307,7 +330,7 @@ impl<'a, K: Kernel> Expansion<'a, K> {
     /// Expands all of a panel that has fewer columns.
     #[cold]
     fn expand_narrow(&mut self, stretch: Stretch<'a>) {
-        for chunk in stretch.bytes.chunks(CHUNK_BLOCKS * BLOCK_BYTES / COLUMNS * stretch.width) {
+        for chunk in stretch.bytes.chunks(CHUNK_BYTES / COLUMNS * stretch.width) {
             let (wide, blocks) = pack::widened(chunk, stretch.width);
             let (scales, codes) = wide[..blocks * BLOCK_BYTES].split_at(blocks * COLUMNS);
             for (scales, codes) in scales.as_chunks().0.iter().zip(codes.as_chunks().0) {

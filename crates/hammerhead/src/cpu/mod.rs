@@ -103,7 +103,7 @@ fn fastest_unit() -> (&'static str, fn() -> f64) {
 }
 
 /// How far ahead of its reader a stream of packed weights is fetched, in bytes.
-const STREAM_AHEAD: usize = 2 * pack::CHUNK_BLOCKS * pack::BLOCK_BYTES;
+const STREAM_AHEAD: usize = 8 * pack::CHUNK_BYTES;
 
 /// Asks for what comes a little later in the same stream as this chunk.
 #[inline(always)]

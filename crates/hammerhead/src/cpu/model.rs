@@ -1,8 +1,8 @@
 //! What a configuration costs: which are legal, what they need, and a prediction of their time.
 //!
-//! The prediction counts, for every tile, blocks to expand, blocks to multiply and passes over the sums, at rates that
-//! the kernel's author measured once; adds what ping-pong cannot hide; spreads the tiles over the threads; and takes the
-//! time that the weights need from memory where that is longer. It has to rank configurations, not to be right to the
+//! The prediction counts, for every tile, blocks to expand, blocks to multiply and passes over the sums, at speeds that
+//! the kernel's author measured once; spreads the tiles over the threads; and takes the time that the weights need from
+//! memory where that is longer. It has to rank configurations, not to be right to the
 //! microsecond.
 
 use format::BLOCK;
@@ -13,17 +13,16 @@ use crate::config::Tile;
 use crate::{Config, Cost, Error, Problem, Result, Shape, Strategy};
 
 /// Bytes a second that one thread reads from memory, and all together.
-const THREAD_BANDWIDTH: f64 = 15e9;
+const THREAD_BANDWIDTH: f64 = 13e9;
 const MACHINE_BANDWIDTH: f64 = 200e9;
-/// Bytes a second of sums carried from one stretch of K to the next, through the second-level cache.
+/// Bytes a second of sums carried from one stretch of K to the next, and of planes between passes.
 const SUM_BANDWIDTH: f64 = 30e9;
-/// Prepared tokens that a core's second-level cache keeps while it walks along K.
-const TOKEN_CACHE: usize = 1 << 20;
-/// Bytes a second of prepared tokens beyond that.
-const TOKEN_BANDWIDTH: f64 = 12e9;
+const PLANE_BANDWIDTH: f64 = 10e9;
 /// What a tile costs to start and a run to spread over threads.
 const TILE_OVERHEAD: f64 = 1e-6;
 const RUN_OVERHEAD: f64 = 10e-6;
+/// The part of computing that shows although memory takes longer, or the other way round.
+const UNHIDDEN: f64 = 0.1;
 /// The most memory that one thread may work in.
 const SCRATCH_LIMIT: usize = 64 << 20;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
@@ -36,27 +35,45 @@ pub(super) struct Rates {
     panels: usize,
     block_bytes: usize,
     token_bytes: usize,
-    /// Seconds to expand one block of 16 × 16.
-    expand: f64,
-    /// Seconds to multiply one group of rows with one block.
-    multiply: f64,
-    /// The part of the expansion that ping-pong hides behind products.
-    hidden: f64,
+    speed: Speed,
+    /// The speed of [`Kernel::stream`], and the shapes of tile it takes: tokens and columns.
+    stream: Option<(Speed, &'static [(usize, usize)])>,
+}
+
+/// What a kernel's author measured, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Speed {
+    /// To expand one block of 16 × 16.
+    pub expand: f64,
+    /// To multiply one group of rows with one block.
+    pub multiply: f64,
 }
 
 impl Rates {
-    /// The sizes of a kernel, and the speeds its author measured.
-    pub(super) fn of<K: Kernel>(kernel: &K, expand: f64, multiply: f64, hidden: f64) -> Self {
+    /// The sizes of a kernel, and its speed.
+    pub(super) fn of<K: Kernel>(kernel: &K, speed: Speed) -> Self {
         Self {
             rows: K::ROWS,
             parts: kernel.parts(),
             panels: K::PANELS,
             block_bytes: size_of::<K::Block>(),
             token_bytes: size_of::<K::Token>() * kernel.group_len(K::BLOCKS) / K::BLOCKS,
-            expand,
-            multiply,
-            hidden,
+            speed,
+            stream: None,
         }
+    }
+
+    /// With a stream for tiles of these shapes.
+    pub(super) fn with_stream(self, speed: Speed, tiles: &'static [(usize, usize)]) -> Self {
+        Self { stream: Some((speed, tiles)), ..self }
+    }
+
+    /// Whether a configuration is one that the kernel streams.
+    fn streams(&self, config: &Config) -> Option<Speed> {
+        let (speed, tiles) = self.stream?;
+        let shape = (config.tile.tokens * self.parts, config.tile.columns);
+        let streamed = config.strategy == Strategy::PingPong && config.depth == CHUNK && config.stages == 2;
+        (streamed && tiles.contains(&shape)).then_some(speed)
     }
 
     fn row_groups(&self, tokens: usize) -> usize {
@@ -85,36 +102,35 @@ impl Rates {
     }
 }
 
-/// Configurations worth trying: the shapes of tile that fit the tokens and the threads, each in every strategy.
+/// Configurations worth trying: tiles of all tokens or of some, narrow and wide, in every strategy; and what is streamed.
 pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Vec<Config> {
     let largest = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).max(1);
-    let whole = largest.next_multiple_of(rows_multiple(rates)).min(512);
+    let whole = largest.next_multiple_of(rates.rows).min(512);
     let tokens = [64, 128, 256].into_iter().filter(|&t| t < whole).chain([whole]);
     let mut configs = Vec::new();
     for tokens in tokens {
-        for columns in [32, 128, 512] {
-            for depth in [128, 256, 512] {
-                for (strategy, stages) in Strategy::ALL.into_iter().zip([1, 1, 1, 2]) {
-                    let config = Config { strategy, tile: Tile { tokens, columns }, depth, stages };
-                    configs.push(config);
-                }
+        for (columns, depth) in [(32, 128), (32, 256), (128, 256), (512, 256)] {
+            for (strategy, stages) in Strategy::ALL.into_iter().zip([1, 1, 1, 2]) {
+                configs.push(Config { strategy, tile: Tile { tokens, columns }, depth, stages });
             }
         }
+    }
+    let streamed = rates.stream.map_or(&[][..], |(_, tiles)| tiles);
+    for &(rows, columns) in streamed.iter().filter(|(rows, _)| rows % rates.parts == 0) {
+        let tile = Tile { tokens: rows / rates.parts, columns };
+        configs.push(Config { strategy: Strategy::PingPong, tile, depth: CHUNK, stages: 2 });
     }
     configs.retain(|config| legal(problem, config, rates, threads).is_ok());
     configs
 }
 
-/// The least number of tokens that fills whole groups of prepared rows.
-fn rows_multiple(rates: &Rates) -> usize {
-    rates.rows
-}
-
 /// Says why a configuration cannot be run.
 fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
     let Config { strategy, tile, depth, stages } = *config;
-    if tile.tokens == 0 || tile.tokens % rows_multiple(rates) != 0 {
-        return Err(format!("a tile has {} tokens; this backend takes multiples of {}", tile.tokens, rates.rows));
+    if tile.tokens == 0 || !(tile.tokens * rates.parts).is_multiple_of(rates.rows) {
+        let multiple =
+            (1..=rates.rows).find(|tokens| (tokens * rates.parts).is_multiple_of(rates.rows)).unwrap_or(rates.rows);
+        return Err(format!("a tile has {} tokens; for these activations take a multiple of {multiple}", tile.tokens));
     }
     if tile.columns == 0 || tile.columns % COLUMNS != 0 {
         return Err(format!(
@@ -161,8 +177,7 @@ pub(super) fn check(
         products += work.products;
         traffic += work.traffic;
     }
-    let hidden = if config.strategy == Strategy::PingPong { rates.hidden * expansion.min(products) } else { 0.0 };
-    let computing = expansion + products + traffic - hidden + tiles * TILE_OVERHEAD;
+    let computing = expansion + products + traffic + tiles * TILE_OVERHEAD;
     // The last round of tiles may leave threads idle.
     let threads = threads as f64;
     let spread = if tiles > 0.0 { (tiles / threads).ceil() / tiles } else { 1.0 };
@@ -177,7 +192,9 @@ pub(super) fn check(
     } else {
         "cache traffic"
     };
-    Ok(Cost { seconds: memory.max(computing_seconds) + RUN_OVERHEAD, bound_by, scratch_bytes })
+    // The shorter of the two hides behind the longer one, but not quite.
+    let seconds = memory.max(computing_seconds) + UNHIDDEN * memory.min(computing_seconds) + RUN_OVERHEAD;
+    Ok(Cost { seconds, bound_by, scratch_bytes })
 }
 
 /// Seconds of one thread, for a whole group.
@@ -194,25 +211,20 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let panels = (problem.matrices() * shape.n.div_ceil(COLUMNS)) as f64;
     let blocks = (shape.k / BLOCK) as f64;
     let row_groups = rates.row_groups(shape.m) as f64;
-    let stretches = shape.k.div_ceil(config.depth) as f64;
-    let passes =
-        if matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential) { problem.matrices() } else { 1 };
-
+    let streamed = rates.streams(config);
+    let speed = streamed.unwrap_or(rates.speed);
+    // Between two stretches of K sums are written and read again, unless they stay in registers.
+    let stretches = if streamed.is_some() { 0.0 } else { shape.k.div_ceil(config.depth) as f64 };
     let sums = 2.0 * stretches * panels * row_groups * (rates.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
-    let planes =
-        if config.strategy == Strategy::TwoPass { 16.0 * (shape.m * shape.n) as f64 / TOKEN_BANDWIDTH } else { 0.0 };
-    // A tile walks all its tokens once for every slab; one stretch of K of them is what has to stay near.
-    let tile_groups = rates.row_groups(shape.m.min(config.tile.tokens));
-    let slabs = config.tile.columns.min(shape.n).div_ceil(COLUMNS) * problem.matrices() / rates.panels;
-    let kept_k = if slabs > 1 { config.depth } else { shape.k };
-    let far = tile_groups * kept_k / BLOCK * rates.token_bytes > TOKEN_CACHE;
-    let token_walks = if slabs > 1 { column_tiles as f64 } else { panels / rates.panels as f64 };
-    let token_bytes = row_groups * blocks * rates.token_bytes as f64 * passes as f64;
-    let tokens = token_bytes * if far || slabs > 1 { token_walks } else { 1.0 } / TOKEN_BANDWIDTH;
+    let planes = if config.strategy == Strategy::TwoPass { 16 * shape.m * shape.n } else { 0 };
+    // Tokens are walked once for every slab, and for both matrices again where those are apart.
+    let apart = matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential);
+    let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
+    let tokens = repeated * row_groups * blocks * rates.token_bytes as f64;
     Work {
         tiles: (token_tiles * column_tiles * if config.strategy == Strategy::TwoPass { 2 } else { 1 }) as f64,
-        expansion: token_tiles as f64 * panels * blocks * rates.expand,
-        products: row_groups * panels * blocks * rates.multiply,
-        traffic: sums + planes + tokens,
+        expansion: token_tiles as f64 * panels * blocks * speed.expand,
+        products: row_groups * panels * blocks * speed.multiply,
+        traffic: sums + (planes as f64 + tokens) / PLANE_BANDWIDTH,
     }
 }

@@ -36,6 +36,9 @@ pub(super) const CODE_BYTES: usize = COLUMNS * BLOCK / 2;
 /// Bytes of one block in a full panel, its scales included.
 pub(super) const BLOCK_BYTES: usize = COLUMNS + CODE_BYTES;
 
+/// Bytes of a full chunk of a full panel.
+pub(super) const CHUNK_BYTES: usize = CHUNK_BLOCKS * BLOCK_BYTES;
+
 /// The packed weights of one group: gate and up, or one plain matrix.
 #[derive(Debug)]
 pub struct Panels {
@@ -107,8 +110,8 @@ impl PanelMatrix {
 }
 
 /// A chunk of a panel with fewer columns as one with all 16, the missing ones zero; and its blocks.
-pub(super) fn widened(chunk: &[u8], width: usize) -> ([u8; CHUNK_BLOCKS * BLOCK_BYTES], usize) {
-    let mut out = [0; CHUNK_BLOCKS * BLOCK_BYTES];
+pub(super) fn widened(chunk: &[u8], width: usize) -> ([u8; CHUNK_BYTES], usize) {
+    let mut out = [0; CHUNK_BYTES];
     let blocks = chunk.len() * COLUMNS / (BLOCK_BYTES * width);
     let (scales, codes) = chunk.split_at(blocks * width);
     for (scales, out) in scales.chunks(width).zip(out.chunks_mut(COLUMNS)) {

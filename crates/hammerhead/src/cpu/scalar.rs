@@ -8,7 +8,7 @@ use format::BLOCK;
 use half::f16;
 
 use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
-use super::model::Rates;
+use super::model::{Rates, Speed};
 use super::pack::{CODE_BYTES, COLUMNS};
 use super::{CpuBackend, Panels, Threads, schedule};
 use crate::backend::Operands;
@@ -27,7 +27,7 @@ impl CpuBackend for Scalar {
     }
 
     fn rates(_: Activation) -> Rates {
-        Rates::of(&ScalarKernel, 150e-9, 30e-9, 0.0)
+        Rates::of(&ScalarKernel, Speed { expand: 150e-9, multiply: 30e-9 })
     }
 
     fn run(

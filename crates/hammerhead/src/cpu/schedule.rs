@@ -24,7 +24,9 @@ use format::BLOCK;
 use half::f16;
 
 use super::Panels;
-use super::kernel::{Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout};
+use super::kernel::{
+    Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout, TileStream,
+};
 use super::memory::{Arena, Lease};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
 use super::target::SharedTarget;
@@ -250,6 +252,10 @@ impl<K: Kernel> TileWalk<'_, K> {
         let steps = self.group.shape.k.div_ceil(self.config.depth) * self.layout.slabs();
         let stages = slabs.len();
         if self.config.strategy == Strategy::PingPong {
+            if self.config.depth == CHUNK && stages == 2 && self.layout.slabs() == 1 && self.stream(&mut slabs[0], sums)
+            {
+                return;
+            }
             let lead = stages - 1;
             for (index, slab) in slabs.iter_mut().enumerate().take(lead.min(steps)) {
                 self.expansion(index, slab).complete();
@@ -279,6 +285,29 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
     }
 
+    /// Offers the whole tile to the kernel's tightest loop, which takes panels of full width only.
+    fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
+        let first = self.tile.columns.start / COLUMNS;
+        let chunks = 0..self.group.shape.k.div_ceil(CHUNK);
+        let panels = self.matrices.iter().flat_map(|matrix| {
+            let chunks = chunks.clone();
+            (first..first + self.layout.panels).map(move |panel| matrix.stretch(panel, chunks.clone()))
+        });
+        let panels: Vec<_> = panels.filter(|stretch| stretch.width == COLUMNS).map(|stretch| stretch.bytes).collect();
+        if panels.len() < self.matrices.len() * self.layout.panels {
+            return false;
+        }
+        let (tokens, group_len) = self.tokens();
+        self.kernel.stream(TileStream { tokens, group_len, panels, ring: ring.pages(), sums })
+    }
+
+    /// The prepared rows of the tile, and the elements of a group of them.
+    fn tokens(&self) -> (&[K::Token], usize) {
+        let group_len = self.kernel.group_len(self.group.shape.k / BLOCK);
+        let first = self.tile.tokens.start * self.kernel.parts() / K::ROWS;
+        (&self.group.tokens[first * group_len..][..self.layout.rows / K::ROWS * group_len], group_len)
+    }
+
     fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
         let step = self.step(index);
         let panels = self.layout.panels_of(step.slab);
@@ -291,10 +320,9 @@ impl<K: Kernel> TileWalk<'_, K> {
 
     fn multiply(&self, index: usize, slab: &Slab<'_, K::Block>, sums: &mut [Lanes], ahead: &mut Expansion<'_, K>) {
         let step = self.step(index);
-        let group_len = self.kernel.group_len(self.group.shape.k / BLOCK);
-        let first = self.tile.tokens.start * self.kernel.parts() / K::ROWS;
+        let (tokens, group_len) = self.tokens();
         let product = Product {
-            tokens: &self.group.tokens[first * group_len..][..self.layout.rows / K::ROWS * group_len],
+            tokens,
             group_len,
             blocks: self.blocks(&step),
             slab: slab.view(self.matrices.len() * self.layout.panels_of(step.slab).len()),

@@ -1,0 +1,83 @@
+//! Why a command failed. Each message is one line: where, what was found, what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use format::tensors::Dtype;
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that ends a command early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes of a matrix or a file are not what they should be.
+    #[error(transparent)]
+    Format(#[from] format::Error),
+
+    /// The operation was refused or could not be done.
+    #[error(transparent)]
+    Operation(#[from] hammerhead::Error),
+
+    /// A tensor of a problem file, or one that should be there.
+    #[error("in {path:?}, tensor {name:?}: {problem}; {remedy}")]
+    Tensor { path: PathBuf, name: String, problem: String, remedy: &'static str },
+
+    /// Input and output are one file.
+    #[error("the output {path:?} is the input file itself, which must not change while it is read; name another file")]
+    SameFile { path: PathBuf },
+
+    /// A place where no file can be put.
+    #[error("cannot write {path:?}: {problem}; name a file in an existing folder")]
+    Destination { path: PathBuf, problem: &'static str },
+
+    /// A report could not be written.
+    #[error("cannot write {path:?}: {cause}; check that its folder exists and that you may write there")]
+    Write { path: PathBuf, cause: io::Error },
+
+    /// The problem does not fit.
+    #[error("{what} needs {} but {} are free; {remedy}", crate::table::bytes(*needed), crate::table::bytes(*free))]
+    Memory { what: String, needed: f64, free: f64, remedy: &'static str },
+
+    /// Two names that a quantised file would need for different tensors.
+    #[error(
+        "in {path:?}: quantising {tensor:?} makes a tensor {name:?}, which is there already; rename one, or leave {tensor:?} out with --tensor"
+    )]
+    Collision { path: PathBuf, tensor: String, name: String },
+
+    /// A tensor that was asked for by name but cannot be quantised.
+    #[error(
+        "in {path:?}, tensor {name:?} ({dtype} {shape:?}) cannot be quantised: {problem}; leave it out of --tensor, or pad or convert it first"
+    )]
+    Unquantisable { path: PathBuf, name: String, dtype: Dtype, shape: Vec<usize>, problem: &'static str },
+
+    /// A pattern without a tensor.
+    #[error("no tensor of {path:?} matches --tensor {pattern:?}; it holds {examples}")]
+    NoMatch { path: PathBuf, pattern: String, examples: String },
+
+    /// A selection without a case.
+    #[error("no case of {suites} is there for its speed; add --all to take every case")]
+    NoCases { suites: String },
+
+    /// Results were wrong.
+    #[error("{failed} of {all} checks failed; {remedy}")]
+    Failed { failed: usize, all: usize, remedy: &'static str },
+
+    /// A result was wrong where only its speed was asked for.
+    #[error(
+        "{case} is wrong on {backend} with {config} (seed {seed}): {first}; nothing is timed that is wrong, see hammerhead verify"
+    )]
+    Wrong { case: String, backend: &'static str, config: String, seed: u64, first: hammerhead::verify::Failure },
+
+    /// Something could not be written as JSON.
+    #[error("cannot write this report as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+
+    /// Nobody reads stdout any more.
+    #[error("stdout was closed")]
+    PipeClosed,
+
+    /// Stdout cannot be written for another reason.
+    #[error("cannot write to stdout: {0}; check where it is redirected to")]
+    Stdout(io::Error),
+}

@@ -1,0 +1,69 @@
+//! Why a plan is what it is: what was weighed, and at what price.
+
+use hammerhead::{Considered, Plan};
+use serde::Serialize;
+
+use crate::table::{self, Table};
+
+/// How many of the cheapest ways are listed; beyond these, the cheapest of every backend and strategy.
+const LISTED: usize = 8;
+
+/// One way that was weighed, for machines.
+#[derive(Debug, Serialize)]
+pub struct Weighed {
+    backend: &'static str,
+    config: String,
+    predicted_seconds: f64,
+    bound_by: &'static str,
+    scratch_bytes: usize,
+}
+
+/// Every way that was weighed, cheapest first.
+pub fn weighed(plan: &Plan) -> Vec<Weighed> {
+    let weighed = |way: &Considered| Weighed {
+        backend: way.backend.name(),
+        config: way.config.to_string(),
+        predicted_seconds: way.cost.seconds,
+        bound_by: way.cost.bound_by,
+        scratch_bytes: way.cost.scratch_bytes,
+    };
+    plan.considered().iter().map(weighed).collect()
+}
+
+/// The choice in words and a table.
+pub fn text(plan: &Plan) -> String {
+    let ways = plan.considered();
+    let mut table = Table::new(&["backend", "configuration", ">predicted", "bound by", ">scratch"]);
+    let mut kinds = Vec::new();
+    let mut listed = 0;
+    for (index, way) in ways.iter().enumerate() {
+        let kind = (way.backend.name(), way.config.strategy);
+        let new = !kinds.contains(&kind);
+        if new {
+            kinds.push(kind);
+        }
+        if index < LISTED || new {
+            listed += 1;
+            table.row([
+                way.backend.name().to_owned(),
+                way.config.to_string(),
+                table::seconds(way.cost.seconds),
+                way.cost.bound_by.to_owned(),
+                table::bytes(way.cost.scratch_bytes as f64),
+            ]);
+        }
+    }
+    let mut text = format!("{}: {} legal ways were weighed by the model, cheapest first\n", plan.problem(), ways.len());
+    text += &table.text();
+    if listed < ways.len() {
+        text += &format!("… and {} dearer ones of these kinds\n", ways.len() - listed);
+    }
+    let cost = plan.cost();
+    let (backend, config) = (plan.backend().name(), plan.config());
+    text += &format!(
+        "taken: {backend} {config}, because {} is the least predicted time, bound by {}\n",
+        table::seconds(cost.seconds),
+        cost.bound_by
+    );
+    text
+}

@@ -1,0 +1,92 @@
+//! The least time that this machine could take: its rates, sampled between the timings that are judged by them.
+
+use hammerhead::Problem;
+use hammerhead::cpu::Threads;
+use hammerhead::cpu::ceilings::{Ceilings, Prober};
+use serde::Serialize;
+
+use crate::timing::Spread;
+use crate::{Result, console, memory, table};
+
+/// Memory that must be free for the probe's own gibibyte to do no harm.
+const PROBE_ROOM: f64 = 2.0 * (1u64 << 30) as f64;
+
+/// Samples of the machine's rates, taken between timings: shared machines change their speed from minute to minute.
+#[derive(Debug)]
+pub struct Floor {
+    prober: Option<Prober>,
+    samples: Vec<Ceilings>,
+}
+
+/// The machine's rates over a whole run.
+#[derive(Debug, Serialize)]
+pub struct Rates {
+    /// The unit whose rate is the ceiling of computing.
+    pub unit: &'static str,
+    /// Floating-point operations a second.
+    pub flops_per_second: Rate,
+    /// Bytes a second from memory.
+    pub bytes_per_second: Rate,
+    /// How many samples there were.
+    pub samples: usize,
+}
+
+/// A rate: its middle and its best.
+#[derive(Debug, Serialize)]
+pub struct Rate {
+    /// The middle.
+    pub median: f64,
+    /// The highest.
+    pub best: f64,
+}
+
+impl Rate {
+    fn of(samples: impl Iterator<Item = f64>) -> Self {
+        let samples: Vec<f64> = samples.collect();
+        let best = samples.iter().copied().fold(0.0, f64::max);
+        Self { median: Spread::of(&samples).median, best }
+    }
+}
+
+impl Floor {
+    /// Sets the probe up; where memory is short there is none, and no floor either.
+    pub fn new() -> Result<Self> {
+        let roomy = memory::free().is_none_or(|free| free > PROBE_ROOM);
+        if !roomy {
+            console::remark("note: too little memory is free to measure this machine's floor");
+        }
+        Ok(Self { prober: roomy.then(Prober::new).transpose()?, samples: Vec::new() })
+    }
+
+    /// Takes one sample.
+    pub fn sample(&mut self, threads: &Threads) {
+        self.samples.extend(self.prober.as_ref().map(|prober| prober.sample(threads)));
+    }
+
+    /// The rates so far.
+    pub fn rates(&self) -> Option<Rates> {
+        let unit = self.prober.as_ref()?.unit();
+        let flops_per_second = Rate::of(self.samples.iter().map(|s| s.flops));
+        let bytes_per_second = Rate::of(self.samples.iter().map(|s| s.bytes));
+        Some(Rates { unit, flops_per_second, bytes_per_second, samples: self.samples.len() })
+    }
+}
+
+impl Rates {
+    /// The least time for a problem, from the medians.
+    pub fn seconds(&self, problem: &Problem) -> f64 {
+        let Rates { flops_per_second, bytes_per_second, .. } = self;
+        Ceilings { flops: flops_per_second.median, bytes: bytes_per_second.median }.floor(problem)
+    }
+
+    /// The rates in words.
+    pub fn text(&self) -> String {
+        format!(
+            "ceilings of this machine in this run, medians of {} samples: {} GFLOP/s ({}), {} GB/s from memory",
+            self.samples,
+            table::three_digits(self.flops_per_second.median / 1e9),
+            self.unit,
+            table::three_digits(self.bytes_per_second.median / 1e9),
+        )
+    }
+}

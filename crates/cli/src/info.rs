@@ -1,0 +1,103 @@
+//! `hammerhead info`: the machine, and which backends it can run.
+
+use clap::Args as ClapArgs;
+use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backend};
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::table::Table;
+use crate::{Result, console};
+
+/// Show the machine and which backends it can run
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Show the machine, every backend with whether it can run here and if not why, and which of them \
+    are used when none is forced.\n\nExamples:\n  hammerhead info\n  HAMMERHEAD_BACKEND=scalar hammerhead info --json"
+)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    machine: Machine,
+    threads: usize,
+    backends: Vec<Listed>,
+    /// The backends that a plan chooses among when none is forced by argument, best first.
+    auto: Vec<&'static str>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auto_error: Option<String>,
+    /// What the environment variable says.
+    forced_by_environment: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    summary: &'static str,
+    layout: &'static str,
+    available: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl Listed {
+    fn of(backend: &dyn Backend) -> Self {
+        let reason = backend.available().err().map(|error| error.to_string());
+        Self {
+            name: backend.name(),
+            summary: backend.summary(),
+            layout: backend.layout(),
+            available: reason.is_none(),
+            reason,
+        }
+    }
+}
+
+/// Does the command.
+pub fn info(args: &Args) -> Result<()> {
+    let machine = Machine::detect();
+    let (auto, threads, auto_error) = match Engine::auto() {
+        Ok(engine) => (engine.backends().iter().map(|b| b.name()).collect(), engine.threads(), None),
+        Err(error) => (Vec::new(), machine.cores, Some(error.to_string())),
+    };
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        threads,
+        backends: backend::all().iter().map(|b| Listed::of(*b)).collect(),
+        auto,
+        auto_error,
+        forced_by_environment: std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty()),
+        machine,
+    };
+    if args.json { console::print_json(&report) } else { console::print(&text(&report)) }
+}
+
+fn text(report: &Report) -> String {
+    let Machine { cpu, arch, os, cores, memory_gib, isa, fingerprint } = &report.machine;
+    let mut text = format!(
+        "hammerhead {}\nmachine   {cpu}, {cores} cores, {memory_gib} GiB, {arch} {os} ({fingerprint})\n",
+        report.version
+    );
+    text +=
+        &format!("          {}\n", if isa.is_empty() { "no vector extensions known".into() } else { isa.join(" ") });
+    text += &format!("threads   {}\n", report.threads);
+    match (&report.auto_error, &report.forced_by_environment) {
+        (Some(error), _) => text += &format!("auto      nothing: {error}\n"),
+        (None, Some(name)) => text += &format!("auto      {} ({BACKEND_VARIABLE}={name})\n", report.auto.join(", ")),
+        (None, None) => {
+            text += &format!("auto      {} (planned for each problem; best first)\n", report.auto.join(", "));
+        }
+    }
+    let mut table = Table::new(&["backend", "here", "what it uses, or why it is not there"]);
+    for listed in &report.backends {
+        let here = if listed.available { "yes" } else { "no" };
+        let about = listed.reason.clone().unwrap_or_else(|| listed.summary.to_owned());
+        table.row([listed.name.to_owned(), here.to_owned(), about]);
+    }
+    text + "\n" + &table.text()
+}

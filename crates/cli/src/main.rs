@@ -1,0 +1,83 @@
+//! The `hammerhead` command.
+//!
+//! Each command has a room of its own: what it takes, what it does, what it prints. Results go to stdout, remarks and
+//! errors to stderr. The exit status is 0 for success, 1 for a failure (one line on stderr says what and what to do
+//! about it) and 2 for a command line that cannot be understood.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod console;
+mod error;
+mod explain;
+mod files;
+mod floor;
+mod info;
+mod machine;
+mod memory;
+mod options;
+mod problem_file;
+mod quantize;
+
+mod run;
+mod subject;
+mod table;
+mod timing;
+mod vectors;
+
+mod verify;
+
+use error::{Error, Result};
+
+/// Exact and fast gated dual GEMMs on NVFP4 data
+#[derive(Debug, Parser)]
+#[command(
+    name = "hammerhead",
+    version,
+    long_about = "Exact and fast gated dual GEMMs on NVFP4 data:\n\n    \
+        C = gate(A·B1ᵀ) ∘ (A·B2ᵀ)        gate = SiLU unless said otherwise\n\n\
+        for one problem or for a ragged group of them (the experts of a mixture-of-experts layer).\n\n\
+        Start with `hammerhead run`: it makes problems, computes them, checks the results against a double-precision \
+        reference and says how fast that was.",
+    after_help = "The environment variable HAMMERHEAD_BACKEND forces a backend where --backend does not.\n\
+        Exit status: 0 success, 1 failure, 2 a command line that cannot be understood."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Verify(verify::Args),
+    Bench(bench::Args),
+    Quantize(quantize::Args),
+    Info(info::Args),
+    Vectors(vectors::Args),
+}
+
+fn main() -> ExitCode {
+    match dispatch(&Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        // What a shell reports for any program whose reader went away.
+        Err(Error::PipeClosed) => ExitCode::from(141),
+        Err(error) => {
+            console::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: &Command) -> Result<()> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Verify(args) => verify::verify(args),
+        Command::Bench(args) => bench::bench(args),
+        Command::Quantize(args) => quantize::quantize(args),
+        Command::Info(args) => info::info(args),
+        Command::Vectors(args) => vectors::vectors(args),
+    }
+}

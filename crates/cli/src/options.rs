@@ -1,0 +1,72 @@
+//! Options that several commands share: which cases, and who computes them how.
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use hammerhead::cases::{self, Case, Suite};
+use hammerhead::{Engine, Options, Request, backend};
+
+use crate::{Error, Result};
+
+/// Who computes, and how.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "How it is computed")]
+pub struct How {
+    /// Force a backend by its name (`hammerhead info` lists them); `auto` takes what HAMMERHEAD_BACKEND says, else
+    /// the best that this machine has
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backend_name)]
+    pub backend: String,
+    /// Threads to use [default: as many as this process may run on]
+    #[arg(long, value_name = "N", value_parser = thread_count())]
+    pub threads: Option<usize>,
+    /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
+    /// depth=K, stages=N; the rest is planned
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    pub config: Option<Request>,
+}
+
+impl How {
+    /// The engine that was asked for.
+    pub fn engine(&self) -> Result<Engine> {
+        let request = self.request();
+        Ok(Engine::new(Options { backend: Some(self.backend.clone()), threads: self.threads, request })?)
+    }
+
+    /// What every configuration must grant.
+    pub fn request(&self) -> Request {
+        self.config.unwrap_or_default()
+    }
+}
+
+/// A number of threads that makes sense.
+pub fn thread_count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=4096)
+}
+
+/// A backend that is in the list, or `auto`.
+pub fn backend_name(name: &str) -> hammerhead::Result<String> {
+    if name != "auto" {
+        backend::by_name(name)?;
+    }
+    Ok(name.to_owned())
+}
+
+/// The cases of some suites that are there for their speed, or all of them.
+pub fn cases(suites: &[Suite], all: bool) -> Result<Vec<Case>> {
+    let cases: Vec<Case> = each_once(suites).into_iter().flat_map(cases::suite).filter(|c| all || c.timed).collect();
+    if cases.is_empty() {
+        let suites = suites.iter().map(Suite::to_string).collect::<Vec<_>>().join(", ");
+        return Err(Error::NoCases { suites });
+    }
+    Ok(cases)
+}
+
+/// What was listed, without repetitions, in the order in which it was listed first.
+pub fn each_once<T: PartialEq + Clone>(listed: &[T]) -> Vec<T> {
+    let mut once: Vec<T> = Vec::new();
+    for item in listed {
+        if !once.contains(item) {
+            once.push(item.clone());
+        }
+    }
+    once
+}

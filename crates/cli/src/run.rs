@@ -1,0 +1,370 @@
+//! `hammerhead run`: the main job. Computes one problem from a file, or, without one, problems of the suites, checked
+//! against the reference before their time is told.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args as ClapArgs;
+use format::Values;
+use format::tensors::File;
+use half::{bf16, f16};
+use hammerhead::backend::Target;
+use hammerhead::cases::{Case, Suite};
+use hammerhead::verify::{Expected, Report};
+use hammerhead::{Engine, Gate, Output, Plan, Problem};
+use serde::Serialize;
+
+use crate::explain::{self, Weighed};
+use crate::floor::{Floor, Rates};
+use crate::options::{self, How};
+use crate::problem_file::ProblemFile;
+use crate::subject::Subject;
+use crate::table::{self, Table};
+use crate::timing::Spread;
+use crate::{Error, Result, console, files, memory};
+
+/// Runs of a case that are timed, at most.
+const RUNS: usize = 7;
+/// Seconds after which no further run of a case is begun.
+const SECONDS: f64 = 1.0;
+
+/// Compute a problem from a file, or problems of the suites
+#[derive(Debug, ClapArgs)]
+#[command(long_about = "Compute C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).\n\n\
+    Without --input, problems of the suites are made from a seed, computed as planned, checked against a \
+    double-precision reference (all of small problems, a sample of large ones) and timed. `of floor` is the least time \
+    that this machine's arithmetic and memory would allow, both measured in the same run, as a part of the time taken.\n\n\
+    With --input and --output, one problem is read from safetensors and its result written:\n  \
+    a, b1, b2                    U8 [rows, K/2], even k in the low nibble\n  \
+    a_scale, b1_scale, b2_scale  F8_E4M3 [rows, K/16]\n  \
+    a_global, …                  F32 scalars that multiply, 1 if absent\n\
+    `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
+    prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
+    Examples:\n  \
+    hammerhead run\n  \
+    hammerhead run --suite decode --threads 2\n  \
+    hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
+    hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain")]
+pub struct Args {
+    /// Read one problem from this safetensors file
+    #[arg(long, value_name = "FILE", requires = "output")]
+    input: Option<PathBuf>,
+    /// Write its result to this safetensors file
+    #[arg(long, value_name = "FILE", requires = "input")]
+    output: Option<PathBuf>,
+    /// The element type of the result: f16, bf16 or f32 [default: f16]
+    #[arg(long, value_name = "TYPE", requires = "input")]
+    out: Option<Output>,
+    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none [default: silu if there is a b2, else none]
+    #[arg(long, value_name = "NAME", requires = "input")]
+    gate: Option<Gate>,
+    /// Problems of this suite: dual, group, decode or edge; may be given several times [default: dual and group]
+    #[arg(long, value_name = "NAME", conflicts_with = "input")]
+    suite: Vec<Suite>,
+    /// Every case of the suites, also those that are not there for their speed
+    #[arg(long, conflicts_with = "input")]
+    all: bool,
+    /// The seed that the problems' numbers are made from
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "input")]
+    seed: u64,
+    /// Show what the planner weighed, and why it took what it took
+    #[arg(long)]
+    explain: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Say nothing beside the result
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Does the command.
+pub fn run(args: &Args) -> Result<()> {
+    match (&args.input, &args.output) {
+        (Some(input), Some(output)) => run_file(args, input, output),
+        _ => run_suites(args),
+    }
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    problem: String,
+    groups: Vec<[usize; 3]>,
+    activation: String,
+    gate: String,
+    output_type: String,
+    backend: &'static str,
+    config: String,
+    threads: usize,
+    seconds: f64,
+    gflops: f64,
+    predicted_seconds: f64,
+    input: String,
+    output: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    considered: Option<Vec<Weighed>>,
+}
+
+fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
+    files::check_output(input, output)?;
+    let file = File::open(input)?;
+    let read = ProblemFile::read(&file, args.gate)?;
+    let problem = read.problem(args.out.unwrap_or_default())?;
+    let engine = args.how.engine()?;
+    let plan = Plan::best(problem, engine.backends(), &args.how.request(), engine.threads())?;
+    let mut results = room_for(&plan)?;
+    let layer = engine.load(&read.weights, read.gate)?;
+    let clock = Instant::now();
+    engine
+        .run_planned(&plan, &layer, &read.activations, &mut Target::all(&mut results))
+        .map_err(|error| read.name_tensor(error))?;
+    let seconds = clock.elapsed().as_secs_f64();
+    read.write(output, results)?;
+    tell_file(args, &plan, &engine, seconds, input, output)
+}
+
+fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Path, output: &Path) -> Result<()> {
+    let problem = plan.problem();
+    let gflops = problem.flops() / seconds / 1e9;
+    if args.json {
+        return console::print_json(&FileReport {
+            problem: problem.to_string(),
+            groups: groups(problem),
+            activation: problem.activation().to_string(),
+            gate: problem.gate().to_string(),
+            output_type: problem.output().to_string(),
+            backend: plan.backend().name(),
+            config: plan.config().to_string(),
+            threads: engine.threads(),
+            seconds,
+            gflops,
+            predicted_seconds: plan.cost().seconds,
+            input: input.display().to_string(),
+            output: output.display().to_string(),
+            considered: args.explain.then(|| explain::weighed(plan)),
+        });
+    }
+    if args.explain {
+        console::print(&explain::text(plan))?;
+    }
+    if !args.quiet {
+        console::remark(&format!(
+            "{problem} {}, gate {}, {}: {} in {} ({} GFLOP/s) with {} on {} threads → {}",
+            problem.activation(),
+            problem.gate(),
+            problem.output(),
+            plan.config(),
+            table::seconds(seconds),
+            table::three_digits(gflops),
+            plan.backend().name(),
+            engine.threads(),
+            output.display(),
+        ));
+    }
+    Ok(())
+}
+
+/// Memory for the results, if there is enough for them and for everything else that the plan needs.
+fn room_for(plan: &Plan) -> Result<Vec<Values<'static>>> {
+    let problem = plan.problem();
+    let shapes = problem.groups();
+    let result_bytes: f64 = shapes.iter().map(|s| s.m as f64 * s.n as f64 * problem.output().bytes() as f64).sum();
+    let weight_bytes: f64 = shapes.iter().map(|s| (problem.matrices() * s.n * (s.k / 2 + s.k / 16)) as f64).sum();
+    // The results are there twice while they are written.
+    let needed = 2.0 * result_bytes + weight_bytes + plan.cost().scratch_bytes as f64;
+    let remedy = "split the problem by tokens, or use a machine with more memory";
+    memory::require(needed, format!("the problem {problem}"), remedy)?;
+    fn blank<T: Clone>(elements: usize, zero: T) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(elements).map_err(|_| Error::Memory {
+            what: "the result".to_owned(),
+            needed: elements as f64 * size_of::<T>() as f64,
+            free: memory::free().unwrap_or(0.0),
+            remedy: "split the problem by tokens, or use a machine with more memory",
+        })?;
+        values.resize(elements, zero);
+        Ok(values)
+    }
+    let elements = shapes.iter().map(|s| s.m * s.n);
+    match problem.output() {
+        Output::F16 => elements.map(|e| Ok(blank(e, f16::ZERO)?.into())).collect(),
+        Output::BF16 => elements.map(|e| Ok(blank(e, bf16::ZERO)?.into())).collect(),
+        Output::F32 => elements.map(|e| Ok(blank(e, 0f32)?.into())).collect(),
+    }
+}
+
+/// The sizes of every group as numbers.
+pub fn groups(problem: &Problem) -> Vec<[usize; 3]> {
+    problem.groups().iter().map(|s| [s.m, s.n, s.k]).collect()
+}
+
+#[derive(Serialize)]
+struct SuiteReport {
+    seed: u64,
+    threads: usize,
+    ceilings: Option<Rates>,
+    cases: Vec<Row>,
+}
+
+/// One case, computed, checked and timed.
+#[derive(Serialize)]
+struct Row {
+    suite: String,
+    why: &'static str,
+    problem: String,
+    groups: Vec<[usize; 3]>,
+    activation: String,
+    gate: String,
+    output: String,
+    backend: &'static str,
+    config: String,
+    predicted_seconds: f64,
+    seconds: Spread,
+    gflops: f64,
+    floor_seconds: Option<f64>,
+    of_floor: Option<f64>,
+    max_error: f64,
+    /// The largest error as a part of what the derived bound allows.
+    max_error_of_bound: f64,
+    compared: usize,
+    elements: usize,
+    passed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    considered: Option<Vec<Weighed>>,
+    #[serde(skip)]
+    plan: Plan,
+}
+
+fn run_suites(args: &Args) -> Result<()> {
+    let suites = if args.suite.is_empty() { vec![Suite::Dual, Suite::Group] } else { args.suite.clone() };
+    let cases = options::cases(&suites, args.all)?;
+    let engine = args.how.engine()?;
+    let mut floor = Floor::new()?;
+    let bar = console::progress(cases.len());
+    let mut rows = Vec::new();
+    for case in &cases {
+        bar.set_message(case.to_string());
+        floor.sample(engine.pool());
+        rows.push(run_case(args, case, &engine)?);
+        floor.sample(engine.pool());
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let ceilings = floor.rates();
+    for row in &mut rows {
+        row.floor_seconds = ceilings.as_ref().map(|rates| rates.seconds(row.plan.problem()));
+        row.of_floor = row.floor_seconds.filter(|floor| *floor > 0.0).map(|floor| floor / row.seconds.median);
+    }
+    let failed = rows.iter().filter(|row| !row.passed).count();
+    let all = rows.len();
+    tell_suites(args, SuiteReport { seed: args.seed, threads: engine.threads(), ceilings, cases: rows })?;
+    match failed {
+        0 => Ok(()),
+        _ => Err(Error::Failed { failed, all, remedy: "see the verdicts above; hammerhead verify tells more" }),
+    }
+}
+
+/// Computes a case, checks it, and only then times it.
+fn run_case(args: &Args, case: &Case, engine: &Engine) -> Result<Row> {
+    let instance = case.instance(args.seed)?;
+    let layer = engine.load(&instance.weights, case.gate)?;
+    let plan = engine.plan(&layer, &instance.activations, case.output)?;
+    let mut subject = Subject::new(&instance, plan.clone());
+    let first = subject.compute(engine, &layer)?;
+    let expected = Expected::new(&instance, case.is_community(), args.seed, engine.pool());
+    let report = subject.judge(&expected)?;
+    // The first run warms everything up; where it is all there is time for, it has to do.
+    let mut samples = Vec::new();
+    let mut spent = first;
+    while spent < SECONDS && samples.len() < RUNS {
+        let seconds = subject.compute(engine, &layer)?;
+        spent += seconds;
+        samples.push(seconds);
+    }
+    if samples.is_empty() {
+        samples.push(first);
+    }
+    Ok(row(args, case, plan, &report, Spread::of(&samples)))
+}
+
+fn row(args: &Args, case: &Case, plan: Plan, report: &Report, seconds: Spread) -> Row {
+    let problem = plan.problem();
+    Row {
+        suite: case.suite.to_string(),
+        why: case.why,
+        problem: problem.to_string(),
+        groups: groups(problem),
+        activation: case.activation.to_string(),
+        gate: case.gate.to_string(),
+        output: case.output.to_string(),
+        backend: plan.backend().name(),
+        config: plan.config().to_string(),
+        predicted_seconds: plan.cost().seconds,
+        seconds,
+        gflops: problem.flops() / seconds.median / 1e9,
+        floor_seconds: None,
+        of_floor: None,
+        max_error: report.max_error,
+        max_error_of_bound: report.max_ratio,
+        compared: report.compared,
+        elements: report.elements,
+        passed: report.passed(),
+        failure: report.first.as_ref().map(ToString::to_string),
+        considered: args.explain.then(|| explain::weighed(&plan)),
+        plan,
+    }
+}
+
+fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
+    if args.json {
+        return console::print_json(&report);
+    }
+    let mut text = String::new();
+    if args.explain {
+        text.extend(report.cases.iter().map(|row| explain::text(&row.plan) + "\n"));
+    }
+    let mut table = Table::new(&[
+        "shape m×n×k",
+        "a/gate/c",
+        "backend",
+        "configuration",
+        ">time",
+        ">GFLOP/s",
+        ">of floor",
+        ">max error",
+        ">of bound",
+        "check",
+    ]);
+    for row in &report.cases {
+        let checked = if row.compared == row.elements { "all".to_owned() } else { row.compared.to_string() };
+        table.row([
+            row.problem.clone(),
+            format!("{}/{}/{}", row.activation, row.gate, row.output),
+            row.backend.to_owned(),
+            row.config.clone(),
+            table::seconds(row.seconds.median),
+            table::three_digits(row.gflops),
+            table::percent(row.of_floor),
+            format!("{:.1e}", row.max_error),
+            table::percent(Some(row.max_error_of_bound)),
+            if row.passed { format!("ok ({checked})") } else { "WRONG".to_owned() },
+        ]);
+    }
+    text += &table.text();
+    for row in &report.cases {
+        let line = |failure: &String| format!("wrong: {} ({}): {failure}\n", row.problem, row.why);
+        text.extend(row.failure.as_ref().map(line));
+    }
+    console::print(&text)?;
+    if !args.quiet {
+        console::remark(&format!("seed {}, {} threads", report.seed, report.threads));
+        if let Some(rates) = &report.ceilings {
+            console::remark(&rates.text());
+        }
+    }
+    Ok(())
+}

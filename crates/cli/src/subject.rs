@@ -1,0 +1,56 @@
+//! A case made ready to be computed and judged: its tokens, its plan, and memory for C.
+
+use std::borrow::Cow;
+use std::time::Instant;
+
+use format::{Dense, Values};
+use hammerhead::backend::Target;
+use hammerhead::cases::Instance;
+use hammerhead::verify::{Expected, Report, poisoned};
+use hammerhead::{Activations, Engine, Layer, Plan};
+
+use crate::Result;
+
+/// Tokens, a plan, and memory for the results. The weights are a [`Layer`] and come with each computation.
+#[derive(Debug)]
+pub struct Subject {
+    activations: Vec<Activations<'static>>,
+    plan: Plan,
+    results: Vec<Values<'static>>,
+}
+
+impl Subject {
+    /// Takes the tokens of an instance. The results are poisoned, so that an element nobody writes is found.
+    pub fn new(instance: &Instance, plan: Plan) -> Self {
+        Self { activations: instance.activations.clone(), plan, results: poisoned(instance) }
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Computes once, and says how many seconds that took.
+    pub fn compute(&mut self, engine: &Engine, layer: &Layer) -> Result<f64> {
+        let mut targets = Target::all(&mut self.results);
+        let clock = Instant::now();
+        engine.run_planned(&self.plan, layer, &self.activations, &mut targets)?;
+        Ok(clock.elapsed().as_secs_f64())
+    }
+
+    /// Judges what was computed last.
+    pub fn judge(&self, expected: &Expected) -> Result<Report> {
+        let shapes = self.plan.problem().groups();
+        let dense = |(shape, values): (&hammerhead::Shape, _)| Dense::new(shape.m, shape.n, borrowed(values), 1.0);
+        let results: Vec<Dense<'_>> = shapes.iter().zip(&self.results).map(dense).collect::<Result<_, _>>()?;
+        Ok(expected.check(&results))
+    }
+}
+
+fn borrowed<'a>(values: &'a Values<'static>) -> Values<'a> {
+    match values {
+        Values::F16(c) => Values::F16(Cow::Borrowed(c)),
+        Values::BF16(c) => Values::BF16(Cow::Borrowed(c)),
+        Values::F32(c) => Values::F32(Cow::Borrowed(c)),
+    }
+}

@@ -1,0 +1,241 @@
+//! `hammerhead verify`: every case of some suites, on every backend, in many configurations, against the reference.
+
+use clap::Args as ClapArgs;
+use hammerhead::cases::{self, Case, Instance, Suite};
+use hammerhead::cpu::Threads;
+use hammerhead::verify::{Expected, Report};
+use hammerhead::{BACKEND_VARIABLE, Config, Engine, Options, Plan, Problem, Request, Strategy, Tile, backend};
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::options::{each_once, thread_count};
+use crate::subject::Subject;
+use crate::{Error, Result, console};
+
+/// Operations up to which a case is tried in every configuration; beyond, once a strategy.
+const SMALL: f64 = 1e9;
+
+/// Check results against a double-precision reference
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Check results against a double-precision reference: every case of the suites, on every backend \
+    that this machine has, in several configurations, under an error bound that is derived from K and the order of the \
+    sums. Outputs are filled with NaN before, so an element that nobody writes is found.\n\n\
+    Without options the suites edge and decode are checked, a minute or so on two cores. Small cases are tried as \
+    planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
+    strategy. --full tries large ones like small ones. Of large results a sample is compared, drawn from the seed, \
+    corners included.\n\n\
+    Examples:\n  \
+    hammerhead verify\n  \
+    hammerhead verify --suite dual --suite group --backend scalar\n  \
+    hammerhead verify --suite edge --config strategy=ping-pong,stages=3 --seed 7"
+)]
+pub struct Args {
+    /// Check this suite: dual, group, decode or edge; may be given several times [default: edge and decode]
+    #[arg(long, value_name = "NAME")]
+    suite: Vec<Suite>,
+    /// Check this backend; may be given several times [default: HAMMERHEAD_BACKEND if set, else each one that this
+    /// machine has]
+    #[arg(long, value_name = "NAME", value_parser = known_backend)]
+    backend: Vec<String>,
+    /// Check this configuration, any part of one; may be given several times [default: a range of them]
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    config: Vec<Request>,
+    /// Threads to use [default: as many as this process may run on]
+    #[arg(long, value_name = "N", value_parser = thread_count())]
+    threads: Option<usize>,
+    /// The seed that the numbers are made from
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Try large cases in every configuration too
+    #[arg(long)]
+    full: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    seed: u64,
+    passed: usize,
+    failed: usize,
+    /// Configurations that a backend called illegal for a case; they were not asked for by name.
+    illegal: usize,
+    backends: Vec<&'static str>,
+    skipped: Vec<String>,
+    failures: Vec<Wrong>,
+}
+
+/// A check that failed.
+#[derive(Serialize)]
+struct Wrong {
+    suite: String,
+    case: String,
+    why: &'static str,
+    backend: &'static str,
+    config: String,
+    seed: u64,
+    wrong: usize,
+    compared: usize,
+    first: String,
+}
+
+/// Does the command.
+pub fn verify(args: &Args) -> Result<()> {
+    let (engines, skipped) = engines(args)?;
+    let suites = if args.suite.is_empty() { vec![Suite::Edge, Suite::Decode] } else { each_once(&args.suite) };
+    let cases: Vec<Case> = suites.into_iter().flat_map(cases::suite).collect();
+    let bar = console::progress(cases.len());
+    let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
+    let mut summary =
+        Summary { seed: args.seed, passed: 0, failed: 0, illegal: 0, backends, skipped, failures: Vec::new() };
+    for case in &cases {
+        bar.set_message(case.to_string());
+        check_case(args, case, &engines, &mut summary, &bar)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    tell(args, &summary)?;
+    let (failed, all) = (summary.failed, summary.passed + summary.failed);
+    match failed {
+        0 => Ok(()),
+        _ => Err(Error::Failed { failed, all, remedy: "each is told above with what reproduces it" }),
+    }
+}
+
+/// An engine for each backend, and why there is none for the others.
+fn engines(args: &Args) -> Result<(Vec<Engine>, Vec<String>)> {
+    let (mut engines, mut skipped) = (Vec::new(), Vec::new());
+    let engine = |name: &str| {
+        Engine::new(Options { backend: Some(name.to_owned()), threads: args.threads, ..Options::default() })
+    };
+    let environment = std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto");
+    let forced = if args.backend.is_empty() { Vec::from_iter(environment) } else { each_once(&args.backend) };
+    for name in forced {
+        engines.push(engine(&name)?);
+    }
+    if engines.is_empty() {
+        for backend in backend::all() {
+            match backend.available() {
+                Ok(()) => engines.push(engine(backend.name())?),
+                Err(error) => skipped.push(error.to_string()),
+            }
+        }
+    }
+    Ok((engines, skipped))
+}
+
+/// A backend that is in the list.
+fn known_backend(name: &str) -> hammerhead::Result<String> {
+    backend::by_name(name).map(|backend| backend.name().to_owned())
+}
+
+fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summary, bar: &ProgressBar) -> Result<()> {
+    let instance = case.instance(args.seed)?;
+    let expected = Expected::new(&instance, case.is_community(), args.seed, &Threads::new(args.threads)?);
+    for engine in engines {
+        let layer = engine.load(&instance.weights, case.gate)?;
+        let (plans, illegal) = plans(args, &instance.problem, engine)?;
+        summary.illegal += illegal;
+        for plan in plans {
+            let (backend, config) = (plan.backend().name(), plan.config().to_string());
+            bar.set_message(format!("{case} {backend} {config}"));
+            let mut subject = Subject::new(&instance, plan);
+            let outcome = subject.compute(engine, &layer).and_then(|_| subject.judge(&expected));
+            let wrong = match outcome {
+                Ok(report) if judged(&report, &instance) => {
+                    summary.passed += 1;
+                    continue;
+                }
+                Ok(Report { failures, compared, first, .. }) => {
+                    (failures, compared, first.map_or_else(|| "nothing was compared".into(), |first| first.to_string()))
+                }
+                Err(error) => (0, 0, error.to_string()),
+            };
+            summary.failed += 1;
+            summary.failures.push(Wrong {
+                suite: case.suite.to_string(),
+                case: case.to_string(),
+                why: case.why,
+                backend,
+                config,
+                seed: args.seed,
+                wrong: wrong.0,
+                compared: wrong.1,
+                first: wrong.2,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a report says that all is well, and that anything was looked at where there was something.
+fn judged(report: &Report, instance: &Instance) -> bool {
+    let something = instance.problem.groups().iter().any(|s| s.m > 0);
+    report.passed() && (report.compared > 0) == something
+}
+
+/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal.
+fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<(Vec<Plan>, usize)> {
+    let plan = |request: &Request| Plan::best(problem.clone(), engine.backends(), request, engine.threads());
+    if !args.config.is_empty() {
+        let plans: Result<Vec<Plan>> = args.config.iter().map(|request| Ok(plan(request)?)).collect();
+        return Ok((plans?, 0));
+    }
+    let mut plans: Vec<Plan> = vec![plan(&Request::default())?];
+    let mut illegal = 0;
+    for request in requests(args.full || problem.flops() <= SMALL) {
+        // A configuration that some backend cannot run for some problem is not a failure of that backend.
+        match plan(&request) {
+            Ok(new) if plans.iter().all(|old| way(old) != way(&new)) => plans.push(new),
+            Ok(_) => {}
+            Err(_) => illegal += 1,
+        }
+    }
+    Ok((plans, illegal))
+}
+
+fn way(plan: &Plan) -> (&'static str, Config) {
+    (plan.backend().name(), *plan.config())
+}
+
+/// Every strategy as planned; and, if that is not enough, with tiles that cut small problems in many pieces, in a few
+/// and not at all, and with one to four stages.
+fn requests(many: bool) -> Vec<Request> {
+    let mut requests = Vec::new();
+    for strategy in Strategy::ALL {
+        let as_planned = Request { strategy: Some(strategy), ..Request::default() };
+        requests.push(as_planned);
+        let shapes = [(16, 16, 64, 2), (32, 48, 128, 3), (256, 512, 512, 1), (64, 32, 256, 4)];
+        for (tokens, columns, depth, stages) in shapes.into_iter().filter(|_| many) {
+            let tile = Some(Tile { tokens, columns });
+            // Ping-pong expands one panel while it multiplies another.
+            let stages = if strategy == Strategy::PingPong { stages.max(2) } else { stages };
+            requests.push(Request { tile, depth: Some(depth), stages: Some(stages), ..as_planned });
+        }
+    }
+    requests
+}
+
+fn tell(args: &Args, summary: &Summary) -> Result<()> {
+    if args.json {
+        return console::print_json(summary);
+    }
+    let mut text = String::new();
+    for skipped in &summary.skipped {
+        text += &format!("skipped: {skipped}\n");
+    }
+    for wrong in &summary.failures {
+        let Wrong { suite, case, why, backend, config, seed, wrong, compared, first } = wrong;
+        text += &format!(
+            "FAILED: {suite} {case} ({why}) on {backend} with {config}, seed {seed}: {wrong} of {compared} wrong; {first}\n"
+        );
+    }
+    let Summary { passed, failed, illegal, backends, seed, .. } = summary;
+    if *illegal > 0 {
+        text += &format!("not tried: {illegal} configurations that a backend calls illegal for a case\n");
+    }
+    text += &format!("{passed} passed, {failed} failed on {} (seed {seed})\n", backends.join(", "));
+    console::print(&text)
+}
