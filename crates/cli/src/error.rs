@@ -63,6 +63,20 @@ pub enum Error {
     #[error("{failed} of {all} checks failed; {remedy}")]
     Failed { failed: usize, all: usize, remedy: &'static str },
 
+    /// Every case was refused, so there was nothing to check.
+    #[error("nothing was checked: all {cases} cases are refused; the first because {reason}")]
+    NothingChecked { cases: usize, reason: String },
+
+    /// The simulator found something wrong with a kernel as it is.
+    #[error("kernel {kernel} fails in the simulator: {finding}")]
+    Faulty { kernel: String, finding: Box<sim::Finding> },
+
+    /// The simulator did not notice mistakes that it should.
+    #[error(
+        "{missed} of {all} mutations were not caught; try more --seeds, or see what the trial's problems leave out"
+    )]
+    Missed { missed: usize, all: usize },
+
     /// A result was wrong where only its speed was asked for.
     #[error(
         "{case} is wrong on {backend} with {config} (seed {seed}): {first}; nothing is timed that is wrong, see hammerhead verify"

@@ -19,14 +19,14 @@ mod machine;
 mod memory;
 mod options;
 mod problem_file;
+mod ptx_text;
 mod quantize;
-
 mod run;
+mod simulate;
 mod subject;
 mod table;
 mod timing;
 mod vectors;
-
 mod verify;
 
 use error::{Error, Result};
@@ -56,6 +56,8 @@ enum Command {
     Bench(bench::Args),
     Quantize(quantize::Args),
     Info(info::Args),
+    Ptx(ptx_text::Args),
+    Sim(simulate::Args),
     Vectors(vectors::Args),
 }
 
@@ -78,6 +80,8 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Bench(args) => bench::bench(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Info(args) => info::info(args),
+        Command::Ptx(args) => ptx_text::ptx(args),
+        Command::Sim(args) => simulate::sim(args),
         Command::Vectors(args) => vectors::vectors(args),
     }
 }

@@ -2,7 +2,8 @@
 
 use clap::Args as ClapArgs;
 use hammerhead::cases::{self, Case, Instance, Suite};
-use hammerhead::cpu::Threads;
+use hammerhead::cpu::{LAYOUT, Threads};
+use hammerhead::gpu::simulated;
 use hammerhead::verify::{Expected, Report};
 use hammerhead::{BACKEND_VARIABLE, Config, Engine, Options, Plan, Problem, Request, Strategy, Tile, backend};
 use indicatif::ProgressBar;
@@ -24,10 +25,12 @@ const SMALL: f64 = 1e9;
     Without options the suites edge and decode are checked, a minute or so on two cores. Small cases are tried as \
     planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
     strategy. --full tries large ones like small ones. Of large results a sample is compared, drawn from the seed, \
-    corners included.\n\n\
+    corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
+    for by name, and refuses all but small problems.\n\n\
     Examples:\n  \
     hammerhead verify\n  \
     hammerhead verify --suite dual --suite group --backend scalar\n  \
+    hammerhead verify --backend sim\n  \
     hammerhead verify --suite edge --config strategy=ping-pong,stages=3 --seed 7"
 )]
 pub struct Args {
@@ -62,6 +65,10 @@ struct Summary {
     failed: usize,
     /// Configurations that a backend called illegal for a case; they were not asked for by name.
     illegal: usize,
+    /// Cases that a backend refused altogether, and one of its reasons.
+    refused: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
     backends: Vec<&'static str>,
     skipped: Vec<String>,
     failures: Vec<Wrong>,
@@ -88,14 +95,27 @@ pub fn verify(args: &Args) -> Result<()> {
     let cases: Vec<Case> = suites.into_iter().flat_map(cases::suite).collect();
     let bar = console::progress(cases.len());
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
-    let mut summary =
-        Summary { seed: args.seed, passed: 0, failed: 0, illegal: 0, backends, skipped, failures: Vec::new() };
+    let mut summary = Summary {
+        seed: args.seed,
+        passed: 0,
+        failed: 0,
+        illegal: 0,
+        refused: 0,
+        refusal: None,
+        backends,
+        skipped,
+        failures: Vec::new(),
+    };
     for case in &cases {
         bar.set_message(case.to_string());
         check_case(args, case, &engines, &mut summary, &bar)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if summary.passed + summary.failed == 0 {
+        let reason = summary.refusal.unwrap_or_else(|| "there are none".to_owned());
+        return Err(Error::NothingChecked { cases: cases.len(), reason });
+    }
     tell(args, &summary)?;
     let (failed, all) = (summary.failed, summary.passed + summary.failed);
     match failed {
@@ -118,6 +138,10 @@ fn engines(args: &Args) -> Result<(Vec<Engine>, Vec<String>)> {
     if engines.is_empty() {
         for backend in backend::all() {
             match backend.available() {
+                Ok(()) if backend.name() == simulated::NAME => skipped.push(format!(
+                    "backend '{}' is slow and takes small problems only; ask for it with --backend {0}",
+                    backend.name()
+                )),
                 Ok(()) => engines.push(engine(backend.name())?),
                 Err(error) => skipped.push(error.to_string()),
             }
@@ -132,42 +156,55 @@ fn known_backend(name: &str) -> hammerhead::Result<String> {
 }
 
 fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summary, bar: &ProgressBar) -> Result<()> {
+    let problem = case.problem()?;
+    let mut ways = Vec::new();
+    for engine in engines {
+        match plans(args, &problem, engine)? {
+            Ok((plans, illegal)) => {
+                summary.illegal += illegal;
+                ways.push((engine, plans));
+            }
+            Err(refusal) => {
+                summary.refused += 1;
+                summary.refusal.get_or_insert(refusal);
+            }
+        }
+    }
+    if ways.is_empty() {
+        return Ok(());
+    }
     let instance = case.instance(args.seed)?;
     let expected = Expected::new(&instance, case.is_community(), args.seed, &Threads::new(args.threads)?);
-    for engine in engines {
+    for (engine, plans) in ways {
         let layer = engine.load(&instance.weights, case.gate)?;
-        let (plans, illegal) = plans(args, &instance.problem, engine)?;
-        summary.illegal += illegal;
         for plan in plans {
             let (backend, config) = (plan.backend().name(), plan.config().to_string());
             bar.set_message(format!("{case} {backend} {config}"));
             let mut subject = Subject::new(&instance, plan);
             let outcome = subject.compute(engine, &layer).and_then(|_| subject.judge(&expected));
-            let wrong = match outcome {
-                Ok(report) if judged(&report, &instance) => {
-                    summary.passed += 1;
-                    continue;
+            match wrong(outcome, &instance) {
+                None => summary.passed += 1,
+                Some((wrong, compared, first)) => {
+                    summary.failed += 1;
+                    let (suite, seed) = (case.suite.to_string(), args.seed);
+                    let (case, why) = (case.to_string(), case.why);
+                    summary.failures.push(Wrong { suite, case, why, backend, config, seed, wrong, compared, first });
                 }
-                Ok(Report { failures, compared, first, .. }) => {
-                    (failures, compared, first.map_or_else(|| "nothing was compared".into(), |first| first.to_string()))
-                }
-                Err(error) => (0, 0, error.to_string()),
-            };
-            summary.failed += 1;
-            summary.failures.push(Wrong {
-                suite: case.suite.to_string(),
-                case: case.to_string(),
-                why: case.why,
-                backend,
-                config,
-                seed: args.seed,
-                wrong: wrong.0,
-                compared: wrong.1,
-                first: wrong.2,
-            });
+            }
         }
     }
     Ok(())
+}
+
+/// How many elements are wrong, of how many, and the first of them; nothing if all is well.
+fn wrong(outcome: Result<Report>, instance: &Instance) -> Option<(usize, usize, String)> {
+    match outcome {
+        Ok(report) if judged(&report, instance) => None,
+        Ok(Report { failures, compared, first, .. }) => {
+            Some((failures, compared, first.map_or_else(|| "nothing was compared".into(), |first| first.to_string())))
+        }
+        Err(error) => Some((0, 0, error.to_string())),
+    }
 }
 
 /// Whether a report says that all is well, and that anything was looked at where there was something.
@@ -176,16 +213,22 @@ fn judged(report: &Report, instance: &Instance) -> bool {
     report.passed() && (report.compared > 0) == something
 }
 
-/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal.
-fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<(Vec<Plan>, usize)> {
+/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal; or why the
+/// backend refuses the case whatever the configuration.
+fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Result<(Vec<Plan>, usize), String>> {
     let plan = |request: &Request| Plan::best(problem.clone(), engine.backends(), request, engine.threads());
+    let planned = match plan(&Request::default()) {
+        Ok(planned) => planned,
+        Err(hammerhead::Error::Illegal { reason, .. }) => return Ok(Err(reason)),
+        Err(error) => return Err(error.into()),
+    };
     if !args.config.is_empty() {
         let plans: Result<Vec<Plan>> = args.config.iter().map(|request| Ok(plan(request)?)).collect();
-        return Ok((plans?, 0));
+        return Ok(Ok((plans?, 0)));
     }
-    let mut plans: Vec<Plan> = vec![plan(&Request::default())?];
+    let mut plans: Vec<Plan> = vec![planned];
     let mut illegal = 0;
-    for request in requests(args.full || problem.flops() <= SMALL) {
+    for request in requests(args.full || problem.flops() <= SMALL).into_iter().chain(own_sizes(engine, problem)) {
         // A configuration that some backend cannot run for some problem is not a failure of that backend.
         match plan(&request) {
             Ok(new) if plans.iter().all(|old| way(old) != way(&new)) => plans.push(new),
@@ -193,7 +236,16 @@ fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<(Vec<Plan>, 
             Err(_) => illegal += 1,
         }
     }
-    Ok((plans, illegal))
+    Ok(Ok((plans, illegal)))
+}
+
+/// Some of the sizes that a backend has of its own, where it has not those of the CPU's.
+fn own_sizes(engine: &Engine, problem: &Problem) -> Vec<Request> {
+    let backend = engine.backends()[0];
+    if backend.layout() == LAYOUT {
+        return Vec::new();
+    }
+    backend.candidates(problem, engine.threads()).into_iter().step_by(5).map(Request::from).collect()
 }
 
 fn way(plan: &Plan) -> (&'static str, Config) {
@@ -232,7 +284,10 @@ fn tell(args: &Args, summary: &Summary) -> Result<()> {
             "FAILED: {suite} {case} ({why}) on {backend} with {config}, seed {seed}: {wrong} of {compared} wrong; {first}\n"
         );
     }
-    let Summary { passed, failed, illegal, backends, seed, .. } = summary;
+    let Summary { passed, failed, illegal, refused, refusal, backends, seed, .. } = summary;
+    if let Some(refusal) = refusal {
+        text += &format!("not tried: {refused} cases that a backend refuses, the first because {refusal}\n");
+    }
     if *illegal > 0 {
         text += &format!("not tried: {illegal} configurations that a backend calls illegal for a case\n");
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Expected, GATES, Group, OUTPUTS, Operand, Random, STRATEGIES, backends, write_problem};
+use common::{Expected, GATES, Group, OUTPUTS, Operand, Random, backends, strategies, write_problem};
 use format::tensors::Dtype;
 
 /// A group of NVFP4 operands, or with activations of another type.
@@ -17,16 +17,14 @@ fn group(random: &mut Random, (m, n, k): (usize, usize, usize), activation: Opti
     Group { a, b1, b2 }
 }
 
-/// What is planned, and a tile that cuts the problem.
-const CUTS: [&str; 2] = ["", ",tile=16x32,depth=64,stages=3"];
-
-/// Every backend and strategy, with these cuts.
-fn configurations(cuts: &[&str]) -> Vec<[String; 4]> {
+/// Every backend and strategy that it has: as planned, and if asked also in a tile that cuts the problem.
+fn configurations(cut: bool) -> Vec<[String; 4]> {
     let mut all = Vec::new();
     for backend in backends() {
-        for strategy in STRATEGIES {
-            for cut in cuts {
-                let config = format!("strategy={strategy}{cut}");
+        let (strategies, tile) = strategies(backend);
+        for strategy in strategies {
+            for tile in ["", tile].into_iter().take(if cut { 2 } else { 1 }) {
+                let config = format!("strategy={strategy}{tile}");
                 all.push(["--backend".into(), backend.into(), "--config".into(), config]);
             }
         }
@@ -34,12 +32,12 @@ fn configurations(cuts: &[&str]) -> Vec<[String; 4]> {
     all
 }
 
-fn check(groups: &[Group], alone: bool, gate: &'static str, outputs: &[&str], cuts: &[&str]) {
+fn check(groups: &[Group], alone: bool, gate: &'static str, outputs: &[&str], cut: bool) {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("problem.safetensors");
     write_problem(&input, groups, alone);
     let expected = Expected::new(&input, groups, alone, gate);
-    for configuration in configurations(cuts) {
+    for configuration in configurations(cut) {
         let more: Vec<&str> = configuration.iter().map(String::as_str).collect();
         outputs.iter().for_each(|out| expected.assert_computed(out, &more));
     }
@@ -49,7 +47,7 @@ fn check(groups: &[Group], alone: bool, gate: &'static str, outputs: &[&str], cu
 fn odd_shapes_are_computed_exactly_enough() {
     let mut random = Random(1);
     for shape in [(1, 1, 16), (17, 129, 48), (3, 100, 208), (40, 33, 80), (0, 8, 32), (129, 15, 1040)] {
-        check(&[group(&mut random, shape, None, true)], true, "silu", &["f32"], &CUTS);
+        check(&[group(&mut random, shape, None, true)], true, "silu", &["f32"], true);
     }
 }
 
@@ -60,7 +58,7 @@ fn every_gate_goes_with_every_activation_and_output_type() {
         for activation in [None, Some(Dtype::F16), Some(Dtype::BF16), Some(Dtype::F32)] {
             let group = group(&mut random, (18, 35, 112), activation, gate != "none");
             // How a problem is cut is no business of its types.
-            check(&[group], true, gate, &OUTPUTS, &CUTS[..1]);
+            check(&[group], true, gate, &OUTPUTS, false);
         }
     }
 }
@@ -72,7 +70,7 @@ fn every_group_of_a_ragged_problem_has_its_own_sizes() {
         let shapes = [(5, 40, 64), (0, 17, 16), (33, 100, 208), (1, 129, 48)];
         let groups: Vec<Group> = shapes.map(|shape| group(&mut random, shape, activation, true)).to_vec();
         for gate in ["silu", "gpt-oss"] {
-            check(&groups, false, gate, &["f16"], &CUTS);
+            check(&groups, false, gate, &["f16"], true);
         }
     }
 }
@@ -81,7 +79,7 @@ fn every_group_of_a_ragged_problem_has_its_own_sizes() {
 fn more_than_ten_groups_keep_their_numbers() {
     let mut random = Random(4);
     let groups: Vec<Group> = (0..12).map(|m| group(&mut random, (m, 20, 32), None, false)).collect();
-    check(&groups, false, "none", &["f32"], &CUTS);
+    check(&groups, false, "none", &["f32"], true);
 }
 
 #[test]
@@ -90,7 +88,7 @@ fn a_global_scale_that_is_absent_is_one() {
     let mut group = group(&mut random, (4, 9, 32), None, true);
     group.a.global = None;
     group.b2.as_mut().unwrap().global = None;
-    check(&[group], true, "silu", &["f32"], &CUTS);
+    check(&[group], true, "silu", &["f32"], true);
 }
 
 #[test]

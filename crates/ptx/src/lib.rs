@@ -132,4 +132,5 @@ pub use check::{Place, Rule, SHARED_LIMIT, Violation};
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
 pub use kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
+pub use print::module;
 pub use types::*;

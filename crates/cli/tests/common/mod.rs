@@ -52,7 +52,21 @@ pub fn backends() -> Vec<&'static str> {
     hammerhead::backend::all().iter().filter(|b| b.available().is_ok()).map(|b| b.name()).collect()
 }
 
-pub const STRATEGIES: [&str; 4] = ["two-pass", "sequential", "interleaved", "ping-pong"];
+/// Those of them that compute on the CPU themselves.
+pub fn cpu_backends() -> Vec<&'static str> {
+    let on_cpu = |name: &&str| hammerhead::backend::by_name(name).unwrap().layout() == hammerhead::cpu::LAYOUT;
+    backends().into_iter().filter(on_cpu).collect()
+}
+
+/// The strategies that a backend is tried with, and a tile that cuts a problem: all of them on the CPU, and on GPUs the one
+/// that their kernels have, in a tile that those can be cut to.
+pub fn strategies(backend: &str) -> (&'static [&'static str], &'static str) {
+    if cpu_backends().contains(&backend) {
+        return (&["two-pass", "sequential", "interleaved", "ping-pong"], ",tile=16x32,depth=64,stages=3");
+    }
+    (&["two-pass"], ",tile=16x64,depth=64,stages=3")
+}
+
 pub const GATES: [&str; 4] = ["silu", "gelu-tanh", "gpt-oss", "none"];
 pub const OUTPUTS: [&str; 3] = ["f16", "bf16", "f32"];
 

@@ -5,13 +5,15 @@
 //! of those kernels and `model` says which configurations are legal and what they should cost.
 //!
 //! Two devices run the launches: `cuda` through the driver (`driver`), and `simulated` on the CPU, instruction by
-//! instruction, which needs no GPU and finds faults that a GPU would hide. The simulator is behind the feature `sim`: it
+//! instruction, which needs no GPU and finds faults that a GPU would hide; `mutations` proves that it does. The simulator is behind the feature `sim`: it
 //! serves tests and the command line, and a program that embeds this crate should not have to build it.
 
 pub mod cuda;
 pub mod driver;
 pub mod join;
 mod model;
+#[cfg(feature = "sim")]
+pub mod mutations;
 pub mod pack;
 #[cfg(feature = "sim")]
 pub mod simulated;

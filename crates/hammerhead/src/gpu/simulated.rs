@@ -2,7 +2,7 @@
 //!
 //! It runs exactly what `cuda` runs, launch for launch, on a machine that has no GPU, under a schedule that the simulator
 //! makes as awkward as the machine's rules allow, and stops at the first race, deadlock or stray access. It is there to
-//! test kernels, not to be fast: problems beyond a few thousand tile steps are refused.
+//! test kernels, not to be fast: problems beyond a thousand tile steps are refused.
 //!
 //! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is the
 //! private joint between `two_pass` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
@@ -23,7 +23,7 @@ pub const NAME: &str = "sim";
 /// The name of its weights' layout.
 pub const LAYOUT: &str = "64x64 chunks for the simulator";
 /// Steps of one block over 64 of K that a problem may take.
-const MOST_STEPS: usize = 4096;
+const MOST_STEPS: usize = 1024;
 
 /// The simulator, under one schedule.
 #[derive(Clone, Copy, Debug)]

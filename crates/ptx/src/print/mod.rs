@@ -10,14 +10,30 @@ use std::fmt::Write as _;
 
 use crate::instr::{Control, Instr, Op, RegisterChange};
 use crate::kernel::{Kernel, ParamType, PhaseId};
-use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space};
+use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space, Target};
 
 /// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";
 
+/// Kernels for one target as one PTX module. Their names must differ.
+pub fn module(target: Target, kernels: &[Kernel]) -> String {
+    let mut text = String::new();
+    line(&mut text, &format!(".version 9.0\n.target {}\n.address_size 64\n", target.name()));
+    let shared = kernels.iter().filter(|kernel| kernel.shared_bytes() > 0);
+    if let Some(align) = shared.map(Kernel::shared_align).max() {
+        line(&mut text, &format!(".extern .shared .align {align} .b8 {SHARED}[];\n"));
+    }
+    text + &kernels.iter().map(Kernel::entry).collect::<Vec<_>>().join("\n")
+}
+
 impl Kernel {
     /// The kernel as a PTX module of its own.
     pub fn to_ptx(&self) -> String {
+        module(self.target, std::slice::from_ref(self))
+    }
+
+    /// The kernel as an entry of a module.
+    fn entry(&self) -> String {
         let mut text = String::new();
         self.header(&mut text);
         self.declarations(&mut text);
@@ -58,11 +74,6 @@ impl Kernel {
     }
 
     fn header(&self, text: &mut String) {
-        let target = self.target.name();
-        line(text, &format!(".version 9.0\n.target {target}\n.address_size 64\n"));
-        if self.shared_bytes() > 0 {
-            line(text, &format!(".extern .shared .align {} .b8 {SHARED}[];\n", self.shared_align()));
-        }
         let params: Vec<String> = self.params.iter().map(|param| param_declaration(&param.name, param.ty)).collect();
         line(text, &format!(".visible .entry {}({})", self.name, params.join(",")));
         line(text, &format!(".reqntid {}", self.launch.threads));

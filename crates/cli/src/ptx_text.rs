@@ -1,0 +1,136 @@
+//! `hammerhead ptx`: the GPU kernels that a problem would run, as PTX, with what they take of the machine.
+//!
+//! Neither a GPU nor a driver is needed. The report stands in the text itself, as comments, so that it stays with it; what the
+//! kernels say of themselves comes first, then what NVIDIA's assembler makes of them, where it is at hand.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, ValueEnum};
+use hammerhead::backend::Backend;
+use hammerhead::{Activation, Gate, Output, Plan, Problem, Request, Shape, gpu};
+use ptx::assemble::Assembler;
+use ptx::{Bank, Kernel, Target};
+
+use crate::{Result, console, files};
+
+/// Print the GPU kernels that a problem would run
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Print the GPU kernels that a problem would run, as one PTX module in the order in which they run, with \
+    what they take of the machine as comments: threads, shared memory and registers as declared, and, where NVIDIA's \
+    assembler is found (the environment variable HAMMERHEAD_PTXAS, else `ptxas` on the path), registers, spills and \
+    warnings as assembled. No GPU and no driver is needed.\n\n\
+    Examples:\n  \
+    hammerhead ptx\n  \
+    hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --out bf16\n  \
+    hammerhead ptx --arch sm_90a --config tile=64x128,stages=4 --output kernels.ptx"
+)]
+pub struct Args {
+    /// The GPU architecture
+    #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
+    arch: Arch,
+    /// The problem's tokens, columns and K
+    #[arg(long, value_name = "MxNxK", default_value = "256x4096x7168", value_parser = shape)]
+    shape: Shape,
+    /// Ask for a configuration, any part of strategy=two-pass, tile=TOKENSxCOLUMNS, depth=64, stages=N; the rest is
+    /// planned
+    #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
+    config: Request,
+    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none
+    #[arg(long, value_name = "NAME", default_value = "silu")]
+    gate: Gate,
+    /// The element type of the result: f16, bf16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    out: Output,
+    /// Write to this file instead of stdout
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// An architecture that there are kernels for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Arch {
+    /// Hopper: H100, H200, GH200
+    #[value(name = "sm_90a")]
+    Sm90a,
+}
+
+/// Reads tokens, columns and K.
+fn shape(text: &str) -> Result<Shape, String> {
+    let sides: Vec<usize> = text.split(['x', '×']).map_while(|side| side.parse().ok()).collect();
+    match sides[..] {
+        [m, n, k] if text.split(['x', '×']).count() == 3 => Ok(Shape { m, n, k }),
+        _ => Err("write tokens, columns and K as MxNxK, for example 256x4096x7168".to_owned()),
+    }
+}
+
+/// Does the command.
+pub fn ptx(args: &Args) -> Result<()> {
+    let Arch::Sm90a = args.arch;
+    let problem = Problem::new(vec![args.shape], args.gate, Activation::F16, args.out)?;
+    let backend: &'static dyn Backend = &gpu::Cuda;
+    let plan = Plan::best(problem, &[backend], &args.config, 1)?;
+    let kernels = gpu::kernels(plan.problem(), plan.config())?;
+    let (problem, config) = (plan.problem(), plan.config());
+    let Shape { m, n, k } = args.shape;
+    // The assembler takes ASCII only, also in comments.
+    let mut text = format!("// {m}x{n}x{k}, gate {}, result {}: {config}\n//\n", problem.gate(), problem.output());
+    text.extend(kernels.iter().map(declared));
+    text += "//\n";
+    text += &assembled(&kernels)?;
+    text += "\n";
+    text += &ptx::module(Target::Sm90a, &kernels);
+    match &args.output {
+        Some(path) => files::write_report(path, &text),
+        None => console::print(&text),
+    }
+}
+
+/// What a kernel says of itself.
+fn declared(kernel: &Kernel) -> String {
+    let registers = [(Bank::Pred, "predicates"), (Bank::B16, "of 16 bits"), (Bank::B32, "of 32"), (Bank::B64, "of 64")]
+        .map(|(bank, name)| format!("{} {name}", kernel.register_count(bank)));
+    let mut text = format!(
+        "// {}: {} threads a block, {} bytes of shared memory, {} instructions\n//   declares registers: {}\n",
+        kernel.name,
+        kernel.launch.threads,
+        kernel.shared_bytes(),
+        kernel.body.len(),
+        registers.join(", ")
+    );
+    for region in &kernel.shared {
+        text += &format!("//   shared {}: {} bytes at {}\n", region.name, region.bytes, region.offset);
+    }
+    text
+}
+
+/// What the assembler makes of the kernels, or why it was not asked.
+fn assembled(kernels: &[Kernel]) -> Result<String> {
+    let assembler = match Assembler::find(None) {
+        Ok(assembler) => assembler,
+        Err(error) => return Ok(format!("// not assembled: {error}\n")),
+    };
+    let mut text = String::new();
+    for kernel in kernels {
+        let report = assembler.assemble(kernel).map_err(hammerhead::Error::from)?;
+        text += &format!("// {} assembled: {}\n", kernel.name, report.to_string().replace('\n', "\n//   "));
+        if let Err(error) = report.check(kernel) {
+            text += &format!("//   {error}\n");
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_is_three_numbers() {
+        assert_eq!(shape("1x2x48"), Ok(Shape { m: 1, n: 2, k: 48 }));
+        assert_eq!(shape("1×2×48"), Ok(Shape { m: 1, n: 2, k: 48 }));
+        for wrong in ["", "1x2", "1x2x3x4", "1x2x3xfour", "axbxc", "1x2x-3"] {
+            assert!(shape(wrong).is_err(), "{wrong}");
+        }
+    }
+}
