@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ptx::Kernel;
+use ptx::instr::{Barrier, Memory};
+use ptx::{Kernel, Op};
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::Knowledge;
@@ -37,6 +38,9 @@ pub(crate) struct Core<'k> {
 
 /// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
 const PATIENCE: u64 = 400_000;
+
+/// Instructions without any change after which a warp's turn ends.
+const POLL: u64 = 256;
 
 /// Visible steps remembered per block.
 const MEMORY_OF_STEPS: usize = 6;
@@ -214,7 +218,7 @@ impl Core<'_> {
                     Ok(())
                 };
             }
-            match self.chooser.choose(ready.len(), cluster.jobs.len()) {
+            match self.chooser.choose(ready.len(), cluster.jobs.len(), (self.idle / POLL) as usize) {
                 Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
                 Choice::Complete(chosen) => {
                     let job = cluster.jobs.remove(chosen);
@@ -259,7 +263,7 @@ impl Core<'_> {
                 let kind = FaultKind::NoProgress { steps: PATIENCE };
                 break Err(self.raise(cluster, rank, index, mask, pc, kind));
             }
-            if self.idle.is_multiple_of(256) {
+            if self.idle.is_multiple_of(POLL) {
                 // A warp that polls must not keep the others from their turn.
                 break Ok(());
             }
@@ -343,6 +347,11 @@ impl Core<'_> {
     }
 }
 
+/// Whether an instruction changes nothing for others: a loop of these is no progress.
+fn looks_only(op: &Op) -> bool {
+    matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
+}
+
 impl Exec<'_, '_> {
     /// Executes one instruction; says whether others can see what it did.
     fn step(&mut self) -> Result<bool, FaultKind> {
@@ -379,7 +388,7 @@ impl Exec<'_, '_> {
             Flow::Exit => self.warp.live &= !acting,
             _ => {}
         }
-        if visible && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
+        if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
         Ok(visible)

@@ -134,6 +134,16 @@ impl Observer<'_> {
     }
 }
 
+impl Observer<'_> {
+    /// Whether the marked read was made by lanes that all execute this instruction, too: what comes after this one comes
+    /// after that one. (Counting all lanes of this instruction as readers errs on the side of a race.)
+    fn supersedes(&self, log: &Log, mark: Mark) -> bool {
+        let (old, new) = (log.get(mark.record()), log.get(self.record));
+        let who = if mark.lane() == EVERY_LANE { old.lanes } else { 1 << mark.lane() };
+        !old.detached && !new.detached && (old.cluster, old.slot) == (new.cluster, new.slot) && who & !new.lanes == 0
+    }
+}
+
 /// The other side of a race.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
@@ -192,7 +202,7 @@ impl Shadow {
             }
             if cell.read.is_none() || cell.read == mark {
                 cell.read = mark;
-            } else if cell.read.record() == mark.record() {
+            } else if cell.read.record() == mark.record() || who.supersedes(log, cell.read) {
                 cell.read = Mark::new(who.record, None);
             } else if who.knows(log, cell.read, true) {
                 cell.read = mark;
