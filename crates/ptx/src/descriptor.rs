@@ -188,11 +188,17 @@ pub struct BlockScaledShape {
 
 impl BlockScaledShape {
     const E2M1: u32 = 1 << 7 | 1 << 10;
+    /// Why there is no half-height tile.
+    pub(crate) const NO_64_ROWS: &str = "128 rows: kind::mxf4nvf4 fills all 128 lanes of tensor memory, 64 rows do not \
+        exist for it; pad the tile, or swap A and B so that the short side is N";
 
     /// The 32 bits the hardware reads.
     pub fn encode(self) -> Result<u32, Error> {
         let field = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
         let BlockScaledShape { m, n, scale_a_id, scale_b_id } = self;
+        if m == 64 {
+            return field("tcgen05 block-scaled M", m, Self::NO_64_ROWS);
+        }
         if m != 128 && m != 256 {
             return field("tcgen05 block-scaled M", m, "128, or 256 for a pair of blocks");
         }

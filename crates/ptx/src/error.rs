@@ -1,8 +1,10 @@
-//! What can be wrong with a kernel, said in the words of whoever has to put it right.
+//! What can be wrong with a kernel, or with the assembler it is given to, said in the words of whoever has to put it right.
 
 use thiserror::Error;
 
-/// Why a kernel was refused.
+use crate::check::Violation;
+
+/// Why a kernel was refused, or could not be assembled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Error {
     /// Two parameters or two regions of shared memory have the same name.
@@ -37,20 +39,6 @@ pub enum Error {
         /// Where.
         phase: String,
     },
-    /// A label was placed twice, or in another's place.
-    #[error("phase {phase:?}: label {label} is placed twice")]
-    LabelPlacedTwice {
-        /// Where.
-        phase: String,
-        /// The label's number.
-        label: u32,
-    },
-    /// A branch goes to a label that is nowhere in the body.
-    #[error("a branch goes to label {label}, which is never placed")]
-    LabelMissing {
-        /// The label's number.
-        label: u32,
-    },
     /// A matrix descriptor or tensor map field cannot be encoded.
     #[error("{what} is {found}; the hardware wants {wanted}")]
     Field {
@@ -61,4 +49,55 @@ pub enum Error {
         /// What it must be.
         wanted: &'static str,
     },
+    /// There is no assembler, or it does not run.
+    #[error(
+        "{tried} does not run; install it with `pip install nvidia-cuda-nvcc==13.0.*` and set HAMMERHEAD_PTXAS to its \
+         nvidia/cu13/bin/ptxas"
+    )]
+    NoAssembler {
+        /// What was tried.
+        tried: String,
+    },
+    /// Files around the assembler could not be written or read.
+    #[error("kernel {kernel} could not be handed to the assembler: {reason}; is the temporary folder writable?")]
+    AssemblerIo {
+        /// The kernel.
+        kernel: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// The assembler refuses the kernel.
+    #[error("ptxas refuses kernel {kernel}:\n{lines}")]
+    Assembly {
+        /// The kernel.
+        kernel: String,
+        /// The assembler's own words.
+        lines: String,
+    },
+    /// The kernel needs more registers than it has.
+    #[error(
+        "kernel {kernel} spills {stores} bytes out and {loads} in with {registers} registers; use a smaller tile, fewer \
+         live values, or a larger register budget"
+    )]
+    Spills {
+        /// The kernel.
+        kernel: String,
+        /// Bytes written.
+        stores: u32,
+        /// Bytes read.
+        loads: u32,
+        /// Registers per thread.
+        registers: u32,
+    },
+    /// The assembler gave up on running multiplications asynchronously.
+    #[error("kernel {kernel} loses its overlap: {warning}")]
+    Serialized {
+        /// The kernel.
+        kernel: String,
+        /// The assembler's own words.
+        warning: String,
+    },
+    /// The kernel breaks a rule of the hardware.
+    #[error("{0}")]
+    Illegal(Box<Violation>),
 }

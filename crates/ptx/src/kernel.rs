@@ -9,6 +9,7 @@
 //! `labels()[target]` on a taken branch, until it meets `Exit`; the builder ends every kernel with one. Lanes of a warp that
 //! diverged meet again when those behind catch up: run the lanes with the smallest program counter first.
 
+use crate::check::{Rule, Violation};
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op};
 use crate::types::{Bank, DataType, Target};
@@ -133,7 +134,10 @@ impl Kernel {
                 _ => {}
             }
         }
-        let missing = |number: usize| Error::LabelMissing { label: number as u32 };
+        let missing = |number: usize| {
+            let rule = Rule::LabelMissing { label: number as u32 };
+            Error::Illegal(Box::new(Violation { kernel: self.name.clone(), place: None, rule }))
+        };
         places.into_iter().enumerate().map(|(number, place)| place.ok_or_else(|| missing(number))).collect()
     }
 

@@ -21,6 +21,16 @@ pub enum Target {
     Sm100a,
 }
 
+impl Target {
+    /// As PTX and its assembler spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Sm90a => "sm_90a",
+            Target::Sm100a => "sm_100a",
+        }
+    }
+}
+
 /// A bank of registers: all of one width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bank {

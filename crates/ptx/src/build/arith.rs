@@ -301,6 +301,16 @@ impl Builder {
         self.compare(Comparison::Lt, a, b)
     }
 
+    /// a ≤ b.
+    pub fn le<T: Number>(&mut self, a: Reg<T>, b: impl Into<Value<T>>) -> Pred {
+        self.compare(Comparison::Le, a, b)
+    }
+
+    /// a > b.
+    pub fn gt<T: Number>(&mut self, a: Reg<T>, b: impl Into<Value<T>>) -> Pred {
+        self.compare(Comparison::Gt, a, b)
+    }
+
     /// a ≥ b.
     pub fn ge<T: Number>(&mut self, a: Reg<T>, b: impl Into<Value<T>>) -> Pred {
         self.compare(Comparison::Ge, a, b)

@@ -1,4 +1,4 @@
-//! Asynchronous copies. What these methods leave out (policies, multicast of a bulk copy) goes through
+//! Asynchronous copies. What these methods leave out (a tensor copy that signals the other block of a pair) goes through
 //! [`Builder::emit`].
 
 use super::Builder;
@@ -41,9 +41,15 @@ impl Builder {
     }
 
     /// Copies shared bytes to global memory, as part of the current bulk group.
-    pub fn bulk_store(&mut self, dst: Addr<Global>, src: Addr<Shared>, bytes: impl Into<Value<U32>>) {
+    pub fn bulk_store(
+        &mut self,
+        dst: Addr<Global>,
+        src: Addr<Shared>,
+        bytes: impl Into<Value<U32>>,
+        policy: Option<Reg<CachePolicy>>,
+    ) {
         let (dst, src, bytes) = (dst.address(), src.address(), bytes.into().operand());
-        self.emit(AsyncCopy::BulkStore { dst, src, bytes, policy: None });
+        self.emit(AsyncCopy::BulkStore { dst, src, bytes, policy: policy.map(Reg::id) });
     }
 
     /// Copies this block's shared bytes to another block's; `bar`, in that block, counts them.
@@ -84,9 +90,15 @@ impl Builder {
     }
 
     /// Copies a box of shared memory to a tensor, as part of the current bulk group.
-    pub fn tensor_store(&mut self, map: Reg<TensorMapAddress>, coords: &[Value<S32>], src: Addr<Shared>) {
+    pub fn tensor_store(
+        &mut self,
+        map: Reg<TensorMapAddress>,
+        coords: &[Value<S32>],
+        src: Addr<Shared>,
+        policy: Option<Reg<CachePolicy>>,
+    ) {
         let (map, coords, src) = (map.id(), operands(coords), src.address());
-        self.emit(AsyncCopy::TensorStore { map, coords, src, policy: None });
+        self.emit(AsyncCopy::TensorStore { map, coords, src, policy: policy.map(Reg::id) });
     }
 
     /// Brings a box of a tensor into L2.

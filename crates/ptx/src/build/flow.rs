@@ -4,7 +4,6 @@
 //! first label after the structure.
 
 use super::Builder;
-use crate::error::Error;
 use crate::instr::{Control, Label, RegisterChange};
 use crate::types::{Operand, Pred, Reg, U32, Value};
 
@@ -17,11 +16,6 @@ impl Builder {
 
     /// Places a label here.
     pub fn place(&mut self, label: Label) {
-        if self.placed.contains(&label) {
-            let phase = self.kernel.phase_path(self.phase);
-            self.refuse(Error::LabelPlacedTwice { phase, label: label.0 });
-        }
-        self.placed.push(label);
         self.emit(Control::Label(label));
     }
 

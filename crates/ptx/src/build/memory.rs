@@ -1,7 +1,7 @@
 //! Loads, stores and atomics.
 
 use super::Builder;
-use crate::instr::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
+use crate::instr::{AtomicOp, LoadOrder, Memory, Semantics, StoreOrder, Width};
 use crate::types::{Addr, Bank, InSpace, Reg, RegId, Scope, Type, U32, Value};
 
 fn width<T: Type>() -> Width {
@@ -70,28 +70,46 @@ impl Builder {
         self.emit(Memory::Store { space, order, width: width::<T>(), srcs: ids(&values), addr });
     }
 
-    /// Adds to memory atomically, and returns what was there.
+    /// Adds to memory atomically, and returns what was there. Orders nothing else.
     pub fn atomic_add<T: Type, S: InSpace>(&mut self, scope: Scope, addr: Addr<S>, a: impl Into<Value<T>>) -> Reg<T> {
+        self.atomic(AtomicOp::Add, Semantics::Relaxed, scope, addr, a)
+    }
+
+    /// Changes memory atomically, and returns what was there. An ordered one both publishes what came before it and sees
+    /// what others published.
+    pub fn atomic<T: Type, S: InSpace>(
+        &mut self,
+        op: AtomicOp,
+        sem: Semantics,
+        scope: Scope,
+        addr: Addr<S>,
+        a: impl Into<Value<T>>,
+    ) -> Reg<T> {
         let dst = self.register::<T>();
-        self.atomic::<T, S>(scope, addr, a.into(), Some(dst.id()));
+        self.emit(Memory::Atomic {
+            space: S::SPACE,
+            op,
+            ty: T::DATA,
+            acq_rel: sem == Semantics::Ordered,
+            scope,
+            dst: Some(dst.id()),
+            addr: addr.address(),
+            a: a.into().operand(),
+        });
         dst
     }
 
-    /// Adds to memory atomically.
+    /// Adds to memory atomically. Orders nothing else.
     pub fn reduce_add<T: Type, S: InSpace>(&mut self, scope: Scope, addr: Addr<S>, a: impl Into<Value<T>>) {
-        self.atomic::<T, S>(scope, addr, a.into(), None);
-    }
-
-    fn atomic<T: Type, S: InSpace>(&mut self, scope: Scope, addr: Addr<S>, a: Value<T>, dst: Option<RegId>) {
         self.emit(Memory::Atomic {
             space: S::SPACE,
             op: AtomicOp::Add,
             ty: T::DATA,
             acq_rel: false,
             scope,
-            dst,
+            dst: None,
             addr: addr.address(),
-            a: a.operand(),
+            a: a.into().operand(),
         });
     }
 }

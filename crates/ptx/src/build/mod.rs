@@ -14,10 +14,10 @@ mod warp;
 
 pub use arith::{Convert, Float, Integer, Number, PackedPair};
 pub use copy::CopyOptions;
-pub use tensor_core::{MatrixOperand, Multiply};
+pub use tensor_core::{MatrixOperand, Multiply, WgmmaOptions};
 
 use crate::error::Error;
-use crate::instr::{Arith, Guard, Instr, Label, Op};
+use crate::instr::{Arith, Guard, Instr, Op};
 use crate::kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
 use crate::types::{Addr, Pred, Reg, Shared, Target, TensorMapAddress, Type, U32, U64};
 
@@ -28,7 +28,6 @@ pub struct Builder {
     phase: PhaseId,
     guard: Option<Guard>,
     labels: u32,
-    placed: Vec<Label>,
     refused: Option<Error>,
 }
 
@@ -84,20 +83,20 @@ impl Builder {
             phases: vec![Phase { name: name.into(), parent: None }],
             body: Vec::new(),
         };
-        let mut builder =
-            Builder { kernel, phase: PhaseId(0), guard: None, labels: 0, placed: Vec::new(), refused: None };
+        let mut builder = Builder { kernel, phase: PhaseId(0), guard: None, labels: 0, refused: None };
         builder.check_name(name);
         builder
     }
 
-    /// Ends the kernel with an `exit` and hands it over, unless something in it was refused.
+    /// Ends the kernel with an `exit` and hands it over, unless something in it was refused or [`Kernel::check`] finds
+    /// that the hardware would.
     pub fn finish(mut self) -> Result<Kernel, Error> {
         self.phase = PhaseId(0);
         self.exit();
         match self.refused {
             Some(error) => Err(error),
             None => {
-                self.kernel.labels()?;
+                self.kernel.check()?;
                 Ok(self.kernel)
             }
         }

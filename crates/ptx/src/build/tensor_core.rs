@@ -18,6 +18,19 @@ pub enum MatrixOperand {
     Bf16([Reg<Bf16x2>; 4]),
     /// K-major in shared memory.
     Shared(WgmmaElement, Reg<WgmmaMatrix>),
+    /// M-major in shared memory.
+    SharedTransposed(WgmmaElement, Reg<WgmmaMatrix>),
+}
+
+/// What a warpgroup multiplication does beyond the ordinary.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WgmmaOptions {
+    /// Use −A.
+    pub negate_a: bool,
+    /// Use −B.
+    pub negate_b: bool,
+    /// B is N-major instead of K-major.
+    pub transpose_b: bool,
 }
 
 /// The operands of a block-scaled multiplication.
@@ -61,10 +74,25 @@ impl Builder {
 
     /// Starts D = A·B (+ D) with K-major B; there are as many columns as twice the accumulators.
     pub fn wgmma(&mut self, d: &[Reg<F32>], a: MatrixOperand, b: Reg<WgmmaMatrix>, accumulate: Accumulate) {
+        self.wgmma_as(WgmmaOptions::default(), d, a, b, accumulate);
+    }
+
+    /// Like [`Builder::wgmma`], with signs or the layout of B changed.
+    pub fn wgmma_as(
+        &mut self,
+        options: WgmmaOptions,
+        d: &[Reg<F32>],
+        a: MatrixOperand,
+        b: Reg<WgmmaMatrix>,
+        accumulate: Accumulate,
+    ) {
         let (element, a) = match a {
             MatrixOperand::F16(regs) => (WgmmaElement::F16, MatrixA::Registers(regs.map(Reg::id))),
             MatrixOperand::Bf16(regs) => (WgmmaElement::Bf16, MatrixA::Registers(regs.map(Reg::id))),
             MatrixOperand::Shared(element, desc) => (element, MatrixA::Shared { desc: desc.id(), transpose: false }),
+            MatrixOperand::SharedTransposed(element, desc) => {
+                (element, MatrixA::Shared { desc: desc.id(), transpose: true })
+            }
         };
         self.emit(Wgmma::Mma {
             n: d.len() as u32 * 2,
@@ -73,9 +101,9 @@ impl Builder {
             a,
             b: b.id(),
             accumulate,
-            negate_a: false,
-            negate_b: false,
-            transpose_b: false,
+            negate_a: options.negate_a,
+            negate_b: options.negate_b,
+            transpose_b: options.transpose_b,
         });
     }
 

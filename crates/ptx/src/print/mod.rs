@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use crate::instr::{Control, Instr, Op, RegisterChange};
 use crate::kernel::{Kernel, ParamType, PhaseId};
-use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space, Target};
+use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space};
 
 /// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";
@@ -58,10 +58,7 @@ impl Kernel {
     }
 
     fn header(&self, text: &mut String) {
-        let target = match self.target {
-            Target::Sm90a => "sm_90a",
-            Target::Sm100a => "sm_100a",
-        };
+        let target = self.target.name();
         line(text, &format!(".version 9.0\n.target {target}\n.address_size 64\n"));
         if self.shared_bytes() > 0 {
             line(text, &format!(".extern .shared .align {} .b8 {SHARED}[];\n", self.shared_align()));

@@ -62,11 +62,12 @@ pub fn kernel() -> Result<Kernel, Error> {
         k.named_sync(1, 128);
         k.if_(first, |k| {
             let at = k.mul_wide_add(rank, 2048, output);
-            k.bulk_store(Addr::of(at), shared.at(0), 2048);
+            let last = k.cache_policy(true);
+            k.bulk_store(Addr::of(at), shared.at(0), 2048, Some(last));
             let map = k.tensor_map_address(tensor);
             let row = k.shl(rank, 3).cast();
             k.tensor_prefetch(map, &[0.into(), row.into()]);
-            k.tensor_store(map, &[0.into(), row.into()], shared.at(0));
+            k.tensor_store(map, &[0.into(), row.into()], shared.at(0), None);
             k.bulk_commit();
             k.bulk_wait_read(0);
             k.bulk_wait(0);

@@ -2,12 +2,12 @@
 //! assembler cannot drop them.
 
 use ptx::instr::{
-    Accumulate, AsyncCopy, Barrier, Fence, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Semantics, ShuffleMode,
-    StoreOrder, VoteMode, Width,
+    Accumulate, AsyncCopy, AtomicOp, Barrier, Fence, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Semantics,
+    ShuffleMode, StoreOrder, VoteMode, WgmmaElement, Width,
 };
 use ptx::{
     Addr, Bf16, Bf16x2, Bool, Builder, Cluster, Error, F16, F16x2, F32, Global, Kernel, Launch, MatrixOperand, Reg,
-    S32, Scope, Shared, Space, SpecialRegister, Target, U16, U32, U64, Value,
+    S32, Scope, Shared, Space, SpecialRegister, Target, U16, U32, U64, Value, WgmmaOptions,
 };
 
 pub fn kernel() -> Result<Kernel, Error> {
@@ -48,7 +48,8 @@ fn integers(k: &mut Builder, thread: Reg<U32>, signed: Reg<S32>) -> Reg<U32> {
     x = k.bit_extract(x, 2, 9);
     let ones = k.count_ones(x);
     let negative = k.shr(signed, 3);
-    let less = k.lt(negative, -5);
+    let (less, more) = (k.le(negative, -5), k.gt(negative, 5));
+    let less = k.either(less, more);
     let wide = k.mul_wide(x, thread);
     let wide = k.add(wide, 0x1_0000_0000u64);
     let [low, high] = k.unpack_words(wide);
@@ -163,6 +164,7 @@ fn memory(k: &mut Builder, at: Reg<U64>, mixed: Reg<U32>) {
     k.store_as(StoreOrder::Release(Scope::Gpu), global.plus(32), [g]);
     k.store_as(StoreOrder::Relaxed(Scope::Cluster), global.plus(36), [h]);
     let old = k.atomic_add::<U32, _>(Scope::Gpu, global, byte);
+    let old = k.atomic(AtomicOp::Max, Semantics::Ordered, Scope::Gpu, global, old);
     k.reduce_add::<F32, _>(Scope::Gpu, global, 1.0);
     let total = k.add(old, half);
     let total = k.add(total, mixed);
@@ -217,6 +219,8 @@ fn fragments(k: &mut Builder, scratch: ptx::SharedRegion, at: Reg<U64>) {
     k.wgmma_fence();
     k.wgmma(&acc, MatrixOperand::F16(halves), b, Accumulate::Replace);
     k.wgmma(&acc, MatrixOperand::Bf16(brains), b, Accumulate::If(again.id()));
+    let options = WgmmaOptions { negate_a: true, negate_b: false, transpose_b: true };
+    k.wgmma_as(options, &acc, MatrixOperand::SharedTransposed(WgmmaElement::F16, b), b, Accumulate::Add);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.store_vector(Addr::<Global>::of(at), acc);

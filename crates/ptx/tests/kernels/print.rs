@@ -1,14 +1,12 @@
 //! Printed kernels are kept as files and compared: a change of the printer shows as a change of text.
 //! `UPDATE_SNAPSHOTS=1 cargo test` writes them anew.
 
-mod kernels;
-
 use std::path::Path;
 
 #[test]
 fn every_kernel_prints_as_recorded() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
-    for (name, kernel) in kernels::all() {
+    for (name, kernel) in crate::all() {
         let text = kernel.unwrap_or_else(|error| panic!("{name}: {error}")).to_ptx();
         let file = folder.join(format!("{name}.ptx"));
         if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {

@@ -1,0 +1,158 @@
+//! Loads, stores, atomics and asynchronous copies: widths, counts, windows, alignment.
+
+use super::{Check, Rule};
+use crate::instr::{AsyncCopy, AtomicOp, LoadOrder, Memory, Width};
+use crate::types::{Address, Bank, DataType, Operand, RegId, Space, Target};
+
+use DataType::{F32, S32, U32, U64};
+
+impl Check<'_> {
+    pub(super) fn memory(&mut self, op: &Memory) {
+        match op {
+            Memory::Load { space, order, width, dsts, addr } => {
+                if matches!(order, LoadOrder::ReadOnly | LoadOrder::Streaming) && *space != Space::Global {
+                    let what = "the source of a read-only load";
+                    self.refuse(Rule::Window { what, found: *space, wanted: "global memory" });
+                }
+                self.access(*space, *width, dsts, *addr);
+            }
+            Memory::Store { space, width, srcs, addr, .. } => self.access(*space, *width, srcs, *addr),
+            Memory::Atomic { space, op, ty, acq_rel, dst, addr, a, .. } => {
+                let types: (&[DataType], _) = match op {
+                    AtomicOp::Add => (&[U32, S32, U64, F32], "U32, S32, U64 and F32"),
+                    AtomicOp::Min | AtomicOp::Max => (&[U32, S32, U64], "U32, S32 and U64"),
+                    AtomicOp::Exchange => (&[U32, U64], "U32 and U64, with the old value returned"),
+                };
+                self.form(&format_args!("atomic {op:?}"), *ty, types);
+                if *op == AtomicOp::Exchange && dst.is_none() {
+                    let op = "atomic Exchange without its old value".into();
+                    self.refuse(Rule::NoSuchForm { op, ty: *ty, wanted: "a result; a store does without" });
+                }
+                if *acq_rel && dst.is_none() {
+                    let op = "acquire-release reduction".into();
+                    self.refuse(Rule::NoSuchForm {
+                        op,
+                        ty: *ty,
+                        wanted: "the old value: without it nothing is acquired",
+                    });
+                }
+                self.operand("the operand", *a, *ty);
+                self.banks("the old value", dst.as_slice(), ty.bank());
+                let bytes = ty.bank().bits() / 8;
+                self.address("the value", *space, *addr, bytes, bytes.into());
+            }
+        }
+    }
+
+    /// A load or store of neighbouring elements.
+    fn access(&mut self, space: Space, width: Width, regs: &[RegId], addr: Address) {
+        self.count("elements in one access", regs.len(), "1, 2 or 4", &[1, 2, 4]);
+        let bytes = regs.len() as u32 * width.bytes();
+        self.value("bytes of one access", bytes.into(), "at most 16", |n| n <= 16);
+        for &reg in regs {
+            let fits = match width {
+                Width::B8 | Width::B16 => reg.bank != Bank::Pred,
+                Width::B32 => reg.bank == Bank::B32,
+                Width::B64 => reg.bank == Bank::B64,
+            };
+            let wanted = match width {
+                Width::B8 | Width::B16 => "a 16-bit register or a wider one",
+                Width::B32 => "a 32-bit register",
+                Width::B64 => "a 64-bit register",
+            };
+            if !fits {
+                self.refuse(Rule::Bank { what: "an element", found: reg, wanted });
+            }
+        }
+        if [1, 2, 4].contains(&regs.len()) {
+            self.address("the accessed memory", space, addr, bytes, bytes.into());
+        }
+    }
+
+    pub(super) fn copy(&mut self, op: &AsyncCopy) {
+        match op {
+            AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy } => {
+                let size = self.bulk_bytes(*bytes);
+                self.address("the destination of a bulk copy", Space::Shared, *dst, size, 16);
+                self.address("the source of a bulk copy", Space::Global, *src, 0, 16);
+                self.options(*bar, *multicast, *policy);
+            }
+            AsyncCopy::BulkStore { dst, src, bytes, policy } => {
+                let size = self.bulk_bytes(*bytes);
+                self.address("the destination of a bulk copy", Space::Global, *dst, 0, 16);
+                self.address("the source of a bulk copy", Space::Shared, *src, size, 16);
+                self.banks("the policy", policy.as_slice(), Bank::B64);
+            }
+            AsyncCopy::BulkToCluster { dst, src, bytes, bar } => {
+                let size = self.bulk_bytes(*bytes);
+                self.address("the destination of a bulk copy", Space::Cluster, *dst, size, 16);
+                self.address("the source of a bulk copy", Space::Shared, *src, size, 16);
+                self.mbarrier(Space::Cluster, *bar);
+            }
+            AsyncCopy::BulkPrefetch { src, bytes } => {
+                self.bulk_bytes(*bytes);
+                self.address("the source of a bulk prefetch", Space::Global, *src, 0, 16);
+            }
+            AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group } => {
+                self.tensor(*map, coords);
+                self.address("the destination of a tensor copy", Space::Shared, *dst, 16, 128);
+                self.options(*bar, *multicast, *policy);
+                if let Some(group) = cta_group {
+                    self.feature("a tensor copy with a cta_group", Target::Sm100a);
+                    self.group(*group);
+                }
+            }
+            AsyncCopy::TensorStore { map, coords, src, policy } => {
+                self.tensor(*map, coords);
+                self.address("the source of a tensor copy", Space::Shared, *src, 16, 128);
+                self.banks("the policy", policy.as_slice(), Bank::B64);
+            }
+            AsyncCopy::TensorPrefetch { map, coords } => self.tensor(*map, coords),
+            AsyncCopy::PrefetchMap { map } => self.bank("the tensor map", *map, Bank::B64),
+            AsyncCopy::CommitGroup | AsyncCopy::WaitGroup { .. } => {}
+            AsyncCopy::StoreAsync { dst, srcs, bar } => {
+                self.count("words in one remote store", srcs.len(), "1, 2 or 4", &[1, 2, 4]);
+                self.banks("a word", srcs, Bank::B32);
+                let bytes = srcs.len() as u32 * 4;
+                let align = u64::from(bytes).next_power_of_two();
+                self.address("the destination of a remote store", Space::Cluster, *dst, bytes, align);
+                self.mbarrier(Space::Cluster, *bar);
+            }
+        }
+    }
+
+    /// The size of a bulk copy: as many bytes as are known to be touched, 16 at least.
+    fn bulk_bytes(&mut self, bytes: Operand) -> u32 {
+        self.word("the size of a bulk copy", bytes, "a positive multiple of 16", |n| n > 0 && n % 16 == 0);
+        match self.known.constant(bytes) {
+            Some(bytes) => bytes as u32,
+            None => {
+                let (modulus, residue) = self.known.residue(bytes, 8);
+                self.aligned("the size of a bulk copy", modulus, residue, 16);
+                16
+            }
+        }
+    }
+
+    fn options(&mut self, bar: Address, multicast: Option<RegId>, policy: Option<RegId>) {
+        self.mbarrier(Space::Shared, bar);
+        self.banks("the multicast mask", multicast.as_slice(), Bank::B16);
+        self.banks("the policy", policy.as_slice(), Bank::B64);
+    }
+
+    fn tensor(&mut self, map: RegId, coords: &[Operand]) {
+        self.bank("the tensor map", map, Bank::B64);
+        let found = coords.len();
+        self.count("coordinates", found, "1 to 5, one per dimension", &[1, 2, 3, 4, 5]);
+        if let Some(param) = self.known.param(map) {
+            let first = *self.ranks.entry(param).or_insert(found);
+            let name = self.kernel.params.get(param.0 as usize).map(|param| param.name.clone());
+            if let Some(name) = name.filter(|_| first != found) {
+                self.refuse(Rule::MixedRanks { name, first, found });
+            }
+        }
+        for &coord in coords {
+            self.operand("a coordinate", coord, DataType::S32);
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! One kernel per family of instructions, generated from tables: operations times types times options, as far as the checker
+//! accepts them. A new form is a new entry of a table. The kernels compute nothing; they are there to be assembled.
+
+use ptx::instr::{
+    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, LoadOrder, LogicOp, MatrixA,
+    Memory, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp, VoteMode,
+    Warp, Wgmma, WgmmaElement, Width,
+};
+use ptx::{
+    Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Instr, Kernel, Label, Launch, Op, Operand,
+    ParamId, PhaseId, RegId, RegisterChange, S32, Scope, Space, SpecialRegister, Target, U16, U32, U64,
+};
+
+/// A family: what it is called, the GPU it is for, and candidates for its forms.
+pub struct Family {
+    pub name: &'static str,
+    pub target: Target,
+    candidates: Vec<Op>,
+}
+
+pub fn all() -> Vec<Family> {
+    let family = |name, target, candidates| Family { name, target, candidates };
+    let hopper = |name, candidates| family(name, Target::Sm90a, candidates);
+    let blackwell = |name, candidates| family(name, Target::Sm100a, candidates);
+    vec![
+        hopper("arithmetic", arithmetic()),
+        hopper("moves", moves()),
+        hopper("memory", memory()),
+        hopper("atomics", atomics()),
+        hopper("warps", warps()),
+        hopper("barriers", barriers()),
+        hopper("copies", copies(&[None])),
+        hopper("wgmma", wgmma()),
+        hopper("control", control()),
+        blackwell("copies", copies(&[None, Some(CtaGroup::One)])),
+        blackwell("paired copies", copies(&[Some(CtaGroup::Two)])),
+        blackwell("tcgen05", tcgen05(CtaGroup::One)),
+        blackwell("paired tcgen05", tcgen05(CtaGroup::Two)),
+        blackwell("barriers", barriers()),
+        blackwell("control", control()),
+    ]
+}
+
+impl Family {
+    /// A kernel of every candidate that the checker accepts.
+    pub fn specimen(&self) -> Kernel {
+        let frame = frame(self.target);
+        let accepted = |op: &Op| with(&frame, std::slice::from_ref(op)).check().is_ok();
+        let forms: Vec<Op> = self.candidates.iter().filter(|op| accepted(op)).cloned().collect();
+        assert!(!forms.is_empty(), "no form of {} is accepted", self.name);
+        with(&frame, &forms)
+    }
+}
+
+/// An empty kernel with registers, parameters, shared memory and one label.
+fn frame(target: Target) -> Kernel {
+    let launch = Launch { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
+    let mut k = Builder::new("specimen", target, launch);
+    k.pointer("pointer");
+    k.tensor_map("map");
+    k.param::<U16>("short");
+    k.param::<U32>("word");
+    k.param::<S32>("signed");
+    k.param::<U64>("long");
+    k.param::<F32>("single");
+    k.shared("tile", 4096, 1024);
+    k.barriers("barriers", 2);
+    let label = k.label();
+    k.place(label);
+    let mut kernel = k.finish().expect("a legal kernel");
+    kernel.registers = [16, 16, 300, 16];
+    kernel
+}
+
+fn with(frame: &Kernel, ops: &[Op]) -> Kernel {
+    let mut kernel = frame.clone();
+    let instrs = ops.iter().map(|op| Instr { guard: None, op: op.clone(), phase: PhaseId(0) });
+    let end = kernel.body.len() - 1;
+    kernel.body.splice(end..end, instrs);
+    kernel
+}
+
+const TYPES: [DataType; 9] = [
+    DataType::U16,
+    DataType::U32,
+    DataType::S32,
+    DataType::U64,
+    DataType::F16,
+    DataType::Bf16,
+    DataType::F16x2,
+    DataType::Bf16x2,
+    DataType::F32,
+];
+const SPACES: [Space; 3] = [Space::Global, Space::Shared, Space::Cluster];
+const SCOPES: [Scope; 4] = [Scope::Block, Scope::Cluster, Scope::Gpu, Scope::System];
+const SEMANTICS: [Semantics; 2] = [Semantics::Relaxed, Semantics::Ordered];
+const YES_NO: [bool; 2] = [false, true];
+
+fn reg(bank: Bank, index: u32) -> RegId {
+    // Register 8 and up: nothing in the frame writes these, so the checker knows nothing of their values.
+    RegId { bank, index: index + 8 }
+}
+
+fn p(index: u32) -> RegId {
+    reg(Bank::Pred, index)
+}
+
+fn h(index: u32) -> RegId {
+    reg(Bank::B16, index)
+}
+
+fn r(index: u32) -> RegId {
+    reg(Bank::B32, index)
+}
+
+fn d(index: u32) -> RegId {
+    reg(Bank::B64, index)
+}
+
+fn rs(count: usize) -> Vec<RegId> {
+    (0..count as u32).map(r).collect()
+}
+
+fn imm(value: u64) -> Operand {
+    Operand::Imm(value)
+}
+
+/// An address of the given window: fixed for shared memory, in a register else.
+fn address(space: Space) -> Address {
+    match space {
+        Space::Global => Address { base: Base::Reg(d(0)), offset: -16 },
+        Space::Shared => tile(),
+        Space::Cluster => Address { base: Base::Reg(r(100)), offset: 32 },
+    }
+}
+
+fn tile() -> Address {
+    Address { base: Base::SharedStart, offset: 1024 }
+}
+
+fn bar(space: Space) -> Address {
+    match space {
+        Space::Shared => Address { base: Base::SharedStart, offset: 4104 },
+        _ => address(space),
+    }
+}
+
+fn arithmetic() -> Vec<Op> {
+    use BinaryOp::{Add, And, Div, Max, Min, Mul, MulHigh, Or, Rem, Shl, Shr, Sub, Xor};
+    use Comparison::{Eq, Ge, Gt, Le, Lt, Ne};
+    use TernaryOp::{BitExtract, Fma, FunnelLeft, FunnelRight, Lop3, MulAdd, Permute};
+    use UnaryOp::{Abs, CountOnes, Exp2Approx, Move, Neg, Not, RcpApprox, TanhApprox};
+    let mut ops: Vec<Op> = Vec::new();
+    for ty in TYPES {
+        let (dst, a, literal) = (reg(ty.bank(), 0), Operand::Reg(reg(ty.bank(), 1)), imm(3));
+        for op in [Move, Not, Neg, Abs, Exp2Approx, RcpApprox, TanhApprox, CountOnes] {
+            ops.extend([a, literal].map(|a| Op::from(Arith::Unary { op, ty, dst, a })));
+        }
+        for op in [Add, Sub, Mul, MulHigh, Min, Max, And, Or, Xor, Shl, Shr, Div, Rem] {
+            for b in [a, Operand::Reg(r(2)), literal] {
+                ops.push(Arith::Binary { op, ty, dst, a, b }.into());
+            }
+        }
+        for op in [MulAdd, Fma, Lop3(0xea), Permute, FunnelLeft, FunnelRight, BitExtract] {
+            for (b, c) in [(a, a), (a, literal), (literal, a), (literal, literal)] {
+                ops.push(Arith::Ternary { op, ty, dst, a, b, c }.into());
+            }
+        }
+        for b in [a, literal] {
+            ops.push(Arith::Select { ty, dst, a, b, pred: p(0) }.into());
+            ops.push(Arith::Select { ty, dst, a: b, b: a, pred: p(0) }.into());
+            for cmp in [Eq, Ne, Lt, Le, Gt, Ge] {
+                ops.push(Arith::Compare { cmp, ty, dst: p(0), a, b }.into());
+            }
+        }
+        for from in TYPES {
+            let a = reg(from.bank(), 2);
+            for rounding in [Rounding::Exact, Rounding::NearestEven, Rounding::NearestInteger, Rounding::TowardsZero] {
+                ops.push(Arith::Convert { to: ty, from, rounding, dst, a }.into());
+            }
+        }
+        ops.push(Arith::ConvertPair { to: ty, dst, low: r(1), high: r(2) }.into());
+    }
+    ops
+}
+
+const SPECIAL: [SpecialRegister; 20] = [
+    SpecialRegister::TidX,
+    SpecialRegister::TidY,
+    SpecialRegister::TidZ,
+    SpecialRegister::NtidX,
+    SpecialRegister::CtaidX,
+    SpecialRegister::CtaidY,
+    SpecialRegister::CtaidZ,
+    SpecialRegister::NctaidX,
+    SpecialRegister::NctaidY,
+    SpecialRegister::NctaidZ,
+    SpecialRegister::ClusteridX,
+    SpecialRegister::NclusteridX,
+    SpecialRegister::ClusterCtaRank,
+    SpecialRegister::ClusterNctaRank,
+    SpecialRegister::LaneId,
+    SpecialRegister::WarpId,
+    SpecialRegister::SmId,
+    SpecialRegister::Clock,
+    SpecialRegister::Clock64,
+    SpecialRegister::GlobalTimer,
+];
+
+fn moves() -> Vec<Op> {
+    let mut ops: Vec<Op> = Vec::new();
+    for which in SPECIAL {
+        let dst = if which.is_wide() { d(0) } else { r(0) };
+        ops.push(Arith::Special { dst, which }.into());
+    }
+    for number in 0..7 {
+        for dst in [h(0), r(0), d(0)] {
+            ops.push(Arith::Param { dst, param: ParamId(number) }.into());
+        }
+    }
+    for op in [
+        PredicateOp::Const(true),
+        PredicateOp::Const(false),
+        PredicateOp::Move(p(1)),
+        PredicateOp::Not(p(1)),
+        PredicateOp::Logic(LogicOp::And, p(1), p(2)),
+        PredicateOp::Logic(LogicOp::Or, p(1), p(2)),
+        PredicateOp::Logic(LogicOp::Xor, p(1), p(2)),
+    ] {
+        ops.push(Arith::Predicate { dst: p(0), op }.into());
+    }
+    for (wide, narrow) in [(r(0), [h(1), h(2)]), (d(0), [r(1), r(2)])] {
+        let [low, high] = narrow.map(Operand::Reg);
+        ops.push(Arith::Pack { dst: wide, low, high }.into());
+        ops.push(Arith::Pack { dst: wide, low, high: imm(7) }.into());
+        ops.push(Arith::Pack { dst: wide, low: imm(7), high }.into());
+        ops.push(Arith::Unpack { low: narrow[0], high: narrow[1], a: wide }.into());
+    }
+    let (a, b) = (Operand::Reg(r(1)), Operand::Reg(r(2)));
+    for factor in [b, imm(64)] {
+        for c in [None, Some(Operand::Reg(d(1))), Some(imm(1 << 40))] {
+            ops.push(Arith::MulWide { dst: d(0), a, b: factor, c }.into());
+        }
+    }
+    ops.extend([
+        Arith::ParamAddress { dst: d(0), param: ParamId(1) }.into(),
+        Arith::SharedAddress { dst: r(0), offset: 0 }.into(),
+        Arith::SharedAddress { dst: r(0), offset: 1024 }.into(),
+        Arith::ToGlobal { dst: d(0), a: d(1) }.into(),
+        Arith::MapShared { dst: r(0), a: r(1), rank: b }.into(),
+        Arith::MapShared { dst: r(0), a: r(1), rank: imm(1) }.into(),
+        Arith::Policy { dst: d(0), keep: false }.into(),
+        Arith::Policy { dst: d(0), keep: true }.into(),
+    ]);
+    ops
+}
+
+fn memory() -> Vec<Op> {
+    let mut ops: Vec<Op> = Vec::new();
+    let scoped = |order: fn(Scope) -> LoadOrder| SCOPES.map(order);
+    let mut loads = vec![LoadOrder::Weak, LoadOrder::ReadOnly, LoadOrder::Streaming];
+    loads.extend(scoped(LoadOrder::Relaxed));
+    loads.extend(scoped(LoadOrder::Acquire));
+    let mut stores = vec![StoreOrder::Weak];
+    stores.extend(SCOPES.map(StoreOrder::Relaxed));
+    stores.extend(SCOPES.map(StoreOrder::Release));
+    for space in SPACES {
+        let addr = address(space);
+        for width in [Width::B8, Width::B16, Width::B32, Width::B64] {
+            for bank in [Bank::B16, Bank::B32, Bank::B64] {
+                for count in [1, 2, 4] {
+                    let regs: Vec<RegId> = (0..count).map(|index| reg(bank, index)).collect();
+                    for &order in &loads {
+                        ops.push(Memory::Load { space, order, width, dsts: regs.clone(), addr }.into());
+                    }
+                    for &order in &stores {
+                        ops.push(Memory::Store { space, order, width, srcs: regs.clone(), addr }.into());
+                    }
+                }
+            }
+        }
+    }
+    ops
+}
+
+fn atomics() -> Vec<Op> {
+    let mut ops: Vec<Op> = Vec::new();
+    for space in SPACES {
+        for op in [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::Exchange] {
+            for ty in TYPES {
+                for scope in SCOPES {
+                    for acq_rel in YES_NO {
+                        for dst in [None, Some(reg(ty.bank(), 0))] {
+                            for a in [Operand::Reg(reg(ty.bank(), 1)), imm(1)] {
+                                let addr = address(space);
+                                ops.push(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a }.into());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    ops
+}
+
+fn warps() -> Vec<Op> {
+    use ReduceOp::{Add, And, Max, Min, Or, Xor};
+    let mut ops: Vec<Op> = Vec::new();
+    for mask in [imm(0xffff_ffff), Operand::Reg(r(3))] {
+        for mode in [ShuffleMode::Index, ShuffleMode::Butterfly, ShuffleMode::Up, ShuffleMode::Down] {
+            for valid in [None, Some(p(0))] {
+                for lane in [imm(1), Operand::Reg(r(2))] {
+                    ops.push(Warp::Shuffle { mode, dst: r(0), valid, a: r(1), lane, clamp: 31, mask }.into());
+                }
+            }
+        }
+        for mode in [VoteMode::All, VoteMode::Any, VoteMode::Uniform] {
+            ops.push(Warp::Vote { mode, dst: p(0), pred: p(1), mask }.into());
+        }
+        for op in [Add, Min, Max, And, Or, Xor] {
+            for ty in TYPES {
+                ops.push(Warp::Reduce { op, ty, dst: r(0), a: r(1), mask }.into());
+            }
+        }
+        ops.push(Warp::Ballot { dst: r(0), pred: p(1), mask }.into());
+        ops.push(Warp::Elect { pred: p(0), mask }.into());
+        ops.push(Warp::Sync { mask }.into());
+    }
+    ops.push(Warp::ActiveMask { dst: r(0) }.into());
+    for count in [1, 2, 4] {
+        for transpose in YES_NO {
+            ops.push(Warp::LoadMatrix { transpose, dsts: rs(count), addr: tile() }.into());
+            ops.push(Warp::StoreMatrix { transpose, srcs: rs(count), addr: tile() }.into());
+        }
+    }
+    ops
+}
+
+fn barriers() -> Vec<Op> {
+    let mut ops: Vec<Op> = Vec::new();
+    let (word, here) = (Operand::Reg(r(1)), bar(Space::Shared));
+    for n in [imm(1), word] {
+        ops.push(Barrier::Init { bar: here, count: n }.into());
+        ops.push(Barrier::NamedSync { id: n, threads: None }.into());
+        ops.push(Barrier::NamedSync { id: n, threads: Some(imm(128)) }.into());
+        ops.push(Barrier::NamedSync { id: n, threads: Some(word) }.into());
+        ops.push(Barrier::NamedArrive { id: n, threads: imm(128) }.into());
+        for space in SPACES {
+            ops.push(Barrier::ExpectTx { space, bar: bar(space), bytes: n }.into());
+        }
+        for sem in SEMANTICS {
+            for scope in SCOPES {
+                for space in SPACES {
+                    let bar = bar(space);
+                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: None }.into());
+                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n) }.into());
+                    ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n }.into());
+                }
+                ops.push(Barrier::TryWait { done: p(0), sem, scope, bar: here, parity: n }.into());
+            }
+        }
+    }
+    for aligned in YES_NO {
+        ops.push(Barrier::ClusterArrive { sem: Semantics::Ordered, aligned }.into());
+        ops.push(Barrier::ClusterWait { aligned }.into());
+        ops.push(Barrier::ClusterArrive { sem: Semantics::Relaxed, aligned }.into());
+        ops.push(Barrier::ClusterWait { aligned }.into());
+    }
+    ops.push(Barrier::Invalidate { bar: here }.into());
+    ops.extend(SCOPES.map(|scope| Op::from(Fence::AcqRel(scope))));
+    for window in [None, Some(Space::Global), Some(Space::Shared), Some(Space::Cluster)] {
+        ops.push(Fence::ProxyAsync(window).into());
+    }
+    ops.push(Fence::BarrierInit.into());
+    ops
+}
+
+fn copies(groups: &[Option<CtaGroup>]) -> Vec<Op> {
+    let mut ops: Vec<Op> = Vec::new();
+    let (near, far, global) = (tile(), address(Space::Cluster), address(Space::Global));
+    let (bar, far_bar, map) = (bar(Space::Shared), bar(Space::Cluster), d(1));
+    for policy in [None, Some(d(2))] {
+        for multicast in [None, Some(h(0))] {
+            for bytes in [imm(512), Operand::Reg(r(1))] {
+                ops.push(AsyncCopy::BulkLoad { dst: near, src: global, bytes, bar, multicast, policy }.into());
+                ops.push(AsyncCopy::BulkStore { dst: global, src: near, bytes, policy }.into());
+                ops.push(AsyncCopy::BulkToCluster { dst: far, src: near, bytes, bar: far_bar }.into());
+                ops.push(AsyncCopy::BulkPrefetch { src: global, bytes }.into());
+            }
+            for rank in 1..=5 {
+                let mut coords = vec![imm(0xffff_fff0); rank];
+                coords[0] = Operand::Reg(r(2));
+                for &cta_group in groups {
+                    let (dst, coords) = (near, coords.clone());
+                    ops.push(AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group }.into());
+                }
+                ops.push(AsyncCopy::TensorPrefetch { map, coords: coords.clone() }.into());
+                ops.push(AsyncCopy::TensorStore { map, coords, src: near, policy }.into());
+            }
+        }
+    }
+    for pending in [0, 1, 7] {
+        ops.push(AsyncCopy::CommitGroup.into());
+        ops.extend(YES_NO.map(|read| Op::from(AsyncCopy::WaitGroup { pending, read })));
+    }
+    for count in [1, 2, 4] {
+        ops.push(AsyncCopy::StoreAsync { dst: far, srcs: rs(count), bar: far_bar }.into());
+    }
+    ops.push(AsyncCopy::PrefetchMap { map }.into());
+    ops
+}
+
+fn wgmma() -> Vec<Op> {
+    let mut ops: Vec<Op> = vec![Wgmma::Fence.into()];
+    let fragment = MatrixA::Registers([200, 201, 202, 203].map(r));
+    let shared = |transpose| MatrixA::Shared { desc: d(0), transpose };
+    let multiply = |n: u32, element, a, accumulate, negate: [bool; 2], transpose_b| {
+        let [negate_a, negate_b] = negate;
+        let registers = rs(n as usize / 2);
+        Wgmma::Mma { n, element, d: registers, a, b: d(1), accumulate, negate_a, negate_b, transpose_b }
+    };
+    for n in (8..=256).step_by(8) {
+        ops.push(multiply(n, WgmmaElement::F16, fragment, Accumulate::Add, [false; 2], false).into());
+    }
+    for element in [WgmmaElement::F16, WgmmaElement::Bf16] {
+        for a in [fragment, shared(false), shared(true)] {
+            for accumulate in [Accumulate::Add, Accumulate::Replace, Accumulate::If(p(0))] {
+                for negate in [[false, false], [true, false], [false, true], [true, true]] {
+                    for transpose_b in YES_NO {
+                        ops.push(multiply(16, element, a, accumulate, negate, transpose_b).into());
+                    }
+                }
+            }
+        }
+    }
+    ops.push(Wgmma::Commit.into());
+    ops.extend((0..8).rev().map(|pending| Op::from(Wgmma::Wait { pending })));
+    ops
+}
+
+fn tcgen05(group: CtaGroup) -> Vec<Op> {
+    let (tensor, columns) = (r(0), [32, 64, 128, 256, 512].map(imm));
+    let mut ops: Vec<Op> = Vec::new();
+    for columns in columns.into_iter().chain([Operand::Reg(r(9))]) {
+        ops.push(Tcgen05::Alloc { group, dst: tile(), columns }.into());
+        ops.push(Tcgen05::Dealloc { group, addr: tensor, columns }.into());
+    }
+    ops.push(Tcgen05::RelinquishAllocPermit { group }.into());
+    ops.push(Tcgen05::CopyScales { group, dst: tensor, src: d(0) }.into());
+    for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
+        let (a, b, shape, scale_a, scale_b, accumulate) = (d(0), d(1), r(1), r(2), r(3), p(0));
+        ops.push(Tcgen05::Mma { group, d: tensor, a, b, shape, scale_a, scale_b, accumulate, collector }.into());
+    }
+    for multicast in [None, Some(h(0))] {
+        ops.push(Tcgen05::Commit { group, bar: bar(Space::Shared), multicast }.into());
+    }
+    for count in [1, 2, 4, 8, 16, 32, 64, 128] {
+        ops.push(Tcgen05::Load { dsts: rs(count), addr: r(200) }.into());
+        ops.push(Tcgen05::WaitLoad.into());
+        ops.push(Tcgen05::Store { addr: r(200), srcs: rs(count) }.into());
+        ops.push(Tcgen05::WaitStore.into());
+    }
+    ops.extend([Op::from(Tcgen05::FenceBeforeSync), Op::from(Tcgen05::FenceAfterSync)]);
+    ops
+}
+
+fn control() -> Vec<Op> {
+    let branch = |uniform| Control::Branch { target: Label(0), uniform };
+    [
+        Control::GridDependencyWait,
+        Control::LaunchDependents,
+        Control::SetMaxRegisters { change: RegisterChange::Decrease, count: 24 },
+        Control::SetMaxRegisters { change: RegisterChange::Increase, count: 240 },
+        branch(false),
+        branch(true),
+        Control::Trap,
+        Control::Exit,
+    ]
+    .map(Op::from)
+    .to_vec()
+}
