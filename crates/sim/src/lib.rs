@@ -47,7 +47,7 @@
 //!     });
 //!     k.phase("send", |k| {
 //!         k.if_(leader, |k| {
-//!             k.bulk_store(Addr::<Global>::of(output), words.at(0), words.bytes);
+//!             k.bulk_store(Addr::<Global>::of(output), words.at(0), words.bytes, None);
 //!             k.bulk_commit();
 //!             k.bulk_wait(0);
 //!         });

@@ -86,7 +86,7 @@ fn tile_out(fence: bool, barrier: bool, wait: bool) -> Kernel {
     }
     let first = b.k.eq(b.thread, 0);
     b.k.if_(first, |k| {
-        k.bulk_store(Addr::of(b.output), tile.at(0), 256);
+        k.bulk_store(Addr::of(b.output), tile.at(0), 256, None);
         k.bulk_commit();
         if wait {
             k.bulk_wait_read(0);
@@ -127,7 +127,7 @@ fn the_proxy_fence_may_stand_on_the_issuers_side() {
             if kept == Kept::Yes {
                 k.fence_async_shared();
             }
-            k.bulk_store(Addr::of(b.output), tile.at(0), 256);
+            k.bulk_store(Addr::of(b.output), tile.at(0), 256, None);
             k.bulk_commit();
             k.bulk_wait(0);
         });
@@ -288,7 +288,7 @@ fn a_block_may_not_end_while_its_memory_is_being_read() {
         b.k.sync_warp();
         let first = b.k.eq(b.thread, 0);
         b.k.if_(first, |k| {
-            k.bulk_store(Addr::of(b.output), tile.at(0), 128);
+            k.bulk_store(Addr::of(b.output), tile.at(0), 128, None);
             k.bulk_commit();
             if kept == Kept::Yes {
                 k.bulk_wait_read(0);
@@ -309,7 +309,7 @@ fn bytes_stored_in_bulk_may_be_read_only_after_the_whole_wait() {
         b.k.sync_warp();
         let first = b.k.eq(b.thread, 0);
         b.k.if_(first, |k| {
-            k.bulk_store(Addr::of(b.output), tile.at(0), 128);
+            k.bulk_store(Addr::of(b.output), tile.at(0), 128, None);
             k.bulk_commit();
             match kept {
                 Kept::Yes => k.bulk_wait(0),
