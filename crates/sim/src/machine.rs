@@ -238,14 +238,19 @@ impl Core<'_> {
     /// One warp's turn: until it must wait, or gives way after doing something that others can see.
     fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Box<Fault>> {
         let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(()) };
+        let mut together = None;
         let result = loop {
             let phase = cluster.barrier.phase;
-            let Some((pc, mask)) = cluster.blocks[rank].next(phase, &warp) else { break Ok(()) };
+            let next = together.or_else(|| cluster.blocks[rank].next(phase, &warp));
+            let Some((pc, mask)) = next else { break Ok(()) };
             lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
             let jobs = cluster.jobs.len();
             let step = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask }.step();
             let visible = match step {
-                Ok(visible) => visible,
+                Ok(step) => {
+                    together = step.together;
+                    step.visible
+                }
                 Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
             };
             if visible {
@@ -347,20 +352,29 @@ impl Core<'_> {
     }
 }
 
+/// What became of one instruction.
+struct Step {
+    /// Whether others can see what it did.
+    visible: bool,
+    /// Where the warp goes on, if all of its lanes go on together.
+    together: Option<(u32, u32)>,
+}
+
 /// Whether an instruction changes nothing for others: a loop of these is no progress.
 fn looks_only(op: &Op) -> bool {
     matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
 }
 
 impl Exec<'_, '_> {
-    /// Executes one instruction; says whether others can see what it did.
-    fn step(&mut self) -> Result<bool, FaultKind> {
+    /// Executes one instruction.
+    fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.warp.live &= !self.mask;
-            return Ok(true);
+            return Ok(Step { visible: true, together: None });
         };
         let (group, next) = (self.mask, self.pc + 1);
+        let whole = group == self.warp.live;
         if let Some(guard) = instr.guard {
             self.check_defined(guard.pred, group)?;
             let holds = self.warp.holds(guard.pred);
@@ -368,7 +382,7 @@ impl Exec<'_, '_> {
         }
         if self.mask == 0 {
             lanes(group).for_each(|lane| self.warp.pc[lane] = next);
-            return Ok(false);
+            return Ok(Step { visible: false, together: whole.then_some((next, group)) });
         }
         self.core.profile.count(&instr.op);
         self.check_registers(&instr.op)?;
@@ -391,6 +405,11 @@ impl Exec<'_, '_> {
         if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        Ok(visible)
+        let together = match flow {
+            Flow::Next if whole => Some((next, group)),
+            Flow::Jump(target) if whole && acting == group => Some((target, group)),
+            _ => None,
+        };
+        Ok(Step { visible, together })
     }
 }
