@@ -121,8 +121,13 @@
 //! * A barrier is eight bytes that nobody else touches, initialised once, known to be so by those who use it.
 //! * A block ends with its copies landed, its stores read, its multiplications waited for, and its barriers in balance.
 //!
-//! Not simulated: `tcgen05` (reported as [`FaultKind::Unsupported`]); the weak ordering of a single thread's own accesses; the
-//! number of registers a kernel really needs; time.
+//! * Tensor memory (`tcgen05`) is allocated before use and given back; a thread's copies and multiplications run in order and a
+//!   commit tells a barrier of their end; loads and stores have their own waits; and between threads it takes
+//!   `tcgen05.fence::before_thread_sync` on one side of the barrier and `after_thread_sync` on the other.
+//!
+//! Not simulated: pairs of blocks (`cta_group::2`, reported as [`FaultKind::Unsupported`]); the weak ordering of a single
+//! thread's own accesses; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
+//! each product, by rising k: equal to the hardware's where they are exact, and within the usual bound elsewhere.
 
 mod arith;
 mod barrier;
@@ -141,6 +146,7 @@ mod program;
 mod race;
 mod schedule;
 mod tensor_core;
+mod tensor_memory;
 mod tma;
 mod warp;
 

@@ -10,13 +10,14 @@ use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::Knowledge;
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
-use crate::flight::{Job, Stores, Warpgroup};
+use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
 use crate::launch::{Launch, Limits};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
 use crate::race::Log;
 use crate::schedule::{Choice, Chooser, Schedule};
+use crate::tensor_memory::TensorMemory;
 use crate::warp::{FULL, Wait, Warp, lanes};
 
 /// What all clusters share.
@@ -79,6 +80,10 @@ pub(crate) struct Block {
     pub(crate) warpgroups: Vec<Warpgroup>,
     /// Bulk stores, by warp and lane.
     pub(crate) stores: BTreeMap<(usize, usize), Stores>,
+    /// Tensor memory, once there is some.
+    pub(crate) tensor: Option<Box<TensorMemory>>,
+    /// Pipelines of the tensor cores, by warp and lane.
+    pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
     /// Registers free for the taking.
     pub(crate) pool: u32,
     recent: VecDeque<(usize, u32, u32)>,
@@ -96,6 +101,7 @@ impl Block {
                 self.stores.get(&(warp.index, lane)).is_none_or(|stores| stores.done(read) >= group)
             }
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
+            Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).is_some()),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
         }
     }
@@ -186,6 +192,8 @@ impl Core<'_> {
                 warps: Vec::new(),
                 warpgroups: Vec::new(),
                 stores: BTreeMap::new(),
+                tensor: None,
+                pipes: BTreeMap::new(),
                 pool: 0,
                 recent: VecDeque::new(),
             };
@@ -193,7 +201,9 @@ impl Core<'_> {
                 let slot = cluster.slots;
                 cluster.slots += 32;
                 let known = Knowledge::new(index);
-                block.warps.push(Some(Box::new(Warp::new(warp as usize, slot, kernel.registers, known, budget))));
+                let mut warp = Warp::new(warp as usize, slot, kernel.registers, known, budget);
+                warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
+                block.warps.push(Some(Box::new(warp)));
             }
             block.warpgroups = (0..warps.div_ceil(4)).map(|_| Warpgroup::new(cluster.slot())).collect();
             cluster.blocks.push(block);
@@ -330,6 +340,9 @@ impl Core<'_> {
             if budgets.any(|budget| Some(budget) != first) {
                 return Err(FaultKind::NotUniform { what: "the register budget (setmaxnreg) of a warpgroup's warps" });
             }
+        }
+        if let Some(&(column, columns)) = block.tensor.as_ref().and_then(|memory| memory.allocated.first()) {
+            return Err(FaultKind::TensorMemoryLeak { column, columns });
         }
         let unbalanced = block.shared.barriers.iter().find(|(_, bar)| bar.bytes != 0);
         if let Some((offset, bar)) = unbalanced {

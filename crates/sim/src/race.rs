@@ -107,6 +107,10 @@ pub(crate) struct Observer<'a> {
     pub(crate) global: bool,
     /// Whether the access is an asynchronous write.
     pub(crate) replaces: bool,
+    /// Whether the memory is tensor memory.
+    pub(crate) tensor: bool,
+    /// Slot of a pipeline whose work is in order with this access, or zero.
+    pub(crate) pipe: u32,
 }
 
 impl Observer<'_> {
@@ -119,7 +123,14 @@ impl Observer<'_> {
         }
         // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
         let over = is_read || record.detached && self.replaces;
-        let clock = if over { &self.knowledge.executed } else { &self.knowledge.generic };
+        let clock = match (self.tensor, over) {
+            (true, _) => &self.knowledge.tensor,
+            (false, true) => &self.knowledge.executed,
+            (false, false) => &self.knowledge.generic,
+        };
+        if record.detached && self.pipe != 0 && record.slot == self.pipe && record.cluster == self.cluster {
+            return true;
+        }
         if record.detached {
             return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
         }

@@ -5,6 +5,7 @@ mod compute;
 mod copy;
 mod memory;
 mod sync;
+mod tcgen05;
 mod wgmma;
 
 pub(crate) use sync::settle_named;
@@ -63,7 +64,7 @@ impl Exec<'_, '_> {
             Op::Fence(op) => self.fence(*op).map(|()| (Flow::Next, true)),
             Op::Copy(op) => self.copy(op).map(|flow| (flow, true)),
             Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
-            Op::Tcgen05(_) => Err(self.unsupported()),
+            Op::Tcgen05(op) => self.tcgen05(op).map(|flow| (flow, true)),
             Op::Control(op) => self.control(*op),
         }
     }
@@ -125,6 +126,11 @@ impl Exec<'_, '_> {
         for &(reg, access) in self.core.program.registers(self.pc) {
             if access != Access::Write {
                 self.check_defined(reg, self.mask)?;
+            }
+            if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
+                let block = self.cluster.blocks[self.rank].id;
+                let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
+                return Err(FaultKind::RegisterInFlight { reg, owner });
             }
             if in_flight && reg.bank == Bank::B32 && !matches!(op, Op::Wgmma(_)) {
                 self.check_owned(reg)?;
@@ -328,5 +334,16 @@ fn observer(
 ) -> Observer<'_> {
     let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
     let lane = lane.map(|lane| lane as u32);
-    Observer { knowledge, cluster, slot: warp.slot, lane, record, proxy, global, replaces: false }
+    Observer {
+        knowledge,
+        cluster,
+        slot: warp.slot,
+        lane,
+        record,
+        proxy,
+        global,
+        replaces: false,
+        tensor: false,
+        pipe: 0,
+    }
 }

@@ -110,7 +110,9 @@ fn a_transaction_count_has_a_limit() {
     let mut b = Bench::new(32, None);
     let bar = with_barrier(&mut b, 1);
     let first = b.k.eq(b.thread, 0);
-    b.k.when(first, |k| k.expect_bytes(bar, 1 << 20));
+    let one = b.one();
+    let many = b.k.shl(one, 20);
+    b.k.when(first, |k| k.expect_bytes(bar, many));
     caught("transaction overflow", &b.finish());
 }
 

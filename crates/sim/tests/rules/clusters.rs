@@ -142,7 +142,9 @@ fn a_rank_beyond_the_cluster_is_refused() {
     let (mut b, _) = pair();
     let words = b.k.shared("words", 128, 16);
     let base = b.k.shared_address(words);
-    b.k.map_shared(base, 2);
+    let one = b.one();
+    let rank = b.k.add(one, 1);
+    b.k.map_shared(base, rank);
     caught("bad operand", &b.finish());
 }
 

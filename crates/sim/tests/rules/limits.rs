@@ -50,11 +50,17 @@ fn the_warps_of_a_warpgroup_share_one_register_budget() {
 
 #[test]
 fn shared_memory_has_a_limit() {
-    rule("over limit", |kept| {
-        let mut b = Bench::new(32, None);
-        b.k.shared("much", if kept == Kept::Yes { 232_448 } else { 232_449 }, 16);
-        b.finish()
-    });
+    let mut b = Bench::new(32, None);
+    b.k.shared("much", 4096, 16);
+    let kernel = b.finish();
+    let run = |shared_bytes: u32| {
+        let mut gpu = Gpu::new(Limits { shared_bytes, ..Limits::h200() });
+        let (input, output) = (gpu.alloc("input", 16), gpu.alloc("output", 16));
+        let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+        gpu.run(&kernel, &launch, Schedule::Earliest)
+    };
+    assert!(run(4096).is_ok());
+    assert_eq!(run(4095).expect_err("one byte too few").kind.name(), "over limit");
 }
 
 #[test]

@@ -43,7 +43,10 @@ fn kernel(slip: Slip) -> Kernel {
     }
     let layout = MatrixLayout::K_MAJOR_128;
     let start = match slip {
-        Slip::Misaligned => b.k.add(base, 128),
+        Slip::Misaligned => {
+            let one = b.one();
+            b.k.mul_add(one, 128, base)
+        }
         Slip::Nonuniform => at,
         _ => base,
     };
@@ -131,8 +134,8 @@ fn a_descriptor_is_the_same_in_all_lanes() {
 
 #[test]
 fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
-    let mut b = Bench::new(64, None);
-    let tile = b.k.shared("tile", 1024, 1024);
+    let mut b = Bench::new(128, None);
+    let tile = b.k.shared("tile", 8192, 1024);
     let base = b.k.shared_address(tile);
     let layout = MatrixLayout::K_MAJOR_128;
     let low = b.k.descriptor_low(layout, base);
@@ -140,5 +143,7 @@ fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
     let acc: [Reg<F32>; 4] = [0.0; 4].map(|zero| b.k.variable(zero));
     b.k.wgmma_fence();
     b.k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, desc), desc, Accumulate::Add);
-    caught("bad operand", &b.finish());
+    let mut kernel = b.finish();
+    kernel.launch.threads = 64;
+    caught("bad operand", &kernel);
 }
