@@ -251,9 +251,9 @@ impl Exec<'_, '_> {
     }
 
     fn read_operand(&mut self, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
-        for &address in pieces {
-            let span = self.shared_span(Space::Shared, address.into(), 16)?;
-            self.touch_shared(span, 16, false, Some(lane), record)?;
+        for (address, bytes) in tensor_core::joined(pieces) {
+            let span = self.shared_span(Space::Shared, address.into(), bytes)?;
+            self.touch_shared(span, bytes, false, Some(lane), record)?;
         }
         Ok(())
     }
