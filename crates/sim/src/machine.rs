@@ -168,11 +168,18 @@ impl Core<'_> {
         }
     }
 
-    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
-        let kernel = self.program.kernel;
+    /// A block's place in the grid, from its cluster's number and its rank there.
+    pub(crate) fn block_id(&self, cluster: u32, rank: u32) -> [u32; 3] {
         let shape = self.cluster_shape;
         let clusters: [u32; 3] = std::array::from_fn(|axis| self.launch.grid[axis] / shape[axis]);
-        let at = [index % clusters[0], index / clusters[0] % clusters[1], index / (clusters[0] * clusters[1])];
+        let split =
+            |number: u32, size: [u32; 3]| [number % size[0], number / size[0] % size[1], number / (size[0] * size[1])];
+        let (at, inside) = (split(cluster, clusters), split(rank, shape));
+        std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis])
+    }
+
+    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
+        let kernel = self.program.kernel;
         let warps = kernel.launch.threads.div_ceil(32);
         let budget = limits.launch_registers(kernel);
         let mut cluster = Cluster {
@@ -182,11 +189,9 @@ impl Core<'_> {
             barrier: ClusterBarrier::new(index),
             slots: PREDECESSOR + 1,
         };
-        for rank in 0..shape.iter().product() {
-            let inside = [rank % shape[0], rank / shape[0] % shape[1], rank / (shape[0] * shape[1])];
-            let id = std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis]);
+        for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {
-                id,
+                id: self.block_id(index, rank),
                 shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
                 named: Default::default(),
                 warps: Vec::new(),
@@ -308,6 +313,7 @@ impl Core<'_> {
         for id in 0..16 {
             crate::exec::settle_named(&mut cluster.blocks[rank], id, None);
         }
+        crate::exec::settle_cluster(cluster, None);
         let block = &cluster.blocks[rank];
         if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
             return Ok(());

@@ -8,7 +8,7 @@ mod sync;
 mod tcgen05;
 mod wgmma;
 
-pub(crate) use sync::settle_named;
+pub(crate) use sync::{settle_cluster, settle_named};
 
 use ptx::instr::{Access, Control};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Space};
@@ -73,8 +73,10 @@ impl Exec<'_, '_> {
         match op {
             Control::Label(_) => Ok((Flow::Next, false)),
             Control::Branch { target, uniform } => {
-                if uniform {
-                    self.aligned(self.warp.live)?;
+                let active = lanes(self.warp.live).filter(|&lane| self.warp.pc[lane] == self.pc);
+                let active = active.fold(0, |mask, lane| mask | 1 << lane);
+                if uniform && active != self.mask {
+                    return Err(FaultKind::Divergence { wanted: active, found: self.mask });
                 }
                 Ok((Flow::Jump(self.core.program.target(target)), false))
             }
@@ -93,11 +95,6 @@ impl Exec<'_, '_> {
         let instr = self.core.program.instr(self.pc);
         let text = instr.map(|instr| self.core.program.kernel.instruction(instr).trim().to_string());
         FaultKind::Unsupported { instruction: text.unwrap_or_default() }
-    }
-
-    /// Demands that the lanes of `wanted` execute this together.
-    pub(crate) fn aligned(&mut self, wanted: u32) -> Result<(), FaultKind> {
-        if self.mask & wanted == wanted { Ok(()) } else { Err(FaultKind::Divergence { wanted, found: self.mask }) }
     }
 
     /// Whether the lanes of `wanted` are all here; if some are behind and on their way, the ones here wait for them.
@@ -295,11 +292,7 @@ impl Exec<'_, '_> {
     pub(crate) fn race(&self, place: error::Place, conflict: Conflict, record: RecordId, write: bool) -> FaultKind {
         let access = |id: RecordId, write: bool| {
             let record = self.core.log.get(id);
-            // The other side's block is in this cluster, or its position is told from the cluster's number.
-            let block = match self.cluster.blocks.get(record.block as usize) {
-                Some(block) if record.cluster == self.cluster.index => block.id,
-                _ => [record.cluster, 0, 0],
-            };
+            let block = self.core.block_id(record.cluster, record.block);
             let site = self.core.program.site(block, record.warp as usize, record.lanes, record.pc);
             let in_flight = record.detached && record.count == IN_FLIGHT;
             error::Access { write, asynchronous: record.detached, in_flight, site }

@@ -154,3 +154,21 @@ fn waiting_at_a_cluster_barrier_without_arriving_is_refused() {
     b.k.emit(Barrier::ClusterWait { aligned: true });
     caught("bad operand", &b.finish());
 }
+
+#[test]
+fn threads_that_have_exited_are_not_awaited_at_the_clusters_barrier() {
+    rule("deadlock", |kept| {
+        let (mut b, rank) = pair();
+        let never = b.k.barriers("never", 1);
+        let lead = b.k.eq(b.thread, 0);
+        b.k.when(lead, |k| k.barrier_init(never.at(0), 1));
+        b.k.sync_warp();
+        let gone = b.k.eq(rank, 1);
+        b.k.if_(gone, |k| match kept {
+            Kept::Yes => k.exit(),
+            Kept::No => k.wait(never.at(0), 0),
+        });
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}
