@@ -33,8 +33,9 @@ pub(crate) struct Core<'k> {
     chooser: Chooser,
     /// Instructions since something changed that another could see.
     pub(crate) idle: u64,
-    /// Cycle counter: instructions in all.
+    /// Cycle counter: instructions in all, and how many there may be.
     pub(crate) clock: u64,
+    instructions: u64,
 }
 
 /// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
@@ -136,6 +137,7 @@ pub(crate) fn run(
         chooser: Chooser::new(schedule),
         idle: 0,
         clock: 0,
+        instructions: limits.instructions,
     };
     core.run(limits)?;
     Ok(core.profile)
@@ -388,6 +390,10 @@ impl Exec<'_, '_> {
     /// Executes one instruction.
     fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
+        if self.core.clock > self.core.instructions {
+            let (what, limit) = ("instructions of a run", self.core.instructions);
+            return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
+        }
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.warp.live &= !self.mask;
             return Ok(Step { visible: true, together: None });

@@ -230,6 +230,9 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultKind> {
         let block = &mut self.cluster.blocks[span.block];
         let (start, length) = (span.offset as usize, bytes as usize);
+        if start + length > block.shared.data.len() {
+            return Err(FaultKind::OutOfBounds { place: self.core.shared_place(block.id, span.offset, bytes) });
+        }
         if block.shared.barrier_in(span.offset, bytes) {
             return Err(FaultKind::BarrierAsData { place: self.core.shared_place(block.id, span.offset, bytes) });
         }
