@@ -1,11 +1,11 @@
 //! However broken a kernel is, the simulator answers with a fault or a result, and comes to an end.
 
-mod problems;
-
 #[path = "../../ptx/tests/kernels/block_scaled.rs"]
 mod block_scaled;
 #[path = "../../ptx/tests/kernels/cluster.rs"]
 mod cluster;
+#[path = "../../ptx/tests/kernels/multiply.rs"]
+mod multiply;
 
 use fastrand::Rng;
 use ptx::instr::{Control, Guard};
@@ -74,7 +74,7 @@ fn arguments(kernel: &Kernel, gpu: &mut Gpu) -> Vec<Arg> {
 
 #[test]
 fn no_broken_kernel_breaks_the_simulator() {
-    let kernels = [Ok(problems::multiply()), cluster::kernel(), block_scaled::kernel()];
+    let kernels = [multiply::kernel(), cluster::kernel(), block_scaled::kernel()];
     let kernels = kernels.map(|kernel| kernel.expect("the kernel is well formed"));
     let mut rng = Rng::with_seed(20);
     let mut passed = 0;
