@@ -46,8 +46,9 @@ pub(crate) struct Mbarrier {
     pub(crate) phase: u32,
     /// The slot that counts completed phases, known to those who waited for them.
     pub(crate) slot: u32,
-    /// The access that initialised it.
+    /// The access that initialised it, and its lane.
     pub(crate) init: RecordId,
+    pub(crate) init_lane: u32,
     /// Whether a fence has made the initialisation visible to asynchronous work.
     pub(crate) published: bool,
     gathering: Published,
@@ -58,7 +59,7 @@ pub(crate) struct Mbarrier {
 }
 
 impl Mbarrier {
-    pub(crate) fn new(cluster: u32, expected: u32, slot: u32, init: RecordId) -> Self {
+    pub(crate) fn new(cluster: u32, expected: u32, slot: u32, init: RecordId, init_lane: u32) -> Self {
         Mbarrier {
             expected,
             pending: expected,
@@ -66,6 +67,7 @@ impl Mbarrier {
             phase: 0,
             slot,
             init,
+            init_lane,
             published: false,
             gathering: Published::new(cluster),
             done: Published::new(cluster),

@@ -99,14 +99,24 @@ pub(crate) struct Knowledge {
     pub(crate) async_shared: Clock,
     /// The same for global memory.
     pub(crate) async_global: Clock,
+    /// Accesses to tensor memory that this thread's own come after. It is the thread's own business: the tcgen05 fences
+    /// exchange it with what is known in general.
+    pub(crate) tensor: Clock,
 }
 
 impl Knowledge {
     pub(crate) fn new(cluster: u32) -> Self {
         let clock = Clock::new(cluster);
-        Knowledge { generic: clock.clone(), executed: clock.clone(), async_shared: clock.clone(), async_global: clock }
+        Knowledge {
+            generic: clock.clone(),
+            executed: clock.clone(),
+            async_shared: clock.clone(),
+            async_global: clock.clone(),
+            tensor: clock,
+        }
     }
 
+    /// Learns what another thread has published.
     pub(crate) fn join(&mut self, other: &Knowledge) {
         self.generic.join(&other.generic);
         self.executed.join(&other.executed);

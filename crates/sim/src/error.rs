@@ -81,7 +81,7 @@ impl fmt::Display for Lanes {
 /// Some bytes of memory, named as the kernel's author knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// "shared" or "global".
+    /// "shared", "global" or "tensor".
     pub space: &'static str,
     /// The block that owns them, if shared.
     pub block: Option<[u32; 3]>,
@@ -352,6 +352,22 @@ pub enum FaultKind {
         /// The register.
         reg: RegId,
     },
+    /// Columns of tensor memory were used that are not allocated, or not as said.
+    #[error("{columns} columns of tensor memory from {column} on are not allocated, or not together")]
+    TensorMemory {
+        /// The first column.
+        column: u32,
+        /// How many.
+        columns: u32,
+    },
+    /// A block ended with tensor memory allocated.
+    #[error("the block ends without giving back {columns} columns of tensor memory from {column} on")]
+    TensorMemoryLeak {
+        /// The first column.
+        column: u32,
+        /// How many.
+        columns: u32,
+    },
     /// More of something than there is.
     #[error("{what}: {asked} asked for, {limit} there")]
     OverLimit {
@@ -409,6 +425,8 @@ impl FaultKind {
             FaultKind::UndefinedRegister { .. } => "undefined register",
             FaultKind::RegisterInFlight { .. } => "register in flight",
             FaultKind::MissingFence { .. } => "missing wgmma fence",
+            FaultKind::TensorMemory { .. } => "tensor memory not allocated",
+            FaultKind::TensorMemoryLeak { .. } => "tensor memory leaked",
             FaultKind::OverLimit { .. } => "over limit",
             FaultKind::BadLaunch { .. } => "bad launch",
             FaultKind::Unsupported { .. } => "not simulated",

@@ -9,11 +9,14 @@ use ptx::RegId;
 use ptx::descriptor::WgmmaDescriptor;
 use ptx::instr::WgmmaElement;
 
+use crate::barrier::Carry;
+use crate::clock::Knowledge;
 use crate::error::FaultKind;
 use crate::machine::{Cluster, Core};
 use crate::memory::SharedMemory;
 use crate::race::RecordId;
 use crate::tensor_core;
+use crate::tensor_memory::{self, BlockScaled};
 use crate::warp::Lanes;
 
 /// A piece of work, and the instruction that issued it.
@@ -36,6 +39,8 @@ pub(crate) enum Work {
     Writing(Outgoing, Vec<u8>),
     /// The next multiplication of a warpgroup.
     Multiply { group: usize },
+    /// The next piece of work of a lane's tcgen05 pipeline.
+    Tensor { lane: usize },
 }
 
 impl Job {
@@ -43,7 +48,7 @@ impl Job {
     pub(crate) fn touches(&self, rank: usize) -> bool {
         match &self.work {
             Work::Incoming(copy) => copy.target == rank || copy.source_block == Some(rank),
-            Work::Reading(_) | Work::Multiply { .. } => self.block == rank,
+            Work::Reading(_) | Work::Multiply { .. } | Work::Tensor { .. } => self.block == rank,
             Work::Writing(..) => false,
         }
     }
@@ -147,6 +152,37 @@ impl Warpgroup {
     }
 }
 
+/// A piece of work for Blackwell's tensor cores.
+#[derive(Debug)]
+pub(crate) enum TensorOp {
+    /// 32 rows of 16 bytes at these shared addresses, to four columns from this one on, for each quarter of the lanes.
+    CopyScales {
+        column: u32,
+        pieces: Vec<u32>,
+    },
+    Multiply(BlockScaled),
+    /// Tells barriers (by block and offset) that all before it is done.
+    Commit {
+        barriers: Vec<(usize, u32)>,
+    },
+}
+
+/// The work that one thread has issued to Blackwell's tensor cores: done in order.
+#[derive(Debug)]
+pub(crate) struct TensorPipe {
+    pub(crate) slot: u32,
+    pub(crate) queue: VecDeque<TensorOp>,
+    /// Copies and multiplications issued, and done.
+    pub(crate) issued: u32,
+    done: u32,
+}
+
+impl TensorPipe {
+    pub(crate) fn new(slot: u32) -> Self {
+        TensorPipe { slot, queue: VecDeque::new(), issued: 0, done: 0 }
+    }
+}
+
 impl Core<'_> {
     /// Completes a piece of work.
     pub(crate) fn complete(&mut self, cluster: &mut Cluster, job: Job) -> Result<(), FaultKind> {
@@ -170,6 +206,7 @@ impl Core<'_> {
                 self.multiply(cluster, block, group);
                 Ok(())
             }
+            Work::Tensor { lane } => self.tensor(cluster, block, (warp, lane)),
         }
     }
 
@@ -266,6 +303,59 @@ impl Core<'_> {
         }
         self.profile.tensor_macs += 64 * u64::from(mma.n) * tensor_core::DEPTH as u64;
     }
+}
+
+impl Core<'_> {
+    /// Does the next piece of work of a tcgen05 pipeline.
+    fn tensor(&mut self, cluster: &mut Cluster, rank: usize, key: (usize, usize)) -> Result<(), FaultKind> {
+        let block = &mut cluster.blocks[rank];
+        let Some(pipe) = block.pipes.get_mut(&key) else { return Ok(()) };
+        let Some(op) = pipe.queue.pop_front() else { return Ok(()) };
+        let memory = block.tensor.get_or_insert_default();
+        match op {
+            TensorOp::CopyScales { column, pieces } => {
+                pipe.done += 1;
+                let bytes = bytes_at(&block.shared.data, &pieces);
+                for (cell, word) in bytes.chunks_exact(4).enumerate() {
+                    let (row, column) = (cell as u32 / 4, column + cell as u32 % 4);
+                    let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                    (0..4).for_each(|quarter| memory.put(32 * quarter + row, column, bits));
+                }
+            }
+            TensorOp::Multiply(mma) => {
+                pipe.done += 1;
+                let operand = |desc, rows| bytes_at(&block.shared.data, &tensor_core::pieces(desc, rows, false));
+                let (a, b) = (operand(&mma.a, tensor_memory::LANES), operand(&mma.b, mma.n));
+                memory.check_operands(block.id, &mma)?;
+                memory.multiply(&mma, &a, &b);
+                self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
+            }
+            TensorOp::Commit { barriers } => {
+                let mut published = Knowledge::new(cluster.index);
+                published.raise(pipe.slot, pipe.done);
+                for (rank, offset) in barriers {
+                    let name = self.program.shared_name(offset);
+                    let block = &mut cluster.blocks[rank];
+                    let Some(bar) = block.shared.barriers.get_mut(&offset) else {
+                        return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
+                    };
+                    bar.publish(cluster.index, Carry::Local, &published);
+                    bar.arrive(&name, (rank, key.0), 1)?;
+                    bar.settle(cluster.index);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes at these shared addresses, sixteen at each.
+fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
+    let piece = |&address: &u32| {
+        let at = (address - SharedMemory::START) as usize;
+        &shared[at..at + 16]
+    };
+    pieces.iter().flat_map(piece).copied().collect()
 }
 
 /// The 16-bit elements at these shared addresses, eight at each.

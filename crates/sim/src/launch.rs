@@ -22,12 +22,21 @@ pub struct Limits {
     pub multiprocessors: u32,
     /// Blocks a cluster may have.
     pub cluster_blocks: u32,
+    /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs one.
+    pub instructions: u64,
 }
 
 impl Limits {
     /// An H200.
     pub fn h200() -> Self {
-        Limits { shared_bytes: 232_448, threads: 1024, registers: 65_536, multiprocessors: 132, cluster_blocks: 8 }
+        Limits {
+            shared_bytes: 232_448,
+            threads: 1024,
+            registers: 65_536,
+            multiprocessors: 132,
+            cluster_blocks: 8,
+            instructions: 500_000_000,
+        }
     }
 
     /// Registers per thread that a kernel starts with: what its declared occupancy leaves it.

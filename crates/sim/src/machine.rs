@@ -3,19 +3,21 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ptx::Kernel;
+use ptx::instr::{Barrier, Memory};
+use ptx::{Kernel, Op};
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::Knowledge;
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
-use crate::flight::{Job, Stores, Warpgroup};
+use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
 use crate::launch::{Launch, Limits};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
 use crate::race::Log;
 use crate::schedule::{Choice, Chooser, Schedule};
+use crate::tensor_memory::TensorMemory;
 use crate::warp::{FULL, Wait, Warp, lanes};
 
 /// What all clusters share.
@@ -31,12 +33,16 @@ pub(crate) struct Core<'k> {
     chooser: Chooser,
     /// Instructions since something changed that another could see.
     pub(crate) idle: u64,
-    /// Cycle counter: instructions in all.
+    /// Cycle counter: instructions in all, and how many there may be.
     pub(crate) clock: u64,
+    instructions: u64,
 }
 
 /// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
 const PATIENCE: u64 = 400_000;
+
+/// Instructions without any change after which a warp's turn ends.
+const POLL: u64 = 256;
 
 /// Visible steps remembered per block.
 const MEMORY_OF_STEPS: usize = 6;
@@ -75,6 +81,10 @@ pub(crate) struct Block {
     pub(crate) warpgroups: Vec<Warpgroup>,
     /// Bulk stores, by warp and lane.
     pub(crate) stores: BTreeMap<(usize, usize), Stores>,
+    /// Tensor memory, once there is some.
+    pub(crate) tensor: Option<Box<TensorMemory>>,
+    /// Pipelines of the tensor cores, by warp and lane.
+    pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
     /// Registers free for the taking.
     pub(crate) pool: u32,
     recent: VecDeque<(usize, u32, u32)>,
@@ -92,6 +102,7 @@ impl Block {
                 self.stores.get(&(warp.index, lane)).is_none_or(|stores| stores.done(read) >= group)
             }
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
+            Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).is_some()),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
         }
     }
@@ -126,6 +137,7 @@ pub(crate) fn run(
         chooser: Chooser::new(schedule),
         idle: 0,
         clock: 0,
+        instructions: limits.instructions,
     };
     core.run(limits)?;
     Ok(core.profile)
@@ -158,11 +170,18 @@ impl Core<'_> {
         }
     }
 
-    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
-        let kernel = self.program.kernel;
+    /// A block's place in the grid, from its cluster's number and its rank there.
+    pub(crate) fn block_id(&self, cluster: u32, rank: u32) -> [u32; 3] {
         let shape = self.cluster_shape;
         let clusters: [u32; 3] = std::array::from_fn(|axis| self.launch.grid[axis] / shape[axis]);
-        let at = [index % clusters[0], index / clusters[0] % clusters[1], index / (clusters[0] * clusters[1])];
+        let split =
+            |number: u32, size: [u32; 3]| [number % size[0], number / size[0] % size[1], number / (size[0] * size[1])];
+        let (at, inside) = (split(cluster, clusters), split(rank, shape));
+        std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis])
+    }
+
+    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
+        let kernel = self.program.kernel;
         let warps = kernel.launch.threads.div_ceil(32);
         let budget = limits.launch_registers(kernel);
         let mut cluster = Cluster {
@@ -172,16 +191,16 @@ impl Core<'_> {
             barrier: ClusterBarrier::new(index),
             slots: PREDECESSOR + 1,
         };
-        for rank in 0..shape.iter().product() {
-            let inside = [rank % shape[0], rank / shape[0] % shape[1], rank / (shape[0] * shape[1])];
-            let id = std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis]);
+        for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {
-                id,
+                id: self.block_id(index, rank),
                 shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
                 named: Default::default(),
                 warps: Vec::new(),
                 warpgroups: Vec::new(),
                 stores: BTreeMap::new(),
+                tensor: None,
+                pipes: BTreeMap::new(),
                 pool: 0,
                 recent: VecDeque::new(),
             };
@@ -189,7 +208,9 @@ impl Core<'_> {
                 let slot = cluster.slots;
                 cluster.slots += 32;
                 let known = Knowledge::new(index);
-                block.warps.push(Some(Box::new(Warp::new(warp as usize, slot, kernel.registers, known, budget))));
+                let mut warp = Warp::new(warp as usize, slot, kernel.registers, known, budget);
+                warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
+                block.warps.push(Some(Box::new(warp)));
             }
             block.warpgroups = (0..warps.div_ceil(4)).map(|_| Warpgroup::new(cluster.slot())).collect();
             cluster.blocks.push(block);
@@ -214,7 +235,7 @@ impl Core<'_> {
                     Ok(())
                 };
             }
-            match self.chooser.choose(ready.len(), cluster.jobs.len()) {
+            match self.chooser.choose(ready.len(), cluster.jobs.len(), (self.idle / POLL) as usize) {
                 Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
                 Choice::Complete(chosen) => {
                     let job = cluster.jobs.remove(chosen);
@@ -234,14 +255,19 @@ impl Core<'_> {
     /// One warp's turn: until it must wait, or gives way after doing something that others can see.
     fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Box<Fault>> {
         let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(()) };
+        let mut together = None;
         let result = loop {
             let phase = cluster.barrier.phase;
-            let Some((pc, mask)) = cluster.blocks[rank].next(phase, &warp) else { break Ok(()) };
+            let next = together.or_else(|| cluster.blocks[rank].next(phase, &warp));
+            let Some((pc, mask)) = next else { break Ok(()) };
             lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
             let jobs = cluster.jobs.len();
             let step = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask }.step();
             let visible = match step {
-                Ok(visible) => visible,
+                Ok(step) => {
+                    together = step.together;
+                    step.visible
+                }
                 Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
             };
             if visible {
@@ -259,7 +285,7 @@ impl Core<'_> {
                 let kind = FaultKind::NoProgress { steps: PATIENCE };
                 break Err(self.raise(cluster, rank, index, mask, pc, kind));
             }
-            if self.idle.is_multiple_of(256) {
+            if self.idle.is_multiple_of(POLL) {
                 // A warp that polls must not keep the others from their turn.
                 break Ok(());
             }
@@ -289,6 +315,7 @@ impl Core<'_> {
         for id in 0..16 {
             crate::exec::settle_named(&mut cluster.blocks[rank], id, None);
         }
+        crate::exec::settle_cluster(cluster, None);
         let block = &cluster.blocks[rank];
         if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
             return Ok(());
@@ -322,6 +349,9 @@ impl Core<'_> {
                 return Err(FaultKind::NotUniform { what: "the register budget (setmaxnreg) of a warpgroup's warps" });
             }
         }
+        if let Some(&(column, columns)) = block.tensor.as_ref().and_then(|memory| memory.allocated.first()) {
+            return Err(FaultKind::TensorMemoryLeak { column, columns });
+        }
         let unbalanced = block.shared.barriers.iter().find(|(_, bar)| bar.bytes != 0);
         if let Some((offset, bar)) = unbalanced {
             let (barrier, phase, bytes) = (self.program.shared_name(*offset), bar.phase, bar.bytes);
@@ -343,15 +373,33 @@ impl Core<'_> {
     }
 }
 
+/// What became of one instruction.
+struct Step {
+    /// Whether others can see what it did.
+    visible: bool,
+    /// Where the warp goes on, if all of its lanes go on together.
+    together: Option<(u32, u32)>,
+}
+
+/// Whether an instruction changes nothing for others: a loop of these is no progress.
+fn looks_only(op: &Op) -> bool {
+    matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
+}
+
 impl Exec<'_, '_> {
-    /// Executes one instruction; says whether others can see what it did.
-    fn step(&mut self) -> Result<bool, FaultKind> {
+    /// Executes one instruction.
+    fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
+        if self.core.clock > self.core.instructions {
+            let (what, limit) = ("instructions of a run", self.core.instructions);
+            return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
+        }
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.warp.live &= !self.mask;
-            return Ok(true);
+            return Ok(Step { visible: true, together: None });
         };
         let (group, next) = (self.mask, self.pc + 1);
+        let whole = group == self.warp.live;
         if let Some(guard) = instr.guard {
             self.check_defined(guard.pred, group)?;
             let holds = self.warp.holds(guard.pred);
@@ -359,7 +407,7 @@ impl Exec<'_, '_> {
         }
         if self.mask == 0 {
             lanes(group).for_each(|lane| self.warp.pc[lane] = next);
-            return Ok(false);
+            return Ok(Step { visible: false, together: whole.then_some((next, group)) });
         }
         self.core.profile.count(&instr.op);
         self.check_registers(&instr.op)?;
@@ -379,9 +427,14 @@ impl Exec<'_, '_> {
             Flow::Exit => self.warp.live &= !acting,
             _ => {}
         }
-        if visible && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
+        if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        Ok(visible)
+        let together = match flow {
+            Flow::Next if whole => Some((next, group)),
+            Flow::Jump(target) if whole && acting == group => Some((target, group)),
+            _ => None,
+        };
+        Ok(Step { visible, together })
     }
 }

@@ -152,6 +152,10 @@ impl SharedMemory {
 
     /// Whether a live barrier overlaps the bytes.
     pub(crate) fn barrier_in(&self, offset: u32, bytes: u32) -> bool {
-        self.barriers.range(offset.saturating_sub(7)..offset + bytes).next().is_some()
+        // Barriers mostly lie together behind the data: two comparisons settle nearly every access.
+        let (first, last) = (self.barriers.first_key_value(), self.barriers.last_key_value());
+        let (Some((first, _)), Some((last, _))) = (first, last) else { return false };
+        let among = offset < last + 8 && *first < offset + bytes;
+        among && self.barriers.range(offset.saturating_sub(7)..offset + bytes).next().is_some()
     }
 }

@@ -6,7 +6,9 @@
 //! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
 //! test.
 
-use ptx::instr::{Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Semantics, Warp, Wgmma};
+use ptx::instr::{
+    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Semantics, Tcgen05, Warp, Wgmma,
+};
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
 
 /// A kernel with one mistake.
@@ -32,6 +34,7 @@ pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
             Op::Fence(_) => nursery.remove(at, "fence dropped", 1),
             Op::Copy(op) => nursery.copies(at, op),
             Op::Wgmma(op) => nursery.multiplications(at, op),
+            Op::Tcgen05(op) => nursery.remove(at, missing(op), 1),
             Op::Warp(Warp::Sync { .. }) => nursery.remove(at, "warp barrier dropped", 1),
             Op::Memory(_) => nursery.remove(at, "memory access dropped", 1),
             Op::Control(Control::SetMaxRegisters { .. }) => nursery.remove(at, "register budget left alone", 1),
@@ -189,7 +192,7 @@ impl Nursery<'_> {
             AsyncCopy::TensorLoad { coords, .. } => {
                 self.remove(at, "copy dropped", 1);
                 self.double(at, "copy doubled");
-                if coords.len() > 1 {
+                if coords.len() > 1 && coords[0] != coords[1] {
                     self.add(at, "coordinates swapped", |kernel| {
                         if let Op::Copy(AsyncCopy::TensorLoad { coords, .. }) = &mut kernel.body[at].op {
                             coords.swap(0, 1);
@@ -273,6 +276,21 @@ impl Nursery<'_> {
             Op::Arith(Arith::Pack { low, .. }) => Some(low),
             _ => None,
         });
+    }
+}
+
+/// What it is to forget an instruction for Blackwell's tensor cores.
+fn missing(op: &Tcgen05) -> &'static str {
+    match op {
+        Tcgen05::Alloc { .. } => "tensor memory not allocated",
+        Tcgen05::Dealloc { .. } => "tensor memory not given back",
+        Tcgen05::RelinquishAllocPermit { .. } => "permit not relinquished",
+        Tcgen05::CopyScales { .. } => "scales not copied",
+        Tcgen05::Mma { .. } => "multiplication dropped",
+        Tcgen05::Commit { .. } => "commit dropped",
+        Tcgen05::Load { .. } | Tcgen05::Store { .. } => "memory access dropped",
+        Tcgen05::WaitLoad | Tcgen05::WaitStore => "tensor memory wait dropped",
+        Tcgen05::FenceBeforeSync | Tcgen05::FenceAfterSync => "tensor memory fence dropped",
     }
 }
 

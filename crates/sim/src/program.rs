@@ -1,7 +1,7 @@
 //! A kernel made ready to run: branch targets, the registers of each instruction, and how finely its accesses must be told
 //! apart are worked out once.
 
-use ptx::instr::{Access, Barrier, Control, Guard, Memory};
+use ptx::instr::{Access, Barrier, Control, Guard, MatrixA, Memory, Wgmma};
 use ptx::{Bank, Instr, Kernel, Op, RegId, Space};
 
 use crate::error::{FaultKind, Site};
@@ -27,6 +27,14 @@ impl<'k> Program<'k> {
         let beyond = |(reg, _): &&(RegId, Access)| reg.index >= kernel.register_count(reg.bank);
         if let Some((reg, _)) = registers.iter().flatten().find(beyond) {
             return Err(refuse(format!("register {reg} is not declared")));
+        }
+        let words = |instr: &Instr| match &instr.op {
+            Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => d.iter().chain(a).copied().collect(),
+            Op::Wgmma(Wgmma::Mma { d, .. }) => d.clone(),
+            _ => Vec::new(),
+        };
+        if let Some(reg) = kernel.body.iter().flat_map(words).find(|reg| reg.bank != Bank::B32) {
+            return Err(refuse(format!("register {reg} is no 32-bit register, and is multiplied")));
         }
         let spins = (0..kernel.body.len()).map(|at| spins(kernel, &labels, at)).collect();
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));

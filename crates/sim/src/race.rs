@@ -107,6 +107,10 @@ pub(crate) struct Observer<'a> {
     pub(crate) global: bool,
     /// Whether the access is an asynchronous write.
     pub(crate) replaces: bool,
+    /// Whether the memory is tensor memory.
+    pub(crate) tensor: bool,
+    /// Slot of a pipeline whose work is in order with this access, or zero.
+    pub(crate) pipe: u32,
 }
 
 impl Observer<'_> {
@@ -119,7 +123,14 @@ impl Observer<'_> {
         }
         // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
         let over = is_read || record.detached && self.replaces;
-        let clock = if over { &self.knowledge.executed } else { &self.knowledge.generic };
+        let clock = match (self.tensor, over) {
+            (true, _) => &self.knowledge.tensor,
+            (false, true) => &self.knowledge.executed,
+            (false, false) => &self.knowledge.generic,
+        };
+        if record.detached && self.pipe != 0 && record.slot == self.pipe && record.cluster == self.cluster {
+            return true;
+        }
         if record.detached {
             return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
         }
@@ -131,6 +142,16 @@ impl Observer<'_> {
             let ordered = mine && self.lane == Some(lane as u32) || seen(clock, lane);
             ordered && (is_read || self.proxy == Proxy::Generic || seen(fenced, lane))
         })
+    }
+}
+
+impl Observer<'_> {
+    /// Whether the marked read was made by lanes that all execute this instruction, too: what comes after this one comes
+    /// after that one. (Counting all lanes of this instruction as readers errs on the side of a race.)
+    fn supersedes(&self, log: &Log, mark: Mark) -> bool {
+        let (old, new) = (log.get(mark.record()), log.get(self.record));
+        let who = if mark.lane() == EVERY_LANE { old.lanes } else { 1 << mark.lane() };
+        !old.detached && !new.detached && (old.cluster, old.slot) == (new.cluster, new.slot) && who & !new.lanes == 0
     }
 }
 
@@ -192,7 +213,7 @@ impl Shadow {
             }
             if cell.read.is_none() || cell.read == mark {
                 cell.read = mark;
-            } else if cell.read.record() == mark.record() {
+            } else if cell.read.record() == mark.record() || who.supersedes(log, cell.read) {
                 cell.read = Mark::new(who.record, None);
             } else if who.knows(log, cell.read, true) {
                 cell.read = mark;

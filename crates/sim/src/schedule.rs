@@ -66,12 +66,15 @@ impl Chooser {
         Chooser { schedule, rng, haste, restlessness, laggard }
     }
 
-    /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there.
-    pub(crate) fn choose(&mut self, ready: usize, pending: usize) -> Choice {
+    /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there. `stalled` counts the
+    /// turns since anything changed: the extremes then look further, lest they stay with a warp that polls.
+    pub(crate) fn choose(&mut self, ready: usize, pending: usize, stalled: usize) -> Choice {
         match self.schedule {
             Schedule::Earliest if pending > 0 => Choice::Complete(0),
-            Schedule::Earliest => Choice::Warp(0),
-            Schedule::Latest if ready > 0 => Choice::Warp(ready - 1),
+            Schedule::Earliest => Choice::Warp(stalled % ready),
+            Schedule::Latest if ready > 0 && (pending == 0 || stalled < 2) => {
+                Choice::Warp((ready - 1 + stalled) % ready)
+            }
             Schedule::Latest => Choice::Complete(pending - 1),
             Schedule::Random(_) => {
                 if ready == 0 || pending > 0 && self.rng.u8(..) < self.haste {

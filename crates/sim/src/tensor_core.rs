@@ -55,6 +55,18 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
     }
 }
 
+/// Pieces as ranges of bytes (start, length), neighbours in the list joined where they are neighbours in memory.
+pub(crate) fn joined(pieces: &[u32]) -> impl Iterator<Item = (u32, u32)> {
+    pieces
+        .chunks(2)
+        .flat_map(|pair| match *pair {
+            [a, b] if a.abs_diff(b) == 16 => [Some((a.min(b), 32)), None],
+            [a, b] => [Some((a, 16)), Some((b, 16))],
+            _ => [pair.first().map(|a| (*a, 16)), None],
+        })
+        .flatten()
+}
+
 /// Widens 16-bit elements.
 pub(crate) fn widen(element: WgmmaElement, bits: &[u16]) -> Vec<f32> {
     let mut wide = vec![0.0; bits.len()];

@@ -35,6 +35,8 @@ pub(crate) enum Wait {
     Wgmma { number: u32 },
     /// Registers in the block's pool.
     Registers { count: u32 },
+    /// Columns of tensor memory.
+    Tensor { columns: u32 },
     /// Other lanes of the warp to come here.
     Lanes { mask: u32 },
 }
@@ -91,6 +93,10 @@ pub(crate) struct Warp {
     pub(crate) dirty: Vec<bool>,
     /// Register budget per thread.
     pub(crate) budget: u32,
+    /// Slot and count of the warp's loads from and stores to tensor memory.
+    pub(crate) tensor: [(u32, u32); 2],
+    /// Registers being loaded from tensor memory, and by which instruction.
+    pub(crate) loading: Vec<(RegId, u32)>,
     /// Waits at the cluster's barrier completed.
     pub(crate) cluster_phase: u32,
     /// Lanes that have arrived at the cluster's barrier and not yet waited.
@@ -124,6 +130,8 @@ impl Warp {
             budget,
             at_cluster: 0,
             cluster_phase: 0,
+            tensor: [(0, 0); 2],
+            loading: Vec::new(),
         }
     }
 
@@ -227,6 +235,7 @@ impl Warp {
     pub(crate) fn meet(&mut self, mask: u32) {
         let mut all = self.known.clone();
         self.publish(mask, &mut all);
+        lanes(mask).filter_map(|lane| self.apart[lane].as_deref()).for_each(|apart| all.tensor.join(&apart.tensor));
         if mask & self.live == self.live {
             self.known = all;
             self.apart = Default::default();

@@ -30,7 +30,7 @@ impl Exec<'_, '_> {
         }
         match op {
             WarpOp::Shuffle { mode, dst, valid, a, lane, clamp, .. } => {
-                self.shuffle(*mode, *dst, *valid, *a, *lane, *clamp)
+                self.shuffle(*mode, *dst, *valid, *a, *lane, *clamp)?;
             }
             WarpOp::Vote { mode, dst, pred, .. } => {
                 let holds = self.warp.holds(*pred) & mask;
@@ -62,7 +62,15 @@ impl Exec<'_, '_> {
         Ok(Flow::Next)
     }
 
-    fn shuffle(&mut self, mode: ShuffleMode, dst: RegId, valid: Option<RegId>, a: RegId, lane: Operand, clamp: u32) {
+    fn shuffle(
+        &mut self,
+        mode: ShuffleMode,
+        dst: RegId,
+        valid: Option<RegId>,
+        a: RegId,
+        lane: Operand,
+        clamp: u32,
+    ) -> Result<(), FaultKind> {
         let (a, by) = (*self.warp.get(a), self.warp.value(lane));
         let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
         let source = |lane: usize| -> (usize, bool) {
@@ -79,12 +87,17 @@ impl Exec<'_, '_> {
             };
             (if inside { from } else { lane } as usize, inside)
         };
+        if let Some(lane) = lanes(self.mask).find(|&lane| self.mask >> source(lane).0 & 1 == 0) {
+            let (what, found) = ("the lane a shuffle reads from", source(lane).0 as u64);
+            return Err(FaultKind::BadOperand { what, found, wanted: "a lane that takes part" });
+        }
         let values: Lanes = std::array::from_fn(|lane| a[source(lane).0 & 31]);
         let inside: Lanes = std::array::from_fn(|lane| source(lane).1.into());
         self.set(dst, &values);
         if let Some(valid) = valid {
             self.set(valid, &inside);
         }
+        Ok(())
     }
 
     /// The row addresses of `count` matrices, checked and noted as accesses of the whole warp.

@@ -87,7 +87,7 @@ impl Exec<'_, '_> {
     }
 
     /// The blocks that receive a lane's copy: this one, or those of the mask.
-    fn receivers(&self, multicast: Option<RegId>, lane: usize) -> Result<Vec<usize>, FaultKind> {
+    pub(crate) fn receivers(&self, multicast: Option<RegId>, lane: usize) -> Result<Vec<usize>, FaultKind> {
         let Some(mask) = multicast else { return Ok(vec![self.rank]) };
         let mask = self.warp.get(mask)[lane];
         if mask >> self.cluster.blocks.len() != 0 || mask == 0 {
@@ -98,7 +98,7 @@ impl Exec<'_, '_> {
     }
 
     /// The same place in another block of the cluster.
-    fn elsewhere(&self, span: SharedSpan, block: usize, bytes: u32) -> Result<SharedSpan, FaultKind> {
+    pub(crate) fn elsewhere(&self, span: SharedSpan, block: usize, bytes: u32) -> Result<SharedSpan, FaultKind> {
         let address = span.offset + SharedMemory::START + (block as u32 + 1) * SharedMemory::WINDOW;
         self.shared_span(Space::Cluster, address.into(), bytes)
     }

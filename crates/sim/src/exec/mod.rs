@@ -5,9 +5,10 @@ mod compute;
 mod copy;
 mod memory;
 mod sync;
+mod tcgen05;
 mod wgmma;
 
-pub(crate) use sync::settle_named;
+pub(crate) use sync::{settle_cluster, settle_named};
 
 use ptx::instr::{Access, Control};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Space};
@@ -63,7 +64,7 @@ impl Exec<'_, '_> {
             Op::Fence(op) => self.fence(*op).map(|()| (Flow::Next, true)),
             Op::Copy(op) => self.copy(op).map(|flow| (flow, true)),
             Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
-            Op::Tcgen05(_) => Err(self.unsupported()),
+            Op::Tcgen05(op) => self.tcgen05(op).map(|flow| (flow, true)),
             Op::Control(op) => self.control(*op),
         }
     }
@@ -72,8 +73,10 @@ impl Exec<'_, '_> {
         match op {
             Control::Label(_) => Ok((Flow::Next, false)),
             Control::Branch { target, uniform } => {
-                if uniform {
-                    self.aligned(self.warp.live)?;
+                let active = lanes(self.warp.live).filter(|&lane| self.warp.pc[lane] == self.pc);
+                let active = active.fold(0, |mask, lane| mask | 1 << lane);
+                if uniform && active != self.mask {
+                    return Err(FaultKind::Divergence { wanted: active, found: self.mask });
                 }
                 Ok((Flow::Jump(self.core.program.target(target)), false))
             }
@@ -92,11 +95,6 @@ impl Exec<'_, '_> {
         let instr = self.core.program.instr(self.pc);
         let text = instr.map(|instr| self.core.program.kernel.instruction(instr).trim().to_string());
         FaultKind::Unsupported { instruction: text.unwrap_or_default() }
-    }
-
-    /// Demands that the lanes of `wanted` execute this together.
-    pub(crate) fn aligned(&mut self, wanted: u32) -> Result<(), FaultKind> {
-        if self.mask & wanted == wanted { Ok(()) } else { Err(FaultKind::Divergence { wanted, found: self.mask }) }
     }
 
     /// Whether the lanes of `wanted` are all here; if some are behind and on their way, the ones here wait for them.
@@ -125,6 +123,11 @@ impl Exec<'_, '_> {
         for &(reg, access) in self.core.program.registers(self.pc) {
             if access != Access::Write {
                 self.check_defined(reg, self.mask)?;
+            }
+            if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
+                let block = self.cluster.blocks[self.rank].id;
+                let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
+                return Err(FaultKind::RegisterInFlight { reg, owner });
             }
             if in_flight && reg.bank == Bank::B32 && !matches!(op, Op::Wgmma(_)) {
                 self.check_owned(reg)?;
@@ -227,6 +230,9 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultKind> {
         let block = &mut self.cluster.blocks[span.block];
         let (start, length) = (span.offset as usize, bytes as usize);
+        if start + length > block.shared.data.len() {
+            return Err(FaultKind::OutOfBounds { place: self.core.shared_place(block.id, span.offset, bytes) });
+        }
         if block.shared.barrier_in(span.offset, bytes) {
             return Err(FaultKind::BarrierAsData { place: self.core.shared_place(block.id, span.offset, bytes) });
         }
@@ -289,11 +295,7 @@ impl Exec<'_, '_> {
     pub(crate) fn race(&self, place: error::Place, conflict: Conflict, record: RecordId, write: bool) -> FaultKind {
         let access = |id: RecordId, write: bool| {
             let record = self.core.log.get(id);
-            // The other side's block is in this cluster, or its position is told from the cluster's number.
-            let block = match self.cluster.blocks.get(record.block as usize) {
-                Some(block) if record.cluster == self.cluster.index => block.id,
-                _ => [record.cluster, 0, 0],
-            };
+            let block = self.core.block_id(record.cluster, record.block);
             let site = self.core.program.site(block, record.warp as usize, record.lanes, record.pc);
             let in_flight = record.detached && record.count == IN_FLIGHT;
             error::Access { write, asynchronous: record.detached, in_flight, site }
@@ -328,5 +330,16 @@ fn observer(
 ) -> Observer<'_> {
     let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
     let lane = lane.map(|lane| lane as u32);
-    Observer { knowledge, cluster, slot: warp.slot, lane, record, proxy, global, replaces: false }
+    Observer {
+        knowledge,
+        cluster,
+        slot: warp.slot,
+        lane,
+        record,
+        proxy,
+        global,
+        replaces: false,
+        tensor: false,
+        pipe: 0,
+    }
 }

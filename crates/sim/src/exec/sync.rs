@@ -7,7 +7,7 @@ use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
 use crate::clock::Knowledge;
 use crate::error::FaultKind;
-use crate::machine::Block;
+use crate::machine::{Block, Cluster};
 use crate::race::{Conflict, Proxy};
 use crate::warp::{FULL, Wait, Warp, lanes};
 
@@ -68,7 +68,7 @@ impl Exec<'_, '_> {
             }
             self.touch_shared(span, 8, true, Some(lane), record)?;
             let slot = self.cluster.slot();
-            let barrier = Mbarrier::new(self.cluster.index, counts[lane] as u32, slot, record);
+            let barrier = Mbarrier::new(self.cluster.index, counts[lane] as u32, slot, record, lane as u32);
             let shared = &mut self.cluster.blocks[span.block].shared;
             shared.barriers.insert(span.offset, barrier);
         }
@@ -94,8 +94,8 @@ impl Exec<'_, '_> {
             return Err(FaultKind::NotABarrier { place: place() });
         };
         let init = self.core.log.get(bar.init);
-        let known = self.warp.knowledge(lane).generic.get(init.cluster, init.slot + init.lanes.trailing_zeros());
-        let own = init.slot == self.warp.slot && init.lanes >> lane & 1 == 1;
+        let known = self.warp.knowledge(lane).generic.get(init.cluster, init.slot + bar.init_lane);
+        let own = init.slot == self.warp.slot && bar.init_lane == lane as u32;
         if (own || known >= init.count) && (proxy == Proxy::Generic || bar.published) {
             return Ok(());
         }
@@ -296,7 +296,6 @@ impl Exec<'_, '_> {
             return Err(FaultKind::OverArrival { barrier, phase, arriving, lacking: 0, expected: 1 });
         }
         self.warp.at_cluster |= self.mask;
-        let threads = self.core.program.kernel.launch.threads * self.cluster.blocks.len() as u32;
         let mut published = Knowledge::new(self.cluster.index);
         self.warp.publish(self.mask, &mut published);
         let barrier = &mut self.cluster.barrier;
@@ -305,12 +304,7 @@ impl Exec<'_, '_> {
             Semantics::Relaxed => barrier.gathered.executed.join(&published.executed),
         }
         barrier.arrived += self.mask.count_ones();
-        if barrier.arrived == threads {
-            barrier.phase += 1;
-            barrier.arrived = 0;
-            let fresh = Knowledge::new(self.cluster.index);
-            barrier.done = std::mem::replace(&mut barrier.gathered, fresh);
-        }
+        settle_cluster(self.cluster, Some(self.warp));
         Ok(Flow::Next)
     }
 
@@ -376,9 +370,8 @@ impl Exec<'_, '_> {
             let (known, own) = (&self.warp.knowledge(lane).generic, self.warp.slot);
             for bar in self.cluster.blocks.iter_mut().flat_map(|block| block.shared.barriers.values_mut()) {
                 let init = self.core.log.get(bar.init);
-                let by_me = init.slot == own && init.lanes >> lane & 1 == 1;
-                bar.published |=
-                    by_me || known.get(init.cluster, init.slot + init.lanes.trailing_zeros()) >= init.count;
+                let by_me = init.slot == own && bar.init_lane == lane as u32;
+                bar.published |= by_me || known.get(init.cluster, init.slot + bar.init_lane) >= init.count;
             }
         }
     }
@@ -438,4 +431,21 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mu
         }
     }
     true
+}
+
+/// Completes the cluster's barrier if every thread that has not exited is there.
+pub(crate) fn settle_cluster(cluster: &mut Cluster, running: Option<&Warp>) {
+    let phase = cluster.barrier.phase;
+    let is_there = |warp: &Warp| {
+        let arrived = if warp.cluster_phase == phase { warp.at_cluster } else { 0 };
+        warp.live & !arrived == 0
+    };
+    let mut others = cluster.blocks.iter().flat_map(|block| block.warps.iter().flatten());
+    let complete = running.is_none_or(is_there) && others.all(|warp| is_there(warp));
+    let barrier = &mut cluster.barrier;
+    if barrier.arrived > 0 && complete {
+        barrier.phase += 1;
+        barrier.arrived = 0;
+        barrier.done = std::mem::replace(&mut barrier.gathered, Knowledge::new(cluster.index));
+    }
 }

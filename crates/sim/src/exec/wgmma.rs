@@ -151,9 +151,9 @@ impl Exec<'_, '_> {
         }
         let (complete, record, n, a, b) = (mma.issued == 15, mma.record, mma.n, mma.a, mma.b);
         for (desc, rows, transposed) in [a.map(|(desc, t)| (desc, 64, t)), Some((b.0, n, b.1))].into_iter().flatten() {
-            for address in tensor_core::pieces(&desc, rows, transposed) {
-                let span = self.shared_span(Space::Shared, address.into(), 16)?;
-                self.touch_shared(span, 16, false, None, record)?;
+            for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&desc, rows, transposed)) {
+                let span = self.shared_span(Space::Shared, address.into(), bytes)?;
+                self.touch_shared(span, bytes, false, None, record)?;
             }
         }
         if complete {

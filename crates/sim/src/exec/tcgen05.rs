@@ -1,0 +1,325 @@
+//! Blackwell's tensor cores: allocating tensor memory, issuing copies and multiplications, reading results back.
+//!
+//! Copies into tensor memory and multiplications of one thread run one after another, in the order of issue; a commit behind
+//! them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05 fences around whatever
+//! synchronises them, besides the synchronisation itself.
+
+use ptx::descriptor::{BlockScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
+use ptx::instr::Tcgen05;
+use ptx::{Address, CtaGroup, Operand, RegId, Space};
+
+use super::{Exec, Flow, SharedSpan};
+use crate::error::FaultKind;
+use crate::flight::{Job, TensorOp, TensorPipe, Work};
+use crate::race::{Observer, Proxy, RecordId};
+use crate::tensor_core;
+use crate::tensor_memory::{BlockScaled, LANES, TensorMemory};
+use crate::warp::{FULL, Wait, lanes};
+
+/// The two ways a warp reaches tensor memory, each with its own wait.
+const LOADS: usize = 0;
+const STORES: usize = 1;
+
+/// Some cells of tensor memory: lanes × columns.
+#[derive(Clone, Copy)]
+struct Cells {
+    lane: u32,
+    lanes: u32,
+    column: u32,
+    columns: u32,
+}
+
+impl Exec<'_, '_> {
+    pub(crate) fn tcgen05(&mut self, op: &Tcgen05) -> Result<Flow, FaultKind> {
+        match op {
+            Tcgen05::Alloc { group: CtaGroup::Two, .. }
+            | Tcgen05::Dealloc { group: CtaGroup::Two, .. }
+            | Tcgen05::RelinquishAllocPermit { group: CtaGroup::Two }
+            | Tcgen05::CopyScales { group: CtaGroup::Two, .. }
+            | Tcgen05::Mma { group: CtaGroup::Two, .. }
+            | Tcgen05::Commit { group: CtaGroup::Two, .. } => Err(self.unsupported()),
+            Tcgen05::Alloc { dst, columns, .. } => self.tensor_alloc(*dst, *columns),
+            Tcgen05::Dealloc { addr, columns, .. } => self.tensor_free(*addr, *columns),
+            Tcgen05::RelinquishAllocPermit { .. } => {
+                if let Some(wait) = self.gather(FULL)? {
+                    return Ok(wait);
+                }
+                self.tensor_memory().closed = true;
+                Ok(Flow::Next)
+            }
+            Tcgen05::CopyScales { dst, src, .. } => self.each_lane(|exec, lane| exec.copy_scales(*dst, *src, lane)),
+            Tcgen05::Mma { .. } => self.each_lane(|exec, lane| exec.block_scaled(op, lane)),
+            Tcgen05::Commit { bar, multicast, .. } => self.each_lane(|exec, lane| exec.commit(*bar, *multicast, lane)),
+            Tcgen05::Load { dsts, addr } => self.tensor_columns(*addr, dsts, LOADS),
+            Tcgen05::Store { addr, srcs } => self.tensor_columns(*addr, srcs, STORES),
+            Tcgen05::WaitLoad => self.tensor_wait(LOADS),
+            Tcgen05::WaitStore => self.tensor_wait(STORES),
+            Tcgen05::FenceBeforeSync => {
+                self.warp.learn(self.mask, |known| {
+                    known.generic.join(&known.tensor);
+                    known.executed.join(&known.tensor);
+                });
+                Ok(Flow::Next)
+            }
+            Tcgen05::FenceAfterSync => {
+                self.warp.learn(self.mask, |known| known.tensor.join(&known.generic));
+                Ok(Flow::Next)
+            }
+        }
+    }
+
+    fn each_lane(&mut self, act: impl Fn(&mut Self, usize) -> Result<(), FaultKind>) -> Result<Flow, FaultKind> {
+        for lane in lanes(self.mask) {
+            act(self, lane)?;
+        }
+        Ok(Flow::Next)
+    }
+
+    fn tensor_memory(&mut self) -> &mut TensorMemory {
+        self.cluster.blocks[self.rank].tensor.get_or_insert_default()
+    }
+
+    fn tensor_alloc(&mut self, dst: Address, columns: Operand) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(FULL)? {
+            return Ok(wait);
+        }
+        let columns = self.uniform("columns of tensor memory", columns)? as u32;
+        if !columns.is_power_of_two() || !(32..=512).contains(&columns) {
+            let (what, found) = ("columns of tensor memory", columns.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "a power of two from 32 to 512" });
+        }
+        let memory = self.tensor_memory();
+        if memory.closed {
+            let (what, found) = ("an allocation of tensor memory", columns.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
+        }
+        let Some(start) = memory.room(columns) else { return Ok(Flow::Wait(Wait::Tensor { columns })) };
+        memory.allocated.push((start, columns));
+        let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
+        let record = self.record(false);
+        self.touch_shared(span, 4, true, Some(0), record)?;
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        let at = span.offset as usize;
+        shared.data[at..at + 4].copy_from_slice(&start.to_le_bytes());
+        shared.written.set(at, 4);
+        Ok(Flow::Next)
+    }
+
+    fn tensor_free(&mut self, addr: RegId, columns: Operand) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(FULL)? {
+            return Ok(wait);
+        }
+        let start = self.uniform("the address of tensor memory", Operand::Reg(addr))? as u32;
+        let columns = self.uniform("columns of tensor memory", columns)? as u32;
+        let found = self.tensor_memory().allocated.iter().position(|found| *found == (start, columns));
+        let Some(found) = found else {
+            return Err(FaultKind::TensorMemory { column: start & 0xffff, columns });
+        };
+        // Giving columns back is the last access to them: everything else must be known to be over.
+        self.warp.learn(FULL, |known| known.tensor.join(&known.generic));
+        let (slot, count) = self.number(STORES);
+        let record = self.detached(Proxy::Generic, FULL, slot, count);
+        self.touch_tensor(Cells { lane: 0, lanes: LANES, column: start, columns }, true, None, record, 0)?;
+        self.warp.learn(FULL, |known| known.tensor.raise(slot, count));
+        self.tensor_memory().allocated.remove(found);
+        Ok(Flow::Next)
+    }
+
+    /// The slot and the next number of the warp's loads or stores.
+    fn number(&mut self, way: usize) -> (u32, u32) {
+        let (slot, issued) = &mut self.warp.tensor[way];
+        *issued += 1;
+        (*slot, *issued)
+    }
+
+    /// Notes an access to tensor memory and checks it against all others. `pipe` is the slot of the thread's own pipeline, whose
+    /// work is in order.
+    fn touch_tensor(
+        &mut self,
+        cells: Cells,
+        write: bool,
+        lane: Option<usize>,
+        record: RecordId,
+        pipe: u32,
+    ) -> Result<(), FaultKind> {
+        let Cells { lane: first, lanes, column, columns } = cells;
+        let (index, block) = (self.cluster.index, self.cluster.blocks[self.rank].id);
+        let memory = self.cluster.blocks[self.rank].tensor.get_or_insert_default();
+        if !memory.owns(column, columns) {
+            return Err(FaultKind::TensorMemory { column, columns });
+        }
+        let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, false);
+        let observer = Observer { tensor: true, pipe, ..observer };
+        for column in column..column + columns {
+            let (start, bytes) = (TensorMemory::byte(first, column), 4 * lanes as usize);
+            let noted = match write {
+                true => memory.shadow.write(&self.core.log, &observer, start, bytes),
+                false => memory.shadow.read(&self.core.log, &observer, start, bytes),
+            };
+            let place = |lane: u32| TensorMemory::place(block, lane, column);
+            if let Err(conflict) = noted {
+                let lane = (conflict.byte / 4) as u32 % LANES;
+                return Err(self.race(place(lane), conflict, record, write));
+            }
+            // What a pipeline reads may have to be written by it first: that is judged when it comes to it.
+            if !write
+                && pipe == 0
+                && let Some(byte) = memory.written.missing(start, bytes)
+            {
+                return Err(FaultKind::Uninitialised { place: place((byte / 4) as u32 % LANES), byte: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// A warp's load or store of its 32 lanes.
+    fn tensor_columns(&mut self, addr: RegId, regs: &[RegId], way: usize) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(FULL)? {
+            return Ok(wait);
+        }
+        let address = self.uniform("the address of tensor memory", Operand::Reg(addr))? as u32;
+        let (lane, column, columns) = (address >> 16, address & 0xffff, regs.len() as u32);
+        let own = 32 * (self.warp.index as u32 % 4);
+        if lane != own {
+            let (what, found) = ("the lane of a warp's access to tensor memory", lane.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "32 times the warp's place in its warpgroup" });
+        }
+        let (slot, count) = self.number(way);
+        let record = self.detached(Proxy::Generic, FULL, slot, count);
+        self.touch_tensor(Cells { lane, lanes: 32, column, columns }, way == STORES, None, record, 0)?;
+        for (column, reg) in (column..).zip(regs) {
+            if way == STORES {
+                let values = *self.warp.get(*reg);
+                (0..32).for_each(|i| self.tensor_memory().put(lane + i, column, values[i as usize] as u32));
+            } else {
+                let memory = self.tensor_memory();
+                let values = std::array::from_fn(|i| memory.get(lane + i as u32, column).into());
+                self.set(*reg, &values);
+                self.warp.loading.push((*reg, self.pc));
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn tensor_wait(&mut self, way: usize) -> Result<Flow, FaultKind> {
+        if let Some(wait) = self.gather(FULL)? {
+            return Ok(wait);
+        }
+        let (slot, issued) = self.warp.tensor[way];
+        self.warp.learn(FULL, |known| known.tensor.raise(slot, issued));
+        if way == LOADS {
+            self.warp.loading.clear();
+        }
+        Ok(Flow::Next)
+    }
+
+    fn tensor_descriptor(&self, reg: RegId, lane: usize) -> Result<WgmmaDescriptor, FaultKind> {
+        let bits = self.warp.get(reg)[lane];
+        let wrong = |_| FaultKind::BadOperand {
+            what: "a tcgen05 matrix descriptor",
+            found: bits,
+            wanted: "version 1 and a known swizzle",
+        };
+        let Tcgen05Descriptor { start, layout, base_offset } = Tcgen05Descriptor::decode(bits).map_err(wrong)?;
+        let desc = WgmmaDescriptor { start, layout, base_offset };
+        tensor_core::check(&desc)?;
+        Ok(desc)
+    }
+
+    /// This thread's pipeline, and a record for its next piece of work.
+    fn pipe(&mut self, lane: usize) -> (u32, RecordId) {
+        let key = (self.warp.index, lane);
+        let slot = match self.cluster.blocks[self.rank].pipes.get(&key) {
+            Some(pipe) => pipe.slot,
+            None => {
+                let slot = self.cluster.slot();
+                self.cluster.blocks[self.rank].pipes.insert(key, TensorPipe::new(slot));
+                slot
+            }
+        };
+        let issued = self.cluster.blocks[self.rank].pipes.get(&key).map_or(0, |pipe| pipe.issued) + 1;
+        (slot, self.detached(Proxy::Async, 1 << lane, slot, issued))
+    }
+
+    fn enqueue_tensor(&mut self, lane: usize, op: TensorOp) {
+        let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
+        if let Some(pipe) = self.cluster.blocks[block].pipes.get_mut(&(warp, lane)) {
+            pipe.issued += u32::from(!matches!(op, TensorOp::Commit { .. }));
+            pipe.queue.push_back(op);
+        }
+        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work: Work::Tensor { lane } });
+    }
+
+    fn read_operand(&mut self, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
+        for (address, bytes) in tensor_core::joined(pieces) {
+            let span = self.shared_span(Space::Shared, address.into(), bytes)?;
+            self.touch_shared(span, bytes, false, Some(lane), record)?;
+        }
+        Ok(())
+    }
+
+    fn copy_scales(&mut self, dst: RegId, src: RegId, lane: usize) -> Result<(), FaultKind> {
+        let column = self.warp.get(dst)[lane] as u32 & 0xffff;
+        let pieces: Vec<u32> =
+            tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
+        let (slot, record) = self.pipe(lane);
+        self.read_operand(&pieces, lane, record)?;
+        let cells = Cells { lane: 0, lanes: LANES, column, columns: 4 };
+        self.touch_tensor(cells, true, Some(lane), record, slot)?;
+        self.enqueue_tensor(lane, TensorOp::CopyScales { column, pieces });
+        Ok(())
+    }
+
+    fn block_scaled(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
+        let Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, .. } = op else { return Ok(()) };
+        let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
+        let bits = word(shape);
+        let shape = BlockScaledShape::decode(bits)
+            .ok()
+            .filter(|shape| (shape.m, shape.scale_a_id, shape.scale_b_id) == (128, 0, 0));
+        let Some(shape) = shape else {
+            let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "e2m1 elements, 128 rows, scale ids 0" });
+        };
+        let mma = BlockScaled {
+            d: word(d) & 0xffff,
+            n: shape.n,
+            a: self.tensor_descriptor(*a, lane)?,
+            b: self.tensor_descriptor(*b, lane)?,
+            scale_a: word(scale_a) & 0xffff,
+            scale_b: word(scale_b) & 0xffff,
+            accumulate: self.warp.get(*accumulate)[lane] == 1,
+        };
+        let (slot, record) = self.pipe(lane);
+        self.read_operand(&tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
+        self.read_operand(&tensor_core::pieces(&mma.b, mma.n, false), lane, record)?;
+        for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
+            let cells = Cells { lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
+            self.touch_tensor(cells, false, Some(lane), record, slot)?;
+        }
+        let cells = Cells { lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
+        if mma.accumulate {
+            self.touch_tensor(cells, false, Some(lane), record, slot)?;
+        }
+        self.touch_tensor(cells, true, Some(lane), record, slot)?;
+        self.enqueue_tensor(lane, TensorOp::Multiply(mma));
+        Ok(())
+    }
+
+    fn commit(&mut self, bar: Address, multicast: Option<RegId>, lane: usize) -> Result<(), FaultKind> {
+        let address = self.addresses(bar)[lane];
+        if !address.is_multiple_of(8) {
+            return Err(FaultKind::Misaligned { what: "a barrier", address, wanted: 8 });
+        }
+        let bar = self.shared_span(Space::Cluster, address, 8)?;
+        let mut barriers = Vec::new();
+        for block in self.receivers(multicast, lane)? {
+            let span: SharedSpan = self.elsewhere(bar, block, 8)?;
+            self.find_barrier(span, lane, Proxy::Async)?;
+            barriers.push((span.block, span.offset));
+        }
+        self.pipe(lane);
+        self.enqueue_tensor(lane, TensorOp::Commit { barriers });
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! Blackwell's tensor memory, and the work of its tensor cores on it.
+//!
+//! A block has 128 lanes × 512 columns of 32-bit cells, of which it allocates some columns. Accumulators lie one row a lane, one
+//! column a column. Block scales lie four to a cell: those of row r (of A, or of B) for four blocks of sixteen along k are the
+//! bytes of lane r mod 32, column r / 32, repeated for each quarter of the lanes.
+//!
+//! Summation order: each product, scales included, is exact in f32; they are added to the accumulator one by one, by rising k.
+
+use ptx::descriptor::WgmmaDescriptor;
+
+use crate::error::{FaultKind, Place};
+use crate::memory::Written;
+use crate::race::Shadow;
+
+/// Lanes of tensor memory.
+pub(crate) const LANES: u32 = 128;
+/// Columns of tensor memory.
+pub(crate) const COLUMNS: u32 = 512;
+/// Depth of one block-scaled multiplication.
+pub(crate) const DEPTH: usize = 64;
+/// Bytes of a cell.
+const CELL: usize = 4;
+
+/// A block's tensor memory.
+#[derive(Debug)]
+pub(crate) struct TensorMemory {
+    data: Vec<u32>,
+    pub(crate) written: Written,
+    pub(crate) shadow: Shadow,
+    /// First column and number of columns of each allocation.
+    pub(crate) allocated: Vec<(u32, u32)>,
+    /// Whether the block has given up the right to allocate.
+    pub(crate) closed: bool,
+}
+
+impl Default for TensorMemory {
+    fn default() -> Self {
+        let cells = (LANES * COLUMNS) as usize;
+        TensorMemory {
+            data: vec![0; cells],
+            written: Written::new(cells * CELL, false),
+            shadow: Shadow::new(cells * CELL, CELL as u32),
+            allocated: Vec::new(),
+            closed: false,
+        }
+    }
+}
+
+impl TensorMemory {
+    /// First byte of a cell in the bookkeeping; the lanes of a column follow each other.
+    pub(crate) fn byte(lane: u32, column: u32) -> usize {
+        (column * LANES + lane) as usize * CELL
+    }
+
+    /// A cell, for people.
+    pub(crate) fn place(block: [u32; 3], lane: u32, column: u32) -> Place {
+        let (name, address) = (format!("lane {lane}, column {column}"), lane << 16 | column);
+        Place { space: "tensor", block: Some(block), name, address: address.into(), bytes: CELL as u64 }
+    }
+
+    /// Refuses to read what was never written, of all lanes of some columns.
+    fn check(&self, block: [u32; 3], column: u32, columns: u32) -> Result<(), FaultKind> {
+        let (start, bytes) = (Self::byte(0, column), (LANES * columns) as usize * CELL);
+        let Some(byte) = self.written.missing(start, bytes) else { return Ok(()) };
+        let cell = (byte / CELL) as u32;
+        Err(FaultKind::Uninitialised { place: Self::place(block, cell % LANES, cell / LANES), byte: 0 })
+    }
+
+    /// Refuses a multiplication whose scales or accumulators were never written.
+    pub(crate) fn check_operands(&self, block: [u32; 3], mma: &BlockScaled) -> Result<(), FaultKind> {
+        self.check(block, mma.scale_a, LANES / 32)?;
+        self.check(block, mma.scale_b, mma.n.div_ceil(32))?;
+        if mma.accumulate { self.check(block, mma.d, mma.n) } else { Ok(()) }
+    }
+
+    /// The first free run of columns, aligned to its size.
+    pub(crate) fn room(&self, columns: u32) -> Option<u32> {
+        let free = |start: &u32| self.allocated.iter().all(|(at, n)| at + n <= *start || start + columns <= *at);
+        (0..COLUMNS / columns).map(|i| i * columns).find(free)
+    }
+
+    /// Whether columns lie within one allocation.
+    pub(crate) fn owns(&self, column: u32, columns: u32) -> bool {
+        self.allocated.iter().any(|(at, n)| *at <= column && column + columns <= at + n)
+    }
+
+    pub(crate) fn get(&self, lane: u32, column: u32) -> u32 {
+        self.data[(column * LANES + lane) as usize]
+    }
+
+    pub(crate) fn put(&mut self, lane: u32, column: u32, bits: u32) {
+        self.data[(column * LANES + lane) as usize] = bits;
+        self.written.set(Self::byte(lane, column), CELL);
+    }
+
+    /// A scale of a row, for one block of sixteen along k.
+    fn scale(&self, column: u32, row: u32, block: usize) -> f32 {
+        ue4m3((self.get(row % 32, column + row / 32) >> (8 * block)) as u8)
+    }
+
+    /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 a row.
+    pub(crate) fn multiply(&mut self, mma: &BlockScaled, a: &[u8], b: &[u8]) {
+        let expand = |bytes: &[u8], rows: u32, scales: u32| -> Vec<f32> {
+            let element = |i: usize| {
+                let (row, k) = (i / DEPTH, i % DEPTH);
+                let byte = bytes[row * DEPTH / 2 + k / 2];
+                let code = if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+                e2m1(code) * self.scale(scales, row as u32, k / 16)
+            };
+            (0..rows as usize * DEPTH).map(element).collect()
+        };
+        let (a, b) = (expand(a, LANES, mma.scale_a), expand(b, mma.n, mma.scale_b));
+        for (row, a) in (0..LANES).zip(a.chunks_exact(DEPTH)) {
+            for (column, b) in (mma.d..mma.d + mma.n).zip(b.chunks_exact(DEPTH)) {
+                let before = if mma.accumulate { f32::from_bits(self.get(row, column)) } else { 0.0 };
+                let sum = a.iter().zip(b).fold(before, |sum, (a, b)| sum + a * b);
+                self.put(row, column, sum.to_bits());
+            }
+        }
+    }
+}
+
+/// A block-scaled multiplication; tensor memory by first column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockScaled {
+    pub(crate) d: u32,
+    pub(crate) n: u32,
+    pub(crate) a: WgmmaDescriptor,
+    pub(crate) b: WgmmaDescriptor,
+    pub(crate) scale_a: u32,
+    pub(crate) scale_b: u32,
+    pub(crate) accumulate: bool,
+}
+
+fn e2m1(code: u8) -> f32 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// An unsigned float with four bits of exponent, biased by seven, and three of mantissa.
+fn ue4m3(bits: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    match (exponent, bits & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_cover_subnormals_and_the_largest() {
+        assert_eq!(ue4m3(0x01), 2f32.powi(-9));
+        assert_eq!(ue4m3(0x38), 1.0);
+        assert_eq!(ue4m3(0x7e), 448.0);
+        assert!(ue4m3(0x7f).is_nan());
+    }
+
+    #[test]
+    fn allocations_do_not_overlap() {
+        let mut memory = TensorMemory::default();
+        memory.allocated.push((0, 32));
+        assert_eq!(memory.room(32), Some(32));
+        assert_eq!(memory.room(128), Some(128));
+        assert_eq!(memory.room(512), None);
+        assert!(memory.owns(16, 16) && !memory.owns(16, 32));
+    }
+}

@@ -1,0 +1,294 @@
+//! Barriers: arrivals, bytes, phases, and who is missing.
+
+use ptx::instr::{Barrier, Semantics};
+use ptx::{Addr, CopyOptions, Kernel, Operand, Scope, Shared, Space, U32};
+use sim::FaultKind;
+
+use crate::{Bench, Kept, caught, rule};
+
+/// A barrier initialised by thread 0 and known to all.
+fn with_barrier(b: &mut Bench, count: u32) -> Addr<Shared> {
+    let bars = b.k.barriers("bars", 1);
+    let first = b.k.eq(b.thread, 0);
+    b.k.if_(first, |k| {
+        k.barrier_init(bars.at(0), count);
+        k.fence_barrier_init();
+    });
+    b.k.sync_threads();
+    bars.at(0)
+}
+
+#[test]
+fn a_dropped_arrive_is_a_deadlock_that_names_who_waits_and_who_came() {
+    let fault = rule("deadlock", |kept| {
+        let mut b = Bench::new(64, None);
+        let bar = with_barrier(&mut b, 64);
+        let (second_warp, upper) = (b.k.ge(b.thread, 32), b.k.ge(b.thread, 40));
+        match kept {
+            Kept::Yes => b.k.arrive(bar),
+            Kept::No => {
+                let first_warp = b.k.opposite(second_warp);
+                let arriving = b.k.either(first_warp, upper);
+                b.k.when(arriving, |k| k.arrive(bar));
+            }
+        }
+        b.k.wait(bar, 0);
+        b.finish()
+    });
+    let FaultKind::Deadlock { waiting } = &fault.kind else { panic!("{fault}") };
+    assert_eq!(waiting.len(), 2);
+    assert!(waiting[0].awaited.contains("bars[0] with parity 0: phase 0 lacks 8 of 64 arrivals"), "{fault}");
+    assert!(waiting[0].candidates.iter().any(|text| text.contains("warp 1") && text.contains("24 times")), "{fault}");
+}
+
+#[test]
+fn the_wrong_parity_is_a_deadlock() {
+    rule("deadlock", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 32);
+        b.k.arrive(bar);
+        b.k.wait(bar, 0);
+        b.k.arrive(bar);
+        b.k.wait(bar, 1);
+        if kept == Kept::No {
+            b.k.wait(bar, 0);
+        }
+        b.finish()
+    });
+}
+
+/// Thread 0 announces bytes and copies them, arriving more than once or not.
+fn copy_in(announced: u32, copied: u32, extra_arrive: bool, waits: bool) -> Kernel {
+    let mut b = Bench::new(32, None);
+    let tile = b.k.shared("tile", 256, 128);
+    let bar = with_barrier(&mut b, 1);
+    let first = b.k.eq(b.thread, 0);
+    b.k.if_(first, |k| {
+        k.arrive_expecting(bar, announced);
+        if extra_arrive {
+            k.arrive(bar);
+        }
+        k.bulk_load(tile.at(0), Addr::of(b.input), copied, bar, CopyOptions::default());
+    });
+    if waits {
+        b.k.wait(bar, 0);
+    }
+    b.finish()
+}
+
+#[test]
+fn an_arrive_too_many_is_reported() {
+    rule("over-arrival", |kept| copy_in(256, 256, kept == Kept::No, true));
+}
+
+#[test]
+fn bytes_expected_and_never_copied_are_a_deadlock() {
+    let fault = rule("deadlock", |kept| copy_in(if kept == Kept::Yes { 256 } else { 272 }, 256, false, true));
+    assert!(fault.to_string().contains("and 16 bytes"), "{fault}");
+}
+
+#[test]
+fn bytes_that_do_not_add_up_are_reported_at_the_end() {
+    rule("transaction imbalance", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 1);
+        let first = b.k.eq(b.thread, 0);
+        if kept == Kept::No {
+            b.k.when(first, |k| k.expect_bytes(bar, 16));
+        }
+        b.finish()
+    });
+}
+
+#[test]
+fn a_block_that_ends_before_its_copy_has_landed_is_reported() {
+    rule("unfinished work", |kept| copy_in(256, 256, false, kept == Kept::Yes));
+}
+
+#[test]
+fn a_transaction_count_has_a_limit() {
+    let mut b = Bench::new(32, None);
+    let bar = with_barrier(&mut b, 1);
+    let first = b.k.eq(b.thread, 0);
+    let one = b.one();
+    let many = b.k.shl(one, 20);
+    b.k.when(first, |k| k.expect_bytes(bar, many));
+    caught("transaction overflow", &b.finish());
+}
+
+#[test]
+fn a_barrier_must_be_initialised_before_use() {
+    rule("not a barrier", |kept| {
+        let mut b = Bench::new(32, None);
+        match kept {
+            Kept::Yes => {
+                let bar = with_barrier(&mut b, 32);
+                b.k.arrive(bar);
+            }
+            Kept::No => {
+                let bars = b.k.barriers("bars", 1);
+                b.k.arrive(bars.at(0));
+            }
+        }
+        b.finish()
+    });
+}
+
+#[test]
+fn the_initialisation_must_be_known_to_who_arrives() {
+    rule("race", |kept| {
+        let mut b = Bench::new(32, None);
+        let bars = b.k.barriers("bars", 1);
+        let first = b.k.eq(b.thread, 0);
+        b.k.when(first, |k| k.barrier_init(bars.at(0), 32));
+        if kept == Kept::Yes {
+            b.k.sync_warp();
+        }
+        b.k.arrive(bars.at(0));
+        b.finish()
+    });
+}
+
+#[test]
+fn a_barrier_in_use_cannot_be_initialised_again() {
+    rule("re-initialised barrier", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 1);
+        let first = b.k.eq(b.thread, 0);
+        b.k.if_(first, |k| {
+            if kept == Kept::Yes {
+                k.barrier_invalidate(bar);
+            }
+            k.barrier_init(bar, 2);
+        });
+        b.finish()
+    });
+}
+
+#[test]
+fn a_barriers_bytes_are_not_data() {
+    rule("barrier as data", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 1);
+        let first = b.k.eq(b.thread, 0);
+        b.k.if_(first, |k| {
+            if kept == Kept::Yes {
+                k.barrier_invalidate(bar);
+            }
+            let word = k.variable::<U32>(0);
+            k.store(bar, word);
+        });
+        b.finish()
+    });
+}
+
+/// The first warp writes a word per lane and signals; the second reads them.
+fn signal(sem: Semantics, one_lane: bool, sync: bool) -> Kernel {
+    let mut b = Bench::new(64, None);
+    let words = b.k.shared("words", 128, 16);
+    let bar = with_barrier(&mut b, if one_lane { 1 } else { 32 });
+    let base = b.k.shared_address(words);
+    let lane = b.k.and(b.thread, 31);
+    let at = Addr::<Shared>::of(b.k.mul_add(lane, 4, base));
+    let writer = b.k.lt(b.thread, 32);
+    b.k.if_else(
+        writer,
+        |k| {
+            k.store(at, lane);
+            if sync {
+                k.sync_warp();
+            }
+            let arrive =
+                Barrier::Arrive { space: Space::Shared, sem, scope: Scope::Block, bar: bar.address(), count: None };
+            let leader = k.eq(lane, 0);
+            if one_lane {
+                k.when(leader, |k| k.emit(arrive));
+            } else {
+                k.emit(arrive);
+            }
+        },
+        |k| {
+            k.wait(bar, 0);
+            k.load::<U32, _>(at);
+        },
+    );
+    b.finish()
+}
+
+#[test]
+fn a_relaxed_arrive_publishes_nothing() {
+    let sem = |kept| if kept == Kept::Yes { Semantics::Ordered } else { Semantics::Relaxed };
+    rule("race", |kept| signal(sem(kept), false, false));
+}
+
+#[test]
+fn one_lanes_arrive_speaks_for_the_others_only_after_a_warp_barrier() {
+    rule("race", |kept| signal(Semantics::Ordered, true, kept == Kept::Yes));
+}
+
+#[test]
+fn an_aligned_barrier_needs_the_whole_warp() {
+    rule("divergence", |kept| {
+        let mut b = Bench::new(32, None);
+        let some = b.k.lt(b.thread, if kept == Kept::Yes { 32 } else { 16 });
+        b.k.if_(some, |k| k.sync_threads());
+        b.finish()
+    });
+}
+
+#[test]
+fn a_shuffle_needs_every_lane_of_its_mask() {
+    rule("divergence", |kept| {
+        let mut b = Bench::new(32, None);
+        let some = b.k.lt(b.thread, if kept == Kept::Yes { 32 } else { 31 });
+        b.k.if_(some, |k| {
+            k.broadcast(b.thread);
+        });
+        b.finish()
+    });
+}
+
+#[test]
+fn those_who_meet_at_a_named_barrier_must_agree_on_their_number() {
+    rule("named barrier mismatch", |kept| {
+        let mut b = Bench::new(64, None);
+        let lower = b.k.lt(b.thread, 32);
+        let other = if kept == Kept::Yes { 64 } else { 32 };
+        b.k.if_else(lower, |k| k.named_sync(1, 64), |k| k.named_arrive(1, other));
+        b.finish()
+    });
+}
+
+#[test]
+fn a_named_barrier_that_not_all_reach_is_a_deadlock() {
+    let fault = rule("deadlock", |kept| {
+        let mut b = Bench::new(96, None);
+        let some = b.k.lt(b.thread, if kept == Kept::Yes { 96 } else { 64 });
+        b.k.if_(some, |k| k.named_sync(3, 96));
+        b.finish()
+    });
+    assert!(fault.to_string().contains("named barrier 3, at which 64 of 96 threads have arrived"), "{fault}");
+}
+
+#[test]
+fn a_peek_at_a_barrier_may_fail_and_go_on() {
+    rule("race", |kept| {
+        let mut b = Bench::new(32, None);
+        let words = b.k.shared("words", 4, 4);
+        let bar = with_barrier(&mut b, 1);
+        let first = b.k.eq(b.thread, 0);
+        let early = b.k.try_wait(bar, 0, Scope::Block);
+        b.k.if_(first, |k| {
+            k.store(words.at(0), b.thread);
+            k.arrive(bar);
+        });
+        if kept == Kept::Yes {
+            b.k.unless(early, |k| {
+                k.emit(Barrier::ExpectTx { space: Space::Shared, bar: bar.address(), bytes: Operand::Imm(0) })
+            });
+            b.k.wait(bar, 0);
+        }
+        b.k.load::<U32, _>(words.at(0));
+        b.finish()
+    });
+}

@@ -1,0 +1,174 @@
+//! Blocks of a cluster: reaching into each other's memory, and staying until nobody needs it.
+
+use ptx::instr::{Barrier, Semantics};
+use ptx::{Addr, Cluster, CopyOptions, Kernel, Reg, Scope, Shared, SpecialRegister, U16, U32};
+
+use crate::{Bench, Kept, caught, rule};
+
+fn pair() -> (Bench, Reg<U32>) {
+    let mut b = Bench::new(32, Some([2, 1, 1]));
+    let rank = b.k.special(SpecialRegister::ClusterCtaRank);
+    (b, rank)
+}
+
+fn cluster_barrier(b: &mut Bench) {
+    b.k.cluster_arrive(Semantics::Ordered, true);
+    b.k.cluster_wait(true);
+}
+
+/// Each block writes its words, and reads the other's.
+fn exchange(before: bool, after: bool) -> Kernel {
+    let (mut b, rank) = pair();
+    let words = b.k.shared("words", 128, 16);
+    let base = b.k.shared_address(words);
+    let at = b.k.mul_add(b.thread, 4, base);
+    b.k.store(Addr::<Shared>::of(at), b.thread);
+    if before {
+        cluster_barrier(&mut b);
+    }
+    let other = b.k.xor(rank, 1);
+    let remote = b.k.map_shared(at, other);
+    b.k.load::<U32, Cluster>(Addr::of(remote));
+    if after {
+        cluster_barrier(&mut b);
+    }
+    b.finish()
+}
+
+#[test]
+fn a_block_must_stay_while_others_read_its_memory() {
+    rule("block ended", |kept| exchange(true, kept == Kept::Yes));
+}
+
+#[test]
+fn another_blocks_words_need_a_cluster_barrier() {
+    let broken = exchange(false, true);
+    assert!(exchange(true, true) != broken);
+    for schedule in sim::Schedule::several(8) {
+        let fault = crate::run(&broken, schedule).expect_err("nothing orders the two blocks");
+        assert!(matches!(fault.kind.name(), "race" | "uninitialised read"), "{fault}");
+    }
+}
+
+#[test]
+fn a_cluster_barrier_is_arrived_at_once_and_then_waited_for() {
+    rule("over-arrival", |kept| {
+        let (mut b, _) = pair();
+        b.k.cluster_arrive(Semantics::Ordered, true);
+        if kept == Kept::Yes {
+            b.k.cluster_wait(true);
+        }
+        b.k.cluster_arrive(Semantics::Ordered, true);
+        b.k.cluster_wait(true);
+        b.finish()
+    });
+}
+
+/// Block 1 writes a word of block 0 and arrives there; block 0 waits and reads.
+fn send(scope: Scope) -> Kernel {
+    let (mut b, rank) = pair();
+    let word = b.k.shared("word", 4, 4);
+    let bars = b.k.barriers("bars", 1);
+    let lead = b.k.eq(b.thread, 0);
+    b.k.if_(lead, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.fence_barrier_init();
+    });
+    cluster_barrier(&mut b);
+    let second = b.k.eq(rank, 1);
+    let (writer, first) = (b.k.both(second, lead), b.k.opposite(second));
+    b.k.if_(writer, |k| {
+        let (word, bar) = (k.shared_address(word), k.shared_address(bars.region()));
+        let (word, bar) = (k.map_shared(word, 0), k.map_shared(bar, 0));
+        k.store(Addr::<Cluster>::of(word), b.thread);
+        k.arrive_remote(Addr::of(bar), Semantics::Ordered, scope);
+    });
+    let reader = b.k.both(first, lead);
+    b.k.if_(reader, |k| {
+        k.wait_at(bars.at(0), 0, Scope::Cluster);
+        k.load::<U32, Shared>(word.at(0));
+    });
+    cluster_barrier(&mut b);
+    b.finish()
+}
+
+#[test]
+fn a_remote_arrive_publishes_only_at_cluster_scope() {
+    rule("race", |kept| send(if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
+}
+
+/// Block 0 multicasts a tile into both blocks, again and again; each block says when it has read it, at block scope.
+#[test]
+fn a_remote_arrive_at_block_scope_suffices_to_let_a_copy_overwrite_what_was_read() {
+    rule("race", |kept| {
+        let (mut b, rank) = pair();
+        let tile = b.k.shared("tile", 128, 128);
+        let (full, empty) = (b.k.barriers("full", 1), b.k.barriers("empty", 1));
+        let lead = b.k.eq(b.thread, 0);
+        b.k.if_(lead, |k| {
+            k.barrier_init(full.at(0), 1);
+            k.barrier_init(empty.at(0), 2);
+            k.fence_barrier_init();
+        });
+        cluster_barrier(&mut b);
+        let first = b.k.eq(rank, 0);
+        let producer = b.k.both(first, lead);
+        for round in 0..2 {
+            b.k.when(lead, |k| k.arrive_expecting(full.at(0), 128));
+            b.k.if_(producer, |k| {
+                if kept == Kept::Yes || round == 0 {
+                    k.wait(empty.at(0), 1 - round);
+                }
+                let multicast = Some(k.variable::<U16>(3u16));
+                let options = CopyOptions { multicast, policy: None };
+                k.bulk_load(tile.at(0), Addr::of(b.input), 128, full.at(0), options);
+            });
+            b.k.wait(full.at(0), round);
+            let base = b.k.shared_address(tile);
+            let at = b.k.mul_add(b.thread, 4, base);
+            b.k.load::<U32, Shared>(Addr::of(at));
+            b.k.sync_warp();
+            let bar = b.k.shared_address(empty.region());
+            let bar = b.k.map_shared(bar, 0);
+            b.k.when(lead, |k| k.arrive_remote(Addr::of(bar), Semantics::Ordered, Scope::Block));
+        }
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}
+
+#[test]
+fn a_rank_beyond_the_cluster_is_refused() {
+    let (mut b, _) = pair();
+    let words = b.k.shared("words", 128, 16);
+    let base = b.k.shared_address(words);
+    let one = b.one();
+    let rank = b.k.add(one, 1);
+    b.k.map_shared(base, rank);
+    caught("bad operand", &b.finish());
+}
+
+#[test]
+fn waiting_at_a_cluster_barrier_without_arriving_is_refused() {
+    let (mut b, _) = pair();
+    b.k.emit(Barrier::ClusterWait { aligned: true });
+    caught("bad operand", &b.finish());
+}
+
+#[test]
+fn threads_that_have_exited_are_not_awaited_at_the_clusters_barrier() {
+    rule("deadlock", |kept| {
+        let (mut b, rank) = pair();
+        let never = b.k.barriers("never", 1);
+        let lead = b.k.eq(b.thread, 0);
+        b.k.when(lead, |k| k.barrier_init(never.at(0), 1));
+        b.k.sync_warp();
+        let gone = b.k.eq(rank, 1);
+        b.k.if_(gone, |k| match kept {
+            Kept::Yes => k.exit(),
+            Kept::No => k.wait(never.at(0), 0),
+        });
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}

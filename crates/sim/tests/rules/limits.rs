@@ -1,0 +1,136 @@
+//! Limits of the device, of registers and of launches.
+
+use ptx::tensor_map::{Element, TensorMap};
+use ptx::{Addr, Builder, Global, Launch as Shape, RegisterChange, Target, U32};
+use sim::{Arg, FaultKind, Gpu, Launch, Limits, Schedule};
+
+use crate::{Bench, Kept, caught, device, rule};
+
+#[test]
+fn a_register_must_be_written_before_it_is_read() {
+    let fault = rule("undefined register", |kept| {
+        let mut b = Bench::new(32, None);
+        let word = b.k.register::<U32>();
+        let some = b.k.lt(b.thread, if kept == Kept::Yes { 32 } else { 31 });
+        b.k.when(some, |k| k.set(word, 1));
+        b.k.add(word, 1);
+        b.finish()
+    });
+    assert!(matches!(fault.kind, FaultKind::UndefinedRegister { lanes: 0x8000_0000, .. }), "{fault}");
+}
+
+#[test]
+fn registers_come_from_those_that_others_gave_back() {
+    let fault = rule("deadlock", |kept| {
+        let mut b = Bench::new(384, None);
+        let producer = b.k.lt(b.thread, 128);
+        b.k.if_else(
+            producer,
+            |k| {
+                if kept == Kept::Yes {
+                    k.set_max_registers(RegisterChange::Decrease, 24);
+                }
+            },
+            |k| k.set_max_registers(RegisterChange::Increase, 240),
+        );
+        b.finish()
+    });
+    assert!(fault.to_string().contains("240 registers a thread"), "{fault}");
+}
+
+#[test]
+fn the_warps_of_a_warpgroup_share_one_register_budget() {
+    rule("not uniform", |kept| {
+        let mut b = Bench::new(128, None);
+        let some = b.k.lt(b.thread, if kept == Kept::Yes { 128 } else { 64 });
+        b.k.if_(some, |k| k.set_max_registers(RegisterChange::Decrease, 40));
+        b.finish()
+    });
+}
+
+#[test]
+fn shared_memory_has_a_limit() {
+    let mut b = Bench::new(32, None);
+    b.k.shared("much", 4096, 16);
+    let kernel = b.finish();
+    let run = |shared_bytes: u32| {
+        let mut gpu = Gpu::new(Limits { shared_bytes, ..Limits::h200() });
+        let (input, output) = (gpu.alloc("input", 16), gpu.alloc("output", 16));
+        let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+        gpu.run(&kernel, &launch, Schedule::Earliest)
+    };
+    assert!(run(4096).is_ok());
+    assert_eq!(run(4095).expect_err("one byte too few").kind.name(), "over limit");
+}
+
+#[test]
+fn a_trap_is_reported() {
+    let mut b = Bench::new(32, None);
+    b.k.trap();
+    caught("trap", &b.finish());
+}
+
+#[test]
+fn an_argument_must_suit_its_parameter() {
+    let kernel = Bench::new(32, None).finish();
+    let (mut gpu, mut args) = device();
+    args[1] = Arg::U32(3);
+    let fault = gpu.run(&kernel, &Launch { grid: [1, 1, 1], args }, Schedule::Earliest).expect_err("a bad launch");
+    assert!(fault.to_string().contains("parameter output"), "{fault}");
+}
+
+#[test]
+fn a_box_must_lie_where_its_swizzle_begins() {
+    let run = |offset: u32| {
+        let mut k = Builder::new("boxes", Target::Sm90a, Shape { threads: 32, cluster: None, min_blocks: None });
+        let map = k.tensor_map("map");
+        let tile = k.shared("tile", 2048, 1024);
+        let bars = k.barriers("bars", 1);
+        let map = k.tensor_map_address(map);
+        let elected = k.elect();
+        k.if_(elected, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.fence_barrier_init();
+            k.arrive_expecting(bars.at(0), 1024);
+            k.tensor_load(tile.at(offset), map, &[0.into(), 0.into()], bars.at(0), Default::default());
+            k.wait(bars.at(0), 0);
+        });
+        let mut gpu = Gpu::new(Limits::h200());
+        let data = gpu.upload("data", &[0; 1024]);
+        let map = TensorMap {
+            element: Element::U16,
+            address: data.address,
+            dims: vec![64, 8],
+            strides: vec![128],
+            tile: vec![64, 8],
+            swizzle: ptx::descriptor::Swizzle::B128,
+        };
+        gpu.run(
+            &k.finish().expect("well formed"),
+            &Launch { grid: [1, 1, 1], args: vec![map.into()] },
+            Schedule::Latest,
+        )
+    };
+    assert!(run(0).is_ok());
+    assert_eq!(run(128).expect_err("out of phase").kind.name(), "misaligned");
+}
+
+#[test]
+fn what_the_preceding_grid_writes_is_touched_only_after_waiting_for_it() {
+    let run = |waits: bool| {
+        let mut b = Bench::new(64, None);
+        let first = b.k.lt(b.thread, 32);
+        if waits {
+            b.k.if_(first, |k| k.grid_dependency_wait());
+            b.k.sync_threads();
+        }
+        b.k.load::<U32, _>(Addr::<Global>::of(b.input));
+        let mut gpu = Gpu::new(Limits::h200());
+        let (input, output) = (gpu.upload("input", &[1; 64]), gpu.alloc("output", 64));
+        gpu.await_predecessor(input);
+        let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+        gpu.run(&b.finish(), &launch, Schedule::Random(1))
+    };
+    assert!(run(true).is_ok());
+    assert_eq!(run(false).expect_err("too early").kind.name(), "before grid dependency");
+}

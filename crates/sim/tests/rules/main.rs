@@ -1,0 +1,79 @@
+//! Each rule of the machine: a tiny kernel that breaks exactly it, and its twin that does not.
+
+mod barriers;
+mod clusters;
+mod limits;
+mod memory;
+mod tensor_cores;
+
+use ptx::{Addr, Builder, Global, Kernel, Launch as Shape, Reg, SpecialRegister, Target, U32, U64};
+use sim::{Arg, Fault, Gpu, Launch, Limits, Schedule};
+
+/// Bytes of the two buffers every kernel here is given.
+const BUFFER: usize = 4096;
+
+/// Whether to break the rule.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Yes,
+    No,
+}
+
+/// A kernel under test: it has an input full of ones, an output nobody has written, and its thread index.
+struct Bench {
+    k: Builder,
+    input: Reg<U64>,
+    output: Reg<U64>,
+    thread: Reg<U32>,
+}
+
+impl Bench {
+    fn new(threads: u32, cluster: Option<[u32; 3]>) -> Self {
+        let mut k = Builder::new("rule", Target::Sm90a, Shape { threads, cluster, min_blocks: Some(1) });
+        let (input, output) = (k.pointer("input"), k.pointer("output"));
+        let thread = k.special(SpecialRegister::TidX);
+        Bench { k, input, output, thread }
+    }
+
+    /// A one that only the running kernel can know: what is built from it, the checker of legality lets pass.
+    fn one(&mut self) -> Reg<U32> {
+        self.k.load(Addr::<Global>::of(self.input))
+    }
+
+    fn finish(self) -> Kernel {
+        self.k.finish().expect("the kernel is well formed")
+    }
+}
+
+fn device() -> (Gpu, Vec<Arg>) {
+    let mut gpu = Gpu::new(Limits::h200());
+    let ones: Vec<u8> = (0..BUFFER / 4).flat_map(|_| 1u32.to_le_bytes()).collect();
+    let (input, output) = (gpu.upload("input", &ones), gpu.alloc("output", BUFFER));
+    (gpu, vec![input.into(), output.into()])
+}
+
+fn run(kernel: &Kernel, schedule: Schedule) -> Result<(), Box<Fault>> {
+    let (mut gpu, args) = device();
+    let blocks: u32 = kernel.launch.cluster.map_or(1, |shape| shape.iter().product());
+    gpu.run(kernel, &Launch { grid: [blocks, 1, 1], args }, schedule).map(|_| ())
+}
+
+/// The rule kept passes under every schedule; broken, it is reported by this name under some.
+fn rule(name: &str, kernel: impl Fn(Kept) -> Kernel) -> Fault {
+    let kept = kernel(Kept::Yes);
+    for schedule in Schedule::several(8) {
+        if let Err(fault) = run(&kept, schedule) {
+            panic!("the rule is kept, and yet: {fault}");
+        }
+    }
+    caught(name, &kernel(Kept::No))
+}
+
+/// What a kernel without a lawful twin is reported for, under some schedule.
+fn caught(name: &str, kernel: &Kernel) -> Fault {
+    let faults: Vec<Fault> =
+        Schedule::several(8).into_iter().filter_map(|s| run(kernel, s).err()).map(|f| *f).collect();
+    let others: Vec<String> = faults.iter().map(Fault::to_string).collect();
+    let named = faults.into_iter().find(|fault| fault.kind.name() == name);
+    named.unwrap_or_else(|| panic!("the broken rule is not reported as {name:?}, but: {others:?}"))
+}

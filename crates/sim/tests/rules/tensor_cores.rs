@@ -1,0 +1,149 @@
+//! The tensor cores: whose registers are whose, and what they may read when.
+
+use ptx::descriptor::MatrixLayout;
+use ptx::instr::{Accumulate, WgmmaElement};
+use ptx::{Addr, F16x2, F32, Kernel, MatrixOperand, Reg, Shared, U32};
+
+use crate::{Bench, Kept, caught, rule};
+
+/// What a multiplication kernel does wrong, if anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slip {
+    None,
+    NoProxyFence,
+    NoBlockBarrier,
+    NoRegisterFence,
+    ReadBeforeWait,
+    WriteFragmentBeforeWait,
+    NoWait,
+    PartWarp,
+    Misaligned,
+    Nonuniform,
+    OneWarpSkips,
+}
+
+/// 128 threads fill a tile of B (64 × 16 halves, in rows of 128 bytes) and multiply registers with it.
+fn kernel(slip: Slip) -> Kernel {
+    let mut b = Bench::new(128, None);
+    let tile = b.k.shared("tile", 1024 + 1024, 1024);
+    let base = b.k.shared_address(tile);
+    let at = b.k.mul_add(b.thread, 16, base);
+    let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
+    b.k.store_vector(Addr::<Shared>::of(at), zero);
+    if slip != Slip::NoProxyFence {
+        b.k.fence_async_shared();
+    }
+    if slip != Slip::NoBlockBarrier {
+        b.k.sync_threads();
+    }
+    let acc: [Reg<F32>; 4] = [0.0; 4].map(|zero| b.k.variable(zero));
+    let a: [Reg<F16x2>; 4] = std::array::from_fn(|_| b.k.bits::<F16x2>(0));
+    if slip != Slip::NoRegisterFence {
+        b.k.wgmma_fence();
+    }
+    let layout = MatrixLayout::K_MAJOR_128;
+    let start = match slip {
+        Slip::Misaligned => {
+            let one = b.one();
+            b.k.mul_add(one, 128, base)
+        }
+        Slip::Nonuniform => at,
+        _ => base,
+    };
+    let low = b.k.descriptor_low(layout, start);
+    let desc = b.k.wgmma_descriptor(layout, low);
+    let part = b.k.lt(b.thread, if slip == Slip::PartWarp { 16 } else { 128 });
+    let warps = b.k.lt(b.thread, if slip == Slip::OneWarpSkips { 96 } else { 128 });
+    let all = b.k.both(part, warps);
+    b.k.if_(all, |k| {
+        k.wgmma(&acc, MatrixOperand::F16(a), desc, Accumulate::Add);
+        k.wgmma_commit();
+        match slip {
+            Slip::ReadBeforeWait => {
+                k.add(acc[0], 1.0);
+            }
+            Slip::WriteFragmentBeforeWait => k.set(a[2].cast::<U32>(), 1),
+            _ => {}
+        }
+        if slip != Slip::NoWait {
+            k.wgmma_wait(0);
+        }
+    });
+    b.finish()
+}
+
+fn slip(name: &str, slip: Slip) -> sim::Fault {
+    rule(name, |kept| kernel(if kept == Kept::Yes { Slip::None } else { slip }))
+}
+
+#[test]
+fn what_threads_wrote_needs_a_proxy_fence_before_it_is_multiplied() {
+    let fault = slip("race", Slip::NoProxyFence);
+    assert!(fault.to_string().contains("fence.proxy.async"), "{fault}");
+}
+
+#[test]
+fn what_other_warps_wrote_needs_a_barrier_before_it_is_multiplied() {
+    for schedule in sim::Schedule::several(8) {
+        let fault = crate::run(&kernel(Slip::NoBlockBarrier), schedule).expect_err("nothing orders the warps");
+        assert!(matches!(fault.kind.name(), "race" | "uninitialised read"), "{fault}");
+    }
+}
+
+#[test]
+fn registers_written_need_a_fence_before_they_are_multiplied() {
+    slip("missing wgmma fence", Slip::NoRegisterFence);
+}
+
+#[test]
+fn an_accumulator_may_not_be_read_before_the_wait() {
+    let fault = slip("register in flight", Slip::ReadBeforeWait);
+    assert!(fault.to_string().contains("wgmma.mma_async"), "{fault}");
+}
+
+#[test]
+fn a_fragment_may_not_be_written_before_the_wait() {
+    slip("register in flight", Slip::WriteFragmentBeforeWait);
+}
+
+#[test]
+fn a_block_may_not_end_while_it_multiplies() {
+    slip("unfinished work", Slip::NoWait);
+}
+
+#[test]
+fn a_multiplication_needs_whole_warps() {
+    slip("divergence", Slip::PartWarp);
+}
+
+#[test]
+fn a_multiplication_needs_all_four_warps() {
+    let fault = slip("deadlock", Slip::OneWarpSkips);
+    assert!(fault.to_string().contains("multiplication 1"), "{fault}");
+}
+
+#[test]
+fn a_swizzled_matrix_starts_at_a_multiple_of_its_pattern() {
+    slip("misaligned", Slip::Misaligned);
+}
+
+#[test]
+fn a_descriptor_is_the_same_in_all_lanes() {
+    slip("not uniform", Slip::Nonuniform);
+}
+
+#[test]
+fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
+    let mut b = Bench::new(128, None);
+    let tile = b.k.shared("tile", 8192, 1024);
+    let base = b.k.shared_address(tile);
+    let layout = MatrixLayout::K_MAJOR_128;
+    let low = b.k.descriptor_low(layout, base);
+    let desc = b.k.wgmma_descriptor(layout, low);
+    let acc: [Reg<F32>; 4] = [0.0; 4].map(|zero| b.k.variable(zero));
+    b.k.wgmma_fence();
+    b.k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, desc), desc, Accumulate::Add);
+    let mut kernel = b.finish();
+    kernel.launch.threads = 64;
+    caught("bad operand", &kernel);
+}
