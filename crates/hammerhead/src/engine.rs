@@ -130,12 +130,12 @@ impl Engine {
     /// Computes C of every group, `[m, n]` each, as the output type asks.
     pub fn run(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Vec<Dense<'static>>> {
         let plan = self.plan(layer, activations, output)?;
-        let elements = plan.problem().groups().iter().map(|s| s.m * s.n);
-        let mut results: Vec<Values<'static>> = match output {
-            Output::F16 => elements.map(|e| vec![f16::ZERO; e].into()).collect(),
-            Output::BF16 => elements.map(|e| vec![bf16::ZERO; e].into()).collect(),
-            Output::F32 => elements.map(|e| vec![0f32; e].into()).collect(),
-        };
+        let results = plan.problem().groups().iter().map(|s| match output {
+            Output::F16 => Ok(filled(s.m * s.n, f16::ZERO)?.into()),
+            Output::BF16 => Ok(filled(s.m * s.n, bf16::ZERO)?.into()),
+            Output::F32 => Ok(filled(s.m * s.n, 0f32)?.into()),
+        });
+        let mut results = results.collect::<Result<Vec<Values<'static>>>>()?;
         self.run_planned(&plan, layer, activations, &mut Target::all(&mut results))?;
         let shapes = plan.problem().groups().iter();
         shapes.zip(results).map(|(s, values)| Ok(Dense::new(s.m, s.n, values, 1.0)?)).collect()
@@ -195,6 +195,18 @@ fn best_family() -> Result<Vec<&'static dyn Backend>> {
         Some(error) if family.is_empty() => Err(error),
         _ => Ok(family),
     }
+}
+
+/// Memory for results, or an error where there is none.
+fn filled<T: Copy>(length: usize, value: T) -> Result<Vec<T>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(length).map_err(|_| Error::Memory {
+        bytes: length * size_of::<T>(),
+        what: "the results",
+        source: std::io::ErrorKind::OutOfMemory.into(),
+    })?;
+    memory.resize(length, value);
+    Ok(memory)
 }
 
 fn check_targets(plan: &Plan, targets: &[Target<'_>]) -> Result<()> {

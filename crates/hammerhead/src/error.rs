@@ -49,6 +49,15 @@ pub enum Error {
         clamp: f32,
     },
 
+    /// Gate and up are not of one shape.
+    #[error("the up matrix (b2) is [{}, {}] but the gate matrix (b1) is [{}, {}]; they must be alike", up.0, up.1, gate.0, gate.1)]
+    GateAndUp {
+        /// Rows and k of the gate matrix.
+        gate: (usize, usize),
+        /// Rows and k of the up matrix.
+        up: (usize, usize),
+    },
+
     /// Two operands of one group do not fit together.
     #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
     Mismatch {

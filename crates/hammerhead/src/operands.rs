@@ -81,13 +81,9 @@ pub struct Weights<'a> {
 impl<'a> Weights<'a> {
     /// The two matrices of a gated layer; they must have the same shape.
     pub fn gated(gate: Matrix<'a>, up: Matrix<'a>) -> Result<Self> {
-        if (gate.rows(), gate.k()) != (up.rows(), up.k()) {
-            return Err(Error::Mismatch {
-                group: 0,
-                what: "the shape of the up matrix (b2)",
-                found: format!("[{}, {}]", up.rows(), up.k()),
-                expected: format!("[{}, {}], as the gate matrix (b1) has,", gate.rows(), gate.k()),
-            });
+        let shapes = [&gate, &up].map(|matrix| (matrix.rows(), matrix.k()));
+        if shapes[0] != shapes[1] {
+            return Err(Error::GateAndUp { gate: shapes[0], up: shapes[1] });
         }
         Ok(Self { gate, up: Some(up) })
     }

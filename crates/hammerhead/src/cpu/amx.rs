@@ -438,13 +438,14 @@ unsafe fn zero_sums() {
     }
 }
 
-/// Multiplies every group of rows with every panel of the slab, as many at once as tile registers can hold sums for.
+/// Multiplies every group of rows with every panel of the slab, as many at once as tile registers can hold sums for: one
+/// group with four panels, or three groups with two.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, AmxKernel>) {
     let (groups, panels, tiles) = (product.rows() / TILE_ROWS, product.panels(), product.depth() / AmxKernel::BLOCKS);
-    let together = if panels <= 2 { 3 } else { 1 };
+    let together = if groups == 1 { (1, 4) } else { (3, 2) };
     // Sums that are complete in one pass, and are the only ones of the tile, stay in the registers.
-    let stay = product.alone && groups <= together;
+    let stay = product.alone && groups <= together.0 && panels <= together.1;
     let mut walk = Walk {
         pace: Pace::new(ahead.remaining(), groups * panels * tiles),
         zero: product.fresh,
@@ -453,18 +454,20 @@ unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, Am
         product,
         tiles,
     };
-    for first in (0..groups).step_by(together) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match (together.min(groups - first), panels) {
-                (1, 1) => walk.pass::<1, 1>(first, ahead),
-                (1, 2) => walk.pass::<1, 2>(first, ahead),
-                (1, 3) => walk.pass::<1, 3>(first, ahead),
-                (1, _) => walk.pass::<1, 4>(first, ahead),
-                (2, 1) => walk.pass::<2, 1>(first, ahead),
-                (2, _) => walk.pass::<2, 2>(first, ahead),
-                (_, 1) => walk.pass::<3, 1>(first, ahead),
-                _ => walk.pass::<3, 2>(first, ahead),
+    for panel in (0..panels).step_by(together.1) {
+        for group in (0..groups).step_by(together.0) {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match (together.0.min(groups - group), together.1.min(panels - panel)) {
+                    (1, 1) => walk.pass::<1, 1>(group, panel, ahead),
+                    (1, 2) => walk.pass::<1, 2>(group, panel, ahead),
+                    (1, 3) => walk.pass::<1, 3>(group, panel, ahead),
+                    (1, _) => walk.pass::<1, 4>(group, panel, ahead),
+                    (2, 1) => walk.pass::<2, 1>(group, panel, ahead),
+                    (2, _) => walk.pass::<2, 2>(group, panel, ahead),
+                    (_, 1) => walk.pass::<3, 1>(group, panel, ahead),
+                    _ => walk.pass::<3, 2>(group, panel, ahead),
+                }
             }
         }
     }
@@ -490,18 +493,20 @@ impl Walk<'_> {
     unsafe fn pass<const GROUPS: usize, const PANELS: usize>(
         &mut self,
         first: usize,
+        first_panel: usize,
         ahead: &mut Expansion<'_, AmxKernel>,
     ) {
         let Product { tokens, group_len, blocks, slab, sums, .. } = &mut self.product;
         let start = blocks.start / AmxKernel::BLOCKS;
         let rows = tokens.len() / *group_len * TILE_ROWS;
         let token = |group: usize| tokens[(first + group) * *group_len + start..][..self.tiles].as_ptr().cast::<u8>();
-        let weight = |panel: usize| slab.panel(panel)[..self.tiles * AmxKernel::BLOCKS].as_ptr().cast::<u8>();
+        let weight =
+            |panel: usize| slab.panel(first_panel + panel)[..self.tiles * AmxKernel::BLOCKS].as_ptr().cast::<u8>();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(token);
         let mut b: [*const u8; PANELS] = std::array::from_fn(weight);
         let sums: [*mut u8; SUM_TILES] = std::array::from_fn(|tile| {
             let (group, panel) = (tile / PANELS % GROUPS, tile % PANELS);
-            sums[panel * rows + (first + group) * TILE_ROWS..][..TILE_ROWS].as_mut_ptr().cast::<u8>()
+            sums[(first_panel + panel) * rows + (first + group) * TILE_ROWS..][..TILE_ROWS].as_mut_ptr().cast::<u8>()
         });
         let pace = &mut self.pace;
         macro_rules! ahead {
