@@ -58,6 +58,9 @@ struct Row {
     caught_by: String,
     /// The schedule under which it was caught.
     schedule: Option<String>,
+    /// All that the simulator says about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    finding: Option<String>,
     /// Why it is no mistake, if it is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
@@ -93,12 +96,18 @@ pub fn sim(args: &Args) -> Result<()> {
 }
 
 fn row((mutant, verdict): &(Mutant, Verdict)) -> Row {
-    let (caught_by, schedule, reason) = match verdict {
-        Verdict::Caught(finding) => (finding.name(), Some(finding.schedule().to_string()), None),
+    let (caught_by, finding, reason) = match verdict {
+        Verdict::Caught(finding) => (finding.name(), Some(finding), None),
         Verdict::Equivalent(reason) => ("equivalent", None, Some(*reason)),
         Verdict::Missed => ("NOT CAUGHT", None, None),
     };
-    Row { mutation: mutant.name.clone(), caught_by: caught_by.to_owned(), schedule, reason }
+    Row {
+        mutation: mutant.name.clone(),
+        caught_by: caught_by.to_owned(),
+        schedule: finding.map(|finding| finding.schedule().to_string()),
+        finding: finding.map(ToString::to_string),
+        reason,
+    }
 }
 
 fn text(report: &Report) -> String {
