@@ -1,6 +1,6 @@
 //! What becomes of the sums: C = gate(α₁·S1) ∘ (α₂·S2), element by element, one thread each.
 //!
-//! S1 and S2 come from the GEMM as f32 planes. Where tokens were split into several parts (see [`super::tokens`]) a plane
+//! S1 and S2 come from the GEMM as f32 planes. Where tokens were split into several parts (see `tokens`) a plane
 //! has a slab for each, the leading part first; part j counts 2⁻¹¹ʲ. They are joined from the smallest part up, with one
 //! rounding each.
 //!

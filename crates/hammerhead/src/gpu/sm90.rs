@@ -8,7 +8,7 @@
 //! A block computes `tokens` tokens × 64 weight rows per consumer warpgroup, for all of k. One producer thread keeps a
 //! pipeline of stages filled: per stage 64 of k, tokens through a tensor map (128-byte swizzle, zeros out of bounds) and
 //! one packed chunk of weights per consumer (see [`super::pack`]) by bulk copy. Two barriers a stage carry the
-//! protocol, and [`Pipeline`] is the only place that touches them:
+//! protocol, and `Pipeline` is the only place that touches them:
 //!
 //! - *full*: one arrival by the producer, with the stage's bytes; completes when they have landed. Consumers wait.
 //! - *empty*: one arrival per consumer warp, once it has read the stage for the last time. The producer waits.

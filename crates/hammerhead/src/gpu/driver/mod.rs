@@ -1,6 +1,6 @@
 //! The CUDA driver, as far as we need it: a context, modules made from PTX, memory, streams, events, tensor maps, launches.
 //!
-//! Loaded at run time from the driver's own library (see [`symbols`]): no toolkit, nothing of NVIDIA's at build time, and
+//! Loaded at run time from the driver's own library (see `symbols`): no toolkit, nothing of NVIDIA's at build time, and
 //! where it is missing, too old, or without a GPU, [`Context::open`] says so and what to do ([`Absent`]). Every status is
 //! looked at; one that is not success becomes [`Error::Driver`] with the call's name and the driver's own words.
 //!
