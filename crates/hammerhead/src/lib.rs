@@ -1,10 +1,8 @@
-//! Gated dual GEMMs on NVFP4 data, exact and fast.
+#![doc = include_str!("../../../README.md")]
 //!
-//! `C = silu(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`: the hot operation of every gated feed-forward layer, alone or over a ragged group
-//! of experts. Load weights once with an [`Engine`], then run it on tokens:
-#![doc = include_str!("../../../docs/example.md")]
+//! # The rooms
 //!
-//! The rooms: [`Problem`] says what to compute and [`Config`] how. A [`backend::Backend`] answers which configurations
+//! [`Problem`] says what to compute and [`Config`] how. A [`backend::Backend`] answers which configurations
 //! are legal, lays weights out and runs. [`Plan`] chooses. [`mod@reference`] is the operation in its simplest form, [`bound`]
 //! derives how far a backend may be from it, [`cases`] lists the problems on which that is checked, and [`verify`]
 //! checks it.

@@ -78,10 +78,6 @@ impl Kernel for IntegerKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn parts(&self) -> usize {
-        1
-    }
-
     fn group_len(&self, blocks: usize) -> usize {
         blocks
     }
@@ -189,20 +185,12 @@ impl Kernel for FloatKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn parts(&self) -> usize {
-        1
-    }
-
     fn group_len(&self, blocks: usize) -> usize {
         blocks * BLOCK
     }
 
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
         source.activations.unscaled_row(group, out);
-    }
-
-    fn unit(&self, _: Source<'_>) -> f64 {
-        1.0
     }
 
     #[inline(always)]

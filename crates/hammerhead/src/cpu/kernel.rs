@@ -46,7 +46,9 @@ pub(super) trait Kernel: Sync + Sized {
     const PANELS: usize;
 
     /// Prepared rows that one token becomes: their sums are added in the end.
-    fn parts(&self) -> usize;
+    fn parts(&self) -> usize {
+        1
+    }
 
     /// Token elements that a group of [`Self::ROWS`] rows takes, K being so many blocks.
     fn group_len(&self, blocks: usize) -> usize;
@@ -55,7 +57,9 @@ pub(super) trait Kernel: Sync + Sized {
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [Self::Token]);
 
     /// What the sums must be multiplied with, beside the global scales: a power of two.
-    fn unit(&self, source: Source<'_>) -> f64;
+    fn unit(&self, _: Source<'_>) -> f64 {
+        1.0
+    }
 
     /// Expands one block: a scale a column, then two vectors of codes.
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut Self::Block);

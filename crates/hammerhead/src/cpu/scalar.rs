@@ -63,20 +63,12 @@ impl Kernel for ScalarKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn parts(&self) -> usize {
-        1
-    }
-
     fn group_len(&self, blocks: usize) -> usize {
         blocks * BLOCK
     }
 
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
         source.activations.unscaled_row(group, out);
-    }
-
-    fn unit(&self, _: Source<'_>) -> f64 {
-        1.0
     }
 
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
