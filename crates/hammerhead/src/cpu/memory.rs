@@ -28,13 +28,19 @@ pub(super) struct Lease<'a, T: Pod> {
 }
 
 impl Arena {
-    /// So many elements: the smallest free piece that has room, or a new one.
+    /// So many elements: the smallest free piece that has room, or a new one. Where none has room, the largest is let go for
+    /// the new one, so that there are never more pieces than were once in use together.
     pub(super) fn take<T: Pod>(&self, length: usize) -> Result<Lease<'_, T>> {
         let bytes = (length * size_of::<T>()).max(1);
         let kept = self.free.lock().ok().and_then(|mut free| {
-            let fits = free.iter().enumerate().filter(|(_, piece)| piece.len() >= bytes);
-            let (index, _) = fits.min_by_key(|(_, piece)| piece.len())?;
-            Some(free.swap_remove(index))
+            free.sort_by_key(|piece| piece.len());
+            match free.iter().position(|piece| piece.len() >= bytes) {
+                Some(index) => Some(free.remove(index)),
+                None => {
+                    free.pop();
+                    None
+                }
+            }
         });
         let memory = match kept {
             Some(piece) => piece,
@@ -91,5 +97,14 @@ mod tests {
         let again = arena.take::<u64>(400).unwrap();
         assert_eq!((again.as_ptr().addr(), again.len()), (place.addr(), 400));
         assert_ne!(arena.take::<u8>(1).unwrap().as_ptr().addr(), place.addr());
+    }
+
+    #[test]
+    fn a_piece_that_has_become_too_small_is_let_go_for_a_larger_one() {
+        let arena = Arena::default();
+        for length in 1..100 {
+            drop(arena.take::<u8>(length * 10_000).unwrap());
+        }
+        assert_eq!(arena.free.lock().unwrap().len(), 1);
     }
 }
