@@ -127,7 +127,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let engine = args.how.engine()?;
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
-    let mut floor = Floor::new()?;
+    let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut measured = Vec::new();
     for batch in batches(&cases, memory::free().map_or(f64::INFINITY, |free| SHARE * free))? {

@@ -1,8 +1,8 @@
 //! The least time that this machine could take: its rates, sampled between the timings that are judged by them.
 
-use hammerhead::Problem;
-use hammerhead::cpu::Threads;
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
+use hammerhead::cpu::{self, Threads};
+use hammerhead::{Engine, Problem};
 use serde::Serialize;
 
 use crate::timing::Spread;
@@ -49,13 +49,15 @@ impl Rate {
 }
 
 impl Floor {
-    /// Sets the probe up; where memory is short there is none, and no floor either.
-    pub fn new() -> Result<Self> {
+    /// Sets the probe up. There is none, and no floor, where memory is short, and where not the processor computes: it is
+    /// the processor's rates that are sampled.
+    pub fn new(engine: &Engine) -> Result<Self> {
+        let processor = engine.backends().iter().all(|backend| backend.layout() == cpu::LAYOUT);
         let roomy = memory::free().is_none_or(|free| free > PROBE_ROOM);
-        if !roomy {
+        if processor && !roomy {
             console::remark("note: too little memory is free to measure this machine's floor");
         }
-        Ok(Self { prober: roomy.then(Prober::new).transpose()?, samples: Vec::new() })
+        Ok(Self { prober: (processor && roomy).then(Prober::new).transpose()?, samples: Vec::new() })
     }
 
     /// Takes one sample.

@@ -243,7 +243,7 @@ fn run_suites(args: &Args) -> Result<()> {
     let suites = if args.suite.is_empty() { vec![Suite::Dual, Suite::Group] } else { args.suite.clone() };
     let cases = options::cases(&suites, args.all)?;
     let engine = args.how.engine()?;
-    let mut floor = Floor::new()?;
+    let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut rows = Vec::new();
     for case in &cases {
