@@ -10,9 +10,10 @@
 //! are scaled up by a power of two in return, so that the sums stand in the middle of f32's range: AMX takes subnormal
 //! numbers for zero, and there are none, but for products 2¹²⁴ times smaller than their group's largest activation.
 //!
-//! **Products**: one tile of 16 token rows against four panels (two of gate, two of up), so that each token tile, which
-//! comes from the second-level cache, is used four times, while the expanded weights stay in the first. Between the tile
-//! instructions, which take 16 cycles each, there is room for the expansion of the next slab.
+//! **Products**: six tile registers can hold sums, so three groups of 16 token rows meet a gate panel and an up panel, or
+//! one group meets two of each. Between the tile instructions, which take 16 cycles each, there is room for the expansion
+//! of what comes next. Two loops do that: `Stream` for a tile whose sums stay in registers along all of K, and `Walk` for
+//! any other.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

@@ -12,7 +12,8 @@
 //! The order in which an element's products are added depends on the configuration alone, so results are the same to
 //! the bit for any number of threads.
 //!
-//! Working memory, beside the operands: prepared tokens (at most 12 bytes an activation); for each thread the slabs
+//! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
+//! groups of the kernel's); for each thread the slabs
 //! (`stages` × panels × `depth`) and the sums of one tile; for two-pass two f32 planes of C's size. Nothing grows with
 //! N·K.
 
@@ -185,8 +186,9 @@ struct Scratch<'a, K: Kernel> {
 impl<'a, K: Kernel> Scratch<'a, K> {
     fn new(config: &'a Config, arena: &'a Arena, sums: usize) -> Result<Self> {
         let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
-        // Both matrices may be walked together, with all their sums in the first.
-        let sums = [arena.take(2 * sums)?, arena.take(sums)?];
+        // Matrices that are walked together have all their sums in the first.
+        let apart = config.strategy == Strategy::Sequential;
+        let sums = [arena.take(if apart { sums } else { 2 * sums })?, arena.take(if apart { sums } else { 0 })?];
         Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums })
     }
 
