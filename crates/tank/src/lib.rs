@@ -1,0 +1,10 @@
+//! The tank: how an optimisation earns its place.
+//!
+//! A claim is written down first, judged by sharks of distinct temperaments, checked for correctness before any clock
+//! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
+
+pub mod contestant;
+mod error;
+pub mod referee;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! The referee: correct first, then paired timing.
