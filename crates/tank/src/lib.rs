@@ -4,7 +4,9 @@
 //! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
 
 pub mod contestant;
+pub mod entry;
 mod error;
 pub mod referee;
+pub mod sitting;
 
 pub use error::{Error, Result};
