@@ -5,7 +5,9 @@ use hammerhead::cases::{self, Case, Instance, Suite};
 use hammerhead::cpu::{LAYOUT, Threads};
 use hammerhead::gpu::simulated;
 use hammerhead::verify::{Expected, Report};
-use hammerhead::{BACKEND_VARIABLE, Config, Engine, Options, Plan, Problem, Request, Strategy, Tile, backend};
+use hammerhead::{
+    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Plan, Problem, Request, Schedule, Strategy, Tile, backend,
+};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -253,7 +255,7 @@ fn way(plan: &Plan) -> (&'static str, Config) {
 }
 
 /// Every strategy as planned; and, if that is not enough, with tiles that cut small problems in many pieces, in a few
-/// and not at all, and with one to four stages.
+/// and not at all, with one to four stages, and staged and persistent.
 fn requests(many: bool) -> Vec<Request> {
     let mut requests = Vec::new();
     for strategy in Strategy::ALL {
@@ -266,6 +268,8 @@ fn requests(many: bool) -> Vec<Request> {
             let stages = if strategy == Strategy::PingPong { stages.max(2) } else { stages };
             requests.push(Request { tile, depth: Some(depth), stages: Some(stages), ..as_planned });
         }
+        let (epilogue, schedule) = (Some(Epilogue::Staged), Some(Schedule::Persistent));
+        requests.extend(many.then_some(Request { epilogue, schedule, ..as_planned }));
     }
     requests
 }

@@ -20,7 +20,7 @@ fn ptx_is_one_module_with_every_kernel_and_what_it_takes() {
     assert!(text.is_ascii(), "the assembler takes nothing else");
     assert_eq!(text.matches(".target sm_90a").count(), 1);
     for part in [
-        "// 64x200x320, gate silu, result f16: strategy=two-pass,tile=64x128,depth=64,stages=3\n",
+        "// 64x200x320, gate silu, result f16: strategy=two-pass,tile=64x128,depth=64,stages=3,epilogue=direct,schedule=tile\n",
         ".visible .entry nvfp4_gemm_plain(",
         ".visible .entry join(",
         "nvfp4_gemm_plain: 384 threads a block, 38448 bytes of shared memory",

@@ -41,11 +41,7 @@ impl FromStr for Strategy {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Strategy::ALL.into_iter().find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
-            what: "strategy",
-            name: name.to_owned(),
-            known: "two-pass, sequential, interleaved, ping-pong".to_owned(),
-        })
+        named("strategy", &Strategy::ALL, name)
     }
 }
 
@@ -79,6 +75,80 @@ impl FromStr for Tile {
     }
 }
 
+/// How finished values get to C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Epilogue {
+    /// Each piece is written as soon as it is finished.
+    Direct,
+    /// Pieces are gathered in fast memory first and written as longer runs.
+    Staged,
+}
+
+impl Epilogue {
+    /// Every epilogue, simplest first.
+    pub const ALL: [Epilogue; 2] = [Epilogue::Direct, Epilogue::Staged];
+}
+
+impl fmt::Display for Epilogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Epilogue::Direct => "direct",
+            Epilogue::Staged => "staged",
+        })
+    }
+}
+
+impl FromStr for Epilogue {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        named("epilogue", &Epilogue::ALL, name)
+    }
+}
+
+/// Who computes which tile, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Schedule {
+    /// A worker for each tile: a block of its own on a GPU; on a CPU, the next thread that is free.
+    PerTile,
+    /// As many workers as the machine has room for, each with its share of the tiles, settled beforehand.
+    Persistent,
+    /// Two workers a tile, each with half of K.
+    SplitK,
+}
+
+impl Schedule {
+    /// Every schedule, simplest first.
+    pub const ALL: [Schedule; 3] = [Schedule::PerTile, Schedule::Persistent, Schedule::SplitK];
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Schedule::PerTile => "tile",
+            Schedule::Persistent => "persistent",
+            Schedule::SplitK => "split-k",
+        })
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        named("schedule", &Schedule::ALL, name)
+    }
+}
+
+/// The one of these with that name.
+fn named<T: Copy + fmt::Display>(what: &'static str, all: &[T], name: &str) -> Result<T> {
+    all.iter().copied().find(|each| each.to_string() == name).ok_or_else(|| Error::UnknownName {
+        what,
+        name: name.to_owned(),
+        known: all.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
+    })
+}
+
 /// How to compute: complete, and legal for a problem once a backend's `check` has said so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Config {
@@ -90,12 +160,18 @@ pub struct Config {
     pub depth: usize,
     /// How many such dequantised panels are held.
     pub stages: usize,
+    /// How finished values get to C.
+    pub epilogue: Epilogue,
+    /// Who computes which tile.
+    pub schedule: Schedule,
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!("strategy={},tile={},depth={},stages={}", self.strategy, self.tile, self.depth, self.stages);
-        f.pad(&text)
+        let Config { strategy, tile, depth, stages, epilogue, schedule } = self;
+        f.pad(&format!(
+            "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}"
+        ))
     }
 }
 
@@ -110,6 +186,10 @@ pub struct Request {
     pub depth: Option<usize>,
     /// How many dequantised panels are held.
     pub stages: Option<usize>,
+    /// How finished values get to C.
+    pub epilogue: Option<Epilogue>,
+    /// Who computes which tile.
+    pub schedule: Option<Schedule>,
 }
 
 impl Request {
@@ -120,6 +200,8 @@ impl Request {
             tile: self.tile.unwrap_or(config.tile),
             depth: self.depth.unwrap_or(config.depth),
             stages: self.stages.unwrap_or(config.stages),
+            epilogue: self.epilogue.unwrap_or(config.epilogue),
+            schedule: self.schedule.unwrap_or(config.schedule),
         }
     }
 }
@@ -131,6 +213,8 @@ impl From<Config> for Request {
             tile: Some(config.tile),
             depth: Some(config.depth),
             stages: Some(config.stages),
+            epilogue: Some(config.epilogue),
+            schedule: Some(config.schedule),
         }
     }
 }
@@ -152,7 +236,9 @@ impl FromStr for Request {
                 "tile" => request.tile = Some(value.parse()?),
                 "depth" => request.depth = Some(number()?),
                 "stages" => request.stages = Some(number()?),
-                _ => return Err(refuse("known keys are strategy, tile, depth and stages")),
+                "epilogue" => request.epilogue = Some(value.parse()?),
+                "schedule" => request.schedule = Some(value.parse()?),
+                _ => return Err(refuse("known keys are strategy, tile, depth, stages, epilogue and schedule")),
             }
         }
         Ok(request)
@@ -165,8 +251,14 @@ mod tests {
 
     #[test]
     fn a_config_reads_back_as_itself() {
-        let config =
-            Config { strategy: Strategy::PingPong, tile: Tile { tokens: 128, columns: 64 }, depth: 256, stages: 2 };
+        let config = Config {
+            strategy: Strategy::PingPong,
+            tile: Tile { tokens: 128, columns: 64 },
+            depth: 256,
+            stages: 2,
+            epilogue: Epilogue::Staged,
+            schedule: Schedule::SplitK,
+        };
         assert_eq!(config.to_string().parse::<Request>().unwrap(), Request::from(config));
     }
 
@@ -187,6 +279,8 @@ mod tests {
             ("stages=-1", "stages=-1"),
             ("colour=red", "colour=red"),
             ("strategy=fast", "fast"),
+            ("epilogue=tma", "direct, staged"),
+            ("schedule=stream-k", "tile, persistent, split-k"),
             ("interleaved", "interleaved"),
         ] {
             let error = text.parse::<Request>().unwrap_err().to_string();

@@ -23,7 +23,7 @@ pub mod reference;
 pub mod verify;
 
 pub use backend::{Backend, Cost};
-pub use config::{Config, Request, Strategy, Tile};
+pub use config::{Config, Epilogue, Request, Schedule, Strategy, Tile};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
 pub use error::{Error, Result};
 pub use format;

@@ -71,7 +71,8 @@ fn assert_correct(case: &Case, seed: u64, backend: &'static dyn Backend, wanted:
     }
 }
 
-/// Every strategy with tiles that cut the cases in one piece, in a few and in many, and one to three stages.
+/// Every strategy with tiles that cut the cases in one piece, in a few and in many, and one to three stages; the other
+/// epilogue and the other schedule with some of them.
 fn requests() -> Vec<Request> {
     let mut requests = vec![String::new()];
     for strategy in Strategy::ALL {
@@ -81,6 +82,7 @@ fn requests() -> Vec<Request> {
         if strategy != Strategy::PingPong {
             requests.push(format!("strategy={strategy},stages=1"));
         }
+        requests.push(format!("strategy={strategy},tile=32x48,epilogue=staged,schedule=persistent"));
     }
     requests.iter().map(|request| request.parse().unwrap()).collect()
 }
@@ -117,8 +119,10 @@ fn results_are_the_same_to_the_bit_for_any_number_of_threads() {
     for backend in available() {
         for case in cases::suite(Suite::Edge).iter().filter(|c| c.why.contains("groups") || c.groups[0].m > 30) {
             let instance = case.instance(7).unwrap();
-            let cut = |strategy| format!("strategy={strategy},tile=32x32,depth=128,stages=2").parse().unwrap();
-            for request in tried(backend, &instance.problem, &Strategy::ALL.map(cut)) {
+            let cut = |strategy| format!("strategy={strategy},tile=32x32,depth=128,stages=2");
+            let mut cuts: Vec<Request> = Strategy::ALL.map(|strategy| cut(strategy).parse().unwrap()).to_vec();
+            cuts.push(format!("{},schedule=persistent", cut(Strategy::Interleaved)).parse().unwrap());
+            for request in tried(backend, &instance.problem, &cuts) {
                 let bits = |threads| format!("{:?}", compute(&engine(backend.name(), threads, request), &instance));
                 let alone = bits(1);
                 for threads in [2, 5] {

@@ -420,28 +420,62 @@ pub(super) struct Finish<'a> {
     pub tokens: Range<usize>,
     pub columns: Range<usize>,
     pub out: &'a SharedTarget,
+    /// Room for a row of the tile, where rows are to be finished before they are written.
+    pub staging: Option<&'a mut [Lanes]>,
 }
 
 impl Finish<'_> {
-    /// Scales, gates, rounds and stores every token of the tile, 16 columns at a time. Inlined into each instruction set's
-    /// own function, with its way to round to half precision, so that the loops become its vector code.
+    /// Scales, gates, rounds and stores every token of the tile, 16 columns at a time: panel after panel, or row after
+    /// row where there is room to gather one. Inlined into each instruction set's own function, with its way to round to
+    /// half precision, so that the loops become its vector code.
     #[inline(always)]
-    pub(super) fn write(&self, half: impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS]) {
+    pub(super) fn write(mut self, half: impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS]) {
         let scales = self.alpha.map(Scale::new);
-        for panel in 0..self.columns.len().div_ceil(COLUMNS) {
-            let start = self.columns.start + panel * COLUMNS;
-            let columns = start..self.columns.end.min(start + COLUMNS);
-            let (gate, up) = (self.gate.panel(panel), self.up.panel(panel));
-            for (index, token) in self.tokens.clone().enumerate() {
-                let rows = index * self.parts..(index + 1) * self.parts;
-                let mut result = scales[0].apply(&gate[rows.clone()]);
-                if self.function != Gate::None {
-                    self.function.apply_rows(&mut result, &scales[1].apply(&up[rows]));
+        let panels = self.columns.len().div_ceil(COLUMNS);
+        match self.staging.take() {
+            None => {
+                for panel in 0..panels {
+                    for index in 0..self.tokens.len() {
+                        self.store(index, panel, &self.result(&scales, index, panel), &half);
+                    }
                 }
-                // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.
-                unsafe { self.out.store(token, columns.clone(), &result, &half) };
+            }
+            Some(row) => {
+                for index in 0..self.tokens.len() {
+                    for (panel, lanes) in row[..panels].iter_mut().enumerate() {
+                        lanes.0 = self.result(&scales, index, panel);
+                    }
+                    for (panel, lanes) in row[..panels].iter().enumerate() {
+                        self.store(index, panel, &lanes.0, &half);
+                    }
+                }
             }
         }
+    }
+
+    /// A token's results in one panel.
+    #[inline(always)]
+    fn result(&self, scales: &[Scale; 2], index: usize, panel: usize) -> [f32; COLUMNS] {
+        let rows = index * self.parts..(index + 1) * self.parts;
+        let mut result = scales[0].apply(&self.gate.panel(panel)[rows.clone()]);
+        if self.function != Gate::None {
+            self.function.apply_rows(&mut result, &scales[1].apply(&self.up.panel(panel)[rows]));
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn store(
+        &self,
+        index: usize,
+        panel: usize,
+        result: &[f32; COLUMNS],
+        half: &impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS],
+    ) {
+        let start = self.columns.start + panel * COLUMNS;
+        let columns = start..self.columns.end.min(start + COLUMNS);
+        // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.
+        unsafe { self.out.store(self.tokens.start + index, columns, result, half) };
     }
 }
 

@@ -10,7 +10,7 @@ use format::BLOCK;
 use super::kernel::{Kernel, Lanes};
 use super::pack::{CHUNK, COLUMNS};
 use crate::config::Tile;
-use crate::{Config, Cost, Error, Problem, Result, Shape, Strategy};
+use crate::{Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy};
 
 /// Bytes a second that one thread reads from memory, and all together.
 const THREAD_BANDWIDTH: f64 = 13e9;
@@ -85,7 +85,8 @@ impl Rates {
         let tokens = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).min(config.tile.tokens);
         let columns = problem.groups().iter().map(|s| s.n).max().unwrap_or(0).min(config.tile.columns);
         let rows = self.row_groups(tokens) * self.rows;
-        let sums = problem.matrices() * columns.div_ceil(COLUMNS) * rows * size_of::<Lanes>();
+        let staged = if config.epilogue == Epilogue::Staged { 1 } else { 0 };
+        let sums = (problem.matrices() * rows + staged) * columns.div_ceil(COLUMNS) * size_of::<Lanes>();
         let shared: usize = problem
             .groups()
             .iter()
@@ -111,22 +112,27 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
     for tokens in tokens {
         for (columns, depth) in [(32, 128), (32, 256), (128, 256), (512, 256)] {
             for (strategy, stages) in Strategy::ALL.into_iter().zip([1, 1, 1, 2]) {
-                configs.push(Config { strategy, tile: Tile { tokens, columns }, depth, stages });
+                configs.push(plain(strategy, Tile { tokens, columns }, depth, stages));
             }
         }
     }
     let streamed = rates.stream.map_or(&[][..], |(_, tiles)| tiles);
     for &(rows, columns) in streamed.iter().filter(|(rows, _)| rows % rates.parts == 0) {
         let tile = Tile { tokens: rows / rates.parts, columns };
-        configs.push(Config { strategy: Strategy::PingPong, tile, depth: CHUNK, stages: 2 });
+        configs.push(plain(Strategy::PingPong, tile, CHUNK, 2));
     }
     configs.retain(|config| legal(problem, config, rates, threads).is_ok());
     configs
 }
 
+/// A configuration with the epilogue and the schedule that are simplest: the model does not tell the others from them.
+fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config {
+    Config { strategy, tile, depth, stages, epilogue: Epilogue::Direct, schedule: Schedule::PerTile }
+}
+
 /// Says why a configuration cannot be run.
 fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages } = *config;
+    let Config { strategy, tile, depth, stages, schedule, .. } = *config;
     if tile.tokens == 0 || !(tile.tokens * rates.parts).is_multiple_of(rates.rows) {
         let multiple =
             (1..=rates.rows).find(|tokens| (tokens * rates.parts).is_multiple_of(rates.rows)).unwrap_or(rates.rows);
@@ -146,6 +152,9 @@ fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> R
     }
     if strategy == Strategy::PingPong && stages < 2 {
         return Err("ping-pong with one stage has nowhere to expand the next panel; take at least two stages".into());
+    }
+    if schedule == Schedule::SplitK {
+        return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());
     }
     let sums = tile.tokens.checked_mul(rates.parts * 8).and_then(|bytes| bytes.checked_mul(tile.columns));
     let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));

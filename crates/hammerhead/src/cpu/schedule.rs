@@ -1,7 +1,8 @@
 //! The order of the work, the same for every instruction set.
 //!
-//! A problem is cut into tiles of C over all its groups, largest first, and the threads take them from one queue: a
-//! group without tokens has no tiles and costs nothing. Inside a tile the strategy decides:
+//! A problem is cut into tiles of C over all its groups, largest first: a group without tokens has no tiles and costs
+//! nothing. The threads take them from one queue, or (the *persistent* schedule) each has its share from the start.
+//! Inside a tile the strategy decides:
 //!
 //! - *two-pass*: no tile ever sees both matrices; the whole gate product goes to a plane of f32, then the whole up
 //!   product, then the planes are joined;
@@ -14,7 +15,7 @@
 //!
 //! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
 //! groups of the kernel's); for each thread the slabs
-//! (`stages` × panels × `depth`) and the sums of one tile; for two-pass two f32 planes of C's size. Nothing grows with
+//! (`stages` × panels × `depth`), the sums of one tile and one row of results if those are staged; for two-pass two f32 planes of C's size. Nothing grows with
 //! N·K.
 
 use std::ops::Range;
@@ -33,7 +34,7 @@ use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix};
 use super::target::SharedTarget;
 use super::threads::Threads;
 use crate::backend::{Operands, Target};
-use crate::{Config, Gate, Problem, Result, Shape, Strategy};
+use crate::{Config, Epilogue, Gate, Problem, Result, Schedule, Shape, Strategy};
 
 /// Bytes of tokens below which preparing them is not worth waking the other threads.
 const SERIAL_TOKENS: usize = 1 << 17;
@@ -163,33 +164,40 @@ fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, 
     // Taken before the threads start, so that a lack of memory is an error of the run.
     let workers = threads.count().min(tiles.len());
     let scratch =
-        (0..workers).map(|_| Scratch::new(config, &threads.memory, rows * panels)).collect::<Result<Vec<_>>>()?;
-    let (scratch, next) = (Mutex::new(scratch), AtomicUsize::new(0));
+        (0..workers).map(|_| Scratch::new(config, &threads.memory, rows, panels)).collect::<Result<Vec<_>>>()?;
+    let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
     threads.run(|| {
-        let Some(mut scratch) = scratch.lock().ok().and_then(|mut scratch| scratch.pop()) else { return };
+        let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
         kernel.enter();
-        while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
-            scratch.compute(kernel, &groups[tile.group], tile, gate);
+        let mut compute = |tile: &Tile| scratch.compute(kernel, &groups[tile.group], tile, gate);
+        if config.schedule == Schedule::Persistent {
+            tiles.iter().skip(worker).step_by(workers).for_each(compute);
+        } else {
+            while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
+                compute(tile);
+            }
         }
         kernel.leave();
     });
     Ok(())
 }
 
-/// What one thread works in: slabs, and the sums of a tile for each matrix.
+/// What one thread works in: slabs, the sums of a tile for each matrix, and a row of results where those are staged.
 struct Scratch<'a, K: Kernel> {
     config: &'a Config,
     slabs: Vec<Slab<'a, K::Block>>,
     sums: [Lease<'a, Lanes>; 2],
+    staging: Option<Lease<'a, Lanes>>,
 }
 
 impl<'a, K: Kernel> Scratch<'a, K> {
-    fn new(config: &'a Config, arena: &'a Arena, sums: usize) -> Result<Self> {
+    fn new(config: &'a Config, arena: &'a Arena, rows: usize, panels: usize) -> Result<Self> {
         let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
         // Matrices that are walked together have all their sums in the first.
-        let apart = config.strategy == Strategy::Sequential;
+        let (apart, sums) = (config.strategy == Strategy::Sequential, rows * panels);
         let sums = [arena.take(if apart { sums } else { 2 * sums })?, arena.take(if apart { sums } else { 0 })?];
-        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums })
+        let staging = (config.epilogue == Epilogue::Staged).then(|| arena.take(panels)).transpose()?;
+        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging })
     }
 
     /// Computes a tile and writes it to C.
@@ -221,6 +229,7 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             tokens: tile.tokens.clone(),
             columns: tile.columns.clone(),
             out: group.target,
+            staging: self.staging.as_deref_mut(),
         });
     }
 }

@@ -9,7 +9,7 @@ use ptx::Kernel;
 use super::sm90::{DEPTH, ROWS};
 use super::tokens::MOST_PARTS;
 use super::{Which, join, sm90};
-use crate::{Activation, Config, Cost, Error, Problem, Result, Shape, Strategy, Tile};
+use crate::{Activation, Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 /// Multiprocessors of an H200.
 const MULTIPROCESSORS: usize = 132;
@@ -28,7 +28,8 @@ pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config
             let most = sm90::Config { tokens, stages: 2, warpgroups }.most_stages();
             let tile = Tile { tokens: tokens as usize, columns: (ROWS * warpgroups) as usize };
             let (strategy, depth) = (Strategy::TwoPass, DEPTH as usize);
-            let config = Config { strategy, tile, depth, stages: most.min(8) as usize };
+            let (epilogue, schedule) = (Epilogue::Direct, Schedule::PerTile);
+            let config = Config { strategy, tile, depth, stages: most.min(8) as usize, epilogue, schedule };
             if check(backend, problem, &config).is_ok() {
                 configs.push(config);
             }
@@ -67,6 +68,9 @@ pub(super) fn check(backend: &'static str, problem: &Problem, config: &Config) -
 pub(super) fn multiply_config(config: &Config) -> Result<sm90::Config, String> {
     if config.strategy != Strategy::TwoPass {
         return Err("on GPUs only strategy=two-pass is built".to_owned());
+    }
+    if (config.epilogue, config.schedule) != (Epilogue::Direct, Schedule::PerTile) {
+        return Err("on GPUs only epilogue=direct with schedule=tile is built".to_owned());
     }
     if config.depth != DEPTH as usize {
         return Err(format!("a stage holds {DEPTH} of K; ask for depth={DEPTH}"));
