@@ -1,5 +1,6 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
+use hammerhead::gpu::expand::{self, MOST_SEGMENTS, Source};
 use hammerhead::gpu::join::{self, Function};
 use hammerhead::gpu::{Which, sm90};
 use hammerhead::{Activation, Backend, Gate, Output, Problem, Shape, gpu};
@@ -36,10 +37,20 @@ fn joins() -> Vec<join::Config> {
     functions.iter().flat_map(|&function| Output::ALL.map(|output| join::Config { function, output })).collect()
 }
 
+fn expansions() -> Vec<expand::Config> {
+    let sources = [Source::NvFp4, Source::Single];
+    sources.iter().flat_map(|&source| [1, MOST_SEGMENTS].map(|segments| expand::Config { source, segments })).collect()
+}
+
+fn kernels() -> impl Iterator<Item = Which> {
+    let (sizes, joins, expansions) = (sizes().into_iter(), joins().into_iter(), expansions().into_iter());
+    sizes.map(Which::Multiply).chain(joins.map(Which::Join)).chain(expansions.map(Which::Expand))
+}
+
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let Some(assembler) = assembler() else { return };
-    for which in sizes().into_iter().map(Which::Multiply).chain(joins().into_iter().map(Which::Join)) {
+    for which in kernels() {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
         let report = assembler.assemble(&kernel).unwrap_or_else(|error| panic!("{which:?}: {error}"));
         eprintln!("{which:?}: {report}");

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::driver::{Absent, Context, DeviceMemory, Event, Function, Stream};
-use super::two_pass::{Device, How, Launch, PackedGroup, prepare, run};
-use super::{Which, model};
+use super::two_pass::{Device, How, PackedGroup, prepare, run};
+use super::{Launch, Which, model};
 use crate::backend::{Backend, Operands, Packed};
 use crate::cpu::Threads;
 use crate::{Activations, Config, Cost, Error, Problem, Result, Weights, operands};

@@ -1,7 +1,8 @@
 //! The GPU: kernels as Rust functions that build instructions, and two backends that run them.
 //!
 //! `sm90` is the GEMM and `join` what is made of its sums; both are plain functions from a config to a [`ptx::Kernel`].
-//! `pack` lays weights out for them and `tokens` makes halves of any activations. `two_pass` cuts a problem into launches
+//! `pack` lays weights out for them and `expand` (on the device) or `tokens` (on the host) makes of any activations what the
+//! tensor cores take. `two_pass` cuts a problem into launches
 //! of those kernels and `model` says which configurations are legal and what they should cost.
 //!
 //! Two devices run the launches: `cuda` through the driver (`driver`), and `simulated` on the CPU, instruction by
@@ -10,6 +11,7 @@
 
 pub mod cuda;
 pub mod driver;
+pub mod expand;
 pub mod join;
 mod model;
 #[cfg(feature = "sim")]
@@ -54,6 +56,8 @@ pub enum Which {
     Multiply(sm90::Config),
     /// The gate over its sums.
     Join(join::Config),
+    /// Tokens as the GEMM takes them.
+    Expand(expand::Config),
 }
 
 impl Which {
@@ -62,6 +66,21 @@ impl Which {
         Ok(match self {
             Which::Multiply(config) => sm90::kernel(config)?,
             Which::Join(config) => join::kernel(config)?,
+            Which::Expand(config) => expand::kernel(config)?,
         })
     }
+}
+
+/// A kernel with its grid and its arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The kernel.
+    pub which: Which,
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// One for each of its parameters.
+    pub arguments: Vec<Argument>,
+    /// Whether it may start before its predecessor has ended. Such a kernel waits by itself (`griddepcontrol.wait`) before it
+    /// touches what others write or read.
+    pub overlapping: bool,
 }

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sim::{Arg, Buffer, Limits, Schedule};
 
-use super::two_pass::{Device, How, Launch, PackedGroup, PackedMatrix, run};
-use super::{Argument, model};
+use super::two_pass::{Device, How, PackedGroup, PackedMatrix, run};
+use super::{Argument, Launch, model};
 use crate::backend::{Backend, Operands, Packed};
 use crate::cpu::Threads;
 use crate::{Config, Cost, Error, Problem, Result, Weights};

@@ -6,7 +6,7 @@ use format::Matrix;
 
 use super::sm90::SUM_BYTES;
 use super::tokens::Halves;
-use super::{Argument, Which, join, pack, sm90};
+use super::{Argument, Launch, Which, join, pack, sm90};
 use crate::backend::Target;
 use crate::{Activations, Gate, Output, Result, Weights};
 
@@ -29,14 +29,6 @@ pub(super) trait Device {
 
     /// Waits for all launches and copies a piece of memory.
     fn download(&self, memory: &Self::Memory, bytes: &mut [u8]) -> Result<()>;
-}
-
-/// A kernel with its grid and its arguments.
-#[derive(Clone, Debug)]
-pub(super) struct Launch {
-    pub which: Which,
-    pub grid: [u32; 3],
-    pub arguments: Vec<Argument>,
 }
 
 /// A weight matrix in the order of [`pack`], somewhere.
@@ -115,7 +107,8 @@ pub(super) fn prepare<D: Device>(
             Argument::U32(n as u32),
             Argument::U32(k as u32),
         ];
-        launches.push(Launch { which: Which::Multiply(how.multiply), grid: [grid[0], grid[1], 1], arguments });
+        let (which, grid) = (Which::Multiply(how.multiply), [grid[0], grid[1], 1]);
+        launches.push(Launch { which, grid, arguments, overlapping: false });
         // Tokens were multiplied by 2^exponent, and the GEMM's sums are 2⁻⁷ times what they should be.
         let alpha = f64::from(activations.global()) * f64::from(matrix.global) * 2f64.powi(7 - halves.exponent);
         factors.push(join::factors(alpha));
@@ -145,7 +138,8 @@ fn join(how: &How, sums: &[u64], factors: &[[f32; 2]], out: u64, elements: usize
         Argument::F32(up[1]),
         Argument::F32(clamp),
     ];
-    Launch { which: Which::Join(config), grid: [config.grid(elements as u64) as u32, 1, 1], arguments }
+    let (which, grid) = (Which::Join(config), [config.grid(elements as u64) as u32, 1, 1]);
+    Launch { which, grid, arguments, overlapping: false }
 }
 
 /// Computes a group.
