@@ -1,0 +1,161 @@
+"""What is known here about numpy and torch, and nowhere else.
+
+The native half takes any array that speaks DLPack. This module brings an array into a state in which it can be lent
+(row-major, without gaps, of a type that DLPack has a name for) and makes outputs of the same kind as the inputs. Neither
+library is imported here: whoever passes an array has imported its library.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    Dtype = Union[str, "numpy.dtype[Any]", type["numpy.generic"], "torch.dtype"]
+    """An element type: numpy's, torch's, or its name (``"bfloat16"``, or short ``"bf16"``)."""
+
+A = TypeVar("A", "numpy.ndarray[Any, Any]", "torch.Tensor")
+"""An array: the results are of the kind of the inputs."""
+
+NUMBERS = ("float16", "bfloat16", "float32")
+SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+CODES = ("uint8", "float4_e2m1fn_x2")
+SCALES = ("uint8", "float8_e4m3fn")
+
+
+class Library(Protocol):
+    """What an array library must be able to do."""
+
+    def element(self, array: Any) -> str:
+        """The name of the array's element type."""
+
+    def lendable(self, array: Any) -> Any:
+        """The array, or a copy of it, as something that can be lent to be read."""
+
+    def writable(self, array: Any) -> Any:
+        """The same memory, as something that can be lent to be written."""
+
+    def as_bytes(self, array: Any) -> Any:
+        """The array's one-byte elements as plain bytes."""
+
+    def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
+        """A new array where the other one lies."""
+
+    def row_major(self, array: Any) -> bool:
+        """Whether the elements follow each other row by row."""
+
+
+class Numpy:
+    """numpy, whose types beyond its own (bfloat16, float8_e4m3fn) come from ml_dtypes."""
+
+    def element(self, array: Any) -> str:
+        return str(array.dtype.name) if array.dtype.isnative else f"{array.dtype.name} of the other byte order"
+
+    def lendable(self, array: Any) -> Any:
+        import numpy
+
+        array = self._named(numpy.require(array, requirements=("C", "A")))
+        # Before 2.1 numpy lends nothing that is read-only.
+        old = int(numpy.__version__.split(".")[0]) < 2 or numpy.__version__.startswith("2.0.")
+        return array.copy() if old and not array.flags.writeable else array
+
+    def writable(self, array: Any) -> Any:
+        if not array.flags.writeable:
+            raise ValueError("out: it is read-only, and results are written to it")
+        return self._named(array)
+
+    def _named(self, array: Any) -> Any:
+        """DLPack as numpy speaks it has no bfloat16: lent as uint16, and told apart by name."""
+        return array.view("uint16") if array.dtype.name == "bfloat16" else array
+
+    def as_bytes(self, array: Any) -> Any:
+        return array.view("uint8")
+
+    def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
+        import numpy
+
+        if element != "bfloat16":
+            return numpy.empty(shape, dtype=element)
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ImportError("bfloat16 arrays of numpy need ml_dtypes: pip install ml_dtypes") from error
+        return numpy.empty(shape, dtype=ml_dtypes.bfloat16)
+
+    def row_major(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+
+class Torch:
+    """torch."""
+
+    def element(self, array: Any) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    def lendable(self, array: Any) -> Any:
+        import torch
+
+        if array.layout != torch.strided:
+            raise TypeError(f"a tensor is {array.layout}; make it dense with .to_dense()")
+        if array.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                "a tensor requires a gradient, and this operation has none: call it under torch.inference_mode(), "
+                "or pass tensor.detach()"
+            )
+        return array.detach().contiguous()
+
+    def writable(self, array: Any) -> Any:
+        return array.detach()
+
+    def as_bytes(self, array: Any) -> Any:
+        import torch
+
+        return array.view(torch.uint8)
+
+    def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, element), device=like.device)
+
+    def row_major(self, array: Any) -> bool:
+        return bool(array.is_contiguous())
+
+
+_NUMPY, _TORCH = Numpy(), Torch()
+
+
+def library_of(array: Any, what: str) -> Library:
+    """The library that an array belongs to."""
+    # An instance can only exist if its library was imported.
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(array, numpy.ndarray):
+        return _NUMPY
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _TORCH
+    raise TypeError(f"{what}: a numpy array or a torch tensor is expected, not {type(array).__name__}")
+
+
+def element_name(dtype: Dtype) -> str:
+    """The name of an element type that results can have."""
+    if isinstance(dtype, str):
+        name = SHORT.get(dtype, dtype)
+    elif str(dtype).startswith("torch."):
+        name = str(dtype).removeprefix("torch.")
+    else:
+        import numpy
+
+        name = numpy.dtype(dtype).name
+    if name not in NUMBERS:
+        raise TypeError(f"dtype: results can be {', '.join(NUMBERS)}, not {name}")
+    return name
+
+
+def expect_element(array: Any, library: Library, known: tuple[str, ...], what: str) -> str:
+    """The name of an array's element type, if it is one of these."""
+    element = library.element(array)
+    if element not in known:
+        raise TypeError(f"{what}: its elements are {element}, where {' or '.join(known)} is expected; convert it first")
+    return element

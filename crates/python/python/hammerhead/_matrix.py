@@ -1,0 +1,73 @@
+"""NVFP4 matrices, and how they are made of ordinary ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from hammerhead import _native
+from hammerhead._arrays import CODES, NUMBERS, SCALES, A, expect_element, library_of
+
+BLOCK = 16
+"""How many consecutive elements of a row share one scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class NvFp4(Generic[A]):
+    """An NVFP4 matrix of shape ``[rows, K]``: ``element = e2m1(code) * e4m3(scale) * global_scale``.
+
+    Nothing is copied or checked here; whatever takes the matrix checks it.
+    """
+
+    codes: A
+    """Two e2m1 codes a byte, the even k in the low nibble: uint8 ``[rows, K/2]`` (or torch's float4_e2m1fn_x2)."""
+
+    scales: A
+    """One e4m3 byte for 16 consecutive elements: uint8 or float8_e4m3fn ``[rows, K/16]``, row-major, not blocked."""
+
+    global_scale: float = 1.0
+    """The scale of the whole matrix. It multiplies; if your checkpoint's divides, give its reciprocal."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and K."""
+        rows, packed = self.codes.shape
+        return int(rows), 2 * int(packed)
+
+    def dequantize(self) -> A:
+        """The matrix as float32 ``[rows, K]``."""
+        values = library_of(self.codes, "codes").empty(self.codes, self.shape, "float32")
+        _native.dequantize(self._parts("the matrix"), values)
+        return values
+
+    def _parts(self, what: str) -> tuple[Any, Any, float]:
+        """The matrix as the native half takes it."""
+        library = library_of(self.codes, f"the codes of {what}")
+        if library is not library_of(self.scales, f"the scales of {what}"):
+            raise TypeError(f"{what}: its codes and its scales belong to different libraries")
+        expect_element(self.codes, library, CODES, f"the codes of {what}")
+        expect_element(self.scales, library, SCALES, f"the scales of {what}")
+        codes, scales = (library.as_bytes(library.lendable(part)) for part in (self.codes, self.scales))
+        return codes, scales, float(self.global_scale)
+
+
+def quantize(array: A, global_scale: float | None = None) -> NvFp4[A]:
+    """Quantises a float16, bfloat16 or float32 matrix ``[rows, K]`` to NVFP4; K must be a multiple of 16.
+
+    Without a ``global_scale`` the common recipe's is used, ``amax / (6 * 448)``. With one, blocks whose scale would leave
+    what e4m3 can hold get the nearest it can.
+
+    >>> import numpy
+    >>> q = quantize(numpy.ones((2, 32), dtype=numpy.float32))
+    >>> q.codes.shape, q.scales.shape, float(q.dequantize()[0, 0])
+    ((2, 16), (2, 2), 1.0)
+    """
+    library = library_of(array, "the array to quantise")
+    element = expect_element(array, library, NUMBERS, "the array to quantise")
+    if len(array.shape) != 2:
+        raise ValueError(f"the array to quantise: its shape is {list(array.shape)}, where [rows, K] is expected")
+    rows, k = (int(side) for side in array.shape)
+    codes = library.empty(array, (rows, k // 2), "uint8")
+    scales = library.empty(array, (rows, k // BLOCK), "uint8")
+    scale = _native.quantize((library.lendable(array), element), codes, scales, global_scale)
+    return NvFp4(codes, scales, scale)

@@ -1,0 +1,39 @@
+"""The native half of the package: what the Python half asks of it. Not an interface for users."""
+
+from typing import Any, final
+
+__all__: list[str]
+__version__: str
+
+# An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
+_Matrix = tuple[Any, Any, float]
+# Numbers: an object that speaks DLPack, and the name its owner has for the type of its elements.
+_Numbers = tuple[Any, str]
+
+def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
+def dequantize(matrix: _Matrix, values: Any) -> None: ...
+def backends() -> list[tuple[str, str | None]]: ...
+@final
+class Layer:
+    @staticmethod
+    def pack(
+        groups: list[tuple[_Matrix, _Matrix | None]],
+        gate: str,
+        clamp: float | None,
+        backend: str | None,
+        threads: int | None,
+        config: str | None,
+    ) -> Layer: ...
+    def run(self, tokens: list[_Matrix | _Numbers], outputs: list[_Numbers]) -> None: ...
+    @property
+    def columns(self) -> list[tuple[int, int]]: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def checkpoint_bytes(self) -> int: ...
+    @property
+    def backends(self) -> list[str]: ...
+    @property
+    def threads(self) -> int: ...

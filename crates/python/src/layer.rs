@@ -1,0 +1,214 @@
+//! Weights packed for an engine, as Python holds them, and the runs over them.
+
+use hammerhead::backend::Target;
+use hammerhead::format::{Dense, Matrix};
+use hammerhead::{Activations, Gate, Weights};
+use pyo3::prelude::*;
+
+use crate::dlpack::Array;
+use crate::engines::Wish;
+use crate::error::{Error, Result};
+
+/// An NVFP4 matrix as Python gives it: codes, scales and the global scale.
+pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f32);
+/// An array of numbers as Python gives it, with the name its owner has for its type.
+pub type NumberParts<'py> = (Bound<'py, PyAny>, String);
+
+/// The tokens of one group.
+#[derive(FromPyObject)]
+pub enum TokenParts<'py> {
+    /// Quantised.
+    NvFp4(MatrixParts<'py>),
+    /// f16, bf16 or f32.
+    Dense(NumberParts<'py>),
+}
+
+/// A borrowed NVFP4 matrix.
+pub struct BorrowedMatrix {
+    codes: Array,
+    scales: Array,
+    global: f32,
+}
+
+impl BorrowedMatrix {
+    /// Borrows its arrays.
+    pub fn new((codes, scales, global): &MatrixParts<'_>, what: &str) -> Result<Self> {
+        let codes = Array::borrow(codes, format!("the codes of {what}"), None)?;
+        let scales = Array::borrow(scales, format!("the scales of {what}"), None)?;
+        Ok(Self { codes, scales, global: *global })
+    }
+
+    /// The matrix that they make.
+    pub fn matrix(&self) -> Result<Matrix<'_>> {
+        let (rows, packed) = self.codes.matrix_shape()?;
+        let k = packed.saturating_mul(2);
+        let (scale_rows, blocks) = self.scales.matrix_shape()?;
+        if (scale_rows, blocks) != (rows, k / 16) {
+            let found = format!("their shape is [{scale_rows}, {blocks}], but codes of [{rows}, {packed}] need");
+            return Err(Error::value(self.scales.what(), format!("{found} [{rows}, {}]", k / 16)));
+        }
+        Ok(Matrix::new(rows, k, self.codes.bytes()?, self.scales.bytes()?, self.global)?)
+    }
+}
+
+/// Borrowed tokens.
+enum BorrowedTokens {
+    NvFp4(BorrowedMatrix),
+    Dense(Array, String),
+}
+
+impl BorrowedTokens {
+    fn new(parts: &TokenParts<'_>, group: usize) -> Result<Self> {
+        Ok(match parts {
+            TokenParts::NvFp4(parts) => {
+                BorrowedTokens::NvFp4(BorrowedMatrix::new(parts, &format!("the tokens of group {group}"))?)
+            }
+            TokenParts::Dense((object, element)) => BorrowedTokens::Dense(
+                Array::borrow(object, format!("the tokens of group {group}"), None)?,
+                element.clone(),
+            ),
+        })
+    }
+
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let (one, other) = match self {
+            BorrowedTokens::NvFp4(matrix) => (&matrix.codes, Some(&matrix.scales)),
+            BorrowedTokens::Dense(array, _) => (array, None),
+        };
+        std::iter::once(one).chain(other)
+    }
+
+    fn activations(&self) -> Result<Activations<'_>> {
+        Ok(match self {
+            BorrowedTokens::NvFp4(matrix) => matrix.matrix()?.into(),
+            BorrowedTokens::Dense(array, element) => {
+                let (rows, k) = array.matrix_shape()?;
+                Dense::new(rows, k, array.values(element)?, 1.0)?.into()
+            }
+        })
+    }
+}
+
+/// Refuses results that would be written over each other or over what is read.
+fn check_apart(read: &[BorrowedTokens], written: &[(Array, String)]) -> Result<()> {
+    let mut ranges: Vec<_> = read.iter().flat_map(BorrowedTokens::arrays).map(|array| (array, false)).collect();
+    ranges.extend(written.iter().map(|(array, _)| (array, true)));
+    ranges.retain(|(array, _)| !array.addresses().is_empty());
+    ranges.sort_by_key(|(array, _)| array.addresses().start);
+    // Of what was read so far and of what was written so far: the array that reaches furthest.
+    let mut furthest: [Option<&Array>; 2] = [None, None];
+    for (array, writes) in ranges {
+        let rivals = if writes { &furthest[..] } else { &furthest[1..] };
+        let overlaps = |rival: &&Array| rival.addresses().end > array.addresses().start;
+        if let Some(rival) = rivals.iter().flatten().find(|rival| overlaps(rival)) {
+            return Err(Error::value(array.what(), format!("it shares memory with {}", rival.what())));
+        }
+        let furthest = &mut furthest[usize::from(writes)];
+        if furthest.is_none_or(|so_far| so_far.addresses().end < array.addresses().end) {
+            *furthest = Some(array);
+        }
+    }
+    Ok(())
+}
+
+/// The weights of every group, packed for the engine that was asked for.
+#[pyclass(frozen)]
+pub struct Layer {
+    layer: hammerhead::Layer,
+    wish: Wish,
+}
+
+#[pymethods]
+impl Layer {
+    /// Packs the weights of every group; the arrays are not needed afterwards.
+    #[staticmethod]
+    #[pyo3(signature = (groups, gate, clamp, backend, threads, config))]
+    fn pack(
+        py: Python<'_>,
+        groups: Vec<(MatrixParts<'_>, Option<MatrixParts<'_>>)>,
+        gate: &str,
+        clamp: Option<f32>,
+        backend: Option<String>,
+        threads: Option<i64>,
+        config: Option<String>,
+    ) -> Result<Self> {
+        let (gate, wish) = (gate_of(gate, clamp)?, Wish::new(backend, threads, config)?);
+        if groups.is_empty() {
+            return Err(hammerhead::Error::NoGroups.into());
+        }
+        let mut borrowed = Vec::with_capacity(groups.len());
+        for (group, (b1, b2)) in groups.iter().enumerate() {
+            let named = |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of group {group}"));
+            borrowed.push((named(b1, "b1")?, b2.as_ref().map(|b2| named(b2, "b2")).transpose()?));
+        }
+        let weights = borrowed.iter().map(|(b1, b2)| {
+            Ok(match b2 {
+                Some(b2) => Weights::gated(b1.matrix()?, b2.matrix()?)?,
+                None => Weights::plain(b1.matrix()?),
+            })
+        });
+        let weights = weights.collect::<Result<Vec<Weights<'_>>>>()?;
+        let layer = py.detach(|| -> Result<_> { Ok(wish.engine()?.load(&weights, gate)?) })?;
+        Ok(Self { layer, wish })
+    }
+
+    /// Computes every group's tokens into its output.
+    fn run(&self, py: Python<'_>, tokens: Vec<TokenParts<'_>>, outputs: Vec<NumberParts<'_>>) -> Result<()> {
+        let tokens = tokens.iter().enumerate().map(|(group, parts)| BorrowedTokens::new(parts, group));
+        let tokens = tokens.collect::<Result<Vec<_>>>()?;
+        let outputs = outputs.into_iter().enumerate().map(|(group, (object, element))| {
+            Ok((Array::borrow(&object, format!("the output of group {group}"), None)?, element))
+        });
+        let mut outputs = outputs.collect::<Result<Vec<_>>>()?;
+        check_apart(&tokens, &outputs)?;
+        let activations = tokens.iter().map(BorrowedTokens::activations).collect::<Result<Vec<_>>>()?;
+        let targets = outputs.iter_mut().map(|(array, element)| array.target(element));
+        let mut targets: Vec<Target<'_>> = targets.collect::<Result<_>>()?;
+        py.detach(|| Ok(self.wish.engine()?.run_into(&self.layer, &activations, &mut targets)?))
+    }
+
+    /// `(n, k)` of every group.
+    #[getter]
+    fn columns(&self) -> Vec<(usize, usize)> {
+        self.layer.columns().to_vec()
+    }
+
+    /// The gate's name.
+    #[getter]
+    fn gate(&self) -> String {
+        self.layer.gate().to_string()
+    }
+
+    /// The bytes the packed weights take.
+    #[getter]
+    fn packed_bytes(&self) -> usize {
+        self.layer.packed_bytes()
+    }
+
+    /// The bytes the weights took where they came from.
+    #[getter]
+    fn checkpoint_bytes(&self) -> usize {
+        self.layer.checkpoint_bytes()
+    }
+
+    /// The backends that are chosen among, best first.
+    #[getter]
+    fn backends(&self) -> Result<Vec<&'static str>> {
+        Ok(self.wish.engine()?.backends().iter().map(|backend| backend.name()).collect())
+    }
+
+    /// The threads that are computed on.
+    #[getter]
+    fn threads(&self) -> Result<usize> {
+        Ok(self.wish.engine()?.threads())
+    }
+}
+
+/// The gate of that name; only gpt-oss's has a limit to set.
+fn gate_of(name: &str, clamp: Option<f32>) -> Result<Gate> {
+    match (name.parse()?, clamp) {
+        (Gate::GptOss { .. }, Some(clamp)) => Ok(Gate::GptOss { clamp }),
+        (gate, None) => Ok(gate),
+        (gate, Some(clamp)) => Err(Error::value("clamp", format!("{clamp} was given, but the gate '{gate}' has none"))),
+    }
+}

@@ -1,0 +1,86 @@
+//! The native half of the Python package `hammerhead`.
+//!
+//! Its other half is `python/hammerhead`: what users call, which knows the array libraries and allocates outputs in the caller's kind. What
+//! crosses the border between them are objects that speak DLPack (`dlpack`), so that this half needs neither numpy nor
+//! torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases Python's lock, and computes
+//! on an engine that all layers share (`engines`). `_native.pyi` is its signature.
+
+mod dlpack;
+mod engines;
+mod error;
+mod layer;
+
+use hammerhead::backend;
+use hammerhead::format::{self, Dense};
+use pyo3::prelude::*;
+
+use crate::dlpack::Array;
+use crate::error::{Error, Result};
+use crate::layer::{BorrowedMatrix, Layer, MatrixParts, NumberParts};
+
+/// Quantises `values` into `codes` and `scales` and returns the global scale.
+#[pyfunction]
+#[pyo3(signature = (values, codes, scales, global_scale))]
+fn quantize(
+    py: Python<'_>,
+    values: NumberParts<'_>,
+    codes: Bound<'_, PyAny>,
+    scales: Bound<'_, PyAny>,
+    global_scale: Option<f32>,
+) -> Result<f32> {
+    let source = Array::borrow(&values.0, "the array to quantise", None)?;
+    let mut codes = Array::borrow(&codes, "the codes", None)?;
+    let mut scales = Array::borrow(&scales, "the scales", None)?;
+    let (rows, k) = source.matrix_shape()?;
+    let dense = Dense::new(rows, k, source.values(&values.1)?, 1.0)?;
+    let quantised = py.detach(|| format::quantize(&dense, global_scale))?;
+    fill(&mut codes, quantised.codes())?;
+    fill(&mut scales, quantised.scales())?;
+    Ok(quantised.global())
+}
+
+/// Writes the numbers that an NVFP4 matrix stands for into `values`, f32.
+#[pyfunction]
+fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>) -> Result<()> {
+    let source = BorrowedMatrix::new(&matrix, "the matrix")?;
+    let matrix = source.matrix()?;
+    let mut values = Array::borrow(&values, "the values", None)?;
+    let numbers = py.detach(|| matrix.dequantize());
+    match values.target("float32")? {
+        backend::Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(&numbers),
+        _ => return Err(Error::value("the values", format!("{} are needed", numbers.len()))),
+    }
+    Ok(())
+}
+
+/// Every backend by name, best first, and why it cannot run here if it cannot.
+#[pyfunction]
+fn backends(py: Python<'_>) -> Vec<(&'static str, Option<String>)> {
+    let each = |backend: &&'static dyn backend::Backend| (backend.name(), backend.available().err());
+    let all: Vec<_> = py.detach(|| backend::all().iter().map(each).collect());
+    all.into_iter().map(|(name, error)| (name, error.map(|error| error.to_string()))).collect()
+}
+
+fn fill(target: &mut Array, bytes: &[u8]) -> Result<()> {
+    let what = target.what().to_owned();
+    let room = target.bytes_mut()?;
+    if room.len() != bytes.len() {
+        return Err(Error::value(what, format!("there is room for {}, and {} are needed", room.len(), bytes.len())));
+    }
+    room.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// The native half of the package.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::{Layer, backends, dequantize, quantize};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
