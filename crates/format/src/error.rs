@@ -107,9 +107,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// Something at the path that is not a regular file.
-    #[error(
-        "{path:?} is {what}, where a safetensors file is expected: name the file itself, such as model.safetensors"
-    )]
+    #[error("{path:?} is {what}, where a file is expected: name the file itself, such as model.safetensors")]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -193,6 +191,142 @@ pub enum Error {
         path: PathBuf,
         /// What the system said.
         cause: io::Error,
+    },
+    /// MXFP4 blocks whose scales are too far apart for one NVFP4 matrix.
+    #[error(
+        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), but the e4m3 scales of NVFP4 have 18 consecutive powers of two: this matrix has no exact NVFP4 form; quantise its bf16 source anew",
+        at[0], at[1], most_at[0], most_at[1]
+    )]
+    Widening {
+        /// The smallest scale's exponent, of blocks that are not zero.
+        least: i32,
+        /// Its row and block.
+        at: [usize; 2],
+        /// The largest scale's exponent.
+        most: i32,
+        /// Its row and block.
+        most_at: [usize; 2],
+    },
+    /// A file that is not valid GGUF.
+    #[error(
+        "{path:?} is not a valid GGUF file: {problem}; the file is damaged, incomplete or of another format: fetch or write it again"
+    )]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A path at which no model can be found.
+    #[error("no model is found at {path:?}: {problem}; {remedy}")]
+    NoModel {
+        /// The path that was given.
+        path: PathBuf,
+        /// What was found there.
+        problem: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A file beside the weights that cannot be used: a configuration, or the index of shards.
+    #[error("{path:?} cannot be used: {problem}; fetch or write it again")]
+    Companion {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A shard that an index or a folder names but that must not or cannot be taken for one.
+    #[error("{path:?} names the shard {shard:?}: {problem}; {remedy}")]
+    Shard {
+        /// The index or the folder.
+        path: PathBuf,
+        /// What it names.
+        shard: String,
+        /// What is wrong with that.
+        problem: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// Two tensors of one name in one checkpoint.
+    #[error("tensor {name:?} is in {first:?} and again in {second:?}: keep one, or name a single file")]
+    TwiceThere {
+        /// The tensor.
+        name: String,
+        /// The file it was found in first.
+        first: PathBuf,
+        /// The other file.
+        second: PathBuf,
+    },
+    /// Something that can be read in more than one way.
+    #[error("in {path:?}, {what}: {problem}; {remedy}")]
+    Ambiguous {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Which part of it.
+        what: String,
+        /// Why it is not clear.
+        problem: String,
+        /// Which option settles it.
+        remedy: String,
+    },
+    /// A weight whose parts do not make a quantised matrix.
+    #[error("in {path:?}, weight {name:?}: {problem}; {remedy}")]
+    Weight {
+        /// The file, or the checkpoint where the parts lie in several.
+        path: PathBuf,
+        /// The weight.
+        name: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A weight that is stored in another way than in blocks of 4-bit floats.
+    #[error(
+        "in {path:?}, weight {name:?} is {came}, not NVFP4: {}",
+        if *declared { "the configuration leaves this layer out; take another" } else { "take another layer, or quantise it first" }
+    )]
+    NotQuantised {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The weight.
+        name: String,
+        /// How it is stored.
+        came: String,
+        /// Whether the checkpoint's configuration says so itself.
+        declared: bool,
+    },
+    /// A layer that a checkpoint does not have.
+    #[error("{path:?} has no layer {layer} with a gated pair: {known}")]
+    NoLayer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The layer asked for.
+        layer: usize,
+        /// Which it has, in words.
+        known: String,
+    },
+    /// An expert that a layer does not have.
+    #[error("{path:?}, layer {layer} has no expert {expert}: {known}")]
+    NoExpert {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// The expert asked for.
+        expert: usize,
+        /// Which it has, in words.
+        known: String,
+    },
+    /// A name that is none of those known.
+    #[error("there is no {what} {name:?}: known are {known}")]
+    UnknownName {
+        /// What was to be named.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: &'static str,
     },
     /// A tensor of a file is not what it should be.
     #[error("in {path:?}: {reason}")]

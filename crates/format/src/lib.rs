@@ -9,8 +9,8 @@
 //!
 //! This crate knows the number formats, the matrix made of them ([`Matrix`]) and its ordinary
 //! counterpart ([`Dense`]), how to get from one to the other ([`quantize`], [`Matrix::dequantize`]),
-//! the two layouts scales are kept in ([`scales`]), and the files they come in ([`tensors`]). It knows
-//! nothing about computing with them.
+//! the two layouts scales are kept in ([`scales`]), the files they come in ([`tensors`]), and whole models as others
+//! write them ([`checkpoint`]). It knows nothing about computing with them.
 //!
 //! ```
 //! use hammerhead_format::{Dense, loss, quantize};
@@ -23,10 +23,12 @@
 //! # Ok::<(), hammerhead_format::Error>(())
 //! ```
 
+pub mod checkpoint;
 mod dense;
 pub mod e2m1;
 pub mod e4m3;
 mod error;
+mod map;
 mod matrix;
 mod quantize;
 pub mod scales;

@@ -10,7 +10,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -18,6 +17,7 @@ use memmap2::Mmap;
 pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use crate::map::map;
 use crate::{BLOCK, Dense, Error, Matrix, Result, Values, scales};
 
 mod write;
@@ -54,7 +54,7 @@ impl File {
     /// safetensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
-        let map = match map(&path)? {
+        let map = match map(&path, PREFIX)? {
             Some(map) => map,
             None => return Err(malformed(path, "it is shorter than its 8-byte header length")),
         };
@@ -104,28 +104,17 @@ impl File {
         })
     }
 
+    /// The type, shape and bytes of a tensor, where [`File::tensor`] would make a copy of its name and shape.
+    pub(crate) fn view(&self, name: &str) -> Option<(Dtype, &[usize], &[u8])> {
+        let info = self.tensors.get(name)?;
+        let (start, end) = info.data_offsets;
+        Some((info.dtype, &info.shape, &self.map[self.data_start..][start..end]))
+    }
+
     /// What the file says about itself, if it does: text under text keys.
     pub fn metadata(&self) -> Option<&HashMap<String, String>> {
         self.metadata.as_ref()
     }
-}
-
-/// Maps a regular file, or says that it is too short to be one of ours (an empty one cannot be mapped).
-fn map(path: &Path) -> Result<Option<Mmap>> {
-    let failed = |cause| Error::Read { path: path.to_path_buf(), cause };
-    // Looked at before it is opened, because opening a pipe would wait for its other end.
-    let what = fs::metadata(path).map_err(failed)?;
-    if !what.is_file() {
-        let what = if what.is_dir() { "a folder" } else { "no regular file" };
-        return Err(Error::NotAFile { path: path.to_path_buf(), what });
-    }
-    let file = fs::File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.len() < PREFIX as u64 {
-        return Ok(None);
-    }
-    // SAFETY: the map is read-only and private to `File`. That nobody changes or cuts the file while it is
-    // mapped cannot be enforced; it is the documented duty of whoever opens one.
-    unsafe { Mmap::map(&file) }.map(Some).map_err(failed)
 }
 
 /// Where the tensors' bytes begin, and the header that describes them; or what is wrong.

@@ -65,7 +65,7 @@ fn assert_quantises_back(matrix: &Matrix<'_>, file: &File, projection: &str) {
 
 #[test]
 fn modelopt_weights_decode_as_modelopt_decodes_them() {
-    let (file, truth) = (open("modelopt_dense.safetensors"), open("modelopt_dense.expected.safetensors"));
+    let (file, truth) = (open("modelopt_dense/model.safetensors"), open("modelopt_dense.expected.safetensors"));
     for projection in PROJECTIONS {
         let matrix = modelopt(&file, projection);
         assert_close(&matrix.dequantize(), &expected(&truth, projection));
@@ -76,7 +76,7 @@ fn modelopt_weights_decode_as_modelopt_decodes_them() {
 #[test]
 fn compressed_tensors_weights_decode_as_compressed_tensors_decodes_them() {
     let (file, truth) =
-        (open("compressed_tensors_dense.safetensors"), open("compressed_tensors_dense.expected.safetensors"));
+        (open("compressed_tensors_dense/model.safetensors"), open("compressed_tensors_dense.expected.safetensors"));
     for projection in PROJECTIONS {
         let matrix = compressed_tensors(&file, projection);
         assert_close(&matrix.dequantize(), &expected(&truth, projection));
@@ -86,7 +86,7 @@ fn compressed_tensors_weights_decode_as_compressed_tensors_decodes_them() {
 
 #[test]
 fn matrices_borrow_from_the_map() {
-    let file = open("modelopt_dense.safetensors");
+    let file = open("modelopt_dense/model.safetensors");
     let matrix = modelopt(&file, "gate_proj");
     let bytes = file.tensor("model.layers.0.mlp.gate_proj.weight").unwrap().bytes;
     assert_eq!(matrix.codes().as_ptr(), bytes.as_ptr());

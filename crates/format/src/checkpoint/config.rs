@@ -1,0 +1,144 @@
+//! What a model says about itself: its kind, its gate, and what it was quantised by.
+//!
+//! `config.json` says most of it, `hf_quant_config.json` is where ModelOpt also declares its quantisation, and a GGUF file
+//! carries its own metadata. What the tensors themselves tell is believed first; the declarations settle what tensors
+//! cannot tell, and a contradiction between both is refused.
+
+use std::path::{Path, PathBuf};
+
+use super::gguf;
+use super::json::{self, Value};
+use super::{Format, GateFunction};
+use crate::Result;
+
+/// What was declared.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Config {
+    /// Such as `qwen3_moe`, `llama4` or `gpt_oss`.
+    pub model_type: Option<String>,
+    /// The gate, and which declaration says so.
+    pub gate: Option<(GateFunction, String)>,
+    /// What quantised the model.
+    pub quantisation: Option<Quantisation>,
+}
+
+/// A declaration of quantisation.
+#[derive(Clone, Debug)]
+pub(super) struct Quantisation {
+    /// The file it is in.
+    pub path: PathBuf,
+    /// Whose layout the tensors are in, if it is one that we know.
+    pub format: Option<Format>,
+    /// What it says, in words.
+    pub summary: String,
+    /// The modules that it leaves out, as names or patterns.
+    pub ignored: Vec<String>,
+}
+
+impl Config {
+    /// Reads what stands beside the weights in `folder`; nothing has to.
+    pub fn beside(folder: &Path) -> Result<Self> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            if path.exists() { json::read(&path).map(|value| Some((path, value))) } else { Ok(None) }
+        };
+        let mut found = match read("config.json")? {
+            Some((path, config)) => Self::from_json(&path, &config),
+            None => Self::default(),
+        };
+        if found.quantisation.is_none() {
+            found.quantisation = read("hf_quant_config.json")?.and_then(|(path, config)| {
+                let quantisation = config.get("quantization")?;
+                let producer = config.get("producer");
+                Some(declared(path, quantisation, producer))
+            });
+        }
+        Ok(found)
+    }
+
+    fn from_json(path: &Path, config: &Value) -> Self {
+        // A model of several kinds of input keeps what concerns text apart.
+        let text = ["text_config", "llm_config", "language_config"].into_iter().find_map(|key| config.get(key));
+        let field =
+            |key: &str| text.and_then(|text| text.get(key)).or_else(|| config.get(key)).filter(|v| !v.is_null());
+        let model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
+        let is_gpt_oss = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
+        let limit = field("swiglu_limit").and_then(Value::as_f64);
+        let activation =
+            ["hidden_act", "hidden_activation"].into_iter().find_map(|key| Some((key, field(key)?.as_str()?)));
+        let gate = match (is_gpt_oss, limit, activation) {
+            (true, limit, _) => {
+                let clamp = limit.unwrap_or(7.0) as f32;
+                let why = if limit.is_some() { "model_type and swiglu_limit" } else { "model_type" };
+                Some((GateFunction::GptOss { clamp }, format!("config.json, {why}")))
+            }
+            (false, Some(limit), _) => Some((
+                GateFunction::Other(format!("a gate limited at {limit}")),
+                "config.json, swiglu_limit".to_owned(),
+            )),
+            (false, None, Some((key, name))) => Some((GateFunction::named(name), format!("config.json, {key}"))),
+            (false, None, None) => None,
+        };
+        let quantisation = config.get("quantization_config").or_else(|| text?.get("quantization_config"));
+        let quantisation = quantisation.filter(|value| value.is_object());
+        let quantisation = quantisation.map(|value| declared(path.to_path_buf(), value, value.get("producer")));
+        Self { model_type, gate, quantisation }
+    }
+
+    /// Reads a GGUF file's metadata.
+    pub fn from_gguf(file: &gguf::File) -> Self {
+        let architecture = file.text("general.architecture").map(str::to_owned);
+        let gate = architecture.as_deref().map(|architecture| {
+            let gate = match architecture {
+                "gpt-oss" => GateFunction::GptOss { clamp: 7.0 },
+                name if name.starts_with("gemma") => GateFunction::GeluTanh,
+                _ => GateFunction::Silu,
+            };
+            (gate, "general.architecture".to_owned())
+        });
+        Self { model_type: architecture, gate, quantisation: None }
+    }
+
+    /// Whether a module is named among those that quantisation leaves out. Patterns may hold `*`; regular expressions are
+    /// not looked at, since this serves messages alone.
+    pub fn ignores(&self, module: &str) -> bool {
+        let fits = |pattern: &String| match pattern.split_once('*') {
+            Some((start, end)) => {
+                !end.contains('*')
+                    && module.len() >= start.len() + end.len()
+                    && module.starts_with(start)
+                    && module.ends_with(end)
+            }
+            None => pattern == module,
+        };
+        self.quantisation.as_ref().is_some_and(|quantisation| quantisation.ignored.iter().any(fits))
+    }
+}
+
+/// Reads a declaration, of either file.
+fn declared(path: PathBuf, value: &Value, producer: Option<&Value>) -> Quantisation {
+    let text = |value: Option<&Value>, key: &str| value.and_then(|v| v.get(key)).and_then(Value::as_str).map(short);
+    let maker = text(producer, "name");
+    let method = text(Some(value), "quant_method").or_else(|| maker.clone());
+    let format = method.as_deref().and_then(|method| match method {
+        "modelopt" => Some(Format::ModelOpt),
+        "compressed-tensors" => Some(Format::CompressedTensors),
+        "torchao" => Some(Format::TorchAo),
+        _ => None,
+    });
+    let version = text(producer, "version").or_else(|| text(Some(value), "version"));
+    let kind = text(Some(value), "quant_algo").or_else(|| text(Some(value), "format"));
+    let summary: Vec<String> = [method, version, kind].into_iter().flatten().collect();
+    let ignored = ["ignore", "exclude_modules", "modules_to_not_convert"]
+        .into_iter()
+        .filter_map(|key| value.get(key)?.as_array())
+        .flatten()
+        .filter_map(|name| name.as_str().map(str::to_owned))
+        .collect();
+    Quantisation { path, format, summary: summary.join(" "), ignored }
+}
+
+/// A stranger's word, kept short.
+fn short(text: &str) -> String {
+    text.chars().take(80).collect()
+}
