@@ -1,1 +1,160 @@
 //! The contestants: what a pitch names to be run, built in or a program of anyone's.
+//!
+//! A [`Contestant`] is who enters; [`Contestant::start`] makes a fresh [`Session`] of it, a process of its own where it is
+//! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
+//! [`Fault`]: it costs the contestant the round and the tank nothing.
+
+mod lot;
+pub mod protocol;
+
+use serde::{Deserialize, Serialize};
+
+pub use lot::{LayerWeights, Lot, Poison, Tokens};
+pub use protocol::Job;
+
+/// What a contestant was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stage {
+    /// Being built.
+    Build,
+    /// Starting, until its `hello`.
+    Hello,
+    /// Preparing for a problem.
+    Prepare,
+    /// Running jobs.
+    Run,
+    /// Leaving.
+    Bye,
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Stage::Build => "build",
+            Stage::Hello => "hello",
+            Stage::Prepare => "prepare",
+            Stage::Run => "run",
+            Stage::Bye => "bye",
+        })
+    }
+}
+
+/// What a contestant did wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "is", rename_all = "kebab-case")]
+pub enum Fault {
+    /// It could not be built.
+    #[error("it does not build: {reason}")]
+    Build {
+        /// The build command's last words.
+        reason: String,
+    },
+    /// It could not be started.
+    #[error("it does not start: {reason}")]
+    Start {
+        /// Why.
+        reason: String,
+    },
+    /// Its process ended.
+    #[error("it ended during {stage} ({status}){words}")]
+    Crash {
+        /// What it was doing.
+        stage: Stage,
+        /// How it ended.
+        status: String,
+        /// The last of what it wrote to its standard error.
+        words: String,
+    },
+    /// It did not answer in time.
+    #[error("it did not answer {stage} within {seconds} s")]
+    Hang {
+        /// What it was doing.
+        stage: Stage,
+        /// The limit.
+        seconds: f64,
+    },
+    /// It answered something else than the protocol asks for.
+    #[error("its answer to {stage} is not of the protocol: {reason}; it said {line:?}")]
+    Garbage {
+        /// What it was doing.
+        stage: Stage,
+        /// What is wrong with the line.
+        reason: String,
+        /// The beginning of the line.
+        line: String,
+    },
+    /// It cannot do a problem that has to be done.
+    #[error("it does not support {problem}: {reason}")]
+    Unsupported {
+        /// The problem.
+        problem: String,
+        /// Its words.
+        reason: String,
+    },
+    /// It computed something else.
+    #[error("its result for {problem} is wrong: {what}")]
+    Wrong {
+        /// The problem.
+        problem: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// It tampered with what is not its own.
+    #[error("it tampered with {what}")]
+    Tampering {
+        /// With what, and how that was seen.
+        what: String,
+    },
+}
+
+/// What a contestant is, for the record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Its name.
+    pub name: String,
+    /// What kind of contestant it is, and what is run: a backend with its configuration, or a command.
+    pub runs: String,
+    /// Whether its code is ours. Nobody else's is trusted.
+    pub trusted: bool,
+}
+
+/// A contestant's answer to a problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can run.
+    Ready,
+    /// It does not do this problem.
+    Unsupported(String),
+}
+
+/// Who enters.
+pub trait Contestant {
+    /// What it is.
+    fn about(&self) -> About;
+
+    /// A fresh start, in a process of its own where it is a program.
+    fn start(&self) -> Result<Box<dyn Session>, Fault>;
+}
+
+/// A contestant that was started.
+pub trait Session {
+    /// Whether it promises the same bits for the same inputs.
+    fn deterministic(&self) -> bool;
+
+    /// Makes it ready for a problem.
+    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault>;
+
+    /// Wakes it, if it was made to rest, and has everything ready for these jobs but the word to begin. Not timed.
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault>;
+
+    /// Does the staged jobs. This is what is timed, by the caller.
+    fn go(&mut self) -> Result<(), Fault>;
+
+    /// Stops it where it stands, with all its threads and children, until the next [`Self::stage`]. What it has not written
+    /// by now it cannot write before it is judged, and it disturbs nobody while another is timed. Not timed.
+    fn rest(&mut self) -> Result<(), Fault>;
+
+    /// What a reader of the record should know of its conditions.
+    fn remarks(&self) -> Vec<String>;
+}

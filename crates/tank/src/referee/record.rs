@@ -1,0 +1,342 @@
+//! What a sitting leaves behind: the record that goes into the ledger, complete enough to be judged again.
+
+use serde::{Deserialize, Serialize};
+
+use super::settings::RefereeSettings;
+use super::stats::LogRatio;
+use crate::contestant::Fault;
+
+/// Whether the weights of a sample were in the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Temperature {
+    /// Another layer each time, through more than twice the last-level cache: what a model of many layers sees.
+    Cold,
+    /// The same layer again at once.
+    Warm,
+}
+
+/// One of the two that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// Who is to be beaten.
+    Champion,
+    /// Who wants to.
+    Challenger,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Side::Champion => "champion",
+            Side::Challenger => "challenger",
+        })
+    }
+}
+
+/// Who swims against the champion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pairing {
+    /// The champion itself: there must be no difference.
+    Control,
+    /// The champion with a planted slowdown: it must be found.
+    Plant,
+    /// The challenger.
+    Duel,
+}
+
+/// A ratio of speeds with its interval. Above 1 is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Speedup {
+    /// The estimate.
+    pub estimate: f64,
+    /// The lower end of the interval.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+}
+
+impl From<LogRatio> for Speedup {
+    fn from(d: LogRatio) -> Self {
+        Self { estimate: (-d.estimate).exp(), low: (-d.high()).exp(), high: (-d.low()).exp() }
+    }
+}
+
+impl std::fmt::Display for Speedup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.4}× [{:.4}, {:.4}]", self.estimate, self.low, self.high)
+    }
+}
+
+/// One shape at one temperature.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShapeResult {
+    /// The problem, as it is written everywhere.
+    pub shape: String,
+    /// The champion's median seconds for one computation.
+    pub champion_seconds: f64,
+    /// The challenger's.
+    pub challenger_seconds: f64,
+    /// How much faster the challenger is, from quartets and not from those medians.
+    pub speedup: Speedup,
+    /// Every quartet's log-ratio of challenger over champion, process by process.
+    pub quartets: Vec<f64>,
+}
+
+/// All shapes at one temperature.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The geometric mean over shapes.
+    pub geomean: Speedup,
+    /// Each shape.
+    pub shapes: Vec<ShapeResult>,
+}
+
+/// What was seen at one look.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    /// Quartets of every shape so far.
+    pub quartets: usize,
+    /// The geometric mean so far, at the temperature that decides.
+    pub geomean: Speedup,
+}
+
+/// Why a measurement ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stop {
+    /// The interval is as narrow as was asked for.
+    Precise,
+    /// The question it was for is answered.
+    Decided,
+    /// It was the last look.
+    LastLook,
+    /// A deal's quick probe found a shape too slow to go on.
+    Probe,
+}
+
+/// One pairing, measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Who swam against the champion.
+    pub pairing: Pairing,
+    /// The seed of its orders, inputs and resamples; drawn from the operating system.
+    pub seed: u64,
+    /// Pairs of fresh processes.
+    pub processes: usize,
+    /// Quartets of every shape.
+    pub quartets: usize,
+    /// The part of cases in which such intervals hold the truth, each.
+    pub confidence: f64,
+    /// With cold weights.
+    pub cold: Summary,
+    /// With warm weights.
+    pub warm: Summary,
+    /// What was seen on the way.
+    pub looks: Vec<Look>,
+    /// Why it ended.
+    pub stopped: Stop,
+}
+
+impl Measurement {
+    /// The summary at one temperature.
+    pub fn at(&self, temperature: Temperature) -> &Summary {
+        match temperature {
+            Temperature::Cold => &self.cold,
+            Temperature::Warm => &self.warm,
+        }
+    }
+}
+
+/// Whether a control showed what it must.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Control {
+    /// What was measured.
+    pub measurement: Measurement,
+    /// Whether it is as it must be.
+    pub passed: bool,
+    /// What was found, in words.
+    pub finding: String,
+}
+
+/// A shape's times against the least that this machine could take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RooflineCheck {
+    /// The problem.
+    pub shape: String,
+    /// The temperature of the weights.
+    pub temperature: Temperature,
+    /// The least seconds that the machine's rates allow.
+    pub floor_seconds: f64,
+    /// The faster side's median seconds.
+    pub seconds: f64,
+    /// Whether that is possible.
+    pub possible: bool,
+}
+
+/// What a course says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CourseReport {
+    /// Seconds between two readings of the clock that differ.
+    pub clock_resolution: f64,
+    /// Seconds that the champion takes to answer a run without jobs.
+    pub champion_round_trip: Option<f64>,
+    /// The same of the challenger.
+    pub challenger_round_trip: Option<f64>,
+    /// The size of the last-level cache that weights rotate through.
+    pub cache_bytes: u64,
+    /// For each shape, the bytes of weights that rotate.
+    pub rotated_bytes: Vec<u64>,
+    /// Timed outputs of which some elements were computed in float64.
+    pub outputs_sampled: u64,
+    /// Timed outputs that were compared whole.
+    pub outputs_compared: u64,
+    /// What a reader should know of the conditions, for example a fence that this machine does not allow.
+    pub remarks: Vec<String>,
+}
+
+/// How a sitting ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Faster by more than the margin, twice, and no shape too slow.
+    Faster,
+    /// Certainly slower.
+    Slower,
+    /// Faster on the whole, but not on these shapes, which are slower than is allowed.
+    Mixed {
+        /// The shapes.
+        shapes: Vec<String>,
+    },
+    /// Not known to be faster by more than the margin.
+    Inconclusive {
+        /// What is missing.
+        why: String,
+    },
+    /// A quick probe found this shape too slow to go on.
+    Stopped {
+        /// The shape.
+        shape: String,
+        /// What it lost, as a fraction.
+        loss: f64,
+    },
+    /// The sitting's own controls failed: nothing can be said.
+    Void {
+        /// Which, and how.
+        why: Vec<String>,
+    },
+    /// A contestant failed while the clock was running.
+    Faulted {
+        /// Which.
+        side: Side,
+        /// How.
+        fault: Fault,
+    },
+}
+
+/// A whole sitting.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sitting {
+    /// The seed that everything random in it was drawn from, drawn itself from the operating system.
+    pub seed: u64,
+    /// The champion's name.
+    pub champion: String,
+    /// The challenger's.
+    pub challenger: String,
+    /// What it was held under.
+    pub settings: RefereeSettings,
+    /// The clock, the caches and the conditions.
+    pub course: CourseReport,
+    /// The champion against itself.
+    pub control: Option<Control>,
+    /// The planted slowdown.
+    pub plant: Option<Control>,
+    /// The gain that had to be shown, as a fraction.
+    pub margin: f64,
+    /// The first measurement of the challenger: it decides whether there is a second.
+    pub first: Option<Measurement>,
+    /// The second, with new seeds, of a challenger that seemed faster: the only figure that is published of it.
+    pub second: Option<Measurement>,
+    /// Times against the machine's floor.
+    pub roofline: Vec<RooflineCheck>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+impl Sitting {
+    /// The measurement whose figures may be published: the second where there is one, and none of a void sitting.
+    pub fn published(&self) -> Option<&Measurement> {
+        match self.outcome {
+            Outcome::Void { .. } | Outcome::Faulted { .. } => None,
+            _ => self.second.as_ref().or(self.first.as_ref()),
+        }
+    }
+}
+
+/// What a deal asks beyond the settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Terms {
+    /// The gain that must be shown, as a fraction: 0.4 for 1.4×.
+    pub least_gain: Option<f64>,
+    /// The most that any shape may lose, as a fraction, if stricter than the settings.
+    pub most_loss: Option<f64>,
+    /// A quick probe before the measurement: a shape that loses more than this, as a fraction, ends it.
+    pub probe_loss: Option<f64>,
+}
+
+/// One thing that was wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// The problem.
+    pub case: String,
+    /// Its kind of inputs.
+    pub inputs: String,
+    /// What was wrong, in words.
+    pub what: String,
+}
+
+/// How far from float64 a contestant was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Precision {
+    /// The root mean square of error over bound.
+    pub rms: f64,
+    /// The largest error over bound: above 1 is wrong.
+    pub worst: f64,
+}
+
+/// What an examination found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Correctness {
+    /// Who was examined.
+    pub contestant: String,
+    /// The seed of all inputs, drawn from the operating system and told only now.
+    pub seed: u64,
+    /// Problems that were computed.
+    pub cases: usize,
+    /// Problems that the contestant said it cannot do, with its reasons.
+    pub unsupported: Vec<String>,
+    /// Runs altogether.
+    pub runs: usize,
+    /// Elements compared with float64.
+    pub compared: u64,
+    /// Its errors.
+    pub precision: Precision,
+    /// The champion's on the same inputs, if it was examined beside it.
+    pub champion_precision: Option<Precision>,
+    /// Whether repeated runs gave the same bits; absent where it does not promise that.
+    pub repeated: Option<bool>,
+    /// What was wrong; the first of each problem.
+    pub wrong: Vec<Wrong>,
+    /// A crash, a hang or garbage, if that ended it.
+    pub fault: Option<Fault>,
+}
+
+impl Correctness {
+    /// Whether it may be timed.
+    pub fn passed(&self) -> bool {
+        self.wrong.is_empty() && self.fault.is_none() && self.cases > 0
+    }
+}

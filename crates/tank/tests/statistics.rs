@@ -1,0 +1,95 @@
+//! The referee judged by synthetic sittings with a known truth: a quick subset of the example `calibrate`.
+//!
+//! A rate r over n sittings has a standard error of √(r(1 − r)/n); the limits below are four of those beyond what the
+//! procedure promises, so that a right referee fails a test less than once in ten thousand changes of the seed.
+
+use tank::referee::calibration::{Characteristics, characteristics};
+use tank::referee::synthetic::World;
+use tank::referee::{RefereeSettings, Timing};
+
+const SITTINGS: usize = 60;
+
+fn settings() -> RefereeSettings {
+    RefereeSettings { timing: Timing { resamples: 200, ..Timing::default() }, ..RefereeSettings::default() }
+}
+
+fn judge(change: impl Fn(&mut World)) -> Characteristics {
+    let mut world = World::quiet(3, 0.0);
+    change(&mut world);
+    characteristics(&world, &settings(), SITTINGS, 20).unwrap()
+}
+
+/// What a rate of at most `rate` may show over all sittings.
+fn at_most(rate: f64) -> f64 {
+    rate + 4.0 * (rate * (1.0 - rate) / SITTINGS as f64).sqrt()
+}
+
+type Change = fn(&mut World);
+
+/// Machines on which nothing may go wrong.
+fn machines() -> [(&'static str, Change); 5] {
+    [
+        ("processes differ", |w| w.process_spread = 0.01),
+        ("noisy", |w| w.sample_spread = 0.03),
+        ("spikes", |w| w.spikes = 0.1),
+        ("drift", |w| w.drift = 0.002),
+        ("two speeds", |w| w.phases = Some((0.25, 40.0))),
+    ]
+}
+
+#[test]
+fn identical_code_is_hardly_ever_called_faster() {
+    for (name, machine) in machines() {
+        let c = judge(machine);
+        // Each measurement errs on this side in half of α at most, and a winner has to win twice.
+        assert!(c.seemed_faster <= at_most(0.025), "{name}: {c:?}");
+        assert!(c.faster <= at_most(0.025 * 0.025), "{name}: {c:?}");
+        assert!(c.void <= at_most(0.05), "{name}: {c:?}");
+    }
+}
+
+#[test]
+fn the_intervals_hold_the_truth_as_often_as_they_say() {
+    for (name, machine) in machines() {
+        let c = judge(|w| {
+            machine(w);
+            w.truth.fill(-0.02);
+        });
+        assert!(1.0 - c.coverage <= at_most(0.05), "{name}: {c:?}");
+        assert!(1.0 - c.shape_coverage <= at_most(0.05), "{name}: {c:?}");
+    }
+}
+
+#[test]
+fn an_improvement_of_three_per_cent_is_found() {
+    let c = judge(|w| w.truth.fill(-0.03));
+    assert!(c.faster > 0.95, "{c:?}");
+    assert!(c.flattery.abs() < 0.002, "the published figure does not flatter: {c:?}");
+}
+
+#[test]
+fn a_slower_challenger_is_called_slower() {
+    let c = judge(|w| w.truth.fill(0.03));
+    assert!(c.slower > 0.95 && c.faster == 0.0, "{c:?}");
+}
+
+#[test]
+fn a_gain_that_one_shape_pays_for_is_called_mixed() {
+    let c = judge(|w| w.truth = vec![-0.10, -0.10, 0.09]);
+    assert!(c.mixed > 0.95 && c.faster == 0.0, "{c:?}");
+}
+
+#[test]
+fn a_referee_that_favours_one_side_finds_itself_void() {
+    for bias in [-0.02, 0.02] {
+        let c = judge(|w| w.bias = bias);
+        assert!(c.void > 0.95, "{c:?}");
+    }
+}
+
+#[test]
+fn a_referee_that_misses_the_planted_slowdown_is_void() {
+    assert_eq!(judge(|w| w.plant = 0.0).void, 1.0);
+    // A plant that shows at twice its size is as suspicious as one that does not show.
+    assert!(judge(|w| w.plant = 0.10).void > 0.95);
+}
