@@ -12,13 +12,13 @@ use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use hammerhead::cases::{Case, Inputs, Instance, Suite};
+use hammerhead::machine::Machine;
 use hammerhead::verify::{Expected, Report};
 use hammerhead::{Engine, Gate, Layer, Problem, Weights};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::floor::{Floor, Rates};
-use crate::machine::Machine;
 use crate::options::{self, How};
 use crate::run::groups;
 use crate::subject::Subject;

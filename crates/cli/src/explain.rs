@@ -1,6 +1,6 @@
 //! Why a plan is what it is: what was weighed, and at what price.
 
-use hammerhead::{Considered, Plan};
+use hammerhead::{Considered, Plan, Source};
 use serde::Serialize;
 
 use crate::table::{self, Table};
@@ -18,7 +18,7 @@ pub struct Weighed {
     scratch_bytes: usize,
 }
 
-/// Every way that was weighed, cheapest first.
+/// The plan, and then every other way that was weighed, cheapest first.
 pub fn weighed(plan: &Plan) -> Vec<Weighed> {
     let weighed = |way: &Considered| Weighed {
         backend: way.backend.name(),
@@ -53,17 +53,31 @@ pub fn text(plan: &Plan) -> String {
             ]);
         }
     }
-    let mut text = format!("{}: {} legal ways were weighed by the model, cheapest first\n", plan.problem(), ways.len());
+    let mut text = format!(
+        "{}: {} legal ways were weighed by the model, cheapest first unless the tank knows better\n",
+        plan.problem(),
+        ways.len()
+    );
     text += &table.text();
     if listed < ways.len() {
         text += &format!("… and {} dearer ones of these kinds\n", ways.len() - listed);
     }
+    text + &reason(plan)
+}
+
+/// Why the first was taken.
+fn reason(plan: &Plan) -> String {
     let cost = plan.cost();
-    let (backend, config) = (plan.backend().name(), plan.config());
-    text += &format!(
-        "taken: {backend} {config}, because {} is the least predicted time, bound by {}\n",
-        table::seconds(cost.seconds),
-        cost.bound_by
-    );
-    text
+    let taken = format!("taken: {} {}, because", plan.backend().name(), plan.config());
+    let predicted = format!("{} is the least predicted time, bound by {}", table::seconds(cost.seconds), cost.bound_by);
+    match plan.source() {
+        Source::Model => format!("{taken} {predicted}\n"),
+        Source::Tank(tuned) => format!(
+            "{taken} the tank measured it {:.3}× as fast as the planner's choice on this machine (record {:.12}, {})\n",
+            tuned.speedup, tuned.record, tuned.at
+        ),
+        Source::Illegal { tuned, reason } => {
+            format!("{taken} {predicted}; the tank's configuration of {} is not legal here ({reason})\n", tuned.problem)
+        }
+    }
 }

@@ -1,10 +1,13 @@
 //! `hammerhead info`: the machine, and which backends it can run.
 
+use std::path::PathBuf;
+
 use clap::Args as ClapArgs;
+use hammerhead::machine::Machine;
+use hammerhead::tuning::{self, TUNING_VARIABLE, Tuning};
 use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backend};
 use serde::Serialize;
 
-use crate::machine::Machine;
 use crate::table::Table;
 use crate::{Result, console};
 
@@ -33,6 +36,19 @@ struct Report {
     auto_error: Option<String>,
     /// What the environment variable says.
     forced_by_environment: Option<String>,
+    tuning: TuningReport,
+}
+
+/// What the planner knows from the tank.
+#[derive(Serialize)]
+struct TuningReport {
+    /// Where it is kept; nowhere if it is switched off.
+    folder: Option<PathBuf>,
+    /// Kinds of problems that it knows a configuration for.
+    buckets: usize,
+    /// What is wrong with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    complaint: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -72,13 +88,18 @@ pub fn info(args: &Args) -> Result<()> {
         auto,
         auto_error,
         forced_by_environment: std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty()),
+        tuning: TuningReport {
+            folder: tuning::folder(),
+            buckets: Tuning::installed().len(),
+            complaint: Tuning::installed().complaint().map(str::to_owned),
+        },
         machine,
     };
     if args.json { console::print_json(&report) } else { console::print(&text(&report)) }
 }
 
 fn text(report: &Report) -> String {
-    let Machine { cpu, arch, os, cores, memory_gib, isa, fingerprint } = &report.machine;
+    let Machine { cpu, arch, os, cores, memory_gib, isa, fingerprint, .. } = &report.machine;
     let mut text = format!(
         "hammerhead {}\nmachine   {cpu}, {cores} cores, {memory_gib} GiB, {arch} {os} ({fingerprint})\n",
         report.version
@@ -93,6 +114,13 @@ fn text(report: &Report) -> String {
             text += &format!("auto      {} (planned for each problem; best first)\n", report.auto.join(", "));
         }
     }
+    text += &match &report.tuning {
+        TuningReport { complaint: Some(complaint), .. } => format!("tuning    {complaint}\n"),
+        TuningReport { folder: None, .. } => format!("tuning    off ({TUNING_VARIABLE}, or no home to keep it in)\n"),
+        TuningReport { folder: Some(folder), buckets, .. } => {
+            format!("tuning    {buckets} kinds of problems measured by the tank, in {}\n", folder.display())
+        }
+    };
     let mut table = Table::new(&["backend", "here", "what it uses, or why it is not there"]);
     for listed in &report.backends {
         let here = if listed.available { "yes" } else { "no" };

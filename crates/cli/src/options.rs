@@ -3,9 +3,10 @@
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use hammerhead::cases::{self, Case, Suite};
+use hammerhead::tuning::Tuning;
 use hammerhead::{Engine, Options, Request, backend};
 
-use crate::{Error, Result};
+use crate::{Error, Result, console};
 
 /// Who computes, and how.
 #[derive(Debug, Args)]
@@ -27,6 +28,7 @@ pub struct How {
 impl How {
     /// The engine that was asked for.
     pub fn engine(&self) -> Result<Engine> {
+        Tuning::installed().complaint().into_iter().for_each(console::remark);
         let request = self.request();
         Ok(Engine::new(Options { backend: Some(self.backend.clone()), threads: self.threads, request })?)
     }

@@ -206,6 +206,20 @@ impl Request {
     }
 }
 
+impl Request {
+    /// The configuration that this asks for, where it leaves nothing to be planned.
+    pub fn complete(&self) -> Option<Config> {
+        Some(Config {
+            strategy: self.strategy?,
+            tile: self.tile?,
+            depth: self.depth?,
+            stages: self.stages?,
+            epilogue: self.epilogue?,
+            schedule: self.schedule?,
+        })
+    }
+}
+
 impl From<Config> for Request {
     fn from(config: Config) -> Self {
         Request {
@@ -259,7 +273,9 @@ mod tests {
             epilogue: Epilogue::Staged,
             schedule: Schedule::SplitK,
         };
-        assert_eq!(config.to_string().parse::<Request>().unwrap(), Request::from(config));
+        let request = config.to_string().parse::<Request>().unwrap();
+        assert_eq!((request, request.complete()), (Request::from(config), Some(config)));
+        assert_eq!(Request { depth: None, ..request }.complete(), None);
     }
 
     #[test]

@@ -157,6 +157,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// The tuning cache could not be written.
+    #[error("cannot write the tuning cache {}: {source}; name another folder with HAMMERHEAD_TUNING, or `off`", path.display())]
+    Tuning {
+        /// The file or folder.
+        path: std::path::PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+
     /// A kernel that cannot be built, or that the hardware would refuse.
     #[error(transparent)]
     Kernel(#[from] ptx::Error),

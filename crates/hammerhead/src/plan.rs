@@ -1,10 +1,28 @@
 //! The choice: which backend and which configuration compute a problem.
 //!
 //! Every candidate is priced by its backend's analytic model (bytes, products, dequantisation, how evenly the tiles
-//! fall on the threads) and the cheapest is taken. The list of what was considered stays with the plan, so that the
-//! choice can be explained.
+//! fall on the threads) and the cheapest is taken, unless the tank has measured on this machine that another one is
+//! faster for problems of this kind. The list of what was considered stays with the plan, so that the choice can be
+//! explained.
 
+use crate::tuning::{Bucket, Tuned, Tuning};
 use crate::{Backend, Config, Cost, Error, Problem, Request, Result};
+
+/// Whose word a plan follows.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The analytic model's: the first is predicted to be the cheapest.
+    Model,
+    /// The tank's: it was measured on this machine.
+    Tank(Tuned),
+    /// The model's, because what the tank measured is not legal for this problem.
+    Illegal {
+        /// What the tank has measured.
+        tuned: Tuned,
+        /// Why it cannot be used.
+        reason: String,
+    },
+}
 
 /// One way that was weighed.
 #[derive(Clone, Debug)]
@@ -22,11 +40,49 @@ pub struct Considered {
 pub struct Plan {
     problem: Problem,
     considered: Vec<Considered>,
+    source: Source,
 }
 
 impl Plan {
-    /// The cheapest way among these backends that grants the request.
+    /// The best known way among these backends that grants the request: what the tank has measured on this machine, else
+    /// what the model predicts to be the cheapest.
     pub fn best(
+        problem: Problem,
+        backends: &[&'static dyn Backend],
+        request: &Request,
+        threads: usize,
+    ) -> Result<Self> {
+        Ok(Self::modelled(problem, backends, request, threads)?.tuned(Tuning::installed(), backends, request, threads))
+    }
+
+    /// This plan, or what the tank has measured to be faster for problems of this kind, if it is among these backends, grants
+    /// the request and is legal.
+    pub fn tuned(
+        mut self,
+        tuning: &Tuning,
+        backends: &[&'static dyn Backend],
+        request: &Request,
+        threads: usize,
+    ) -> Self {
+        if tuning.is_empty() {
+            return self;
+        }
+        let Some((tuned, config)) = tuning.find(&Bucket::of(&self.problem, threads)) else { return self };
+        let backend = backends.iter().copied().find(|backend| backend.name() == tuned.backend);
+        let Some(backend) = backend.filter(|_| request.applied_to(*config) == *config) else { return self };
+        match backend.check(&self.problem, config, threads) {
+            Ok(cost) => {
+                self.considered.retain(|way| way.backend.name() != backend.name() || way.config != *config);
+                self.considered.insert(0, Considered { backend, config: *config, cost });
+                self.source = Source::Tank(tuned.clone());
+            }
+            Err(error) => self.source = Source::Illegal { tuned: tuned.clone(), reason: error.to_string() },
+        }
+        self
+    }
+
+    /// The way that the model predicts to be the cheapest among these backends and that grants the request.
+    pub fn modelled(
         problem: Problem,
         backends: &[&'static dyn Backend],
         request: &Request,
@@ -55,7 +111,7 @@ impl Plan {
             return Err(refusal.unwrap_or_else(nothing));
         }
         considered.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
-        Ok(Self { problem, considered })
+        Ok(Self { problem, considered, source: Source::Model })
     }
 
     /// What is computed.
@@ -78,8 +134,70 @@ impl Plan {
         &self.considered[0].cost
     }
 
-    /// Every legal way that was weighed, cheapest first. The first is the plan.
+    /// The plan, and then every other legal way that was weighed, cheapest first.
     pub fn considered(&self) -> &[Considered] {
         &self.considered
+    }
+
+    /// Whose word this follows.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, Gate, Output, Shape, backend, tuning};
+
+    fn problem() -> Problem {
+        Problem::new(vec![Shape::new(16, 64, 128)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap()
+    }
+
+    /// The model's plan for the portable backend, and the same with one entry in the tuning cache.
+    fn planned(config: &str, request: &Request) -> (Plan, Plan) {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = Tuned {
+            bucket: Bucket::of(&problem(), 1).to_string(),
+            problem: problem().to_string(),
+            backend: "scalar".into(),
+            config: config.into(),
+            speedup: 1.25,
+            record: "r".into(),
+            at: String::new(),
+            retired: false,
+        };
+        tuning::install(folder.path(), vec![entry]).unwrap();
+        let backends = [backend::by_name("scalar").unwrap()];
+        let modelled = Plan::modelled(problem(), &backends, request, 1).unwrap();
+        let tuned = modelled.clone().tuned(&Tuning::load(folder.path()), &backends, request, 1);
+        (modelled, tuned)
+    }
+
+    const TUNED: &str = "strategy=two-pass,tile=32x48,depth=192,stages=3,epilogue=direct,schedule=tile";
+
+    #[test]
+    fn what_the_tank_measured_is_preferred_to_what_the_model_predicts() {
+        let (modelled, tuned) = planned(TUNED, &Request::default());
+        assert_eq!(tuned.config().to_string(), TUNED);
+        assert!(matches!(tuned.source(), Source::Tank(entry) if entry.speedup == 1.25));
+        assert_ne!(modelled.config(), tuned.config());
+        assert_eq!(tuned.considered()[1].config, *modelled.config(), "the model's choice is still listed");
+    }
+
+    #[test]
+    fn a_request_that_the_tuned_configuration_does_not_grant_is_planned_by_the_model() {
+        let other: Request = "strategy=interleaved".parse().unwrap();
+        let (modelled, tuned) = planned(TUNED, &other);
+        assert_eq!(modelled.config(), tuned.config());
+        let same: Request = "stages=3".parse().unwrap();
+        assert_eq!(planned(TUNED, &same).1.config().to_string(), TUNED);
+    }
+
+    #[test]
+    fn an_illegal_entry_never_breaks_a_plan_and_is_told() {
+        let (modelled, tuned) = planned(&TUNED.replace("32x48", "32x7"), &Request::default());
+        assert_eq!(modelled.config(), tuned.config());
+        assert!(matches!(tuned.source(), Source::Illegal { reason, .. } if reason.contains("7 columns")));
     }
 }

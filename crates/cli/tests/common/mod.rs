@@ -12,7 +12,7 @@ use format::tensors::{self, Dtype, File, Tensor};
 /// The command, without what the environment of the tests may say.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hammerhead"));
-    command.env_remove("HAMMERHEAD_BACKEND");
+    command.env_remove("HAMMERHEAD_BACKEND").env("HAMMERHEAD_TUNING", "off");
     command
 }
 
