@@ -4,12 +4,17 @@
 //! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
 //! [`Fault`]: it costs the contestant the round and the tank nothing.
 
+mod builtin;
+mod fence;
 mod lot;
+mod program;
 pub mod protocol;
 
 use serde::{Deserialize, Serialize};
 
+pub use builtin::{Bench, Builtin, serve};
 pub use lot::{LayerWeights, Lot, Poison, Tokens};
+pub use program::Program;
 pub use protocol::Job;
 
 /// What a contestant was doing.

@@ -1,0 +1,317 @@
+//! Our own backends as contestants.
+//!
+//! A [`Builtin`] names a backend and a whole configuration for each problem. The [`Bench`] does the work: it maps a lot's
+//! files, packs the weights and runs jobs. It serves in this process, where a session calls it, and in a fresh one, where
+//! [`serve`] calls it for whoever speaks the protocol: the same code behind the same messages as anyone's program has,
+//! because a champion that need not answer through a pipe would win by the pipe.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, Write};
+use std::path::Path;
+
+use half::{bf16, f16};
+use hammerhead::backend::{self, Target};
+use hammerhead::format::{Dense, Matrix};
+use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
+use memmap2::{Mmap, MmapMut};
+use serde::{Deserialize, Serialize};
+
+use super::protocol::{Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line};
+use super::{About, Contestant, Fault, Lot, Readiness, Session, Stage};
+use crate::entry::Way;
+use crate::{Error, Result};
+
+/// Configurations of our own backends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Builtin {
+    /// Its name.
+    pub name: String,
+    /// A way for each problem it was made for. Other problems, of which the referee has many, get one of these ways by
+    /// their sizes, so that all of them are examined.
+    pub ways: Vec<Way>,
+    /// Threads to use; all that there are where it does not say.
+    #[serde(default)]
+    pub threads: Option<usize>,
+}
+
+impl Builtin {
+    /// The way for a problem.
+    fn way(&self, problem: &Problem, name: &str) -> Option<&Way> {
+        let spread: usize = problem.groups().iter().map(|s| s.m + s.n + s.k / 16).sum();
+        let other = || self.ways.get(spread % self.ways.len().max(1));
+        self.ways.iter().find(|way| way.problem == name).or_else(other)
+    }
+}
+
+impl Contestant for Builtin {
+    fn about(&self) -> About {
+        let mut ways: Vec<String> = self.ways.iter().map(|way| format!("{} {}", way.backend, way.config)).collect();
+        ways.dedup();
+        About { name: self.name.clone(), runs: ways.join("; "), trusted: true }
+    }
+
+    fn start(&self) -> Result<Box<dyn Session>, Fault> {
+        Ok(Box::new(InProcess { bench: Bench::new(self.clone()), jobs: Vec::new() }))
+    }
+}
+
+/// A built-in contestant in this process.
+struct InProcess {
+    bench: Bench,
+    jobs: Vec<Job>,
+}
+
+impl Session for InProcess {
+    fn deterministic(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault> {
+        self.bench.prepare(&lot.message(String::new())).map_err(|error| failed(Stage::Prepare, &error))
+    }
+
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        self.jobs = jobs.to_vec();
+        Ok(())
+    }
+
+    fn go(&mut self) -> Result<(), Fault> {
+        self.bench.run(&self.jobs).map_err(|error| failed(Stage::Run, &error))
+    }
+
+    fn rest(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+fn failed(stage: Stage, error: &Error) -> Fault {
+    Fault::Crash { stage, status: error.to_string(), words: String::new() }
+}
+
+/// What computes: engines by backend, and the problem that was prepared last.
+pub struct Bench {
+    contestant: Builtin,
+    engines: HashMap<String, Engine>,
+    ready: Option<Ready>,
+}
+
+struct Ready {
+    backend: String,
+    plan: Plan,
+    problem: Problem,
+    layers: Vec<Layer>,
+    inputs: Vec<Vec<TokensPlace>>,
+    places: Vec<Vec<u64>>,
+    tokens: Mmap,
+    outputs: MmapMut,
+}
+
+impl Bench {
+    /// A bench for one contestant.
+    pub fn new(contestant: Builtin) -> Self {
+        Self { contestant, engines: HashMap::new(), ready: None }
+    }
+
+    /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
+    pub fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
+        self.ready = None;
+        let problem = message.problem.problem()?;
+        let name = case_name(&problem);
+        let Some(way) = self.contestant.way(&problem, &name).cloned() else {
+            return Ok(Readiness::Unsupported("it has no configuration at all".to_owned()));
+        };
+        let backend = backend::by_name(&way.backend)?;
+        let engine = match self.engine(&way.backend) {
+            Ok(engine) => engine,
+            Err(Error::Operation(error @ hammerhead::Error::Unavailable { .. })) => {
+                return Ok(Readiness::Unsupported(error.to_string()));
+            }
+            Err(error) => return Err(error),
+        };
+        let plan = match Plan::best(problem.clone(), &[backend], &way.config.parse::<Wish>()?, engine.threads()) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(Readiness::Unsupported(error.to_string())),
+        };
+        let weights = map(&message.weights)?;
+        let load = |places: &Vec<WeightsPlace>| {
+            let weights = weights_at(&weights, &problem, places)?;
+            Ok(engine.load(&weights, problem.gate())?)
+        };
+        let layers = message.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
+        self.ready = Some(Ready {
+            backend: way.backend,
+            plan,
+            problem,
+            layers,
+            inputs: message.inputs.clone(),
+            places: message.places.clone(),
+            tokens: map(&message.tokens)?,
+            outputs: map_mut(&message.outputs)?,
+        });
+        Ok(Readiness::Ready)
+    }
+
+    /// Does jobs, one after the other.
+    pub fn run(&mut self, jobs: &[Job]) -> Result<()> {
+        let Some(ready) = &mut self.ready else {
+            if jobs.is_empty() {
+                return Ok(());
+            }
+            return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
+        };
+        let Some(engine) = self.engines.get(&ready.backend) else {
+            return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
+        };
+        jobs.iter().try_for_each(|job| ready.run(engine, *job))
+    }
+
+    fn engine(&mut self, backend: &str) -> Result<&Engine> {
+        if !self.engines.contains_key(backend) {
+            let options = Options {
+                backend: Some(backend.to_owned()),
+                threads: self.contestant.threads,
+                request: Wish::default(),
+            };
+            self.engines.insert(backend.to_owned(), Engine::new(options)?);
+        }
+        Ok(&self.engines[backend])
+    }
+}
+
+impl Ready {
+    fn run(&mut self, engine: &Engine, job: Job) -> Result<()> {
+        let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
+        let layer = self.layers.get(job.layer).ok_or_else(missing)?;
+        let inputs = self.inputs.get(job.input).ok_or_else(missing)?;
+        let places = self.places.get(job.output).ok_or_else(missing)?;
+        let activations = tokens_at(&self.tokens, &self.problem, inputs)?;
+        let mut targets = targets_at(&mut self.outputs, &self.problem, places)?;
+        Ok(engine.run_planned(&self.plan, layer, &activations, &mut targets)?)
+    }
+}
+
+/// A problem's name as a case: the name that ways are given by.
+fn case_name(problem: &Problem) -> String {
+    let case = hammerhead::cases::Case {
+        suite: hammerhead::cases::Suite::Dual,
+        why: "",
+        groups: problem.groups().to_vec(),
+        gate: problem.gate(),
+        activation: problem.activation(),
+        output: problem.output(),
+        inputs: hammerhead::cases::Inputs::Realistic,
+        timed: true,
+    };
+    case.to_string()
+}
+
+fn open(path: &Path, writable: bool) -> Result<File> {
+    let failed = |source| Error::SharedMemory { what: "open", path: path.to_owned(), source };
+    OpenOptions::new().read(true).write(writable).open(path).map_err(failed)
+}
+
+fn map(path: &Path) -> Result<Mmap> {
+    let failed = |source| Error::SharedMemory { what: "map", path: path.to_owned(), source };
+    let file = open(path, false)?;
+    // SAFETY: the referee writes its files between runs only, and never shortens them.
+    unsafe { Mmap::map(&file) }.map_err(failed)
+}
+
+fn map_mut(path: &Path) -> Result<MmapMut> {
+    let failed = |source| Error::SharedMemory { what: "map", path: path.to_owned(), source };
+    let file = open(path, true)?;
+    // SAFETY: the referee touches outputs between runs only, and never shortens them.
+    unsafe { MmapMut::map_mut(&file) }.map_err(failed)
+}
+
+fn outside() -> Error {
+    Error::Protocol { reason: "an offset lies outside of its file".to_owned() }
+}
+
+fn part(bytes: &[u8], offset: u64, length: usize) -> Result<&[u8]> {
+    let start = usize::try_from(offset).map_err(|_| outside())?;
+    bytes.get(start..start.checked_add(length).ok_or_else(outside)?).ok_or_else(outside)
+}
+
+fn matrix_at<'a>(bytes: &'a [u8], rows: usize, k: usize, place: &MatrixPlace) -> Result<Matrix<'a>> {
+    let (codes, scales) = (part(bytes, place.codes, rows * k / 2)?, part(bytes, place.scales, rows * k / 16)?);
+    Ok(Matrix::new(rows, k, codes, scales, place.global as f32).map_err(hammerhead::Error::from)?)
+}
+
+fn weights_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -> Result<Vec<Weights<'a>>> {
+    let group = |(shape, place): (&hammerhead::Shape, &WeightsPlace)| {
+        let gate = matrix_at(bytes, shape.n, shape.k, &place.gate)?;
+        Ok(match &place.up {
+            Some(up) => Weights::gated(gate, matrix_at(bytes, shape.n, shape.k, up)?)?,
+            None => Weights::plain(gate),
+        })
+    };
+    problem.groups().iter().zip(places).map(group).collect()
+}
+
+fn tokens_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[TokensPlace]) -> Result<Vec<Activations<'a>>> {
+    let group = |(shape, place): (&hammerhead::Shape, &TokensPlace)| match place {
+        TokensPlace::Quantised(place) => Ok(matrix_at(bytes, shape.m, shape.k, place)?.into()),
+        TokensPlace::Dense { values, global } => {
+            let elements = shape.m * shape.k;
+            let global = *global as f32;
+            let wide = |width: usize| part(bytes, *values, elements * width);
+            let dense = match problem.activation() {
+                Activation::F16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f16>(wide(2)?), global),
+                Activation::BF16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, bf16>(wide(2)?), global),
+                _ => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f32>(wide(4)?), global),
+            };
+            Ok(dense.map_err(hammerhead::Error::from)?.into())
+        }
+    };
+    problem.groups().iter().zip(places).map(group).collect()
+}
+
+/// The places of one output's groups, which follow each other in the file.
+fn targets_at<'a>(mut bytes: &'a mut [u8], problem: &Problem, places: &[u64]) -> Result<Vec<Target<'a>>> {
+    let (mut passed, mut targets) = (0, Vec::new());
+    for (shape, &place) in problem.groups().iter().zip(places) {
+        let start = usize::try_from(place).ok().and_then(|place| place.checked_sub(passed)).ok_or_else(outside)?;
+        let length = shape.m * shape.n * problem.output().bytes();
+        let (_, rest) = bytes.split_at_mut_checked(start).ok_or_else(outside)?;
+        let (target, rest) = rest.split_at_mut_checked(length).ok_or_else(outside)?;
+        passed += start + length;
+        bytes = rest;
+        targets.push(match problem.output() {
+            Output::F16 => Target::F16(bytemuck::cast_slice_mut(target)),
+            Output::BF16 => Target::BF16(bytemuck::cast_slice_mut(target)),
+            Output::F32 => Target::F32(bytemuck::cast_slice_mut(target)),
+        });
+    }
+    Ok(targets)
+}
+
+/// Speaks the protocol for a built-in contestant until `bye` or the end of the input: what a fresh process does.
+pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -> Result<()> {
+    let lost = |source| Error::SharedMemory { what: "speak through", path: "standard input and output".into(), source };
+    let name = contestant.name.clone();
+    let mut bench = Bench::new(contestant);
+    for text in input.lines() {
+        let request = serde_json::from_str(&text.map_err(lost)?);
+        let answer = match request.map_err(|source| Error::Protocol { reason: source.to_string() })? {
+            Request::Hello { .. } => Answer::Hello { protocol: VERSION, name: name.clone(), deterministic: true },
+            Request::Prepare(message) => match bench.prepare(&message)? {
+                Readiness::Ready => Answer::Ready { id: message.id },
+                Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
+            },
+            Request::Run { id, jobs } => {
+                bench.run(&jobs)?;
+                Answer::Done { id }
+            }
+            Request::Bye => return Ok(()),
+        };
+        output.write_all(line(&answer)?.as_bytes()).and_then(|()| output.flush()).map_err(lost)?;
+    }
+    Ok(())
+}

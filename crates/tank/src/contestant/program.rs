@@ -1,0 +1,382 @@
+//! Anyone's program as a contestant: a process that speaks the protocol, behind a fence.
+//!
+//! The referee holds the pipes and the clock. Every answer has a time limit and a longest length, every `run` an id that
+//! cannot be guessed, so an answer cannot be written before its question; whatever else comes through the pipe ends the
+//! contestant's round. Between its runs the whole process group stands still.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::fence::{self, Fence};
+use super::protocol::{Answer, Job, Request, VERSION, line};
+use super::{About, Builtin, Contestant, Fault, Lot, Readiness, Session, Stage};
+use crate::referee::Limits;
+use crate::{Error, Result};
+
+/// The longest answer.
+const LONGEST: usize = 1 << 16;
+/// How much of a line or of its last words is quoted.
+const QUOTED: usize = 400;
+
+/// A program, and how to start it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Its name.
+    pub name: String,
+    /// What builds it, program and arguments; nothing where that is empty.
+    #[serde(default)]
+    pub build: Vec<String>,
+    /// What starts it, program and arguments.
+    pub command: Vec<String>,
+    /// What it may take.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Whether it is our own code in a fresh process.
+    #[serde(default)]
+    pub trusted: bool,
+}
+
+impl Program {
+    /// A stranger's program.
+    pub fn new(name: impl Into<String>, command: Vec<String>, limits: Limits) -> Self {
+        Self { name: name.into(), build: Vec::new(), command, limits, trusted: false }
+    }
+
+    /// A built-in contestant in fresh processes: `worker`, a command that calls [`super::serve`] with the contestant that
+    /// its last argument describes as JSON.
+    pub fn fresh(builtin: &Builtin, worker: &[String], limits: Limits) -> Result<Self> {
+        let described =
+            serde_json::to_string(builtin).map_err(|source| Error::Protocol { reason: source.to_string() })?;
+        let command = worker.iter().cloned().chain([described]).collect();
+        Ok(Self { name: builtin.name.clone(), build: Vec::new(), command, limits, trusted: true })
+    }
+
+    /// Builds it, if there is anything to build. Done once; nothing is fenced, because builders fetch and fork.
+    pub fn build(&self) -> Result<(), Fault> {
+        let Some((program, arguments)) = self.build.split_first() else { return Ok(()) };
+        let failed = |reason: String| Fault::Build { reason };
+        let words = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
+        let both = || words.try_clone().map(Stdio::from).map_err(|error| failed(error.to_string()));
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(both()?).stderr(both()?);
+        Fence::around_ourselves().put_around(&mut command);
+        let child = command.spawn().map_err(|error| failed(format!("{program}: {error}")))?;
+        let mut group = Group { child, status: None };
+        match group.wait(Duration::from_secs_f64(self.limits.build_seconds)) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(failed(format!("{status}{}", last_words(&words)))),
+            None => Err(Fault::Hang { stage: Stage::Build, seconds: self.limits.build_seconds }),
+        }
+    }
+}
+
+impl Contestant for Program {
+    fn about(&self) -> About {
+        About { name: self.name.clone(), runs: self.command.join(" "), trusted: self.trusted }
+    }
+
+    fn start(&self) -> Result<Box<dyn Session>, Fault> {
+        Ok(Box::new(Process::start(self)?))
+    }
+}
+
+/// A process group that does not outlive this value.
+struct Group {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl Group {
+    /// Waits so long for it to end.
+    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        while self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+            if self.status.is_none() && start.elapsed() >= limit {
+                return None;
+            }
+            if self.status.is_none() {
+                std::thread::sleep(Duration::from_millis(2).min(limit));
+            }
+        }
+        self.status
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Killed before it is waited for: until then the group's number cannot be another's. Its children get it as well.
+        let _ = fence::signal(self.child.id(), libc::SIGKILL);
+        if self.status.is_none() {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A program that was started.
+struct Process {
+    group: Group,
+    fence: Fence,
+    input: ChildStdin,
+    output: ChildStdout,
+    words: std::fs::File,
+    unread: Vec<u8>,
+    limits: Limits,
+    deterministic: bool,
+    resting: bool,
+    secret: RandomState,
+    count: u64,
+    staged: Option<(String, String)>,
+}
+
+impl Process {
+    fn start(program: &Program) -> Result<Self, Fault> {
+        let failed = |reason: String| Fault::Start { reason };
+        let (path, arguments) =
+            program.command.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
+        let words = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
+        let stderr = words.try_clone().map_err(|error| failed(error.to_string()))?;
+        let mut command = Command::new(path);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        let fence = match program.trusted {
+            true => Fence::around_ourselves(),
+            false => Fence::around_strangers(&program.limits),
+        };
+        fence.put_around(&mut command);
+        let mut child = command.spawn().map_err(|error| failed(format!("{path}: {error}")))?;
+        let pipes = (child.stdin.take(), child.stdout.take());
+        let group = Group { child, status: None };
+        let (Some(input), Some(output)) = pipes else { return Err(failed("it has no pipes".to_owned())) };
+        for pipe in [input.as_raw_fd(), output.as_raw_fd()] {
+            unblock(pipe).map_err(|error| failed(error.to_string()))?;
+        }
+        let mut process = Self {
+            group,
+            fence,
+            input,
+            output,
+            words,
+            unread: Vec::new(),
+            limits: program.limits.clone(),
+            deterministic: false,
+            resting: false,
+            secret: RandomState::new(),
+            count: 0,
+            staged: None,
+        };
+        process.greet()?;
+        Ok(process)
+    }
+
+    fn greet(&mut self) -> Result<(), Fault> {
+        let message = self.write_up(Stage::Hello, &Request::Hello { protocol: VERSION })?;
+        match self.ask(Stage::Hello, &message)? {
+            (Answer::Hello { protocol: VERSION, deterministic, .. }, _) => {
+                self.deterministic = deterministic;
+                Ok(())
+            }
+            (Answer::Hello { protocol, .. }, said) => {
+                let reason = format!("it speaks version {protocol}, and the referee version {VERSION}");
+                Err(Fault::Garbage { stage: Stage::Hello, reason, line: said })
+            }
+            (_, said) => Err(garbage(Stage::Hello, "a hello was expected", &said)),
+        }
+    }
+
+    /// An id that nobody can guess: a secret function of a counter.
+    fn next_id(&mut self) -> String {
+        self.count += 1;
+        format!("{:016x}", self.secret.hash_one(self.count))
+    }
+
+    fn write_up(&self, stage: Stage, message: &Request) -> Result<String, Fault> {
+        line(message).map_err(|error| Fault::Start { reason: format!("no message for {stage}: {error}") })
+    }
+
+    fn seconds(&self, stage: Stage) -> f64 {
+        match stage {
+            Stage::Build => self.limits.build_seconds,
+            Stage::Hello => self.limits.hello_seconds,
+            Stage::Prepare => self.limits.prepare_seconds,
+            Stage::Run => self.limits.run_seconds,
+            Stage::Bye => self.limits.bye_seconds,
+        }
+    }
+
+    /// Says something and waits for the answer, which comes with its own line.
+    fn ask(&mut self, stage: Stage, message: &str) -> Result<(Answer, String), Fault> {
+        let deadline = Instant::now() + Duration::from_secs_f64(self.seconds(stage));
+        if !self.unread.is_empty() {
+            let said = String::from_utf8_lossy(&self.unread).into_owned();
+            return Err(garbage(stage, "it spoke before it was asked", &said));
+        }
+        self.send(stage, message.as_bytes(), deadline)?;
+        let said = self.receive(stage, deadline)?;
+        let answer = serde_json::from_str(&said).map_err(|error| garbage(stage, &error.to_string(), &said))?;
+        Ok((answer, said))
+    }
+
+    fn send(&mut self, stage: Stage, mut bytes: &[u8], deadline: Instant) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            match self.input.write(bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.await_pipe(stage, self.input.as_raw_fd(), libc::POLLOUT, deadline)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(self.crash(stage)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line.
+    fn receive(&mut self, stage: Stage, deadline: Instant) -> Result<String, Fault> {
+        let mut chunk = [0; 4096];
+        loop {
+            if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
+                let said: Vec<u8> = self.unread.drain(..=end).collect();
+                return String::from_utf8(said)
+                    .map_err(|error| garbage(stage, "it is not UTF-8", &String::from_utf8_lossy(error.as_bytes())));
+            }
+            if self.unread.len() > LONGEST {
+                let said = String::from_utf8_lossy(&self.unread).into_owned();
+                return Err(garbage(stage, "its line does not end", &said));
+            }
+            match self.output.read(&mut chunk) {
+                Ok(0) => return Err(self.crash(stage)),
+                Ok(count) => self.unread.extend(&chunk[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.await_pipe(stage, self.output.as_raw_fd(), libc::POLLIN, deadline)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(self.crash(stage)),
+            }
+        }
+    }
+
+    fn await_pipe(&self, stage: Stage, pipe: RawFd, event: libc::c_short, deadline: Instant) -> Result<(), Fault> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut poll = libc::pollfd { fd: pipe, events: event, revents: 0 };
+        let milliseconds = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: one entry, on this stack, for as long as the call.
+        match unsafe { libc::poll(&mut poll, 1, milliseconds) } {
+            0 => Err(Fault::Hang { stage, seconds: self.seconds(stage) }),
+            _ => Ok(()),
+        }
+    }
+
+    fn crash(&mut self, stage: Stage) -> Fault {
+        let status = match self.group.wait(Duration::from_secs_f64(self.limits.bye_seconds)) {
+            Some(status) => status.to_string(),
+            None => "it closed its pipes".to_owned(),
+        };
+        Fault::Crash { stage, status, words: last_words(&self.words) }
+    }
+
+    fn write_run(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        let id = self.next_id();
+        let message = self.write_up(Stage::Run, &Request::Run { id: id.clone(), jobs: jobs.to_vec() })?;
+        self.staged = Some((id, message));
+        Ok(())
+    }
+
+    fn wake(&mut self) -> Result<(), Fault> {
+        if std::mem::take(&mut self.resting) {
+            fence::signal(self.group.child.id(), libc::SIGCONT).map_err(|_| self.crash(Stage::Run))?;
+        }
+        Ok(())
+    }
+}
+
+impl Session for Process {
+    fn deterministic(&self) -> bool {
+        self.deterministic
+    }
+
+    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault> {
+        self.wake()?;
+        let id = self.next_id();
+        let message = self.write_up(Stage::Prepare, &Request::Prepare(Box::new(lot.message(id.clone()))))?;
+        match self.ask(Stage::Prepare, &message)? {
+            (Answer::Ready { id: said }, _) if said == id => Ok(Readiness::Ready),
+            (Answer::Unsupported { id: said, reason }, _) if said == id => Ok(Readiness::Unsupported(quoted(&reason))),
+            (_, said) => Err(garbage(Stage::Prepare, "ready or unsupported with this id was expected", &said)),
+        }
+    }
+
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        self.wake()?;
+        // A run without jobs first: whoever has answered it is awake, and has nothing else to say.
+        self.write_run(&[])?;
+        self.go()?;
+        self.write_run(jobs)
+    }
+
+    fn go(&mut self) -> Result<(), Fault> {
+        let Some((id, message)) = self.staged.take() else { return Ok(()) };
+        match self.ask(Stage::Run, &message)? {
+            (Answer::Done { id: said }, _) if said == id => Ok(()),
+            (_, said) => Err(garbage(Stage::Run, "done with this id was expected", &said)),
+        }
+    }
+
+    fn rest(&mut self) -> Result<(), Fault> {
+        if !std::mem::replace(&mut self.resting, true) {
+            fence::signal(self.group.child.id(), libc::SIGSTOP).map_err(|_| self.crash(Stage::Run))?;
+        }
+        Ok(())
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.fence.remarks(self.group.child.id())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A last word for those who keep to the protocol; the group is killed whatever they do with it.
+        if self.wake().is_ok() {
+            let deadline = Instant::now() + Duration::from_secs_f64(self.limits.bye_seconds);
+            let bye = self.write_up(Stage::Bye, &Request::Bye);
+            if bye.is_ok_and(|bye| self.send(Stage::Bye, bye.as_bytes(), deadline).is_ok()) {
+                self.group.wait(deadline.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+}
+
+fn unblock(pipe: RawFd) -> io::Result<()> {
+    // SAFETY: plain system calls on a pipe that its owner holds open.
+    let flags = unsafe { libc::fcntl(pipe, libc::F_GETFL) };
+    // SAFETY: as above.
+    if flags < 0 || unsafe { libc::fcntl(pipe, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn garbage(stage: Stage, reason: &str, said: &str) -> Fault {
+    Fault::Garbage { stage, reason: reason.to_owned(), line: quoted(said.trim_end()) }
+}
+
+/// The beginning of a text of a stranger's, without what could disturb a terminal.
+fn quoted(text: &str) -> String {
+    text.chars().take(QUOTED).map(|c| if c.is_control() && c != '\n' { '·' } else { c }).collect()
+}
+
+/// The end of what was written to standard error, as the end of a sentence.
+fn last_words(words: &std::fs::File) -> String {
+    use std::os::unix::fs::FileExt;
+    let length = words.metadata().map_or(0, |about| about.len());
+    let start = length.saturating_sub(QUOTED as u64);
+    let mut bytes = vec![0; (length - start) as usize];
+    let read = words.read_at(&mut bytes, start).unwrap_or(0);
+    let text = quoted(String::from_utf8_lossy(&bytes[..read]).trim());
+    if text.is_empty() { String::new() } else { format!("; its last words: {text}") }
+}

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""A contestant in plain Python: the whole protocol, and the operation as simply as it can be written.
+
+It is right and it is slow. Copy it, keep `serve`, and replace `compute`. numpy is used where it is installed.
+The protocol is described in docs/protocol.md.
+"""
+
+import json
+import math
+import mmap
+import struct
+import sys
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+E2M1 += [-value for value in E2M1]
+
+
+def e4m3(byte):
+    """The value of an e4m3 byte; 0x7F and 0xFF are NaN and do not occur."""
+    sign = -1.0 if byte & 0x80 else 1.0
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+
+
+E4M3 = [e4m3(byte) for byte in range(256)]
+
+
+def read_rows(file, rows, k, place):
+    """An NVFP4 matrix as rows of floats: code times block scale, without the global scale."""
+    matrix = []
+    for row in range(rows):
+        codes = file[place["codes"] + row * k // 2 :][: k // 2]
+        scales = file[place["scales"] + row * k // 16 :][: k // 16]
+        values = []
+        for byte in codes:
+            values += [E2M1[byte & 15], E2M1[byte >> 4]]
+        matrix.append([value * E4M3[scales[index // 16]] for index, value in enumerate(values)])
+    return matrix
+
+
+def read_dense(file, rows, k, element, place):
+    """Dense tokens as rows of floats."""
+    width = 4 if element == "f32" else 2
+    data = file[place["values"] :][: rows * k * width]
+    if element == "bf16":
+        data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+    values = struct.unpack(f"<{rows * k}{'e' if element == 'f16' else 'f'}", data)
+    return [values[row * k : (row + 1) * k] for row in range(rows)]
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + math.exp(-x)) if x > -700.0 else 0.0
+
+
+def join(problem, gate, up):
+    """The gate function, and its product with the up value."""
+    kind = problem["gate"]
+    if kind == "none":
+        return gate
+    if kind == "silu":
+        return gate * sigmoid(gate) * up
+    if kind == "gelu-tanh":
+        return gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate**3)) * up
+    clamp = problem["clamp"]
+    gate, up = min(gate, clamp), max(-clamp, min(up, clamp))
+    return gate * sigmoid(1.702 * gate) * (up + 1.0)
+
+
+def pack(values, element):
+    """Floats as the bytes of the output type, rounded to nearest, ties to even; too large becomes infinite."""
+    if element == "f32":
+        return b"".join(struct.pack("<f", to_f32(value)) for value in values)
+    if element == "f16":
+        return b"".join(struct.pack("<e", math.copysign(math.inf, v) if abs(v) >= 65520.0 else v) for v in values)
+    rounded = []
+    for value in values:
+        bits = struct.unpack("<I", struct.pack("<f", to_f32(value)))[0]
+        rounded.append(struct.pack("<H", min(bits + 0x7FFF + (bits >> 16 & 1), 0xFFFFFFFF) >> 16))
+    return b"".join(rounded)
+
+
+def to_f32(value):
+    return math.copysign(math.inf, value) if abs(value) >= 2.0**128 * (1 - 2.0**-25) else value
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b))
+
+
+def compute(problem, group, weights, tokens):
+    """C of one group, row by row, as floats."""
+    m, n, _ = problem["groups"][group]
+    (gate, gate_global), up = weights[0], weights[1] if len(weights) > 1 else None
+    rows, token_global = tokens
+    if numpy is not None and m:
+        rows = numpy.array(rows)
+        gates = (rows @ numpy.array(gate).T * (token_global * gate_global)).ravel().tolist()
+        ups = (rows @ numpy.array(up[0]).T * (token_global * up[1])).ravel().tolist() if up else gates
+        return [join(problem, g, u) for g, u in zip(gates, ups)]
+    result = []
+    for row in range(m):
+        for column in range(n):
+            g = dot(rows[row], gate[column]) * token_global * gate_global
+            u = dot(rows[row], up[0][column]) * token_global * up[1] if up else 0.0
+            result.append(join(problem, g, u))
+    return result
+
+
+def map_file(path, writable):
+    with open(path, "r+b" if writable else "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+
+
+class Contestant:
+    """Keeps what `prepare` brought, and does jobs."""
+
+    name = "plain Python"
+
+    def prepare(self, message):
+        self.problem, self.message = message["problem"], message
+        self.tokens, self.outputs = map_file(message["tokens"], False), map_file(message["outputs"], True)
+        weights = map_file(message["weights"], False)
+        self.layers = []
+        for layer in message["layers"]:
+            groups = []
+            for (_, n, k), place in zip(self.problem["groups"], layer):
+                matrices = [place["gate"]] + ([place["up"]] if "up" in place else [])
+                groups.append([(read_rows(weights, n, k, matrix), matrix["global"]) for matrix in matrices])
+            self.layers.append(groups)
+
+    def read_tokens(self, job, group):
+        m, _, k = self.problem["groups"][group]
+        place = self.message["inputs"][job["input"]][group]
+        if "codes" in place:
+            return read_rows(self.tokens, m, k, place), place["global"]
+        return read_dense(self.tokens, m, k, self.problem["activation"], place), place["global"]
+
+    def write(self, job, group, values):
+        data = pack(values, self.problem["output"])
+        place = self.message["places"][job["output"]][group]
+        self.outputs[place : place + len(data)] = data
+
+    def run(self, jobs):
+        for job in jobs:
+            for group in range(len(self.problem["groups"])):
+                tokens = self.read_tokens(job, group)
+                self.write(job, group, compute(self.problem, group, self.layers[job["layer"]][group], tokens))
+
+
+def say(message):
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def serve(contestant):
+    for line in sys.stdin:
+        message = json.loads(line)
+        kind = message["type"]
+        if kind == "hello":
+            say({"type": "hello", "protocol": 1, "name": contestant.name, "deterministic": True})
+        elif kind == "prepare":
+            reason = contestant.prepare(message)
+            if reason:
+                say({"type": "unsupported", "id": message["id"], "reason": reason})
+            else:
+                say({"type": "ready", "id": message["id"]})
+        elif kind == "run":
+            contestant.run(message["jobs"])
+            say({"type": "done", "id": message["id"]})
+        elif kind == "bye":
+            return
+
+
+if __name__ == "__main__":
+    serve(Contestant())
