@@ -51,6 +51,8 @@ pub struct Report {
     pub max_error: f64,
     /// The largest distance as a part of what was allowed; above 1 is a failure.
     pub max_ratio: f64,
+    /// The root mean square of the same: how precise the results are on the whole.
+    pub rms_ratio: f64,
     /// How many were beyond what was allowed.
     pub failures: usize,
     /// The first of those.
@@ -125,6 +127,7 @@ impl Expected {
                 if found.is_finite() {
                     report.max_error = report.max_error.max(error);
                     report.max_ratio = report.max_ratio.max(error / allowed);
+                    report.rms_ratio += (error / allowed).powi(2);
                 }
                 if !accepted {
                     report.failures += 1;
@@ -133,6 +136,7 @@ impl Expected {
                 }
             }
         }
+        report.rms_ratio = (report.rms_ratio / report.compared.max(1) as f64).sqrt();
         report
     }
 }

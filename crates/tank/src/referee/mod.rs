@@ -2,20 +2,28 @@
 //!
 //! [`settings`] holds every number it goes by, [`stats`] turns quartets into a ratio with an interval, [`duel`] holds a
 //! sitting over anything that yields samples, [`synthetic`] is such a thing with a known truth, and [`calibration`] uses
-//! it to say how often the referee is right. [`record`] is what a sitting leaves behind.
+//! it to say how often the referee is right. The real thing is [`pool`], with the referee's own [`clock`]. [`verify`] is the
+//! examination that comes before, [`yardstick`] checks large results whole, and [`record`] is what remains of it all.
 
 pub mod calibration;
+pub mod clock;
 pub mod duel;
+pub mod pool;
 pub mod record;
 mod samples;
 pub mod seeds;
 pub mod settings;
 pub mod stats;
 pub mod synthetic;
+pub mod verify;
+pub mod yardstick;
 
+pub use clock::{Clock, Wall};
 pub use duel::{Course, Floor, Halt, sit};
+pub use pool::Pool;
 pub use record::{
     Control, Correctness, CourseReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck, ShapeResult,
     Side, Sitting, Speedup, Stop, Summary, Temperature, Terms, Wrong,
 };
 pub use settings::{Checking, Limits, RefereeSettings, Timing};
+pub use verify::{Examination, examine, questions};

@@ -146,8 +146,6 @@ impl Timing {
 pub struct Checking {
     /// Shapes drawn from the seed that are in no list.
     pub held_out: usize,
-    /// Products (over all groups) up to which a problem counts as small, and a contestant is examined on all of them.
-    pub most_products: f64,
     /// Elements of every timed output that are computed in float64, chosen after the run.
     pub elements: usize,
     /// One timed sample in so many is checked whole, chosen after the run.
@@ -158,7 +156,7 @@ pub struct Checking {
 
 impl Default for Checking {
     fn default() -> Self {
-        Self { held_out: 12, most_products: 1e9, elements: 16, whole_every: 8, precision_multiple: 4.0 }
+        Self { held_out: 12, elements: 16, whole_every: 8, precision_multiple: 4.0 }
     }
 }
 

@@ -1,0 +1,91 @@
+//! What the tests of contestants share: programs, small problems, quick settings.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::cell::Cell;
+use std::path::PathBuf;
+
+use hammerhead::cases::{self, Case, Inputs, Suite};
+use hammerhead::{Output, Plan, Shape, backend};
+use tank::contestant::{Builtin, Program};
+use tank::entry::Way;
+use tank::referee::{Checking, Clock, Limits, RefereeSettings, Timing};
+
+/// A problem of one group with NVFP4 tokens and SiLU.
+pub fn case(m: usize, n: usize, k: usize, inputs: Inputs) -> Case {
+    let edge = cases::suite(Suite::Edge);
+    Case { groups: vec![Shape::new(m, n, k)], inputs, timed: true, ..edge[1].clone() }
+}
+
+/// A few small questions.
+pub fn few_questions() -> Vec<Case> {
+    let mut single = case(5, 7, 48, Inputs::Integers);
+    single.output = Output::F32;
+    vec![case(3, 9, 32, Inputs::Realistic), case(4, 8, 64, Inputs::HardScales), single]
+}
+
+/// Limits under which a test that hangs is over soon.
+pub fn limits() -> Limits {
+    Limits { hello_seconds: 20.0, prepare_seconds: 20.0, run_seconds: 20.0, bye_seconds: 0.5, ..Limits::default() }
+}
+
+/// A clock that moves by a millisecond with every look at it, so that no test depends on how busy the machine is.
+#[derive(Default)]
+pub struct Steady(Cell<f64>);
+
+impl Clock for Steady {
+    fn now(&self) -> f64 {
+        self.0.set(self.0.get() + 1e-3);
+        self.0.get()
+    }
+}
+
+/// Settings with few samples, for a clock by which all take the same time.
+pub fn quick() -> RefereeSettings {
+    RefereeSettings {
+        timing: Timing {
+            looks: vec![6],
+            quartets_per_process: 2,
+            resamples: 200,
+            sample_jobs: 2,
+            most_layers: 2,
+            // By that clock a planted slowdown is a whole tick.
+            plant_tolerance: 10.0,
+            sample_ticks: 1e-3,
+            ..Timing::default()
+        },
+        checking: Checking { whole_every: 2, ..Checking::default() },
+        limits: limits(),
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The example in Python.
+pub fn plain_python() -> Program {
+    let script = root().join("../../examples/contestants/plain.py");
+    Program::new("plain Python", vec!["python3".into(), script.display().to_string()], limits())
+}
+
+/// A cheat of `tests/cheats/cheat.py`, or a bungler.
+pub fn cheat(trick: &str) -> Program {
+    let script = root().join("tests/cheats/cheat.py");
+    Program::new(trick, vec!["python3".into(), script.display().to_string(), trick.into()], limits())
+}
+
+/// The example in Rust. Cargo builds examples when it runs all tests of the crate.
+pub fn plain_rust() -> Option<Program> {
+    let here = std::env::current_exe().ok()?;
+    let path = here.parent()?.parent()?.join("examples/contestant");
+    path.exists().then(|| Program::new("plain Rust", vec![path.display().to_string()], limits()))
+}
+
+/// A built-in contestant on the portable backend.
+pub fn scalar(case: &Case) -> Builtin {
+    let scalar = backend::by_name("scalar").unwrap();
+    let problem = case.problem().unwrap();
+    let plan = Plan::best(problem, &[scalar], &"strategy=interleaved".parse().unwrap(), 1).unwrap();
+    let way = Way { problem: case.to_string(), backend: "scalar".into(), config: plan.config().to_string() };
+    Builtin { name: "scalar".into(), ways: vec![way], threads: Some(1) }
+}
