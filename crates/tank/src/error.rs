@@ -50,4 +50,11 @@ pub enum Error {
         /// The system's word.
         source: std::io::Error,
     },
+
+    /// The champion itself cannot be run, so nobody can be compared with it.
+    #[error("the champion failed: {reason}; nobody can be measured against it, see that it runs or begin with another")]
+    Champion {
+        /// What it did.
+        reason: String,
+    },
 }

@@ -1,4 +1,4 @@
-//! The referee: correct first, then paired timing.
+//! The referee: correct first, then paired timing. [`Official`] is the one that a season calls.
 //!
 //! [`settings`] holds every number it goes by, [`stats`] turns quartets into a ratio with an interval, [`duel`] holds a
 //! sitting over anything that yields samples, [`synthetic`] is such a thing with a known truth, and [`calibration`] uses
@@ -8,6 +8,7 @@
 pub mod calibration;
 pub mod clock;
 pub mod duel;
+pub mod official;
 pub mod pool;
 pub mod record;
 mod samples;
@@ -20,6 +21,7 @@ pub mod yardstick;
 
 pub use clock::{Clock, Wall};
 pub use duel::{Course, Floor, Halt, sit};
+pub use official::{Alone, Official};
 pub use pool::Pool;
 pub use record::{
     Control, Correctness, CourseReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck, ShapeResult,

@@ -1,0 +1,220 @@
+//! The referee on this machine: entries become contestants, are examined and are timed.
+//!
+//! Built-in entries run in fresh processes of our own command, and programs in theirs, all over the same protocol: a
+//! champion that did not have to answer through a pipe would win by the pipe.
+
+use std::collections::HashSet;
+
+use hammerhead::cases::Case;
+use hammerhead::cpu::ceilings::Ceilings;
+
+use super::clock::{Clock, Wall};
+use super::duel::{Course, Floor, Halt, sit};
+use super::pool::Pool;
+use super::record::{Correctness, Outcome, Pairing, Precision, Side, Sitting, Temperature, Terms};
+use super::settings::RefereeSettings;
+use super::stats::median;
+use super::verify::{examine, questions};
+use crate::contestant::{Builtin, Contestant, Fault, Program};
+use crate::entry::{Entry, ProblemSpec};
+use crate::{Error, Result};
+
+/// Samples of each problem by which a champion alone is timed.
+const ALONE: usize = 9;
+
+/// The referee on this machine.
+#[derive(Debug)]
+pub struct Official {
+    cases: Vec<Case>,
+    settings: RefereeSettings,
+    worker: Vec<String>,
+    threads: Option<usize>,
+    built: HashSet<Vec<String>>,
+}
+
+/// A champion timed alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alone {
+    /// For each problem: the median seconds with weights of the temperature that decides, and the floor where it is known.
+    pub shapes: Vec<(f64, Option<Floor>)>,
+    /// The machine's rates, where they were measured.
+    pub ceilings: Option<(f64, f64)>,
+}
+
+impl Official {
+    /// A referee for these problems. `worker` is a command that passes its last argument to [`crate::contestant::serve`]:
+    /// our own, in a fresh process. Where it is empty, built-in entries run in this process.
+    pub fn new(
+        problems: &[ProblemSpec],
+        settings: RefereeSettings,
+        worker: Vec<String>,
+        threads: Option<usize>,
+    ) -> Result<Self> {
+        settings.timing.check()?;
+        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<_>>()?;
+        Ok(Self { cases, settings, worker, threads, built: HashSet::new() })
+    }
+
+    /// Examines a challenger, and beside it the champion, whose precision it is held to. Nothing is timed.
+    pub fn examine(&mut self, champion: (&str, &Entry), challenger: (&str, &Entry), seed: u64) -> Result<Correctness> {
+        let questions = questions(&self.cases, &self.settings.checking, seed);
+        let contestant = match self.contestant(challenger)? {
+            Ok(contestant) => contestant,
+            Err(fault) => return Ok(unexamined(challenger.0, seed, fault)),
+        };
+        let mut found = examine(contestant.as_ref(), &questions, seed)?;
+        if found.correctness.passed() {
+            let champion = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
+            let theirs = examine(champion.as_ref(), &questions, seed)?;
+            if let Some(fault) = &theirs.correctness.fault {
+                return Err(failed_champion(fault));
+            }
+            found.compare(&theirs, &self.settings.checking);
+        }
+        Ok(self.must_support(found.correctness))
+    }
+
+    /// Whoever does not do the season's own problems cannot be timed on them.
+    fn must_support(&self, mut found: Correctness) -> Correctness {
+        for case in &self.cases {
+            let (name, prefix) = (case.to_string(), format!("{case}: "));
+            let refused = found.unsupported.iter().find_map(|reason| reason.strip_prefix(&prefix));
+            if let (Some(reason), None) = (refused, &found.fault) {
+                found.fault = Some(Fault::Unsupported { problem: name, reason: reason.to_owned() });
+            }
+        }
+        found
+    }
+
+    /// Holds a sitting.
+    pub fn sit(
+        &mut self,
+        champion: (&str, &Entry),
+        challenger: (&str, &Entry),
+        terms: &Terms,
+        seed: u64,
+    ) -> Result<Sitting> {
+        let (clock, roofline) = (Wall::new(), on_the_processor(&[champion.1, challenger.1]));
+        let ours = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
+        let theirs = match self.contestant(challenger)? {
+            Ok(theirs) => theirs,
+            Err(fault) => return Ok(self.unheld(champion.0, challenger.0, seed, fault)),
+        };
+        let mut pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, roofline)?;
+        sit(&mut pool, &self.settings, terms, seed)
+    }
+
+    /// Times a champion alone.
+    pub fn time_alone(&mut self, champion: (&str, &Entry), seed: u64) -> Result<Alone> {
+        let (clock, roofline) = (Wall::new(), on_the_processor(&[champion.1]));
+        let contestant = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
+        let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, roofline)?;
+        let seconds = alone(&mut pool, self.cases.len(), self.settings.timing.decides).map_err(|halt| match halt {
+            Halt::Fault(_, fault) => failed_champion(&fault),
+            Halt::Error(error) => error,
+        })?;
+        let floors = pool.floors();
+        let floor = |shape: usize| floors.as_ref().map(|floors| floors[shape]);
+        Ok(Alone {
+            shapes: seconds.into_iter().enumerate().map(|(shape, seconds)| (seconds, floor(shape))).collect(),
+            ceilings: pool.ceilings().map(|Ceilings { flops, bytes }| (flops, bytes)),
+        })
+    }
+
+    fn pool<'a>(
+        &'a self,
+        champion: &'a dyn Contestant,
+        challenger: &'a dyn Contestant,
+        clock: &'a dyn Clock,
+        seed: u64,
+        roofline: bool,
+    ) -> Result<Pool<'a>> {
+        let pool = Pool::new(champion, challenger, self.cases.clone(), &self.settings, clock, seed)?;
+        if roofline { pool.with_roofline() } else { Ok(pool) }
+    }
+
+    /// The contestant that an entry describes, built if it has to be.
+    fn contestant(&mut self, (name, entry): (&str, &Entry)) -> Result<Result<Box<dyn Contestant>, Fault>> {
+        let limits = self.settings.limits.clone();
+        Ok(match entry {
+            Entry::Builtin { ways } => {
+                let builtin = Builtin { name: name.to_owned(), ways: ways.clone(), threads: self.threads };
+                Ok(match self.worker.is_empty() {
+                    true => Box::new(builtin),
+                    false => Box::new(Program::fresh(&builtin, &self.worker, limits)?),
+                })
+            }
+            Entry::Program { build, command } => {
+                let program = Program { build: build.clone(), ..Program::new(name, command.clone(), limits) };
+                if !self.built.contains(build) {
+                    if let Err(fault) = program.build() {
+                        return Ok(Err(fault));
+                    }
+                    self.built.insert(build.clone());
+                }
+                Ok(Box::new(program))
+            }
+        })
+    }
+
+    /// The record of a sitting that could not begin.
+    fn unheld(&self, champion: &str, challenger: &str, seed: u64, fault: Fault) -> Sitting {
+        Sitting {
+            seed,
+            champion: champion.to_owned(),
+            challenger: challenger.to_owned(),
+            settings: self.settings.clone(),
+            course: super::record::CourseReport::default(),
+            control: None,
+            plant: None,
+            margin: self.settings.timing.least_margin,
+            first: None,
+            second: None,
+            roofline: Vec::new(),
+            outcome: Outcome::Faulted { side: Side::Challenger, fault },
+        }
+    }
+}
+
+/// The record of an examination that could not begin.
+fn unexamined(contestant: &str, seed: u64, fault: Fault) -> Correctness {
+    Correctness {
+        contestant: contestant.to_owned(),
+        seed,
+        cases: 0,
+        unsupported: Vec::new(),
+        runs: 0,
+        compared: 0,
+        precision: Precision::default(),
+        champion_precision: None,
+        repeated: None,
+        wrong: Vec::new(),
+        fault: Some(fault),
+    }
+}
+
+fn failed_champion(fault: &Fault) -> Error {
+    Error::Champion { reason: fault.to_string() }
+}
+
+/// Whether the processor's rates are the ceiling of all these entries. A program may compute on whatever it finds.
+fn on_the_processor(entries: &[&Entry]) -> bool {
+    let gpu = hammerhead::gpu::cuda::NAME;
+    entries.iter().all(|entry| match entry {
+        Entry::Builtin { ways } => ways.iter().all(|way| way.backend != gpu),
+        Entry::Program { .. } => hammerhead::gpu::cuda::context().is_err(),
+    })
+}
+
+/// The champion's median seconds for each shape.
+fn alone(course: &mut dyn Course, shapes: usize, temperature: Temperature) -> Result<Vec<f64>, Halt> {
+    course.enter(Pairing::Control, 0)?;
+    let mut medians = Vec::new();
+    for shape in 0..shapes {
+        course.prepare(shape)?;
+        let seconds = (0..ALONE).map(|_| course.sample(Side::Champion, temperature));
+        medians.push(median(&seconds.collect::<Result<Vec<f64>, Halt>>()?));
+    }
+    course.leave()?;
+    Ok(medians)
+}
