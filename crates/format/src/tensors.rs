@@ -21,7 +21,7 @@ use crate::map::map;
 use crate::{BLOCK, Dense, Error, Matrix, Result, Values, scales};
 
 mod write;
-pub use write::write;
+pub use write::{Writer, write};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian and are read here in place: big-endian machines are not supported");

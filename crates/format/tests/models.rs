@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hammerhead_format::Error;
-use hammerhead_format::checkpoint::{Arrangement, Checkpoint, Content, Format, GateFunction, Precision, Role};
+use hammerhead_format::checkpoint::{
+    Arrangement, Checkpoint, Content, Format, GateFunction, GateUpOrder, Precision, Role,
+};
 use hammerhead_format::tensors::File;
 
 fn data(name: &str) -> PathBuf {
@@ -64,6 +66,87 @@ fn a_compressed_tensors_model_is_read_as_compressed_tensors_reads_it() {
     let stored = File::open(data("compressed_tensors_dense/model.safetensors")).unwrap();
     let divisor = stored.tensor("model.layers.0.mlp.up_proj.weight_global_scale").unwrap().scalar_f32().unwrap();
     assert_eq!(model.global(&pair.up).unwrap(), 1.0 / divisor);
+}
+
+#[test]
+fn experts_are_found_in_shards() {
+    let model = open("modelopt_qwen3_moe");
+    assert!(model.files().count() > 1);
+    assert_decodes_as_expected(&model, &data("modelopt_qwen3_moe.expected.safetensors"));
+    let layers: Vec<(usize, usize)> = model.layers().iter().map(|l| (l.index, l.pairs.len())).collect();
+    assert_eq!(layers, [(0, 4), (1, 1)]);
+    let layer = model.layer(0).unwrap();
+    assert_eq!(layer.experts[3].name, "model.layers.0.mlp.experts.3");
+    assert_eq!(layer.experts[3].up.codes(), model.expert(0, 3).unwrap().up.codes());
+    assert_eq!(model.layers()[1].pairs[0].role, Role::Dense);
+}
+
+#[test]
+fn w1_is_gate_w3_is_up_and_the_parts_of_a_weight_may_lie_in_different_shards() {
+    let model = open("compressed_tensors_mixtral");
+    assert_decodes_as_expected(&model, &data("compressed_tensors_mixtral.expected.safetensors"));
+    let pair = &model.layers()[0].pairs[1];
+    assert_eq!(
+        (pair.role, pair.gate.name.as_str()),
+        (Role::Expert(1), "model.layers.0.block_sparse_moe.experts.1.w1.weight")
+    );
+    assert_eq!(pair.up.name, "model.layers.0.block_sparse_moe.experts.1.w3.weight");
+    assert!(model.layers()[0].pairs.iter().any(|pair| model.files_of(&pair.gate).len() > 1));
+    assert!(model.weights().unwrap().iter().all(|weight| !weight.name.contains("experts.2.w2")));
+}
+
+#[test]
+fn fused_stacked_and_transposed_experts_are_taken_apart() {
+    let model = open("modelopt_llama4");
+    assert_decodes_as_expected(&model, &data("modelopt_llama4.expected.safetensors"));
+    let layer = model.layer(0).unwrap();
+    assert_eq!((layer.experts.len(), layer.shared.len()), (3, 1));
+    assert_eq!(layer.shared[0].name, "model.layers.0.feed_forward.shared_expert");
+    assert_eq!((layer.experts[0].gate.rows(), layer.experts[0].gate.k()), (32, 96));
+    assert_eq!(model.layers()[0].pairs[0].arrangement, Arrangement::Fused(GateUpOrder::GateFirst));
+}
+
+#[test]
+fn gpt_oss_comes_row_by_row_with_its_own_gate_and_widened_exactly() {
+    let model = open("gpt_oss");
+    assert_decodes_as_expected(&model, &data("gpt_oss.expected.safetensors"));
+    let pair = &model.layers()[0].pairs[0];
+    assert_eq!(pair.content, Content::Quantised { format: Format::GptOss, precision: Precision::MxFp4 });
+    assert_eq!(pair.arrangement, Arrangement::Fused(GateUpOrder::Interleaved));
+    let layer = model.layer(0).unwrap();
+    assert_eq!(layer.gate, GateFunction::GptOss { clamp: 7.0 });
+    assert!(layer.has_bias);
+    assert_eq!((layer.experts.len(), layer.experts[0].gate.rows()), (2, 24));
+}
+
+#[test]
+fn mxfp4_of_compressed_tensors_is_widened_exactly() {
+    let model = open("compressed_tensors_mxfp4");
+    assert_decodes_as_expected(&model, &data("compressed_tensors_mxfp4.expected.safetensors"));
+    let content = Content::Quantised { format: Format::CompressedTensors, precision: Precision::MxFp4 };
+    assert_eq!(model.layers()[0].pairs[0].content, content);
+}
+
+#[test]
+fn gguf_decodes_as_its_own_package_decodes_it() {
+    let model = open("gguf_moe.gguf");
+    assert_decodes_as_expected(&model, &data("gguf_moe.expected.safetensors"));
+    let layer = model.layer(0).unwrap();
+    assert_eq!((layer.experts.len(), layer.shared.len()), (3, 1));
+    assert_ne!(layer.experts[0].gate.global(), layer.experts[0].up.global());
+    assert_ne!(layer.experts[0].gate.global(), layer.experts[1].gate.global());
+    assert_eq!(
+        model.layers()[1].pairs[0].content,
+        Content::Quantised { format: Format::Gguf, precision: Precision::MxFp4 }
+    );
+    assert_eq!(model.layers()[2].pairs[0].content, Content::Other("F16".to_owned()));
+}
+
+#[test]
+fn torchao_s_scales_are_read_row_major_and_blocked() {
+    let model = open("torchao");
+    assert_decodes_as_expected(&model, &data("torchao.expected.safetensors"));
+    assert_eq!(model.layers()[0].pairs[0].content, quantised(Format::TorchAo));
 }
 
 #[test]
