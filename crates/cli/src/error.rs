@@ -55,6 +55,26 @@ pub enum Error {
     #[error("no tensor of {path:?} matches --tensor {pattern:?}; it holds {examples}")]
     NoMatch { path: PathBuf, pattern: String, examples: String },
 
+    /// A pattern without a quantised weight.
+    #[error("no quantised weight of {path:?} matches --tensor {pattern:?}; it has {examples}")]
+    NoWeight { path: PathBuf, pattern: String, examples: String },
+
+    /// A gate that is not computed here.
+    #[error(
+        "{path:?} asks for the gate {name:?} ({told_by}), which is none of silu, gelu-tanh and gpt-oss; say which comes nearest with --gate"
+    )]
+    UnknownGate { path: PathBuf, name: String, told_by: String },
+
+    /// An expert that is chosen but not there.
+    #[error("{path:?}, layer {layer} has no {what}; {remedy}")]
+    NoSuchExpert { path: PathBuf, layer: usize, what: String, remedy: &'static str },
+
+    /// Tokens for another number of experts than are chosen.
+    #[error(
+        "{path:?} holds tokens of {groups} groups, but {experts} experts are chosen; give one group each, or a single `a` for all"
+    )]
+    TokenGroups { path: PathBuf, groups: usize, experts: usize },
+
     /// A selection without a case.
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },

@@ -10,13 +10,18 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod console;
+mod dequantize;
 mod error;
 mod explain;
 mod files;
 mod floor;
 mod info;
+mod inspect;
+mod layer;
 mod memory;
+mod model;
 mod options;
+mod pattern;
 mod problem_file;
 mod ptx_text;
 mod quantize;
@@ -55,6 +60,8 @@ enum Command {
     Verify(verify::Args),
     Bench(bench::Args),
     Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
+    Inspect(inspect::Args),
     Info(info::Args),
     Ptx(ptx_text::Args),
     Sim(simulate::Args),
@@ -79,6 +86,8 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Verify(args) => verify::verify(args),
         Command::Bench(args) => bench::bench(args),
         Command::Quantize(args) => quantize::quantize(args),
+        Command::Dequantize(args) => dequantize::dequantize(args),
+        Command::Inspect(args) => inspect::inspect(args),
         Command::Info(args) => info::info(args),
         Command::Ptx(args) => ptx_text::ptx(args),
         Command::Sim(args) => simulate::sim(args),

@@ -12,10 +12,11 @@
 //! result is `c`, or `g0.c`, …, `[M, N]`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use format::tensors::{self, Dtype, File, Tensor};
 use format::{Matrix, Values};
+use hammerhead::cases::Instance;
 use hammerhead::{Activations, Gate, Output, Problem, Shape, Weights};
 
 use crate::{Error, Result};
@@ -26,8 +27,10 @@ const PARTS: [&str; 9] = ["a", "a_scale", "a_global", "b1", "b1_scale", "b1_glob
 /// A problem, borrowing its weights from the file.
 #[derive(Debug)]
 pub struct ProblemFile<'a> {
-    file: &'a File,
-    prefixes: Vec<String>,
+    /// The file that the activations are in, for messages.
+    pub path: PathBuf,
+    /// What the names of each group begin with.
+    pub prefixes: Vec<String>,
     /// A, a group each.
     pub activations: Vec<Activations<'a>>,
     /// B1 and B2, a group each.
@@ -60,7 +63,7 @@ impl<'a> ProblemFile<'a> {
             activations.push(a);
             weights.push(b);
         }
-        Ok(Self { file, prefixes, activations, weights, gate })
+        Ok(Self { path: file.path().to_path_buf(), prefixes, activations, weights, gate })
     }
 
     /// What is to be computed.
@@ -71,11 +74,26 @@ impl<'a> ProblemFile<'a> {
         Ok(Problem::new(shapes, self.gate, activation, output)?)
     }
 
+    /// The same problem, independent of the files it came from.
+    pub fn into_instance(self, output: Output) -> Result<Instance> {
+        let problem = self.problem(output)?;
+        let own = |weights: Weights<'_>| match weights.up() {
+            Some(up) => Weights::gated(weights.gate().clone().into_owned(), up.clone().into_owned()),
+            None => Ok(Weights::plain(weights.gate().clone().into_owned())),
+        };
+        let weights = self.weights.into_iter().map(own).collect::<Result<_, _>>()?;
+        let activations = self.activations.into_iter().map(|a| match a {
+            Activations::NvFp4(matrix) => matrix.into_owned().into(),
+            Activations::Dense(dense) => dense.into_owned().into(),
+        });
+        Ok(Instance { activations: activations.collect(), weights, problem })
+    }
+
     /// An error of the operation, with the tensor's name in place of the group's number where it is about one.
     pub fn name_tensor(&self, error: hammerhead::Error) -> Error {
         match error {
             hammerhead::Error::NotFinite { group, row, column, value } => Error::Tensor {
-                path: self.file.path().to_path_buf(),
+                path: self.path.clone(),
                 name: format!("{}a", self.prefixes[group]),
                 problem: format!("the element at row {row}, column {column} is {value}"),
                 remedy: "activations must be finite; find out where it came from",
@@ -98,6 +116,28 @@ impl<'a> ProblemFile<'a> {
         }
         Ok(tensors::write(path, &named, None)?)
     }
+}
+
+/// Tokens for weights that come from elsewhere: `a` for all groups, or `g0.a`, … for each.
+pub fn tokens<'a>(file: &'a File, weights: &[Weights<'_>]) -> Result<Vec<Activations<'a>>> {
+    let prefixes = prefixes(file)?;
+    if let Some(name) = file.names().find(|name| !split(name).1.starts_with('a')) {
+        return Err(Error::Tensor {
+            path: file.path().to_path_buf(),
+            name: name.to_owned(),
+            problem: "it is a weight, but weights come from the checkpoint".to_owned(),
+            remedy: "leave it out, or compute the file alone with --input",
+        });
+    }
+    if prefixes.len() != 1 && prefixes.len() != weights.len() {
+        let (path, groups, experts) = (file.path().to_path_buf(), prefixes.len(), weights.len());
+        return Err(Error::TokenGroups { path, groups, experts });
+    }
+    let of_group = |(group, weights): (usize, &Weights<'_>)| {
+        let prefix = &prefixes[if prefixes.len() == 1 { 0 } else { group }];
+        Group { file, prefix }.activations(weights)
+    };
+    weights.iter().enumerate().map(of_group).collect()
 }
 
 /// The prefixes of the groups: one empty one, or `g0.` to the last without a gap.

@@ -13,6 +13,7 @@ use format::tensors::{self, Dtype, File, Tensor};
 use format::{BLOCK, Dense, Loss};
 use serde::Serialize;
 
+use crate::pattern::matches;
 use crate::table::{self, Table};
 use crate::{Error, Result, console, files};
 
@@ -205,31 +206,6 @@ fn quantize_one(path: &Path, tensor: Tensor<'_>) -> Result<(Quantised, [Tensor<'
     Ok((quantised, parts))
 }
 
-/// Whether a name fits a pattern in which `*` stands for any characters and `?` for one.
-fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut p, mut n) = (0, 0);
-    // Where the last star stands, and up to where it has swallowed the name so far.
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, n));
-                p += 1;
-            }
-            Some(&c) if c == '?' || c == name[n] => (p, n) = (p + 1, n + 1),
-            _ => match star {
-                Some((at, swallowed)) => {
-                    star = Some((at, swallowed + 1));
-                    (p, n) = (at + 1, swallowed + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|&c| c == '*')
-}
-
 fn text(report: &Report) -> String {
     let mut table = Table::new(&["tensor", "shape", "was", ">relative error", ">rms error", ">max error"]);
     for Quantised { name, shape: [rows, k], dtype, relative_error, rms_error, max_error, .. } in &report.quantised {
@@ -254,29 +230,4 @@ fn text(report: &Report) -> String {
         table::bytes(*bytes_after as f64),
     );
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pattern_matches_as_a_shell_s_would() {
-        for (pattern, name, fits) in [
-            ("*", "", true),
-            ("*", "anything.at.all", true),
-            ("*.weight", "layers.0.q.weight", true),
-            ("*.weight", "layers.0.q.weight_scale", false),
-            ("layers.?.*", "layers.1.up", true),
-            ("layers.?.*", "layers.10.up", false),
-            ("a*b*c", "a-b-b-c", true),
-            ("a*b*c", "a-c-b", false),
-            ("exact", "exact", true),
-            ("exact", "exactly", false),
-            ("", "x", false),
-            ("?", "é", true),
-        ] {
-            assert_eq!(matches(pattern, name), fits, "{pattern:?} {name:?}");
-        }
-    }
 }

@@ -4,18 +4,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::Args as ClapArgs;
+use clap::{ArgGroup, Args as ClapArgs};
 use format::Values;
 use format::tensors::File;
 use half::{bf16, f16};
 use hammerhead::backend::Target;
-use hammerhead::cases::{Case, Suite};
+use hammerhead::cases::{Case, Instance, Suite};
 use hammerhead::verify::{Expected, Report};
-use hammerhead::{Engine, Gate, Output, Plan, Problem};
+use hammerhead::{Engine, Gate, Output, Plan, Problem, Weights};
 use serde::Serialize;
 
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
+use crate::layer::Choice;
 use crate::options::{self, How};
 use crate::problem_file::ProblemFile;
 use crate::subject::Subject;
@@ -30,6 +31,7 @@ const SECONDS: f64 = 1.0;
 
 /// Compute a problem from a file, or problems of the suites
 #[derive(Debug, ClapArgs)]
+#[command(group = ArgGroup::new("source").args(["input", "checkpoint"]))]
 #[command(long_about = "Compute C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).\n\n\
     Without --input, problems of the suites are made from a seed, computed as planned, checked against a \
     double-precision reference (all of small problems, a sample of large ones) and timed. `of floor` is the least time \
@@ -40,8 +42,11 @@ const SECONDS: f64 = 1.0;
     a_global, …                  F32 scalars that multiply, 1 if absent\n\
     `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
     prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
+    With --checkpoint and --layer, the weights are those of a model's layer, a group for each expert. With --output the \
+    result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites.\n\n\
     Examples:\n  \
     hammerhead run\n  \
+    hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --experts 0,3,5 --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
     hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain")]
@@ -50,19 +55,20 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "output")]
     input: Option<PathBuf>,
     /// Write its result to this safetensors file
-    #[arg(long, value_name = "FILE", requires = "input")]
+    #[arg(long, value_name = "FILE", requires = "source")]
     output: Option<PathBuf>,
     /// The element type of the result: f16, bf16 or f32 [default: f16]
-    #[arg(long, value_name = "TYPE", requires = "input")]
+    #[arg(long, value_name = "TYPE", requires = "source")]
     out: Option<Output>,
-    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none [default: silu if there is a b2, else none]
-    #[arg(long, value_name = "NAME", requires = "input")]
+    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none [default: silu if there is a b2, else none;
+    /// the model's own with --checkpoint]
+    #[arg(long, value_name = "NAME", requires = "source")]
     gate: Option<Gate>,
     /// Problems of this suite: dual, group, decode or edge; may be given several times [default: dual and group]
-    #[arg(long, value_name = "NAME", conflicts_with = "input")]
+    #[arg(long, value_name = "NAME", conflicts_with = "source")]
     suite: Vec<Suite>,
     /// Every case of the suites, also those that are not there for their speed
-    #[arg(long, conflicts_with = "input")]
+    #[arg(long, conflicts_with = "source")]
     all: bool,
     /// The seed that the problems' numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "input")]
@@ -77,13 +83,16 @@ pub struct Args {
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
+    choice: Choice,
+    #[command(flatten)]
     how: How,
 }
 
 /// Does the command.
 pub fn run(args: &Args) -> Result<()> {
-    match (&args.input, &args.output) {
-        (Some(input), Some(output)) => run_file(args, input, output),
+    match (&args.input, &args.choice.checkpoint, &args.output) {
+        (Some(input), _, Some(output)) => run_file(args, input, output),
+        (_, Some(model), output) => run_layer(args, model, output.as_deref()),
         _ => run_suites(args),
     }
 }
@@ -110,7 +119,39 @@ struct FileReport {
 fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
-    let read = ProblemFile::read(&file, args.gate)?;
+    compute(args, &ProblemFile::read(&file, args.gate)?, input, output)
+}
+
+/// A layer of a checkpoint: computed into a file, or checked and timed.
+fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
+    let opened = args.choice.open(path)?;
+    match output {
+        Some(output) => {
+            for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
+                files::check_output(input, output)?;
+            }
+            compute(args, &opened.problem(args.gate, args.seed)?, path, output)?;
+        }
+        None => {
+            let problem = opened.problem(args.gate, args.seed)?;
+            // The weights are held as they came, for the reference, and packed.
+            let bytes: usize = problem.weights.iter().map(Weights::checkpoint_bytes).sum();
+            memory::require(2.0 * bytes as f64, "checking this layer", "choose fewer --experts, or give an --output")?;
+            let instance = problem.into_instance(args.out.unwrap_or_default())?;
+            let engine = args.how.engine()?;
+            let mut floor = Floor::new(&engine)?;
+            floor.sample(engine.pool());
+            let labels = Labels { suite: path.display().to_string(), why: "a layer of a checkpoint" };
+            let row = run_instance(args, &instance, labels, false, &engine)?;
+            floor.sample(engine.pool());
+            conclude(args, vec![row], &floor, &engine)?;
+        }
+    }
+    if args.quiet { Ok(()) } else { opened.warn() }
+}
+
+/// Computes a problem into a file.
+fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> Result<()> {
     let problem = read.problem(args.out.unwrap_or_default())?;
     let engine = args.how.engine()?;
     let plan = Plan::best(problem, engine.backends(), &args.how.request(), engine.threads())?;
@@ -254,6 +295,11 @@ fn run_suites(args: &Args) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    conclude(args, rows, &floor, &engine)
+}
+
+/// Adds to every row how near it came to the least possible time, prints them, and fails if one is wrong.
+fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> Result<()> {
     let ceilings = floor.rates();
     for row in &mut rows {
         row.floor_seconds = ceilings.as_ref().map(|rates| rates.seconds(row.plan.problem()));
@@ -268,14 +314,24 @@ fn run_suites(args: &Args) -> Result<()> {
     }
 }
 
-/// Computes a case, checks it, and only then times it.
+/// What a row is called.
+struct Labels {
+    suite: String,
+    why: &'static str,
+}
+
 fn run_case(args: &Args, case: &Case, engine: &Engine) -> Result<Row> {
-    let instance = case.instance(args.seed)?;
-    let layer = engine.load(&instance.weights, case.gate)?;
-    let plan = engine.plan(&layer, &instance.activations, case.output)?;
-    let mut subject = Subject::new(&instance, plan.clone());
+    let labels = Labels { suite: case.suite.to_string(), why: case.why };
+    run_instance(args, &case.instance(args.seed)?, labels, case.is_community(), engine)
+}
+
+/// Computes a problem, checks it, and only then times it.
+fn run_instance(args: &Args, instance: &Instance, labels: Labels, community: bool, engine: &Engine) -> Result<Row> {
+    let layer = engine.load(&instance.weights, instance.problem.gate())?;
+    let plan = engine.plan(&layer, &instance.activations, instance.problem.output())?;
+    let mut subject = Subject::new(instance, plan.clone());
     let first = subject.compute(engine, &layer)?;
-    let expected = Expected::new(&instance, case.is_community(), args.seed, engine.pool());
+    let expected = Expected::new(instance, community, args.seed, engine.pool());
     let report = subject.judge(&expected)?;
     // The first run warms everything up; where it is all there is time for, it has to do.
     let mut samples = Vec::new();
@@ -288,19 +344,19 @@ fn run_case(args: &Args, case: &Case, engine: &Engine) -> Result<Row> {
     if samples.is_empty() {
         samples.push(first);
     }
-    Ok(row(args, case, plan, &report, Spread::of(&samples)))
+    Ok(row(args, labels, plan, &report, Spread::of(&samples)))
 }
 
-fn row(args: &Args, case: &Case, plan: Plan, report: &Report, seconds: Spread) -> Row {
+fn row(args: &Args, labels: Labels, plan: Plan, report: &Report, seconds: Spread) -> Row {
     let problem = plan.problem();
     Row {
-        suite: case.suite.to_string(),
-        why: case.why,
+        suite: labels.suite,
+        why: labels.why,
         problem: problem.to_string(),
         groups: groups(problem),
-        activation: case.activation.to_string(),
-        gate: case.gate.to_string(),
-        output: case.output.to_string(),
+        activation: problem.activation().to_string(),
+        gate: problem.gate().to_string(),
+        output: problem.output().to_string(),
         backend: plan.backend().name(),
         config: plan.config().to_string(),
         predicted_seconds: plan.cost().seconds,

@@ -10,12 +10,14 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use memmap2::Mmap;
 pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::map::map;
 use crate::{BLOCK, Dense, Error, Matrix, Result, Values, scales};
@@ -131,15 +133,46 @@ fn parse(bytes: &[u8]) -> Result<(usize, Metadata), String> {
     let (header, data) = rest
         .split_at_checked(length)
         .ok_or_else(|| format!("it claims a header of {length} bytes, but only {} follow", rest.len()))?;
+    let text = header;
     let header: Metadata = serde_json::from_slice(header).map_err(|error| {
         let place =
             culprit(header).map_or_else(String::new, |name| format!(" at tensor {}", one_line(&format!("{name:?}"))));
         format!("its header is wrong{place} ({})", one_line(&error.to_string()))
     })?;
+    // The parser keeps the last of two entries with one name, other readers may keep the first.
+    let names = serde_json::from_slice(text).map_or(0, |NameCount(names)| names);
+    if names != header.offset_keys().len() {
+        return Err("its header has the name of a tensor twice".to_owned());
+    }
     if header.data_len() != data.len() {
         return Err(format!("its tensors take {} bytes, but {} follow the header", header.data_len(), data.len()));
     }
     Ok((PREFIX + length, header))
+}
+
+/// How many names of tensors a header has, those that are there twice counted twice.
+struct NameCount(usize);
+
+impl<'de> Deserialize<'de> for NameCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Counter;
+        impl<'de> Visitor<'de> for Counter {
+            type Value = NameCount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a header")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<NameCount, A::Error> {
+                let mut names = 0;
+                while let Some((name, IgnoredAny)) = entries.next_entry::<String, _>()? {
+                    names += usize::from(name != METADATA_KEY);
+                }
+                Ok(NameCount(names))
+            }
+        }
+        deserializer.deserialize_map(Counter)
+    }
 }
 
 /// The first tensor of a wrong header whose entry cannot be read or contradicts itself: the parser's complaint does not

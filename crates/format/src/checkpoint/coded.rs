@@ -180,6 +180,11 @@ impl<'a> Coded<'a> {
         Ok(Self { name: codes.name, path: codes.path, precision, stack, rows, k, bytes, globals })
     }
 
+    /// Whether it is stored as its columns.
+    pub fn is_transposed(&self) -> bool {
+        matches!(self.bytes, Bytes::Apart { transposed: true, .. })
+    }
+
     /// The matrix made of some rows of a member of the stack.
     pub fn matrix(&self, member: usize, rows: Rows) -> Result<Matrix<'a>> {
         let global = self.global(member, rows)?;

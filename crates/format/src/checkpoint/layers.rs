@@ -44,6 +44,8 @@ pub struct Pair {
     pub content: Content,
     /// Whether they are apart, and if not in which order.
     pub arrangement: Arrangement,
+    /// Whether its matrices are stored as their columns.
+    pub is_transposed: bool,
     /// Whether the model adds biases to its sums.
     pub has_bias: bool,
     /// The gate matrix.
@@ -139,6 +141,7 @@ struct Side {
     stack: usize,
     rows: usize,
     k: usize,
+    transposed: bool,
 }
 
 impl Checkpoint {
@@ -263,8 +266,9 @@ impl Checkpoint {
                 rows: rows[side],
             };
             let has_bias = [gate_stem, up_stem].into_iter().any(|stem| self.parts(stem).has(Part::Bias));
+            let is_transposed = gate.transposed || up.transposed;
             let (gate, up) = (weight(0, gate_stem), weight(1, up_stem));
-            pairs.push(Pair { role, content: content.clone(), arrangement, has_bias, gate, up, name });
+            pairs.push(Pair { role, content: content.clone(), arrangement, is_transposed, has_bias, gate, up, name });
         }
         Ok(())
     }
@@ -334,7 +338,7 @@ impl Checkpoint {
             Recognised::Quantised(layout) => {
                 let coded = layout.coded(&parts)?;
                 let content = Content::Quantised { format: layout.format, precision: layout.precision };
-                Side { content, stack: coded.stack, rows: coded.rows, k: coded.k }
+                Side { content, stack: coded.stack, rows: coded.rows, k: coded.k, transposed: coded.is_transposed() }
             }
             Recognised::Other(came) => {
                 // Only for the description: what is packed otherwise may have other sides than it says.
@@ -344,7 +348,7 @@ impl Checkpoint {
                     [stack @ 1..=MAX_STACK, rows, k] => (stack, rows, k),
                     _ => (1, 0, 0),
                 };
-                Side { content: Content::Other(came), stack, rows, k }
+                Side { content: Content::Other(came), stack, rows, k, transposed: false }
             }
         })
     }

@@ -343,7 +343,12 @@ impl Checkpoint {
         }
     }
 
-    fn find_layer(&self, index: usize) -> Result<&Layer> {
+    /// The layer of this number, as found.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn find_layer(&self, index: usize) -> Result<&Layer> {
         self.layers.iter().find(|layer| layer.index == index).ok_or_else(|| {
             let known = match (self.layers.first(), self.layers.last()) {
                 (Some(first), Some(last)) => {

@@ -1,0 +1,80 @@
+//! What a fuzzer calls with bytes: each makes files of them, opens them as a checkpoint and reads all that can be read.
+//! Errors are fine; panics, endless loops and reads outside the files are not. The tests of `format` replay the corpus
+//! through these same functions.
+
+use std::fs;
+use std::path::Path;
+
+use hammerhead_format::checkpoint::{Checkpoint, GateUpOrder, Options};
+
+/// The bytes are one safetensors file.
+pub fn safetensors(bytes: &[u8]) {
+    in_folder(&[("model.safetensors", bytes)], |folder| read(&folder.join("model.safetensors")));
+}
+
+/// The bytes are one GGUF file.
+pub fn gguf(bytes: &[u8]) {
+    in_folder(&[("model.gguf", bytes)], |folder| read(&folder.join("model.gguf")));
+}
+
+/// The bytes are a folder: three lengths of two bytes each, then `config.json`, `hf_quant_config.json`, the index of shards
+/// and one shard.
+pub fn folder(bytes: &[u8]) {
+    let Some((lengths, mut rest)) = bytes.split_first_chunk::<6>() else { return };
+    let mut part = |at: usize| {
+        let length = usize::from(u16::from_le_bytes([lengths[at], lengths[at + 1]])).min(rest.len());
+        let (part, after) = rest.split_at(length);
+        rest = after;
+        part
+    };
+    let (config, declaration, index) = (part(0), part(2), part(4));
+    let files = [
+        ("config.json", config),
+        ("hf_quant_config.json", declaration),
+        ("model.safetensors.index.json", index),
+        ("model-00001-of-00001.safetensors", rest),
+    ];
+    in_folder(&files, read);
+}
+
+fn in_folder(files: &[(&str, &[u8])], then: impl FnOnce(&Path)) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).expect("a temporary file can be written");
+    }
+    then(folder.path());
+}
+
+/// Reads everything, and again in the way that an option settles where it is not clear.
+fn read(path: &Path) {
+    if let Err(error) = Checkpoint::open(path).map(|model| read_all(&model)) {
+        let message = error.to_string();
+        assert!(!message.is_empty());
+        if message.contains("--gate-up-order") {
+            let options = Options { gate_up_order: Some(GateUpOrder::Interleaved), ..Options::default() };
+            let _ = Checkpoint::open_with(path, &options).map(|model| read_all(&model));
+        }
+    }
+}
+
+/// More elements than this are not turned to numbers: that is slow, and tells nothing new.
+const FEW: usize = 1 << 16;
+
+fn read_all(model: &Checkpoint) {
+    let _ = (model.gate_and_source(), model.declared(), model.model_type(), model.files().count());
+    for layer in model.layers().iter().take(8) {
+        if layer.pairs.len() <= 64 {
+            let _ = model.layer(layer.index).map(|mlp| mlp.experts.len() + mlp.shared.len());
+        }
+        let _ = model.expert(layer.index, 0);
+    }
+    for weight in model.weights().unwrap_or_default().iter().take(64) {
+        let _ = (model.files_of(weight), model.global(weight));
+        if let Ok(matrix) = model.matrix(weight) {
+            assert_eq!([matrix.rows(), matrix.k()], weight.shape);
+            if matrix.rows() * matrix.k() <= FEW {
+                assert_eq!(matrix.dequantize().len(), matrix.rows() * matrix.k());
+            }
+        }
+    }
+}
