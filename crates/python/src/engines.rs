@@ -26,7 +26,8 @@ static ENGINES: LazyLock<Mutex<Engines>> = LazyLock::new(Mutex::default);
 impl Wish {
     /// What was asked, and what the environment asks where nothing was.
     pub fn new(backend: Option<String>, threads: Option<i64>, config: Option<String>) -> Result<Self> {
-        let backend = backend.or_else(|| std::env::var(BACKEND_VARIABLE).ok());
+        let environment = || std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto");
+        let backend = backend.filter(|name| name != "auto").or_else(environment);
         let threads = threads.map(|count| {
             usize::try_from(count).map_err(|_| Error::value("threads", format!("{count} is not a number of threads")))
         });

@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-__all__: list[str]
+__all__ = ["Layer", "__version__", "backends", "dequantize", "quantize"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
