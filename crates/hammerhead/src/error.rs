@@ -58,6 +58,13 @@ pub enum Error {
         up: (usize, usize),
     },
 
+    /// A model that adds more than this operation does.
+    #[error("{name} adds biases to its sums, and this operation has none; compute this layer elsewhere")]
+    Bias {
+        /// The gated pair.
+        name: String,
+    },
+
     /// Two operands of one group do not fit together.
     #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
     Mismatch {

@@ -10,6 +10,7 @@
 pub mod backend;
 pub mod bound;
 pub mod cases;
+mod checkpoint;
 pub mod config;
 pub mod cpu;
 mod engine;
@@ -25,6 +26,7 @@ pub mod tuning;
 pub mod verify;
 
 pub use backend::{Backend, Cost};
+pub use checkpoint::Experts;
 pub use config::{Config, Epilogue, Request, Schedule, Strategy, Tile};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
 pub use error::{Error, Result};

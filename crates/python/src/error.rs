@@ -87,6 +87,7 @@ fn of_format(error: &format::Error, message: String) -> PyErr {
             io::Error::new(cause.kind(), message).into()
         }
         format::Error::NotAFile { .. } => io::Error::new(io::ErrorKind::IsADirectory, message).into(),
+        format::Error::NoModel { .. } => io::Error::new(io::ErrorKind::NotFound, message).into(),
         _ => PyValueError::new_err(message),
     }
 }

@@ -2,9 +2,10 @@
 
 use hammerhead::backend::Target;
 use hammerhead::format::{Dense, Matrix};
-use hammerhead::{Activations, Gate, Weights};
+use hammerhead::{Activations, Experts, Gate, Weights};
 use pyo3::prelude::*;
 
+use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
 use crate::engines::Wish;
 use crate::error::{Error, Result};
@@ -149,6 +150,34 @@ impl Layer {
         });
         let weights = weights.collect::<Result<Vec<Weights<'_>>>>()?;
         let layer = py.detach(|| -> Result<_> { Ok(wish.engine()?.load(&weights, gate)?) })?;
+        Ok(Self { layer, wish })
+    }
+
+    /// Packs gated pairs of a model's layer: all numbered ones, those of these numbers, or the shared ones.
+    #[staticmethod]
+    #[pyo3(signature = (model, layer, experts, shared, gate, clamp, backend, threads, config))]
+    #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
+    fn load(
+        py: Python<'_>,
+        model: &Checkpoint,
+        layer: usize,
+        experts: Option<Vec<usize>>,
+        shared: bool,
+        gate: Option<&str>,
+        clamp: Option<f32>,
+        backend: Option<String>,
+        threads: Option<i64>,
+        config: Option<String>,
+    ) -> Result<Self> {
+        let gate = gate.map(|name| gate_of(name, clamp)).transpose()?;
+        let wish = Wish::new(backend, threads, config)?;
+        let experts = match &experts {
+            Some(numbers) => Experts::Only(numbers),
+            None if shared => Experts::Shared,
+            None => Experts::All,
+        };
+        let load = || -> Result<_> { Ok(wish.engine()?.load_checkpoint(&model.model, layer, experts, gate)?) };
+        let layer = py.detach(load)?;
         Ok(Self { layer, wish })
     }
 

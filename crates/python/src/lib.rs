@@ -5,6 +5,7 @@
 //! torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases Python's lock, and computes
 //! on an engine that all layers share (`engines`). `_native.pyi` is its signature.
 
+mod checkpoint;
 mod dlpack;
 mod engines;
 mod error;
@@ -14,6 +15,7 @@ use hammerhead::backend;
 use hammerhead::format::{self, Dense};
 use pyo3::prelude::*;
 
+use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
 use crate::error::{Error, Result};
 use crate::layer::{BorrowedMatrix, Layer, MatrixParts, NumberParts};
@@ -77,7 +79,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Layer, backends, dequantize, quantize};
+    use super::{Checkpoint, Layer, backends, dequantize, quantize};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -12,7 +12,7 @@ Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothin
 """
 
 from hammerhead._matrix import NvFp4, quantize
-from hammerhead._native import __version__
+from hammerhead._native import Checkpoint, __version__
 from hammerhead._weights import DualWeights, backends, dual_gemm, grouped
 
-__all__ = ["DualWeights", "NvFp4", "__version__", "backends", "dual_gemm", "grouped", "quantize"]
+__all__ = ["Checkpoint", "DualWeights", "NvFp4", "__version__", "backends", "dual_gemm", "grouped", "quantize"]

@@ -1,8 +1,10 @@
 """The native half of the package: what the Python half asks of it. Not an interface for users."""
 
+from os import PathLike
+from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Layer", "__version__", "backends", "dequantize", "quantize"]
+__all__ = ["Checkpoint", "Layer", "__version__", "backends", "dequantize", "quantize"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -14,11 +16,42 @@ def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | No
 def dequantize(matrix: _Matrix, values: Any) -> None: ...
 def backends() -> list[tuple[str, str | None]]: ...
 @final
+class Checkpoint:
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        format: str | None = None,
+        gate_up_order: str | None = None,
+        tower: str | None = None,
+    ) -> Checkpoint: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def model_type(self) -> str | None: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def layers(self) -> list[int]: ...
+
+@final
 class Layer:
     @staticmethod
     def pack(
         groups: list[tuple[_Matrix, _Matrix | None]],
         gate: str,
+        clamp: float | None,
+        backend: str | None,
+        threads: int | None,
+        config: str | None,
+    ) -> Layer: ...
+    @staticmethod
+    def load(
+        model: Checkpoint,
+        layer: int,
+        experts: list[int] | None,
+        shared: bool,
+        gate: str | None,
         clamp: float | None,
         backend: str | None,
         threads: int | None,

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hammerhead import _native
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
 from hammerhead._matrix import NvFp4
+from hammerhead._native import Checkpoint
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from hammerhead._arrays import Dtype
 
 
 class DualWeights:
     """The weights of a gated layer, or of all experts of one, packed for this machine.
 
-    Call it on tokens: ``weights(x)`` is ``gate(x @ b1.T) * (x @ b2.T)``. Made by :meth:`from_arrays`. It may be
+    Call it on tokens: ``weights(x)`` is ``gate(x @ b1.T) * (x @ b2.T)``. Made by :meth:`from_checkpoint` or
+    :meth:`from_arrays`. It may be
     used by several threads at once; Python's lock is released while it computes. Do not write to arrays that a call is still reading.
     """
 
     _layer: _native.Layer
 
     def __init__(self) -> None:
-        raise TypeError("DualWeights are made by DualWeights.from_arrays")
+        raise TypeError("DualWeights are made by DualWeights.from_checkpoint or DualWeights.from_arrays")
 
     @classmethod
     def _of(cls, layer: _native.Layer) -> DualWeights:
@@ -67,6 +71,43 @@ class DualWeights:
             for group, (first, second) in enumerate(zip(firsts, seconds))
         ]
         return cls._of(_native.Layer.pack(groups, gate, clamp, backend, threads, config))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        model: str | PathLike[str] | Checkpoint,
+        layer: int,
+        experts: Sequence[int] | Literal["shared"] | None = None,
+        *,
+        gate: str | None = None,
+        clamp: float | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> DualWeights:
+        """Reads a layer of a model on disk: safetensors as ModelOpt, compressed-tensors, torchao or gpt-oss lay them out, or GGUF.
+
+        - ``model``: a folder, a file, or an open :class:`Checkpoint`, which saves reading its headers again for every layer.
+        - ``layer``: the layer's number in the model.
+        - ``experts``: the numbers of the experts to read, ``"shared"`` for those that see every token, or None for all numbered ones, or for the
+          layer's one pair if it has no experts. Each becomes a group.
+        - ``gate``: if not given, as the model declares.
+
+        The rest is as for :meth:`from_arrays`. What this operation does not compute, such as biases, is refused.
+        """
+        if not isinstance(model, Checkpoint):
+            model = Checkpoint(model)
+        if clamp is not None and gate is None:
+            raise ValueError("clamp: it was given without a gate; give gate='gpt-oss' with it")
+        shared = isinstance(experts, str)
+        if shared and experts != "shared":
+            raise ValueError(f"experts: numbers are expected, or 'shared', not {experts!r}")
+        numbers = None if experts is None or shared else [_number(expert, "experts") for expert in experts]
+        return cls._of(
+            _native.Layer.load(
+                model, _number(layer, "layer"), numbers, shared, gate, clamp, backend, threads, config
+            )
+        )
 
     def __call__(self, x: A | NvFp4[A], *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes one group's tokens, ``[..., k]``, to ``[..., n]``.
@@ -214,6 +255,13 @@ def grouped(
 def backends() -> dict[str, str | None]:
     """Every backend by name, best first, with the reason why it cannot run here, or None if it can."""
     return dict(_native.backends())
+
+
+def _number(value: Any, what: str) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{what}: {number} is negative; they are counted from 0")
+    return number
 
 
 def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float]:

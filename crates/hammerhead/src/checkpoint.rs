@@ -1,0 +1,118 @@
+//! From a layer of a model on disk to weights ready to run.
+//!
+//! `format::checkpoint` finds gated pairs and reads them; here they become a [`Layer`](crate::Layer) with the gate that the model declares. What
+//! this operation does not compute (another gate, biases) is refused rather than left out.
+
+use format::checkpoint::{Checkpoint, GateFunction};
+
+use crate::{Engine, Error, Gate, Layer, Result, Weights};
+
+/// Which gated pairs of a layer are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Experts<'a> {
+    /// All numbered experts in order, or where there are none the layer's one pair.
+    #[default]
+    All,
+    /// The experts of these numbers, in this order.
+    Only(&'a [usize]),
+    /// Those that see every token beside numbered experts.
+    Shared,
+}
+
+impl Gate {
+    /// The gate that a model declares, if it is computed here.
+    pub fn declared(gate: &GateFunction) -> Result<Self> {
+        match gate {
+            GateFunction::Silu => Ok(Gate::Silu),
+            GateFunction::GeluTanh => Ok(Gate::GeluTanh),
+            GateFunction::GptOss { clamp } => Ok(Gate::GptOss { clamp: *clamp }),
+            other => Err(Error::UnknownName {
+                what: "gate",
+                name: other.to_string(),
+                known: "silu, gelu-tanh, gpt-oss; give one of them if the model means it".to_owned(),
+            }),
+        }
+    }
+}
+
+impl Engine {
+    /// Reads gated pairs of a model's layer and packs them, one group each. Without a `gate`, the model's own is taken.
+    pub fn load_checkpoint(
+        &self,
+        model: &Checkpoint,
+        layer: usize,
+        experts: Experts<'_>,
+        gate: Option<Gate>,
+    ) -> Result<Layer> {
+        let pairs = match experts {
+            Experts::All => model.layer(layer)?.experts,
+            Experts::Only(numbers) => {
+                numbers.iter().map(|&expert| model.expert(layer, expert)).collect::<Result<_, _>>()?
+            }
+            Experts::Shared => model.layer(layer)?.shared,
+        };
+        if pairs.is_empty() {
+            return Err(Error::NoGroups);
+        }
+        let found = model.layers().iter().flat_map(|layer| &layer.pairs);
+        let mut biased = found.filter(|pair| pair.has_bias && pairs.iter().any(|read| read.name == pair.name));
+        if let Some(pair) = biased.next() {
+            return Err(Error::Bias { name: pair.name.clone() });
+        }
+        let gate = gate.map_or_else(|| Gate::declared(&model.gate()), Ok)?;
+        let weights = pairs.into_iter().map(|pair| Weights::gated(pair.gate, pair.up));
+        self.load(&weights.collect::<Result<Vec<_>>>()?, gate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use format::Dense;
+
+    use super::*;
+    use crate::{Options, Output};
+
+    fn model(name: &str) -> Checkpoint {
+        let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../format/tests/data");
+        Checkpoint::open(data.join(name)).unwrap()
+    }
+
+    fn engine() -> Engine {
+        Engine::new(Options { backend: Some("scalar".to_owned()), ..Options::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_layer_computes_what_its_matrices_do() {
+        let (model, engine) = (model("modelopt_dense"), engine());
+        let layer = engine.load_checkpoint(&model, 0, Experts::All, None).unwrap();
+        let pair = model.expert(0, 0).unwrap();
+        let weights = engine.load(&[Weights::gated(pair.gate, pair.up).unwrap()], Gate::Silu).unwrap();
+        let k = layer.columns()[0].1;
+        let tokens = Dense::new(2, k, (0..2 * k).map(|i| (i as f32).sin()).collect::<Vec<_>>(), 1.0).unwrap();
+        let run = |layer| engine.run(layer, &[tokens.as_borrowed().into()], Output::F32).unwrap().remove(0);
+        let (mut ours, mut expected) = (vec![0.0; layer.columns()[0].0], vec![0.0; layer.columns()[0].0]);
+        for row in 0..2 {
+            run(&layer).row(row, &mut ours);
+            run(&weights).row(row, &mut expected);
+            assert_eq!(ours, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let (model, engine) = (model("modelopt_dense"), engine());
+        let load = |layer, experts| engine.load_checkpoint(&model, layer, experts, None).unwrap_err().to_string();
+        assert!(load(999, Experts::All).contains("no layer 999"));
+        assert!(load(0, Experts::Only(&[7])).contains("no expert 7"));
+        assert!(load(0, Experts::Only(&[])).contains("no groups"));
+        assert!(load(0, Experts::Shared).contains("no groups"));
+    }
+
+    #[test]
+    fn a_gate_that_nobody_here_computes_is_named() {
+        let error = Gate::declared(&GateFunction::Other("relu2".to_owned())).unwrap_err().to_string();
+        assert!(error.contains("relu2") && error.contains("silu"), "{error}");
+    }
+}
