@@ -1,0 +1,255 @@
+// Hammerhead: exact and fast gated dual GEMMs on NVFP4 data, C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).
+//
+// Written by cbindgen from crates/c/src; do not edit. After a change there:
+//     UPDATE_HEADER=1 cargo test -p hammerhead-c --test header
+//
+// Rules that hold for every function here:
+// - What returns int32_t returns HAMMERHEAD_OK, or the kind of the failure; hammerhead_last_error() then says in words what
+//   was wrong and what to do. A failed call makes no object, and what it left in outputs means nothing.
+// - Memory that you pass stays yours, is read (or written, for results) during the call only, and may be freed right after it.
+//   Engines and layers are freed by their destroy functions, once; NULL is fine there.
+// - Engines and layers may be used by several threads at once. Destroy them when no call uses them any more.
+// - NULL where something is needed, sizes that do not fit, and names that do not exist are failures, not crashes.
+
+
+#ifndef HAMMERHEAD_H
+#define HAMMERHEAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// IEEE half precision.
+#define HAMMERHEAD_F16 0
+
+// bfloat16.
+#define HAMMERHEAD_BF16 1
+
+// Single precision.
+#define HAMMERHEAD_F32 2
+
+// NVFP4: codes, scales and a global scale.
+#define HAMMERHEAD_NVFP4 3
+
+// g·sigmoid(g)·u: SwiGLU.
+#define HAMMERHEAD_GATE_SILU 0
+
+// The tanh form of GELU, times u: GeGLU.
+#define HAMMERHEAD_GATE_GELU_TANH 1
+
+// gpt-oss's gate, clamped at its limit.
+#define HAMMERHEAD_GATE_GPT_OSS 2
+
+// A plain product with the first matrix; there is no second.
+#define HAMMERHEAD_GATE_NONE 3
+
+// All numbered experts of a layer in order, or where there are none its one pair.
+#define HAMMERHEAD_EXPERTS_ALL 0
+
+// The experts whose numbers are given, in that order.
+#define HAMMERHEAD_EXPERTS_ONLY 1
+
+// The experts that see every token beside numbered ones.
+#define HAMMERHEAD_EXPERTS_SHARED 2
+
+// All went well.
+#define HAMMERHEAD_OK 0
+
+// An argument will not do.
+#define HAMMERHEAD_INVALID 1
+
+// A backend cannot run on this machine.
+#define HAMMERHEAD_UNAVAILABLE 2
+
+// Memory could not be had.
+#define HAMMERHEAD_MEMORY 3
+
+// A file could not be read.
+#define HAMMERHEAD_IO 4
+
+// The GPU or its driver failed.
+#define HAMMERHEAD_DEVICE 5
+
+// A fault in Hammerhead itself; please report it.
+#define HAMMERHEAD_INTERNAL 6
+
+// Backends and threads, ready to compute. Opaque.
+typedef struct HammerheadEngine HammerheadEngine;
+
+// Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+typedef struct HammerheadLayer HammerheadLayer;
+
+// An NVFP4 matrix of [rows, k]: element = e2m1(code) · e4m3(scale) · global.
+typedef struct HammerheadMatrix {
+  // Two e2m1 codes a byte, the even k in the low nibble: [rows, k/2].
+  const uint8_t *codes;
+  // The bytes at `codes`: rows·k/2.
+  size_t codes_bytes;
+  // One e4m3 byte for 16 consecutive elements: [rows, k/16].
+  const uint8_t *scales;
+  // The bytes at `scales`: rows·k/16.
+  size_t scales_bytes;
+  // Rows: columns of the result.
+  size_t rows;
+  // Elements of a row, a multiple of 16.
+  size_t k;
+  // The scale of the whole matrix; it multiplies.
+  float global_scale;
+} HammerheadMatrix;
+
+// The weights of one group: gate and up, of one shape.
+typedef struct HammerheadWeights {
+  // The gate matrix.
+  struct HammerheadMatrix b1;
+  // The up matrix. With HAMMERHEAD_GATE_NONE there is none: its pointers are NULL.
+  struct HammerheadMatrix b2;
+} HammerheadWeights;
+
+// The tokens of one group: [rows, k], row-major.
+typedef struct HammerheadTokens {
+  // HAMMERHEAD_F16, HAMMERHEAD_BF16, HAMMERHEAD_F32 or HAMMERHEAD_NVFP4; the same for all groups of a call.
+  uint32_t element;
+  // The elements; for HAMMERHEAD_NVFP4 the codes. May be NULL if there are no rows.
+  const void *values;
+  // The bytes at `values`.
+  size_t values_bytes;
+  // The scales, for HAMMERHEAD_NVFP4; else NULL.
+  const uint8_t *scales;
+  // The bytes at `scales`; else 0.
+  size_t scales_bytes;
+  // Tokens. May be 0.
+  size_t rows;
+  // Elements of a token.
+  size_t k;
+  // The scale of all tokens of the group; 1 if they have none.
+  float global_scale;
+} HammerheadTokens;
+
+// Room for the result of one group: [rows, n], row-major. It may not overlap with anything else of the call.
+typedef struct HammerheadOutput {
+  // HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32; the same for all groups of a call.
+  uint32_t element;
+  // Where the result goes. May be NULL if there are no rows.
+  void *values;
+  // The bytes there: rows·n times the size of an element.
+  size_t values_bytes;
+} HammerheadOutput;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Makes an engine.
+//
+// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the best there is.
+// threads: how many to compute on, or 0 for as many as this process may run on.
+// config: wishes for how to compute, such as "strategy=interleaved,tile=48x16", or NULL.
+//
+// # Safety
+//
+// Texts are NULL or end with a zero byte; `engine` may be written.
+int32_t hammerhead_engine_create(const char *backend,
+                                 size_t threads,
+                                 const char *config,
+                                 struct HammerheadEngine **engine);
+
+// Frees an engine.
+//
+// # Safety
+//
+// `engine` is NULL or was made by hammerhead_engine_create and not yet freed, and no call uses it.
+void hammerhead_engine_destroy(struct HammerheadEngine *engine);
+
+// Frees a layer.
+//
+// # Safety
+//
+// `layer` is NULL or was made by a load function and not yet freed, and no call uses it.
+void hammerhead_layer_destroy(struct HammerheadLayer *layer);
+
+// Packs the weights of `count` groups (one for a plain layer, one an expert else). They are not needed afterwards.
+//
+// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
+//
+// # Safety
+//
+// `groups` leads to `count` structures whose pointers lead to as many bytes as they say; `layer` may be written.
+int32_t hammerhead_layer_load(const struct HammerheadEngine *engine,
+                              const struct HammerheadWeights *groups,
+                              size_t count,
+                              uint32_t gate,
+                              float clamp,
+                              struct HammerheadLayer **layer);
+
+// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
+//
+// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model.
+// which: HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at `experts`.
+//
+// # Safety
+//
+// `path` ends with a zero byte; `experts` is NULL or leads to `count` numbers; `layer` may be written.
+int32_t hammerhead_layer_load_checkpoint(const struct HammerheadEngine *engine,
+                                         const char *path,
+                                         size_t number,
+                                         uint32_t which,
+                                         const size_t *experts,
+                                         size_t count,
+                                         struct HammerheadLayer **layer);
+
+// The number of groups of a layer; 0 for NULL.
+//
+// # Safety
+//
+// `layer` is NULL or a layer.
+size_t hammerhead_layer_groups(const struct HammerheadLayer *layer);
+
+// The columns of a group's result, and the elements of its tokens.
+//
+// # Safety
+//
+// `layer` is NULL or a layer; `n` and `k` are NULL or may be written.
+int32_t hammerhead_layer_shape(const struct HammerheadLayer *layer,
+                               size_t group,
+                               size_t *n,
+                               size_t *k);
+
+// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's number of groups.
+//
+// # Safety
+//
+// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of outputs may be
+// written, and nobody else touches them during the call.
+int32_t hammerhead_run(const struct HammerheadEngine *engine,
+                       const struct HammerheadLayer *layer,
+                       const struct HammerheadTokens *tokens,
+                       const struct HammerheadOutput *outputs,
+                       size_t count);
+
+// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes, rows·k/16
+// bytes of scales, and the global scale.
+//
+// # Safety
+//
+// Pointers lead to as many bytes as is said beside them; those for results may be written.
+int32_t hammerhead_quantize(uint32_t element,
+                            const void *values,
+                            size_t values_bytes,
+                            size_t rows,
+                            size_t k,
+                            uint8_t *codes,
+                            size_t codes_bytes,
+                            uint8_t *scales,
+                            size_t scales_bytes,
+                            float *global_scale);
+
+// Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this thread.
+const char *hammerhead_last_error(void);
+
+// The version of the library, such as "0.1.0". Static.
+const char *hammerhead_version(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* HAMMERHEAD_H */

@@ -1,0 +1,300 @@
+//! Engines and layers behind opaque pointers, and the calls on them.
+
+use std::ffi::{c_char, c_void};
+
+use hammerhead::format::checkpoint::Checkpoint;
+use hammerhead::format::{self, Dense};
+use hammerhead::{Experts, Options};
+
+use crate::operands::{
+    self, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, Output, Tokens, Weights,
+    check_apart, gate_of, numbers, slice, slice_mut,
+};
+use crate::status::{Error, Result, guard};
+
+/// Backends and threads, ready to compute. Opaque.
+#[derive(Debug)]
+pub struct Engine(hammerhead::Engine);
+
+/// Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+#[derive(Debug)]
+pub struct Layer(hammerhead::Layer);
+
+/// What a pointer leads to.
+///
+/// # Safety
+///
+/// A pointer that is not null leads to a T that stays for `'a`.
+unsafe fn at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.ok_or_else(|| Error::Null { what: what.to_owned() })
+}
+
+/// Hands a new object to the caller.
+///
+/// # Safety
+///
+/// A pointer that is not null may be written.
+unsafe fn hand_out<T>(made: T, place: *mut *mut T, what: &str) -> Result<()> {
+    if place.is_null() {
+        return Err(Error::Null { what: what.to_owned() });
+    }
+    // SAFETY: not null, and the caller's promise.
+    unsafe { place.write(Box::into_raw(Box::new(made))) };
+    Ok(())
+}
+
+/// Makes an engine.
+///
+/// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the best there is.
+/// threads: how many to compute on, or 0 for as many as this process may run on.
+/// config: wishes for how to compute, such as "strategy=interleaved,tile=48x16", or NULL.
+///
+/// # Safety
+///
+/// Texts are NULL or end with a zero byte; `engine` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_engine_create(
+    backend: *const c_char,
+    threads: usize,
+    config: *const c_char,
+    engine: *mut *mut Engine,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (backend, config) = unsafe { (operands::text(backend, "backend")?, operands::text(config, "config")?) };
+        let made = hammerhead::Engine::new(Options {
+            backend: backend.map(str::to_owned),
+            threads: (threads != 0).then_some(threads),
+            request: config.unwrap_or_default().parse()?,
+        })?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(Engine(made), engine, "engine") }
+    })
+}
+
+/// Frees an engine.
+///
+/// # Safety
+///
+/// `engine` is NULL or was made by hammerhead_engine_create and not yet freed, and no call uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_engine_destroy(engine: *mut Engine) {
+    destroy(engine);
+}
+
+/// Frees a layer.
+///
+/// # Safety
+///
+/// `layer` is NULL or was made by a load function and not yet freed, and no call uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_destroy(layer: *mut Layer) {
+    destroy(layer);
+}
+
+fn destroy<T>(object: *mut T) {
+    if object.is_null() {
+        return;
+    }
+    guard(|| {
+        // SAFETY: both callers pass on their caller's promise that `hand_out` made it and that this is its only end.
+        drop(unsafe { Box::from_raw(object) });
+        Ok(())
+    });
+}
+
+/// Packs the weights of `count` groups (one for a plain layer, one an expert else). They are not needed afterwards.
+///
+/// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
+///
+/// # Safety
+///
+/// `groups` leads to `count` structures whose pointers lead to as many bytes as they say; `layer` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_load(
+    engine: *const Engine,
+    groups: *const Weights,
+    count: usize,
+    gate: u32,
+    clamp: f32,
+    layer: *mut *mut Layer,
+) -> i32 {
+    guard(|| {
+        let gate = gate_of(gate, clamp)?;
+        // SAFETY: the caller's promise.
+        let (engine, groups) = unsafe { (at(engine, "engine")?, structures(groups, count, "groups")?) };
+        if groups.is_empty() {
+            return Err(hammerhead::Error::NoGroups.into());
+        }
+        // SAFETY: the caller's promise.
+        let weights = groups.iter().enumerate().map(|(group, weights)| unsafe { weights.borrow(group, gate) });
+        let made = engine.0.load(&weights.collect::<Result<Vec<_>>>()?, gate)?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(Layer(made), layer, "layer") }
+    })
+}
+
+/// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
+///
+/// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model.
+/// which: HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at `experts`.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte; `experts` is NULL or leads to `count` numbers; `layer` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_load_checkpoint(
+    engine: *const Engine,
+    path: *const c_char,
+    number: usize,
+    which: u32,
+    experts: *const usize,
+    count: usize,
+    layer: *mut *mut Layer,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, path) = unsafe { (at(engine, "engine")?, operands::text(path, "path")?) };
+        let path = path.ok_or_else(|| Error::Null { what: "path".to_owned() })?;
+        // SAFETY: the caller's promise.
+        let numbers = unsafe { structures(experts, count, "experts") }?;
+        let experts = match which {
+            HAMMERHEAD_EXPERTS_ALL => Experts::All,
+            HAMMERHEAD_EXPERTS_ONLY => Experts::Only(numbers),
+            HAMMERHEAD_EXPERTS_SHARED => Experts::Shared,
+            _ => {
+                return Err(Error::argument(
+                    "which",
+                    format!("{which} is none; see HAMMERHEAD_EXPERTS_ALL and its kin"),
+                ));
+            }
+        };
+        let made = engine.0.load_checkpoint(&Checkpoint::open(path)?, number, experts, None)?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(Layer(made), layer, "layer") }
+    })
+}
+
+/// The number of groups of a layer; 0 for NULL.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_groups(layer: *const Layer) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { layer.as_ref() }.map_or(0, |layer| layer.0.columns().len())
+}
+
+/// The columns of a group's result, and the elements of its tokens.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer; `n` and `k` are NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_shape(
+    layer: *const Layer,
+    group: usize,
+    n: *mut usize,
+    k: *mut usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let columns = unsafe { at(layer, "layer") }?.0.columns();
+        let Some(&(found_n, found_k)) = columns.get(group) else {
+            return Err(Error::argument("group", format!("{group} is not among the layer's {}", columns.len())));
+        };
+        for (place, found) in [(n, found_n), (k, found_k)] {
+            if !place.is_null() {
+                // SAFETY: not null, and the caller's promise.
+                unsafe { place.write(found) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's number of groups.
+///
+/// # Safety
+///
+/// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of outputs may be
+/// written, and nobody else touches them during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_run(
+    engine: *const Engine,
+    layer: *const Layer,
+    tokens: *const Tokens,
+    outputs: *const Output,
+    count: usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, layer) = unsafe { (at(engine, "engine")?, at(layer, "layer")?) };
+        // SAFETY: the caller's promise.
+        let (tokens, outputs) =
+            unsafe { (structures(tokens, count, "tokens")?, structures(outputs, count, "outputs")?) };
+        check_apart(tokens, outputs)?;
+        // SAFETY: the caller's promise.
+        let activations = tokens.iter().enumerate().map(|(group, tokens)| unsafe { tokens.borrow(group) });
+        let activations = activations.collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller's promise, and `check_apart` for what Rust asks beyond it.
+        let targets = outputs.iter().enumerate().map(|(group, output)| unsafe { output.borrow(group) });
+        let mut targets = targets.collect::<Result<Vec<_>>>()?;
+        Ok(engine.0.run_into(&layer.0, &activations, &mut targets)?)
+    })
+}
+
+/// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes, rows·k/16
+/// bytes of scales, and the global scale.
+///
+/// # Safety
+///
+/// Pointers lead to as many bytes as is said beside them; those for results may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_quantize(
+    element: u32,
+    values: *const c_void,
+    values_bytes: usize,
+    rows: usize,
+    k: usize,
+    codes: *mut u8,
+    codes_bytes: usize,
+    scales: *mut u8,
+    scales_bytes: usize,
+    global_scale: *mut f32,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let numbers = unsafe { numbers(element, values, values_bytes, [rows, k], "values") }?;
+        let quantised = format::quantize(&Dense::new(rows, k, numbers, 1.0)?, None)?;
+        if global_scale.is_null() {
+            return Err(Error::Null { what: "global_scale".to_owned() });
+        }
+        for (place, bytes, source, what) in
+            [(codes, codes_bytes, quantised.codes(), "codes"), (scales, scales_bytes, quantised.scales(), "scales")]
+        {
+            if bytes != source.len() {
+                return Err(Error::Length { what: what.to_owned(), expected: source.len(), came: bytes });
+            }
+            // SAFETY: the caller's promise.
+            unsafe { slice_mut(place, bytes, what) }?.copy_from_slice(source);
+        }
+        // SAFETY: not null, and the caller's promise.
+        unsafe { global_scale.write(quantised.global()) };
+        Ok(())
+    })
+}
+
+/// So many structures at a pointer.
+///
+/// # Safety
+///
+/// As for [`slice`].
+unsafe fn structures<'a, T: Copy>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+    let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
+    let bytes = bytes.ok_or_else(|| Error::argument(what, format!("cannot be {count}: memory ends before")))?;
+    // SAFETY: the caller's promise.
+    unsafe { slice(pointer, bytes, what) }
+}

@@ -1,0 +1,290 @@
+//! The C functions as a C program would call them, rightly and wrongly.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+use hammerhead::format::{Dense, quantize};
+use hammerhead_c::*;
+
+const N: usize = 24;
+const K: usize = 32;
+const M: usize = 3;
+
+fn last_error() -> String {
+    // SAFETY: the message is valid until the next failure on this thread.
+    unsafe { CStr::from_ptr(hammerhead_last_error()) }.to_str().unwrap().to_owned()
+}
+
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.37).sin()).collect()
+}
+
+/// An NVFP4 matrix made through the interface, and the memory it lies in.
+struct Owned {
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    global_scale: f32,
+    rows: usize,
+}
+
+impl Owned {
+    fn new(rows: usize, factor: f32) -> Self {
+        let values: Vec<f32> = numbers(rows * K).iter().map(|x| x * factor).collect();
+        let mut made = Self { codes: vec![0; rows * K / 2], scales: vec![0; rows * K / 16], global_scale: 0.0, rows };
+        // SAFETY: all sizes are those of the vectors.
+        let status = unsafe {
+            hammerhead_quantize(
+                HAMMERHEAD_F32,
+                values.as_ptr().cast(),
+                4 * values.len(),
+                rows,
+                K,
+                made.codes.as_mut_ptr(),
+                made.codes.len(),
+                made.scales.as_mut_ptr(),
+                made.scales.len(),
+                &mut made.global_scale,
+            )
+        };
+        assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+        made
+    }
+
+    fn matrix(&self) -> Matrix {
+        Matrix {
+            codes: self.codes.as_ptr(),
+            codes_bytes: self.codes.len(),
+            scales: self.scales.as_ptr(),
+            scales_bytes: self.scales.len(),
+            rows: self.rows,
+            k: K,
+            global_scale: self.global_scale,
+        }
+    }
+}
+
+const NOTHING: Matrix =
+    Matrix { codes: null(), codes_bytes: 0, scales: null(), scales_bytes: 0, rows: 0, k: 0, global_scale: 0.0 };
+
+fn engine() -> *mut Engine {
+    let mut engine = null_mut();
+    // SAFETY: the text ends with a zero byte.
+    let status = unsafe { hammerhead_engine_create(c"scalar".as_ptr(), 1, null(), &mut engine) };
+    assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+    engine
+}
+
+fn load(engine: *const Engine, groups: &[Weights], gate: u32) -> Result<*mut Layer, i32> {
+    let mut layer = null_mut();
+    // SAFETY: the groups lie in a slice.
+    match unsafe { hammerhead_layer_load(engine, groups.as_ptr(), groups.len(), gate, 0.0, &mut layer) } {
+        HAMMERHEAD_OK => Ok(layer),
+        status => Err(status),
+    }
+}
+
+fn tokens(values: &[f32]) -> Tokens {
+    Tokens {
+        element: HAMMERHEAD_F32,
+        values: values.as_ptr().cast(),
+        values_bytes: 4 * values.len(),
+        scales: null(),
+        scales_bytes: 0,
+        rows: values.len() / K,
+        k: K,
+        global_scale: 1.0,
+    }
+}
+
+fn output(values: &mut [f32]) -> Output {
+    Output { element: HAMMERHEAD_F32, values: values.as_mut_ptr().cast(), values_bytes: 4 * values.len() }
+}
+
+#[test]
+fn groups_run_to_what_the_library_itself_computes() {
+    let (b1, b2, engine) = (Owned::new(N, 1.0), Owned::new(N, -2.0), engine());
+    let weights = Weights { b1: b1.matrix(), b2: b2.matrix() };
+    let layer = load(engine, &[weights, weights], HAMMERHEAD_GATE_SILU).unwrap();
+    let (mut n, mut k) = (0, 0);
+    // SAFETY: the layer is one, and the sizes may be written.
+    unsafe {
+        assert_eq!(hammerhead_layer_groups(layer), 2);
+        assert_eq!(hammerhead_layer_shape(layer, 1, &mut n, &mut k), HAMMERHEAD_OK);
+        assert_eq!(hammerhead_layer_shape(layer, 2, &mut n, &mut k), HAMMERHEAD_INVALID);
+    }
+    assert_eq!((n, k), (N, K));
+    let (a, mut c) = (numbers(M * K), vec![0f32; M * N]);
+    let (all, results) = ([tokens(&a), tokens(&[])], [output(&mut c), output(&mut [])]);
+    // SAFETY: all sizes are those of the slices.
+    let status = unsafe { hammerhead_run(engine, layer, all.as_ptr(), results.as_ptr(), 2) };
+    assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+
+    let rust = hammerhead::Engine::new(hammerhead::Options { backend: Some("scalar".into()), ..Default::default() });
+    let rust = rust.unwrap();
+    let matrix = |factor: f32| {
+        let values: Vec<f32> = numbers(N * K).iter().map(|x| x * factor).collect();
+        quantize(&Dense::new(N, K, values, 1.0).unwrap(), None).unwrap()
+    };
+    let weights = hammerhead::Weights::gated(matrix(1.0), matrix(-2.0)).unwrap();
+    let layer_of_rust = rust.load(&[weights], hammerhead::Gate::Silu).unwrap();
+    let a = Dense::new(M, K, a, 1.0).unwrap();
+    let expected = rust.run(&layer_of_rust, &[a.into()], hammerhead::Output::F32).unwrap();
+    let mut row = vec![0.0; N];
+    for (index, ours) in c.chunks(N).enumerate() {
+        expected[0].row(index, &mut row);
+        assert_eq!(ours, row);
+    }
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_layer_destroy(layer);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
+#[test]
+fn every_kind_of_tokens_and_outputs_is_taken() {
+    let (b1, engine) = (Owned::new(N, 1.0), engine());
+    let layer = load(engine, &[Weights { b1: b1.matrix(), b2: NOTHING }], HAMMERHEAD_GATE_NONE).unwrap();
+    let a = Owned::new(M, 1.0);
+    let packed = Tokens {
+        element: HAMMERHEAD_NVFP4,
+        values: a.codes.as_ptr().cast(),
+        values_bytes: a.codes.len(),
+        scales: a.scales.as_ptr(),
+        scales_bytes: a.scales.len(),
+        rows: M,
+        k: K,
+        global_scale: a.global_scale,
+    };
+    let halves = vec![0u16; M * K];
+    let half = |element| Tokens { element, values: halves.as_ptr().cast(), values_bytes: 2 * M * K, ..tokens(&[]) };
+    let half = |element| Tokens { rows: M, ..half(element) };
+    for tokens in [packed, half(HAMMERHEAD_F16), half(HAMMERHEAD_BF16)] {
+        for (element, bytes) in [(HAMMERHEAD_F16, 2), (HAMMERHEAD_BF16, 2), (HAMMERHEAD_F32, 4)] {
+            let mut c = vec![u32::MAX; M * N];
+            let result = Output { element, values: c.as_mut_ptr().cast(), values_bytes: bytes * M * N };
+            // SAFETY: all sizes are those of the vectors.
+            let status = unsafe { hammerhead_run(engine, layer, &tokens, &result, 1) };
+            assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+            assert!(!c[..bytes * M * N / 4].contains(&u32::MAX), "every element is written");
+        }
+    }
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_layer_destroy(layer);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
+#[test]
+fn wrong_operands_are_refused_with_words() {
+    let (b1, b2, engine) = (Owned::new(N, 1.0), Owned::new(N, -2.0), engine());
+    let weights = Weights { b1: b1.matrix(), b2: b2.matrix() };
+    let layer = load(engine, &[weights], HAMMERHEAD_GATE_SILU).unwrap();
+    let (a, mut c) = (numbers(M * K), vec![0f32; M * N]);
+    let (good, room) = (tokens(&a), output(&mut c));
+    let cases = [
+        ("NULL", Tokens { values: null(), ..good }, room),
+        ("bytes", Tokens { values_bytes: 4, ..good }, room),
+        ("more elements than memory", Tokens { rows: usize::MAX, k: usize::MAX, ..good }, room),
+        ("type 9", Tokens { element: 9, ..good }, room),
+        ("k of the activations", Tokens { k: 16, rows: 2 * M, ..good }, room),
+        ("multiple of 4", Tokens { values: good.values.wrapping_byte_add(1), ..good }, room),
+        ("global scale", Tokens { global_scale: f32::NAN, ..good }, room),
+        ("NULL", good, Output { values: null_mut(), ..room }),
+        ("length", good, Output { values_bytes: 4, ..room }),
+        ("memory", good, Output { values_bytes: usize::MAX - 3, ..room }),
+        ("type 3", good, Output { element: HAMMERHEAD_NVFP4, ..room }),
+        ("shares memory", good, Output { values: good.values.cast_mut(), ..room }),
+    ];
+    for (words, tokens, output) in cases {
+        // SAFETY: whatever is not as it should be is refused before it is read.
+        let status = unsafe { hammerhead_run(engine, layer, &tokens, &output, 1) };
+        assert_eq!(status, HAMMERHEAD_INVALID, "{words}");
+        assert!(last_error().contains(words), "{words}: {}", last_error());
+    }
+    let broken = |b1| load(engine, &[Weights { b1, ..weights }], HAMMERHEAD_GATE_SILU).unwrap_err();
+    for (words, matrix) in [
+        ("the codes of b1 of group 0 is NULL", Matrix { codes: null(), ..b1.matrix() }),
+        ("the scales of b1 of group 0 has 1 bytes", Matrix { scales_bytes: 1, ..b1.matrix() }),
+        ("must be alike", Owned::new(N + 1, 1.0).matrix()),
+    ] {
+        assert_eq!(broken(matrix), HAMMERHEAD_INVALID);
+        assert!(last_error().contains(words), "{words}: {}", last_error());
+    }
+    assert_eq!(load(engine, &[], HAMMERHEAD_GATE_SILU), Err(HAMMERHEAD_INVALID));
+    assert_eq!(load(engine, &[weights], 77), Err(HAMMERHEAD_INVALID));
+    assert_eq!(load(engine, &[weights], HAMMERHEAD_GATE_NONE), Err(HAMMERHEAD_INVALID));
+    assert_eq!(load(null(), &[weights], HAMMERHEAD_GATE_SILU), Err(HAMMERHEAD_INVALID));
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_layer_destroy(layer);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
+#[test]
+fn null_is_an_error_wherever_something_is_needed() {
+    let mut engine = null_mut();
+    // SAFETY: nothing is read through null.
+    unsafe {
+        assert_eq!(hammerhead_engine_create(null(), 0, null(), null_mut()), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("engine is NULL"));
+        assert_eq!(hammerhead_engine_create(c"quantum".as_ptr(), 0, null(), &mut engine), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("unknown backend 'quantum'"));
+        assert_eq!(hammerhead_engine_create(null(), 0, c"colour=red".as_ptr(), &mut engine), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_engine_create(c"\xff".as_ptr(), 0, null(), &mut engine), HAMMERHEAD_INVALID);
+        assert!(engine.is_null());
+        assert_eq!(hammerhead_run(null(), null(), null(), null(), 0), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_layer_groups(null()), 0);
+        assert_eq!(hammerhead_layer_shape(null(), 0, null_mut(), null_mut()), HAMMERHEAD_INVALID);
+        hammerhead_layer_destroy(null_mut());
+        hammerhead_engine_destroy(null_mut());
+        let (nowhere, void) = (null_mut(), null::<c_void>());
+        let status = hammerhead_quantize(HAMMERHEAD_F32, void, 64, 1, 16, nowhere, 8, null_mut(), 1, null_mut());
+        assert_eq!(status, HAMMERHEAD_INVALID);
+        assert!(last_error().contains("values is NULL"));
+    }
+}
+
+#[test]
+fn a_layer_comes_from_a_model_on_disk() {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../format/tests/data/modelopt_dense");
+    let (path, engine) = (CString::new(data).unwrap(), engine());
+    let load = |path: &CStr, number, which, experts: &[usize]| {
+        let mut layer = null_mut();
+        // SAFETY: texts end with a zero byte, and numbers lie in a slice.
+        let status = unsafe {
+            let (at, count) = (experts.as_ptr(), experts.len());
+            hammerhead_layer_load_checkpoint(engine, path.as_ptr(), number, which, at, count, &mut layer)
+        };
+        // SAFETY: the layer is null or was just made, and nobody else knows it.
+        unsafe {
+            let groups = hammerhead_layer_groups(layer);
+            hammerhead_layer_destroy(layer);
+            (status, groups)
+        }
+    };
+    assert_eq!(load(&path, 0, HAMMERHEAD_EXPERTS_ALL, &[]), (HAMMERHEAD_OK, 1));
+    assert_eq!(load(&path, 0, HAMMERHEAD_EXPERTS_ONLY, &[0, 0]), (HAMMERHEAD_OK, 2));
+    assert_eq!(load(&path, 99, HAMMERHEAD_EXPERTS_ALL, &[]), (HAMMERHEAD_INVALID, 0));
+    assert_eq!(load(&path, 0, 7, &[]), (HAMMERHEAD_INVALID, 0));
+    assert_eq!(load(c"/nowhere", 0, HAMMERHEAD_EXPERTS_ALL, &[]), (HAMMERHEAD_IO, 0));
+    assert!(last_error().contains("nowhere"));
+    // SAFETY: made once, and nobody uses it any more.
+    unsafe { hammerhead_engine_destroy(engine) };
+}
+
+#[test]
+fn each_thread_has_its_own_last_error() {
+    // SAFETY: nothing is read through null.
+    unsafe { hammerhead_run(null(), null(), null(), null(), 0) };
+    assert!(last_error().contains("engine"));
+    std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    // SAFETY: the text is static.
+    assert_eq!(unsafe { CStr::from_ptr(hammerhead_version()) }.to_str().unwrap(), env!("CARGO_PKG_VERSION"));
+}
