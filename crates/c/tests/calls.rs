@@ -156,7 +156,7 @@ fn every_kind_of_tokens_and_outputs_is_taken() {
         k: K,
         global_scale: a.global_scale,
     };
-    let halves = vec![0u16; M * K];
+    let halves = [0u16; M * K];
     let half = |element| Tokens { element, values: halves.as_ptr().cast(), values_bytes: 2 * M * K, ..tokens(&[]) };
     let half = |element| Tokens { rows: M, ..half(element) };
     for tokens in [packed, half(HAMMERHEAD_F16), half(HAMMERHEAD_BF16)] {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use format::checkpoint::{Checkpoint, Content, Format, GateFunction, GateUpOrder, Options};
+use format::checkpoint::{Checkpoint, Content, Format, GateUpOrder, Options};
 use hammerhead::Gate;
 
 use crate::{Error, Result};
@@ -38,16 +38,11 @@ pub fn gate(model: &Checkpoint, asked: Option<Gate>) -> Result<Gate> {
         return Ok(gate);
     }
     let (gate, source) = model.gate_and_source();
-    match gate {
-        GateFunction::Silu => Ok(Gate::Silu),
-        GateFunction::GeluTanh => Ok(Gate::GeluTanh),
-        GateFunction::GptOss { clamp } => Ok(Gate::GptOss { clamp }),
-        other => Err(Error::UnknownGate {
-            path: model.path().to_path_buf(),
-            name: other.to_string(),
-            told_by: source.to_owned(),
-        }),
-    }
+    Gate::declared(&gate).map_err(|_| Error::UnknownGate {
+        path: model.path().to_path_buf(),
+        name: gate.to_string(),
+        told_by: source.to_owned(),
+    })
 }
 
 /// How a weight is stored, in words.
