@@ -1,15 +1,19 @@
 //! How often the referee is right: the table of `docs/referee.md`, made again.
 //!
-//! `cargo run --release -p hammerhead-tank --example calibrate [SITTINGS [SEED]]`
+//! `cargo run --release -p hammerhead-tank --example calibrate [SITTINGS [SEED [percentiles]]]`
 
 use tank::referee::RefereeSettings;
 use tank::referee::calibration::{Characteristics, characteristics, worlds};
+use tank::referee::stats::Interval;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let sittings: usize = arguments.next().map_or(Ok(1000), |text| text.parse())?;
     let seed: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
-    let settings = RefereeSettings::default();
+    let mut settings = RefereeSettings::default();
+    if arguments.next().is_some_and(|text| text == "percentiles") {
+        settings.timing.interval = Interval::Percentiles;
+    }
     println!(
         "| machine | truth | faster | seemed | slower | mixed | inconclusive | void | coverage | of shapes | ± | quartets | flattery |"
     );
