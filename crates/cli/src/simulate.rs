@@ -1,10 +1,10 @@
-//! `hammerhead sim`: the GPU's GEMM in the simulator, as it is and broken on purpose.
+//! `hammerhead sim`: the GPU's kernels in the simulator, as they are and broken on purpose.
 //!
 //! As it is, it must pass under every schedule, and what it did is counted. With `--mutations` every kernel that differs
 //! from it by one plausible mistake runs too, and a table tells which fault gave each away, and under which schedule.
 
 use clap::Args as ClapArgs;
-use hammerhead::gpu::mutations::{Trial, Verdict};
+use hammerhead::gpu::mutations::{Trial, Verdict, WAYS};
 use serde::Serialize;
 use sim::Schedule;
 use sim::mutate::Mutant;
@@ -15,7 +15,7 @@ use crate::{Error, Result, console};
 /// Run the GPU's kernel in the simulator, and try to break it
 #[derive(Debug, ClapArgs)]
 #[command(
-    long_about = "Run the GPU's GEMM in the simulator, on small problems with exact sums, under adversarial schedules: \
+    long_about = "Run one of the GPU's kernels in the simulator, on small problems with exact sums, under adversarial schedules: \
     asynchronous work done at once, as late as can be, and as drawn from seeds. It needs no GPU.\n\n\
     With --mutations, every kernel that differs from it by one plausible mistake is run as well (a fence or an arrive \
     left out, a parity swapped, too few bytes expected, a stage released early, a wrong descriptor, …). Each must be \
@@ -30,6 +30,9 @@ pub struct Args {
     /// Break the kernel in every plausible way, and say what gave each mistake away
     #[arg(long)]
     mutations: bool,
+    /// Which way of putting the kernel together: 1 is a block for each tile, 2 is two
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    way: u8,
     /// Random schedules to try, besides the earliest and the latest
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(..=10_000))]
     seeds: u64,
@@ -68,8 +71,9 @@ struct Row {
 
 /// Does the command.
 pub fn sim(args: &Args) -> Result<()> {
-    let (trial, schedules) = (Trial::new()?, Schedule::several(args.seeds));
-    let kernel = trial.kernel().name.clone();
+    let (way, config) = WAYS[usize::from(args.way) - 1];
+    let (trial, schedules) = (Trial::new(config)?, Schedule::several(args.seeds));
+    let kernel = format!("{} ({way})", trial.kernel().name);
     let profile = trial
         .original(&schedules)
         .map_err(|finding| Error::Faulty { kernel: kernel.clone(), finding: Box::new(finding) })?;

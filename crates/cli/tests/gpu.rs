@@ -14,16 +14,18 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
+const CONFIG: &str = "strategy=two-pass,tile=64x128,depth=64,stages=3,epilogue=direct,schedule=tile";
+
 #[test]
 fn ptx_is_one_module_with_every_kernel_and_what_it_takes() {
-    let text = succeed(["ptx", "--arch", "sm_90a", "--shape", "64x200x320", "--config", "tile=64x128,stages=3"]);
+    let text = succeed(["ptx", "--arch", "sm_90a", "--shape", "64x200x320", "--config", CONFIG]);
     assert!(text.is_ascii(), "the assembler takes nothing else");
     assert_eq!(text.matches(".target sm_90a").count(), 1);
     for part in [
-        "// 64x200x320, gate silu, result f16: strategy=two-pass,tile=64x128,depth=64,stages=3,epilogue=direct,schedule=tile\n",
-        ".visible .entry nvfp4_gemm_plain(",
+        &format!("// 64x200x320, gate silu, result f16: {CONFIG}\n"),
+        ".visible .entry nvfp4_dual_gemm(",
         ".visible .entry join(",
-        "nvfp4_gemm_plain: 384 threads a block, 38448 bytes of shared memory",
+        "nvfp4_dual_gemm: 384 threads a block, 38448 bytes of shared memory",
         "join: 256 threads a block, 0 bytes of shared memory",
         "declares registers",
     ] {
@@ -51,7 +53,7 @@ fn ptx_goes_to_a_file_and_the_assembler_takes_the_module() {
             let output = Command::new(assembler.path()).args(["-arch", "sm_90a", "-o"]).arg(cubin).arg(path).output();
             let output = output.unwrap();
             assert!(output.status.success(), "{}", stdout(&output) + &stderr(&output));
-            assert!(text.contains("nvfp4_gemm_plain assembled: ") && text.contains("no spills"));
+            assert!(text.contains("nvfp4_dual_gemm assembled: ") && text.contains("no spills"));
         }
         Err(error) => {
             assert!(std::env::var("HAMMERHEAD_REQUIRE_PTXAS").is_err(), "{error}");
@@ -66,13 +68,13 @@ fn without_an_assembler_the_kernels_are_printed_and_the_way_to_get_one() {
     assert!(output.status.success() && stderr(&output).is_empty());
     let text = stdout(&output);
     assert!(text.contains("// not assembled: ") && text.contains("pip install nvidia-cuda-nvcc"));
-    assert!(text.contains(".visible .entry join("));
+    assert!(text.contains(".visible .entry nvfp4_dual_gemm("));
 }
 
 #[test]
 fn a_kernel_that_cannot_be_built_is_refused_with_the_reason() {
     assert_refused(&hammerhead(["ptx", "--config", "tile=12x64"]), &["12", "multiple of 8"]);
-    assert_refused(&hammerhead(["ptx", "--config", "strategy=interleaved"]), &["two-pass"]);
+    assert_refused(&hammerhead(["ptx", "--config", "strategy=sequential,tile=64x32"]), &["64, 128, 192 or 256"]);
     assert_refused(&hammerhead(["ptx", "--shape", "1x1x24"]), &["24", "multiple of 16"]);
     assert_refused(&hammerhead(["ptx", "--output", "/no such folder/k.ptx"]), &["/no such folder"]);
 }
@@ -107,7 +109,7 @@ fn a_problem_too_large_for_the_simulator_is_refused_with_what_to_do() {
 fn the_kernel_passes_in_the_simulator_and_every_mutation_of_it_is_caught() {
     let text = succeed(["sim", "--seeds", "1"]);
     assert!(text.contains("passes under 3 schedules") && text.contains("bank conflicts"), "{text}");
-    let report = json(&["sim", "--mutations", "--seeds", "0", "--json"]);
+    let report = json(&["sim", "--mutations", "--seeds", "3", "--json"]);
     assert_eq!(report["missed"], 0, "{report}");
     let rows = report["mutations"].as_array().unwrap();
     let caught: Vec<&Value> = rows.iter().filter(|row| row["schedule"].is_string()).collect();

@@ -14,8 +14,10 @@
 //! **Scaling** by α rounds twice. **The gate** is Lipschitz with L < 1.13 (SiLU 1.0998, also for gpt-oss's steeper
 //! sigmoid; GELU 1.1290) and is computed within a multiple of ε of itself that is stated beside its code. **The
 //! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
-//! are flushed to within its smallest normal number; matrix units flush already inside a sum, so backends scale tokens
-//! until what is lost is below 2⁻¹²⁴ of a group's largest activation for each product. A value that the output type cannot hold may be infinite.
+//! are flushed to within its smallest normal number; matrix units flush already inside a sum. CPU backends scale tokens
+//! until what is lost is below 2⁻¹²⁴ of a group's largest activation for each product. GPUs take tokens as they are and
+//! weights as 2⁻⁷ of themselves, so that they lose what is below 2⁻¹¹⁸ of each product. A value that the output type
+//! cannot hold may be infinite.
 
 use crate::reference::{Element, Sum};
 use crate::{Gate, Output};

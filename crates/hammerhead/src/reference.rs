@@ -51,7 +51,7 @@ pub struct Sum {
     pub magnitude: f64,
     /// Whether every partial sum, in any order, is a number that f32 can hold exactly.
     pub exact: bool,
-    /// What products may be lost that vanish beside the group's largest activation.
+    /// What products may be lost that vanish beside the group's largest activation, or in f32 altogether.
     pub negligible: f64,
 }
 
@@ -74,7 +74,7 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
         value: alpha * value,
         magnitude: if overflows { f64::INFINITY } else { alpha.abs() * magnitude },
         exact,
-        negligible: alpha.abs() * a.values.len() as f64 * largest * 2f64.powi(-124),
+        negligible: alpha.abs() * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),
     }
 }
 
@@ -172,7 +172,8 @@ mod tests {
         let mut b = vec![0.0; 16];
         (a[0], b[0], a[9], b[9]) = (1.5, 2.0, -0.5, 6.0);
         let sum = dot(&Row::new(a), &Row::new(b), 2.0, 0.0);
-        assert_eq!(sum, Sum { value: 0.0, magnitude: 12.0, exact: true, negligible: 0.0 });
+        assert_eq!((sum.value, sum.magnitude, sum.exact), (0.0, 12.0, true));
+        assert!(sum.negligible < 1e-33);
     }
 
     #[test]

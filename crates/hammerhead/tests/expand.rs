@@ -15,6 +15,8 @@ fn simulated(launch: &Launch) -> sim::Launch {
         Argument::U64(value) => Arg::U64(*value),
         Argument::F32(value) => Arg::F32(*value),
         Argument::Map(map) => Arg::Map(map.clone()),
+        Argument::Maps(maps) => Arg::Maps(maps.clone()),
+        Argument::Words(words) => Arg::Words(words.clone()),
     });
     sim::Launch { grid: launch.grid, args: args.collect() }
 }

@@ -31,6 +31,10 @@ pub enum ParamType {
     Pointer,
     /// A 128-byte tensor map, passed by value and aligned to 64.
     TensorMap,
+    /// So many tensor maps, one after another.
+    TensorMaps(u32),
+    /// So many 32-bit words, a table that the kernel looks things up in.
+    Words(u32),
 }
 
 /// A kernel parameter. Arguments are given in the order of declaration.

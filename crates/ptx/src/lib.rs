@@ -125,8 +125,8 @@ mod print;
 mod types;
 
 pub use build::{
-    Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, SharedRegion,
-    TensorMapParam, WgmmaOptions,
+    Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, ParamTable,
+    SharedRegion, TensorMapParam, WgmmaOptions,
 };
 pub use check::{Place, Rule, SHARED_LIMIT, Violation};
 pub use error::Error;

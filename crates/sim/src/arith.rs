@@ -77,9 +77,16 @@ pub(crate) fn unary(op: UnaryOp, ty: DataType, a: u64) -> u64 {
         UnaryOp::Abs => (a as u32).cast_signed().wrapping_abs().cast_unsigned().into(),
         UnaryOp::Exp2Approx => bits(f64::from(float(a)).exp2() as f32),
         UnaryOp::RcpApprox => bits((1.0 / f64::from(float(a))) as f32),
+        UnaryOp::Exp2Flushed => bits(flushed(f64::from(flushed(float(a))).exp2() as f32)),
+        UnaryOp::RcpFlushed => bits(flushed((1.0 / f64::from(flushed(float(a)))) as f32)),
         UnaryOp::TanhApprox => bits(f64::from(float(a)).tanh() as f32),
         UnaryOp::CountOnes => a.count_ones().into(),
     }
+}
+
+/// Zero of the same sign in place of a subnormal number.
+fn flushed(value: f32) -> f32 {
+    if value.is_subnormal() { 0f32.copysign(value) } else { value }
 }
 
 /// Two values in, one out.
@@ -242,6 +249,16 @@ mod tests {
         let (a, b, c) = (0xdead_beef, 0x1234_5678, 0x0f0f_f0f0);
         assert_eq!(lop3(a, b, c, 0xea), a & b | c);
         assert_eq!(lop3(a, b, c, 0x96), a ^ b ^ c);
+    }
+
+    #[test]
+    fn flushing_functions_have_no_subnormal_results() {
+        let at = |op, x: f32| float(unary(op, DataType::F32, bits(x)));
+        assert_eq!(at(UnaryOp::Exp2Flushed, -127.0), 0.0);
+        assert_eq!(at(UnaryOp::Exp2Flushed, -126.0), f32::MIN_POSITIVE);
+        assert_eq!(at(UnaryOp::RcpFlushed, 1e38 * 2.0), 0.0);
+        assert_eq!(at(UnaryOp::RcpFlushed, f32::from_bits(1)), f32::INFINITY);
+        assert!(at(UnaryOp::Exp2Approx, -127.0) > 0.0);
     }
 
     #[test]

@@ -61,6 +61,10 @@ pub enum Arg {
     Pointer(u64),
     /// For a tensor map parameter.
     Map(TensorMap),
+    /// For a parameter of several tensor maps: at most as many.
+    Maps(Vec<TensorMap>),
+    /// For a table of words: at most as many.
+    Words(Vec<u32>),
 }
 
 impl From<Buffer> for Arg {
@@ -97,7 +101,11 @@ impl Arg {
                 | (Arg::U64(_), ParamType::Scalar(DataType::U64))
                 | (Arg::Pointer(_), ParamType::Pointer)
                 | (Arg::Map(_), ParamType::TensorMap)
-        )
+        ) || match (self, ty) {
+            (Arg::Maps(maps), ParamType::TensorMaps(count)) => maps.len() <= count as usize,
+            (Arg::Words(words), ParamType::Words(count)) => words.len() <= count as usize,
+            _ => false,
+        }
     }
 
     /// The bits a scalar parameter holds; nothing for tensor maps.
@@ -107,7 +115,7 @@ impl Arg {
             Arg::S32(value) => Some(value.cast_unsigned().into()),
             Arg::F32(value) => Some(value.to_bits().into()),
             Arg::U64(value) | Arg::Pointer(value) => Some(value),
-            Arg::Map(_) => None,
+            Arg::Map(_) | Arg::Maps(_) | Arg::Words(_) => None,
         }
     }
 }
@@ -122,16 +130,30 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Generic address of a parameter, for tensor maps.
+    /// Address of the first parameter.
     pub(crate) const PARAMS: u64 = 0x1000_0000;
-    /// Distance between two parameters' addresses.
-    pub(crate) const PARAM_STRIDE: u64 = 128;
+    /// Distance between two parameters' addresses: more than all of them may take.
+    pub(crate) const PARAM_STRIDE: u64 = 1 << 16;
+
+    /// The parameter at an address, and the byte in it.
+    fn arg_at(&self, address: u64) -> Option<(&Arg, u64)> {
+        let offset = address.checked_sub(Self::PARAMS)?;
+        Some((self.args.get((offset / Self::PARAM_STRIDE) as usize)?, offset % Self::PARAM_STRIDE))
+    }
+
+    /// The word of a table at an address.
+    pub(crate) fn word_at(&self, address: u64) -> Option<u32> {
+        match self.arg_at(address)? {
+            (Arg::Words(words), byte) if byte.is_multiple_of(4) => words.get(byte as usize / 4).copied(),
+            _ => None,
+        }
+    }
 
     /// The tensor map at a generic address.
     pub(crate) fn map_at(&self, address: u64) -> Option<&TensorMap> {
-        let offset = address.checked_sub(Self::PARAMS)?;
-        match self.args.get((offset / Self::PARAM_STRIDE) as usize)? {
-            Arg::Map(map) if offset.is_multiple_of(Self::PARAM_STRIDE) => Some(map),
+        match self.arg_at(address)? {
+            (Arg::Map(map), 0) => Some(map),
+            (Arg::Maps(maps), byte) if byte.is_multiple_of(128) => maps.get(byte as usize / 128),
             _ => None,
         }
     }
@@ -174,9 +196,12 @@ impl Launch {
                 let what = format!("{arg:?} for parameter {} of type {:?}", param.name, param.ty);
                 return bad(what, "give an argument of the parameter's type");
             }
-            if let Arg::Map(map) = arg
-                && let Err(error) = map.check()
-            {
+            let maps = match arg {
+                Arg::Map(map) => std::slice::from_ref(map),
+                Arg::Maps(maps) => maps,
+                _ => &[],
+            };
+            if let Some(error) = maps.iter().find_map(|map| map.check().err()) {
                 return bad(format!("tensor map {}: {error}", param.name), "see ptx::tensor_map");
             }
         }

@@ -67,6 +67,8 @@ fn arguments(kernel: &Kernel, gpu: &mut Gpu) -> Vec<Arg> {
     let argument = |param: &ptx::Param| match param.ty {
         ParamType::Pointer => buffer.into(),
         ParamType::TensorMap => map.clone().into(),
+        ParamType::TensorMaps(count) => Arg::Maps(vec![map.clone(); count as usize]),
+        ParamType::Words(count) => Arg::Words(vec![5; count as usize]),
         ParamType::Scalar(_) => Arg::U32(5),
     };
     kernel.params.iter().map(argument).collect()

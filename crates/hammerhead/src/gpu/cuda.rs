@@ -8,16 +8,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::driver::{Absent, Context, DeviceMemory, Event, Function, Stream};
-use super::two_pass::{Device, How, PackedGroup, prepare, run};
-use super::{Launch, Which, model};
-use crate::backend::{Backend, Operands, Packed};
+use super::multiply::{GroupOperands, launches, workspace_bytes};
+use super::pack::PackedGroup;
+use super::{Launch, Which, model, tokens};
+use crate::backend::{Backend, Operands, Packed, Target};
 use crate::cpu::Threads;
-use crate::{Activations, Config, Cost, Error, Problem, Result, Weights, operands};
+use crate::{Activations, Config, Cost, Error, Problem, Result, Weights};
 
 /// The backend's name.
 pub const NAME: &str = "cuda";
 /// The name of its weights' layout.
-pub const LAYOUT: &str = "64x64 chunks in the GPU's memory";
+pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
 /// The compute capability that the kernels are built for.
 const CAPABILITY: (i32, i32) = (9, 0);
 
@@ -72,39 +73,58 @@ impl Gpu {
     }
 }
 
-impl Device for Gpu {
-    type Memory = DeviceMemory<'static>;
-
-    fn allocate(&self, _what: &'static str, bytes: usize) -> Result<Self::Memory> {
-        DeviceMemory::new(self.context, bytes)
-    }
-
-    fn upload(&self, _what: &'static str, bytes: &[u8]) -> Result<Self::Memory> {
+impl Gpu {
+    fn upload(&self, bytes: &[u8]) -> Result<DeviceMemory<'static>> {
         let mut memory = DeviceMemory::new(self.context, bytes.len())?;
         memory.write(bytes, &self.stream)?;
         Ok(memory)
     }
 
-    fn address(memory: &Self::Memory) -> u64 {
-        memory.address()
-    }
-
     fn launch(&self, launch: &Launch) -> Result<()> {
         let function = function(self.context, launch.which)?;
-        // SAFETY: `two_pass` made the memory for these sizes and keeps it until it has downloaded the result, for which it
-        // waits; memory is freed by a call that waits for the device.
-        unsafe { function.launch(launch.grid, &launch.arguments, &self.stream) }
-    }
-
-    fn download(&self, memory: &Self::Memory, bytes: &mut [u8]) -> Result<()> {
-        memory.read(bytes, &self.stream)
+        // SAFETY: `prepare` made the memory for these sizes and its owner keeps it until the launches are done; memory is
+        // freed by a call that waits for the device.
+        unsafe { function.launch(launch.grid, &launch.arguments, launch.overlapping, &self.stream) }
     }
 }
 
-fn how(problem: &Problem, config: &Config) -> Result<How> {
-    let illegal = |reason| Error::Illegal { backend: NAME, config: *config, reason };
-    let multiply = model::multiply_config(config).map_err(illegal)?;
-    Ok(How { gate: problem.gate(), output: problem.output(), multiply })
+/// A problem ready to be computed: its operands are on the device, its launches are known.
+struct Prepared {
+    launches: Vec<Launch>,
+    results: Vec<DeviceMemory<'static>>,
+    /// Memory that the launches use.
+    _used: Vec<DeviceMemory<'static>>,
+}
+
+/// Brings tokens to the device and plans the launches.
+fn prepare(
+    gpu: &Gpu,
+    problem: &Problem,
+    config: &Config,
+    weights: &[PackedGroup<DeviceMemory<'static>>],
+    activations: &[Activations<'_>],
+) -> Result<Prepared> {
+    let (mut operands, mut results, mut used) = (Vec::new(), Vec::new(), Vec::new());
+    for (weights, activations) in weights.iter().zip(activations) {
+        let (m, global) = (activations.rows(), f64::from(activations.global()));
+        let tokens = gpu.upload(&tokens::expand(activations))?;
+        let out = DeviceMemory::new(gpu.context, m * weights.n * problem.output().bytes())?;
+        let (addresses, globals) = weights.both(DeviceMemory::address);
+        operands.push(GroupOperands {
+            weights: addresses,
+            tokens: tokens.address(),
+            part_bytes: (2 * m * weights.k) as u64,
+            out: out.address(),
+            alphas: globals.map(|matrix| matrix * global),
+        });
+        results.push(out);
+        used.push(tokens);
+    }
+    let workspace = DeviceMemory::new(gpu.context, workspace_bytes(problem, config))?;
+    let multiprocessors = gpu.context.info().multiprocessors;
+    let launches = launches(problem, config, &operands, workspace.address(), multiprocessors)?;
+    used.push(workspace);
+    Ok(Prepared { launches, results, _used: used })
 }
 
 fn groups(packed: &Packed) -> Result<&[PackedGroup<DeviceMemory<'static>>]> {
@@ -120,7 +140,7 @@ impl Backend for Cuda {
     }
 
     fn summary(&self) -> &'static str {
-        "Hopper's tensor cores in half precision, through NVIDIA's driver; two passes and a join"
+        "Hopper's tensor cores in half precision, through NVIDIA's driver"
     }
 
     fn layout(&self) -> &'static str {
@@ -141,7 +161,7 @@ impl Backend for Cuda {
 
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Packed> {
         let gpu = Gpu::new()?;
-        let group = |weights| PackedGroup::new(weights, |bytes| gpu.upload("weights", &bytes));
+        let group = |weights| PackedGroup::new(weights, |bytes| gpu.upload(&bytes));
         Ok(Packed::Device(weights.iter().map(group).collect::<Result<_>>()?))
     }
 
@@ -152,10 +172,16 @@ impl Backend for Cuda {
         operands: Operands<'_, '_, '_>,
         _threads: &Threads,
     ) -> Result<()> {
-        let (gpu, how) = (Gpu::new()?, how(problem, config)?);
-        let groups = groups(operands.weights)?.iter().zip(operands.activations).zip(operands.largest);
-        for (((weights, activations), &largest), target) in groups.zip(operands.targets.iter_mut()) {
-            run(&gpu, &how, weights, activations, largest, target)?;
+        let gpu = Gpu::new()?;
+        let prepared = prepare(&gpu, problem, config, groups(operands.weights)?, operands.activations)?;
+        prepared.launches.iter().try_for_each(|launch| gpu.launch(launch))?;
+        for (result, target) in prepared.results.iter().zip(operands.targets.iter_mut()) {
+            let bytes = match target {
+                Target::F16(c) => bytemuck::cast_slice_mut(c),
+                Target::BF16(c) => bytemuck::cast_slice_mut(c),
+                Target::F32(c) => bytemuck::cast_slice_mut(c),
+            };
+            result.read(bytes, &gpu.stream)?;
         }
         Ok(())
     }
@@ -173,19 +199,13 @@ pub fn time(
     activations: &[Activations<'_>],
     [batches, repeats]: [usize; 2],
 ) -> Result<Vec<f64>> {
-    let (gpu, how, largest) = (Gpu::new()?, how(problem, config)?, operands::largest_of(activations)?);
-    let mut prepared = Vec::new();
-    for layer in layers {
-        let mut launches = Vec::new();
-        for ((weights, activations), &largest) in groups(layer)?.iter().zip(activations).zip(&largest) {
-            launches.extend(prepare(&gpu, &how, weights, activations, largest)?);
-        }
-        prepared.push(launches);
-    }
+    let gpu = Gpu::new()?;
+    let prepared = layers.iter().map(|layer| prepare(&gpu, problem, config, groups(layer)?, activations));
+    let prepared = prepared.collect::<Result<Vec<_>>>()?;
     let mut turns = prepared.iter().cycle();
     let mut compute = |times: usize| -> Result<()> {
-        for groups in turns.by_ref().take(times) {
-            groups.iter().flat_map(|group| &group.launches).try_for_each(|launch| gpu.launch(launch))?;
+        for prepared in turns.by_ref().take(times) {
+            prepared.launches.iter().try_for_each(|launch| gpu.launch(launch))?;
         }
         Ok(())
     };
@@ -202,12 +222,8 @@ pub fn time(
 
 /// Registers per thread and spilled bytes per thread of the kernels of a configuration, as the driver compiled them.
 pub fn resources(problem: &Problem, config: &Config) -> Result<Vec<(String, i32, i32)>> {
-    let (context, how) = (context()?, how(problem, config)?);
-    let join = super::join::Config::new(how.gate, how.output);
-    let each = [Which::Multiply(how.multiply), Which::Join(join)].map(|which| {
-        let function = function(context, which)?;
-        let (registers, spilled) = function.registers_and_spills()?;
-        Ok((function.kernel().name.clone(), registers, spilled))
-    });
-    each.into_iter().collect()
+    let context = context()?;
+    let function = function(context, Which::Multiply(model::kernel_config(problem, config)?))?;
+    let (registers, spilled) = function.registers_and_spills()?;
+    Ok(vec![(function.kernel().name.clone(), registers, spilled)])
 }

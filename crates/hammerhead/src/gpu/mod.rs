@@ -1,9 +1,9 @@
 //! The GPU: kernels as Rust functions that build instructions, and two backends that run them.
 //!
-//! `sm90` is the GEMM and `join` what is made of its sums; both are plain functions from a config to a [`ptx::Kernel`].
-//! `pack` lays weights out for them and `expand` (on the device) or `tokens` (on the host) makes of any activations what the
-//! tensor cores take. `two_pass` cuts a problem into launches
-//! of those kernels and `model` says which configurations are legal and what they should cost.
+//! `sm90` are the products, in every strategy, and `join` is what two passes need besides; all are plain functions from a
+//! config to a [`ptx::Kernel`]. `pack` lays weights out for them, and `expand` (on the device) or `tokens` (on the
+//! host) makes of activations what the tensor cores take. `gating` is the arithmetic of the gate. `multiply` cuts a problem into launches of those kernels and `model` says which
+//! configurations are legal and what they should cost.
 //!
 //! Two devices run the launches: `cuda` through the driver (`driver`), and `simulated` on the CPU, instruction by
 //! instruction, which needs no GPU and finds faults that a GPU would hide; `mutations` proves that it does. The simulator is behind the feature `sim`: it
@@ -12,8 +12,10 @@
 pub mod cuda;
 pub mod driver;
 pub mod expand;
+pub mod gating;
 pub mod join;
 mod model;
+pub mod multiply;
 #[cfg(feature = "sim")]
 pub mod mutations;
 pub mod pack;
@@ -21,13 +23,12 @@ pub mod pack;
 pub mod simulated;
 pub mod sm90;
 mod tokens;
-mod two_pass;
 
 pub use cuda::Cuda;
-pub use model::kernels;
+pub use model::{kernel_config, kernels};
+pub use pack::{PackedGroup, PackedMatrix};
 #[cfg(feature = "sim")]
 pub use simulated::Simulated;
-pub use two_pass::{PackedGroup, PackedMatrix};
 
 use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
@@ -47,16 +48,20 @@ pub enum Argument {
     F32(f32),
     /// A tensor in the device's memory.
     Map(TensorMap),
+    /// Several of them.
+    Maps(Vec<TensorMap>),
+    /// A table.
+    Words(Vec<u32>),
 }
 
 /// One of the kernels, in one of its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Which {
-    /// The GEMM.
+    /// The products.
     Multiply(sm90::Config),
-    /// The gate over its sums.
+    /// The gate over sums that went through memory.
     Join(join::Config),
-    /// Tokens as the GEMM takes them.
+    /// Tokens as the products take them.
     Expand(expand::Config),
 }
 
@@ -74,13 +79,12 @@ impl Which {
 /// A kernel with its grid and its arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The kernel.
+    /// Which kernel.
     pub which: Which,
-    /// Blocks along x, y, z.
+    /// Blocks along x, y and z.
     pub grid: [u32; 3],
-    /// One for each of its parameters.
+    /// One argument for each parameter.
     pub arguments: Vec<Argument>,
-    /// Whether it may start before its predecessor has ended. Such a kernel waits by itself (`griddepcontrol.wait`) before it
-    /// touches what others write or read.
+    /// Whether the kernel may start while the one before it still runs: it waits itself for what that one writes.
     pub overlapping: bool,
 }

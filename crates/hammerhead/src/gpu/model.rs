@@ -1,134 +1,232 @@
 //! Which configurations the GPU kernels can run, and what they should cost on an H200.
 //!
-//! The model is arithmetic on published and measured rates: a multiprocessor issues the products of 64 weight rows, T
-//! tokens and 16 of K in T/2 cycles, or in as long as dequantising takes, about 24 + T/3; one block runs on each at a time,
-//! so blocks come in waves; and the weights come from memory once per launch.
+//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in T/2
+//! cycles, or in as long as dequantising them takes, about 24 + T/3. A tile costs that times its blocks of rows and its steps
+//! of K, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them,
+//! the longest first, and the busiest one is the time of the tensor cores. Weights come from memory once. The larger of the
+//! two times, and what launching takes, is the prediction.
+
+use std::collections::BTreeMap;
 
 use ptx::Kernel;
 
-use super::sm90::{DEPTH, ROWS};
-use super::tokens::MOST_PARTS;
-use super::{Which, join, sm90};
-use crate::{Activation, Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy, Tile};
+use super::multiply::{self, ending, products};
+use super::sm90::{self, CAPACITIES, UNIT};
+use super::{Which, join, tokens};
+use crate::gpu::gating::Function;
+use crate::{Config, Cost, Epilogue, Error, Gate, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 /// Multiprocessors of an H200.
-const MULTIPROCESSORS: usize = 132;
+pub(super) const MULTIPROCESSORS: u32 = 132;
 /// Cycles per second that it keeps up under load.
 const CLOCK: f64 = 1.7e9;
 /// Bytes per second from its memory.
-const BANDWIDTH: f64 = 4.0e12;
-/// Seconds that each launch takes besides.
-const LAUNCH: f64 = 3e-6;
+const BANDWIDTH: f64 = 4.3e12;
+/// Seconds that a launch takes besides.
+const LAUNCH: f64 = 2.5e-6;
+/// Cycles until a tile's first multiplication, and from its last one to C; per token for the latter.
+const FILL: f64 = 1400.0;
+const FINISH: f64 = 700.0;
+const FINISH_TOKEN: f64 = 9.0;
 
-/// Every size worth trying, with as many stages as there is room for, up to eight: more than hides a copy's latency.
+/// What a multiplication takes longer when only one warpgroup has some under way.
+const ALONE: f64 = 1.2;
+
+/// Sizes worth trying: tokens and columns of fused tiles.
+const TOKENS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
+const BLOCKS: [usize; 4] = [1, 2, 3, 4];
+
+/// Every configuration worth trying, with as many stages as there is room for.
 pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config> {
     let mut configs = Vec::new();
-    for tokens in [8, 16, 32, 64, 128, 256] {
-        for warpgroups in 1..=3 {
-            let most = sm90::Config { tokens, stages: 2, warpgroups }.most_stages();
-            let tile = Tile { tokens: tokens as usize, columns: (ROWS * warpgroups) as usize };
-            let (strategy, depth) = (Strategy::TwoPass, DEPTH as usize);
-            let (epilogue, schedule) = (Epilogue::Direct, Schedule::PerTile);
-            let config = Config { strategy, tile, depth, stages: most.min(8) as usize, epilogue, schedule };
-            if check(backend, problem, &config).is_ok() {
-                configs.push(config);
+    let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
+    // A tile much larger than the longest group would only be cut.
+    let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
+    for strategy in Strategy::ALL {
+        let single = products(problem, strategy) != sm90::Products::Interleaved;
+        for (tokens, blocks) in TOKENS[..sizes].iter().flat_map(|&tokens| BLOCKS.map(|blocks| (tokens, blocks))) {
+            let tile = Tile { tokens, columns: blocks * if single { 64 } else { 32 } };
+            for schedule in Schedule::ALL {
+                let widest = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
+                let aligned = problem.groups().iter().all(|shape| (shape.n * widest).is_multiple_of(16));
+                let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
+                let depth = if tokens <= 32 {
+                    256
+                } else if tokens <= 128 {
+                    128
+                } else {
+                    64
+                };
+                let config = Config { strategy, tile, depth, stages: 1, epilogue, schedule };
+                configs.extend(deepest(backend, problem, config));
             }
         }
     }
     configs
 }
 
+/// A configuration of which only the strategy matters.
+const WHATEVER: Config = Config {
+    strategy: Strategy::Interleaved,
+    tile: Tile { tokens: 8, columns: 32 },
+    depth: 64,
+    stages: 1,
+    epilogue: Epilogue::Direct,
+    schedule: Schedule::PerTile,
+};
+
+/// The configuration with as many stages as fit, but no more than hide a copy's latency, if any do.
+fn deepest(backend: &'static str, problem: &Problem, config: Config) -> Option<Config> {
+    let most = if config.tile.tokens <= 32 { 14 } else { 10 };
+    let stages = (2..=most).rev().find(|&stages| kernel_of(problem, &Config { stages, ..config }).is_ok())?;
+    let config = Config { stages, ..config };
+    check(backend, problem, &config).is_ok().then_some(config)
+}
+
 /// Whether a configuration is legal for a problem, and what it should cost.
 pub(super) fn check(backend: &'static str, problem: &Problem, config: &Config) -> Result<Cost> {
     let illegal = |reason| Error::Illegal { backend, config: *config, reason };
-    let multiply = multiply_config(config).map_err(illegal)?;
-    let parts = |most: bool| match problem.activation() {
-        Activation::NvFp4 | Activation::F16 => 1,
-        _ if most => MOST_PARTS,
-        Activation::BF16 => 1,
-        Activation::F32 => 3,
-    };
+    let kernel = kernel_of(problem, config).map_err(illegal)?;
+    let mut tiles = 0usize;
     for shape in problem.groups() {
-        check_shape(shape, &multiply, parts(true)).map_err(illegal)?;
+        check_shape(shape, config, &kernel).map_err(illegal)?;
+        tiles += shape.m.div_ceil(kernel.tokens as usize) * shape.n.div_ceil(kernel.columns as usize);
     }
-    let matrices = problem.matrices();
-    let cost = |shape: &Shape| group_cost(shape, &multiply, parts(false), matrices);
-    let (compute, memory): (f64, f64) =
-        problem.groups().iter().map(cost).fold((0.0, 0.0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
-    let launches = problem.groups().iter().filter(|shape| shape.m > 0).count() * (matrices + 1);
-    let scratch = problem.groups().iter().map(|s| parts(false) * s.m * (matrices * 4 * s.n + 2 * s.k)).max();
+    if tiles > i32::MAX as usize / 4 {
+        return Err(illegal(format!("{tiles} tiles are more than one launch can have; make tiles larger")));
+    }
+    let passes = if config.strategy == Strategy::TwoPass { problem.matrices() } else { 1 };
+    let compute = passes as f64 * busiest(problem, &kernel) / CLOCK;
+    let workspace = multiply::workspace_bytes(problem, config);
+    let memory = (problem.bytes() + 2.0 * workspace as f64) / BANDWIDTH;
+    let launches = if workspace > 0 { 3 } else { 1 };
     Ok(Cost {
-        seconds: compute.max(memory) + launches as f64 * LAUNCH,
+        seconds: compute.max(memory) + f64::from(launches) * LAUNCH,
         bound_by: if compute > memory { "tensor cores" } else { "device memory" },
-        scratch_bytes: scratch.unwrap_or(0),
+        scratch_bytes: workspace,
     })
 }
 
-/// The GEMM that a configuration asks for, or why there is none.
-pub(super) fn multiply_config(config: &Config) -> Result<sm90::Config, String> {
-    if config.strategy != Strategy::TwoPass {
-        return Err("on GPUs only strategy=two-pass is built".to_owned());
-    }
-    if (config.epilogue, config.schedule) != (Epilogue::Direct, Schedule::PerTile) {
-        return Err("on GPUs only epilogue=direct with schedule=tile is built".to_owned());
-    }
-    if config.depth != DEPTH as usize {
-        return Err(format!("a stage holds {DEPTH} of K; ask for depth={DEPTH}"));
-    }
-    let rows = ROWS as usize;
-    if !config.tile.columns.is_multiple_of(rows) {
-        let columns = config.tile.columns;
-        return Err(format!("a tile of {columns} columns; each warpgroup takes {rows}, so ask for 64, 128 or 192"));
-    }
-    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let (tokens, stages) = (narrow(config.tile.tokens), narrow(config.stages));
-    let multiply = sm90::Config { tokens, stages, warpgroups: narrow(config.tile.columns / rows) };
-    multiply.check().map_err(|error| error.to_string())?;
-    Ok(multiply)
+/// The kernel of the products that a configuration asks for, for one group.
+pub fn kernel_config(problem: &Problem, config: &Config) -> Result<sm90::Config> {
+    kernel_of(problem, config).map_err(|reason| Error::Illegal { backend: super::cuda::NAME, config: *config, reason })
 }
 
-/// Whether a group's sizes fit the kernels' 32-bit arguments and the grid.
-fn check_shape(shape: &Shape, multiply: &sm90::Config, parts: usize) -> Result<(), String> {
-    let most_tokens = 65535 * multiply.tokens as usize / parts;
-    if shape.m > most_tokens {
-        return Err(format!("{} tokens; such tiles cover at most {most_tokens} in one launch, split them", shape.m));
+fn kernel_of(problem: &Problem, config: &Config) -> Result<sm90::Config, String> {
+    let unit = UNIT as usize;
+    if !config.depth.is_multiple_of(unit) {
+        return Err(format!("a stage holds chunks of {unit} of K; ask for depth=64, 128 or 256"));
+    }
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let (function, output) = ending(problem, config);
+    let kernel = sm90::Config {
+        products: products(problem, config.strategy),
+        ping_pong: config.strategy == Strategy::PingPong,
+        tokens: narrow(config.tile.tokens),
+        columns: narrow(config.tile.columns),
+        units: narrow(config.depth / unit),
+        stages: narrow(config.stages),
+        epilogue: config.epilogue,
+        schedule: config.schedule,
+        element: tokens::element(problem.activation()),
+        function,
+        output,
+        groups: 1,
+    };
+    kernel.check().map_err(|error| error.to_string())?;
+    Ok(kernel)
+}
+
+/// Whether a group's sizes fit the kernels' 32-bit sizes, and its rows of C the way they are written.
+fn check_shape(shape: &Shape, config: &Config, kernel: &sm90::Config) -> Result<(), String> {
+    let row = shape.n * kernel.output.bytes();
+    if config.epilogue == Epilogue::Staged && !row.is_multiple_of(16) {
+        return Err(format!(
+            "epilogue=staged writes 16 bytes at a time, and rows of {} {} elements are not a multiple of that; \
+             ask for epilogue=direct",
+            shape.n, kernel.output
+        ));
     }
     let most = i32::MAX as usize;
-    if shape.n > most || shape.k > most || shape.m * shape.n / join::THREADS as usize >= most {
+    if shape.m > most || shape.n > most || shape.k > most || shape.m * shape.n / join::THREADS as usize >= most {
         return Err(format!("{shape} is beyond 32-bit sizes; split it"));
     }
     Ok(())
 }
 
-/// Seconds of the tensor cores and seconds of memory for one group.
-fn group_cost(shape: &Shape, multiply: &sm90::Config, parts: usize, matrices: usize) -> (f64, f64) {
-    let Shape { m, n, k } = *shape;
-    let (tokens, warpgroups) = (f64::from(multiply.tokens), f64::from(multiply.warpgroups));
-    let blocks = n.div_ceil((ROWS * multiply.warpgroups) as usize) * (m * parts).div_ceil(multiply.tokens as usize);
-    let waves = blocks.div_ceil(MULTIPROCESSORS);
-    let cycles = warpgroups * k.div_ceil(16) as f64 * (tokens / 2.0).max(24.0 + tokens / 3.0);
-    let filling = 1500.0;
-    let compute = matrices as f64 * waves as f64 * (cycles + filling) / CLOCK;
-    let weights = matrices * super::pack::packed_bytes(n, k) * usize::from(m > 0);
-    let planes = parts * m * (2 * k + matrices * 8 * n) + 4 * m * n;
-    // A memory read by few blocks is not read at its full speed.
-    let reading = (blocks as f64 / MULTIPROCESSORS as f64).clamp(0.05, 1.0);
-    (compute, (weights as f64 / reading + planes as f64) / BANDWIDTH)
+/// Cycles of a tile with so many tokens of a group.
+fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize) -> f64 {
+    let widths = kernel.widths();
+    let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
+    let width = f64::from(width);
+    let multiplying = f64::from(kernel.element.parts()) * width / 2.0;
+    let slice = multiplying.max(24.0 + width / 3.0);
+    // A warpgroup alone does not keep the tensor cores busy.
+    let slice = if kernel.ping_pong { slice * ALONE } else { slice };
+    let steps = k.div_ceil(UNIT as usize) as f64 * 4.0;
+    let steps = if kernel.schedule == Schedule::SplitK { steps / 2.0 } else { steps };
+    let finish = FINISH + FINISH_TOKEN * width / f64::from(kernel.blocks_per_tile());
+    let overhead = match (kernel.ping_pong, kernel.schedule) {
+        (true, _) => 0.0,
+        (false, Schedule::Persistent) => finish,
+        (false, _) => FILL + finish,
+    };
+    f64::from(kernel.block_rows()) * steps * slice + overhead
+}
+
+/// Cycles of the busiest multiprocessor, tiles being dealt to whoever is free first, in their order.
+fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
+    let mut tiles: Vec<(f64, usize)> = Vec::new();
+    for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
+        let (token_tiles, tokens) = kernel.cut(shape.m as u32);
+        let columns = shape.n.div_ceil(kernel.columns as usize);
+        let last = shape.m as u32 - (token_tiles - 1) * tokens;
+        tiles.push((tile_cycles(kernel, tokens.min(shape.m as u32), shape.k), (token_tiles as usize - 1) * columns));
+        tiles.push((tile_cycles(kernel, last, shape.k), columns));
+    }
+    tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let fill = if kernel.schedule == Schedule::Persistent { FILL + FINISH } else { 0.0 };
+    deal(&tiles, (MULTIPROCESSORS / kernel.blocks_per_tile()) as usize) + fill
+}
+
+/// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first. Workers that
+/// are free at the same time are dealt to together.
+fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
+    let mut free = BTreeMap::from([(0u64, workers)]);
+    for &(cycles, count) in tiles {
+        let mut left = count;
+        while left > 0
+            && let Some((start, idle)) = free.pop_first()
+        {
+            let dealt = left.min(idle);
+            if idle > dealt {
+                free.insert(start, idle - dealt);
+            }
+            *free.entry(start + cycles as u64).or_default() += dealt;
+            left -= dealt;
+        }
+    }
+    free.last_key_value().map_or(0.0, |(&end, _)| end as f64)
 }
 
 /// The kernels that a configuration runs for a problem, in the order in which they run.
 pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
-    let illegal = |reason| Error::Illegal { backend: super::cuda::NAME, config: *config, reason };
-    let multiply = Which::Multiply(multiply_config(config).map_err(illegal)?);
-    let join = Which::Join(join::Config::new(problem.gate(), problem.output()));
-    [multiply, join].into_iter().map(Which::build).collect()
+    let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
+    let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
+    let multiply = sm90::Config { groups, ..kernel_config(problem, config)? };
+    let mut each = vec![Which::Multiply(multiply)];
+    if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
+        let (function, output) = (Function::of(problem.gate()), problem.output());
+        each.push(Which::Join(join::Config { function, output, groups }));
+    }
+    each.into_iter().map(Which::build).collect()
 }
 
 /// How many times a block takes a step over 64 of K, in all.
 #[cfg(feature = "sim")]
 pub(super) fn tile_steps(problem: &Problem, config: &Config) -> usize {
-    let parts = if problem.activation() == Activation::F32 { 3 } else { 1 };
-    let tiles = |s: &Shape| (s.m * parts).div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
-    let steps = |s: &Shape| tiles(s) * s.k.div_ceil(DEPTH as usize) * problem.matrices();
+    let parts = tokens::element(problem.activation()).parts() as usize;
+    let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
+    let steps = |s: &Shape| tiles(s) * s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
     problem.groups().iter().map(steps).sum()
 }

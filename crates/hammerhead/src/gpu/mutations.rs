@@ -1,4 +1,4 @@
-//! The GEMM broken on purpose, to prove that the simulator notices.
+//! The kernels broken on purpose, to prove that the simulator notices.
 //!
 //! [`sim::mutate`] makes, from the kernel as it is printed, every kernel that differs by one plausible mistake. Here each of
 //! them runs on small problems whose sums are exact, under several schedules: a mistake must show as a fault or as a wrong
@@ -9,22 +9,47 @@ use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Schedule, explore};
 
-use super::{pack, sm90};
+use super::gating::Function;
+use super::pack;
+use super::sm90::{self, Products, Record, Tokens};
 use crate::cases::{Case, Inputs, Suite};
-use crate::{Activation, Gate, Output, Result, Shape};
+use crate::{Activation, Epilogue, Gate, Output, Result, Schedule as Dealing, Shape};
 
-/// The size in which the kernel is broken: small enough to run thousands of times, with two consumer warpgroups so that
-/// they share stages and the registers of a block are contested.
-const SIZE: sm90::Config = sm90::Config { tokens: 16, stages: 2, warpgroups: 2 };
+/// A way of putting the phases together that is broken: small enough to run thousands of times, with two consumer
+/// warpgroups so that they share stages and the registers of a block are contested. One matrix, so that sums are exact.
+const PLAIN: sm90::Config = sm90::Config {
+    products: Products::Single,
+    ping_pong: false,
+    tokens: 16,
+    columns: 128,
+    units: 1,
+    stages: 2,
+    epilogue: Epilogue::Direct,
+    schedule: Dealing::PerTile,
+    element: Tokens::F16,
+    function: Function::None,
+    output: Output::F32,
+    groups: 1,
+};
+
+/// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
+pub const WAYS: [(&str, sm90::Config); 2] = [
+    ("a tile a block, few tokens", PLAIN),
+    ("two blocks a tile, many tokens", sm90::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+];
 
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
 /// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind.
 const SHAPES: [Shape; 3] =
-    [Shape { m: 17, n: 130, k: 592 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 70, k: 1344 }];
+    [Shape { m: 77, n: 132, k: 272 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 72, k: 1680 }];
+
+/// Instructions after which a run is given up: many times what the kernels take.
+const MOST_INSTRUCTIONS: u64 = 4_000_000;
 
 /// Mistakes that nothing can tell from the original: which, in which instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 7] = [
-    ("condition dropped", "/produce: @", "the producer's loop is never empty: k is positive"),
+const EQUIVALENT: [(&str, &str, &str); 13] = [
+    ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
+    ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
     (
         "ordering relaxed",
         "/produce: mbarrier.try_wait",
@@ -32,8 +57,8 @@ const EQUIVALENT: [(&str, &str, &str); 7] = [
     ),
     (
         "ordering relaxed",
-        "/produce: mbarrier.arrive.expect_tx",
-        "the producer publishes nothing by its arrive: the copies signal for themselves",
+        "mbarrier.arrive.expect_tx",
+        "who announces bytes publishes nothing by it: the copies signal for themselves",
     ),
     ("ordering relaxed", "/release: @", "the consumers have written nothing that the producer will read"),
     (
@@ -51,6 +76,19 @@ const EQUIVALENT: [(&str, &str, &str); 7] = [
         "/multiply: wgmma.commit_group",
         "the last two multiplications become one group, and the wait that follows is for both",
     ),
+    ("condition dropped", "/finish: @!", "tokens beyond the tile are computed for nothing, and not stored"),
+    ("condition dropped", "/consume: @", "k is long enough for both blocks in these problems"),
+    (
+        "warp barrier dropped",
+        "/release: bar.warp.sync",
+        "in the coarse main loop a multiplication by all lanes comes between what they read and the release",
+    ),
+    (
+        "guard dropped",
+        "/finish: @",
+        "in these problems a tile's tokens end within its first or its last eight; the guard is the same in all of them",
+    ),
+    ("guard dropped", "/consume: @", "with two stages every other step closes the ring"),
 ];
 
 /// What became of a mutant.
@@ -81,10 +119,10 @@ struct Problem {
 }
 
 impl Trial {
-    /// Builds the kernel and its problems.
-    pub fn new() -> Result<Self> {
-        let problems = SHAPES.iter().map(|shape| Problem::new(*shape)).collect::<Result<_>>()?;
-        Ok(Trial { kernel: sm90::kernel(SIZE)?, problems })
+    /// Builds one of the kernels and its problems.
+    pub fn new(config: sm90::Config) -> Result<Self> {
+        let problems = SHAPES.iter().map(|shape| Problem::new(config, *shape)).collect::<Result<_>>()?;
+        Ok(Trial { kernel: sm90::kernel(config)?, problems })
     }
 
     /// The kernel that is broken.
@@ -122,7 +160,7 @@ impl Trial {
 
 impl Problem {
     /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
-    fn new(shape: Shape) -> Result<Self> {
+    fn new(config: sm90::Config, shape: Shape) -> Result<Self> {
         let case = |inputs| Case {
             suite: Suite::Edge,
             why: "exact sums",
@@ -144,18 +182,31 @@ impl Problem {
             weights.unscaled_row(column, &mut row);
             for at in 0..m {
                 let sum: f32 = row.iter().enumerate().map(|(i, w)| w * token(at, i)).sum();
-                expected[at * n + column] = sum / 128.0;
+                expected[at * n + column] = sum;
             }
         }
-        let mut gpu = Gpu::new(Limits::h200());
+        let mut gpu = Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() });
         let packed = gpu.upload("weights", &pack::pack(weights));
         let tokens = gpu.upload("tokens", &tokens);
-        let sums = gpu.alloc("sums", m * n * sm90::SUM_BYTES as usize);
+        let sums = gpu.alloc("sums", m * n * 4);
+        gpu.await_predecessor(tokens);
         let [m, n, k] = [m as u32, n as u32, k as u32];
-        let map = SIZE.token_map(tokens.address, m, k);
-        let args = vec![packed.into(), sums.into(), map.into(), Arg::U32(m), Arg::U32(n), Arg::U32(k)];
-        let [x, y] = SIZE.grid(m, n);
-        Ok(Problem { gpu, launch: Launch { grid: [x, y, 1], args }, sums, expected })
+        let (token_tiles, tile_tokens) = config.cut(m);
+        let tiles = token_tiles * n.div_ceil(config.columns);
+        let addresses = [packed.address, packed.address, sums.address];
+        let factors = [[128.0, 1.0]; 2];
+        let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
+        let args = vec![
+            Arg::Maps(vec![config.token_map(tokens.address, [m, k], 0)]),
+            Arg::Words(sm90::table(&[record], config.groups)),
+            Arg::U32(tiles),
+            Arg::F32(0.0),
+        ];
+        let blocks = match config.schedule {
+            Dealing::Persistent => 1,
+            Dealing::PerTile | Dealing::SplitK => tiles * config.blocks_per_tile(),
+        };
+        Ok(Problem { gpu, launch: Launch { grid: [blocks, 1, 1], args }, sums, expected })
     }
 
     fn examine(&self, kernel: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {

@@ -1,54 +1,100 @@
 //! NVFP4 weights in the order in which the Hopper kernels read them.
 //!
-//! Row-major codes and scales become *chunks* of 64 rows × 64 columns of k, `[rows/64][k/64]` of them one after another,
-//! padded with zeros at the edges. A chunk is 2304 bytes that one bulk copy brings to shared memory:
+//! Row-major codes and scales become *chunks* of 32 rows × 64 columns of k, `[rows/32][k/64]` of them one after another,
+//! padded with zeros at the edges. A chunk is 1152 bytes:
 //!
 //! ```text
-//! 0..2048     codes: for each of 4 warps (16 rows each), for each of 32 lanes, four words, one per 16 of k
-//! 2048..2304  scales: for each of 4 warps, for each of 8 row pairs (r, r + 8), two words, one per 32 of k
+//! 0..1024     codes: for each of 4 warps (8 rows each), for each of 32 lanes, two words, one per 32 of k
+//! 1024..1152  scales: for each of 32 rows a word, a byte per 16 of k
 //! ```
 //!
-//! **A word** holds the eight weights that one thread of a warp contributes to one wgmma: with r = lane / 4 and
-//! c = lane % 4, rows r and r + 8 of its warp at columns 2c, 2c + 1, 2c + 8 and 2c + 9 of the sixteen. A code is a sign
-//! and three bits of magnitude; in the low half of the word (even columns; odd ones are 16 bits further up) they lie at
+//! One such layout serves every strategy. A fragment of wgmma is 64 rows: rows r of its sixteens come from one chunk and rows
+//! r + 8 from another, and which two chunks are paired is the kernel's choice, of gate and up or of two neighbours.
 //!
-//! | weight         | magnitude | sign |
-//! |----------------|-----------|------|
-//! | row r, 2c      | 9..12     | 15   |
-//! | row r + 8, 2c  | 6..9      | 12   |
-//! | row r, 2c + 8  | 3..6      | 14   |
-//! | row r+8, 2c+8  | 0..3      | 13   |
+//! **A word** holds eight weights of one row, those that one thread contributes to two successive wgmmas: with c = lane % 4,
+//! columns 2c, 2c + 1, 2c + 8 and 2c + 9 of two steps of 16. A code is a sign and three bits of magnitude; in the low half
+//! of the word (even columns; odd ones are 16 bits further up) they lie at
+//!
+//! | weight               | magnitude | sign |
+//! |----------------------|-----------|------|
+//! | first step, 2c       | 9..12     | 15   |
+//! | first step, 2c + 8   | 6..9      | 12   |
+//! | second step, 2c      | 3..6      | 14   |
+//! | second step, 2c + 8  | 0..3      | 13   |
 //!
 //! so that the word itself, the word shifted left by 3, and two products of it with constants bring each pair to
-//! bits 15 and 9..12 of both halves. There the code's bits are a half with the weight's value times 2⁻¹⁴.
+//! bits 15 and 9..12 of both halves. There the code's bits are a half with the weight's value times 2⁻¹⁴. Similar steps
+//! bring them to bits 15 and 6..9, where they are a bfloat16 with the value times 2⁻¹²⁶.
 //!
 //! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
-//! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. A negative scale is made positive and its
-//! sign given to the codes of its block. A word's bytes, from the lowest, are the scales of (r, second 16 of k),
-//! (r, first 16), (r + 8, second), (r + 8, first): shifted right by one, or left by seven, and masked, two of them are a
-//! pair of halves.
+//! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
+//! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its block;
+//! under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the lowest, are
+//! the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
 
 use format::{BLOCK, Matrix};
 use rayon::prelude::*;
 
+use crate::{Result, Weights};
+
 /// Rows of a chunk.
-pub const CHUNK_ROWS: usize = 64;
+pub const CHUNK_ROWS: usize = 32;
 /// Columns of k of a chunk.
 pub const CHUNK_DEPTH: usize = 64;
 /// Bytes of a chunk's codes.
-pub const CODE_BYTES: u32 = 2048;
+pub const CODE_BYTES: u32 = 1024;
 /// Bytes of a chunk.
-pub const CHUNK_BYTES: u32 = 2304;
+pub const CHUNK_BYTES: u32 = 1152;
 
 /// Where in a word's half the four weights' magnitudes and signs lie.
 const PLACES: [(u32, u32); 4] = [(9, 15), (6, 12), (3, 14), (0, 13)];
+/// Columns of the four weights, from the first one.
+const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
+/// The steps of 16 whose scales are a word's bytes, from the lowest.
+const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
 
-/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows and k are rounded up to 64.
+/// A packed weight matrix, somewhere.
+#[derive(Debug)]
+pub struct PackedMatrix<M> {
+    pub(super) global: f32,
+    pub(super) memory: M,
+}
+
+/// A group's packed weights, somewhere.
+#[derive(Debug)]
+pub struct PackedGroup<M> {
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Gate and up, or the only one.
+    pub(super) matrices: Vec<PackedMatrix<M>>,
+}
+
+impl<M> PackedGroup<M> {
+    /// Packs a group's weights and puts them where `place` does.
+    pub(super) fn new(weights: &Weights<'_>, mut place: impl FnMut(Vec<u8>) -> Result<M>) -> Result<Self> {
+        let mut each = |matrix: &Matrix<'_>| Ok(PackedMatrix { global: matrix.global(), memory: place(pack(matrix))? });
+        let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
+        Ok(PackedGroup { n: weights.n(), k: weights.k(), matrices })
+    }
+
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        self.matrices.len() * packed_bytes(self.n, self.k)
+    }
+
+    /// Where the matrices are, and their global scales; the only one twice if there is one.
+    pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
+        let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
+        ([address(&gate.memory), address(&up.memory)], [gate.global.into(), up.global.into()])
+    }
+}
+
+/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k to 64.
 pub fn packed_bytes(rows: usize, k: usize) -> usize {
     rows.div_ceil(CHUNK_ROWS) * run_bytes(k)
 }
 
-/// Bytes of the chunks of 64 rows.
+/// Bytes of the chunks of 32 rows.
 fn run_bytes(k: usize) -> usize {
     k.div_ceil(CHUNK_DEPTH) * CHUNK_BYTES as usize
 }
@@ -66,17 +112,12 @@ pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
 
 fn pack_chunk(matrix: &Matrix<'_>, row: usize, column: usize, chunk: &mut [u8]) {
     let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
-    for (place, (warp, lane, slice)) in codes.chunks_exact_mut(4).zip(lane_words()) {
-        let word = word(matrix, row + 16 * warp + lane / 4, column + BLOCK * slice + 2 * (lane % 4));
+    for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
+        let word = word(matrix, row + 8 * warp + lane / 4, column + 2 * BLOCK * half + 2 * (lane % 4));
         place.copy_from_slice(&word.to_le_bytes());
     }
-    for (pair, place) in scales.chunks_exact_mut(8).enumerate() {
-        let upper = row + 16 * (pair / 8) + pair % 8;
-        for (place, first) in place.chunks_exact_mut(4).zip([column, column + 2 * BLOCK]) {
-            let second = first + BLOCK;
-            let places = [(upper, second), (upper, first), (upper + 8, second), (upper + 8, first)];
-            place.copy_from_slice(&places.map(|(row, column)| scale_byte(scale(matrix, row, column))));
-        }
+    for (index, place) in scales.chunks_exact_mut(4).enumerate() {
+        place.copy_from_slice(&SCALE_STEPS.map(|step| scale_byte(scale(matrix, row + index, column + BLOCK * step))));
     }
 }
 
@@ -86,28 +127,28 @@ fn scale(matrix: &Matrix<'_>, row: usize, column: usize) -> u8 {
     if inside { matrix.row_scales(row)[column / BLOCK] } else { 0 }
 }
 
-/// The code of an element with its scale's sign in it, or zero beyond the edge.
+/// The code of an element with its scale's sign in it; zero under a scale of zero, or beyond the edge.
 fn code(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
-    if row >= matrix.rows() || column >= matrix.k() {
+    let scale = scale(matrix, row, column);
+    if scale & 0x7f == 0 {
         return 0;
     }
     let byte = matrix.row_codes(row)[column / 2];
     let code = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-    u32::from(code ^ (scale(matrix, row, column) >> 4 & 8))
+    u32::from(code ^ (scale >> 4 & 8))
 }
 
-/// The words of a chunk in their order: warp, lane, step of 16 along k.
+/// The words of a chunk in their order: warp, lane, half of the 64 of k.
 fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..512).map(|word| (word / 128, word / 4 % 32, word % 4))
+    (0..256).map(|word| (word / 64, word / 2 % 32, word % 2))
 }
 
-/// One thread's eight weights of one wgmma.
+/// One thread's eight weights of one row and two wgmmas.
 fn word(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
-    let corners = [(row, column), (row + 8, column), (row, column + 8), (row + 8, column + 8)];
     let mut word = 0;
-    for ((row, column), (magnitude, sign)) in corners.into_iter().zip(PLACES) {
+    for (further, (magnitude, sign)) in COLUMNS.into_iter().zip(PLACES) {
         for odd in 0..2 {
-            let code = code(matrix, row, column + odd);
+            let code = code(matrix, row, column + further + odd);
             word |= ((code & 7) << magnitude | (code >> 3) << sign) << (16 * odd);
         }
     }
@@ -155,34 +196,53 @@ mod tests {
         if bits >> 15 == 0 { magnitude } else { -magnitude }
     }
 
-    /// What the kernel does with a word: the four pairs of halves, low half first.
+    /// A bfloat16's value.
+    fn bfloat(bits: u16) -> f64 {
+        half::bf16::from_bits(bits).to_f64()
+    }
+
+    /// What the kernel does with a word for halves: the four pairs, low half first.
     fn spread(word: u32) -> [u32; 4] {
         let pairs = [word, word << 3, (word & 0x4038_4038).wrapping_mul(66), (word & 0x2007_2007).wrapping_mul(516)];
         pairs.map(|pair| pair & 0x8e00_8e00)
     }
 
-    /// Every weight of a packed matrix, read as the kernel reads it: value = half · half, times 2⁷.
+    /// The same for bfloat16.
+    fn spread_wide(word: u32) -> [u32; 4] {
+        [
+            word & 0x8000_8000 | word >> 3 & 0x01c0_01c0,
+            (word & 0x11c0_11c0).wrapping_mul(9) & 0x81c0_81c0,
+            word << 1 & 0x8000_8000 | word << 3 & 0x01c0_01c0,
+            (word & 0x2007_2007).wrapping_mul(68) & 0x81c0_81c0,
+        ]
+    }
+
+    /// Every weight of a packed matrix, read as the kernels read it, in both precisions: value = code · scale, times 2⁷.
     fn unpack(packed: &[u8], rows: usize, k: usize) -> Vec<f64> {
         let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
-        let mut values = vec![f64::NAN; down * CHUNK_ROWS * across * CHUNK_DEPTH];
+        let wide = across * CHUNK_DEPTH;
+        let mut values = vec![f64::NAN; down * CHUNK_ROWS * wide];
         let word_at = |at: usize| u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
         for chunk in 0..across * down {
             let start = chunk * CHUNK_BYTES as usize;
-            for (index, (warp, lane, slice)) in lane_words().enumerate() {
-                let scales = word_at(start + CODE_BYTES as usize + 64 * warp + 8 * (lane / 4) + 4 * (slice / 2));
-                let scales = if slice.is_multiple_of(2) { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
-                for (register, pair) in spread(word_at(start + 4 * index)).into_iter().enumerate() {
-                    let scale = half((scales >> (16 * (register % 2))) as u16);
-                    let row = chunk / across * CHUNK_ROWS + 16 * warp + lane / 4 + 8 * (register % 2);
-                    let first = chunk % across * CHUNK_DEPTH + BLOCK * slice + 2 * (lane % 4) + 8 * (register / 2);
+            for (index, (warp, lane, part)) in lane_words().enumerate() {
+                let scales = word_at(start + CODE_BYTES as usize + 4 * (8 * warp + lane / 4));
+                let halves = if part == 0 { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
+                let bfloats = if part == 0 { scales >> 4 } else { scales << 4 } & 0x0ff0_0ff0 | 0x7000_7000;
+                let word = word_at(start + 4 * index);
+                for (pair, further) in COLUMNS.into_iter().enumerate() {
+                    let row = chunk / across * CHUNK_ROWS + 8 * warp + lane / 4;
+                    let first = chunk % across * CHUNK_DEPTH + 2 * BLOCK * part + 2 * (lane % 4) + further;
                     for odd in 0..2 {
-                        let value = half((pair >> (16 * odd)) as u16) * scale * 128.0;
-                        values[row * across * CHUNK_DEPTH + first + odd] = value;
+                        let low = |word: u32, odd: usize| (word >> (16 * odd)) as u16;
+                        let value = half(low(spread(word)[pair], odd)) * half(low(halves, pair / 2));
+                        let other = bfloat(low(spread_wide(word)[pair], odd)) * bfloat(low(bfloats, pair / 2));
+                        assert_eq!(value, other, "both precisions agree");
+                        values[row * wide + first + odd] = value * 128.0;
                     }
                 }
             }
         }
-        let wide = across * CHUNK_DEPTH;
         assert!(values.iter().all(|value| !value.is_nan()), "every place is written");
         let beyond = values.iter().enumerate().filter(|(at, _)| at / wide >= rows || at % wide >= k);
         assert!(beyond.into_iter().all(|(_, value)| *value == 0.0), "the padding is zero");

@@ -5,76 +5,71 @@
 //! test kernels, not to be fast: problems beyond a thousand tile steps are refused.
 //!
 //! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is the
-//! private joint between `two_pass` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
+//! private joint between `multiply` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
 //! circle: the simulator knows instructions only.
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sim::{Arg, Buffer, Limits, Schedule};
 
-use super::two_pass::{Device, How, PackedGroup, PackedMatrix, run};
-use super::{Argument, Launch, model};
-use crate::backend::{Backend, Operands, Packed};
+use super::multiply::{GroupOperands, launches, workspace_bytes};
+use super::pack::PackedGroup;
+use super::{Argument, Launch, model, tokens};
+use crate::backend::{Backend, Operands, Packed, Target};
 use crate::cpu::Threads;
-use crate::{Config, Cost, Error, Problem, Result, Weights};
+use crate::{Activations, Config, Cost, Error, Problem, Result, Weights};
 
 /// The backend's name.
 pub const NAME: &str = "sim";
 /// The name of its weights' layout.
-pub const LAYOUT: &str = "64x64 chunks for the simulator";
+pub const LAYOUT: &str = "32x64 chunks for the simulator";
 /// Steps of one block over 64 of K that a problem may take.
 const MOST_STEPS: usize = 1024;
+/// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
+const MULTIPROCESSORS: u32 = 3;
 
 /// The simulator, under one schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Simulated(pub Schedule);
 
-/// A simulated GPU with the memory of one run.
-struct Gpu {
-    machine: Mutex<sim::Gpu>,
-    schedule: Schedule,
-}
-
-impl Gpu {
-    fn machine(&self) -> MutexGuard<'_, sim::Gpu> {
-        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+/// An argument as the simulator takes it.
+fn argument(argument: &Argument) -> Arg {
+    match argument {
+        Argument::Pointer(address) => Arg::Pointer(*address),
+        Argument::U32(value) => Arg::U32(*value),
+        Argument::U64(value) => Arg::U64(*value),
+        Argument::F32(value) => Arg::F32(*value),
+        Argument::Map(map) => Arg::Map(map.clone()),
+        Argument::Maps(maps) => Arg::Maps(maps.clone()),
+        Argument::Words(words) => Arg::Words(words.clone()),
     }
 }
 
-impl Device for Gpu {
-    type Memory = Buffer;
+/// Puts a group's operands into the simulated memory, and makes room for its result.
+fn place(
+    gpu: &mut sim::Gpu,
+    problem: &Problem,
+    weights: &PackedGroup<Vec<u8>>,
+    activations: &Activations<'_>,
+) -> (GroupOperands, Buffer) {
+    let m = activations.rows();
+    let out = gpu.alloc("result", m * weights.n * problem.output().bytes());
+    let tokens = gpu.upload("tokens", &tokens::expand(activations));
+    gpu.await_predecessor(tokens);
+    let uploaded: Vec<Buffer> = weights.matrices.iter().map(|m| gpu.upload("weights", &m.memory)).collect();
+    let (_, globals) = weights.both(|_| 0);
+    let operands = GroupOperands {
+        weights: [uploaded[0].address, uploaded[uploaded.len() - 1].address],
+        tokens: tokens.address,
+        part_bytes: (2 * m * weights.k) as u64,
+        out: out.address,
+        alphas: globals.map(|global| global * f64::from(activations.global())),
+    };
+    (operands, out)
+}
 
-    fn allocate(&self, what: &'static str, bytes: usize) -> Result<Buffer> {
-        Ok(self.machine().alloc(what, bytes))
-    }
-
-    fn upload(&self, what: &'static str, bytes: &[u8]) -> Result<Buffer> {
-        Ok(self.machine().upload(what, bytes))
-    }
-
-    fn address(memory: &Buffer) -> u64 {
-        memory.address
-    }
-
-    fn launch(&self, launch: &Launch) -> Result<()> {
-        let args = launch.arguments.iter().map(|argument| match argument {
-            Argument::Pointer(address) => Arg::Pointer(*address),
-            Argument::U32(value) => Arg::U32(*value),
-            Argument::U64(value) => Arg::U64(*value),
-            Argument::F32(value) => Arg::F32(*value),
-            Argument::Map(map) => Arg::Map(map.clone()),
-        });
-        let sim_launch = sim::Launch { grid: launch.grid, args: args.collect() };
-        self.machine().run(&launch.which.build()?, &sim_launch, self.schedule)?;
-        Ok(())
-    }
-
-    fn download(&self, memory: &Buffer, bytes: &mut [u8]) -> Result<()> {
-        let machine = self.machine();
-        let found = machine.download(*memory).map_err(|first| Error::Unwritten { first })?;
-        bytes.copy_from_slice(found);
-        Ok(())
-    }
+fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<()> {
+    let sim_launch = sim::Launch { grid: launch.grid, args: launch.arguments.iter().map(argument).collect() };
+    gpu.run(&launch.which.build()?, &sim_launch, schedule)?;
+    Ok(())
 }
 
 impl Backend for Simulated {
@@ -126,22 +121,29 @@ impl Backend for Simulated {
         let Packed::Simulated(groups) = operands.weights else {
             return Err(Error::Layout { backend: NAME, found: operands.weights.layout(), expected: LAYOUT });
         };
-        let illegal = |reason| Error::Illegal { backend: NAME, config: *config, reason };
-        let multiply = model::multiply_config(config).map_err(illegal)?;
-        let how = How { gate: problem.gate(), output: problem.output(), multiply };
-        let groups = groups.iter().zip(operands.activations).zip(operands.largest);
-        for (((weights, activations), &largest), target) in groups.zip(operands.targets.iter_mut()) {
-            let gpu = Gpu { machine: Mutex::new(sim::Gpu::new(Limits::h200())), schedule: self.0 };
-            let uploaded = PackedGroup { n: weights.n, k: weights.k, matrices: upload(&gpu, &weights.matrices)? };
-            run(&gpu, &how, &uploaded, activations, largest, target)?;
+        let mut gpu = sim::Gpu::new(Limits::h200());
+        let (mut placed, mut results) = (Vec::new(), Vec::new());
+        for (weights, activations) in groups.iter().zip(operands.activations) {
+            let (operands, out) = place(&mut gpu, problem, weights, activations);
+            placed.push(operands);
+            results.push(out);
+        }
+        let workspace = gpu.alloc("workspace", workspace_bytes(problem, config));
+        for launch in launches(problem, config, &placed, workspace.address, MULTIPROCESSORS)? {
+            run_launch(&mut gpu, &launch, self.0)?;
+        }
+        for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
+            let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
+            target_bytes(target).copy_from_slice(found);
         }
         Ok(())
     }
 }
 
-fn upload(gpu: &Gpu, matrices: &[PackedMatrix<Vec<u8>>]) -> Result<Vec<PackedMatrix<Buffer>>> {
-    let each = |matrix: &PackedMatrix<Vec<u8>>| {
-        Ok(PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory)? })
-    };
-    matrices.iter().map(each).collect()
+fn target_bytes<'a>(target: &'a mut Target<'_>) -> &'a mut [u8] {
+    match target {
+        Target::F16(c) => bytemuck::cast_slice_mut(c),
+        Target::BF16(c) => bytemuck::cast_slice_mut(c),
+        Target::F32(c) => bytemuck::cast_slice_mut(c),
+    }
 }

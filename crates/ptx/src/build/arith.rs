@@ -220,6 +220,16 @@ impl Builder {
         self.unary(UnaryOp::RcpApprox, a)
     }
 
+    /// Approximately 2ᵃ, subnormal numbers flushed to zero.
+    pub fn exp2_flushed(&mut self, a: Reg<F32>) -> Reg<F32> {
+        self.unary(UnaryOp::Exp2Flushed, a)
+    }
+
+    /// Approximately 1/a, subnormal numbers flushed to zero.
+    pub fn rcp_flushed(&mut self, a: Reg<F32>) -> Reg<F32> {
+        self.unary(UnaryOp::RcpFlushed, a)
+    }
+
     /// Approximately tanh a.
     pub fn tanh(&mut self, a: Reg<F32>) -> Reg<F32> {
         self.unary(UnaryOp::TanhApprox, a)

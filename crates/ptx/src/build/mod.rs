@@ -19,7 +19,7 @@ pub use tensor_core::{MatrixOperand, Multiply, WgmmaOptions};
 use crate::error::Error;
 use crate::instr::{Arith, Guard, Instr, Op};
 use crate::kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
-use crate::types::{Addr, Pred, Reg, Shared, Target, TensorMapAddress, Type, U32, U64};
+use crate::types::{Addr, Pred, Reg, Shared, Target, TensorMapAddress, Type, U32, U64, W32};
 
 /// Builds a [`Kernel`].
 #[derive(Debug)]
@@ -69,6 +69,10 @@ impl Barriers {
 /// A kernel parameter that is a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapParam(ParamId);
+
+/// A place in a table of words among the kernel's parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct ParamTable(Reg<U64>);
 
 impl Builder {
     /// Starts a kernel. Its first phase bears its name.
@@ -181,6 +185,37 @@ impl Builder {
     pub fn tensor_map_address(&mut self, map: TensorMapParam) -> Reg<TensorMapAddress> {
         let dst = self.register();
         self.emit(Arith::ParamAddress { dst: dst.id(), param: map.0 });
+        dst
+    }
+
+    /// Declares a parameter that is `count` tensor maps, one after another.
+    pub fn tensor_maps(&mut self, name: &str, count: u32) -> TensorMapParam {
+        TensorMapParam(self.declare(name, ParamType::TensorMaps(count)))
+    }
+
+    /// The address of one of several tensor maps.
+    pub fn tensor_map_at(&mut self, maps: TensorMapParam, index: Reg<U32>) -> Reg<TensorMapAddress> {
+        let first = self.tensor_map_address(maps);
+        self.mul_wide_add(index, 128, first.cast::<U64>()).cast()
+    }
+
+    /// Declares a parameter that is a table of `count` words.
+    pub fn table(&mut self, name: &str, count: u32) -> ParamTable {
+        let param = self.declare(name, ParamType::Words(count));
+        let dst = self.register();
+        self.emit(Arith::ParamTable { dst: dst.id(), param });
+        ParamTable(dst)
+    }
+
+    /// The place `index` times `bytes` further on in a table.
+    pub fn table_row(&mut self, table: ParamTable, index: Reg<U32>, bytes: u32) -> ParamTable {
+        ParamTable(self.mul_wide_add(index, bytes, table.0))
+    }
+
+    /// The word `offset` bytes from a place in a table.
+    pub fn table_word<T: Type<Width = W32>>(&mut self, table: ParamTable, offset: u32) -> Reg<T> {
+        let dst = self.register::<T>();
+        self.emit(Arith::ParamWord { dst: dst.id(), at: table.0.id(), offset });
         dst
     }
 

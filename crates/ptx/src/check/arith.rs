@@ -21,7 +21,9 @@ fn unary_types(op: UnaryOp) -> Types {
         UnaryOp::Move => (NUMBERS, "every type but predicates"),
         UnaryOp::Not => (INTEGERS, "integers"),
         UnaryOp::Neg | UnaryOp::Abs => (SIGNED, "S32 and floats"),
-        UnaryOp::Exp2Approx | UnaryOp::RcpApprox | UnaryOp::TanhApprox => (&[F32], "F32"),
+        UnaryOp::Exp2Approx | UnaryOp::RcpApprox | UnaryOp::Exp2Flushed | UnaryOp::RcpFlushed | UnaryOp::TanhApprox => {
+            (&[F32], "F32")
+        }
         UnaryOp::CountOnes => (&[U32], "U32"),
     }
 }
@@ -160,16 +162,36 @@ impl Check<'_> {
             Arith::Param { dst, param } => match self.param(param) {
                 Some((_, ParamType::Scalar(ty))) => self.bank("the result", dst, ty.bank()),
                 Some((_, ParamType::Pointer)) => self.bank("the result", dst, Bank::B64),
-                Some((name, ParamType::TensorMap)) => {
+                Some((name, ParamType::TensorMap | ParamType::TensorMaps(_))) => {
                     let (found, wanted) = ("read as a scalar", "its address taken: it is a tensor map");
+                    self.refuse(Rule::ParamKind { name, found, wanted });
+                }
+                Some((name, ParamType::Words(_))) => {
+                    let (found, wanted) = ("read as a scalar", "to be read word by word: it is a table");
                     self.refuse(Rule::ParamKind { name, found, wanted });
                 }
                 None => {}
             },
+            Arith::ParamTable { dst, param } => {
+                self.bank("the result", dst, Bank::B64);
+                match self.param(param) {
+                    Some((_, ParamType::Words(_))) | None => {}
+                    Some((name, _)) => {
+                        let (found, wanted) = ("read word by word", "to be a table of words");
+                        self.refuse(Rule::ParamKind { name, found, wanted });
+                    }
+                }
+            }
+            Arith::ParamWord { dst, at, offset } => {
+                self.bank("the result", dst, Bank::B32);
+                self.bank("the place", at, Bank::B64);
+                self.value("the offset of a word", offset.into(), "a multiple of 4", |n| n % 4 == 0);
+            }
             Arith::ParamAddress { dst, param } => {
                 self.bank("the result", dst, Bank::B64);
-                if let Some((name, ParamType::Scalar(_) | ParamType::Pointer)) = self.param(param) {
-                    let (found, wanted) = ("used as a tensor map", "to be read: it is a scalar");
+                if let Some((name, ParamType::Scalar(_) | ParamType::Pointer | ParamType::Words(_))) = self.param(param)
+                {
+                    let (found, wanted) = ("used as a tensor map", "to be read: it is no tensor map");
                     self.refuse(Rule::ParamKind { name, found, wanted });
                 }
             }

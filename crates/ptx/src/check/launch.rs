@@ -48,6 +48,8 @@ impl Kernel {
             }
             ParamType::Pointer => end.next_multiple_of(8) + 8,
             ParamType::TensorMap => end.next_multiple_of(64) + 128,
+            ParamType::TensorMaps(count) => end.next_multiple_of(64) + 128 * u64::from(count),
+            ParamType::Words(count) => end.next_multiple_of(16) + 4 * u64::from(count),
         })
     }
 }

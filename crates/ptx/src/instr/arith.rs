@@ -18,6 +18,10 @@ pub enum UnaryOp {
     Exp2Approx,
     /// 1/x, approximate (f32; 1 ulp, subnormals kept).
     RcpApprox,
+    /// 2ˣ, approximate (f32; relative error 2⁻²²·⁵), subnormal operands and results flushed to zero: one instruction.
+    Exp2Flushed,
+    /// 1/x, approximate (f32; 1 ulp), subnormal operands and results flushed to zero: one instruction.
+    RcpFlushed,
     /// tanh x, approximate (f32; relative error 2⁻¹¹).
     TanhApprox,
     /// Number of set bits.
@@ -329,6 +333,22 @@ pub enum Arith {
         dst: RegId,
         /// Which parameter.
         param: ParamId,
+    },
+    /// Where a table of words among the parameters starts, for [`Arith::ParamWord`].
+    ParamTable {
+        /// 64-bit result.
+        dst: RegId,
+        /// Which parameter.
+        param: ParamId,
+    },
+    /// A word of a table among the parameters.
+    ParamWord {
+        /// 32-bit result.
+        dst: RegId,
+        /// 64-bit register: the table's start, or a place further on.
+        at: RegId,
+        /// Bytes from there.
+        offset: u32,
     },
     /// The address, in this block's shared window, of a byte of the kernel's shared memory.
     SharedAddress {

@@ -123,9 +123,14 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             read(rank, visit);
             visit(dst, Write);
         }
+        Arith::ParamWord { dst, at, .. } => {
+            visit(at, Read);
+            visit(dst, Write);
+        }
         Arith::Special { dst, .. }
         | Arith::Param { dst, .. }
         | Arith::ParamAddress { dst, .. }
+        | Arith::ParamTable { dst, .. }
         | Arith::SharedAddress { dst, .. }
         | Arith::Policy { dst, .. } => visit(dst, Write),
     }

@@ -44,6 +44,8 @@ impl Kernel {
             Arith::ParamAddress { dst, param } => {
                 format!("mov.b64 {dst}, {};\n\tcvta.param.u64 {dst}, {dst}", self.param_name(param))
             }
+            Arith::ParamTable { dst, param } => format!("mov.b64 {dst}, {}", self.param_name(param)),
+            Arith::ParamWord { dst, at, offset } => format!("ld.param.b32 {dst}, [{at}+{offset}]"),
             Arith::SharedAddress { dst, offset: 0 } => format!("mov.b32 {dst}, {SHARED}"),
             Arith::SharedAddress { dst, offset } => format!("mov.b32 {dst}, {SHARED}+{offset}"),
             Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
@@ -83,6 +85,8 @@ fn unary(op: UnaryOp, ty: DataType) -> String {
         UnaryOp::Abs => format!("abs.{}", suffix(ty)),
         UnaryOp::Exp2Approx => format!("ex2.approx.{}", suffix(ty)),
         UnaryOp::RcpApprox => format!("rcp.approx.{}", suffix(ty)),
+        UnaryOp::Exp2Flushed => format!("ex2.approx.ftz.{}", suffix(ty)),
+        UnaryOp::RcpFlushed => format!("rcp.approx.ftz.{}", suffix(ty)),
         UnaryOp::TanhApprox => format!("tanh.approx.{}", suffix(ty)),
     }
 }

@@ -110,6 +110,8 @@ fn param_declaration(name: &str, ty: ParamType) -> String {
         ParamType::Scalar(ty) => format!("\n\t.param .{} {name}", suffix(ty)),
         ParamType::Pointer => format!("\n\t.param .u64 {name}"),
         ParamType::TensorMap => format!("\n\t.param .align 64 .b8 {name}[128]"),
+        ParamType::TensorMaps(count) => format!("\n\t.param .align 64 .b8 {name}[{}]", 128 * u64::from(count)),
+        ParamType::Words(count) => format!("\n\t.param .align 16 .b8 {name}[{}]", 4 * u64::from(count)),
     }
 }
 

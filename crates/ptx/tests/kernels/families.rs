@@ -63,6 +63,8 @@ fn frame(target: Target) -> Kernel {
     k.param::<S32>("signed");
     k.param::<U64>("long");
     k.param::<F32>("single");
+    k.table("table", 32);
+    k.tensor_maps("maps", 3);
     k.shared("tile", 4096, 1024);
     k.barriers("barriers", 2);
     let label = k.label();
@@ -149,11 +151,11 @@ fn arithmetic() -> Vec<Op> {
     use BinaryOp::{Add, And, Div, Max, Min, Mul, MulHigh, Or, Rem, Shl, Shr, Sub, Xor};
     use Comparison::{Eq, Ge, Gt, Le, Lt, Ne};
     use TernaryOp::{BitExtract, Fma, FunnelLeft, FunnelRight, Lop3, MulAdd, Permute};
-    use UnaryOp::{Abs, CountOnes, Exp2Approx, Move, Neg, Not, RcpApprox, TanhApprox};
+    use UnaryOp::{Abs, CountOnes, Exp2Approx, Exp2Flushed, Move, Neg, Not, RcpApprox, RcpFlushed, TanhApprox};
     let mut ops: Vec<Op> = Vec::new();
     for ty in TYPES {
         let (dst, a, literal) = (reg(ty.bank(), 0), Operand::Reg(reg(ty.bank(), 1)), imm(3));
-        for op in [Move, Not, Neg, Abs, Exp2Approx, RcpApprox, TanhApprox, CountOnes] {
+        for op in [Move, Not, Neg, Abs, Exp2Approx, RcpApprox, Exp2Flushed, RcpFlushed, TanhApprox, CountOnes] {
             ops.extend([a, literal].map(|a| Op::from(Arith::Unary { op, ty, dst, a })));
         }
         for op in [Add, Sub, Mul, MulHigh, Min, Max, And, Or, Xor, Shl, Shr, Div, Rem] {
@@ -244,6 +246,9 @@ fn moves() -> Vec<Op> {
     }
     ops.extend([
         Arith::ParamAddress { dst: d(0), param: ParamId(1) }.into(),
+        Arith::ParamAddress { dst: d(0), param: ParamId(8) }.into(),
+        Arith::ParamTable { dst: d(0), param: ParamId(7) }.into(),
+        Arith::ParamWord { dst: r(0), at: d(0), offset: 8 }.into(),
         Arith::SharedAddress { dst: r(0), offset: 0 }.into(),
         Arith::SharedAddress { dst: r(0), offset: 1024 }.into(),
         Arith::ToGlobal { dst: d(0), a: d(1) }.into(),

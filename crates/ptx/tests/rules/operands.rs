@@ -121,6 +121,16 @@ fn a_number_used_as_a_tensor_map_is_refused() {
 }
 
 #[test]
+fn a_number_read_as_a_table_is_refused() {
+    assert!(matches!(broken(Arith::ParamTable { dst: d(0), param: ParamId(0) }), Rule::ParamKind { .. }));
+}
+
+#[test]
+fn a_word_of_a_table_at_an_odd_place_is_refused() {
+    is_value(&broken(Arith::ParamWord { dst: r(0), at: d(0), offset: 6 }), 6);
+}
+
+#[test]
 fn a_rank_outside_the_cluster_is_refused() {
     is_value(&broken(Arith::MapShared { dst: r(0), a: r(1), rank: imm(2) }), 2);
 }

@@ -76,7 +76,8 @@ impl Exec<'_, '_> {
                 let bits = self.param(param)?;
                 self.set(dst, &[bits; 32]);
             }
-            Arith::ParamAddress { dst, param } => {
+            Arith::ParamWord { dst, at, offset } => self.param_word(dst, at, offset)?,
+            Arith::ParamAddress { dst, param } | Arith::ParamTable { dst, param } => {
                 self.set(dst, &[Launch::PARAMS + u64::from(param.0) * Launch::PARAM_STRIDE; 32]);
             }
             Arith::SharedAddress { dst, offset } => self.set(dst, &[u64::from(SharedMemory::START + offset); 32]),
@@ -112,6 +113,21 @@ impl Exec<'_, '_> {
             found: param.0.into(),
             wanted: "a scalar or pointer parameter of this kernel",
         })
+    }
+
+    fn param_word(&mut self, dst: RegId, at: RegId, offset: u32) -> Result<(), FaultKind> {
+        let (at, mut values) = (*self.warp.get(at), [0; 32]);
+        for lane in lanes(self.mask) {
+            let address = at[lane].wrapping_add(offset.into());
+            let word = self.core.launch.word_at(address).ok_or(FaultKind::BadOperand {
+                what: "the address of a word of a parameter",
+                found: address,
+                wanted: "one inside a table that the launch gives",
+            })?;
+            values[lane] = word.into();
+        }
+        self.set(dst, &values);
+        Ok(())
     }
 
     fn map_shared(&mut self, dst: RegId, a: RegId, rank: ptx::Operand) -> Result<(), FaultKind> {

@@ -37,6 +37,7 @@ mod number {
     pub const JIT_ERROR_LOG: c_int = 5;
     pub const JIT_ERROR_LOG_BYTES: c_int = 6;
     pub const CLUSTER_DIMENSION: c_int = 4;
+    pub const PROGRAMMATIC_SERIALIZATION: c_int = 6;
     pub const STREAM_NON_BLOCKING: u32 = 1;
     pub const L2_PROMOTION_256: c_int = 3;
 }
@@ -411,21 +412,30 @@ impl<'c> Function<'c> {
     ///
     /// Every pointer and tensor map among the arguments must stay valid, for as many bytes as the kernel reads and writes
     /// there, until the stream has done the work.
-    pub unsafe fn launch(&self, grid: [u32; 3], arguments: &[Argument], stream: &Stream<'_>) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        arguments: &[Argument],
+        overlapping: bool,
+        stream: &Stream<'_>,
+    ) -> Result<()> {
         let mut places = self.encode(arguments)?;
-        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut place.0).cast()).collect();
-        let cluster = self.kernel.launch.cluster.map(|[x, y, z]| {
+        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| place.as_mut_ptr().cast()).collect();
+        let attribute = |id, values: &[u32]| {
             let mut value = [0; 16];
-            value[..3].copy_from_slice(&[x, y, z]);
-            LaunchAttribute { id: number::CLUSTER_DIMENSION, padding: [0; 4], value }
-        });
+            value[..values.len()].copy_from_slice(values);
+            LaunchAttribute { id, padding: [0; 4], value }
+        };
+        let cluster = self.kernel.launch.cluster.map(|shape| attribute(number::CLUSTER_DIMENSION, &shape));
+        let overlap = overlapping.then(|| attribute(number::PROGRAMMATIC_SERIALIZATION, &[1]));
+        let attributes: Vec<LaunchAttribute> = cluster.into_iter().chain(overlap).collect();
         let config = LaunchConfig {
             grid,
             block: [self.kernel.launch.threads, 1, 1],
             shared_bytes: self.kernel.shared_bytes(),
             stream: stream.raw,
-            attributes: cluster.as_ref().map_or(null(), |attribute| attribute),
-            attribute_count: cluster.iter().count() as u32,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as u32,
         };
         self.context.enter()?;
         // SAFETY: one place for each of the kernel's parameters, of its size; the driver copies them before it returns.
@@ -434,8 +444,8 @@ impl<'c> Function<'c> {
         self.context.called("cuLaunchKernelEx", status)
     }
 
-    /// The arguments as the kernel takes them: one place each, large enough for any.
-    fn encode(&self, arguments: &[Argument]) -> Result<Vec<EncodedMap>> {
+    /// The arguments as the kernel takes them: as many places for each as it needs.
+    fn encode(&self, arguments: &[Argument]) -> Result<Vec<Vec<EncodedMap>>> {
         let wrong = |text| Error::Driver { call: "cuLaunchKernelEx", name: "wrong arguments".into(), text };
         if arguments.len() != self.kernel.params.len() {
             return Err(wrong(format!("{} for {} parameters", arguments.len(), self.kernel.params.len())));
@@ -445,7 +455,15 @@ impl<'c> Function<'c> {
             (Argument::U32(value), ParamType::Scalar(DataType::U32)) => Ok(place(&value.to_ne_bytes())),
             (Argument::U64(value), ParamType::Scalar(DataType::U64)) => Ok(place(&value.to_ne_bytes())),
             (Argument::F32(value), ParamType::Scalar(DataType::F32)) => Ok(place(&value.to_ne_bytes())),
-            (Argument::Map(map), ParamType::TensorMap) => self.context.encode(map),
+            (Argument::Map(map), ParamType::TensorMap) => Ok(vec![self.context.encode(map)?]),
+            (Argument::Maps(maps), ParamType::TensorMaps(count)) if maps.len() <= count as usize => {
+                let mut places = maps.iter().map(|map| self.context.encode(map)).collect::<Result<Vec<_>>>()?;
+                places.resize_with(count as usize, || EncodedMap([0; 128]));
+                Ok(places)
+            }
+            (Argument::Words(words), ParamType::Words(count)) if words.len() == count as usize => {
+                Ok(bytemuck::cast_slice(words).chunks(128).flat_map(place).collect())
+            }
             (argument, ty) => Err(wrong(format!("{argument:?} for parameter {} of type {ty:?}", param.name))),
         });
         each.collect()
@@ -461,10 +479,10 @@ impl Drop for Function<'_> {
     }
 }
 
-fn place(bytes: &[u8]) -> EncodedMap {
+fn place(bytes: &[u8]) -> Vec<EncodedMap> {
     let mut place = EncodedMap([0; 128]);
     place.0[..bytes.len()].copy_from_slice(bytes);
-    place
+    vec![place]
 }
 
 /// Compiles PTX; if the driver refuses it, what its compiler said is in the error.
