@@ -83,6 +83,7 @@ struct LayerReport {
     k: usize,
     gate_up: Vec<String>,
     has_bias: bool,
+    has_pre_scale: bool,
     /// The smallest and the largest global scale, each a number that multiplies.
     gate_globals: Option<[f32; 2]>,
     up_globals: Option<[f32; 2]>,
@@ -164,6 +165,7 @@ fn describe(model: &Checkpoint, layer: &Layer, files: &[&Path]) -> Result<LayerR
         k: shape[1],
         gate_up: each_once(layer.pairs.iter().map(arrangement)),
         has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
+        has_pre_scale: layer.pairs.iter().any(|pair| pair.has_pre_scale),
         gate_globals,
         up_globals,
         files: used.into_iter().collect(),
@@ -213,12 +215,13 @@ fn text(report: &Report) -> String {
     for layer in &report.layers {
         let shared = if layer.shared > 0 { format!("+{}", layer.shared) } else { String::new() };
         let bias = if layer.has_bias { ", biases" } else { "" };
+        let pre_scale = if layer.has_pre_scale { ", pre-scaled tokens" } else { "" };
         table.row([
             layer.name.clone(),
             layer.stored.join("; "),
             if layer.experts == 0 { format!("dense{shared}") } else { format!("{}{shared}", layer.experts) },
             format!("{} × {}", layer.n, layer.k),
-            layer.gate_up.join("; ") + bias,
+            layer.gate_up.join("; ") + bias + pre_scale,
             range(layer.gate_globals),
             range(layer.up_globals),
             layer.files.iter().map(|&at| report.files[at].name.as_str()).collect::<Vec<_>>().join(" "),

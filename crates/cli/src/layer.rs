@@ -109,8 +109,12 @@ impl Opened {
 
     /// Says what a caller should know before believing the result.
     pub fn warn(&self) -> Result<()> {
-        if self.pairs()?.iter().any(|pair| pair.has_bias) {
+        let pairs = self.pairs()?;
+        if pairs.iter().any(|pair| pair.has_bias) {
             console::remark("note: the model adds biases to these sums, which are not part of this operation");
+        }
+        if pairs.iter().any(|pair| pair.has_pre_scale) {
+            console::remark("note: the model multiplies tokens with its pre_quant_scale first, which is left to you");
         }
         Ok(())
     }

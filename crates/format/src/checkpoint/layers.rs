@@ -48,6 +48,8 @@ pub struct Pair {
     pub is_transposed: bool,
     /// Whether the model adds biases to its sums.
     pub has_bias: bool,
+    /// Whether the model multiplies tokens with a vector first (ModelOpt's `pre_quant_scale`, from AWQ).
+    pub has_pre_scale: bool,
     /// The gate matrix.
     pub gate: Weight,
     /// The up matrix.
@@ -265,10 +267,21 @@ impl Checkpoint {
                 member,
                 rows: rows[side],
             };
-            let has_bias = [gate_stem, up_stem].into_iter().any(|stem| self.parts(stem).has(Part::Bias));
+            let has = |part| [gate_stem, up_stem].into_iter().any(|stem| self.parts(stem).has(part));
+            let (has_bias, has_pre_scale) = (has(Part::Bias), has(Part::PreScale));
             let is_transposed = gate.transposed || up.transposed;
             let (gate, up) = (weight(0, gate_stem), weight(1, up_stem));
-            pairs.push(Pair { role, content: content.clone(), arrangement, is_transposed, has_bias, gate, up, name });
+            pairs.push(Pair {
+                role,
+                content: content.clone(),
+                arrangement,
+                is_transposed,
+                has_bias,
+                has_pre_scale,
+                gate,
+                up,
+                name,
+            });
         }
         Ok(())
     }

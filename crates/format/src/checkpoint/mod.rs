@@ -100,6 +100,8 @@ pub struct Mlp<'a> {
     pub shared: Vec<Expert<'a>>,
     /// Whether the model adds biases to the sums, which are not read.
     pub has_bias: bool,
+    /// Whether the model multiplies tokens with a vector first (ModelOpt's `pre_quant_scale`, from AWQ), which is not read.
+    pub has_pre_scale: bool,
 }
 
 impl Checkpoint {
@@ -221,6 +223,7 @@ impl Checkpoint {
             experts: experts.into_iter().map(read).collect::<Result<_>>()?,
             shared: layer.shared().into_iter().map(read).collect::<Result<_>>()?,
             has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
+            has_pre_scale: layer.pairs.iter().any(|pair| pair.has_pre_scale),
         })
     }
 

@@ -28,10 +28,12 @@ pub(super) enum Part {
     InputScale,
     /// Added to every row's sum.
     Bias,
+    /// What activations are multiplied with, column by column, before they meet the weight.
+    PreScale,
 }
 
 /// Endings that follow a stem, each before any that it ends with itself.
-const ENDINGS: [(&str, Part); 17] = [
+const ENDINGS: [(&str, Part); 19] = [
     (".weight_global_scale", Part::Divisor),
     (".weight_packed", Part::Packed),
     (".weight_scale_2", Part::Multiplier),
@@ -40,6 +42,7 @@ const ENDINGS: [(&str, Part); 17] = [
     (".input_scale", Part::InputScale),
     (".weight", Part::Weight),
     (".bias", Part::Bias),
+    (".pre_quant_scale", Part::PreScale),
     ("_weight_global_scale", Part::Divisor),
     ("_weight_packed", Part::Packed),
     ("_weight_scale_2", Part::Multiplier),
@@ -49,6 +52,7 @@ const ENDINGS: [(&str, Part); 17] = [
     ("_blocks", Part::Blocks),
     ("_scales", Part::BlockScale),
     ("_bias", Part::Bias),
+    ("_pre_quant_scale", Part::PreScale),
 ];
 
 /// Endings of the last segment where torchao has taken a weight apart: `m.weight` becomes `m._weight_qdata` and so on.
@@ -211,6 +215,7 @@ mod tests {
             ("l.gate_proj.weight_packed", "l.gate_proj", Part::Packed),
             ("l.gate_proj.weight_global_scale", "l.gate_proj", Part::Divisor),
             ("l.gate_proj.input_global_scale", "l.gate_proj", Part::InputScale),
+            ("l.gate_proj.pre_quant_scale", "l.gate_proj", Part::PreScale),
             ("l.experts.gate_up_proj", "l.experts.gate_up_proj", Part::Weight),
             ("l.experts.gate_up_proj_weight_scale", "l.experts.gate_up_proj", Part::BlockScale),
             ("l.experts.gate_up_proj_weight_scale_2", "l.experts.gate_up_proj", Part::Multiplier),
