@@ -160,6 +160,8 @@ save("gguf", "same_name_twice", gguf([("a", [64, 2], 40, 0), ("a", [64, 2], 40, 
 save("gguf", "same_key_twice", gguf(PAIR, [QWEN, QWEN]))
 save("gguf", "uneven_rows", gguf([("blk.0.ffn_gate.weight", [48, 2], 40, 0)]))
 save("gguf", "unknown_type", gguf([("blk.0.ffn_gate.weight", [64, 2], 99, 0), ("blk.0.ffn_up.weight", [64, 2], 99, 0)]))
+save("gguf", "tall_without_bytes", gguf([
+    ("blk.0.ffn_gate_exps.weight", [64, 2, 65536], 99, 0), ("blk.0.ffn_up_exps.weight", [64, 2, 65536], 99, 0)]))
 save("gguf", "unknown_value", gguf(PAIR, [("a", 77, b"")]))
 save("gguf", "no_sides", gguf([("blk.0.ffn_gate.weight", [], 0, 0), ("blk.0.ffn_up.weight", [], 0, 32)]))
 save("gguf", "alignment_of_three", gguf(PAIR, [("general.alignment", 4, struct.pack("<I", 3))]))

@@ -166,6 +166,16 @@ fn every_lie_of_a_safetensors_file_is_named() {
     }
 }
 
+#[test]
+fn a_stack_that_no_bytes_stand_for_is_not_expanded() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, seed("gguf", "tall_without_bytes")).unwrap();
+    let model = Checkpoint::open(&path).unwrap();
+    assert_eq!(model.layers()[0].pairs.len(), 1);
+    assert!(model.layer(0).unwrap_err().to_string().contains("type 99"));
+}
+
 /// A folder with an index that names these shards, each a copy of the same good file.
 fn folder_with_index(index: &str, shards: &[&str]) -> TempDir {
     let folder = tempdir().unwrap();

@@ -354,11 +354,13 @@ impl Checkpoint {
                 Side { content, stack: coded.stack, rows: coded.rows, k: coded.k, transposed: coded.is_transposed() }
             }
             Recognised::Other(came) => {
-                // Only for the description: what is packed otherwise may have other sides than it says.
-                let shape = parts.get(Part::Weight)?.map_or(&[][..], |weight| weight.shape);
+                // Only for the description: what is packed otherwise may have other sides than it says. A stack that no
+                // bytes stand for may claim any height.
+                let weight = parts.get(Part::Weight)?;
+                let (shape, bytes) = weight.map_or((&[][..], 0), |weight| (weight.shape, weight.bytes.len()));
                 let (stack, rows, k) = match *shape {
                     [rows, k] => (1, rows, k),
-                    [stack @ 1..=MAX_STACK, rows, k] => (stack, rows, k),
+                    [stack @ 1..=MAX_STACK, rows, k] if stack <= bytes => (stack, rows, k),
                     _ => (1, 0, 0),
                 };
                 Side { content: Content::Other(came), stack, rows, k, transposed: false }
