@@ -9,6 +9,7 @@ use format::BLOCK;
 
 use super::kernel::{Kernel, Lanes};
 use super::pack::{CHUNK, COLUMNS};
+use super::schedule::OWN_TOKENS;
 use crate::config::Tile;
 use crate::{Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy};
 
@@ -80,7 +81,7 @@ impl Rates {
         (tokens * self.parts).div_ceil(self.rows)
     }
 
-    /// Working memory: each thread's slabs and sums, the prepared tokens, and two-pass's planes.
+    /// Working memory: each thread's slabs, sums and tokens, the prepared tokens of all, and two-pass's planes.
     fn scratch(&self, problem: &Problem, config: &Config, threads: usize) -> usize {
         let tokens = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).min(config.tile.tokens);
         let columns = problem.groups().iter().map(|s| s.n).max().unwrap_or(0).min(config.tile.columns);
@@ -95,7 +96,10 @@ impl Rates {
                 self.row_groups(s.m) * s.k / BLOCK * self.token_bytes + planes
             })
             .sum();
-        threads * (self.slabs(config) + sums) + shared
+        let deepest = problem.groups().iter().map(|s| s.k).max().unwrap_or(0);
+        let copy = rows / self.rows * deepest / BLOCK * self.token_bytes;
+        let copy = if threads > 1 && copy <= OWN_TOKENS { copy } else { 0 };
+        threads * (self.slabs(config) + sums + copy) + shared
     }
 
     fn slabs(&self, config: &Config) -> usize {

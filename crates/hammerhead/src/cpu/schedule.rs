@@ -15,8 +15,8 @@
 //!
 //! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
 //! groups of the kernel's); for each thread the slabs
-//! (`stages` × panels × `depth`), the sums of one tile and one row of results if those are staged; for two-pass two f32 planes of C's size. Nothing grows with
-//! N·K.
+//! (`stages` × panels × `depth`), the sums of one tile, one row of results if those are staged, and a copy of the tile's
+//! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size. Nothing grows with N·K.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -38,6 +38,9 @@ use crate::{Config, Epilogue, Gate, Problem, Result, Schedule, Shape, Strategy};
 
 /// Bytes of tokens below which preparing them is not worth waking the other threads.
 const SERIAL_TOKENS: usize = 1 << 17;
+
+/// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of a second-level cache.
+pub(super) const OWN_TOKENS: usize = 2 << 20;
 
 /// Computes a problem.
 pub(super) fn run<K: Kernel>(
@@ -127,26 +130,18 @@ struct Tile {
     columns: Range<usize>,
 }
 
-/// Packed weights that stay in a cache while every tile of tokens walks over them.
-const COLUMN_BLOCK_BYTES: usize = 1 << 20;
-
-/// Every tile of every group, the costliest first. Within a group, a block of columns is walked by one tile of tokens
-/// after the other, so that both its weights and the tokens are still in a cache.
+/// Every tile of every group, the costliest first. Within a group, a tile of tokens meets every column before the next one
+/// does: the tokens stay in a cache, the weights pass by in one long stream.
 fn tiles<K: Kernel>(groups: &[Group<'_, K>], config: &Config) -> Vec<Tile> {
     let mut tiles = Vec::new();
-    for (group, Group { shape, matrices, .. }) in groups.iter().enumerate() {
-        let column_bytes = matrices.len() * (shape.k / 2 + shape.k / BLOCK);
-        let block =
-            (COLUMN_BLOCK_BYTES / column_bytes).max(config.tile.columns) / config.tile.columns * config.tile.columns;
-        for columns in (0..shape.n).step_by(block) {
-            for token in (0..shape.m).step_by(config.tile.tokens) {
-                for column in (columns..shape.n.min(columns + block)).step_by(config.tile.columns) {
-                    tiles.push(Tile {
-                        group,
-                        tokens: token..shape.m.min(token + config.tile.tokens),
-                        columns: column..shape.n.min(column + config.tile.columns),
-                    });
-                }
+    for (group, Group { shape, .. }) in groups.iter().enumerate() {
+        for token in (0..shape.m).step_by(config.tile.tokens) {
+            for column in (0..shape.n).step_by(config.tile.columns) {
+                tiles.push(Tile {
+                    group,
+                    tokens: token..shape.m.min(token + config.tile.tokens),
+                    columns: column..shape.n.min(column + config.tile.columns),
+                });
             }
         }
     }
@@ -163,8 +158,11 @@ fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, 
     let panels = largest(|tile| tile.columns.len()).div_ceil(COLUMNS);
     // Taken before the threads start, so that a lack of memory is an error of the run.
     let workers = threads.count().min(tiles.len());
-    let scratch =
-        (0..workers).map(|_| Scratch::new(config, &threads.memory, rows, panels)).collect::<Result<Vec<_>>>()?;
+    let depth = largest_k(groups).map_or(0, |k| kernel.group_len(k / BLOCK));
+    let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth);
+    let scratch = (0..workers)
+        .map(|_| Scratch::new(config, &threads.memory, [rows, panels, tokens]))
+        .collect::<Result<Vec<_>>>()?;
     let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
     threads.run(|| {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
@@ -182,22 +180,59 @@ fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, 
     Ok(())
 }
 
-/// What one thread works in: slabs, the sums of a tile for each matrix, and a row of results where those are staged.
+fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {
+    groups.iter().map(|group| group.shape.k).max()
+}
+
+/// A thread's own copy of the tokens of its tile. Two cores that read the same lines again and again slow each other down,
+/// even where both have them in their second-level caches; a copy costs one reading, and a tile of tokens serves many
+/// tiles of C.
+struct OwnTokens<'a, K: Kernel> {
+    memory: Lease<'a, K::Token>,
+    /// The group and the first token that the copy is of.
+    of: Option<(usize, usize)>,
+}
+
+impl<K: Kernel> OwnTokens<'_, K> {
+    /// Elements to set aside, of those that a tile's tokens are: none where one thread has them to itself, or where they
+    /// are too many to stay in its cache.
+    fn room(workers: usize, elements: usize) -> usize {
+        if workers > 1 && elements * size_of::<K::Token>() <= OWN_TOKENS { elements } else { 0 }
+    }
+
+    /// The tokens, copied if there is room for a copy and it is not there yet.
+    fn get<'t>(&'t mut self, of: (usize, usize), tokens: &'t [K::Token]) -> &'t [K::Token] {
+        if tokens.len() > self.memory.len() {
+            return tokens;
+        }
+        let copy = &mut self.memory[..tokens.len()];
+        if self.of != Some(of) {
+            copy.copy_from_slice(tokens);
+            self.of = Some(of);
+        }
+        copy
+    }
+}
+
+/// What one thread works in: slabs, the sums of a tile for each matrix, a row of results where those are staged, and its own
+/// copy of the tile's tokens.
 struct Scratch<'a, K: Kernel> {
     config: &'a Config,
     slabs: Vec<Slab<'a, K::Block>>,
     sums: [Lease<'a, Lanes>; 2],
     staging: Option<Lease<'a, Lanes>>,
+    tokens: OwnTokens<'a, K>,
 }
 
 impl<'a, K: Kernel> Scratch<'a, K> {
-    fn new(config: &'a Config, arena: &'a Arena, rows: usize, panels: usize) -> Result<Self> {
+    fn new(config: &'a Config, arena: &'a Arena, [rows, panels, tokens]: [usize; 3]) -> Result<Self> {
         let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
         // Matrices that are walked together have all their sums in the first.
         let (apart, sums) = (config.strategy == Strategy::Sequential, rows * panels);
         let sums = [arena.take(if apart { sums } else { 2 * sums })?, arena.take(if apart { sums } else { 0 })?];
         let staging = (config.epilogue == Epilogue::Staged).then(|| arena.take(panels)).transpose()?;
-        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging })
+        let tokens = OwnTokens { memory: arena.take(tokens)?, of: None };
+        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging, tokens })
     }
 
     /// Computes a tile and writes it to C.
@@ -209,8 +244,12 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             panels: tile.columns.len().div_ceil(COLUMNS),
             slab: (K::PANELS / together).max(1),
         };
+        let group_len = kernel.group_len(group.shape.k / BLOCK);
+        let first = tile.tokens.start * kernel.parts() / K::ROWS;
+        let tokens = &group.tokens[first * group_len..][..layout.rows / K::ROWS * group_len];
+        let tokens = self.tokens.get((tile.group, tile.tokens.start), tokens);
         for (sums, matrices) in self.sums.iter_mut().zip(group.matrices.chunks(together)) {
-            let walk = TileWalk { kernel, config: self.config, group, tile, matrices, layout };
+            let walk = TileWalk { kernel, config: self.config, group, tile, tokens, group_len, matrices, layout };
             walk.accumulate(&mut self.slabs, &mut sums[..layout.len()]);
         }
         let of = |matrix: usize| MatrixSums {
@@ -240,6 +279,9 @@ struct TileWalk<'a, K: Kernel> {
     config: &'a Config,
     group: &'a Group<'a, K>,
     tile: &'a Tile,
+    /// The prepared rows of the tile, and the elements of a group of them.
+    tokens: &'a [K::Token],
+    group_len: usize,
     matrices: &'a [PanelMatrix],
     layout: SumLayout,
 }
@@ -308,15 +350,8 @@ impl<K: Kernel> TileWalk<'_, K> {
         if panels.len() < self.matrices.len() * self.layout.panels {
             return false;
         }
-        let (tokens, group_len) = self.tokens();
+        let (tokens, group_len) = (self.tokens, self.group_len);
         self.kernel.stream(TileStream { tokens, group_len, panels, ring: ring.pages(), sums })
-    }
-
-    /// The prepared rows of the tile, and the elements of a group of them.
-    fn tokens(&self) -> (&[K::Token], usize) {
-        let group_len = self.kernel.group_len(self.group.shape.k / BLOCK);
-        let first = self.tile.tokens.start * self.kernel.parts() / K::ROWS;
-        (&self.group.tokens[first * group_len..][..self.layout.rows / K::ROWS * group_len], group_len)
     }
 
     fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
@@ -331,10 +366,9 @@ impl<K: Kernel> TileWalk<'_, K> {
 
     fn multiply(&self, index: usize, slab: &Slab<'_, K::Block>, sums: &mut [Lanes], ahead: &mut Expansion<'_, K>) {
         let step = self.step(index);
-        let (tokens, group_len) = self.tokens();
         let product = Product {
-            tokens,
-            group_len,
+            tokens: self.tokens,
+            group_len: self.group_len,
             blocks: self.blocks(&step),
             slab: slab.view(self.matrices.len() * self.layout.panels_of(step.slab).len()),
             sums: &mut sums[self.layout.slab_range(step.slab)],

@@ -64,7 +64,7 @@ impl CpuBackend for Amx {
 
     fn rates(activation: Activation) -> Rates {
         Rates::of(&AmxKernel { parts: parts(activation) }, Speed { expand: 15e-9, multiply: 9e-9 })
-            .with_stream(Speed { expand: 11e-9, multiply: 4.5e-9 }, &STREAMED)
+            .with_stream(Speed { expand: 11e-9, multiply: 5e-9 }, &STREAMED)
     }
 
     fn run(
