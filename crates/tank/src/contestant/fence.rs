@@ -3,13 +3,13 @@
 //! - **A process group of its own**, stopped and killed whole. A filter of system calls keeps it whole: `setsid` and
 //!   `setpgid` are refused, so no child can leave it.
 //! - **No network**: a network namespace with nothing in it, and the filter refuses every socket that is not local.
-//! - **No way into others**: a user namespace of its own, from which other processes' memory cannot be opened; `ptrace` and
-//!   its kin are refused as well. It dies with the referee.
+//! - **No way to others**: a user namespace of its own, from which other processes' memory cannot be opened, and a process
+//!   namespace, from which they cannot be signalled; `ptrace` and its kin are refused as well. It dies with the referee.
 //! - **Limits** on address space, processes and the size of files; no core files.
 //!
 //! Namespaces need a kernel that grants them to everyone. Where it does not, the filter still stands, and the record says
 //! what is missing: [`Fence::remarks`] looks at the process itself and not at what was asked for. It is a fence and not a
-//! jail: a contestant runs as the user who runs the tank, sees the same files and could signal the same processes.
+//! jail: a contestant runs as the user who runs the tank and sees the same files.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -73,12 +73,15 @@ mod system {
     /// Everything between fork and exec.
     pub(super) fn enclose(limits: Option<&Limits>) -> io::Result<()> {
         let Some(limits) = limits else { return die_with_the_referee() };
-        let mut spaces = libc::CLONE_NEWUSER | libc::CLONE_NEWIPC;
+        let mut spaces = libc::CLONE_NEWUSER | libc::CLONE_NEWIPC | libc::CLONE_NEWPID;
         if !limits.network {
             spaces |= libc::CLONE_NEWNET;
         }
         // SAFETY: a plain system call with numbers, as those below. A kernel that refuses is a remark in the record, not an error.
         let fenced = unsafe { libc::unshare(spaces) } == 0;
+        if fenced {
+            enter_process_space()?;
+        }
         limit(libc::RLIMIT_CORE, 0)?;
         limit(libc::RLIMIT_AS, limits.memory_bytes)?;
         limit(libc::RLIMIT_FSIZE, limits.file_bytes)?;
@@ -96,6 +99,41 @@ mod system {
     fn die_with_the_referee() -> io::Result<()> {
         // SAFETY: a plain system call with numbers.
         check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })
+    }
+
+    /// A process namespace begins with the next child. That child goes on to become the contestant; this process stays outside,
+    /// waits for it and ends as it ended. It is the one that the referee knows, and the leader of the group that both are in.
+    fn enter_process_space() -> io::Result<()> {
+        // SAFETY: this process is itself fresh from a fork and has one thread.
+        let child = unsafe { libc::fork() };
+        match child {
+            -1 => Err(io::Error::last_os_error()),
+            0 => Ok(()),
+            child => {
+                die_with_the_referee()?;
+                // Nobody in the namespace may open this process and reach out through it.
+                // SAFETY: a plain system call with numbers.
+                check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) })?;
+                stand_by(child)
+            }
+        }
+    }
+
+    /// Waits for the contestant and ends as it did. Keeps no file open: a pipe is closed when the contestant closes it.
+    fn stand_by(child: libc::pid_t) -> ! {
+        let mut status = 0;
+        // SAFETY: plain system calls; this process has nothing else to do and owns no memory that anybody waits for.
+        unsafe {
+            if libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) != 0 {
+                (0..4096).for_each(|file| _ = libc::close(file));
+            }
+            while libc::waitpid(child, &mut status, 0) != child {}
+            if libc::WIFSIGNALED(status) {
+                libc::signal(libc::WTERMSIG(status), libc::SIG_DFL);
+                libc::kill(libc::getpid(), libc::WTERMSIG(status));
+            }
+            libc::_exit(libc::WEXITSTATUS(status))
+        }
     }
 
     fn check(result: libc::c_int) -> io::Result<()> {

@@ -230,17 +230,36 @@ class Networked(plain.Contestant):
         return super().prepare(message)
 
 
+def ancestors():
+    """The processes above this one, as the file system counts them: the referee is among them."""
+    process = "self"
+    while process != "0":
+        with open(f"/proc/{process}/status") as file:
+            process = next(line.split()[1] for line in file if line.startswith("PPid"))
+        if process not in ("0", "1"):
+            yield int(process)
+
+
 class Meddling(plain.Contestant):
-    """Opens the referee's memory, and its own children's group."""
+    """Reaches for the memory of everyone above it, traces and signals them, and lets a child leave the group."""
 
     def prepare(self, message):
-        try:
-            open(f"/proc/{os.getppid()}/mem", "r+b").close()
-            return "the referee's memory is open"
-        except OSError:
-            pass
-        if ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0) == 0:
-            return "the referee can be traced"
+        above = list(ancestors())
+        if not above:
+            return "the referee is not even to be seen"
+        for process in above:
+            try:
+                open(f"/proc/{process}/mem", "r+b").close()
+                return "the referee's memory is open"
+            except OSError:
+                pass
+            if ctypes.CDLL(None, use_errno=True).ptrace(16, process, 0, 0) == 0:
+                return "the referee can be traced"
+            try:
+                os.kill(process, 0)
+                return "the referee can be signalled"
+            except OSError:
+                pass
         try:
             subprocess.run(["true"], start_new_session=True, check=True)
             return "a child can leave the group"
