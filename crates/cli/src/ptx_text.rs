@@ -68,7 +68,7 @@ fn shape(text: &str) -> Result<Shape, String> {
 pub fn ptx(args: &Args) -> Result<()> {
     let Arch::Sm90a = args.arch;
     let problem = Problem::new(vec![args.shape], args.gate, Activation::F16, args.out)?;
-    let backend: &'static dyn Backend = &gpu::Cuda;
+    let backend: &'static dyn Backend = &gpu::Cuda::FIRST;
     let plan = Plan::best(problem, &[backend], &args.config, 1)?;
     let kernels = gpu::kernels(plan.problem(), plan.config())?;
     let (problem, config) = (plan.problem(), plan.config());

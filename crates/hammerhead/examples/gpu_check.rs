@@ -1,6 +1,6 @@
 //! Checks the GPU backend on the machine it runs on, then times it: `gpu_check RESULT.json`.
 //!
-//! First what the driver made of each kernel; then every case of the list against the reference, small ones also against the
+//! First what the driver made of the kernels; then every case of the list against the reference, small ones also against the
 //! simulator bit by bit; and only if all that is right, the time of the `dual` and `decode` shapes by the device's clock.
 //! What has been found so far is written after every stage, so that a hang leaves a record. Exit status 1 if anything is
 //! wrong.
@@ -8,18 +8,18 @@
 use std::process::ExitCode;
 
 use format::{Dense, Values};
-use hammerhead::backend::{self, Packed, Target};
+use hammerhead::backend::{self, Target};
 use hammerhead::cases::{self, Case, Inputs, Instance, Suite};
 use hammerhead::cpu::Threads;
-use hammerhead::gpu::cuda;
+use hammerhead::gpu::{clock, cuda};
 use hammerhead::verify::{Expected, poisoned};
 use hammerhead::{Activation, Engine, Error, Gate, Options, Output, Plan, Request, Result, Shape};
 use serde_json::{Value, json};
 
+/// Configurations that are timed for each shape.
+const PROMISING: usize = 5;
 /// Layers that take turns while the clock runs: together larger than the GPU's cache.
 const LAYERS: u64 = 4;
-/// Batches that are timed, and computations in each.
-const BATCHES: [usize; 2] = [15, 20];
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn check(record: &mut Value, path: &str) -> Result<bool> {
-    let info = cuda::context()?.info();
+    let info = cuda::context(0)?.info();
     println!("{} {:?}, {} multiprocessors, CUDA {}", info.name, info.capability, info.multiprocessors, info.driver);
     record["device"] = json!({"name": info.name, "multiprocessors": info.multiprocessors, "driver": info.driver});
     save(record, path);
@@ -67,23 +67,20 @@ fn save(record: &Value, path: &str) {
     }
 }
 
-/// Registers and spills of every kernel that a plan may choose.
+/// Registers and spills of the kernels that are planned for the timed cases, and of every gate and output type.
 fn resources() -> Result<(bool, Value)> {
     let (mut passed, mut rows) = (true, Vec::new());
-    for (gate, output) in Gate::ALL.into_iter().flat_map(|gate| Output::ALL.map(|output| (gate, output))) {
-        let case = Case { gate, output, ..whole_numbers((8, 64, 64), Activation::F16) };
-        let problem = case.problem()?;
-        let configs = backend::by_name("cuda")?.candidates(&problem, 1);
-        // The join differs by gate and output, the GEMM by config.
-        let configs = if gate == Gate::None && output == Output::F32 { &configs[..] } else { &configs[..1] };
-        for config in configs {
-            for (kernel, registers, spilled) in cuda::resources(&problem, config)? {
-                println!("{kernel:18} {config} {gate} {output}: {registers} registers, {spilled} bytes spilled");
-                passed &= spilled == 0;
-                let (config, gate, output) = (config.to_string(), gate.to_string(), output.to_string());
-                rows.push(json!({"kernel": kernel, "config": config, "gate": gate, "output": output,
-                    "registers": registers, "spilled_bytes": spilled}));
-            }
+    let small = whole_numbers((8, 64, 64), Activation::F16);
+    let gates = Gate::ALL.into_iter().map(|gate| Case { gate, output: Output::F16, ..small.clone() });
+    let outputs = Output::ALL.into_iter().map(|output| Case { gate: Gate::Silu, output, ..small.clone() });
+    for case in cases::all().into_iter().filter(|case| case.timed).chain(gates).chain(outputs) {
+        let plan = Plan::best(case.problem()?, &[backend::by_name("cuda")?], &Request::default(), 1)?;
+        let config = plan.config();
+        for (kernel, registers, spilled) in cuda::resources(plan.problem(), config)? {
+            println!("{kernel:18} {case} {config}: {registers} registers, {spilled} bytes spilled");
+            passed &= spilled == 0;
+            rows.push(json!({"kernel": kernel, "case": case.to_string(), "config": config.to_string(),
+                "registers": registers, "spilled_bytes": spilled}));
         }
     }
     Ok((passed, json!(rows)))
@@ -99,14 +96,15 @@ fn whole_numbers(shape: (usize, usize, usize), activation: Activation) -> Case {
 /// Sums that are exact in any order must have the simulator's bits, whatever the tile.
 fn exact() -> Result<(bool, Value)> {
     let requests = [
-        "tile=8x64,stages=2",
-        "tile=16x128,stages=3",
-        "tile=24x192,stages=2",
-        "tile=40x64,stages=4",
-        "tile=64x128,stages=8",
-        "tile=128x192,stages=6",
-        "tile=256x128,stages=4",
-        "tile=256x64,stages=2",
+        "",
+        "tile=8x32",
+        "tile=40x64,stages=2",
+        "tile=128x96",
+        "tile=16x64,schedule=split-k",
+        "tile=24x64,schedule=persistent,epilogue=direct",
+        "strategy=sequential,tile=64x128",
+        "strategy=two-pass,tile=32x128",
+        "strategy=ping-pong,tile=16x32",
     ];
     let shapes =
         [(1, 1, 16), (7, 65, 48), (9, 64, 64), (17, 130, 208), (41, 200, 320), (33, 63, 1040), (300, 257, 144)];
@@ -118,6 +116,7 @@ fn exact() -> Result<(bool, Value)> {
             for request in requests {
                 let equal = match compute("sim", &instance, request) {
                     Ok(simulated) => bits(&compute("cuda", &instance, request)?) == bits(&simulated),
+                    // Not every kernel takes every request.
                     Err(Error::Illegal { .. }) => continue,
                     Err(error) => return Err(error),
                 };
@@ -133,17 +132,30 @@ fn exact() -> Result<(bool, Value)> {
     Ok((passed, json!(rows)))
 }
 
-/// Every case of the list within the bound; the small ones side by side with the simulator.
+/// Every case of the list within the bound, as planned; the small ones side by side with the simulator, and the common ones in
+/// every strategy.
 fn all_cases() -> Result<(bool, Value)> {
     let (mut passed, mut rows) = (true, Vec::new());
     let threads = Threads::new(None)?;
     for (seed, case) in cases::all().iter().enumerate() {
         let instance = case.instance(seed as u64)?;
         let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
-        for request in ["", "tile=16x64", "tile=64x128,stages=3", "tile=128x192", "tile=256x128"] {
-            let found = compute("cuda", &instance, request)?;
+        let common = case.gate == Gate::Silu && case.output == Output::F16;
+        let requests = [
+            "",
+            "strategy=two-pass",
+            "strategy=sequential",
+            "strategy=ping-pong",
+            "schedule=split-k",
+            "epilogue=direct",
+        ];
+        for request in &requests[..if common { requests.len() } else { 1 }] {
+            let found = match compute("cuda", &instance, request) {
+                Err(Error::Illegal { .. }) if !request.is_empty() => continue,
+                found => found?,
+            };
             let report = expected.check(&found);
-            let simulated = match (case.suite, request) {
+            let simulated = match (case.suite, *request) {
                 (Suite::Edge, "") => Some(bits(&compute("sim", &instance, request)?) == bits(&found)),
                 _ => None,
             };
@@ -167,20 +179,23 @@ fn all_cases() -> Result<(bool, Value)> {
     Ok((passed, json!(rows)))
 }
 
-/// Device time of the timed shapes with half-precision tokens, for every candidate configuration.
+/// Device time of the timed shapes with half-precision tokens, in the configurations that promise most.
 fn timing() -> Result<(bool, Value)> {
     let cuda_backend = backend::by_name("cuda")?;
+    let (backend, request) = (Some("cuda".to_owned()), Request::default());
+    let engine = Engine::new(Options { backend, threads: None, request })?;
     let mut rows = Vec::new();
     let timed = cases::all().into_iter().filter(|case| case.timed && case.suite != Suite::Group);
     for case in timed.chain(cases::suite(Suite::Group).into_iter().filter(|case| case.timed).take(1)) {
         let case = Case { activation: Activation::F16, inputs: Inputs::Realistic, ..case };
         let instances = (0..LAYERS).map(|seed| case.instance(seed)).collect::<Result<Vec<Instance>>>()?;
-        let layers = instances.iter().map(|i| cuda_backend.prepack(&i.weights)).collect::<Result<Vec<Packed>>>()?;
+        let layers = instances.iter().map(|i| engine.load(&i.weights, case.gate)).collect::<Result<Vec<_>>>()?;
         let (problem, tokens) = (&instances[0].problem, &instances[0].activations);
-        let planned = *Plan::best(problem.clone(), &[cuda_backend], &Request::default(), 1)?.config();
+        let plan = Plan::best(problem.clone(), &[cuda_backend], &Request::default(), 1)?;
+        let planned = *plan.config();
         let mut found = Vec::new();
-        for config in cuda_backend.candidates(problem, 1) {
-            let mut seconds = cuda::time(problem, &config, &layers, tokens, BATCHES)?;
+        for config in plan.considered().iter().take(PROMISING).map(|way| way.config) {
+            let mut seconds = clock::time(0, &layers, tokens, case.output, config.into())?.burst;
             seconds.sort_by(f64::total_cmp);
             let (median, least) = (seconds[seconds.len() / 2], seconds[0]);
             let predicted = cuda_backend.check(problem, &config, 1)?.seconds;

@@ -28,7 +28,7 @@ pub enum Packed {
     /// For every CPU backend: panels of 16 columns, one set a group.
     Panels(Vec<cpu::Panels>),
     /// For the GPU, and in its memory.
-    Device(Vec<PackedGroup<gpu::driver::DeviceMemory<'static>>>),
+    Device(Vec<PackedGroup<gpu::driver::DeviceMemory>>),
     /// For the simulated GPU.
     #[cfg(feature = "sim")]
     Simulated(Vec<PackedGroup<Vec<u8>>>),
@@ -168,15 +168,17 @@ pub fn all() -> &'static [&'static dyn Backend] {
         #[cfg(target_arch = "x86_64")]
         &cpu::Avx2,
         &cpu::Scalar,
-        &gpu::Cuda,
+        &gpu::Cuda::FIRST,
         #[cfg(feature = "sim")]
         &gpu::Simulated(sim::Schedule::Random(1)),
     ]
 }
 
-/// The backend of that name, whether or not it can run here.
+/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on.
 pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
-    all().iter().copied().find(|b| b.name() == name).ok_or_else(|| Error::UnknownName {
+    let listed = all().iter().copied().find(|b| b.name() == name);
+    let device = || gpu::Cuda::by_name(name).map(|cuda| cuda as &'static dyn Backend);
+    listed.or_else(device).ok_or_else(|| Error::UnknownName {
         what: "backend",
         name: name.to_owned(),
         known: all().iter().map(|b| b.name()).chain(["auto"]).collect::<Vec<_>>().join(", "),

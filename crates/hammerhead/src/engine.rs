@@ -3,6 +3,8 @@
 //! An [`Engine`] knows which backends this machine has and how many threads to use. A [`Layer`] is weights packed by an
 //! engine, with their gate. Both can be shared between threads.
 
+use std::sync::Arc;
+
 use format::{Dense, Values};
 use half::{bf16, f16};
 
@@ -36,7 +38,7 @@ pub struct Engine {
 /// The weights of every group of a layer, packed once, and the gate that joins them.
 #[derive(Debug)]
 pub struct Layer {
-    packed: Packed,
+    packed: Arc<Packed>,
     columns: Vec<(usize, usize)>,
     gate: Gate,
     checkpoint_bytes: usize,
@@ -51,6 +53,11 @@ impl Layer {
     /// The gate.
     pub fn gate(&self) -> Gate {
         self.gate
+    }
+
+    /// The packed weights.
+    pub(crate) fn packed(&self) -> &Arc<Packed> {
+        &self.packed
     }
 
     /// The bytes these weights take in memory.
@@ -114,7 +121,7 @@ impl Engine {
             return Err(Error::Mismatch { group, what: "the weights", found: found.into(), expected: expected.into() });
         }
         Ok(Layer {
-            packed: self.backends[0].prepack(weights)?,
+            packed: Arc::new(self.backends[0].prepack(weights)?),
             columns: operands::columns_of(weights),
             gate,
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),

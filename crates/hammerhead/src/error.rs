@@ -190,6 +190,58 @@ pub enum Error {
         text: String,
     },
 
+    /// A device's memory could not be had.
+    #[error(
+        "device {device} has {free} of {total} bytes free and {bytes} are needed for {what}; free memory of the device, or split the problem"
+    )]
+    DeviceMemory {
+        /// How much.
+        bytes: usize,
+        /// For what.
+        what: &'static str,
+        /// The device.
+        device: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes that there are.
+        total: usize,
+    },
+
+    /// An address at which an operand cannot be.
+    #[error("group {group}: the address of {what}, {address:#x}, {reason}; {remedy}")]
+    Pointer {
+        /// The group.
+        group: usize,
+        /// Which operand.
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+
+    /// A stream of another device or context.
+    #[error(
+        "stream {handle:#x} does not belong to the primary context of device {device}; open the queue on the stream's device, and make streams with CUDA's runtime or in that context"
+    )]
+    Stream {
+        /// The stream.
+        handle: u64,
+        /// The device it was to be used on.
+        device: usize,
+    },
+
+    /// Something that cannot be done while a graph is captured.
+    #[error(
+        "the stream is being captured in a graph, and {what}; compute once with the same shapes before the capture"
+    )]
+    Capture {
+        /// What must be done.
+        what: &'static str,
+    },
+
     /// The CUDA driver's compiler refused a kernel.
     #[error(
         "the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}"

@@ -120,6 +120,18 @@ impl fmt::Display for Activation {
     }
 }
 
+impl FromStr for Activation {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Activation::ALL.into_iter().find(|a| a.to_string() == name).ok_or_else(|| Error::UnknownName {
+            what: "activation type",
+            name: name.to_owned(),
+            known: "nvfp4, f16, bf16, f32".to_owned(),
+        })
+    }
+}
+
 /// What to compute: for each group `C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`, or `C = α₁·A·B1ᵀ` with [`Gate::None`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {

@@ -96,7 +96,7 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
         .map(|(function, output)| Which::Join(join::Config { function, output, groups: 8 }));
     let expansions = [Source::NvFp4, Source::Single]
         .into_iter()
-        .flat_map(|source| [1, MOST_SEGMENTS].map(|segments| Which::Expand(expand::Config { source, segments })));
+        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| Which::Expand(expand::Config::new(source, runs))));
     let mut wrong = Vec::new();
     for which in configs().into_iter().map(Which::Multiply).chain(joins).chain(expansions) {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));

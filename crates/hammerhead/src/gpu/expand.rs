@@ -47,14 +47,6 @@ impl Source {
         }
     }
 
-    /// Times that a thread takes a unit: as much in flight as hides memory's latency, in as many threads as there are.
-    fn rounds(self) -> u32 {
-        match self {
-            Source::NvFp4 => 2,
-            Source::Single => 1,
-        }
-    }
-
     /// Bytes of the source that are one unit, scales aside.
     fn unit_bytes(self) -> u32 {
         match self {
@@ -77,6 +69,17 @@ pub struct Config {
     pub source: Source,
     /// Segments that it has arguments for.
     pub segments: usize,
+    /// Times that a thread takes a unit.
+    pub rounds: u32,
+}
+
+impl Config {
+    /// The kernel for so many runs of elements.
+    pub fn new(source: Source, runs: usize) -> Self {
+        // As much in flight as hides memory's latency: eight floats are two loads already.
+        let rounds = if source == Source::NvFp4 { 2 } else { 1 };
+        Config { source, segments: if runs == 1 { 1 } else { MOST_SEGMENTS }, rounds }
+    }
 }
 
 /// A run of elements.
@@ -119,24 +122,24 @@ pub fn launches(source: Source, segments: &[Segment]) -> Vec<Launch> {
             None => runs.push(*segment),
         }
     }
-    runs.chunks(MOST_SEGMENTS).map(|runs| launch(source, runs)).collect()
+    runs.chunks(MOST_SEGMENTS).map(|runs| launch(Config::new(source, runs.len()), runs)).collect()
 }
 
-/// One launch. Where there are fewer segments than arguments, the last is repeated and begins beyond the grid.
-fn launch(source: Source, runs: &[Segment]) -> Launch {
-    let config = Config { source, segments: if runs.len() == 1 { 1 } else { MOST_SEGMENTS } };
+/// One launch over at most as many runs as the kernel has arguments for. Where there are fewer, the last is repeated and begins
+/// beyond the grid.
+pub fn launch(config: Config, runs: &[Segment]) -> Launch {
     let (mut arguments, mut blocks) = (Vec::new(), 0u32);
     for index in 0..config.segments {
         let run = runs[index.min(runs.len() - 1)];
         let units = (run.elements / UNIT) as u32;
         arguments.push(Argument::Pointer(run.source));
-        match source {
+        match config.source {
             Source::NvFp4 => arguments.push(Argument::Pointer(run.scales)),
             Source::Single => arguments.extend([Argument::U64(run.plane), Argument::F32(run.factor)]),
         }
         arguments.extend([Argument::Pointer(run.target), Argument::U32(units), Argument::U32(blocks)]);
         if index < runs.len() {
-            blocks += units.div_ceil(THREADS * source.rounds());
+            blocks += units.div_ceil(THREADS * config.rounds);
         }
     }
     Launch { which: Which::Expand(config), grid: [blocks, 1, 1], arguments, overlapping: true }
@@ -198,10 +201,9 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
     let run = k.phase("choose", |k| choose(k, &runs, block));
     let within = k.sub(block, run.first_block);
-    let first = k.mul_add(within, THREADS * config.source.rounds(), thread);
+    let first = k.mul_add(within, THREADS * config.rounds, thread);
     k.grid_dependency_wait();
-    let places: Vec<(Reg<U32>, Pred)> =
-        (0..config.source.rounds()).map(|round| unit(&mut k, &run, first, round)).collect();
+    let places: Vec<(Reg<U32>, Pred)> = (0..config.rounds).map(|round| unit(&mut k, &run, first, round)).collect();
     match config.source {
         Source::NvFp4 => expand_codes(&mut k, &run, &places),
         Source::Single => split_floats(&mut k, &run, &places),
@@ -332,7 +334,7 @@ mod tests {
         let following = [segment(0x1000, 0x4000, 64), segment(0x1020, 0x4080, 0), segment(0x1020, 0x4080, 32)];
         let launches = launches(Source::NvFp4, &following);
         let [launch] = &launches[..] else { panic!("{launches:?}") };
-        assert_eq!(launch.which, Which::Expand(Config { source: Source::NvFp4, segments: 1 }));
+        assert_eq!(launch.which, Which::Expand(Config::new(Source::NvFp4, 1)));
         assert_eq!(launch.arguments[3], Argument::U32(96 / UNIT as u32));
     }
 

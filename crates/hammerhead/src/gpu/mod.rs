@@ -1,32 +1,36 @@
 //! The GPU: kernels as Rust functions that build instructions, and two backends that run them.
 //!
 //! `sm90` are the products, in every strategy, and `join` is what two passes need besides; all are plain functions from a
-//! config to a [`ptx::Kernel`]. `pack` lays weights out for them, and `expand` (on the device) or `tokens` (on the
-//! host) makes of activations what the tensor cores take. `gating` is the arithmetic of the gate. `multiply` cuts a problem into launches of those kernels and `model` says which
-//! configurations are legal and what they should cost.
+//! config to a [`ptx::Kernel`]. `pack` lays weights out for them, `expand` makes of tokens what the tensor cores
+//! take, and `gating` is the arithmetic of the gate. `multiply` cuts a problem's products into
+//! launches of those kernels, `launches` puts the expansion before them, and `model` says which configurations are legal and
+//! what they should cost. `queue` computes on memory of the caller's and `clock` times that.
 //!
 //! Two devices run the launches: `cuda` through the driver (`driver`), and `simulated` on the CPU, instruction by
 //! instruction, which needs no GPU and finds faults that a GPU would hide; `mutations` proves that it does. The simulator is behind the feature `sim`: it
 //! serves tests and the command line, and a program that embeds this crate should not have to build it.
 
+pub mod clock;
 pub mod cuda;
 pub mod driver;
 pub mod expand;
 pub mod gating;
 pub mod join;
+mod launches;
 mod model;
 pub mod multiply;
 #[cfg(feature = "sim")]
 pub mod mutations;
 pub mod pack;
+mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
 pub mod sm90;
-mod tokens;
 
 pub use cuda::Cuda;
 pub use model::{kernel_config, kernels};
 pub use pack::{PackedGroup, PackedMatrix};
+pub use queue::{DeviceOutput, DeviceTokens, Queue};
 #[cfg(feature = "sim")]
 pub use simulated::Simulated;
 

@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 
 use ptx::Kernel;
 
+use super::expand::{self, Source};
 use super::multiply::{self, ending, products};
-use super::sm90::{self, CAPACITIES, UNIT};
-use super::{Which, join, tokens};
+use super::sm90::{self, CAPACITIES, Tokens, UNIT};
+use super::{Which, join};
 use crate::gpu::gating::Function;
 use crate::{Config, Cost, Epilogue, Error, Gate, Problem, Result, Schedule, Shape, Strategy, Tile};
 
@@ -128,7 +129,7 @@ fn kernel_of(problem: &Problem, config: &Config) -> Result<sm90::Config, String>
         stages: narrow(config.stages),
         epilogue: config.epilogue,
         schedule: config.schedule,
-        element: tokens::element(problem.activation()),
+        element: Tokens::of(problem.activation()),
         function,
         output,
         groups: 1,
@@ -214,7 +215,8 @@ pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
     let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
     let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
     let multiply = sm90::Config { groups, ..kernel_config(problem, config)? };
-    let mut each = vec![Which::Multiply(multiply)];
+    let expansion = Source::of(problem.activation()).map(|source| Which::Expand(expand::Config::new(source, 1)));
+    let mut each: Vec<Which> = expansion.into_iter().chain([Which::Multiply(multiply)]).collect();
     if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
         let (function, output) = (Function::of(problem.gate()), problem.output());
         each.push(Which::Join(join::Config { function, output, groups }));
@@ -225,7 +227,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
 /// How many times a block takes a step over 64 of K, in all.
 #[cfg(feature = "sim")]
 pub(super) fn tile_steps(problem: &Problem, config: &Config) -> usize {
-    let parts = tokens::element(problem.activation()).parts() as usize;
+    let parts = Tokens::of(problem.activation()).parts() as usize;
     let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
     let steps = |s: &Shape| tiles(s) * s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
     problem.groups().iter().map(steps).sum()

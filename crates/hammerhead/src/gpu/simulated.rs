@@ -5,14 +5,14 @@
 //! test kernels, not to be fast: problems beyond a thousand tile steps are refused.
 //!
 //! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is the
-//! private joint between `multiply` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
+//! private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
 //! circle: the simulator knows instructions only.
 
 use sim::{Arg, Buffer, Limits, Schedule};
 
-use super::multiply::{GroupOperands, launches, workspace_bytes};
-use super::pack::PackedGroup;
-use super::{Argument, Launch, model, tokens};
+use super::launches::{TokenPlace, bytes_of, launches, workspace_bytes};
+use super::pack::{PackedGroup, PackedMatrix};
+use super::{Argument, Launch, model};
 use crate::backend::{Backend, Operands, Packed, Target};
 use crate::cpu::Threads;
 use crate::{Activations, Config, Cost, Error, Problem, Result, Weights};
@@ -43,27 +43,23 @@ fn argument(argument: &Argument) -> Arg {
     }
 }
 
-/// Puts a group's operands into the simulated memory, and makes room for its result.
-fn place(
-    gpu: &mut sim::Gpu,
-    problem: &Problem,
-    weights: &PackedGroup<Vec<u8>>,
-    activations: &Activations<'_>,
-) -> (GroupOperands, Buffer) {
-    let m = activations.rows();
-    let out = gpu.alloc("result", m * weights.n * problem.output().bytes());
-    let tokens = gpu.upload("tokens", &tokens::expand(activations));
-    gpu.await_predecessor(tokens);
-    let uploaded: Vec<Buffer> = weights.matrices.iter().map(|m| gpu.upload("weights", &m.memory)).collect();
-    let (_, globals) = weights.both(|_| 0);
-    let operands = GroupOperands {
-        weights: [uploaded[0].address, uploaded[uploaded.len() - 1].address],
-        tokens: tokens.address,
-        part_bytes: (2 * m * weights.k) as u64,
-        out: out.address,
-        alphas: globals.map(|global| global * f64::from(activations.global())),
-    };
-    (operands, out)
+/// Puts a group's tokens into the simulated memory as they come, as a kernel before the first would have left them there.
+fn place(gpu: &mut sim::Gpu, activations: &Activations<'_>, largest: f32) -> TokenPlace {
+    let [values, scales] = bytes_of(activations).map(|bytes| {
+        let buffer = gpu.upload("tokens", bytes);
+        gpu.await_predecessor(buffer);
+        buffer.address
+    });
+    TokenPlace::of(activations, largest, values, scales)
+}
+
+/// Puts a group's weights there.
+fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGroup<Buffer> {
+    let matrices = weights
+        .matrices
+        .iter()
+        .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
+    PackedGroup { n: weights.n, k: weights.k, matrices: matrices.collect() }
 }
 
 fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<()> {
@@ -122,14 +118,16 @@ impl Backend for Simulated {
             return Err(Error::Layout { backend: NAME, found: operands.weights.layout(), expected: LAYOUT });
         };
         let mut gpu = sim::Gpu::new(Limits::h200());
-        let (mut placed, mut results) = (Vec::new(), Vec::new());
-        for (weights, activations) in groups.iter().zip(operands.activations) {
-            let (operands, out) = place(&mut gpu, problem, weights, activations);
-            placed.push(operands);
-            results.push(out);
+        let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());
+        for (group, shape) in problem.groups().iter().enumerate() {
+            tokens.push(place(&mut gpu, &operands.activations[group], operands.largest[group]));
+            weights.push(place_weights(&mut gpu, &groups[group]));
+            results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
         }
         let workspace = gpu.alloc("workspace", workspace_bytes(problem, config));
-        for launch in launches(problem, config, &placed, workspace.address, MULTIPROCESSORS)? {
+        let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
+        let device = (workspace.address, MULTIPROCESSORS);
+        for launch in launches(problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)? {
             run_launch(&mut gpu, &launch, self.0)?;
         }
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {

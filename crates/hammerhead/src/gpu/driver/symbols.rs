@@ -1,7 +1,7 @@
 //! The CUDA driver's functions by name, and the few C structures that they take.
 //!
 //! The library is opened when somebody asks for it, so that neither building nor running on a machine without a GPU needs
-//! anything of NVIDIA's. Thirty functions are all we call; a binding of the whole API would bring its own ideas of
+//! anything of NVIDIA's. Fifty functions are all we call; a binding of the whole API would bring its own ideas of
 //! loading, of errors and of when to panic, to save the table below.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -12,7 +12,7 @@ use super::Absent;
 
 /// A status; zero is success.
 pub type Status = c_int;
-/// A context, a module, a function, a stream or an event.
+/// A context, a module, a function, a stream, an event, a graph or a linker.
 pub type Handle = *mut c_void;
 
 /// Where Linux and Windows have the driver's library.
@@ -36,6 +36,7 @@ pub struct LaunchConfig {
 
 /// `CUlaunchAttribute`: a number that says what it is, and a union of 64 bytes.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct LaunchAttribute {
     pub id: c_int,
     pub padding: [u8; 4],
@@ -77,8 +78,14 @@ symbols! {
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
-    context_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_get = "cuCtxGetCurrent" (*mut Handle);
     context_set = "cuCtxSetCurrent" (Handle);
+    link_create = "cuLinkCreate_v2" (c_uint, *mut c_int, *mut *mut c_void, *mut Handle);
+    link_add = "cuLinkAddData_v2" (
+        Handle, c_int, *mut c_void, usize, *const c_char, c_uint, *mut c_int, *mut *mut c_void
+    );
+    link_complete = "cuLinkComplete" (Handle, *mut *mut c_void, *mut usize);
+    link_destroy = "cuLinkDestroy" (Handle);
     module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
     module_unload = "cuModuleUnload" (Handle);
     module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
@@ -86,11 +93,23 @@ symbols! {
     set_function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
     memory_alloc = "cuMemAlloc_v2" (*mut u64, usize);
     memory_free = "cuMemFree_v2" (u64);
+    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    memory_set = "cuMemsetD8Async" (u64, u8, usize, Handle);
+    pointer_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, u64);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
+    copy_within = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, Handle);
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
+    stream_context = "cuStreamGetCtx" (Handle, *mut Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
     stream_destroy = "cuStreamDestroy_v2" (Handle);
+    stream_is_capturing = "cuStreamIsCapturing" (Handle, *mut c_int);
+    capture_begin = "cuStreamBeginCapture_v2" (Handle, c_int);
+    capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
+    graph_launch = "cuGraphLaunch" (Handle, Handle);
+    graph_exec_destroy = "cuGraphExecDestroy" (Handle);
+    graph_destroy = "cuGraphDestroy" (Handle);
     event_create = "cuEventCreate" (*mut Handle, c_uint);
     event_record = "cuEventRecord" (Handle, Handle);
     event_synchronize = "cuEventSynchronize" (Handle);

@@ -35,7 +35,7 @@ pub(super) use work::{Elements, RECORD_BYTES, locate};
 pub use work::{Record, table};
 
 use super::gating::Function;
-use crate::{Epilogue, Output, Schedule};
+use crate::{Activation, Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::Work;
 
@@ -77,6 +77,15 @@ pub enum Tokens {
 }
 
 impl Tokens {
+    /// What tokens of a type become before they are multiplied.
+    pub fn of(activation: Activation) -> Self {
+        match activation {
+            Activation::NvFp4 | Activation::F16 => Tokens::F16,
+            Activation::BF16 => Tokens::Bf16,
+            Activation::F32 => Tokens::Bf16Sum,
+        }
+    }
+
     /// Numbers that make up one token's element.
     pub fn parts(self) -> u32 {
         if self == Tokens::Bf16Sum { 3 } else { 1 }
