@@ -5,16 +5,17 @@
 //! a copy comes round again. Cases with weights of the same sizes share their copies. Timings of all cases and samples
 //! of the machine's ceilings are interleaved in rounds, so that a slow minute of a shared machine falls on all of them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use hammerhead::cases::{Case, Inputs, Instance, Suite};
+use hammerhead::gpu::cuda;
 use hammerhead::machine::Machine;
 use hammerhead::verify::{Expected, Report};
-use hammerhead::{Engine, Gate, Layer, Problem, Weights};
+use hammerhead::{Activation, Engine, Gate, Layer, Problem, Weights};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -24,7 +25,7 @@ use crate::run::groups;
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::{Error, Result, console, files, memory};
+use crate::{Error, Result, bench_gpu, console, files, memory};
 
 /// Bytes of weights that pass before a copy comes round again, beyond any cache.
 const ROTATION: f64 = 1.2e9;
@@ -37,7 +38,7 @@ const SAMPLES: usize = 3;
 /// Seconds between samples of the machine's ceilings.
 const PROBE_EVERY: f64 = 0.25;
 /// The version of the JSON report's layout.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 
 /// Measure speed, with cold and with warm weights
 #[derive(Debug, ClapArgs)]
@@ -49,10 +50,14 @@ const SCHEMA: u32 = 1;
     allow as a part of the median. Warm weights may beat the floor, because caches are faster than memory.\n\n\
     The copies take up to 1.2 GB for each size of weights, and less where memory is short; the report says how many \
     bytes were rotated.\n\n\
+    On a GPU (--backend cuda) the device's own clock times graphs of calls over weights, tokens and results in rotation \
+    beyond its cache, after a pause (burst) and after 300 ms of load (sustained); copies to and from the host are not part of \
+    it, the expansion of NVFP4 tokens is.\n\n\
     Examples:\n  \
     hammerhead bench\n  \
     hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
-    hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong"
+    hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
+    hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
 pub struct Args {
     /// Measure this suite: dual, group, decode or edge; may be given several times [default: dual, group and decode]
@@ -67,11 +72,31 @@ pub struct Args {
     /// The seed that the numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own; on a GPU f16 and nvfp4]
+    #[arg(long, value_name = "TYPE")]
+    activation: Vec<Activation>,
     /// Write a JSON report to this file as well
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
     how: How,
+}
+
+impl Args {
+    /// The types of tokens that were asked for, or these.
+    pub fn activations(&self, default: &[Activation]) -> Vec<Activation> {
+        if self.activation.is_empty() { default.to_vec() } else { options::each_once(&self.activation) }
+    }
+
+    /// Where a JSON report goes.
+    pub fn json(&self) -> Option<&Path> {
+        self.json.as_deref()
+    }
+
+    /// What the numbers are made from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -127,6 +152,12 @@ pub fn bench(args: &Args) -> Result<()> {
     let engine = args.how.engine()?;
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
+    if engine.backends()[0].layout() == cuda::LAYOUT {
+        return bench_gpu::bench(args, &cases, &engine);
+    }
+    let types = |case: &Case| args.activations(&[case.activation]);
+    let cases: Vec<Case> =
+        cases.iter().flat_map(|case| types(case).into_iter().map(|activation| with_tokens(case, activation))).collect();
     let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut measured = Vec::new();
@@ -151,16 +182,24 @@ pub fn bench(args: &Args) -> Result<()> {
     tell(&report)
 }
 
+/// A case with tokens of some type. The community's inputs are only theirs with their own tokens; others get realistic ones.
+pub fn with_tokens(case: &Case, activation: Activation) -> Case {
+    let inputs = if activation == case.activation { case.inputs } else { Inputs::Realistic };
+    Case { activation, inputs, ..case.clone() }
+}
+
 /// What cases must have in common to use the same weights.
 #[derive(Clone, Debug, PartialEq)]
-struct Kind {
+pub struct Kind {
     columns: Vec<(usize, usize)>,
-    gate: Gate,
+    /// The gate.
+    pub gate: Gate,
     inputs: Inputs,
 }
 
 impl Kind {
-    fn of(case: &Case) -> Self {
+    /// What a case's weights are like.
+    pub fn of(case: &Case) -> Self {
         Self { columns: case.groups.iter().map(|s| (s.n, s.k)).collect(), gate: case.gate, inputs: case.inputs }
     }
 }
@@ -421,5 +460,12 @@ mod tests {
         let decode = cases::suite(Suite::Decode);
         assert_eq!(batches(&decode, 100e6).unwrap()[0][0].copies, 3);
         assert_eq!(batches(&decode, 0.0).unwrap()[0][0].copies, 1);
+    }
+
+    #[test]
+    fn the_communitys_tolerance_is_asked_for_with_the_communitys_tokens_only() {
+        let case = &cases::suite(Suite::Dual)[0];
+        assert!(with_tokens(case, Activation::NvFp4).is_community());
+        assert!(!with_tokens(case, Activation::F16).is_community());
     }
 }
