@@ -202,7 +202,7 @@ fn on_the_processor(entries: &[&Entry]) -> bool {
     let gpu = hammerhead::gpu::cuda::NAME;
     entries.iter().all(|entry| match entry {
         Entry::Builtin { ways } => ways.iter().all(|way| way.backend != gpu),
-        Entry::Program { .. } => hammerhead::gpu::cuda::context().is_err(),
+        Entry::Program { .. } => hammerhead::gpu::cuda::context(0).is_err(),
     })
 }
 
