@@ -1,7 +1,7 @@
 //! Which configurations the GPU kernels can run, and what they should cost on an H200.
 //!
-//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in T/2
-//! cycles, or in as long as dequantising them takes, about 24 + T/3. A tile costs that times its blocks of rows and its steps
+//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
+//! more than T/2 cycles, or in as long as dequantising them takes, about 34 + T/3.5. A tile costs that times its blocks of rows and its steps
 //! of K, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them,
 //! the longest first, and the busiest one is the time of the tensor cores. Weights come from memory once. The larger of the
 //! two times, and what launching takes, is the prediction.
@@ -30,6 +30,12 @@ const FILL: f64 = 1400.0;
 const FINISH: f64 = 700.0;
 const FINISH_TOKEN: f64 = 9.0;
 
+/// Cycles per token in which 64 weight rows and 16 of K are multiplied: one half, and what the tensor cores idle.
+const MULTIPLY_TOKEN: f64 = 0.525;
+/// Cycles in which such a fragment is made and multiplied where making it takes longer: as halves, as bfloat16; per token.
+const DEQUANTISE: f64 = 34.0;
+const DEQUANTISE_WIDE: f64 = 40.0;
+const DEQUANTISE_TOKEN: f64 = 1.0 / 3.5;
 /// What a multiplication takes longer when only one warpgroup has some under way.
 const ALONE: f64 = 1.2;
 
@@ -160,8 +166,9 @@ fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize) -> f64 {
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
-    let multiplying = f64::from(kernel.element.parts()) * width / 2.0;
-    let slice = multiplying.max(24.0 + width / 3.0);
+    let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN;
+    let dequantise = if kernel.element == sm90::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
+    let slice = multiplying.max(dequantise + width * DEQUANTISE_TOKEN);
     // A warpgroup alone does not keep the tensor cores busy.
     let slice = if kernel.ping_pong { slice * ALONE } else { slice };
     let steps = k.div_ceil(UNIT as usize) as f64 * 4.0;

@@ -51,18 +51,46 @@ pub(super) struct Consumer {
 
 /// Where the main loop is.
 struct Walk {
-    turn: Turn,
     /// Units left, the present one included.
     left: Reg<U32>,
-    /// Unit within the stage.
-    unit: Reg<U32>,
-    /// Low word of the descriptor of the present unit's tokens.
-    tokens: Reg<U32>,
-    /// Address of the present unit's words and scales.
-    words: Reg<U32>,
-    scales: Reg<U32>,
     /// Barrier of a stage that has been read but not yet released, or 0.
     pending: Reg<U32>,
+    here: Spot,
+    /// The spot after this one. It is found early, while multiplications are under way.
+    next: Spot,
+    turn: Turn,
+    /// Unit within the stage whose turn it is.
+    unit: Reg<U32>,
+}
+
+/// Where a unit of k is.
+struct Spot {
+    /// The barriers of its stage, and the parity of the round.
+    full: Reg<U32>,
+    parity: Reg<U32>,
+    empty: Reg<U32>,
+    /// Low word of the descriptor of its tokens.
+    tokens: Reg<U32>,
+    /// Address of its words and scales.
+    words: Reg<U32>,
+    scales: Reg<U32>,
+}
+
+impl Spot {
+    fn new(k: &mut Builder) -> Self {
+        let [full, parity, empty, tokens, words, scales] = k.registers();
+        Spot { full, parity, empty, tokens, words, scales }
+    }
+
+    fn registers(&self) -> [Reg<U32>; 6] {
+        [self.full, self.parity, self.empty, self.tokens, self.words, self.scales]
+    }
+
+    fn set(&self, k: &mut Builder, other: &Spot) {
+        for (to, from) in self.registers().into_iter().zip(other.registers()) {
+            k.set(to, from);
+        }
+    }
 }
 
 pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
@@ -184,13 +212,12 @@ impl Consumer {
         let own = parts.pipe.fork(k, turn);
         let left = self.own_units(k, parts, &own, share);
         let walk = Walk {
-            turn: own,
             left,
-            unit: k.variable(0),
-            tokens: k.register(),
-            words: k.register(),
-            scales: k.register(),
             pending: k.variable(0),
+            here: Spot::new(k),
+            next: Spot::new(k),
+            turn: own,
+            unit: k.variable(0),
         };
         let end = k.label();
         // A short k may leave nothing for the second block or the second warpgroup.
@@ -198,8 +225,9 @@ impl Consumer {
             let nothing = k.eq(left, 0);
             k.branch_if(nothing, end);
         }
-        self.enter_stage(k, parts, &walk);
-        k.phase("load", |k| self.load(k, parts, &walk, 0));
+        self.find(k, parts, &walk, &walk.here);
+        k.phase("wait", |k| parts.pipe.wait_full(k, walk.here.full, walk.here.parity));
+        k.phase("load", |k| self.load(k, parts, &walk.here, 0));
         // With so few stages the next one is the present one: it cannot be waited for before it is released.
         if self.config.stages <= along_k {
             self.dequantise(k, 0, &[0, 1]);
@@ -224,8 +252,7 @@ impl Consumer {
         // Nobody waits for the last stages of a block.
         if self.config.schedule == Schedule::Persistent || self.config.passes() > 1 {
             k.phase("release", |k| {
-                let empty = parts.pipe.release_at(k, &walk.turn);
-                parts.pipe.release(k, empty, self.leads);
+                parts.pipe.release(k, walk.here.empty, self.leads);
             });
         }
         k.place(end);
@@ -234,23 +261,64 @@ impl Consumer {
         }
     }
 
-    /// Waits for the stage whose turn it is, and finds its tokens and weights.
-    fn enter_stage(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
-        k.phase("wait", |k| parts.pipe.wait_full(k, &walk.turn));
+    /// Finds the unit whose turn it is.
+    fn find(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
+        let [full, empty] = parts.pipe.barriers(k, &walk.turn);
         let tile = parts.pipe.token_tile(k, &walk.turn);
-        let low = k.descriptor_low(TOKEN_LAYOUT, tile);
-        k.set(walk.tokens, low);
         let chunks = parts.pipe.chunks(k, &walk.turn);
+        let (tile, chunks) = match self.config.units {
+            1 => (tile, chunks),
+            _ => {
+                let token_bytes = self.config.unit_bytes()[0];
+                (k.mul_add(walk.unit, token_bytes, tile), k.mul_add(walk.unit, CHUNK_BYTES, chunks))
+            }
+        };
+        let tokens = k.descriptor_low(TOKEN_LAYOUT, tile);
         let (words, scales) = (k.add(chunks, self.words_at), k.add(chunks, self.scales_at));
-        k.set(walk.words, words);
-        k.set(walk.scales, scales);
+        spot.set(k, &Spot { full, parity: walk.turn.parity, empty, tokens, words, scales });
+    }
+
+    /// Goes on to the next unit, in the same stage or in the next one of this warpgroup, and finds it.
+    fn find_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
+        let along_k = self.config.division().along_k;
+        if self.config.units == 1 {
+            parts.pipe.advance(k, &walk.turn, along_k);
+        } else {
+            let unit = k.add(walk.unit, 1);
+            let unit = k.and(unit, self.config.units - 1);
+            k.set(walk.unit, unit);
+            let left_stage = k.eq(unit, 0);
+            parts.pipe.advance_if(k, left_stage, &walk.turn, along_k);
+        }
+        self.find(k, parts, walk, &walk.next);
+    }
+
+    /// Moves to the next unit, waits for its stage if that is another one, and reads its words. The present stage, if it is left,
+    /// is released at once, or noted to be released when its last multiplication is done.
+    fn enter_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk, set: usize, at_once: bool) {
+        let change_stage = |k: &mut Builder| {
+            match at_once {
+                true => k.phase("release", |k| parts.pipe.release(k, walk.here.empty, self.leads)),
+                false => k.set(walk.pending, walk.here.empty),
+            }
+            k.phase("wait", |k| parts.pipe.wait_full(k, walk.next.full, walk.next.parity));
+        };
+        if self.config.units == 1 {
+            change_stage(k);
+        } else {
+            let left_stage = k.eq(walk.unit, 0);
+            k.if_(left_stage, change_stage);
+        }
+        k.phase("load", |k| self.load(k, parts, &walk.next, set));
+        walk.here.set(k, &walk.next);
     }
 
     /// Multiplies one unit; says whether there is another. Fragments 0 and 1 are ready; 2 and 3, and if there are more units
     /// the next one's 0 and 1, are made while the tensor cores are busy.
     fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, pass: usize, width: u32) -> Pred {
-        let tokens = k.variable(walk.tokens);
+        let tokens = k.variable(walk.here.tokens);
         self.multiply(k, 0, &[0], tokens, pass, width);
+        self.find_next(k, parts, walk);
         self.refill(k, 2);
         self.multiply(k, 0, &[1], tokens, pass, width);
         self.refill(k, 3);
@@ -259,10 +327,7 @@ impl Consumer {
         let left = k.sub(walk.left, 1);
         k.set(walk.left, left);
         let more = k.ne(left, 0);
-        k.if_(more, |k| {
-            self.next_unit(k, parts, walk, false);
-            k.phase("load", |k| self.load(k, parts, walk, 0));
-        });
+        k.if_(more, |k| self.enter_next(k, parts, walk, 0, false));
         self.multiply(k, 0, &[2], tokens, pass, width);
         self.refill(k, 0);
         self.multiply(k, 0, &[3], tokens, pass, width);
@@ -272,8 +337,8 @@ impl Consumer {
 
     /// Multiplies one unit from one set of fragments while the next unit's are made in the other; says whether there is one.
     fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, [pass, set]: [usize; 2], width: u32) -> Pred {
-        let tokens = k.variable(walk.tokens);
-        self.multiply(k, set, &[0, 1, 2, 3], tokens, pass, width);
+        self.multiply(k, set, &[0, 1, 2, 3], walk.here.tokens, pass, width);
+        self.find_next(k, parts, walk);
         // The group before this one is done, and so is the stage that it was the last to read.
         k.wgmma_wait(1);
         self.release_pending(k, parts, walk);
@@ -281,8 +346,7 @@ impl Consumer {
         k.set(walk.left, left);
         let more = k.ne(left, 0);
         k.if_(more, |k| {
-            self.next_unit(k, parts, walk, false);
-            k.phase("load", |k| self.load(k, parts, walk, 1 - set));
+            self.enter_next(k, parts, walk, 1 - set, false);
             self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
         });
         more
@@ -301,58 +365,23 @@ impl Consumer {
 
     /// Multiplies one unit with nothing of the next one under way; says whether there is another.
     fn unit_alone(&self, k: &mut Builder, parts: &Parts, walk: &Walk, pass: usize, width: u32) -> Pred {
-        let tokens = k.variable(walk.tokens);
+        let tokens = walk.here.tokens;
         self.multiply(k, 0, &[0], tokens, pass, width);
         self.dequantise(k, 0, &[2]);
         self.multiply(k, 0, &[1], tokens, pass, width);
         self.dequantise(k, 0, &[3]);
         self.multiply(k, 0, &[2, 3], tokens, pass, width);
+        self.find_next(k, parts, walk);
         k.wgmma_wait(0);
         k.sync_warp();
         let left = k.sub(walk.left, 1);
         k.set(walk.left, left);
         let more = k.ne(left, 0);
         k.if_(more, |k| {
-            self.next_unit(k, parts, walk, true);
-            k.phase("load", |k| self.load(k, parts, walk, 0));
+            self.enter_next(k, parts, walk, 0, true);
             self.dequantise(k, 0, &[0, 1]);
         });
         more
-    }
-
-    /// On to the next unit, in the same stage or in the next one of this warpgroup. The present stage is released at once, or
-    /// noted to be released when its last multiplication is done.
-    fn next_unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, at_once: bool) {
-        let next_stage = |k: &mut Builder| {
-            let empty = parts.pipe.release_at(k, &walk.turn);
-            match at_once {
-                true => k.phase("release", |k| parts.pipe.release(k, empty, self.leads)),
-                false => k.set(walk.pending, empty),
-            }
-            parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
-            self.enter_stage(k, parts, walk);
-        };
-        if self.config.units == 1 {
-            return next_stage(k);
-        }
-        let unit = k.add(walk.unit, 1);
-        k.set(walk.unit, unit);
-        let within = k.lt(unit, self.config.units);
-        k.if_else(
-            within,
-            |k| {
-                let token_bytes = self.config.unit_bytes()[0];
-                let tokens = k.add(walk.tokens, token_bytes / 16);
-                let (words, scales) = (k.add(walk.words, CHUNK_BYTES), k.add(walk.scales, CHUNK_BYTES));
-                k.set(walk.tokens, tokens);
-                k.set(walk.words, words);
-                k.set(walk.scales, scales);
-            },
-            |k| {
-                k.set(walk.unit, 0);
-                next_stage(k);
-            },
-        );
     }
 
     /// One set of fragments: one for each block of rows.
@@ -362,12 +391,12 @@ impl Consumer {
     }
 
     /// This thread's words and scales of a unit.
-    fn load(&self, k: &mut Builder, parts: &Parts, walk: &Walk, set: usize) {
+    fn load(&self, k: &mut Builder, parts: &Parts, spot: &Spot, set: usize) {
         let stride = parts.pipe.chunk_stride();
         for (block, fragments) in self.set(set).iter().enumerate() {
             let further = (2 * block as u32 * stride).cast_signed();
             let at = |address| Addr::<Shared>::of(address).plus(further);
-            fragments.load(k, at(walk.words), at(walk.scales), stride);
+            fragments.load(k, at(spot.words), at(spot.scales), stride);
         }
     }
 

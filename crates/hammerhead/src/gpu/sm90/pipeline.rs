@@ -90,6 +90,16 @@ impl Pipeline {
         }
     }
 
+    /// Goes on by a few stages where a condition holds.
+    pub fn advance_if(&self, k: &mut Builder, condition: Pred, turn: &Turn, by: u32) {
+        let (stage, parity) = (k.variable(turn.stage), k.variable(turn.parity));
+        self.advance(k, turn, by);
+        let stage = k.select(condition, turn.stage, stage);
+        let parity = k.select(condition, turn.parity, parity);
+        k.set(turn.stage, stage);
+        k.set(turn.parity, parity);
+    }
+
     /// Goes on by any number of stages.
     pub fn skip(&self, k: &mut Builder, turn: &Turn, by: Reg<U32>) {
         let next = k.add(turn.stage, by);
@@ -139,15 +149,14 @@ impl Pipeline {
         full
     }
 
-    /// Consumers wait until the stage's bytes have landed.
-    pub fn wait_full(&self, k: &mut Builder, turn: &Turn) {
-        let full = self.barrier(k, self.full, turn);
-        k.wait(Addr::of(full), turn.parity);
+    /// The barriers of the stage whose turn it is: full and empty.
+    pub fn barriers(&self, k: &mut Builder, turn: &Turn) -> [Reg<U32>; 2] {
+        [self.full, self.empty].map(|which| self.barrier(k, which, turn))
     }
 
-    /// The barrier at which a consumer releases this stage.
-    pub fn release_at(&self, k: &mut Builder, turn: &Turn) -> Reg<U32> {
-        self.barrier(k, self.empty, turn)
+    /// Consumers wait until a stage's bytes have landed in the round of this parity.
+    pub fn wait_full(&self, k: &mut Builder, full: Reg<U32>, parity: Reg<U32>) {
+        k.wait(Addr::of(full), parity);
     }
 
     /// A consumer warp has read the stage with this barrier for the last time. One lane speaks for all; the warp has met since
