@@ -20,6 +20,8 @@ use crate::error::{Error, Result};
 const MAJOR: u32 = 1;
 /// Set in the flags of memory that must not be written.
 const READ_ONLY: u64 = 1;
+/// The stream that stands for a consumer who minds the order himself.
+const NO_SYNCHRONISATION: i64 = -1;
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// The names by which a consumer marks a capsule whose contents it has taken over.
@@ -198,6 +200,15 @@ pub enum Place {
     Cuda(i32),
 }
 
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Host => f.write_str("the CPU"),
+            Place::Cuda(index) => write!(f, "CUDA device {index}"),
+        }
+    }
+}
+
 impl Place {
     fn of(device: &Device, what: &str) -> Result<Self> {
         match device.kind {
@@ -223,11 +234,11 @@ pub struct Array {
 }
 
 impl Array {
-    /// Borrows an array from the object that owns it. `what` names it in complaints. For an array on a GPU, `stream` is
-    /// where the memory will be used, so that its owner can see to it that the elements are there by then.
-    pub fn borrow(object: &Bound<'_, PyAny>, what: impl Into<String>, stream: Option<u64>) -> Result<Self> {
+    /// Borrows an array from the object that owns it. `what` names it in complaints. An array on a GPU that will be used
+    /// `in_order`, in its owner's own current stream, needs no synchronisation; else its owner sees to it.
+    pub fn borrow(object: &Bound<'_, PyAny>, what: impl Into<String>, in_order: bool) -> Result<Self> {
         let what = what.into();
-        let capsule = export(object, stream).map_err(|error| describe(object.py(), error, &what))?;
+        let capsule = export(object, in_order).map_err(|error| describe(object.py(), error, &what))?;
         let capsule = capsule
             .cast_into::<PyCapsule>()
             .map_err(|_| Error::kind(&what, "its __dlpack__ returned something other than a capsule"))?;
@@ -254,6 +265,21 @@ impl Array {
         &self.what
     }
 
+    /// Its elements.
+    pub fn len(&self) -> usize {
+        self.elements
+    }
+
+    /// Where it lies.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The address of its first element, in the memory of wherever it lies.
+    pub fn address(&self) -> u64 {
+        self.data.addr() as u64
+    }
+
     /// The bytes it takes, as addresses. Empty if there are no elements.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         let start = self.data.addr();
@@ -274,8 +300,14 @@ impl Array {
     /// Its elements as bytes.
     pub fn bytes(&self) -> Result<&[u8]> {
         self.expect_host()?;
+        self.expect_bytes()?;
+        Ok(self.slice())
+    }
+
+    /// Refuses elements that are not bytes.
+    pub fn expect_bytes(&self) -> Result<()> {
         match self.element {
-            Element::U8 => Ok(self.slice()),
+            Element::U8 => Ok(()),
             other => {
                 Err(Error::kind(&self.what, format!("its elements are {}, where uint8 is expected", other.name())))
             }
@@ -326,10 +358,9 @@ impl Array {
     fn expect_host(&self) -> Result<()> {
         match self.place {
             Place::Host => Ok(()),
-            Place::Cuda(index) => Err(Error::value(
-                &self.what,
-                format!("it lies on CUDA device {index}, where the CPU's memory is expected"),
-            )),
+            elsewhere => {
+                Err(Error::value(&self.what, format!("it lies on {elsewhere}, where the CPU's memory is expected")))
+            }
         }
     }
 
@@ -358,11 +389,11 @@ impl Array {
 }
 
 /// Asks an object for its capsule: in the versioned form if it knows that, else in the old one.
-fn export<'py>(object: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+fn export<'py>(object: &Bound<'py, PyAny>, in_order: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     let options = PyDict::new(py);
-    if let Some(stream) = stream {
-        options.set_item("stream", stream)?;
+    if in_order {
+        options.set_item("stream", NO_SYNCHRONISATION)?;
     }
     let versioned = options.copy()?;
     versioned.set_item("max_version", (MAJOR, 0))?;

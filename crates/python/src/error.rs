@@ -70,11 +70,12 @@ impl From<Error> for PyErr {
 }
 
 fn of_operation(error: &hammerhead::Error, message: String) -> PyErr {
-    use hammerhead::Error::{Driver, Format, Jit, Kernel, Memory, Unavailable};
+    use hammerhead::Error::{Capture, DeviceMemory, Driver, Format, Jit, Kernel, Memory, Stream, Unavailable};
     match error {
-        Memory { .. } => PyMemoryError::new_err(message),
-        Driver { name, .. } if name == "CUDA_ERROR_OUT_OF_MEMORY" => PyMemoryError::new_err(message),
-        Unavailable { .. } | Kernel(_) | Driver { .. } | Jit { .. } => PyRuntimeError::new_err(message),
+        Memory { .. } | DeviceMemory { .. } => PyMemoryError::new_err(message),
+        Unavailable { .. } | Kernel(_) | Driver { .. } | Jit { .. } | Stream { .. } | Capture { .. } => {
+            PyRuntimeError::new_err(message)
+        }
         Format(error) => of_format(error, message),
         _ => PyValueError::new_err(message),
     }

@@ -6,7 +6,8 @@ use hammerhead::{Activations, Experts, Gate, Weights};
 use pyo3::prelude::*;
 
 use crate::checkpoint::Checkpoint;
-use crate::dlpack::Array;
+use crate::cuda;
+use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
 
@@ -26,21 +27,21 @@ pub enum TokenParts<'py> {
 
 /// A borrowed NVFP4 matrix.
 pub struct BorrowedMatrix {
-    codes: Array,
-    scales: Array,
-    global: f32,
+    pub codes: Array,
+    pub scales: Array,
+    pub global: f32,
 }
 
 impl BorrowedMatrix {
     /// Borrows its arrays.
-    pub fn new((codes, scales, global): &MatrixParts<'_>, what: &str) -> Result<Self> {
-        let codes = Array::borrow(codes, format!("the codes of {what}"), None)?;
-        let scales = Array::borrow(scales, format!("the scales of {what}"), None)?;
+    pub fn new((codes, scales, global): &MatrixParts<'_>, what: &str, in_order: bool) -> Result<Self> {
+        let codes = Array::borrow(codes, format!("the codes of {what}"), in_order)?;
+        let scales = Array::borrow(scales, format!("the scales of {what}"), in_order)?;
         Ok(Self { codes, scales, global: *global })
     }
 
-    /// The matrix that they make.
-    pub fn matrix(&self) -> Result<Matrix<'_>> {
+    /// Its rows and K.
+    pub fn shape(&self) -> Result<(usize, usize)> {
         let (rows, packed) = self.codes.matrix_shape()?;
         let k = packed.saturating_mul(2);
         let (scale_rows, blocks) = self.scales.matrix_shape()?;
@@ -48,26 +49,32 @@ impl BorrowedMatrix {
             let found = format!("their shape is [{scale_rows}, {blocks}], but codes of [{rows}, {packed}] need");
             return Err(Error::value(self.scales.what(), format!("{found} [{rows}, {}]", k / 16)));
         }
+        Ok((rows, k))
+    }
+
+    /// The matrix that they make.
+    pub fn matrix(&self) -> Result<Matrix<'_>> {
+        let (rows, k) = self.shape()?;
         Ok(Matrix::new(rows, k, self.codes.bytes()?, self.scales.bytes()?, self.global)?)
     }
 }
 
 /// Borrowed tokens.
-enum BorrowedTokens {
+pub enum BorrowedTokens {
+    /// Quantised.
     NvFp4(BorrowedMatrix),
+    /// Numbers of the type that their owner says.
     Dense(Array, String),
 }
 
 impl BorrowedTokens {
-    fn new(parts: &TokenParts<'_>, group: usize) -> Result<Self> {
+    fn new(parts: &TokenParts<'_>, group: usize, in_order: bool) -> Result<Self> {
+        let what = format!("the tokens of group {group}");
         Ok(match parts {
-            TokenParts::NvFp4(parts) => {
-                BorrowedTokens::NvFp4(BorrowedMatrix::new(parts, &format!("the tokens of group {group}"))?)
+            TokenParts::NvFp4(parts) => BorrowedTokens::NvFp4(BorrowedMatrix::new(parts, &what, in_order)?),
+            TokenParts::Dense((object, element)) => {
+                BorrowedTokens::Dense(Array::borrow(object, what, in_order)?, element.clone())
             }
-            TokenParts::Dense((object, element)) => BorrowedTokens::Dense(
-                Array::borrow(object, format!("the tokens of group {group}"), None)?,
-                element.clone(),
-            ),
         })
     }
 
@@ -112,6 +119,19 @@ fn check_apart(read: &[BorrowedTokens], written: &[(Array, String)]) -> Result<(
     Ok(())
 }
 
+/// Where all arrays of a call lie.
+fn common_place(read: &[BorrowedTokens], written: &[(Array, String)]) -> Result<Place> {
+    let mut arrays = read.iter().flat_map(BorrowedTokens::arrays).chain(written.iter().map(|(array, _)| array));
+    let place = arrays.next().map_or(Place::Host, Array::place);
+    match arrays.find(|array| array.place() != place) {
+        None => Ok(place),
+        Some(other) => {
+            let found = format!("it lies on {}, and the tokens on {place}; bring all to one", other.place());
+            Err(Error::value(other.what(), found))
+        }
+    }
+}
+
 /// The weights of every group, packed for the engine that was asked for.
 #[pyclass(frozen)]
 pub struct Layer {
@@ -139,7 +159,8 @@ impl Layer {
         }
         let mut borrowed = Vec::with_capacity(groups.len());
         for (group, (b1, b2)) in groups.iter().enumerate() {
-            let named = |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of group {group}"));
+            let named =
+                |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of group {group}"), false);
             borrowed.push((named(b1, "b1")?, b2.as_ref().map(|b2| named(b2, "b2")).transpose()?));
         }
         let weights = borrowed.iter().map(|(b1, b2)| {
@@ -181,15 +202,26 @@ impl Layer {
         Ok(Self { layer, wish })
     }
 
-    /// Computes every group's tokens into its output.
-    fn run(&self, py: Python<'_>, tokens: Vec<TokenParts<'_>>, outputs: Vec<NumberParts<'_>>) -> Result<()> {
-        let tokens = tokens.iter().enumerate().map(|(group, parts)| BorrowedTokens::new(parts, group));
+    /// Computes every group's tokens into its output; for arrays on a GPU, in the stream with this handle.
+    #[pyo3(signature = (tokens, outputs, stream))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        tokens: Vec<TokenParts<'_>>,
+        outputs: Vec<NumberParts<'_>>,
+        stream: Option<u64>,
+    ) -> Result<()> {
+        let in_order = stream.is_some();
+        let tokens = tokens.iter().enumerate().map(|(group, parts)| BorrowedTokens::new(parts, group, in_order));
         let tokens = tokens.collect::<Result<Vec<_>>>()?;
         let outputs = outputs.into_iter().enumerate().map(|(group, (object, element))| {
-            Ok((Array::borrow(&object, format!("the output of group {group}"), None)?, element))
+            Ok((Array::borrow(&object, format!("the output of group {group}"), in_order)?, element))
         });
         let mut outputs = outputs.collect::<Result<Vec<_>>>()?;
         check_apart(&tokens, &outputs)?;
+        if let (Place::Cuda(device), Some(stream)) = (common_place(&tokens, &outputs)?, stream) {
+            return cuda::run(py, &self.layer, (device, stream), &tokens, &outputs);
+        }
         let activations = tokens.iter().map(BorrowedTokens::activations).collect::<Result<Vec<_>>>()?;
         let targets = outputs.iter_mut().map(|(array, element)| array.target(element));
         let mut targets: Vec<Target<'_>> = targets.collect::<Result<_>>()?;

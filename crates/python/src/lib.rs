@@ -6,6 +6,7 @@
 //! on an engine that all layers share (`engines`). `_native.pyi` is its signature.
 
 mod checkpoint;
+mod cuda;
 mod dlpack;
 mod engines;
 mod error;
@@ -30,9 +31,9 @@ fn quantize(
     scales: Bound<'_, PyAny>,
     global_scale: Option<f32>,
 ) -> Result<f32> {
-    let source = Array::borrow(&values.0, "the array to quantise", None)?;
-    let mut codes = Array::borrow(&codes, "the codes", None)?;
-    let mut scales = Array::borrow(&scales, "the scales", None)?;
+    let source = Array::borrow(&values.0, "the array to quantise", false)?;
+    let mut codes = Array::borrow(&codes, "the codes", false)?;
+    let mut scales = Array::borrow(&scales, "the scales", false)?;
     let (rows, k) = source.matrix_shape()?;
     let dense = Dense::new(rows, k, source.values(&values.1)?, 1.0)?;
     let quantised = py.detach(|| format::quantize(&dense, global_scale))?;
@@ -44,9 +45,9 @@ fn quantize(
 /// Writes the numbers that an NVFP4 matrix stands for into `values`, f32.
 #[pyfunction]
 fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>) -> Result<()> {
-    let source = BorrowedMatrix::new(&matrix, "the matrix")?;
+    let source = BorrowedMatrix::new(&matrix, "the matrix", false)?;
     let matrix = source.matrix()?;
-    let mut values = Array::borrow(&values, "the values", None)?;
+    let mut values = Array::borrow(&values, "the values", false)?;
     let numbers = py.detach(|| matrix.dequantize());
     match values.target("float32")? {
         backend::Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(&numbers),

@@ -8,6 +8,7 @@ library is imported here: whoever passes an array has imported its library.
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 if TYPE_CHECKING:
@@ -46,6 +47,21 @@ class Library(Protocol):
 
     def row_major(self, array: Any) -> bool:
         """Whether the elements follow each other row by row."""
+
+    def on_host(self, array: Any) -> Any:
+        """The array in the CPU's memory."""
+
+    def beside(self, like: Any, array: Any) -> Any:
+        """The array where the other one lies."""
+
+    def backend(self, array: Any) -> str | None:
+        """The backend that computes where the array lies, if that is not the CPU."""
+
+    def stream(self, array: Any) -> int | None:
+        """The handle of the stream in which work on the array is queued now, if it is on a GPU."""
+
+    def at_device_of(self, array: Any) -> AbstractContextManager[Any]:
+        """Makes the array's device the current one, where a library has such a thing."""
 
 
 class Numpy:
@@ -88,6 +104,21 @@ class Numpy:
     def row_major(self, array: Any) -> bool:
         return bool(array.flags.c_contiguous)
 
+    def on_host(self, array: Any) -> Any:
+        return array
+
+    def beside(self, like: Any, array: Any) -> Any:
+        return array
+
+    def backend(self, array: Any) -> str | None:
+        return None
+
+    def stream(self, array: Any) -> int | None:
+        return None
+
+    def at_device_of(self, array: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
+
 
 class Torch:
     """torch."""
@@ -122,6 +153,28 @@ class Torch:
 
     def row_major(self, array: Any) -> bool:
         return bool(array.is_contiguous())
+
+    def on_host(self, array: Any) -> Any:
+        return array.cpu()
+
+    def beside(self, like: Any, array: Any) -> Any:
+        return array.to(like.device)
+
+    def backend(self, array: Any) -> str | None:
+        if not array.is_cuda:
+            return None
+        return "cuda" if not array.device.index else f"cuda:{array.device.index}"
+
+    def stream(self, array: Any) -> int | None:
+        import torch
+
+        return int(torch.cuda.current_stream(array.device).cuda_stream) if array.is_cuda else None
+
+    def at_device_of(self, array: Any) -> AbstractContextManager[Any]:
+        import torch
+
+        # torch lends nothing of another device than the current one.
+        return torch.cuda.device(array.device) if array.is_cuda else nullcontext()
 
 
 _NUMPY, _TORCH = Numpy(), Torch()

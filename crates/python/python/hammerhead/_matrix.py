@@ -36,9 +36,12 @@ class NvFp4(Generic[A]):
 
     def dequantize(self) -> A:
         """The matrix as float32 ``[rows, K]``."""
-        values = library_of(self.codes, "codes").empty(self.codes, self.shape, "float32")
-        _native.dequantize(self._parts("the matrix"), values)
-        return values
+        library = library_of(self.codes, "codes")
+        codes, scales, global_scale = self._parts("the matrix")
+        codes, scales = library.on_host(codes), library.on_host(scales)
+        values = library.empty(codes, self.shape, "float32")
+        _native.dequantize((codes, scales, global_scale), values)
+        return library.beside(self.codes, values)
 
     def _parts(self, what: str) -> tuple[Any, Any, float]:
         """The matrix as the native half takes it."""
@@ -67,7 +70,8 @@ def quantize(array: A, global_scale: float | None = None) -> NvFp4[A]:
     if len(array.shape) != 2:
         raise ValueError(f"the array to quantise: its shape is {list(array.shape)}, where [rows, K] is expected")
     rows, k = (int(side) for side in array.shape)
-    codes = library.empty(array, (rows, k // 2), "uint8")
-    scales = library.empty(array, (rows, k // BLOCK), "uint8")
-    scale = _native.quantize((library.lendable(array), element), codes, scales, global_scale)
-    return NvFp4(codes, scales, scale)
+    values = library.on_host(library.lendable(array))
+    codes = library.empty(values, (rows, k // 2), "uint8")
+    scales = library.empty(values, (rows, k // BLOCK), "uint8")
+    scale = _native.quantize((values, element), codes, scales, global_scale)
+    return NvFp4(library.beside(array, codes), library.beside(array, scales), scale)

@@ -23,6 +23,9 @@ class DualWeights:
     Call it on tokens: ``weights(x)`` is ``gate(x @ b1.T) * (x @ b2.T)``. Made by :meth:`from_checkpoint` or
     :meth:`from_arrays`. It may be
     used by several threads at once; Python's lock is released while it computes. Do not write to arrays that a call is still reading.
+
+    Weights of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's own, and the call
+    returns before it is done. Values are not looked at there: one that is not finite spoils its row instead of being refused.
     """
 
     _layer: _native.Layer
@@ -54,7 +57,8 @@ class DualWeights:
 
         - ``gate``: ``"silu"``, ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its limit, 7 if not given), or ``"none"`` for a plain
           product with ``b1`` alone.
-        - ``backend``: a name from :func:`backends`; if not given, the environment's ``HAMMERHEAD_BACKEND``, else the best.
+        - ``backend``: a name from :func:`backends`; if not given, the GPU that the arrays lie on, else what the environment's
+          ``HAMMERHEAD_BACKEND`` says, else the best for the CPU.
         - ``threads``: how many to compute on; if not given, as many as this process may run on.
         - ``config``: wishes for how to compute, such as ``"strategy=interleaved,tile=48x16"``; the rest is planned.
         """
@@ -66,6 +70,8 @@ class DualWeights:
             seconds = [b2] if isinstance(b2, NvFp4) else list(b2)
         if len(firsts) != len(seconds):
             raise ValueError(f"b2: there are {len(seconds)} matrices, and {len(firsts)} in b1; every group needs both")
+        if backend is None and firsts and isinstance(firsts[0], NvFp4):
+            backend = library_of(firsts[0].codes, "b1").backend(firsts[0].codes)
         groups = [
             (_matrix(first, f"b1 of group {group}"), None if second is None else _matrix(second, f"b2 of group {group}"))
             for group, (first, second) in enumerate(zip(firsts, seconds))
@@ -169,7 +175,8 @@ class DualWeights:
         elif len(outputs) != len(tokens):
             raise ValueError(f"out: there are {len(outputs)} outputs for {len(tokens)} groups")
         lent = [_target(out, shape, dtype, library) for out, shape in zip(outputs, shapes)]
-        self._layer.run([_tokens(x, library) for x in tokens], lent)
+        with library.at_device_of(arrays[0]):
+            self._layer.run([_tokens(x, library) for x in tokens], lent, library.stream(arrays[0]))
         return outputs
 
     @property
@@ -267,7 +274,9 @@ def _number(value: Any, what: str) -> int:
 def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float]:
     if not isinstance(matrix, NvFp4):
         raise TypeError(f"{what}: an NvFp4 matrix is expected, not {type(matrix).__name__}; quantize() makes one")
-    return matrix._parts(what)
+    codes, scales, global_scale = matrix._parts(what)
+    library = library_of(codes, what)
+    return library.on_host(codes), library.on_host(scales), global_scale
 
 
 def _sides(x: Any) -> tuple[int, ...]:
