@@ -156,8 +156,8 @@ impl std::fmt::Debug for dyn Backend {
 
 /// Every backend, best first. Adding one is adding its file and its line here.
 ///
-/// The GPU stands behind the CPU for now: it computes two-pass only and copies tokens and results for every run, so it is
-/// used where it is asked for by name. An engine left to itself takes the first that is available and those of its
+/// The GPU stands behind the CPU: weights move to its memory, and a run over the host's memory copies tokens and results, so it
+/// is used where it is asked for by name. An engine left to itself takes the first that is available and those of its
 /// layout, and the portable backend always is. The simulator is never a sensible choice and stays last.
 pub fn all() -> &'static [&'static dyn Backend] {
     &[
