@@ -3,10 +3,30 @@
 //! A claim is written down first, judged by sharks of distinct temperaments, checked for correctness before any clock
 //! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
 
+//!
+//! [`season`] plays the rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
+//! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`])
+//! examines and times, [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard.
+
 pub mod contestant;
+pub mod court;
 pub mod entry;
 mod error;
+pub mod event;
+pub mod evidence;
+pub mod history;
+pub mod ledger;
+pub mod pitch;
 pub mod referee;
-pub mod sitting;
+pub mod replay;
+pub mod report;
+pub mod research;
+pub mod rules;
+pub mod season;
+pub mod settings;
+pub mod shark;
+pub mod tally;
+pub mod verdict;
+pub mod written;
 
 pub use error::{Error, Result};

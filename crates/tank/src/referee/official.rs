@@ -55,6 +55,11 @@ impl Official {
         Ok(Self { cases, settings, worker, threads, built: HashSet::new() })
     }
 
+    /// The problems.
+    pub fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+
     /// Examines a challenger, and beside it the champion, whose precision it is held to. Nothing is timed.
     pub fn examine(&mut self, champion: (&str, &Entry), challenger: (&str, &Entry), seed: u64) -> Result<Correctness> {
         let questions = questions(&self.cases, &self.settings.checking, seed);

@@ -1,0 +1,93 @@
+//! What a season asks of a referee.
+//!
+//! The rules of the game stand on one side of this boundary and clocks and processes on the other, so that the rules are
+//! tested with a referee that reads its answers from a script.
+
+use hammerhead::cases::Case;
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::entry::Entry;
+use crate::referee::{Correctness, Floor, Official, Sitting, Terms};
+
+/// An entry and the name it goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Swimmer<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// What is run.
+    pub entry: &'a Entry,
+}
+
+/// Who decides what is correct and what is faster. An error is the environment's fault, never a contestant's.
+pub trait Referee {
+    /// Times the champion alone.
+    fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline>;
+
+    /// Checks a challenger for correctness. Nothing is timed.
+    fn examine(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, seed: u64) -> Result<Correctness>;
+
+    /// Times a challenger against the champion.
+    fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting>;
+}
+
+/// The champion alone, before the first round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// Each problem.
+    pub shapes: Vec<BaselineShape>,
+    /// Floating-point operations a second that the machine's fastest unit does.
+    pub flops_per_second: Option<f64>,
+    /// Bytes a second that its memory gives.
+    pub bytes_per_second: Option<f64>,
+}
+
+/// One problem of a baseline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BaselineShape {
+    /// The problem's name.
+    pub problem: String,
+    /// The champion's median, in seconds.
+    pub seconds: f64,
+    /// The least time that the machine's measured rates allow, where they are known.
+    pub floor_seconds: Option<f64>,
+    /// Operations that must be done.
+    pub flops: f64,
+    /// Bytes that must move.
+    pub bytes: f64,
+}
+
+impl<'a> From<Swimmer<'a>> for (&'a str, &'a Entry) {
+    fn from(Swimmer { name, entry }: Swimmer<'a>) -> Self {
+        (name, entry)
+    }
+}
+
+impl Referee for Official {
+    fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline> {
+        let alone = self.time_alone(champion.into(), seed)?;
+        let shape = |(case, (seconds, floor)): (&Case, &(f64, Option<Floor>))| {
+            let problem = case.problem()?;
+            Ok(BaselineShape {
+                problem: case.to_string(),
+                seconds: *seconds,
+                floor_seconds: floor.map(|floor| floor.cold).filter(|floor| *floor > 0.0),
+                flops: problem.flops(),
+                bytes: problem.bytes(),
+            })
+        };
+        Ok(Baseline {
+            shapes: self.cases().iter().zip(&alone.shapes).map(shape).collect::<Result<_>>()?,
+            flops_per_second: alone.ceilings.map(|(flops, _)| flops),
+            bytes_per_second: alone.ceilings.map(|(_, bytes)| bytes),
+        })
+    }
+
+    fn examine(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, seed: u64) -> Result<Correctness> {
+        Official::examine(self, champion.into(), challenger.into(), seed)
+    }
+
+    fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting> {
+        Official::sit(self, champion.into(), challenger.into(), terms, seed)
+    }
+}

@@ -1,0 +1,178 @@
+//! What the tank can compute about a pitch before anyone votes: whether it can be run, what the analytic model expects
+//! of it, what the roofline allows, what it needs, how much it changes, and how its contestant has done so far.
+
+use hammerhead::{Backend, Request, backend};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::court::Baseline;
+use crate::entry::{Entry, ProblemSpec, Way};
+use crate::pitch::{Pitch, Run};
+use crate::{Error, Result};
+
+/// Where a season is played: its problems, its backends and its threads.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    /// The problems.
+    pub problems: Vec<ProblemSpec>,
+    /// The backends that are planned for where a pitch names none.
+    pub backends: Vec<&'static dyn Backend>,
+    /// The threads.
+    pub threads: usize,
+}
+
+/// One problem of a pitch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShapeEvidence {
+    /// The problem's name.
+    pub problem: String,
+    /// The model's prediction for the champion over its prediction for the pitch.
+    pub predicted: Option<f64>,
+    /// What bounds the pitch, by the model.
+    pub bound_by: Option<String>,
+    /// The champion's measured time over the least time that the machine's measured rates allow.
+    pub possible: Option<f64>,
+    /// Working memory that the pitch needs.
+    pub scratch_bytes: Option<usize>,
+}
+
+/// How a contestant has done so far, by the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrackRecord {
+    /// Pitches of theirs that came to a verdict.
+    pub judged: usize,
+    /// Those that were a SUCCESS.
+    pub successes: usize,
+    /// Those that were measured.
+    pub measured: usize,
+    /// The mean of ln(claimed/measured): above 0, they promise too much.
+    pub bias: f64,
+}
+
+/// What the tank computed about a pitch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// What would be run, where it can be.
+    pub entry: Option<Entry>,
+    /// Tells this entry from every other, by what it runs and not by what it is called.
+    pub digest: String,
+    /// Why it cannot be run.
+    pub refusal: Option<String>,
+    /// Every problem.
+    pub shapes: Vec<ShapeEvidence>,
+    /// The model's prediction: the geometric mean over the problems.
+    pub predicted: Option<f64>,
+    /// The most that the roofline allows: the geometric mean over the problems.
+    pub possible: Option<f64>,
+    /// Fields of the configuration that change, on the problem where most do.
+    pub changes: Option<usize>,
+    /// The most working memory on any problem.
+    pub scratch_bytes: Option<usize>,
+    /// How the contestant has done so far.
+    pub record: TrackRecord,
+}
+
+/// Computes what can be known about a pitch.
+pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baseline, record: TrackRecord) -> Evidence {
+    let resolved = resolve(pitch, arena);
+    let possible = |problem: &str| {
+        let shape = baseline.shapes.iter().find(|shape| shape.problem == problem)?;
+        shape.floor_seconds.filter(|floor| *floor > 0.0).map(|floor| shape.seconds / floor)
+    };
+    let (entry, refusal) = match resolved {
+        Ok(entry) => (Some(entry), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let shape = |(index, spec): (usize, &ProblemSpec)| {
+        let problem = spec.name().unwrap_or_default();
+        let cost = entry.as_ref().and_then(|entry| cost_of(entry, index, spec, arena));
+        let predicted =
+            cost.as_ref().zip(cost_of(champion, index, spec, arena)).map(|(new, old)| old.seconds / new.seconds);
+        ShapeEvidence {
+            predicted,
+            bound_by: cost.as_ref().map(|cost| cost.bound_by.to_owned()),
+            possible: possible(&problem),
+            scratch_bytes: cost.map(|cost| cost.scratch_bytes),
+            problem,
+        }
+    };
+    let shapes: Vec<ShapeEvidence> = arena.problems.iter().enumerate().map(shape).collect();
+    Evidence {
+        digest: digest(entry.as_ref(), pitch),
+        predicted: geomean(shapes.iter().map(|s| s.predicted)),
+        possible: geomean(shapes.iter().map(|s| s.possible)),
+        changes: entry.as_ref().and_then(|entry| changes(entry, champion)),
+        scratch_bytes: shapes.iter().filter_map(|s| s.scratch_bytes).max(),
+        shapes,
+        entry,
+        refusal,
+        record,
+    }
+}
+
+/// What the model expects of an entry on one problem.
+fn cost_of(entry: &Entry, index: usize, spec: &ProblemSpec, arena: &Arena) -> Option<hammerhead::Cost> {
+    let Entry::Builtin { ways } = entry else { return None };
+    let plan = ways.get(index)?.plan(spec.problem().ok()?, arena.threads).ok()?;
+    Some(plan.cost().clone())
+}
+
+/// What a pitch would run, or why it cannot.
+pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
+    let nothing = || Error::Rules {
+        what: format!("pitch '{}'", pitch.name),
+        problem: "it names nothing to run".into(),
+        remedy: "write [run] with a config or a program".into(),
+    };
+    match pitch.run.as_ref().ok_or_else(nothing)? {
+        Run { program, build, .. } if !program.is_empty() => {
+            Ok(Entry::Program { build: build.clone(), command: program.clone() })
+        }
+        Run { config, backend: name, .. } => {
+            let request: Request = config.as_deref().unwrap_or_default().parse()?;
+            let named = name.as_deref().map(backend::by_name).transpose()?;
+            if let Some(backend) = named {
+                backend.available()?;
+            }
+            let backends = named.map_or_else(|| arena.backends.clone(), |backend| vec![backend]);
+            Entry::planned(&arena.problems, &backends, &request, arena.threads)
+        }
+    }
+}
+
+/// The geometric mean, where every part is there.
+fn geomean(parts: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let logs: Vec<f64> = parts.map(|part| part.map(f64::ln)).collect::<Option<_>>()?;
+    (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
+}
+
+/// Fields that differ between two built-in entries, on the problem where most do.
+fn changes(entry: &Entry, champion: &Entry) -> Option<usize> {
+    let (Entry::Builtin { ways: new }, Entry::Builtin { ways: old }) = (entry, champion) else { return None };
+    let differing = |(new, old): (&Way, &Way)| {
+        let fields = new.config.split(',').zip(old.config.split(',')).filter(|(a, b)| a != b).count();
+        fields + usize::from(new.backend != old.backend)
+    };
+    new.iter().zip(old).map(differing).max()
+}
+
+/// Tells what would be run from everything else, be it something that cannot be.
+fn digest(entry: Option<&Entry>, pitch: &Pitch) -> String {
+    entry.map_or_else(|| hex(&Sha256::digest(serde_json::to_vec(&pitch.run).unwrap_or_default())), entry_digest)
+}
+
+/// Tells an entry from every other, by what it runs. A program is told by its bytes where it is a file, so that one that
+/// was changed since is another.
+pub fn entry_digest(entry: &Entry) -> String {
+    let mut hash = Sha256::new();
+    hash.update(serde_json::to_vec(entry).unwrap_or_default());
+    if let Entry::Program { command, .. } = entry {
+        command.iter().filter_map(|word| std::fs::read(word).ok()).for_each(|bytes| hash.update(bytes));
+    }
+    hex(&hash.finalize())
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

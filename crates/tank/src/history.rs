@@ -1,0 +1,217 @@
+//! What the ledger says: who claimed what and what came of it, who was right, and what lies in the graveyard.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::event::Event;
+use crate::evidence::TrackRecord;
+use crate::ledger::Record;
+use crate::pitch::Pitch;
+use crate::season::RoundKind;
+use crate::shark::Shark;
+use crate::verdict::{Judgement, Verdict};
+
+/// An attempt that came to a verdict, with the conditions under which it did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Attempt {
+    /// The record of the verdict.
+    pub record: u64,
+    /// The season's number.
+    pub season: u32,
+    /// The season's name.
+    pub season_name: String,
+    /// The round.
+    pub round: String,
+    /// The pitch.
+    pub pitch: String,
+    /// Who brought it.
+    pub contestant: String,
+    /// What it ran.
+    pub digest: String,
+    /// The claim: number, low, high.
+    pub claimed: Option<(f64, f64, f64)>,
+    /// The verdict.
+    pub judgement: Judgement,
+    /// The machine's fingerprint.
+    pub machine: String,
+    /// The problems.
+    pub problems: Vec<String>,
+    /// What was said to be new when it was pitched.
+    pub new_evidence: String,
+}
+
+/// How well someone's figures held.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Pitches that came to a verdict.
+    pub judged: usize,
+    /// Those that were a SUCCESS.
+    pub successes: usize,
+    /// Those with a figure to compare with.
+    pub measured: usize,
+    /// The mean of ln(said/measured): above 0 is too much promised.
+    pub bias: Option<f64>,
+    /// The root mean square of ln(said/measured).
+    pub log_error: Option<f64>,
+    /// The part of intervals that held what was measured.
+    pub coverage: Option<f64>,
+    /// The mean squared distance of the stated chance from what happened: 0 is perfect, ¼ is a coin.
+    pub brier: Option<f64>,
+}
+
+/// Sums up pairs of a figure that was said and one that was measured, and of a chance and what happened.
+#[derive(Default)]
+struct Score {
+    judged: usize,
+    successes: usize,
+    errors: Vec<f64>,
+    held: Vec<bool>,
+    chances: Vec<f64>,
+}
+
+impl Score {
+    fn calibration(&self) -> Calibration {
+        let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+        let squares: Vec<f64> = self.errors.iter().map(|error| error * error).collect();
+        let held: Vec<f64> = self.held.iter().map(|&held| f64::from(u8::from(held))).collect();
+        Calibration {
+            judged: self.judged,
+            successes: self.successes,
+            measured: self.errors.len(),
+            bias: mean(&self.errors),
+            log_error: mean(&squares).map(f64::sqrt),
+            coverage: mean(&held),
+            brier: mean(&self.chances),
+        }
+    }
+}
+
+/// Every attempt, in order. Title fights are no pitches and not among them.
+pub fn attempts(records: &[Record]) -> Vec<Attempt> {
+    let mut attempts = Vec::new();
+    for record in records {
+        let Event::Judged(judged) = &record.event else { continue };
+        let Some(opened) = opened(records, record.season) else { continue };
+        if round_kind(records, record.season, &judged.round) == Some(RoundKind::Title) {
+            continue;
+        }
+        let pitch = pitched(records, record.season, &judged.pitch);
+        attempts.push(Attempt {
+            record: record.n,
+            season: record.season,
+            season_name: opened.season.name.clone(),
+            round: judged.round.clone(),
+            pitch: judged.pitch.clone(),
+            contestant: judged.contestant.clone(),
+            digest: judged.digest.clone(),
+            claimed: judged.claimed,
+            judgement: judged.judgement.clone(),
+            machine: opened.machine.fingerprint.clone(),
+            problems: opened.season.problems.iter().filter_map(|p| p.name().ok()).collect(),
+            new_evidence: pitch.map(|p| p.new_evidence.clone()).unwrap_or_default(),
+        });
+    }
+    attempts
+}
+
+/// The opening of a season.
+pub fn opened(records: &[Record], season: u32) -> Option<&crate::event::SeasonOpened> {
+    records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {
+        Event::SeasonOpened(opened) => Some(opened.as_ref()),
+        _ => None,
+    })
+}
+
+fn round_kind(records: &[Record], season: u32, round: &str) -> Option<RoundKind> {
+    records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {
+        Event::RoundOpened(opened) if opened.round == round => Some(opened.round_kind),
+        _ => None,
+    })
+}
+
+fn pitched<'a>(records: &'a [Record], season: u32, name: &str) -> Option<&'a Pitch> {
+    records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {
+        Event::Pitched(pitched) if pitched.pitch.name == name => Some(&pitched.pitch),
+        _ => None,
+    })
+}
+
+/// Whether a verdict says anything about the pitch. Missing data is never a score.
+fn tells(verdict: Verdict) -> bool {
+    !matches!(verdict, Verdict::Blocked | Verdict::Void)
+}
+
+/// How a contestant has done so far.
+pub fn track_record(records: &[Record], contestant: &str) -> TrackRecord {
+    let calibration = contestants(records, 0.8).remove(contestant).unwrap_or_default();
+    let Calibration { judged, successes, measured, bias, .. } = calibration;
+    TrackRecord { judged, successes, measured, bias: bias.unwrap_or(0.0) }
+}
+
+/// The calibration of every contestant. Their chance is the level of the intervals that they claim.
+pub fn contestants(records: &[Record], level: f64) -> BTreeMap<String, Calibration> {
+    let mut scores: BTreeMap<String, Score> = BTreeMap::new();
+    for attempt in attempts(records).into_iter().filter(|a| tells(a.judgement.verdict)) {
+        let score = scores.entry(attempt.contestant).or_default();
+        score.judged += 1;
+        score.successes += usize::from(attempt.judgement.verdict == Verdict::Success);
+        if let (Some((claimed, low, high)), Some(measured)) = (attempt.claimed, attempt.judgement.measured) {
+            let held = (low..=high).contains(&measured.estimate);
+            score.errors.push((claimed / measured.estimate).ln());
+            score.held.push(held);
+            score.chances.push((level - f64::from(u8::from(held))).powi(2));
+        }
+    }
+    scores.into_iter().map(|(name, score)| (name, score.calibration())).collect()
+}
+
+/// The calibration of every shark: its chance of SUCCESS and the speedup it expected, on pitches that were tried.
+pub fn sharks(records: &[Record]) -> BTreeMap<String, Calibration> {
+    let mut scores: BTreeMap<String, Score> = BTreeMap::new();
+    for attempt in attempts(records).into_iter().filter(|a| tells(a.judgement.verdict)) {
+        let season = opened(records, attempt.season).map(|opened| &opened.season);
+        for record in records.iter().filter(|record| record.season == attempt.season) {
+            let Event::Voted(voted) = &record.event else { continue };
+            let shark: Option<&Shark> = season.and_then(|season| season.sharks.iter().find(|s| s.name == voted.shark));
+            let ballot = voted.ballots.iter().find(|b| b.pitch == attempt.pitch && voted.round == attempt.round);
+            let (Some(shark), Some(ballot)) = (shark, ballot.filter(|b| b.abstain.is_none())) else { continue };
+            let success = attempt.judgement.verdict == Verdict::Success;
+            let score = scores.entry(voted.shark.clone()).or_default();
+            score.judged += 1;
+            score.successes += usize::from(success);
+            let chance = ballot.probability.or_else(|| shark.total(ballot).map(|total| total / 10.0));
+            score.chances.extend(chance.map(|chance| (chance - f64::from(u8::from(success))).powi(2)));
+            if let (Some(expected), Some(measured)) = (ballot.expects, attempt.judgement.measured) {
+                score.errors.push((expected / measured.estimate).ln());
+            }
+        }
+    }
+    scores.into_iter().map(|(name, score)| (name, score.calibration())).collect()
+}
+
+/// Something that failed, and when it may be tried again.
+#[derive(Clone, Debug, Serialize)]
+pub struct Grave {
+    /// The attempt.
+    pub attempt: Attempt,
+    /// Why it failed.
+    pub why: String,
+    /// Under which conditions it may be tried again.
+    pub again: String,
+}
+
+/// What failed, oldest first.
+pub fn graveyard(records: &[Record]) -> Vec<Grave> {
+    let failed = attempts(records).into_iter().filter(|a| a.judgement.verdict == Verdict::Failure);
+    failed
+        .map(|attempt| Grave {
+            why: attempt.judgement.reasons.join("; "),
+            again: format!(
+                "with new_evidence in the pitch, on another machine than {}, for other problems, or as another program",
+                attempt.machine
+            ),
+            attempt,
+        })
+        .collect()
+}

@@ -1,0 +1,361 @@
+//! The ledger: what happened, in order, for good.
+//!
+//! One JSON object a line. Each holds the hash of the line before it, and ends with a hash of its own over every byte
+//! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number. What a
+//! chain cannot show is that its end was cut off: for that, compare the head's hash with one noted elsewhere (reports
+//! print it).
+//!
+//! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is torn;
+//! it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is locked.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::event::{Event, Recovered};
+use crate::evidence::hex;
+use crate::{Error, Result};
+
+/// What the first line says of the line before it.
+const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+/// What stands between the bytes that are hashed and the hash.
+const SEAM: &str = ",\"hash\":\"";
+
+/// One line, as it is read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Its number, from 1.
+    pub n: u64,
+    /// When it was written, in UTC.
+    pub at: String,
+    /// The season it belongs to, counted from 1; 0 for what belongs to none.
+    pub season: u32,
+    /// The hash of the line before.
+    pub prev: String,
+    /// What happened.
+    pub event: Event,
+    /// The hash of this line.
+    pub hash: String,
+}
+
+/// What is hashed: all of a record but its hash.
+#[derive(Serialize)]
+struct Body<'a> {
+    n: u64,
+    at: &'a str,
+    season: u32,
+    prev: &'a str,
+    event: &'a Event,
+}
+
+/// A ledger that is open for writing.
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    file: File,
+    records: Vec<Record>,
+}
+
+/// A ledger's text, checked from the first line to the last.
+#[derive(Debug)]
+pub struct Checked {
+    /// The records.
+    pub records: Vec<Record>,
+    /// The length of the text that holds them.
+    pub whole: usize,
+    /// What stands after it: a line that was not finished.
+    pub torn: Vec<u8>,
+}
+
+/// Reads and checks a ledger without locking it. A torn last line is left out and told.
+pub fn read(path: &Path) -> Result<Checked> {
+    let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+    check(path, &bytes)
+}
+
+/// Checks every line.
+fn check(path: &Path, bytes: &[u8]) -> Result<Checked> {
+    let mut records: Vec<Record> = Vec::new();
+    let mut whole = 0;
+    for line in bytes.split_inclusive(|&byte| byte == b'\n') {
+        let previous = records.last().map_or(GENESIS, |record| record.hash.as_str());
+        let checked = check_line(line.strip_suffix(b"\n").unwrap_or(line), previous, records.len() as u64 + 1);
+        match checked {
+            Ok(record) => {
+                records.push(record);
+                whole += line.len();
+            }
+            // Only the last line can be without an end, and only a line that was not finished is.
+            Err(_) if !line.ends_with(b"\n") => break,
+            Err(problem) => {
+                return Err(Error::Tampered { path: path.to_path_buf(), line: records.len() + 1, problem });
+            }
+        }
+    }
+    Ok(Checked { records, whole, torn: bytes[whole..].to_vec() })
+}
+
+/// One line against what must stand there.
+fn check_line(line: &[u8], previous: &str, number: u64) -> Result<Record, String> {
+    let text = std::str::from_utf8(line).map_err(|_| "it is not text".to_owned())?;
+    let seam = text.rfind(SEAM).ok_or("it has no hash")?;
+    let hash = text[seam + SEAM.len()..].strip_suffix("\"}").ok_or("it does not end with its hash")?;
+    let computed = hex(&Sha256::digest(&text.as_bytes()[..seam]));
+    if computed != hash {
+        return Err(format!("its bytes have the hash {}…, but it says {hash:.12}…", &computed[..12]));
+    }
+    let record: Record = serde_json::from_str(text).map_err(|error| format!("it cannot be read: {error}"))?;
+    if record.prev != previous {
+        return Err(format!(
+            "it follows a line with the hash {:.12}…, but the line before has {previous:.12}…",
+            record.prev
+        ));
+    }
+    if record.n != number {
+        return Err(format!("it is numbered {}, but stands in place {number}", record.n));
+    }
+    Ok(record)
+}
+
+impl Ledger {
+    /// Opens a ledger for writing, or begins one. A torn last line is cut off, and that is recorded.
+    pub fn open(path: &Path) -> Result<Self> {
+        let unwritable = |source| Error::Write { path: path.to_path_buf(), source };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(unwritable)?;
+        }
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(unwritable)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { path: path.to_path_buf() }),
+            Err(TryLockError::Error(source)) => return Err(unwritable(source)),
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+        let Checked { records, whole, torn } = check(path, &bytes)?;
+        let mut ledger = Self { path: path.to_path_buf(), file, records };
+        if whole == 0 {
+            ledger.sync_folder()?;
+        }
+        if !torn.is_empty() {
+            ledger.file.set_len(whole as u64).and_then(|()| ledger.file.sync_all()).map_err(unwritable)?;
+        }
+        ledger.file.seek(SeekFrom::End(0)).map_err(unwritable)?;
+        if whole > 0 && bytes[whole - 1] != b'\n' {
+            // All of the line is there but its end.
+            ledger.write(b"\n")?;
+        }
+        if !torn.is_empty() {
+            let text = String::from_utf8_lossy(&torn).into_owned();
+            ledger.append(0, Recovered { bytes: torn.len(), text }.into())?;
+        }
+        Ok(ledger)
+    }
+
+    /// A file that was just made is only there for sure when its folder has been synced too.
+    fn sync_folder(&self) -> Result<()> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        #[cfg(unix)]
+        File::open(folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(|source| Error::Write { path: folder.to_path_buf(), source })?;
+        #[cfg(not(unix))]
+        let _ = folder;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_all(bytes)
+            .and_then(|()| self.file.sync_data())
+            .map_err(|source| Error::Write { path: self.path.clone(), source })
+    }
+
+    /// Adds a record. When this returns, it is on the disk.
+    pub fn append(&mut self, season: u32, event: Event) -> Result<&Record> {
+        let n = self.records.len() as u64 + 1;
+        let (at, prev) = (now(), self.head().to_owned());
+        let unwritable = |error: serde_json::Error| Error::Write { path: self.path.clone(), source: error.into() };
+        let body =
+            serde_json::to_string(&Body { n, at: &at, season, prev: &prev, event: &event }).map_err(unwritable)?;
+        let open = body.strip_suffix('}').unwrap_or(&body);
+        let hash = hex(&Sha256::digest(open.as_bytes()));
+        let line = format!("{open}{SEAM}{hash}\"}}\n");
+        // What cannot be read back must not be written: a number that is none would make a line that nobody can check.
+        let record = serde_json::from_str(&line).map_err(unwritable)?;
+        self.write(line.as_bytes())?;
+        self.records.push(record);
+        Ok(&self.records[self.records.len() - 1])
+    }
+
+    /// Every record.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The hash of the last record.
+    pub fn head(&self) -> &str {
+        self.records.last().map_or(GENESIS, |record| &record.hash)
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The time, as UTC with seconds.
+pub fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    timestamp(seconds)
+}
+
+/// Seconds since 1970 as a date and a time of the Gregorian calendar.
+fn timestamp(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // Days are counted from 1 March of the year 0, so that leap days come last in their year.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = era * 400 + year_of_era + carry;
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::RolledBack;
+
+    fn event(index: usize) -> Event {
+        RolledBack { bucket: format!("bucket {index}"), by: "ada".into(), reason: "a \"test\"".into() }.into()
+    }
+
+    fn written(records: usize) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let mut ledger = Ledger::open(&path).unwrap();
+        (0..records).for_each(|index| assert!(ledger.append(1, event(index)).is_ok()));
+        (folder, path)
+    }
+
+    fn tampered_line(path: &Path, lines: &[String]) -> usize {
+        fs::write(path, lines.join("\n") + "\n").unwrap();
+        match read(path) {
+            Err(Error::Tampered { line, .. }) => line,
+            other => panic!("not found: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_in_order() {
+        let (_folder, path) = written(3);
+        let checked = read(&path).unwrap();
+        assert_eq!(checked.records.iter().map(|r| r.n).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(checked.torn.is_empty());
+        let mut again = Ledger::open(&path).unwrap();
+        assert_eq!(again.append(1, event(9)).unwrap().n, 4);
+        assert_eq!(read(&path).unwrap().records.len(), 4);
+    }
+
+    #[test]
+    fn a_changed_line_is_located() {
+        let (_folder, path) = written(5);
+        let lines: Vec<String> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+        for changed in 0..5 {
+            let mut edited = lines.clone();
+            edited[changed] = edited[changed].replace("ada", "eve");
+            assert_eq!(tampered_line(&path, &edited), changed + 1);
+        }
+    }
+
+    #[test]
+    fn a_line_that_was_removed_inserted_or_moved_is_located() {
+        let (_folder, path) = written(5);
+        let lines: Vec<String> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+        let edited = |change: &dyn Fn(&mut Vec<String>)| {
+            let mut edited = lines.clone();
+            change(&mut edited);
+            tampered_line(&path, &edited)
+        };
+        assert_eq!(edited(&|l| drop(l.remove(2))), 3);
+        assert_eq!(edited(&|l| drop(l.remove(0))), 1);
+        assert_eq!(edited(&|l| l.insert(3, l[1].clone())), 4);
+        assert_eq!(edited(&|l| l.swap(1, 2)), 2);
+        assert_eq!(edited(&|l| l[4] = String::new()), 5);
+    }
+
+    #[test]
+    fn a_line_with_a_hash_made_to_fit_breaks_the_next_one() {
+        let (_folder, path) = written(4);
+        let mut lines: Vec<String> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+        let body = lines[1].split(SEAM).next().unwrap().replace("ada", "eve");
+        lines[1] = format!("{body}{SEAM}{}\"}}", hex(&Sha256::digest(body.as_bytes())));
+        assert_eq!(tampered_line(&path, &lines), 3);
+    }
+
+    #[test]
+    fn a_torn_last_line_is_cut_off_and_recorded_wherever_it_was_torn() {
+        let (_folder, path) = written(3);
+        let whole = fs::read(&path).unwrap();
+        let start = whole[..whole.len() - 1].iter().rposition(|&b| b == b'\n').unwrap() + 1;
+        for cut in [start + 1, start + 40, whole.len() - 2] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!(read(&path).unwrap().torn.len(), cut - start, "a reader is told");
+            let ledger = Ledger::open(&path).unwrap();
+            let Event::Recovered(recovered) = &ledger.records()[2].event else { panic!("not recorded") };
+            assert_eq!((ledger.records().len(), recovered.bytes), (3, cut - start));
+            drop(ledger);
+            assert!(read(&path).unwrap().torn.is_empty());
+        }
+    }
+
+    #[test]
+    fn zeros_that_a_crash_left_at_the_end_are_a_torn_line() {
+        let (_folder, path) = written(2);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes.extend([0; 512]);
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(Ledger::open(&path).unwrap().records().len(), 3);
+    }
+
+    #[test]
+    fn a_last_line_that_lacks_only_its_end_is_kept() {
+        let (_folder, path) = written(2);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        assert_eq!(Ledger::open(&path).unwrap().records().len(), 2);
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+
+    #[test]
+    fn a_second_writer_is_kept_out_and_a_reader_is_not() {
+        let (_folder, path) = written(1);
+        let first = Ledger::open(&path).unwrap();
+        assert!(matches!(Ledger::open(&path), Err(Error::Locked { .. })));
+        assert_eq!(read(&path).unwrap().records.len(), 1);
+        drop(first);
+        assert!(Ledger::open(&path).is_ok());
+    }
+
+    #[test]
+    fn a_timestamp_is_a_date_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_798_761_600, "2027-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(timestamp(seconds), text);
+        }
+    }
+}

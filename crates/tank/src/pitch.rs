@@ -1,0 +1,492 @@
+//! A pitch: what someone claims, why, and what is to be run.
+//!
+//! It is a TOML file that a person writes. Everything the rules require may be missing from it when it is read, because a
+//! pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
+
+use std::path::{Path, PathBuf};
+
+use hammerhead::Request;
+use serde::{Deserialize, Serialize};
+
+use crate::settings::Settings;
+use crate::{Error, Result, written};
+
+/// What kind of pitch it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// An optimisation.
+    #[default]
+    Change,
+    /// To learn something; it is measured, but never becomes champion.
+    Research,
+    /// A long shot: it needs no evidence.
+    WildCard,
+    /// The smallest change that mends something.
+    MinimalFix,
+}
+
+/// A pitch as it was written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pitch {
+    /// Its name, unique in a season.
+    pub name: String,
+    /// What kind it is.
+    pub kind: Kind,
+    /// Who brings it.
+    pub contestant: String,
+    /// What is slow now, with a number that can be measured.
+    pub problem: String,
+    /// What is to be done about it.
+    pub solution: String,
+    /// How it is undone.
+    pub rollback: String,
+    /// What is known now that was not when the same thing failed before; empty for a first try.
+    pub new_evidence: String,
+    /// The claim.
+    pub claim: Option<Claim>,
+    /// The work it takes.
+    pub complexity: Option<Complexity>,
+    /// What may go wrong.
+    pub risk: Vec<Risk>,
+    /// Why it should be believed.
+    pub evidence: Vec<EvidenceCited>,
+    /// What is to be run.
+    pub run: Option<Run>,
+    /// The terms under which it asks to be judged, where they are stricter than the rules.
+    pub deal: Deal,
+}
+
+/// A number and an interval, for the geometric mean over the problem set: above 1 is faster than the champion.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Claim {
+    /// The claimed speedup.
+    pub speedup: Option<f64>,
+    /// The lower end of its 80 % interval.
+    pub low: Option<f64>,
+    /// The upper end of its 80 % interval.
+    pub high: Option<f64>,
+    /// Why this number.
+    pub reasoning: String,
+}
+
+impl Claim {
+    /// The number and its interval, where all three are there and make sense.
+    pub fn figures(&self) -> Option<(f64, f64, f64)> {
+        let (speedup, low, high) = (self.speedup?, self.low?, self.high?);
+        let sensible = low > 0.0 && low <= speedup && speedup <= high && high.is_finite();
+        sensible.then_some((speedup, low, high))
+    }
+}
+
+/// How much work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Under two hours.
+    Low,
+    /// Two to six hours.
+    Medium,
+    /// More.
+    High,
+}
+
+/// The work a pitch takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Complexity {
+    /// Low, medium or high.
+    pub level: Level,
+    /// Hours.
+    pub hours: f64,
+    /// What is hard about it.
+    #[serde(default)]
+    pub challenges: Vec<String>,
+}
+
+/// What may go wrong, and what is done about it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Risk {
+    /// What may go wrong.
+    pub what: String,
+    /// What is done about it.
+    pub mitigation: String,
+}
+
+/// What kind of evidence it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvidenceKind {
+    /// It worked elsewhere.
+    PriorSuccess,
+    /// A measurement of where the time goes.
+    Profile,
+    /// Someone published it.
+    Literature,
+    /// Arithmetic.
+    Theory,
+}
+
+/// A reason to believe a pitch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvidenceCited {
+    /// What kind.
+    pub kind: EvidenceKind,
+    /// What it says.
+    pub what: String,
+}
+
+/// What is to be run: a configuration of ours, any part of one, or a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Run {
+    /// A configuration as on a command line; what it leaves out is planned for each problem. Empty: all of it is planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// The backend, where it is not the season's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// A program that speaks the tank's protocol, and its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub program: Vec<String>,
+    /// What builds that program, and its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub build: Vec<String>,
+}
+
+/// Terms that are the pitch's own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Deal {
+    /// The geometric mean that must be reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_geomean: Option<f64>,
+    /// The geometric mean under which it failed; between this and `min_geomean` a person decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revert_under: Option<f64>,
+    /// How much slower any problem may be, as a part of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_loss: Option<f64>,
+    /// Working memory that may be used, in bytes; for a GPU kernel its shared memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_scratch_bytes: Option<usize>,
+    /// A quick probe first, and the rest only if no problem is much slower.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staged: Option<bool>,
+}
+
+impl Deal {
+    /// These terms, and where they say nothing the others'.
+    pub fn or(&self, other: &Deal) -> Deal {
+        Deal {
+            min_geomean: self.min_geomean.or(other.min_geomean),
+            revert_under: self.revert_under.or(other.revert_under),
+            max_loss: self.max_loss.or(other.max_loss),
+            max_scratch_bytes: self.max_scratch_bytes.or(other.max_scratch_bytes),
+            staged: self.staged.or(other.staged),
+        }
+    }
+}
+
+/// Something that the rules require of a pitch and that it lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The key it concerns, for the line number.
+    pub key: &'static str,
+    /// What was found.
+    pub problem: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl Pitch {
+    /// Reads a pitch; what the rules require of it is asked by [`Pitch::faults`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut pitch: Pitch = written::parse(path, &written::read(path)?)?;
+        pitch.anchor(path.parent().unwrap_or(Path::new("")));
+        Ok(pitch)
+    }
+
+    /// Reads a pitch and refuses it if anything is missing, with the line.
+    pub fn read_complete(path: &Path, settings: &Settings) -> Result<Self> {
+        let text = written::read(path)?;
+        let pitch: Pitch = written::parse(path, &text)?;
+        match pitch.faults(settings).into_iter().next() {
+            None => Ok(pitch),
+            Some(Fault { key, problem, remedy }) => Err(Error::Written {
+                path: path.to_path_buf(),
+                line: written::line_of(&text, key),
+                problem,
+                remedy: remedy.to_owned(),
+            }),
+        }
+    }
+
+    /// Programs that are named by a path are looked for beside the file that names them.
+    pub fn anchor(&mut self, folder: &Path) {
+        let anchored = |program: &mut Vec<String>| {
+            if let Some(first) = program.first_mut().filter(|first| first.contains('/')) {
+                let path: PathBuf = folder.join(&*first);
+                *first = path.canonicalize().unwrap_or(path).to_string_lossy().into_owned();
+            }
+        };
+        if let Some(run) = &mut self.run {
+            anchored(&mut run.program);
+            anchored(&mut run.build);
+        }
+    }
+
+    /// What the rules require and this pitch lacks, the gravest first.
+    pub fn faults(&self, settings: &Settings) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut fault = |key, problem: String, remedy| faults.push(Fault { key, problem, remedy });
+        for (key, text, remedy) in [
+            ("name", &self.name, "name = \"short-name\", by which votes and the ledger call it"),
+            ("contestant", &self.contestant, "contestant = \"who brings it\", whose track record this will count for"),
+            ("problem", &self.problem, "problem = \"what is slow now\", with a number that can be measured"),
+            ("solution", &self.solution, "solution = \"what is to be done about it\""),
+            ("rollback", &self.rollback, "rollback = \"how it is undone\""),
+        ] {
+            if text.trim().is_empty() {
+                fault(key, format!("the pitch has no {key}"), remedy);
+            }
+        }
+        if !self.problem.trim().is_empty() && !self.problem.contains(|c: char| c.is_ascii_digit()) {
+            fault("problem", "the problem names no number".into(), "say what is measured, and how much it is now");
+        }
+        self.claim_faults(&mut fault);
+        self.work_faults(settings, &mut fault);
+        self.run_faults(&mut fault);
+        self.deal_faults(settings, &mut fault);
+        faults
+    }
+
+    fn claim_faults(&self, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+        let example = "write [claim] with speedup, low, high (an 80 % interval) and reasoning";
+        let Some(claim) = &self.claim else { return fault("claim", "the pitch has no claim".into(), example) };
+        if claim.speedup.is_none() || claim.low.is_none() || claim.high.is_none() {
+            fault("claim", "the claim lacks a number or its interval".into(), example);
+        } else if claim.figures().is_none() {
+            let remedy = "0 < low ≤ speedup ≤ high, where 1.2 means 1.2 times as fast";
+            fault("speedup", "the claim's numbers are not an estimate inside its interval".into(), remedy);
+        }
+        if claim.reasoning.trim().is_empty() {
+            fault("claim", "the claim has no reasoning".into(), "reasoning = \"why this number\"");
+        }
+    }
+
+    fn work_faults(&self, settings: &Settings, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+        match &self.complexity {
+            None => {
+                fault("complexity", "the pitch has no complexity".into(), "write [complexity] with level and hours")
+            }
+            Some(Complexity { level, hours, challenges }) => {
+                let expected = match *hours {
+                    h if h < settings.low_hours => Level::Low,
+                    h if h <= settings.medium_hours => Level::Medium,
+                    _ => Level::High,
+                };
+                if !(hours.is_finite() && *hours >= 0.0) || expected != *level {
+                    let problem = format!("{hours} hours of work are not of this level");
+                    fault(
+                        "complexity",
+                        problem,
+                        "low is under 2 hours, medium 2 to 6, high more, unless settings differ",
+                    );
+                }
+                if *level != Level::Low && challenges.is_empty() {
+                    fault(
+                        "complexity",
+                        "the complexity names no challenges".into(),
+                        "challenges = [\"what is hard about it\"]",
+                    );
+                }
+                if self.kind == Kind::MinimalFix && *level != Level::Low {
+                    fault(
+                        "complexity",
+                        "a minimal fix is of low complexity".into(),
+                        "make it smaller, or pitch it as a change",
+                    );
+                }
+            }
+        }
+        if self.risk.is_empty() || self.risk.iter().any(|r| r.what.trim().is_empty() || r.mitigation.trim().is_empty())
+        {
+            fault("risk", "a risk, or its mitigation, is missing".into(), "write [[risk]] with what and mitigation");
+        }
+        let evidence = self.evidence.iter().any(|e| !e.what.trim().is_empty());
+        if !evidence && self.kind != Kind::WildCard {
+            let remedy = "write [[evidence]] with kind = prior-success, profile, literature or theory, and what";
+            fault("evidence", "the pitch has no evidence".into(), remedy);
+        }
+    }
+
+    fn run_faults(&self, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+        let remedy = "write [run] with config = \"strategy=ping-pong\", or with program = [\"./kernel\"]";
+        match &self.run {
+            Some(Run { config: Some(config), program, .. }) if program.is_empty() => {
+                if let Err(error) = config.parse::<Request>() {
+                    fault("config", error.to_string(), "see `hammerhead run --help` for the keys of --config");
+                }
+            }
+            Some(Run { config: None, program, .. }) if !program.is_empty() => {}
+            Some(Run { config: Some(_), .. }) => {
+                fault("run", "it names both a configuration and a program".into(), "bring them as two pitches");
+            }
+            _ => fault("run", "the pitch names nothing to run".into(), remedy),
+        }
+    }
+
+    fn deal_faults(&self, settings: &Settings, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+        let stricter = "a deal may be stricter than the rules, never looser; `hammerhead tank settings` prints them";
+        if self.deal.min_geomean.is_some_and(|min| !min.is_finite() || min < 1.0 + settings.margin()) {
+            fault("min_geomean", "the deal asks for less than the rules' margin".into(), stricter);
+        }
+        if self.deal.max_loss.is_some_and(|loss| !(0.0..=settings.max_loss()).contains(&loss)) {
+            fault("max_loss", "the deal allows a greater loss than the rules".into(), stricter);
+        }
+        if let (Some(revert), Some(min)) = (self.deal.revert_under, self.deal.min_geomean)
+            && !(revert <= min)
+        {
+            fault("revert_under", "the deal reverts above its own minimum".into(), "revert_under ≤ min_geomean");
+        }
+    }
+
+    /// A pitch that is complete, to write one's own from.
+    pub fn example(name: &str) -> String {
+        let name = toml::Value::from(name).to_string();
+        format!(
+            r#"# A pitch for the tank. `hammerhead tank check-pitch FILE` says whether it is complete;
+# `hammerhead tank play --pitch FILE --pitch ANOTHER` plays a round with it.
+
+name = {name}
+contestant = "your name"
+# change, research (measured, never champion), wild-card (needs no evidence) or minimal-fix
+kind = "change"
+
+# What is slow now, with a number that can be measured.
+problem = "dequantised panels of 256 columns of K are read 3 times from the second-level cache"
+solution = "expand the next panel while this one is multiplied (ping-pong, two stages)"
+rollback = "none needed: the champion stays in the tuning cache until this wins"
+
+# How many times as fast as the champion, as the geometric mean over the season's problems, with an interval that will
+# hold the measurement four times in five. The tank remembers how often it did.
+[claim]
+speedup = 1.05
+low = 0.98
+high = 1.12
+reasoning = "expansion takes a tenth of the time and would hide behind the products"
+
+# low: under 2 hours, medium: 2 to 6, high: more (then with challenges)
+[complexity]
+level = "low"
+hours = 0.5
+challenges = []
+
+[[risk]]
+what = "two panels no longer fit the first-level cache"
+mitigation = "the referee measures every problem, and none may lose more than 5 %"
+
+# prior-success, profile, literature or theory; at least one
+[[evidence]]
+kind = "theory"
+what = "expansion and products use different units of the processor"
+
+# Any part of a configuration, as for `hammerhead run --config`; the rest is planned for each problem.
+# Or a program of your own: program = ["./kernel"], and what builds it: build = ["make"].
+[run]
+config = "strategy=ping-pong"
+
+# Terms that are stricter than the rules, where you want them:
+# [deal]
+# min_geomean = 1.03
+# max_loss = 0.02
+# max_scratch_bytes = 50000000
+# staged = true
+"#
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Pitch {
+        toml::from_str(&Pitch::example("mine")).unwrap()
+    }
+
+    fn problems(pitch: &Pitch) -> String {
+        pitch.faults(&Settings::default()).into_iter().map(|f| f.problem + "; " + f.remedy + "\n").collect()
+    }
+
+    #[test]
+    fn the_example_is_complete() {
+        assert_eq!(problems(&example()), "");
+        assert_eq!(example().name, "mine");
+    }
+
+    #[test]
+    fn a_name_that_needs_quoting_makes_a_valid_example() {
+        let pitch: Pitch = toml::from_str(&Pitch::example("a \"b\" \\ c")).unwrap();
+        assert_eq!(pitch.name, "a \"b\" \\ c");
+    }
+
+    #[test]
+    fn whatever_is_missing_is_named() {
+        let missing = |change: fn(&mut Pitch), word: &str| {
+            let mut pitch = example();
+            change(&mut pitch);
+            assert!(problems(&pitch).contains(word), "no {word:?} in {}", problems(&pitch));
+        };
+        missing(|p| p.name.clear(), "no name");
+        missing(|p| p.contestant.clear(), "no contestant");
+        missing(|p| p.problem = "it is slow".into(), "no number");
+        missing(|p| p.solution = "  ".into(), "no solution");
+        missing(|p| p.rollback.clear(), "no rollback");
+        missing(|p| p.claim = None, "no claim");
+        missing(|p| p.claim.as_mut().unwrap().speedup = None, "lacks a number");
+        missing(|p| p.claim.as_mut().unwrap().low = Some(2.0), "not an estimate inside");
+        missing(|p| p.claim.as_mut().unwrap().high = Some(f64::INFINITY), "not an estimate inside");
+        missing(|p| p.claim.as_mut().unwrap().reasoning.clear(), "no reasoning");
+        missing(|p| p.complexity = None, "no complexity");
+        missing(|p| p.complexity.as_mut().unwrap().hours = 7.0, "not of this level");
+        missing(|p| p.risk.clear(), "mitigation, is missing");
+        missing(|p| p.risk[0].mitigation.clear(), "mitigation, is missing");
+        missing(|p| p.evidence.clear(), "no evidence");
+        missing(|p| p.run = None, "nothing to run");
+        missing(|p| p.run.as_mut().unwrap().config = Some("tile=1".into()), "tile=1");
+        missing(|p| p.run.as_mut().unwrap().program = vec!["./x".into()], "both");
+    }
+
+    #[test]
+    fn a_wild_card_needs_no_evidence() {
+        let pitch = Pitch { kind: Kind::WildCard, evidence: Vec::new(), ..example() };
+        assert_eq!(problems(&pitch), "");
+    }
+
+    #[test]
+    fn a_deal_may_be_stricter_than_the_rules_but_not_looser() {
+        let deal = |deal: Deal| problems(&Pitch { deal, ..example() });
+        assert_eq!(deal(Deal { min_geomean: Some(1.4), max_loss: Some(0.0), ..Deal::default() }), "");
+        assert!(deal(Deal { min_geomean: Some(1.0), ..Deal::default() }).contains("less than the rules"));
+        assert!(deal(Deal { max_loss: Some(0.2), ..Deal::default() }).contains("greater loss"));
+        let upside_down = Deal { min_geomean: Some(1.2), revert_under: Some(1.3), ..Deal::default() };
+        assert!(deal(upside_down).contains("above its own minimum"));
+    }
+
+    #[test]
+    fn a_missing_part_is_told_with_the_file_and_the_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.toml");
+        let text = Pitch::example("x").replace("speedup = 1.05", "speedup = 9.0");
+        std::fs::write(&path, &text).unwrap();
+        let line = text.lines().position(|l| l.starts_with("speedup")).unwrap() + 1;
+        let error = Pitch::read_complete(&path, &Settings::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("p.toml, line {line}:")), "{error}");
+    }
+}

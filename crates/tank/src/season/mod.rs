@@ -1,0 +1,243 @@
+//! A season: a series of rounds on one set of problems, as a file writes it.
+
+mod builtin;
+mod journal;
+mod play;
+
+use std::path::Path;
+
+use hammerhead::{Engine, Options as EngineOptions, Request};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
+pub use play::{Choices, Options, Played, Watch, play};
+
+use crate::entry::{Entry, ProblemSpec};
+use crate::evidence::{Arena, hex};
+use crate::pitch::{Deal, Pitch};
+use crate::settings::Settings;
+use crate::shark::{Shark, builtin::Which};
+use crate::{Error, Result, written};
+
+/// The baseline that is whatever the planner chooses today.
+pub const PLANNED: &str = "planned";
+
+/// What kind of round it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RoundKind {
+    /// Pitches, votes, one of them built.
+    Regular,
+    /// Nothing is built; the ledger is read instead.
+    Research,
+    /// Long shots, after failures.
+    WildCard,
+    /// The season's champion against the planner's own choice, for the tuning cache.
+    Title,
+}
+
+/// A round as it is planned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Its name, unique in the season.
+    pub name: String,
+    /// What it is about.
+    pub context: String,
+    /// Its pitches.
+    pub pitches: Vec<Pitch>,
+}
+
+/// A season, with everything that its files named read in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Season {
+    /// Its name.
+    pub name: String,
+    /// What it is about.
+    pub context: String,
+    /// The success metric, in words.
+    pub metric: String,
+    /// What is to be beaten first: `planned`, or a configuration, any part of one.
+    pub baseline: String,
+    /// The backend, or `auto`.
+    pub backend: String,
+    /// The threads; none for as many as this process may run on.
+    pub threads: Option<usize>,
+    /// The problems.
+    pub problems: Vec<ProblemSpec>,
+    /// The numbers of the game.
+    pub settings: Settings,
+    /// Terms for pitches that bring none.
+    pub deal: Deal,
+    /// The judges.
+    pub sharks: Vec<Shark>,
+    /// The rounds.
+    pub rounds: Vec<Round>,
+    /// Long shots for a wild-card round.
+    pub wild_cards: Vec<Pitch>,
+}
+
+/// A season's file. Pitches and sharks are files beside it, or written in it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SeasonFile {
+    name: String,
+    #[serde(default)]
+    context: String,
+    metric: String,
+    baseline: String,
+    #[serde(default = "auto")]
+    backend: String,
+    threads: Option<usize>,
+    problem: Vec<ProblemSpec>,
+    #[serde(default)]
+    settings: Settings,
+    #[serde(default)]
+    deal: Deal,
+    #[serde(default = "builtin_sharks")]
+    sharks: Vec<String>,
+    round: Vec<RoundFile>,
+    #[serde(default)]
+    wild_cards: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RoundFile {
+    name: String,
+    #[serde(default)]
+    context: String,
+    #[serde(default)]
+    pitches: Vec<String>,
+    #[serde(default)]
+    pitch: Vec<Pitch>,
+}
+
+fn auto() -> String {
+    "auto".to_owned()
+}
+
+fn builtin_sharks() -> Vec<String> {
+    Which::ALL.map(|which| which.name().to_owned()).to_vec()
+}
+
+impl Season {
+    /// Reads a season and every file that it names.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file: SeasonFile = written::parse(path, &written::read(path)?)?;
+        Self::of(file, path.parent().unwrap_or(Path::new("")))
+    }
+
+    /// A season from its file, and from what that names in a folder.
+    fn of(file: SeasonFile, folder: &Path) -> Result<Self> {
+        let mut rounds = Vec::new();
+        for round in file.round {
+            let mut pitches = round.pitch;
+            pitches.iter_mut().for_each(|pitch| pitch.anchor(folder));
+            for name in &round.pitches {
+                pitches.push(Pitch::read(&folder.join(name))?);
+            }
+            rounds.push(Round { name: round.name, context: round.context, pitches });
+        }
+        let season = Self {
+            name: file.name,
+            context: file.context,
+            metric: file.metric,
+            baseline: file.baseline,
+            backend: file.backend,
+            threads: file.threads,
+            problems: file.problem,
+            settings: file.settings,
+            deal: file.deal,
+            sharks: file.sharks.iter().map(|name| shark(folder, name)).collect::<Result<_>>()?,
+            rounds,
+            wild_cards: file.wild_cards.iter().map(|name| Pitch::read(&folder.join(name))).collect::<Result<_>>()?,
+        };
+        season.check()?;
+        Ok(season)
+    }
+
+    /// Refuses a season that breaks the rules before it begins.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |problem: String, remedy: &str| {
+            Err(Error::Rules { what: format!("season '{}'", self.name), problem, remedy: remedy.to_owned() })
+        };
+        if let Some(problem) = self.settings.fault() {
+            return refuse(problem, "correct it under [settings]; `hammerhead tank settings` explains each");
+        }
+        self.settings.referee.timing.check()?;
+        if self.metric.trim().is_empty() {
+            return refuse("it has no success metric".into(), "metric = \"what is to become better\"");
+        }
+        if self.baseline != PLANNED {
+            self.baseline.parse::<Request>()?;
+        }
+        if self.problems.is_empty() {
+            return refuse("it has no problems".into(), "write [[problem]] with groups = [[m, n, k]]");
+        }
+        for (index, problem) in self.problems.iter().enumerate() {
+            problem.problem()?;
+            if self.problems[..index].contains(problem) {
+                return refuse(format!("{} is there twice", problem.name()?), "name each problem once");
+            }
+        }
+        self.sharks.iter().try_for_each(Shark::check)?;
+        let mut temperaments: Vec<&str> = self.sharks.iter().map(|s| s.temperament.as_str()).collect();
+        temperaments.sort_unstable();
+        temperaments.dedup();
+        if temperaments.len() < self.settings.min_sharks {
+            let problem = format!("{} distinct temperaments among its sharks", temperaments.len());
+            return refuse(problem, "a valid round needs three: sharks = [\"skeptic\", \"pragmatist\", \"theorist\"]");
+        }
+        if let Some(name) = repeated(self.sharks.iter().map(|s| s.name.as_str())) {
+            return refuse(format!("two sharks are called '{name}'"), "give each a name of its own");
+        }
+        if self.rounds.is_empty() {
+            return refuse("it has no rounds".into(), "write [[round]] with a name and pitches");
+        }
+        if let Some(name) = repeated(self.rounds.iter().map(|r| r.name.as_str())) {
+            return refuse(format!("two rounds are called '{name}'"), "give each a name of its own");
+        }
+        let pitches = self.rounds.iter().flat_map(|r| &r.pitches).chain(&self.wild_cards);
+        if let Some(name) = repeated(pitches.map(|p| p.name.as_str())) {
+            return refuse(format!("two pitches are called '{name}'"), "give each a name of its own");
+        }
+        Ok(())
+    }
+
+    /// Tells this season from every other: two are the same if they would play the same.
+    pub fn digest(&self) -> String {
+        hex(&Sha256::digest(serde_json::to_vec(self).unwrap_or_default()))
+    }
+
+    /// Where it is played on this machine.
+    pub fn arena(&self) -> Result<Arena> {
+        let backend = Some(self.backend.clone());
+        let engine = Engine::new(EngineOptions { backend, threads: self.threads, request: Request::default() })?;
+        Ok(Arena { problems: self.problems.clone(), backends: engine.backends().to_vec(), threads: engine.threads() })
+    }
+
+    /// What is to be beaten first.
+    pub fn baseline(&self, arena: &Arena) -> Result<Entry> {
+        let request = if self.baseline == PLANNED { Request::default() } else { self.baseline.parse()? };
+        Entry::planned(&arena.problems, &arena.backends, &request, arena.threads)
+    }
+}
+
+/// A built-in shark by its name, or one from a file.
+fn shark(folder: &Path, name: &str) -> Result<Shark> {
+    match Which::ALL.into_iter().find(|which| which.name() == name) {
+        Some(which) => Ok(which.shark()),
+        None => Shark::read(&folder.join(name)),
+    }
+}
+
+/// The first name that is there twice.
+fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = Vec::new();
+    names.into_iter().find(|name| {
+        let again = seen.contains(name);
+        seen.push(*name);
+        again
+    })
+}

@@ -1,0 +1,738 @@
+//! How a season is played: rounds, attempts, verdicts, and what follows from them.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+
+use hammerhead::machine::Machine;
+use hammerhead::tuning::{self, Bucket, Tuned};
+use sha2::{Digest, Sha256};
+
+use super::journal::Journal;
+use super::{PLANNED, RoundKind, Season, builtin};
+use crate::court::{Baseline, Referee, Swimmer};
+use crate::entry::Entry;
+use crate::event::{
+    BaselineTaken, Begun, Chosen, Crowned, Event, Examined, Installed, InstalledWay, Judged, PitchChecked, Pitched,
+    Researched, RoundClosed, RoundOpened, Sat, SeasonClosed, SeasonOpened, Tallied, Voted,
+};
+use crate::evidence::{Arena, Evidence, entry_digest, gather};
+use crate::ledger::{Ledger, Record};
+use crate::pitch::{Deal, Kind, Pitch};
+use crate::referee::{Speedup, Summary};
+use crate::shark::agent::{Considered, Question, ask};
+use crate::shark::{Ballot, Shark, Source};
+use crate::tally::{Tally, Vote, count};
+use crate::verdict::{self, Judgement, Verdict, of_examination, of_sitting};
+use crate::{Error, Result, history, research, rules};
+
+/// What a person says about a round, round by round.
+#[derive(Clone, Debug, Default)]
+pub struct Choices {
+    /// Who says it.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// Pitches to be built whatever the vote says.
+    pub overrides: BTreeMap<String, String>,
+    /// The word on ties, and on verdicts that are PARTIAL: the pitch, or `champion`.
+    pub words: BTreeMap<String, String>,
+}
+
+/// How a season is played.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The seed that all others are made from; drawn by the operating system where there is none.
+    pub seed: Option<u64>,
+    /// A person's word.
+    pub choices: Choices,
+    /// Whether to stop before anything is built, so that a person can look at the vote.
+    pub pause: bool,
+    /// Whether to begin anew where the season is finished already.
+    pub again: bool,
+    /// The folder of the tuning cache that champions go into; none to keep them out.
+    pub tuning: Option<PathBuf>,
+}
+
+/// Who is told what happens.
+pub trait Watch {
+    /// Something happened.
+    fn say(&mut self, line: &str);
+}
+
+/// A season that was played to its end.
+#[derive(Debug)]
+pub struct Played {
+    /// Its number in the ledger.
+    pub season: u32,
+    /// Whether it was finished before and nothing was done.
+    pub finished_before: bool,
+}
+
+/// Plays a season, or goes on with it where it stopped.
+pub fn play(
+    season: &Season,
+    ledger: &mut Ledger,
+    referee: &mut dyn Referee,
+    options: &Options,
+    watch: &mut dyn Watch,
+) -> Result<Played> {
+    season.check()?;
+    let arena = season.arena()?;
+    let machine = Machine::detect();
+    let (mut journal, finished_before) = Journal::open(ledger, &season.name, &season.digest(), options.again)?;
+    let number = journal.season();
+    if !journal.is_live() && !finished_before {
+        watch.say(&format!("going on with season {number} '{}' where it stopped", season.name));
+    }
+    let opened: SeasonOpened = journal.step(
+        |_| true,
+        |_| {
+            Ok(SeasonOpened {
+                season: season.clone(),
+                digest: season.digest(),
+                machine: machine.clone(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                champion: season.baseline(&arena)?,
+                planned: Entry::planned(&arena.problems, &arena.backends, &Default::default(), arena.threads)?,
+            })
+        },
+    )?;
+    if opened.machine.fingerprint != machine.fingerprint && !finished_before {
+        return Err(Error::Resume {
+            record: 1,
+            problem: format!("the season was begun on another machine ({})", opened.machine.cpu),
+            remedy: "go on there, or play on this machine in a ledger of its own".to_owned(),
+        });
+    }
+    let champion = Champion { name: format!("baseline ({})", season.baseline), entry: opened.champion };
+    let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
+    let planned = opened.planned;
+    let fingerprint = machine.fingerprint;
+    let mut play = Play {
+        season,
+        journal,
+        referee,
+        options,
+        watch,
+        arena,
+        fingerprint,
+        champion,
+        planned,
+        baseline,
+        failures: 0,
+        crowned: Vec::new(),
+    };
+    play.all()?;
+    Ok(Played { season: number, finished_before })
+}
+
+/// Who is to be beaten.
+#[derive(Clone, Debug)]
+struct Champion {
+    name: String,
+    entry: Entry,
+}
+
+impl Champion {
+    fn swimmer(&self) -> Swimmer<'_> {
+        Swimmer { name: &self.name, entry: &self.entry }
+    }
+}
+
+/// A pitch that may be built.
+struct Candidate<'a> {
+    pitch: &'a Pitch,
+    evidence: Evidence,
+    deal: Deal,
+}
+
+/// A coronation, with the figures that it rests on.
+struct Coronation {
+    pitch: String,
+    shapes: Vec<(String, Speedup)>,
+}
+
+struct Play<'a> {
+    season: &'a Season,
+    journal: Journal<'a>,
+    referee: &'a mut dyn Referee,
+    options: &'a Options,
+    watch: &'a mut dyn Watch,
+    arena: Arena,
+    fingerprint: String,
+    champion: Champion,
+    planned: Entry,
+    baseline: Baseline,
+    failures: usize,
+    crowned: Vec<Coronation>,
+}
+
+impl Play<'_> {
+    fn all(&mut self) -> Result<()> {
+        self.take_baseline()?;
+        for (index, round) in self.season.rounds.iter().enumerate() {
+            let place = format!("round {} of {}", index + 1, self.season.rounds.len());
+            self.say(&format!("{place}: {} ({} pitches)", round.name, round.pitches.len()));
+            let verdict = self.round(&round.name, RoundKind::Regular, &round.context, &round.pitches)?;
+            self.count_failures(verdict);
+            if self.failures >= self.season.settings.failures_before_research {
+                self.after_failures(&round.name)?;
+            }
+        }
+        self.title()?;
+        let (champion, entry) = (self.crowned.last().map(|c| c.pitch.clone()), self.champion.entry.clone());
+        self.journal.step(|_: &SeasonClosed| true, |_| Ok(SeasonClosed { champion, entry }))?;
+        Ok(())
+    }
+
+    fn say(&mut self, line: &str) {
+        self.watch.say(line);
+    }
+
+    /// A seed that nobody has seen, or one that follows from the given seed and its place.
+    fn seed(&self, place: &str) -> u64 {
+        match self.options.seed {
+            None => RandomState::new().build_hasher().finish(),
+            Some(seed) => {
+                let hash = Sha256::digest(format!("{seed} {} {place}", self.journal.past().len()));
+                hash.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+            }
+        }
+    }
+
+    fn take_baseline(&mut self) -> Result<()> {
+        let seed = self.seed("baseline");
+        if self.journal.is_live() {
+            self.watch.say("timing the baseline and the machine's ceilings");
+        }
+        let (referee, champion) = (&mut self.referee, &self.champion);
+        let make = |_: &Ledger| Ok(BaselineTaken { baseline: referee.baseline(champion.swimmer(), seed)? });
+        self.baseline = self.journal.step(|_| true, make)?.baseline;
+        Ok(())
+    }
+
+    /// FAILURE counts. What says nothing about the pitches, VOID and BLOCKED, leaves the count; all else ends the row.
+    fn count_failures(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Failure => self.failures += 1,
+            Verdict::Void | Verdict::Blocked => {}
+            Verdict::Success | Verdict::Partial | Verdict::Inconclusive => self.failures = 0,
+        }
+    }
+
+    /// Three failures in a row: a research round, then a wild-card round.
+    fn after_failures(&mut self, after: &str) -> Result<()> {
+        let failures = self.failures;
+        self.failures = 0;
+        let why = format!("{failures} rounds in a row failed");
+        self.say(&format!("{why}: a research round, then a wild-card round"));
+        let name = format!("research after {after}");
+        self.open_round(&name, RoundKind::Research, &why)?;
+        self.research(&name)?;
+        self.close_round(&name, Verdict::Inconclusive, "nothing was built; the findings are in the ledger")?;
+        let wild = if self.season.wild_cards.is_empty() {
+            let tried = |e: &Entry| self.tried(e);
+            builtin::wild_card(&self.arena, &self.champion.entry, tried, after).into_iter().collect()
+        } else {
+            self.season.wild_cards.clone()
+        };
+        let name = format!("wild cards after {after}");
+        self.round(&name, RoundKind::WildCard, "long shots, because the safe ones failed", &wild)?;
+        Ok(())
+    }
+
+    /// Whether this very thing was judged before.
+    fn tried(&self, entry: &Entry) -> bool {
+        let digest = entry_digest(entry);
+        history::attempts(self.records()).iter().any(|attempt| attempt.digest == digest)
+    }
+
+    /// What the ledger held when the current step was first taken: records of this season that are still to be replayed
+    /// are not yet known.
+    fn records(&self) -> &[Record] {
+        self.journal.past()
+    }
+
+    fn open_round(&mut self, round: &str, round_kind: RoundKind, why: &str) -> Result<()> {
+        let opened = RoundOpened { round: round.to_owned(), round_kind, why: why.to_owned() };
+        self.journal.step(|o: &RoundOpened| o.round == round, |_| Ok(opened)).map(drop)
+    }
+
+    fn close_round(&mut self, round: &str, verdict: Verdict, note: &str) -> Result<Verdict> {
+        let closed = RoundClosed { round: round.to_owned(), verdict, note: note.to_owned() };
+        self.journal.step(|c: &RoundClosed| c.round == round, |_| Ok(closed))?;
+        self.say(&format!("  {round}: {verdict} ({note})"));
+        Ok(verdict)
+    }
+
+    fn research(&mut self, round: &str) -> Result<()> {
+        let findings = research::findings(self.records(), &self.baseline, self.season.settings.interval_level);
+        let researched = Researched { round: round.to_owned(), findings };
+        let researched = self.journal.step(|r: &Researched| r.round == round, |_| Ok(researched))?;
+        researched.findings.iter().for_each(|finding| self.watch.say(&format!("  learnt: {finding}")));
+        Ok(())
+    }
+
+    /// One round, from its pitches to its verdict.
+    fn round(&mut self, name: &str, kind: RoundKind, context: &str, pitches: &[Pitch]) -> Result<Verdict> {
+        self.open_round(name, kind, context)?;
+        for pitch in pitches {
+            let pitched = Pitched { round: name.to_owned(), pitch: pitch.clone() };
+            self.journal.step(|p: &Pitched| p.pitch.name == pitch.name, |_| Ok(pitched))?;
+        }
+        let candidates = self.check_pitches(name, pitches)?;
+        let needed = if kind == RoundKind::WildCard { 1 } else { self.season.settings.min_pitches };
+        if candidates.len() < needed {
+            let note = format!("{} valid pitches, and a round needs {needed}", candidates.len());
+            return self.close_round(name, Verdict::Blocked, &note);
+        }
+        let votes = self.votes(name, context, &candidates)?;
+        let counted = votes.iter().filter(|vote| vote.void.is_none()).count();
+        if counted < self.season.settings.min_sharks {
+            let note = format!("{counted} valid votes, and a round needs {}", self.season.settings.min_sharks);
+            return self.close_round(name, Verdict::Blocked, &note);
+        }
+        let tally = self.tally(name, &candidates, &votes)?;
+        let order = self.choose(name, kind, &tally)?;
+        match order.as_slice() {
+            [] if tally.research => {
+                self.research(name)?;
+                let below = self.season.settings.research_below;
+                let note = format!("every shark gave every pitch less than {below}, so nothing was built");
+                self.close_round(name, Verdict::Inconclusive, &note)
+            }
+            [] => self.close_round(name, Verdict::Blocked, &tally.decided_by),
+            order => self.attempts(name, order, &candidates),
+        }
+    }
+
+    fn check_pitches<'p>(&mut self, round: &str, pitches: &'p [Pitch]) -> Result<Vec<Candidate<'p>>> {
+        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let mut candidates: Vec<Candidate<'p>> = Vec::new();
+        for pitch in pitches {
+            let deal = pitch.deal.or(&self.season.deal);
+            let record = history::track_record(self.records(), &pitch.contestant);
+            let evidence = gather(pitch, &self.arena, &self.champion.entry, &self.baseline, record);
+            let earlier: Vec<(String, String)> =
+                candidates.iter().map(|c| (c.pitch.name.clone(), c.evidence.digest.clone())).collect();
+            let disqualified = rules::disqualify(&rules::Examined {
+                pitch,
+                evidence: &evidence,
+                deal: &deal,
+                settings: &self.season.settings,
+                champion: &self.champion.entry,
+                baseline: &self.baseline,
+                earlier: &earlier,
+                machine: &self.fingerprint,
+                problems: &problems,
+                records: self.records(),
+            });
+            let checked = PitchChecked { round: round.to_owned(), pitch: pitch.name.clone(), evidence, disqualified };
+            let checked = self.journal.step(|c: &PitchChecked| c.pitch == pitch.name, |_| Ok(checked))?;
+            match checked.disqualified {
+                Some(reason) => self.say(&format!("  disqualified: {} ({reason})", pitch.name)),
+                None => candidates.push(Candidate { pitch, evidence: checked.evidence, deal }),
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn votes(&mut self, round: &str, context: &str, candidates: &[Candidate<'_>]) -> Result<Vec<Voted>> {
+        let season = self.season;
+        let cast = |shark: &Shark| {
+            let make = |_: &Ledger| {
+                let cast = cast(season, shark, round, context, candidates);
+                let (ballots, void) = cast.map_or_else(|error| (Vec::new(), Some(error.to_string())), |b| (b, None));
+                Ok(Voted { round: round.to_owned(), shark: shark.name.clone(), ballots, void })
+            };
+            let voted = self.journal.step(|v: &Voted| v.shark == shark.name, make)?;
+            if let Some(void) = &voted.void {
+                self.watch.say(&format!("  {void}"));
+            }
+            Ok(voted)
+        };
+        season.sharks.iter().map(cast).collect()
+    }
+
+    fn tally(&mut self, round: &str, candidates: &[Candidate<'_>], voted: &[Voted]) -> Result<Tally> {
+        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let counted: Vec<(&Shark, &Voted)> =
+            self.season.sharks.iter().zip(voted).filter(|(_, v)| v.void.is_none()).collect();
+        let votes: Vec<Vote<'_>> =
+            counted.iter().map(|(shark, voted)| Vote { shark, ballots: &voted.ballots }).collect();
+        let mut rulings = Vec::new();
+        for (shark, voted) in &counted {
+            for (ballot, veto) in voted.ballots.iter().filter_map(|b| Some((b, b.veto.as_ref()?))) {
+                let Some(candidate) = candidates.iter().find(|c| c.pitch.name == ballot.pitch) else { continue };
+                let examined = rules::Examined {
+                    pitch: candidate.pitch,
+                    evidence: &candidate.evidence,
+                    deal: &candidate.deal,
+                    settings: &self.season.settings,
+                    champion: &self.champion.entry,
+                    baseline: &self.baseline,
+                    earlier: &[],
+                    machine: &self.fingerprint,
+                    problems: &problems,
+                    records: self.records(),
+                };
+                rulings.push(rules::rule_on(&shark.name, veto, &examined));
+            }
+        }
+        let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
+        let tally = count(&names, &votes, rulings, &self.season.settings);
+        let tallied = Tallied { round: round.to_owned(), tally };
+        let tally = self.journal.step(|t: &Tallied| t.round == round, |_| Ok(tallied))?.tally;
+        for standing in tally.order() {
+            let mean = standing.mean.unwrap_or(0.0);
+            self.watch.say(&format!(
+                "  {mean:5.2}  {}{}",
+                standing.pitch,
+                if standing.flagged { "  (flagged: abstentions)" } else { "" }
+            ));
+        }
+        Ok(tally)
+    }
+
+    /// Who is built, in order: by the vote, unless a person's word is needed or stands against it.
+    fn choose(&mut self, round: &str, kind: RoundKind, tally: &Tally) -> Result<Vec<String>> {
+        let mut order: Vec<String> = tally.order().map(|s| s.pitch.clone()).collect();
+        let Choices { by, reason, overrides, words } = &self.options.choices;
+        let chosen = |chosen: &String, overrides| Chosen {
+            round: round.to_owned(),
+            voted: tally.winner().map(str::to_owned),
+            chosen: chosen.clone(),
+            by: by.clone(),
+            reason: reason.clone(),
+            overrides,
+        };
+        let said = || {
+            let word = words.get(round).filter(|_| !tally.tied.is_empty()).map(|word| chosen(word, false));
+            overrides.get(round).map(|pitch| chosen(pitch, true)).or(word)
+        };
+        if let Some(chosen) = self.journal.step_if(|c: &Chosen| c.round == round, said)? {
+            let known = tally.standings.iter().any(|s| s.pitch == chosen.chosen);
+            if !known || (!chosen.overrides && !tally.tied.contains(&chosen.chosen)) {
+                return Err(self.no_such_choice(round, &chosen.chosen, tally));
+            }
+            let how = if chosen.overrides { "against the vote, which stays in the ledger" } else { "to break the tie" };
+            self.say(&format!("  {} chose '{}' {how}: {}", chosen.by, chosen.chosen, chosen.reason));
+            order.retain(|pitch| *pitch != chosen.chosen);
+            order.insert(0, chosen.chosen);
+            return Ok(order);
+        }
+        // A wild-card round is for long shots: that nobody believes in them is no reason not to try.
+        if tally.research && kind != RoundKind::WildCard {
+            return Ok(Vec::new());
+        }
+        if !tally.tied.is_empty() && self.journal.is_live() {
+            return Err(Error::Word {
+                round: round.to_owned(),
+                question: format!("{} are tied and no rule breaks it", tally.tied.join(", ")),
+                remedy: format!("run the same command with --word '{round}=PITCH' --by NAME --because REASON"),
+            });
+        }
+        if self.options.pause
+            && self.journal.is_live()
+            && let Some(winner) = order.first()
+        {
+            return Err(Error::Paused { round: round.to_owned(), winner: winner.clone() });
+        }
+        Ok(order)
+    }
+
+    fn no_such_choice(&self, round: &str, chosen: &str, tally: &Tally) -> Error {
+        let known: Vec<&str> = match tally.tied.as_slice() {
+            [] => tally.standings.iter().map(|s| s.pitch.as_str()).collect(),
+            tied => tied.iter().map(String::as_str).collect(),
+        };
+        Error::Word {
+            round: round.to_owned(),
+            question: format!("'{chosen}' cannot be chosen"),
+            remedy: format!("choose one of {}", known.join(", ")),
+        }
+    }
+
+    /// The winner, and where it fails the runner-up.
+    fn attempts(&mut self, round: &str, order: &[String], candidates: &[Candidate<'_>]) -> Result<Verdict> {
+        let mut told = Vec::new();
+        let mut last = Verdict::Blocked;
+        for name in order.iter().take(self.season.settings.attempts) {
+            let Some(candidate) = candidates.iter().find(|c| c.pitch.name == *name) else { continue };
+            last = self.attempt(round, candidate)?;
+            told.push(format!("{name} {last}"));
+            if !matches!(last, Verdict::Failure | Verdict::Blocked) {
+                break;
+            }
+        }
+        self.close_round(round, last, &told.join(", then "))
+    }
+
+    /// Builds, examines and times one pitch, and judges it.
+    fn attempt(&mut self, round: &str, candidate: &Candidate<'_>) -> Result<Verdict> {
+        let Candidate { pitch, evidence, deal } = candidate;
+        let Some(entry) = &evidence.entry else { return Ok(Verdict::Blocked) };
+        let challenger = Champion { name: pitch.name.clone(), entry: entry.clone() };
+        let (judgement, summary) = self.trial(round, &challenger, deal, evidence.scratch_bytes)?;
+        let judged = Judged {
+            round: round.to_owned(),
+            pitch: pitch.name.clone(),
+            contestant: pitch.contestant.clone(),
+            digest: evidence.digest.clone(),
+            claimed: pitch.claim.as_ref().and_then(|claim| claim.figures()),
+            judgement,
+        };
+        let judgement = self.journal.step(|j: &Judged| j.pitch == pitch.name, |_| Ok(judged))?.judgement;
+        self.say(&format!("  {}: {} ({})", pitch.name, judgement.verdict, judgement.reasons.join("; ")));
+        let accepted = match judgement.verdict {
+            Verdict::Success => true,
+            Verdict::Partial => self.partial(round, pitch)?,
+            _ => false,
+        };
+        if let (true, Some(summary)) = (accepted && pitch.kind != Kind::Research, summary) {
+            self.crown(round, challenger, &summary)?;
+        }
+        Ok(judgement.verdict)
+    }
+
+    /// A mixed verdict: the champion stays, unless a person takes the pitch's part.
+    fn partial(&mut self, round: &str, pitch: &Pitch) -> Result<bool> {
+        let Choices { by, reason, words, .. } = &self.options.choices;
+        let said = || {
+            let word = words.get(round)?;
+            let (round, by, reason) = (round.to_owned(), by.clone(), reason.clone());
+            Some(Chosen { round, voted: None, chosen: word.clone(), by, reason, overrides: true })
+        };
+        let chosen = self.journal.step_if(|c: &Chosen| c.round == round, said)?;
+        match chosen {
+            Some(chosen) => Ok(chosen.chosen == pitch.name),
+            None if self.season.settings.partial_waits && self.journal.is_live() => Err(Error::Word {
+                round: round.to_owned(),
+                question: format!("'{}' is PARTIAL: is it to be champion", pitch.name),
+                remedy: format!(
+                    "run the same command with --word '{round}={}' or --word '{round}=champion', and --by NAME --because REASON",
+                    pitch.name
+                ),
+            }),
+            None => Ok(false),
+        }
+    }
+
+    /// Correctness first; then sittings, until one's controls hold or patience ends.
+    fn trial(
+        &mut self,
+        round: &str,
+        challenger: &Champion,
+        deal: &Deal,
+        scratch_bytes: Option<usize>,
+    ) -> Result<(Judgement, Option<Summary>)> {
+        let (pitch, champion) = (challenger.name.clone(), self.champion.clone());
+        let begun = Begun {
+            round: round.to_owned(),
+            pitch: pitch.clone(),
+            champion: champion.entry.clone(),
+            deal: deal.clone(),
+        };
+        self.journal.step(|b: &Begun| b.pitch == pitch, |_| Ok(begun))?;
+        if self.journal.is_live() {
+            self.say(&format!("  {pitch}: checking that it is right"));
+        }
+        let seed = self.seed("examine");
+        let referee = &mut self.referee;
+        let make = |_: &Ledger| {
+            let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
+            let (correctness, blocked) = split(examined);
+            Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked })
+        };
+        let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
+        if let Some(blocked) = examined.blocked {
+            return Ok((Judgement::because(Verdict::Blocked, blocked), None));
+        }
+        if let Some(judgement) = examined.correctness.as_ref().and_then(of_examination) {
+            return Ok((judgement, None));
+        }
+        self.sittings(round, challenger, deal, scratch_bytes)
+    }
+
+    fn sittings(
+        &mut self,
+        round: &str,
+        challenger: &Champion,
+        deal: &Deal,
+        scratch_bytes: Option<usize>,
+    ) -> Result<(Judgement, Option<Summary>)> {
+        let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
+        let terms = verdict::terms(deal, settings);
+        let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
+        for attempt in 0..=settings.void_retries {
+            if self.journal.is_live() {
+                let again = if attempt > 0 { " again, because the sitting's controls failed" } else { "" };
+                self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
+            }
+            let seed = self.seed("sit");
+            let referee = &mut self.referee;
+            let make = |_: &Ledger| {
+                let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed));
+                Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
+            };
+            let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
+            if let Some(blocked) = sat.blocked {
+                return Ok((Judgement::because(Verdict::Blocked, blocked), None));
+            }
+            let Some(sitting) = sat.sitting else { continue };
+            judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
+            if judgement.verdict != Verdict::Void {
+                return Ok((judgement, verdict::published(&sitting).cloned()));
+            }
+        }
+        Ok((judgement, None))
+    }
+
+    fn crown(&mut self, round: &str, challenger: Champion, summary: &Summary) -> Result<()> {
+        let crowned = Crowned {
+            round: round.to_owned(),
+            pitch: challenger.name.clone(),
+            entry: challenger.entry.clone(),
+            speedup: summary.geomean,
+        };
+        let name = challenger.name.clone();
+        self.journal.step(|c: &Crowned| c.pitch == name, |_| Ok(crowned))?;
+        self.say(&format!("  new champion: {name}"));
+        let shapes = summary.shapes.iter().map(|s| (s.shape.clone(), s.speedup)).collect();
+        self.crowned.push(Coronation { pitch: challenger.name.clone(), shapes });
+        self.champion = challenger;
+        Ok(())
+    }
+
+    /// What beats the planner's own choice goes into the tuning cache. Where the season began with that choice and had one
+    /// coronation, its figures say so already; otherwise the champion has to meet it now.
+    fn title(&mut self) -> Result<()> {
+        let Some(last) = self.crowned.last() else { return Ok(()) };
+        let Entry::Builtin { ways } = &self.champion.entry else {
+            self.say(
+                "the champion is a program of its own, which the planner cannot run: the tuning cache stays as it is",
+            );
+            return Ok(());
+        };
+        if self.champion.entry == self.planned {
+            self.say("the champion is what the planner chooses anyway: the tuning cache stays as it is");
+            return Ok(());
+        }
+        let (ways, pitch) = (ways.clone(), last.pitch.clone());
+        let shapes = if self.season.baseline == PLANNED && self.crowned.len() == 1 {
+            last.shapes.clone()
+        } else {
+            match self.title_fight()? {
+                Some(shapes) => shapes,
+                None => return Ok(()),
+            }
+        };
+        let faster = |(way, (_, speedup)): (&crate::entry::Way, &(String, Speedup))| {
+            (speedup.low >= 1.0).then(|| InstalledWay {
+                problem: way.problem.clone(),
+                backend: way.backend.clone(),
+                config: way.config.clone(),
+                speedup: *speedup,
+            })
+        };
+        let ways: Vec<InstalledWay> = ways.iter().zip(&shapes).filter_map(faster).collect();
+        if ways.is_empty() {
+            return Ok(());
+        }
+        let installed = Installed { pitch, ways };
+        let installed = self.journal.step(|_: &Installed| true, |_| Ok(installed))?;
+        self.install(&installed)
+    }
+
+    /// The champion against the planner's choice, by the referee alone: nobody votes on a title.
+    fn title_fight(&mut self) -> Result<Option<Vec<(String, Speedup)>>> {
+        let round = "title";
+        self.open_round(round, RoundKind::Title, "the season's champion against the planner's own choice")?;
+        self.say("title: the season's champion against the planner's own choice, for the tuning cache");
+        let challenger = Champion { name: format!("{} for the title", self.champion.name), ..self.champion.clone() };
+        let season_champion = std::mem::replace(
+            &mut self.champion,
+            Champion { name: "the planner's choice".to_owned(), entry: self.planned.clone() },
+        );
+        let tried = self.trial(round, &challenger, &Deal::default(), None);
+        self.champion = season_champion;
+        let (judgement, summary) = tried?;
+        let judged = Judged {
+            round: round.to_owned(),
+            pitch: challenger.name.clone(),
+            contestant: "the tank".to_owned(),
+            digest: entry_digest(&challenger.entry),
+            claimed: None,
+            judgement,
+        };
+        let judgement = self.journal.step(|j: &Judged| j.round == round, |_| Ok(judged))?.judgement;
+        let verdict = self.close_round(round, judgement.verdict, &judgement.reasons.join("; "))?;
+        let shapes = summary.map(|s| s.shapes.into_iter().map(|s| (s.shape, s.speedup)).collect());
+        Ok(shapes.filter(|_| verdict == Verdict::Success))
+    }
+
+    /// Puts the configurations where the planner looks. What is there already stays, so that this may be done again.
+    fn install(&mut self, installed: &Installed) -> Result<()> {
+        let Some(folder) = &self.options.tuning else {
+            self.say("the tuning cache is switched off: the champion is in the ledger only");
+            return Ok(());
+        };
+        let number = self.journal.season();
+        let of_season = |r: &&Record| r.season == number && matches!(r.event, Event::Installed(_));
+        let record = self.journal.past().iter().rev().find(of_season);
+        let Some(record) = record else { return Ok(()) };
+        let tuned = |way: &InstalledWay| {
+            let spec = self.arena.problems.iter().find(|p| p.name().is_ok_and(|name| name == way.problem))?;
+            Some(Tuned {
+                bucket: Bucket::of(&spec.problem().ok()?, self.arena.threads).to_string(),
+                problem: way.problem.clone(),
+                backend: way.backend.clone(),
+                config: way.config.clone(),
+                speedup: way.speedup.estimate,
+                record: record.hash.clone(),
+                at: record.at.clone(),
+                retired: false,
+            })
+        };
+        tuning::install(folder, installed.ways.iter().filter_map(tuned).collect())?;
+        let count = installed.ways.len();
+        self.say(&format!("{count} configurations go into the tuning cache in {}", folder.display()));
+        Ok(())
+    }
+}
+
+/// What was found, or why the environment did not let anything be found.
+fn split<T>(found: Result<T>) -> (Option<T>, Option<String>) {
+    match found {
+        Ok(found) => (Some(found), None),
+        Err(error) => (None, Some(error.to_string())),
+    }
+}
+
+/// A shark's ballots on a round, valid by the rules or an error.
+fn cast(
+    season: &Season,
+    shark: &Shark,
+    round: &str,
+    context: &str,
+    candidates: &[Candidate<'_>],
+) -> Result<Vec<Ballot>> {
+    let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
+    let ballots = match &shark.source {
+        Source::Builtin { which } => {
+            candidates.iter().map(|c| which.ballot(c.pitch, &c.evidence, &season.settings)).collect()
+        }
+        Source::Ballots { ballots } => {
+            let this = |b: &&Ballot| b.round.as_deref().is_none_or(|r| r == round) && names.contains(&b.pitch);
+            ballots.iter().filter(this).cloned().collect()
+        }
+        Source::Command { command } => {
+            let pitches = candidates.iter().map(|c| Considered { pitch: c.pitch, evidence: &c.evidence }).collect();
+            let question = Question::new(&season.name, round, context, shark, pitches);
+            ask(&shark.name, command, &question, season.settings.shark_seconds)?
+        }
+    };
+    shark.check_ballots(&ballots, &names, &season.settings)?;
+    Ok(ballots)
+}

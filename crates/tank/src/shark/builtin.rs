@@ -1,0 +1,335 @@
+//! The built-in sharks. They see the pitch and what the tank computed about it, and nothing else; the same evidence makes
+//! the same scores, and every score says in a sentence where it comes from.
+//!
+//! The *skeptic* believes the least of what is claimed, predicted and possible, less what the contestant's record takes
+//! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Ballot, Criterion, Role, Shark, Source, default_criteria};
+use crate::evidence::Evidence;
+use crate::pitch::{EvidenceKind, Kind, Level, Pitch};
+use crate::settings::Settings;
+
+/// How far a prediction of the analytic model, or of a claim, is typically off: the standard deviation of its logarithm.
+const MODEL_ERROR: f64 = 0.15;
+/// Working memory beyond which a pragmatist begins to worry, in bytes.
+const ROOMY: f64 = 16e6;
+
+/// A built-in shark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Which {
+    /// Believes the least.
+    Skeptic,
+    /// Asks what ships.
+    Pragmatist,
+    /// Asks whether it can be true.
+    Theorist,
+}
+
+/// Points and their reason.
+type Scored = (f64, String);
+
+impl Which {
+    /// All of them.
+    pub const ALL: [Which; 3] = [Which::Skeptic, Which::Pragmatist, Which::Theorist];
+
+    /// The name, which is the temperament too.
+    pub fn name(self) -> &'static str {
+        match self {
+            Which::Skeptic => "skeptic",
+            Which::Pragmatist => "pragmatist",
+            Which::Theorist => "theorist",
+        }
+    }
+
+    /// The shark.
+    pub fn shark(self) -> Shark {
+        let criteria = |list: [(&str, f64, Role); 4]| {
+            list.map(|(name, weight, role)| Criterion { name: name.to_owned(), weight, role }).to_vec()
+        };
+        let criteria = match self {
+            Which::Skeptic => default_criteria(),
+            Which::Pragmatist => criteria([
+                ("ships", 0.40, Role::Risk),
+                ("debuggability", 0.25, Role::Other),
+                ("simplicity", 0.20, Role::Complexity),
+                ("upgrade path", 0.15, Role::Other),
+            ]),
+            Which::Theorist => criteria([
+                ("probability of working", 0.40, Role::Risk),
+                ("simplicity", 0.30, Role::Complexity),
+                ("performance", 0.20, Role::Speedup),
+                ("debugging", 0.10, Role::Other),
+            ]),
+        };
+        let source = Source::Builtin { which: self };
+        Shark { name: self.name().into(), temperament: self.name().into(), criteria, source }
+    }
+
+    /// Its ballot on a pitch.
+    pub fn ballot(self, pitch: &Pitch, evidence: &Evidence, settings: &Settings) -> Ballot {
+        let judged = Judged { pitch, evidence, settings };
+        let scored: Vec<(&str, Scored)> = match self {
+            Which::Skeptic => vec![
+                ("speedup", judged.speedup(judged.least())),
+                ("complexity", judged.complexity()),
+                ("risk", judged.risk()),
+                ("quality", judged.quality()),
+            ],
+            Which::Pragmatist => vec![
+                ("ships", judged.ships()),
+                ("debuggability", judged.debuggability()),
+                ("simplicity", judged.simplicity()),
+                ("upgrade path", judged.upgrade_path()),
+            ],
+            Which::Theorist => vec![
+                ("probability of working", judged.works()),
+                ("simplicity", judged.simplicity()),
+                ("performance", judged.speedup(judged.middle())),
+                ("debugging", judged.debuggability()),
+            ],
+        };
+        let mut ballot = Ballot { pitch: pitch.name.clone(), ..Ballot::default() };
+        for (criterion, (points, because)) in scored {
+            ballot.scores.insert(criterion.to_owned(), round(points.clamp(0.0, 10.0)));
+            ballot.because.insert(criterion.to_owned(), because);
+        }
+        let expects = match self {
+            Which::Skeptic => judged.least().0,
+            Which::Pragmatist | Which::Theorist => judged.middle().0,
+        };
+        ballot.expects = Some(round(expects));
+        ballot.probability = Some(round(chance(expects, 1.0 + settings.margin())));
+        ballot
+    }
+}
+
+/// Three decimals, so that ballots read as what they are.
+fn round(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// The chance that a speedup expected to be this is above a threshold, its logarithm being off by [`MODEL_ERROR`]. The
+/// logistic curve is near enough to the normal one for a judge.
+fn chance(expected: f64, threshold: f64) -> f64 {
+    let deviations = (expected / threshold).ln() / MODEL_ERROR;
+    1.0 / (1.0 + (-1.702 * deviations).exp())
+}
+
+/// A pitch before a built-in shark.
+struct Judged<'a> {
+    pitch: &'a Pitch,
+    evidence: &'a Evidence,
+    settings: &'a Settings,
+}
+
+impl Judged<'_> {
+    fn claim(&self) -> f64 {
+        let figures = self.pitch.claim.as_ref().and_then(|claim| claim.figures());
+        figures.map_or(1.0, |(speedup, ..)| speedup)
+    }
+
+    /// What is left of a claim when the contestant's record is taken off, if it has one that promises too much.
+    fn discounted(&self, claim: f64) -> f64 {
+        let record = &self.evidence.record;
+        // A single pitch is weak evidence, so a record counts by how long it is.
+        let weight = record.measured as f64 / (record.measured as f64 + 1.0);
+        claim * (-weight * record.bias.max(0.0)).exp()
+    }
+
+    /// The least of what is claimed, predicted and possible, and where it comes from.
+    fn least(&self) -> (f64, String) {
+        let claimed = (self.discounted(self.claim()), "the claim, less what the record takes off".to_owned());
+        let predicted = self.evidence.predicted.map(|p| (p, "the model's prediction".to_owned()));
+        let possible = self.evidence.possible.map(|p| (p, "what the roofline allows".to_owned()));
+        [Some(claimed), predicted, possible]
+            .into_iter()
+            .flatten()
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .unwrap_or((1.0, String::new()))
+    }
+
+    /// Halfway between claim and prediction, within what the roofline allows.
+    fn middle(&self) -> (f64, String) {
+        let claim = self.discounted(self.claim());
+        let (value, from) = match self.evidence.predicted {
+            Some(predicted) => ((claim * predicted).sqrt(), "halfway between the claim and the model's prediction"),
+            // Claims of what cannot be predicted are believed by half.
+            None => (claim.sqrt(), "half of the claim, which no model can predict"),
+        };
+        match self.evidence.possible {
+            Some(possible) if possible < value => (possible, "what the roofline allows".to_owned()),
+            _ => (value, from.to_owned()),
+        }
+    }
+
+    fn speedup(&self, (value, from): (f64, String)) -> Scored {
+        (self.settings.rubric_points(value), format!("{value:.2}× is {from}"))
+    }
+
+    fn complexity(&self) -> Scored {
+        let complexity = self.pitch.complexity.as_ref();
+        let hours = complexity.map_or(self.settings.medium_hours, |c| c.hours);
+        let points = match complexity.map(|c| c.level) {
+            Some(Level::Low) => 10.0 - hours / self.settings.low_hours,
+            Some(Level::Medium) => 8.0 - hours / self.settings.medium_hours * 3.0,
+            _ => (5.0 - hours / self.settings.medium_hours).max(0.0),
+        };
+        (points, format!("{hours} hours of work are estimated"))
+    }
+
+    fn simplicity(&self) -> Scored {
+        match self.evidence.changes {
+            Some(changes) => (10.0 - 1.5 * changes as f64, format!("it changes {changes} fields of the configuration")),
+            None => (4.0, "it is another program, whose size the tank cannot see".into()),
+        }
+    }
+
+    /// Safe is what changes little, needs little, and whose risks have mitigations.
+    fn risk(&self) -> Scored {
+        let (simplicity, _) = self.simplicity();
+        let memory = self.memory_points();
+        let points = 0.5 * simplicity + 0.5 * memory - 0.5 * (self.pitch.risk.len().saturating_sub(1)) as f64;
+        let because = format!("{} risks are named, and {}", self.pitch.risk.len(), self.memory_words());
+        (points, because)
+    }
+
+    fn memory_points(&self) -> f64 {
+        let bytes = self.evidence.scratch_bytes.map_or(ROOMY, |bytes| bytes as f64);
+        10.0 - 2.0 * (bytes / ROOMY).max(1.0).log2()
+    }
+
+    fn memory_words(&self) -> String {
+        self.evidence.scratch_bytes.map_or_else(
+            || "its memory is not known".into(),
+            |bytes| format!("it works in {:.1} MB", bytes as f64 / 1e6),
+        )
+    }
+
+    /// Evidence of more kinds, a narrow interval and a reasoned claim make a good pitch.
+    fn quality(&self) -> Scored {
+        let has = |kind| self.pitch.evidence.iter().any(|e| e.kind == kind);
+        let strong = [EvidenceKind::PriorSuccess, EvidenceKind::Profile].into_iter().filter(|&k| has(k)).count();
+        let weak = [EvidenceKind::Literature, EvidenceKind::Theory].into_iter().filter(|&k| has(k)).count();
+        let width = self.pitch.claim.as_ref().and_then(|c| c.figures()).map_or(2.0, |(_, low, high)| high / low);
+        let narrow = if width < 1.3 {
+            2.0
+        } else if width < 2.0 {
+            1.0
+        } else {
+            0.0
+        };
+        let points = 3.0 + 2.0 * strong as f64 + 1.0 * weak as f64 + narrow;
+        (points, format!("{} kinds of evidence, and an interval {width:.2} wide", strong + weak))
+    }
+
+    fn ships(&self) -> Scored {
+        let (expected, from) = self.middle();
+        let chance = chance(expected, 1.0 + self.settings.margin());
+        let record = &self.evidence.record;
+        let shipped = (record.successes as f64 + 1.0) / (record.judged as f64 + 2.0);
+        let points = 10.0 * (0.7 * chance + 0.3 * shipped);
+        let because = format!(
+            "a chance of {:.0} % ({from}: {expected:.2}×), and {} of {} earlier pitches shipped",
+            100.0 * chance,
+            record.successes,
+            record.judged
+        );
+        (points, because)
+    }
+
+    fn debuggability(&self) -> Scored {
+        match (&self.evidence.changes, self.pitch.kind) {
+            (_, Kind::MinimalFix) => (10.0, "a minimal fix is its own explanation".into()),
+            (Some(_), _) => (8.0, "one of our configurations, which the tester and the simulator know".into()),
+            (None, _) => (4.0, "a program that only its author can look into".into()),
+        }
+    }
+
+    fn upgrade_path(&self) -> Scored {
+        match &self.evidence.changes {
+            Some(_) => (8.0, "the planner can use it at once, and the tuning cache can forget it".into()),
+            None => (4.0, "it would have to be written again as a backend".into()),
+        }
+    }
+
+    fn works(&self) -> Scored {
+        let (expected, from) = self.middle();
+        let chance = chance(expected, 1.0 + self.settings.margin());
+        (10.0 * chance, format!("{expected:.2}× is {from}, so the chance is {:.0} %", 100.0 * chance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::TrackRecord;
+    use crate::pitch::Claim;
+
+    fn pitch() -> Pitch {
+        toml::from_str(&Pitch::example("p")).unwrap()
+    }
+
+    fn claiming(speedup: f64) -> Pitch {
+        let (low, high) = (Some(speedup * 0.8), Some(speedup * 1.2));
+        let claim = Claim { speedup: Some(speedup), low, high, reasoning: "x".into() };
+        Pitch { claim: Some(claim), ..pitch() }
+    }
+
+    fn evidence(predicted: Option<f64>, record: TrackRecord) -> Evidence {
+        Evidence {
+            entry: None,
+            digest: String::new(),
+            refusal: None,
+            shapes: Vec::new(),
+            predicted,
+            possible: Some(3.0),
+            changes: predicted.map(|_| 2),
+            scratch_bytes: Some(1 << 20),
+            record,
+        }
+    }
+
+    fn total(which: Which, pitch: &Pitch, evidence: &Evidence) -> f64 {
+        let settings = Settings::default();
+        let (shark, ballot) = (which.shark(), which.ballot(pitch, evidence, &settings));
+        shark.check().unwrap();
+        shark.check_ballots(std::slice::from_ref(&ballot), &[pitch.name.clone()], &settings).unwrap();
+        assert_eq!(ballot, which.ballot(pitch, evidence, &settings), "the same evidence makes the same ballot");
+        assert!(ballot.scores.keys().all(|name| !ballot.because[name].is_empty()), "every score is explained");
+        shark.total(&ballot).unwrap()
+    }
+
+    #[test]
+    fn built_in_ballots_are_valid_and_follow_the_model() {
+        for which in Which::ALL {
+            let of = |predicted| total(which, &claiming(1.5), &evidence(Some(predicted), TrackRecord::default()));
+            assert!(of(1.3) > of(1.0) && of(1.0) >= of(0.7), "{which:?}");
+        }
+    }
+
+    #[test]
+    fn a_contestant_who_promises_too_much_is_believed_less() {
+        let loud = claiming(2.0);
+        let record = TrackRecord { judged: 4, successes: 0, measured: 4, bias: 0.7 };
+        for which in Which::ALL {
+            let fresh = total(which, &loud, &evidence(None, TrackRecord::default()));
+            assert!(total(which, &loud, &evidence(None, record.clone())) < fresh, "{which:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_expected_beyond_the_roofline() {
+        let bound = Evidence { possible: Some(1.02), ..evidence(Some(2.0), TrackRecord::default()) };
+        let ballot = Which::Theorist.ballot(&pitch(), &bound, &Settings::default());
+        assert!(ballot.expects.unwrap() <= 1.02);
+    }
+
+    #[test]
+    fn a_chance_is_half_at_the_threshold_and_grows_with_what_is_expected() {
+        assert!((chance(1.01, 1.01) - 0.5).abs() < 1e-12);
+        assert!(chance(1.3, 1.01) > 0.9 && chance(0.8, 1.01) < 0.1);
+    }
+}
