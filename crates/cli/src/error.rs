@@ -19,6 +19,28 @@ pub enum Error {
     #[error(transparent)]
     Operation(#[from] hammerhead::Error),
 
+    /// Something in the tank was refused or could not be done.
+    #[error(transparent)]
+    Tank(#[from] tank::Error),
+
+    /// A record that is not in the ledger.
+    #[error("the ledger has no record {record}; it has {records}, see hammerhead tank log")]
+    NoRecord { record: u64, records: usize },
+
+    /// A hash that is not in the ledger.
+    #[error(
+        "no record of the ledger has the hash {hash:?}, among {records}; its end was cut off, or this is another ledger"
+    )]
+    NoHash { hash: String, records: usize },
+
+    /// The tuning cache is switched off.
+    #[error("the tuning cache is switched off; name its folder with HAMMERHEAD_TUNING")]
+    NoTuning,
+
+    /// A kind of problems without a champion.
+    #[error("there is no champion for {bucket:?}; see hammerhead tank champions")]
+    NoChampion { bucket: String },
+
     /// A tensor of a problem file, or one that should be there.
     #[error("in {path:?}, tensor {name:?}: {problem}; {remedy}")]
     Tensor { path: PathBuf, name: String, problem: String, remedy: &'static str },

@@ -30,6 +30,7 @@ mod run;
 mod simulate;
 mod subject;
 mod table;
+mod tank;
 mod timing;
 mod vectors;
 mod verify;
@@ -66,6 +67,7 @@ enum Command {
     Info(info::Args),
     Ptx(ptx_text::Args),
     Sim(simulate::Args),
+    Tank(tank::Args),
     Vectors(vectors::Args),
 }
 
@@ -92,6 +94,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Info(args) => info::info(args),
         Command::Ptx(args) => ptx_text::ptx(args),
         Command::Sim(args) => simulate::sim(args),
+        Command::Tank(args) => tank::tank(args),
         Command::Vectors(args) => vectors::vectors(args),
     }
 }

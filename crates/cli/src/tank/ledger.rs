@@ -1,0 +1,199 @@
+//! What the ledger says, for people and for machines.
+
+use clap::Args as ClapArgs;
+use serde::Serialize;
+use tank::event::Event;
+use tank::history;
+use tank::ledger::{self as book, Checked, Record};
+
+use super::Where;
+use crate::table::Table;
+use crate::{Error, Result, console};
+
+/// List what happened, a line each
+#[derive(Debug, ClapArgs)]
+pub struct Log {
+    #[command(flatten)]
+    place: Where,
+    /// Only this season
+    #[arg(long, value_name = "N")]
+    season: Option<u32>,
+}
+
+/// Show one record whole, as JSON
+#[derive(Debug, ClapArgs)]
+pub struct Show {
+    /// The record's number
+    record: u64,
+    #[command(flatten)]
+    place: Where,
+}
+
+/// Check every line of the ledger against its hash
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Check the ledger from its first line to its last: each line's hash, and that it follows the line before. \
+    A line that was changed, removed, inserted or moved is located. A chain cannot show that its end was cut off; give \
+    --head with a hash noted elsewhere (reports print it) to check that too."
+)]
+pub struct Verify {
+    #[command(flatten)]
+    place: Where,
+    /// A record's hash, or its beginning, that must be in the ledger
+    #[arg(long, value_name = "HASH")]
+    head: Option<String>,
+}
+
+/// List what failed, why, and when it may be tried again
+#[derive(Debug, ClapArgs)]
+pub struct Graveyard {
+    #[command(flatten)]
+    place: Where,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show how well everyone's figures held
+#[derive(Debug, ClapArgs)]
+pub struct Calibration {
+    #[command(flatten)]
+    place: Where,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads a ledger, and says if its last line was torn.
+pub fn read(place: &Where) -> Result<Vec<Record>> {
+    let Checked { records, torn, .. } = book::read(&place.ledger)?;
+    if !torn.is_empty() {
+        console::remark(&format!(
+            "the last line of {} is torn ({} bytes); it is left out here, and cut off and recorded by the next play",
+            place.ledger.display(),
+            torn.len()
+        ));
+    }
+    Ok(records)
+}
+
+/// Prints the log.
+pub fn log(args: &Log) -> Result<()> {
+    let mut table = Table::new(&[">n", "when", ">season", "what", ""]);
+    for record in read(&args.place)?.iter().filter(|r| args.season.is_none_or(|season| season == r.season)) {
+        let season = if record.season == 0 { String::new() } else { record.season.to_string() };
+        table.row([
+            record.n.to_string(),
+            record.at.clone(),
+            season,
+            record.event.name().to_owned(),
+            told(&record.event),
+        ]);
+    }
+    console::print(&table.text())
+}
+
+/// An event in a few words.
+fn told(event: &Event) -> String {
+    match event {
+        Event::SeasonOpened(e) => format!("'{}' on {}", e.season.name, e.machine.cpu),
+        Event::BaselineTaken(e) => format!("{} problems", e.baseline.shapes.len()),
+        Event::RoundOpened(e) => e.round.clone(),
+        Event::Pitched(e) => {
+            let claim = e.pitch.claim.as_ref().and_then(|c| c.speedup).map(|s| format!(" claims {s}×"));
+            format!("{}{}", e.pitch.name, claim.unwrap_or_default())
+        }
+        Event::PitchChecked(e) => match &e.disqualified {
+            Some(why) => format!("{} is disqualified: {why}", e.pitch),
+            None => format!("{} is valid", e.pitch),
+        },
+        Event::Voted(e) => e.void.clone().unwrap_or_else(|| format!("{} on {} pitches", e.shark, e.ballots.len())),
+        Event::Tallied(e) => format!("{}: {}", e.tally.winner().unwrap_or("nobody"), e.tally.decided_by),
+        Event::Chosen(e) => format!("{} by {}: {}", e.chosen, e.by, e.reason),
+        Event::Begun(e) => e.pitch.clone(),
+        Event::Examined(e) => {
+            let passed = e.correctness.as_ref().is_some_and(|c| c.passed());
+            format!("{} is {}", e.pitch, if passed { "right" } else { "not right" })
+        }
+        Event::Sat(e) => {
+            let geomean = e.sitting.as_ref().and_then(|s| tank::verdict::published(s)).map(|s| s.geomean.to_string());
+            format!("{} {}", e.pitch, geomean.unwrap_or_else(|| "no figure".to_owned()))
+        }
+        Event::Judged(e) => format!("{} {}", e.pitch, e.judgement.verdict),
+        Event::Crowned(e) => format!("{} {}", e.pitch, e.speedup),
+        Event::Installed(e) => format!("{} for {} problems", e.pitch, e.ways.len()),
+        Event::Researched(e) => format!("{} findings", e.findings.len()),
+        Event::RoundClosed(e) => format!("{} {}", e.round, e.verdict),
+        Event::SeasonClosed(e) => e.champion.clone().unwrap_or_else(|| "the baseline stays".to_owned()),
+        Event::Recovered(e) => format!("a torn line of {} bytes was cut off", e.bytes),
+        Event::RolledBack(e) => format!("{} by {}: {}", e.bucket, e.by, e.reason),
+    }
+}
+
+/// Prints one record.
+pub fn show(args: &Show) -> Result<()> {
+    let records = read(&args.place)?;
+    let found = records.iter().find(|r| r.n == args.record);
+    found.map_or_else(|| Err(Error::NoRecord { record: args.record, records: records.len() }), console::print_json)
+}
+
+/// Checks the ledger.
+pub fn verify(args: &Verify) -> Result<()> {
+    let records = read(&args.place)?;
+    if let Some(head) = &args.head
+        && (head.is_empty() || !records.iter().any(|r| r.hash.starts_with(head.as_str())))
+    {
+        return Err(Error::NoHash { hash: head.clone(), records: records.len() });
+    }
+    let head = records.last().map_or("none", |r| r.hash.as_str());
+    console::print(&format!("{} records, every hash holds; the head is {head}\n", records.len()))
+}
+
+/// Prints the graveyard.
+pub fn graveyard(args: &Graveyard) -> Result<()> {
+    let graves = history::graveyard(&read(&args.place)?);
+    if args.json {
+        return console::print_json(&graves);
+    }
+    let mut text = String::new();
+    for grave in &graves {
+        let attempt = &grave.attempt;
+        text += &format!(
+            "{} ({}, season {} round '{}', record {})\n  failed: {}\n  again:  {}\n",
+            attempt.pitch, attempt.contestant, attempt.season, attempt.round, attempt.record, grave.why, grave.again
+        );
+    }
+    console::print(if text.is_empty() { "nothing has failed yet\n" } else { &text })
+}
+
+/// Prints the calibration.
+pub fn calibration(args: &Calibration) -> Result<()> {
+    #[derive(Serialize)]
+    struct Everyone {
+        contestants: std::collections::BTreeMap<String, history::Calibration>,
+        sharks: std::collections::BTreeMap<String, history::Calibration>,
+    }
+    let records = read(&args.place)?;
+    let level = tank::settings::Settings::default().interval_level;
+    let everyone = Everyone { contestants: history::contestants(&records, level), sharks: history::sharks(&records) };
+    if args.json {
+        return console::print_json(&everyone);
+    }
+    let mut table =
+        Table::new(&["who", "", ">judged", ">successes", ">said/measured", ">log error", ">intervals held", ">Brier"]);
+    let figure = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.3}"));
+    let kinds = [("contestant", &everyone.contestants), ("shark", &everyone.sharks)];
+    for (kind, (name, c)) in kinds.into_iter().flat_map(|(kind, of)| of.iter().map(move |entry| (kind, entry))) {
+        table.row([
+            name.clone(),
+            kind.to_owned(),
+            c.judged.to_string(),
+            c.successes.to_string(),
+            figure(c.bias.map(f64::exp)),
+            figure(c.log_error),
+            crate::table::percent(c.coverage),
+            figure(c.brier),
+        ]);
+    }
+    console::print(&table.text())
+}

@@ -1,0 +1,88 @@
+//! `hammerhead tank`: optimisations earn their place by pitch, vote, referee and ledger.
+
+mod ledger;
+mod pages;
+mod play;
+mod replay;
+mod rollback;
+mod write;
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Subcommand};
+
+use crate::Result;
+
+/// Where a ledger lies when nobody says otherwise.
+const LEDGER: &str = "hammerhead-tank/ledger.jsonl";
+
+/// Play the tank: pitch an optimisation, have it judged, examined and timed
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Optimisations earn their place in the tank: a claim is written down first, sharks of distinct \
+    temperaments vote, the winner is checked for correctness before any clock starts, then timed in pairs against the \
+    champion, and the ledger remembers who was right. What beats the planner's own choice goes into the tuning cache, \
+    which every later run uses.\n\n\
+    Start with `hammerhead tank play`: the built-in season on this machine's CPU, a few minutes. Killed at any point, the \
+    same command goes on where it stopped.\n\n\
+    Examples:\n  \
+    hammerhead tank play\n  \
+    hammerhead tank new-pitch my-idea && hammerhead tank check-pitch my-idea.toml\n  \
+    hammerhead tank play --pitch my-idea.toml --pitch another.toml\n  \
+    hammerhead tank verify-ledger"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Which ledger is meant.
+#[derive(Debug, ClapArgs)]
+pub struct Where {
+    /// The ledger
+    #[arg(long, value_name = "FILE", default_value = LEDGER)]
+    ledger: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Play(play::Args),
+    NewPitch(write::NewPitch),
+    CheckPitch(write::CheckPitch),
+    /// Print every number of the rules with its meaning, as a file to set them anew
+    Settings,
+    /// Print the built-in season's file, to write one's own from
+    Season,
+    Report(pages::Args),
+    Log(ledger::Log),
+    Show(ledger::Show),
+    VerifyLedger(ledger::Verify),
+    Graveyard(ledger::Graveyard),
+    Calibration(ledger::Calibration),
+    Champions(rollback::Champions),
+    Rollback(rollback::Rollback),
+    Replay(replay::Args),
+    #[command(hide = true)]
+    Serve(play::Serve),
+}
+
+/// Does the command.
+pub fn tank(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Play(args) => play::play(args),
+        Command::NewPitch(args) => write::new_pitch(args),
+        Command::CheckPitch(args) => write::check_pitch(args),
+        Command::Settings => write::settings(),
+        Command::Season => write::season(),
+        Command::Report(args) => pages::report(args),
+        Command::Log(args) => ledger::log(args),
+        Command::Show(args) => ledger::show(args),
+        Command::VerifyLedger(args) => ledger::verify(args),
+        Command::Graveyard(args) => ledger::graveyard(args),
+        Command::Calibration(args) => ledger::calibration(args),
+        Command::Champions(args) => rollback::champions(args),
+        Command::Rollback(args) => rollback::rollback(args),
+        Command::Replay(args) => replay::replay(args),
+        Command::Serve(args) => play::serve(args),
+    }
+}

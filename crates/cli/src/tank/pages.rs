@@ -1,0 +1,55 @@
+//! `hammerhead tank report`: a season's page, and the same as Markdown and JSON.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args as ClapArgs;
+use tank::ledger::Record;
+use tank::report::{Report, html, markdown};
+
+use super::{Where, ledger};
+use crate::{Result, console, files};
+
+/// Write a season's report: one HTML page that needs no network, and the same as Markdown and JSON
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    #[command(flatten)]
+    place: Where,
+    /// The season's number [default: the last]
+    #[arg(long, value_name = "N")]
+    season: Option<u32>,
+    /// The page [default: report.html beside the ledger]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Markdown as well
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// JSON as well
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Does the command.
+pub fn report(args: &Args) -> Result<()> {
+    let records = ledger::read(&args.place)?;
+    let page = args.html.clone().unwrap_or_else(|| beside(&args.place.ledger));
+    let report = write(&records, args.season, &page)?;
+    if let Some(path) = &args.markdown {
+        files::write_report(path, &markdown(&report))?;
+    }
+    if let Some(path) = &args.json {
+        files::write_report(path, &console::json_text(&report)?)?;
+    }
+    console::print(&format!("{}\n", page.display()))
+}
+
+/// Where a ledger's report lies.
+pub fn beside(ledger: &Path) -> PathBuf {
+    ledger.with_file_name("report.html")
+}
+
+/// Writes the page.
+pub fn write(records: &[Record], season: Option<u32>, page: &Path) -> Result<Report> {
+    let report = Report::new(records, season)?;
+    files::write_report(page, &html(&report))?;
+    Ok(report)
+}

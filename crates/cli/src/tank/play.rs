@@ -1,0 +1,185 @@
+//! `hammerhead tank play`: a season, with progress on stderr and the verdicts in a table.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Args as ClapArgs;
+use hammerhead::tuning;
+use tank::contestant::{Builtin, serve as serve_contestant};
+use tank::ledger::Ledger;
+use tank::pitch::Pitch;
+use tank::referee::Official;
+use tank::report::Report;
+use tank::season::{self, Choices, Options, PLANNED, Round, Season, Watch};
+
+use super::{Where, pages};
+use crate::table::Table;
+use crate::{Error, Result, console};
+
+/// Play a season: the built-in one on this machine's CPU unless another is named
+#[derive(Debug, ClapArgs)]
+#[command(
+    long_about = "Play a season. Without options it is the built-in one, on this machine's CPU: the four strategies, then \
+    tiles, stages, epilogue and schedule, with claims written beforehand. Progress goes to stderr, the verdicts to stdout, \
+    and a report is written beside the ledger.\n\n\
+    Killed at any point, the same command goes on where it stopped, and measures nothing twice. A season that is \
+    finished is told again, not played again, unless --again says so.\n\n\
+    With --pitch, one round is played with those pitches against what the planner chooses today.\n\n\
+    Examples:\n  \
+    hammerhead tank play\n  \
+    hammerhead tank play --quick --ledger /tmp/l.jsonl\n  \
+    hammerhead tank play --pitch a.toml --pitch b.toml --pause\n  \
+    hammerhead tank play --pitch a.toml --pitch b.toml --override pitches=b --by Ada --because 'I saw it work'"
+)]
+pub struct Args {
+    /// Play this season's file (`hammerhead tank season` prints an example)
+    #[arg(long, value_name = "FILE", conflicts_with = "pitch")]
+    season: Option<PathBuf>,
+    /// Play one round with this pitch; give at least two
+    #[arg(long, value_name = "FILE")]
+    pitch: Vec<PathBuf>,
+    #[command(flatten)]
+    place: Where,
+    /// Where the report goes [default: report.html beside the ledger]
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Make every seed from this one, to repeat a run; without it nobody can know them beforehand
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Fewer problems and fewer quartets: wider intervals, sooner
+    #[arg(long)]
+    quick: bool,
+    /// Stop when a round's votes are counted, before anything is built
+    #[arg(long)]
+    pause: bool,
+    /// Begin anew although the season is finished, or was begun in another form
+    #[arg(long)]
+    again: bool,
+    /// Build this pitch whatever the vote says; both go into the ledger
+    #[arg(long = "override", value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
+    overrides: Vec<(String, String)>,
+    /// Break a tie, or decide on a PARTIAL verdict (the pitch, or `champion`)
+    #[arg(long, value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
+    word: Vec<(String, String)>,
+    /// Who overrides or decides
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Why
+    #[arg(long, value_name = "REASON")]
+    because: Option<String>,
+}
+
+/// Speak the tank's protocol for one of our own configurations
+#[derive(Debug, ClapArgs)]
+pub struct Serve {
+    /// The contestant, as JSON
+    contestant: String,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (round, pitch) = text.split_once('=').ok_or("write ROUND=PITCH")?;
+    Ok((round.trim().to_owned(), pitch.trim().to_owned()))
+}
+
+/// Does the command.
+pub fn play(args: &Args) -> Result<()> {
+    let season = chosen(args)?;
+    let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));
+    let mut ledger = Ledger::open(&args.place.ledger)?;
+    let pairs = |pairs: &[(String, String)]| pairs.iter().cloned().collect::<BTreeMap<_, _>>();
+    let options = Options {
+        seed: args.seed,
+        choices: Choices {
+            by: args.by.clone().unwrap_or_default(),
+            reason: args.because.clone().unwrap_or_default(),
+            overrides: pairs(&args.overrides),
+            words: pairs(&args.word),
+        },
+        pause: args.pause,
+        again: args.again,
+        tuning: tuning::folder(),
+    };
+    let mut referee = Official::new(&season.problems, season.settings.referee.clone(), worker()?, season.threads)?;
+    let played = season::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
+    // What was played until now can be looked at, also where the season waits for a word.
+    let report = pages::write(ledger.records(), None, &page);
+    let played = played?;
+    let report = report?;
+    if played.finished_before {
+        console::remark("this season is finished; nothing was played (add --again to begin anew)");
+    }
+    tell(&report, &page)
+}
+
+/// The season that the arguments ask for.
+fn chosen(args: &Args) -> Result<Season> {
+    let mut season = match &args.season {
+        Some(path) => Season::read(path)?,
+        None => season::builtin()?,
+    };
+    if !args.pitch.is_empty() {
+        let pitches = args.pitch.iter().map(|path| Pitch::read(path)).collect::<Result<Vec<_>, _>>()?;
+        season.name = "pitches".to_owned();
+        season.context = "pitches against what the planner chooses today".to_owned();
+        season.baseline = PLANNED.to_owned();
+        season.rounds = vec![Round { name: "pitches".to_owned(), context: season.context.clone(), pitches }];
+    }
+    if args.quick {
+        season.name += " (quick)";
+        season.problems.truncate(2);
+        let timing = &mut season.settings.referee.timing;
+        timing.looks = vec![3 * timing.quartets_per_process, 6 * timing.quartets_per_process];
+    }
+    season.check()?;
+    Ok(season)
+}
+
+/// The command that serves one of our configurations in a fresh process: this program.
+fn worker() -> Result<Vec<String>> {
+    let program = std::env::current_exe().map_err(|cause| Error::Write { path: "this program".into(), cause })?;
+    Ok(vec![program.to_string_lossy().into_owned(), "tank".to_owned(), "serve".to_owned()])
+}
+
+/// Serves a contestant until the referee says goodbye.
+pub fn serve(args: &Serve) -> Result<()> {
+    let contestant: Builtin = serde_json::from_str(&args.contestant)?;
+    Ok(serve_contestant(contestant, io::stdin().lock(), io::stdout().lock())?)
+}
+
+/// Says what happens, on stderr.
+struct Progress;
+
+impl Watch for Progress {
+    fn say(&mut self, line: &str) {
+        console::remark(line);
+    }
+}
+
+fn tell(report: &Report, page: &Path) -> Result<()> {
+    let mut table = Table::new(&["round", "pitch", "by", ">claimed", ">measured", ">interval", "verdict"]);
+    for attempt in &report.attempts {
+        table.row([
+            attempt.round.clone(),
+            attempt.pitch.clone(),
+            attempt.contestant.clone(),
+            attempt.claimed.map_or("-".to_owned(), |(claim, ..)| format!("{claim:.2}×")),
+            attempt.measured.map_or("-".to_owned(), |m| format!("{:.3}×", m.estimate)),
+            attempt.measured.map_or("-".to_owned(), |m| format!("{:.3}–{:.3}", m.low, m.high)),
+            attempt.verdict.to_string(),
+        ]);
+    }
+    let mut text = table.text();
+    for round in report.rounds.iter().filter(|r| !report.attempts.iter().any(|a| a.round == r.name)) {
+        let verdict = round.verdict.map_or("-".to_owned(), |v| v.to_string());
+        text += &format!("{}: {verdict} ({})\n", round.name, round.note);
+    }
+    let champion = report.champion.as_deref().unwrap_or("the baseline");
+    text += &format!("\nchampion: {champion}\n");
+    for way in &report.installed {
+        let problem = &way.problem;
+        text += &format!("tuning cache, {problem}: {} {} ({:.3}×)\n", way.backend, way.config, way.speedup.estimate);
+    }
+    text += &format!("report: {}\nledger: {} records, head {}\n", page.display(), report.records, report.head);
+    console::print(&text)
+}

@@ -1,0 +1,102 @@
+//! The report as Markdown, for places where pages are not shown.
+
+use super::{Report, claim, figure, interval, percent, seconds};
+use crate::entry::Entry;
+
+/// The report as Markdown.
+pub fn markdown(report: &Report) -> String {
+    let mut text = format!("# The tank: season {} “{}”\n\n{}\n\n", report.number, report.season, report.context);
+    let ended = report.closed.as_deref().unwrap_or("not finished");
+    text += &format!("{} – {ended}. Metric: {}. Baseline: `{}`.\n\n", report.opened, report.metric, report.baseline);
+    let champion = report.champion.as_deref().unwrap_or("the baseline");
+    text += &format!("**Champion: {champion}**\n\n## Claimed against measured\n\n");
+    let head = ["round", "pitch", "by", "claimed", "measured", "verdict", "why"];
+    let rows = report.attempts.iter().map(|a| {
+        vec![
+            a.round.clone(),
+            a.pitch.clone(),
+            a.contestant.clone(),
+            claim(a.claimed),
+            a.measured.as_ref().map_or("—".to_owned(), interval),
+            a.verdict.to_string(),
+            a.reasons.join("; "),
+        ]
+    });
+    text += &table(&head, rows);
+    for attempt in report.attempts.iter().filter(|a| !a.shapes.is_empty()) {
+        text += &format!("\n### {} ({})\n\n", attempt.pitch, attempt.verdict);
+        let rows = attempt.shapes.iter().map(|s| {
+            vec![
+                s.problem.clone(),
+                interval(&s.speedup),
+                seconds(s.champion_seconds),
+                seconds(s.challenger_seconds),
+                s.quartets.to_string(),
+            ]
+        });
+        text += &table(&["problem", "speedup", "champion", "challenger", "quartets"], rows);
+        for control in &attempt.controls {
+            let told = |speedup: &Option<_>| speedup.as_ref().map_or("—".to_owned(), interval);
+            let passed = if control.passed { "held" } else { "failed" };
+            text += &format!("\nControls {passed}: A/A {}, plant {}.\n", told(&control.same), told(&control.planted));
+        }
+    }
+    text += "\n## Rounds\n\n";
+    let rows = report
+        .rounds
+        .iter()
+        .map(|r| vec![r.name.clone(), r.verdict.map_or("—".to_owned(), |v| v.to_string()), r.note.clone()]);
+    text += &table(&["round", "verdict", "what happened"], rows);
+    let disqualified =
+        report.rounds.iter().flat_map(|r| &r.pitches).filter_map(|p| Some((p, p.disqualified.as_ref()?)));
+    disqualified.for_each(|(pitch, why)| text += &format!("\nDisqualified: {} ({why}).\n", pitch.pitch.name));
+    text += "\n## Calibration\n\n";
+    let everyone = report.contestants.iter().chain(&report.sharks);
+    let rows = everyone.map(|(name, c)| {
+        vec![
+            name.clone(),
+            c.judged.to_string(),
+            c.successes.to_string(),
+            figure(c.bias.map(f64::exp)),
+            figure(c.log_error),
+            percent(c.coverage),
+            figure(c.brier),
+        ]
+    });
+    text += &table(&["who", "judged", "successes", "said/measured", "log error", "interval held", "Brier"], rows);
+    text += "\n## Graveyard\n\n";
+    let rows = report.graveyard.iter().map(|g| vec![g.attempt.pitch.clone(), g.why.clone(), g.again.clone()]);
+    text += &table(&["pitch", "why it failed", "may be tried again"], rows);
+    text += "\n## What it rests on\n\n";
+    let machine = &report.machine;
+    text += &format!("- machine {}, {} cores, fingerprint {}\n", machine.cpu, machine.cores, machine.fingerprint);
+    if let Entry::Builtin { ways } = &report.champion_entry {
+        ways.iter().for_each(|w| text += &format!("- champion on {}: {} `{}`\n", w.problem, w.backend, w.config));
+    }
+    for way in &report.installed {
+        text += &format!("- in the tuning cache for {}: `{}` ({})\n", way.problem, way.config, interval(&way.speedup));
+    }
+    for attempt in &report.attempts {
+        let seeds: Vec<String> = attempt.seeds.iter().map(u64::to_string).collect();
+        text += &format!(
+            "- {}: record {} `{}`, seeds {}\n",
+            attempt.pitch,
+            attempt.record.0,
+            attempt.record.1,
+            seeds.join(", ")
+        );
+    }
+    text + &format!("- ledger: {} records, head `{}`\n", report.records, report.head)
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let escaped = |cell: String| cell.replace('|', "\\|").replace('\n', " ");
+    let rows: Vec<String> = rows.map(|row| line(row.into_iter().map(escaped).collect())).collect();
+    if rows.is_empty() {
+        return "Nothing yet.\n".to_owned();
+    }
+    let head =
+        line(head.iter().map(|h| h.to_string()).collect()) + &line(head.iter().map(|_| "---".to_owned()).collect());
+    head + &rows.concat()
+}

@@ -1,0 +1,395 @@
+//! The report of a season: what was claimed against what was measured, and everything needed to check it.
+//!
+//! A [`Report`] is assembled from the ledger alone, so that a season can be reported by anyone who has it. It goes out as
+//! one HTML page that needs no network and no scripts, as Markdown, and as JSON.
+
+mod figures;
+mod html;
+mod markdown;
+
+use std::collections::BTreeMap;
+
+use hammerhead::machine::Machine;
+use serde::Serialize;
+
+pub use html::html;
+pub use markdown::markdown;
+
+use crate::court::Baseline;
+use crate::entry::Entry;
+use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened};
+use crate::history::{self, Calibration, Grave};
+use crate::ledger::Record;
+use crate::pitch::Pitch;
+use crate::referee::{ShapeResult, Sitting, Speedup};
+use crate::season::RoundKind;
+use crate::tally::Tally;
+use crate::verdict::{self, Verdict};
+use crate::{Error, Result};
+
+/// A season, told.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The version of this layout.
+    pub schema: u32,
+    /// The season's name.
+    pub season: String,
+    /// Its number in the ledger.
+    pub number: u32,
+    /// What it is about.
+    pub context: String,
+    /// The success metric.
+    pub metric: String,
+    /// What was to be beaten first.
+    pub baseline: String,
+    /// When it began and ended; no end where it is not finished.
+    pub opened: String,
+    /// When it ended.
+    pub closed: Option<String>,
+    /// The version of the program.
+    pub version: String,
+    /// The machine.
+    pub machine: Machine,
+    /// The champion's pitch, if the baseline was beaten.
+    pub champion: Option<String>,
+    /// What the champion runs.
+    pub champion_entry: Entry,
+    /// The baseline's times and the machine's ceilings.
+    pub times: Option<Baseline>,
+    /// The rounds.
+    pub rounds: Vec<RoundReport>,
+    /// Every attempt.
+    pub attempts: Vec<AttemptReport>,
+    /// What went into the tuning cache.
+    pub installed: Vec<InstalledWay>,
+    /// How well the contestants' claims held, over the whole ledger.
+    pub contestants: BTreeMap<String, Calibration>,
+    /// How well the sharks' votes held, over the whole ledger.
+    pub sharks: BTreeMap<String, Calibration>,
+    /// What failed, over the whole ledger.
+    pub graveyard: Vec<Grave>,
+    /// Records in the ledger.
+    pub records: usize,
+    /// The hash of its last record.
+    pub head: String,
+}
+
+/// A round, told.
+#[derive(Debug, Serialize)]
+pub struct RoundReport {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: RoundKind,
+    /// What it is about.
+    pub why: String,
+    /// How it ended; nothing where it has not.
+    pub verdict: Option<Verdict>,
+    /// In words.
+    pub note: String,
+    /// Its pitches.
+    pub pitches: Vec<PitchReport>,
+    /// Its count.
+    pub tally: Option<Tally>,
+    /// What people chose.
+    pub chosen: Vec<Chosen>,
+    /// What was learnt.
+    pub findings: Vec<String>,
+    /// Votes that did not count, with the reason.
+    pub void_votes: Vec<String>,
+}
+
+/// A pitch, told.
+#[derive(Debug, Serialize)]
+pub struct PitchReport {
+    /// All of it.
+    pub pitch: Pitch,
+    /// Why it was disqualified, if it was.
+    pub disqualified: Option<String>,
+    /// The model's prediction.
+    pub predicted: Option<f64>,
+    /// What the roofline allows.
+    pub possible: Option<f64>,
+    /// Each shark's reasons, criterion by criterion.
+    pub reasons: Vec<(String, String)>,
+}
+
+/// An attempt, told.
+#[derive(Debug, Serialize)]
+pub struct AttemptReport {
+    /// The round.
+    pub round: String,
+    /// The pitch.
+    pub pitch: String,
+    /// Who brought it.
+    pub contestant: String,
+    /// The claim: number, low, high.
+    pub claimed: Option<(f64, f64, f64)>,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Its reasons.
+    pub reasons: Vec<String>,
+    /// The published speedup.
+    pub measured: Option<Speedup>,
+    /// Each problem, at the temperature that decides.
+    pub shapes: Vec<ShapeReport>,
+    /// The geometric mean at the other temperature.
+    pub beside: Option<Speedup>,
+    /// Every sitting's controls.
+    pub controls: Vec<ControlReport>,
+    /// Every seed: of the examination, and of the sittings.
+    pub seeds: Vec<u64>,
+    /// The number and hash of the record that judges it.
+    pub record: (u64, String),
+}
+
+/// One problem of an attempt.
+#[derive(Debug, Serialize)]
+pub struct ShapeReport {
+    /// The problem.
+    pub problem: String,
+    /// The speedup.
+    pub speedup: Speedup,
+    /// The champion's median seconds.
+    pub champion_seconds: f64,
+    /// The challenger's median seconds.
+    pub challenger_seconds: f64,
+    /// How many quartets that rests on.
+    pub quartets: usize,
+}
+
+/// A sitting's checks on itself.
+#[derive(Debug, Serialize)]
+pub struct ControlReport {
+    /// The champion against itself.
+    pub same: Option<Speedup>,
+    /// The planted slowdown.
+    pub planted: Option<Speedup>,
+    /// Whether both were as they must be.
+    pub passed: bool,
+    /// The margin that followed.
+    pub margin: f64,
+}
+
+impl Report {
+    /// Assembles the report of a season, the last one where none is named.
+    pub fn new(records: &[Record], season: Option<u32>) -> Result<Self> {
+        let nothing = |what: &str| Error::Rules {
+            what: "the ledger".to_owned(),
+            problem: format!("there is no {what} in it"),
+            remedy: "play one with `hammerhead tank play`".to_owned(),
+        };
+        let last = records.iter().rev().find(|r| matches!(r.event, Event::SeasonOpened(_))).map(|r| r.season);
+        let number = season.or(last).ok_or_else(|| nothing("season"))?;
+        let of_season: Vec<&Record> = records.iter().filter(|r| r.season == number).collect();
+        let opened = history::opened(records, number).ok_or_else(|| nothing(&format!("season {number}")))?;
+        let SeasonOpened { season, machine, version, champion: first, .. } = opened.clone();
+        let mut report = Self {
+            schema: 1,
+            season: season.name.clone(),
+            number,
+            context: season.context.clone(),
+            metric: season.metric.clone(),
+            baseline: season.baseline.clone(),
+            opened: of_season.first().map(|r| r.at.clone()).unwrap_or_default(),
+            closed: None,
+            version,
+            machine,
+            champion: None,
+            champion_entry: first,
+            times: None,
+            rounds: Vec::new(),
+            attempts: Vec::new(),
+            installed: Vec::new(),
+            contestants: history::contestants(records, season.settings.interval_level),
+            sharks: history::sharks(records),
+            graveyard: history::graveyard(records),
+            records: records.len(),
+            head: records.last().map(|r| r.hash.clone()).unwrap_or_default(),
+        };
+        of_season.iter().for_each(|record| report.take(record));
+        Ok(report)
+    }
+
+    /// Adds what one record says.
+    fn take(&mut self, record: &Record) {
+        match &record.event {
+            Event::BaselineTaken(taken) => self.times = Some(taken.baseline.clone()),
+            Event::RoundOpened(opened) => self.rounds.push(RoundReport {
+                name: opened.round.clone(),
+                kind: opened.round_kind,
+                why: opened.why.clone(),
+                verdict: None,
+                note: "not finished".to_owned(),
+                pitches: Vec::new(),
+                tally: None,
+                chosen: Vec::new(),
+                findings: Vec::new(),
+                void_votes: Vec::new(),
+            }),
+            Event::Begun(begun) => self.attempts.push(AttemptReport::begun(&begun.round, &begun.pitch, record)),
+            Event::Examined(examined) => {
+                let seed = examined.correctness.as_ref().map(|c| c.seed);
+                self.attempts.last_mut().into_iter().for_each(|attempt| attempt.seeds.extend(seed));
+            }
+            Event::Sat(sat) => {
+                if let (Some(attempt), Some(sitting)) = (self.attempts.last_mut(), &sat.sitting) {
+                    attempt.take(sitting);
+                }
+            }
+            Event::Judged(judged) => {
+                self.attempts.last_mut().into_iter().for_each(|attempt| attempt.judge(judged, record));
+            }
+            Event::Crowned(crowned) => {
+                self.champion = Some(crowned.pitch.clone());
+                self.champion_entry = crowned.entry.clone();
+            }
+            Event::Installed(installed) => self.installed = installed.ways.clone(),
+            Event::SeasonClosed(_) => self.closed = Some(record.at.clone()),
+            other => self.rounds.last_mut().into_iter().for_each(|round| round.take(other)),
+        }
+    }
+
+    /// The challenger's or the champion's time on a problem at the end of the season, for the roofline.
+    pub fn champion_seconds(&self, problem: &str) -> Option<f64> {
+        let crowned = self.attempts.iter().rev().find(|a| Some(&a.pitch) == self.champion.as_ref())?;
+        crowned.shapes.iter().find(|s| same_problem(&s.problem, problem)).map(|s| s.challenger_seconds)
+    }
+}
+
+/// The referee may call a problem by its sizes alone.
+fn same_problem(one: &str, other: &str) -> bool {
+    let sizes = |name: &str| name.rsplit_once(' ').map_or(name.to_owned(), |(sizes, _)| sizes.to_owned());
+    one == other || sizes(one) == *other || one == sizes(other)
+}
+
+impl RoundReport {
+    fn take(&mut self, event: &Event) {
+        match event {
+            Event::Pitched(pitched) => self.pitches.push(PitchReport {
+                pitch: pitched.pitch.clone(),
+                disqualified: None,
+                predicted: None,
+                possible: None,
+                reasons: Vec::new(),
+            }),
+            Event::PitchChecked(checked) => {
+                let PitchChecked { pitch, evidence, disqualified, .. } = checked.as_ref();
+                if let Some(told) = self.pitches.iter_mut().find(|told| told.pitch.name == *pitch) {
+                    told.disqualified = disqualified.clone();
+                    (told.predicted, told.possible) = (evidence.predicted, evidence.possible);
+                }
+            }
+            Event::Voted(voted) => {
+                self.void_votes.extend(voted.void.clone());
+                for ballot in &voted.ballots {
+                    let Some(told) = self.pitches.iter_mut().find(|t| t.pitch.name == ballot.pitch) else { continue };
+                    let reason = |(criterion, score): (&String, &f64)| {
+                        let because = ballot.because.get(criterion).map(|b| format!(": {b}")).unwrap_or_default();
+                        (voted.shark.clone(), format!("{criterion} {score}{because}"))
+                    };
+                    told.reasons.extend(ballot.scores.iter().map(reason));
+                    told.reasons
+                        .extend(ballot.abstain.iter().map(|why| (voted.shark.clone(), format!("abstains: {why}"))));
+                }
+            }
+            Event::Tallied(tallied) => self.tally = Some(tallied.tally.clone()),
+            Event::Chosen(chosen) => self.chosen.push(chosen.as_ref().clone()),
+            Event::Researched(researched) => self.findings.clone_from(&researched.findings),
+            Event::RoundClosed(closed) => {
+                self.verdict = Some(closed.verdict);
+                self.note.clone_from(&closed.note);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl AttemptReport {
+    fn begun(round: &str, pitch: &str, record: &Record) -> Self {
+        Self {
+            round: round.to_owned(),
+            pitch: pitch.to_owned(),
+            contestant: String::new(),
+            claimed: None,
+            verdict: Verdict::Blocked,
+            reasons: vec!["not finished".to_owned()],
+            measured: None,
+            shapes: Vec::new(),
+            beside: None,
+            controls: Vec::new(),
+            seeds: Vec::new(),
+            record: (record.n, record.hash.clone()),
+        }
+    }
+
+    fn take(&mut self, sitting: &Sitting) {
+        self.seeds.push(sitting.seed);
+        self.seeds.extend(sitting.first.iter().chain(&sitting.second).map(|m| m.seed));
+        let geomean = |control: &Option<crate::referee::Control>| {
+            control.as_ref().map(|c| c.measurement.at(sitting.settings.timing.decides).geomean)
+        };
+        let passed = |control: &Option<crate::referee::Control>| control.as_ref().is_some_and(|c| c.passed);
+        self.controls.push(ControlReport {
+            same: geomean(&sitting.control),
+            planted: geomean(&sitting.plant),
+            passed: passed(&sitting.control) && passed(&sitting.plant),
+            margin: sitting.margin,
+        });
+        let shape = |s: &ShapeResult| ShapeReport {
+            problem: s.shape.clone(),
+            speedup: s.speedup,
+            champion_seconds: s.champion_seconds,
+            challenger_seconds: s.challenger_seconds,
+            quartets: s.quartets.len(),
+        };
+        self.shapes = verdict::published(sitting).map(|s| s.shapes.iter().map(shape).collect()).unwrap_or_default();
+        self.beside = verdict::beside(sitting).map(|s| s.geomean);
+    }
+
+    fn judge(&mut self, judged: &Judged, record: &Record) {
+        self.contestant.clone_from(&judged.contestant);
+        self.claimed = judged.claimed;
+        self.verdict = judged.judgement.verdict;
+        self.reasons.clone_from(&judged.judgement.reasons);
+        self.measured = judged.judgement.measured;
+        self.record = (record.n, record.hash.clone());
+    }
+}
+
+/// A duration with three significant digits.
+fn seconds(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (s * 1e3, "ms"),
+        s => (s * 1e6, "µs"),
+    };
+    let decimals = if value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// A speedup with its interval.
+fn interval(speedup: &Speedup) -> String {
+    format!("{:.3}× [{:.3}, {:.3}]", speedup.estimate, speedup.low, speedup.high)
+}
+
+/// A claim with its interval.
+fn claim(claimed: Option<(f64, f64, f64)>) -> String {
+    claimed.map_or_else(|| "—".to_owned(), |(claim, low, high)| format!("{claim:.2}× [{low:.2}, {high:.2}]"))
+}
+
+/// A figure with two decimals, or a dash.
+fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "—".to_owned(), |value| format!("{value:.2}"))
+}
+
+/// A part of a whole in percent, or a dash.
+fn percent(value: Option<f64>) -> String {
+    value.map_or_else(|| "—".to_owned(), |value| format!("{:.0} %", 100.0 * value))
+}
