@@ -3,7 +3,7 @@
 //! It is a TOML file that a person writes. Everything the rules require may be missing from it when it is read, because a
 //! pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hammerhead::Request;
 use serde::{Deserialize, Serialize};
@@ -226,17 +226,11 @@ impl Pitch {
         }
     }
 
-    /// Programs that are named by a path are looked for beside the file that names them.
+    /// Programs, and files among their arguments, that are named by a path are looked for beside the file that names them.
     pub fn anchor(&mut self, folder: &Path) {
-        let anchored = |program: &mut Vec<String>| {
-            if let Some(first) = program.first_mut().filter(|first| first.contains('/')) {
-                let path: PathBuf = folder.join(&*first);
-                *first = path.canonicalize().unwrap_or(path).to_string_lossy().into_owned();
-            }
-        };
         if let Some(run) = &mut self.run {
-            anchored(&mut run.program);
-            anchored(&mut run.build);
+            written::anchor(folder, &mut run.program);
+            written::anchor(folder, &mut run.build);
         }
     }
 
@@ -350,7 +344,7 @@ impl Pitch {
             fault("max_loss", "the deal allows a greater loss than the rules".into(), stricter);
         }
         if let (Some(revert), Some(min)) = (self.deal.revert_under, self.deal.min_geomean)
-            && !(revert <= min)
+            && (revert > min || revert.is_nan() || min.is_nan())
         {
             fault("revert_under", "the deal reverts above its own minimum".into(), "revert_under ≤ min_geomean");
         }

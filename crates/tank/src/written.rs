@@ -21,6 +21,16 @@ pub fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
     })
 }
 
+/// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for there.
+pub fn anchor(folder: &Path, command: &mut [String]) {
+    for (index, word) in command.iter_mut().enumerate() {
+        if word.starts_with("./") || word.starts_with("../") || (index == 0 && word.contains('/')) {
+            let path = folder.join(&*word);
+            *word = path.canonicalize().unwrap_or(path).to_string_lossy().into_owned();
+        }
+    }
+}
+
 /// The line, from 1, of a byte of the text.
 fn line_at(text: &str, byte: usize) -> usize {
     text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count() + 1

@@ -232,6 +232,13 @@ fn an_override_for_a_pitch_that_is_not_there_is_refused_by_name() {
     let options = Options { choices: Choices { overrides, ..Choices::default() }, ..Options::default() };
     let error = played(&season, &folder.path().join("l"), &mut Scripted::new(&season, &[]), &options).unwrap_err();
     assert!(error.to_string().contains("'third' cannot be chosen; choose one of first, second"), "{error}");
+    assert!(
+        !ledger::read(&folder.path().join("l")).unwrap().records.iter().any(|r| matches!(r.event, Event::Chosen(_)))
+    );
+    let overrides = [("two".to_owned(), "first".to_owned())].into();
+    let options = Options { choices: Choices { overrides, ..Choices::default() }, ..Options::default() };
+    let error = played(&season, &folder.path().join("m"), &mut Scripted::new(&season, &[]), &options).unwrap_err();
+    assert!(error.to_string().contains("no round 'two'"), "{error}");
 }
 
 /// A shark that is a person, with these scores on both pitches.
@@ -363,8 +370,9 @@ fn a_partial_verdict_can_wait_for_a_person_who_may_take_its_part() {
     let mut referee = Scripted::new(&season, &[("first", Fate::Mixed)]);
     let error = played(&season, &path, &mut referee, &Options::default()).unwrap_err();
     assert!(error.to_string().contains("'first' is PARTIAL"), "{error}");
-    let words = [("one".to_owned(), "first".to_owned())].into();
-    let options = Options { choices: Choices { words, by: "ada".into(), ..Choices::default() }, ..Options::default() };
+    let accepts = [("one".to_owned(), "first".to_owned())].into();
+    let options =
+        Options { choices: Choices { accepts, by: "ada".into(), ..Choices::default() }, ..Options::default() };
     played(&season, &path, &mut referee, &options).unwrap();
     assert_eq!(champion(&ledger::read(&path).unwrap().records).as_deref(), Some("first"));
 }

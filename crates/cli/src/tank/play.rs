@@ -59,9 +59,12 @@ pub struct Args {
     /// Build this pitch whatever the vote says; both go into the ledger
     #[arg(long = "override", value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
     overrides: Vec<(String, String)>,
-    /// Break a tie, or decide on a PARTIAL verdict (the pitch, or `champion`)
+    /// Break a tie
     #[arg(long, value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
     word: Vec<(String, String)>,
+    /// Decide on a PARTIAL verdict: the pitch, or `champion`
+    #[arg(long, value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
+    accept: Vec<(String, String)>,
     /// Who overrides or decides
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
@@ -95,6 +98,7 @@ pub fn play(args: &Args) -> Result<()> {
             reason: args.because.clone().unwrap_or_default(),
             overrides: pairs(&args.overrides),
             words: pairs(&args.word),
+            accepts: pairs(&args.accept),
         },
         pause: args.pause,
         again: args.again,

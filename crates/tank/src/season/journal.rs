@@ -23,13 +23,12 @@ impl<'a> Journal<'a> {
     /// Takes up the last season with this digest, or begins one where there is none or where another is wanted. The second
     /// part says whether it is already finished.
     pub fn open(ledger: &'a mut Ledger, name: &str, digest: &str, again: bool) -> Result<(Self, bool)> {
-        let opened = ledger.records().iter().filter_map(|record| match &record.event {
+        let mut opened = ledger.records().iter().filter_map(|record| match &record.event {
             Event::SeasonOpened(opened) => Some((record, opened.as_ref())),
             _ => None,
         });
         let last: Option<(u64, u32, bool, String)> = opened
-            .filter(|(_, opened)| opened.season.name == name)
-            .last()
+            .rfind(|(_, opened)| opened.season.name == name)
             .map(|(record, SeasonOpened { digest: old, .. })| (record.n, record.season, old == digest, old.clone()));
         let finished = |season: u32| {
             let closed = |r: &&Record| r.season == season && matches!(r.event, Event::SeasonClosed(_));
@@ -65,8 +64,7 @@ impl<'a> Journal<'a> {
         let diverged = |found: &str| Error::Resume {
             record: record.n,
             problem: format!("it is a {found}, where this program would do something else"),
-            remedy: "go on with the version that began the season, or add --again to leave it and begin anew"
-                .to_owned(),
+            remedy: "go on with the version that began the season, or name another ledger".to_owned(),
         };
         let event = T::try_from(record.event.clone()).map_err(diverged)?;
         if fits(&event) { Ok(event) } else { Err(diverged(record.event.name())) }

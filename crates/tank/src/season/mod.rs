@@ -3,6 +3,7 @@
 mod builtin;
 mod journal;
 mod play;
+mod title;
 
 use std::path::Path;
 
@@ -22,6 +23,9 @@ use crate::{Error, Result, written};
 
 /// The baseline that is whatever the planner chooses today.
 pub const PLANNED: &str = "planned";
+
+/// The name of the round in which a season's champion meets the planner's choice.
+const TITLE: &str = "title";
 
 /// What kind of round it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +201,14 @@ impl Season {
         }
         if let Some(name) = repeated(self.rounds.iter().map(|r| r.name.as_str())) {
             return refuse(format!("two rounds are called '{name}'"), "give each a name of its own");
+        }
+        let taken =
+            |name: &str| name == TITLE || name.starts_with("research after ") || name.starts_with("wild cards after ");
+        if let Some(round) = self.rounds.iter().find(|round| taken(&round.name)) {
+            return refuse(
+                format!("a round is called '{}', as the tank calls its own", round.name),
+                "give it another name",
+            );
         }
         let pitches = self.rounds.iter().flat_map(|r| &r.pitches).chain(&self.wild_cards);
         if let Some(name) = repeated(pitches.map(|p| p.name.as_str())) {

@@ -5,16 +5,15 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 
 use hammerhead::machine::Machine;
-use hammerhead::tuning::{self, Bucket, Tuned};
 use sha2::{Digest, Sha256};
 
 use super::journal::Journal;
-use super::{PLANNED, RoundKind, Season, builtin};
+use super::{RoundKind, Season, builtin};
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
 use crate::event::{
-    BaselineTaken, Begun, Chosen, Crowned, Event, Examined, Installed, InstalledWay, Judged, PitchChecked, Pitched,
-    Researched, RoundClosed, RoundOpened, Sat, SeasonClosed, SeasonOpened, Tallied, Voted,
+    BaselineTaken, Begun, Chosen, Crowned, Examined, Judged, PitchChecked, Pitched, Researched, RoundClosed,
+    RoundOpened, Sat, SeasonClosed, SeasonOpened, Tallied, Voted,
 };
 use crate::evidence::{Arena, Evidence, entry_digest, gather};
 use crate::ledger::{Ledger, Record};
@@ -35,8 +34,31 @@ pub struct Choices {
     pub reason: String,
     /// Pitches to be built whatever the vote says.
     pub overrides: BTreeMap<String, String>,
-    /// The word on ties, and on verdicts that are PARTIAL: the pitch, or `champion`.
+    /// The word on ties: the pitch.
     pub words: BTreeMap<String, String>,
+    /// The word on verdicts that are PARTIAL: the pitch, or `champion`.
+    pub accepts: BTreeMap<String, String>,
+}
+
+impl Choices {
+    /// Refuses a word on a round that the season does not have.
+    fn check(&self, season: &Season) -> Result<()> {
+        let known = |name: &str| {
+            season.rounds.iter().any(|round| round.name == name || name == format!("wild cards after {}", round.name))
+        };
+        let rounds = self.overrides.keys().chain(self.words.keys()).chain(self.accepts.keys());
+        match rounds.into_iter().find(|name| !known(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let rounds: Vec<&str> = season.rounds.iter().map(|round| round.name.as_str()).collect();
+                Err(Error::Rules {
+                    what: format!("season '{}'", season.name),
+                    problem: format!("it has no round '{name}' to decide on"),
+                    remedy: format!("write ROUND=PITCH with one of its rounds: {}", rounds.join(", ")),
+                })
+            }
+        }
+    }
 }
 
 /// How a season is played.
@@ -60,6 +82,13 @@ pub trait Watch {
     fn say(&mut self, line: &str);
 }
 
+/// Tells nobody.
+struct Silence;
+
+impl Watch for Silence {
+    fn say(&mut self, _: &str) {}
+}
+
 /// A season that was played to its end.
 #[derive(Debug)]
 pub struct Played {
@@ -78,6 +107,7 @@ pub fn play(
     watch: &mut dyn Watch,
 ) -> Result<Played> {
     season.check()?;
+    options.choices.check(season)?;
     let arena = season.arena()?;
     let machine = Machine::detect();
     let (mut journal, finished_before) = Journal::open(ledger, &season.name, &season.digest(), options.again)?;
@@ -109,6 +139,8 @@ pub fn play(
     let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
     let planned = opened.planned;
     let fingerprint = machine.fingerprint;
+    // A finished season is gone through once more, for the tuning cache's sake, but there is nothing to tell.
+    let watch: &mut dyn Watch = if finished_before { &mut Silence } else { watch };
     let mut play = Play {
         season,
         journal,
@@ -129,9 +161,9 @@ pub fn play(
 
 /// Who is to be beaten.
 #[derive(Clone, Debug)]
-struct Champion {
-    name: String,
-    entry: Entry,
+pub(super) struct Champion {
+    pub(super) name: String,
+    pub(super) entry: Entry,
 }
 
 impl Champion {
@@ -148,24 +180,24 @@ struct Candidate<'a> {
 }
 
 /// A coronation, with the figures that it rests on.
-struct Coronation {
-    pitch: String,
-    shapes: Vec<(String, Speedup)>,
+pub(super) struct Coronation {
+    pub(super) pitch: String,
+    pub(super) shapes: Vec<(String, Speedup)>,
 }
 
-struct Play<'a> {
-    season: &'a Season,
-    journal: Journal<'a>,
+pub(super) struct Play<'a> {
+    pub(super) season: &'a Season,
+    pub(super) journal: Journal<'a>,
     referee: &'a mut dyn Referee,
-    options: &'a Options,
+    pub(super) options: &'a Options,
     watch: &'a mut dyn Watch,
-    arena: Arena,
+    pub(super) arena: Arena,
     fingerprint: String,
-    champion: Champion,
-    planned: Entry,
+    pub(super) champion: Champion,
+    pub(super) planned: Entry,
     baseline: Baseline,
     failures: usize,
-    crowned: Vec<Coronation>,
+    pub(super) crowned: Vec<Coronation>,
 }
 
 impl Play<'_> {
@@ -186,7 +218,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    fn say(&mut self, line: &str) {
+    pub(super) fn say(&mut self, line: &str) {
         self.watch.say(line);
     }
 
@@ -254,12 +286,12 @@ impl Play<'_> {
         self.journal.past()
     }
 
-    fn open_round(&mut self, round: &str, round_kind: RoundKind, why: &str) -> Result<()> {
+    pub(super) fn open_round(&mut self, round: &str, round_kind: RoundKind, why: &str) -> Result<()> {
         let opened = RoundOpened { round: round.to_owned(), round_kind, why: why.to_owned() };
         self.journal.step(|o: &RoundOpened| o.round == round, |_| Ok(opened)).map(drop)
     }
 
-    fn close_round(&mut self, round: &str, verdict: Verdict, note: &str) -> Result<Verdict> {
+    pub(super) fn close_round(&mut self, round: &str, verdict: Verdict, note: &str) -> Result<Verdict> {
         let closed = RoundClosed { round: round.to_owned(), verdict, note: note.to_owned() };
         self.journal.step(|c: &RoundClosed| c.round == round, |_| Ok(closed))?;
         self.say(&format!("  {round}: {verdict} ({note})"));
@@ -398,7 +430,7 @@ impl Play<'_> {
     /// Who is built, in order: by the vote, unless a person's word is needed or stands against it.
     fn choose(&mut self, round: &str, kind: RoundKind, tally: &Tally) -> Result<Vec<String>> {
         let mut order: Vec<String> = tally.order().map(|s| s.pitch.clone()).collect();
-        let Choices { by, reason, overrides, words } = &self.options.choices;
+        let Choices { by, reason, overrides, words, .. } = &self.options.choices;
         let chosen = |chosen: &String, overrides| Chosen {
             round: round.to_owned(),
             voted: tally.winner().map(str::to_owned),
@@ -407,15 +439,16 @@ impl Play<'_> {
             reason: reason.clone(),
             overrides,
         };
-        let said = || {
-            let word = words.get(round).filter(|_| !tally.tied.is_empty()).map(|word| chosen(word, false));
-            overrides.get(round).map(|pitch| chosen(pitch, true)).or(word)
+        let word = words.get(round).filter(|_| !tally.tied.is_empty()).map(|word| chosen(word, false));
+        let said = overrides.get(round).map(|pitch| chosen(pitch, true)).or(word);
+        let may_be = |c: &Chosen| match c.overrides {
+            true => tally.standings.iter().any(|s| s.pitch == c.chosen),
+            false => tally.tied.contains(&c.chosen),
         };
-        if let Some(chosen) = self.journal.step_if(|c: &Chosen| c.round == round, said)? {
-            let known = tally.standings.iter().any(|s| s.pitch == chosen.chosen);
-            if !known || (!chosen.overrides && !tally.tied.contains(&chosen.chosen)) {
-                return Err(self.no_such_choice(round, &chosen.chosen, tally));
-            }
+        if let Some(wrong) = said.as_ref().filter(|said| self.journal.is_live() && !may_be(said)) {
+            return Err(no_such_choice(round, &wrong.chosen, tally));
+        }
+        if let Some(chosen) = self.journal.step_if(|c: &Chosen| c.round == round, || said)? {
             let how = if chosen.overrides { "against the vote, which stays in the ledger" } else { "to break the tie" };
             self.say(&format!("  {} chose '{}' {how}: {}", chosen.by, chosen.chosen, chosen.reason));
             order.retain(|pitch| *pitch != chosen.chosen);
@@ -440,18 +473,6 @@ impl Play<'_> {
             return Err(Error::Paused { round: round.to_owned(), winner: winner.clone() });
         }
         Ok(order)
-    }
-
-    fn no_such_choice(&self, round: &str, chosen: &str, tally: &Tally) -> Error {
-        let known: Vec<&str> = match tally.tied.as_slice() {
-            [] => tally.standings.iter().map(|s| s.pitch.as_str()).collect(),
-            tied => tied.iter().map(String::as_str).collect(),
-        };
-        Error::Word {
-            round: round.to_owned(),
-            question: format!("'{chosen}' cannot be chosen"),
-            remedy: format!("choose one of {}", known.join(", ")),
-        }
     }
 
     /// The winner, and where it fails the runner-up.
@@ -498,9 +519,9 @@ impl Play<'_> {
 
     /// A mixed verdict: the champion stays, unless a person takes the pitch's part.
     fn partial(&mut self, round: &str, pitch: &Pitch) -> Result<bool> {
-        let Choices { by, reason, words, .. } = &self.options.choices;
+        let Choices { by, reason, accepts, .. } = &self.options.choices;
         let said = || {
-            let word = words.get(round)?;
+            let word = accepts.get(round)?;
             let (round, by, reason) = (round.to_owned(), by.clone(), reason.clone());
             Some(Chosen { round, voted: None, chosen: word.clone(), by, reason, overrides: true })
         };
@@ -511,7 +532,7 @@ impl Play<'_> {
                 round: round.to_owned(),
                 question: format!("'{}' is PARTIAL: is it to be champion", pitch.name),
                 remedy: format!(
-                    "run the same command with --word '{round}={}' or --word '{round}=champion', and --by NAME --because REASON",
+                    "run the same command with --accept '{round}={}' or --accept '{round}=champion', and --by NAME --because REASON",
                     pitch.name
                 ),
             }),
@@ -520,7 +541,7 @@ impl Play<'_> {
     }
 
     /// Correctness first; then sittings, until one's controls hold or patience ends.
-    fn trial(
+    pub(super) fn trial(
         &mut self,
         round: &str,
         challenger: &Champion,
@@ -599,106 +620,27 @@ impl Play<'_> {
         let name = challenger.name.clone();
         self.journal.step(|c: &Crowned| c.pitch == name, |_| Ok(crowned))?;
         self.say(&format!("  new champion: {name}"));
+        // What the roofline still allows is counted from the champion's times.
+        for (old, new) in self.baseline.shapes.iter_mut().zip(&summary.shapes) {
+            old.seconds = new.challenger_seconds;
+        }
         let shapes = summary.shapes.iter().map(|s| (s.shape.clone(), s.speedup)).collect();
         self.crowned.push(Coronation { pitch: challenger.name.clone(), shapes });
         self.champion = challenger;
         Ok(())
     }
+}
 
-    /// What beats the planner's own choice goes into the tuning cache. Where the season began with that choice and had one
-    /// coronation, its figures say so already; otherwise the champion has to meet it now.
-    fn title(&mut self) -> Result<()> {
-        let Some(last) = self.crowned.last() else { return Ok(()) };
-        let Entry::Builtin { ways } = &self.champion.entry else {
-            self.say(
-                "the champion is a program of its own, which the planner cannot run: the tuning cache stays as it is",
-            );
-            return Ok(());
-        };
-        if self.champion.entry == self.planned {
-            self.say("the champion is what the planner chooses anyway: the tuning cache stays as it is");
-            return Ok(());
-        }
-        let (ways, pitch) = (ways.clone(), last.pitch.clone());
-        let shapes = if self.season.baseline == PLANNED && self.crowned.len() == 1 {
-            last.shapes.clone()
-        } else {
-            match self.title_fight()? {
-                Some(shapes) => shapes,
-                None => return Ok(()),
-            }
-        };
-        let faster = |(way, (_, speedup)): (&crate::entry::Way, &(String, Speedup))| {
-            (speedup.low >= 1.0).then(|| InstalledWay {
-                problem: way.problem.clone(),
-                backend: way.backend.clone(),
-                config: way.config.clone(),
-                speedup: *speedup,
-            })
-        };
-        let ways: Vec<InstalledWay> = ways.iter().zip(&shapes).filter_map(faster).collect();
-        if ways.is_empty() {
-            return Ok(());
-        }
-        let installed = Installed { pitch, ways };
-        let installed = self.journal.step(|_: &Installed| true, |_| Ok(installed))?;
-        self.install(&installed)
-    }
-
-    /// The champion against the planner's choice, by the referee alone: nobody votes on a title.
-    fn title_fight(&mut self) -> Result<Option<Vec<(String, Speedup)>>> {
-        let round = "title";
-        self.open_round(round, RoundKind::Title, "the season's champion against the planner's own choice")?;
-        self.say("title: the season's champion against the planner's own choice, for the tuning cache");
-        let challenger = Champion { name: format!("{} for the title", self.champion.name), ..self.champion.clone() };
-        let season_champion = std::mem::replace(
-            &mut self.champion,
-            Champion { name: "the planner's choice".to_owned(), entry: self.planned.clone() },
-        );
-        let tried = self.trial(round, &challenger, &Deal::default(), None);
-        self.champion = season_champion;
-        let (judgement, summary) = tried?;
-        let judged = Judged {
-            round: round.to_owned(),
-            pitch: challenger.name.clone(),
-            contestant: "the tank".to_owned(),
-            digest: entry_digest(&challenger.entry),
-            claimed: None,
-            judgement,
-        };
-        let judgement = self.journal.step(|j: &Judged| j.round == round, |_| Ok(judged))?.judgement;
-        let verdict = self.close_round(round, judgement.verdict, &judgement.reasons.join("; "))?;
-        let shapes = summary.map(|s| s.shapes.into_iter().map(|s| (s.shape, s.speedup)).collect());
-        Ok(shapes.filter(|_| verdict == Verdict::Success))
-    }
-
-    /// Puts the configurations where the planner looks. What is there already stays, so that this may be done again.
-    fn install(&mut self, installed: &Installed) -> Result<()> {
-        let Some(folder) = &self.options.tuning else {
-            self.say("the tuning cache is switched off: the champion is in the ledger only");
-            return Ok(());
-        };
-        let number = self.journal.season();
-        let of_season = |r: &&Record| r.season == number && matches!(r.event, Event::Installed(_));
-        let record = self.journal.past().iter().rev().find(of_season);
-        let Some(record) = record else { return Ok(()) };
-        let tuned = |way: &InstalledWay| {
-            let spec = self.arena.problems.iter().find(|p| p.name().is_ok_and(|name| name == way.problem))?;
-            Some(Tuned {
-                bucket: Bucket::of(&spec.problem().ok()?, self.arena.threads).to_string(),
-                problem: way.problem.clone(),
-                backend: way.backend.clone(),
-                config: way.config.clone(),
-                speedup: way.speedup.estimate,
-                record: record.hash.clone(),
-                at: record.at.clone(),
-                retired: false,
-            })
-        };
-        tuning::install(folder, installed.ways.iter().filter_map(tuned).collect())?;
-        let count = installed.ways.len();
-        self.say(&format!("{count} configurations go into the tuning cache in {}", folder.display()));
-        Ok(())
+/// A choice that the round does not have.
+fn no_such_choice(round: &str, chosen: &str, tally: &Tally) -> Error {
+    let known: Vec<&str> = match tally.tied.as_slice() {
+        [] => tally.standings.iter().map(|s| s.pitch.as_str()).collect(),
+        tied => tied.iter().map(String::as_str).collect(),
+    };
+    Error::Word {
+        round: round.to_owned(),
+        question: format!("'{chosen}' cannot be chosen"),
+        remedy: format!("choose one of {}", known.join(", ")),
     }
 }
 

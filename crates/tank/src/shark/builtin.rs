@@ -296,7 +296,7 @@ mod tests {
         let settings = Settings::default();
         let (shark, ballot) = (which.shark(), which.ballot(pitch, evidence, &settings));
         shark.check().unwrap();
-        shark.check_ballots(std::slice::from_ref(&ballot), &[pitch.name.clone()], &settings).unwrap();
+        shark.check_ballots(std::slice::from_ref(&ballot), std::slice::from_ref(&pitch.name), &settings).unwrap();
         assert_eq!(ballot, which.ballot(pitch, evidence, &settings), "the same evidence makes the same ballot");
         assert!(ballot.scores.keys().all(|name| !ballot.because[name].is_empty()), "every score is explained");
         shark.total(&ballot).unwrap()

@@ -150,7 +150,8 @@ impl Shark {
     /// Reads a shark from a file: a name, a temperament, optional criteria, and ballots or a command.
     pub fn read(path: &Path) -> Result<Self> {
         let text = written::read(path)?;
-        let file: SharkFile = written::parse(path, &text)?;
+        let mut file: SharkFile = written::parse(path, &text)?;
+        written::anchor(path.parent().unwrap_or(Path::new("")), &mut file.command);
         let refuse = |key: &str, problem: &str, remedy: &str| {
             let (line, problem, remedy) = (written::line_of(&text, key), problem.to_owned(), remedy.to_owned());
             Err(Error::Written { path: path.to_path_buf(), line, problem, remedy })
@@ -309,7 +310,7 @@ mod tests {
     #[test]
     fn a_vote_must_cover_the_round_and_nothing_else() {
         let (a, b) = (ballot("a", [5.0; 4]), ballot("b", [5.0; 4]));
-        assert!(refusal(&[a.clone()]).contains("no ballot on 'b'"));
+        assert!(refusal(std::slice::from_ref(&a)).contains("no ballot on 'b'"));
         assert!(refusal(&[a.clone(), a.clone(), b.clone()]).contains("two ballots on 'a'"));
         assert!(refusal(&[a.clone(), b.clone(), ballot("c", [5.0; 4])]).contains("not in the round"));
         assert!(refusal(&[a.clone(), ballot("b", [5.0, 11.0, 5.0, 5.0])]).contains("11"));
