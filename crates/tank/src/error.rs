@@ -173,4 +173,11 @@ pub enum Error {
         /// What it did.
         reason: String,
     },
+
+    /// A file of tensors that became shorter than it was made.
+    #[error("{path:?} was cut off; only a contestant can have done that, and the referee counts it as tampering")]
+    Shortened {
+        /// The file.
+        path: std::path::PathBuf,
+    },
 }

@@ -60,8 +60,8 @@ fn changed_inputs_are_seen_and_change_nothing_that_is_expected() {
 #[test]
 fn a_shortened_file_does_not_kill_the_referee() {
     // The referee reads by system calls; a mapping would have died with a bus error here.
-    let found = examine(&cheat("shortening"), &few_questions(), 6);
-    assert!(found.is_err_and(|error| error.to_string().contains("outputs")));
+    let fault = examined(&cheat("shortening")).fault;
+    assert!(matches!(&fault, Some(Fault::Tampering { what }) if what.contains("outputs")), "{fault:?}");
 }
 
 #[test]

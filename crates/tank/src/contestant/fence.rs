@@ -4,7 +4,7 @@
 //!   `setpgid` are refused, so no child can leave it.
 //! - **No network**: a network namespace with nothing in it, and the filter refuses every socket that is not local.
 //! - **No way to others**: a user namespace of its own, from which other processes' memory cannot be opened, and a process
-//!   namespace, from which they cannot be signalled; `ptrace` and its kin are refused as well. It dies with the referee.
+//!   namespace, from which they cannot be signalled; `ptrace` and its kin are refused as well. It dies with the thread of the referee's that started it.
 //! - **Limits** on address space, processes and the size of files; no core files.
 //!
 //! Namespaces need a kernel that grants them to everyone. Where it does not, the filter still stands, and the record says

@@ -145,7 +145,7 @@ impl Lot {
         largest * self.problem.output().bytes()
     }
 
-    /// A private copy of an output's bytes, a group each.
+    /// A private copy of an output's bytes, a group each; [`Error::Shortened`] where a contestant cut the file off.
     pub fn read_output(&self, output: usize) -> Result<Vec<Vec<u8>>> {
         let read = |(shape, &place): (&hammerhead::Shape, &u64)| {
             self.outputs.read(place, shape.m * shape.n * self.problem.output().bytes())
@@ -230,9 +230,13 @@ impl Region {
 
     fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; length];
-        let failed = |source| Error::SharedMemory { what: "read", path: self.path.clone(), source };
-        self.file.read_exact_at(&mut bytes, offset).map_err(failed)?;
-        Ok(bytes)
+        match self.file.read_exact_at(&mut bytes, offset) {
+            Ok(()) => Ok(bytes),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                Err(Error::Shortened { path: self.path.clone() })
+            }
+            Err(source) => Err(Error::SharedMemory { what: "read", path: self.path.clone(), source }),
+        }
     }
 
     /// Whether the file holds these bytes; a file that became too short does not.

@@ -92,17 +92,34 @@ struct Group {
 }
 
 impl Group {
-    /// Waits so long for it to end.
+    /// Waits so long for its leader to end.
     fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
-        while self.status.is_none() {
-            self.status = self.child.try_wait().ok().flatten();
-            if self.status.is_none() && start.elapsed() >= limit {
+        while self.status.is_none() && !self.has_ended() {
+            if start.elapsed() >= limit {
                 return None;
             }
-            if self.status.is_none() {
-                std::thread::sleep(Duration::from_millis(2).min(limit));
-            }
+            std::thread::sleep(Duration::from_millis(2).min(limit));
+        }
+        self.end()
+    }
+
+    /// Whether the leader has ended. It is not buried yet.
+    fn has_ended(&self) -> bool {
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: all zeros are a siginfo_t, which lives on this stack for as long as the call.
+        unsafe {
+            let mut about: libc::siginfo_t = std::mem::zeroed();
+            let asked = libc::waitid(libc::P_PID, self.child.id(), &mut about, options);
+            asked != 0 || about.si_pid() != 0
+        }
+    }
+
+    /// Kills whatever is left of the group, and only then buries its leader: until then its number cannot be another's.
+    fn end(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            let _ = fence::signal(self.child.id(), libc::SIGKILL);
+            self.status = self.child.wait().ok();
         }
         self.status
     }
@@ -110,11 +127,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Killed before it is waited for: until then the group's number cannot be another's. Its children get it as well.
-        let _ = fence::signal(self.child.id(), libc::SIGKILL);
-        if self.status.is_none() {
-            let _ = self.child.wait();
-        }
+        self.end();
     }
 }
 

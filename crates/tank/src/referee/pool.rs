@@ -173,14 +173,17 @@ impl<'a> Pool<'a> {
         let lot = &ground.lots[index(side)];
         let blame = self_or_champion(self.pairing, side);
         let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: case.to_string(), what });
-        let outputs = jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>()?;
+        let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {case}") });
+        let outputs = match jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>() {
+            Err(Error::Shortened { .. }) => return Err(tampered("the file of outputs")),
+            outputs => outputs?,
+        };
         for (output, job) in outputs.iter().zip(jobs) {
             if let Some(place) = poisoned(output, poison, case.output.bytes()) {
                 return Err(wrong(format!("element {place} of a timed output was not written when it said done")));
             }
             if !lot.input_is_intact(job.input)? {
-                let what = format!("the tokens of a timed run of {case}");
-                return Err(Halt::Fault(blame, Fault::Tampering { what }));
+                return Err(tampered("the tokens of a timed run"));
             }
         }
         let drawn = self.rng.usize(..jobs.len());

@@ -28,8 +28,8 @@ use super::record::{Correctness, Precision, Wrong};
 use super::seeds::derive;
 use super::settings::Checking;
 use super::yardstick::Yardstick;
-use crate::Result;
 use crate::contestant::{Contestant, Fault, Job, Lot, Poison, Readiness, Session};
+use crate::{Error, Result};
 
 /// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
 const EXHAUSTIVE: f64 = (1u64 << 30) as f64;
@@ -297,9 +297,13 @@ impl Hearing<'_> {
             return Ok(Err(fault.into()));
         }
         self.found.correctness.runs += 1;
-        let outputs = jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>()?;
+        let tampered = |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.case) }.into()));
+        let outputs = match jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>() {
+            Err(Error::Shortened { .. }) => return tampered("the file of outputs of"),
+            outputs => outputs?,
+        };
         if !lot.input_is_intact(0)? || !lot.weights_are_intact()? {
-            return Ok(Err(Halted::Fault(Fault::Tampering { what: format!("its inputs for {}", self.case) })));
+            return tampered("its inputs for");
         }
         Ok(Ok(outputs))
     }
