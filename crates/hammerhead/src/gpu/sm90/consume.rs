@@ -64,6 +64,7 @@ struct Walk {
 }
 
 /// Where a unit of k is.
+#[derive(Clone, Copy)]
 struct Spot {
     /// The barriers of its stage, and the parity of the round.
     full: Reg<U32>,
@@ -293,6 +294,30 @@ impl Consumer {
         self.find(k, parts, walk, &walk.next);
     }
 
+    /// Like `find_next`, with a branch: where multiplications are short, instructions cost more than waiting for a branch.
+    fn step_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
+        if self.config.units == 1 {
+            return self.find_next(k, parts, walk);
+        }
+        let unit = k.add(walk.unit, 1);
+        let unit = k.and(unit, self.config.units - 1);
+        k.set(walk.unit, unit);
+        let within = k.ne(unit, 0);
+        k.if_else(
+            within,
+            |k| {
+                let Spot { full, parity, empty, tokens, words, scales } = walk.here;
+                let tokens = k.add(tokens, self.config.unit_bytes()[0] / 16);
+                let (words, scales) = (k.add(words, CHUNK_BYTES), k.add(scales, CHUNK_BYTES));
+                walk.next.set(k, &Spot { full, parity, empty, tokens, words, scales });
+            },
+            |k| {
+                parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
+                self.find(k, parts, walk, &walk.next);
+            },
+        );
+    }
+
     /// Moves to the next unit, waits for its stage if that is another one, and reads its words. The present stage, if it is left,
     /// is released at once, or noted to be released when its last multiplication is done.
     fn enter_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk, set: usize, at_once: bool) {
@@ -338,7 +363,6 @@ impl Consumer {
     /// Multiplies one unit from one set of fragments while the next unit's are made in the other; says whether there is one.
     fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, [pass, set]: [usize; 2], width: u32) -> Pred {
         self.multiply(k, set, &[0, 1, 2, 3], walk.here.tokens, pass, width);
-        self.find_next(k, parts, walk);
         // The group before this one is done, and so is the stage that it was the last to read.
         k.wgmma_wait(1);
         self.release_pending(k, parts, walk);
@@ -346,6 +370,7 @@ impl Consumer {
         k.set(walk.left, left);
         let more = k.ne(left, 0);
         k.if_(more, |k| {
+            self.step_next(k, parts, walk);
             self.enter_next(k, parts, walk, 1 - set, false);
             self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
         });
