@@ -247,7 +247,9 @@ fn own_sizes(engine: &Engine, problem: &Problem) -> Vec<Request> {
     if backend.layout() == LAYOUT {
         return Vec::new();
     }
-    backend.candidates(problem, engine.threads()).into_iter().step_by(5).map(Request::from).collect()
+    let own = backend.candidates(problem, engine.threads());
+    let some = own.len().div_ceil(8).max(1);
+    own.into_iter().step_by(some).map(Request::from).collect()
 }
 
 fn way(plan: &Plan) -> (&'static str, Config) {

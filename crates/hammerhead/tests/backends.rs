@@ -44,7 +44,9 @@ fn tried(backend: &'static dyn Backend, problem: &Problem, wanted: &[Request]) -
         Err(Error::Illegal { .. }) => false,
         Err(error) => panic!("{} on {problem}: {error}", backend.name()),
     };
-    let own = backend.candidates(problem, 1).into_iter().step_by(5).map(Request::from);
+    let own = backend.candidates(problem, 1);
+    let few = own.len().div_ceil(4).max(1);
+    let own = own.into_iter().step_by(few).map(Request::from);
     wanted.iter().copied().chain(own).filter(granted).collect()
 }
 
@@ -116,13 +118,14 @@ fn every_backend_is_right_on_the_shapes_that_serving_and_the_community_use() {
 
 #[test]
 fn results_are_the_same_to_the_bit_for_any_number_of_threads() {
-    for backend in available() {
+    // A GPU, simulated or not, computes on none of them.
+    for backend in available().filter(|backend| backend.layout() == cpu::LAYOUT) {
         for case in cases::suite(Suite::Edge).iter().filter(|c| c.why.contains("groups") || c.groups[0].m > 30) {
             let instance = case.instance(7).unwrap();
             let cut = |strategy| format!("strategy={strategy},tile=32x32,depth=128,stages=2");
             let mut cuts: Vec<Request> = Strategy::ALL.map(|strategy| cut(strategy).parse().unwrap()).to_vec();
             cuts.push(format!("{},schedule=persistent", cut(Strategy::Interleaved)).parse().unwrap());
-            for request in tried(backend, &instance.problem, &cuts) {
+            for &request in &cuts {
                 let bits = |threads| format!("{:?}", compute(&engine(backend.name(), threads, request), &instance));
                 let alone = bits(1);
                 for threads in [2, 5] {
