@@ -58,13 +58,13 @@ pub fn cpu_backends() -> Vec<&'static str> {
     backends().into_iter().filter(on_cpu).collect()
 }
 
-/// The strategies that a backend is tried with, and a tile that cuts a problem: all of them on the CPU, and on GPUs the one
-/// that their kernels have, in a tile that those can be cut to.
+/// The strategies that a backend is tried with, and a tile that cuts a problem: all of them on the CPU, and on GPUs those that
+/// do with one schedule.
 pub fn strategies(backend: &str) -> (&'static [&'static str], &'static str) {
     if cpu_backends().contains(&backend) {
         return (&["two-pass", "sequential", "interleaved", "ping-pong"], ",tile=16x32,depth=64,stages=3");
     }
-    (&["two-pass"], ",tile=16x64,depth=64,stages=3")
+    (&["two-pass", "sequential", "interleaved"], ",tile=16x64,depth=64,stages=4")
 }
 
 pub const GATES: [&str; 4] = ["silu", "gelu-tanh", "gpt-oss", "none"];
