@@ -6,7 +6,7 @@
 //! expansion of tokens too.
 //!
 //! A GPU that has been idle runs faster than one that has worked for a while: its clock falls when it draws more power than
-//! it may. So there are two figures: *burst*, after a pause, and *sustained*, after [`LOAD`] of the same work.
+//! it may. So there are two figures: *burst*, after a pause, and *sustained*, after `LOAD` of the same work.
 
 use std::time::{Duration, Instant};
 

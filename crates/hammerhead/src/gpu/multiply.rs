@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates: [`workspace_bytes`] says how much memory beside the operands a configuration needs, and
 //! [`launches`] turns addresses into kernels, grids and arguments. All groups with tokens go into one launch, up to
-//! [`MOST_GROUPS`] of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums
+//! `MOST_GROUPS` of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums
 //! in the workspace, and one that joins them.
 
 use ptx::tensor_map::TensorMap;
