@@ -23,7 +23,7 @@ const LEDGER: &str = "hammerhead-tank/ledger.jsonl";
     temperaments vote, the winner is checked for correctness before any clock starts, then timed in pairs against the \
     champion, and the ledger remembers who was right. What beats the planner's own choice goes into the tuning cache, \
     which every later run uses.\n\n\
-    Start with `hammerhead tank play`: the built-in season on this machine's CPU, a few minutes. Killed at any point, the \
+    Start with `hammerhead tank play`: the built-in season on this machine's CPU. Killed at any point, the \
     same command goes on where it stopped.\n\n\
     Examples:\n  \
     hammerhead tank play\n  \
