@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "MxNxK", default_value = "256x4096x7168", value_parser = shape)]
     shape: Shape,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
-    /// depth=64|128|256, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k; the rest is planned
+    /// depth=64|128|256, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|split-k; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
     config: Request,
     /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none

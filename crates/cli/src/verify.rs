@@ -257,7 +257,7 @@ fn way(plan: &Plan) -> (&'static str, Config) {
 }
 
 /// Every strategy as planned; and, if that is not enough, with tiles that cut small problems in many pieces, in a few
-/// and not at all, with one to four stages, and staged and persistent.
+/// and not at all, with one to four stages, persistent, and with every epilogue.
 fn requests(many: bool) -> Vec<Request> {
     let mut requests = Vec::new();
     for strategy in Strategy::ALL {
@@ -270,8 +270,9 @@ fn requests(many: bool) -> Vec<Request> {
             let stages = if strategy == Strategy::PingPong { stages.max(2) } else { stages };
             requests.push(Request { tile, depth: Some(depth), stages: Some(stages), ..as_planned });
         }
-        let (epilogue, schedule) = (Some(Epilogue::Staged), Some(Schedule::Persistent));
-        requests.extend(many.then_some(Request { epilogue, schedule, ..as_planned }));
+        let epilogues = Epilogue::ALL.into_iter().filter(|_| many);
+        let schedule = Some(Schedule::Persistent);
+        requests.extend(epilogues.map(|epilogue| Request { epilogue: Some(epilogue), schedule, ..as_planned }));
     }
     requests
 }

@@ -82,11 +82,13 @@ pub enum Epilogue {
     Direct,
     /// Pieces are gathered in fast memory first and written as longer runs.
     Staged,
+    /// Pieces are gathered in fast memory, and a copy engine writes them while the threads go on.
+    Bulk,
 }
 
 impl Epilogue {
     /// Every epilogue, simplest first.
-    pub const ALL: [Epilogue; 2] = [Epilogue::Direct, Epilogue::Staged];
+    pub const ALL: [Epilogue; 3] = [Epilogue::Direct, Epilogue::Staged, Epilogue::Bulk];
 }
 
 impl fmt::Display for Epilogue {
@@ -94,6 +96,7 @@ impl fmt::Display for Epilogue {
         f.pad(match self {
             Epilogue::Direct => "direct",
             Epilogue::Staged => "staged",
+            Epilogue::Bulk => "bulk",
         })
     }
 }

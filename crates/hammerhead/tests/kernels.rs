@@ -66,7 +66,7 @@ fn configs() -> Vec<Config> {
         sized(Single, [256, 128, 1, 4], PerTile),
         sized(Single, [128, 192, 1, 4], Persistent),
         sized(Single, [64, 256, 1, 3], SplitK),
-        Config { ping_pong: true, ..sized(Interleaved, [128, 64, 2, 4], Persistent) },
+        Config { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
         Config { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
         Config { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
     ];

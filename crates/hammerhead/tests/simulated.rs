@@ -57,7 +57,7 @@ type Way = (&'static str, &'static [(usize, usize, usize)]);
 
 /// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
 /// last tile, more stages than steps and fewer, several tiles a block.
-const WAYS: [Way; 26] = [
+const WAYS: [Way; 35] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
     ("strategy=interleaved,tile=16x64,depth=64,stages=1,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
@@ -93,6 +93,15 @@ const WAYS: [Way; 26] = [
     ("strategy=ping-pong,tile=96x32,depth=64,stages=1,epilogue=staged,schedule=persistent", &[(97, 104, 80)]),
     ("strategy=interleaved,tile=16x64,depth=64,stages=6,epilogue=direct,schedule=tile", &[(9, 70, 144)]),
     ("strategy=interleaved,tile=8x64,depth=256,stages=2,epilogue=direct,schedule=persistent", &[(20, 129, 400)]),
+    ("strategy=interleaved,tile=72x64,depth=128,stages=2,epilogue=staged,schedule=tile", &[(73, 40, 272)]),
+    ("strategy=interleaved,tile=72x32,depth=256,stages=2,epilogue=direct,schedule=tile", &[(9, 33, 1104)]),
+    ("strategy=interleaved,tile=72x32,depth=128,stages=4,epilogue=staged,schedule=persistent", &[(73, 40, 592)]),
+    ("strategy=interleaved,tile=24x96,depth=128,stages=2,epilogue=bulk,schedule=tile", &[(25, 104, 336)]),
+    ("strategy=interleaved,tile=136x64,depth=64,stages=2,epilogue=bulk,schedule=persistent", &[(200, 136, 80)]),
+    ("strategy=interleaved,tile=32x96,depth=64,stages=3,epilogue=bulk,schedule=split-k", &[(40, 104, 272)]),
+    ("strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=bulk,schedule=persistent", &[(40, 136, 144)]),
+    ("strategy=two-pass,tile=16x128,depth=128,stages=3,epilogue=bulk,schedule=tile", &[(20, 264, 144)]),
+    ("strategy=ping-pong,tile=16x64,depth=128,stages=2,epilogue=bulk,schedule=persistent", &[(40, 200, 208)]),
 ];
 
 #[test]

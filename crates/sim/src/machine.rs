@@ -66,8 +66,9 @@ impl Cluster {
         self.slots - 1
     }
 
+    /// Whether a block has not ended, or something that one left behind, such as a store, has not arrived.
     fn running(&self) -> bool {
-        self.blocks.iter().any(|block| !block.shared.ended)
+        self.blocks.iter().any(|block| !block.shared.ended) || !self.jobs.is_empty()
     }
 }
 

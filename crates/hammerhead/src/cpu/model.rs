@@ -136,7 +136,7 @@ fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config 
 
 /// Says why a configuration cannot be run.
 fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages, schedule, .. } = *config;
+    let Config { strategy, tile, depth, stages, epilogue, schedule } = *config;
     if tile.tokens == 0 || !(tile.tokens * rates.parts).is_multiple_of(rates.rows) {
         let multiple =
             (1..=rates.rows).find(|tokens| (tokens * rates.parts).is_multiple_of(rates.rows)).unwrap_or(rates.rows);
@@ -156,6 +156,9 @@ fn legal(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> R
     }
     if strategy == Strategy::PingPong && stages < 2 {
         return Err("ping-pong with one stage has nowhere to expand the next panel; take at least two stages".into());
+    }
+    if epilogue == Epilogue::Bulk {
+        return Err("a CPU has no copy engine; take epilogue=direct or epilogue=staged".into());
     }
     if schedule == Schedule::SplitK {
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());

@@ -147,11 +147,11 @@ fn kernel_of(problem: &Problem, config: &Config) -> Result<sm90::Config, String>
 /// Whether a group's sizes fit the kernels' 32-bit sizes, and its rows of C the way they are written.
 fn check_shape(shape: &Shape, config: &Config, kernel: &sm90::Config) -> Result<(), String> {
     let row = shape.n * kernel.output.bytes();
-    if config.epilogue == Epilogue::Staged && !row.is_multiple_of(16) {
+    if config.epilogue != Epilogue::Direct && !row.is_multiple_of(16) {
         return Err(format!(
-            "epilogue=staged writes 16 bytes at a time, and rows of {} {} elements are not a multiple of that; \
+            "epilogue={} writes 16 bytes at a time, and rows of {} {} elements are not a multiple of that; \
              ask for epilogue=direct",
-            shape.n, kernel.output
+            config.epilogue, shape.n, kernel.output
         ));
     }
     let most = i32::MAX as usize;

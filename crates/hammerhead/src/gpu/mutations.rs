@@ -34,14 +34,14 @@ const PLAIN: sm90::Config = sm90::Config {
 
 /// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
 pub const WAYS: [(&str, sm90::Config); 2] = [
-    ("a tile a block, few tokens", PLAIN),
+    ("a tile a block, few tokens", sm90::Config { units: 2, ..PLAIN }),
     ("two blocks a tile, many tokens", sm90::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
 ];
 
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
 /// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind.
 const SHAPES: [Shape; 3] =
-    [Shape { m: 77, n: 132, k: 272 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 72, k: 1680 }];
+    [Shape { m: 77, n: 132, k: 384 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 72, k: 1680 }];
 
 /// Instructions after which a run is given up: many times what the kernels take.
 const MOST_INSTRUCTIONS: u64 = 4_000_000;

@@ -1,11 +1,13 @@
 //! A consumer warpgroup: its part of each tile, from the first stage to C.
 //!
-//! The main loop goes through k unit by unit, in one of two ways.
+//! The main loop goes through k stage by stage, and through the units of a stage one after another: where a unit is within
+//! its stage is known when the kernel is built, so only a change of stage costs instructions. The last stage, which may
+//! hold fewer units, stands apart, and the loop before it never asks whether there is more. Within a unit there are two ways.
 //!
 //! *Fine*, where multiplications are long: it holds four fragments, one per slice of a unit, and runs two of them ahead.
 //! Fragment j + 2 is dequantised while the tensor cores multiply fragments j and j + 1, so at most two groups are ever in
 //! flight. Each multiplication is a group of its own; once no more than two are in flight, the one that read the fragment to
-//! be made anew is done.
+//! be made anew is done. The words of the next unit are read while the first multiplication runs.
 //!
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
 //! dequantises one unit while the tensor cores multiply the one before, a group of four.
@@ -43,7 +45,7 @@ pub(super) struct Consumer {
     /// Bytes from a stage's weights to this lane's words, and to its row's scales, in the first of the warpgroup's chunks.
     words_at: Reg<U32>,
     scales_at: Reg<U32>,
-    /// Fragments for each block of rows; with the coarse main loop a second set follows.
+    /// Fragments for each block of rows.
     blocks: Vec<Fragments>,
     /// Sums: for each pass, for each block of rows.
     pub sums: Vec<Vec<Reg<F32>>>,
@@ -51,40 +53,56 @@ pub(super) struct Consumer {
 
 /// Where the main loop is.
 struct Walk {
-    /// Units left, the present one included.
-    left: Reg<U32>,
     /// Barrier of a stage that has been read but not yet released, or 0.
     pending: Reg<U32>,
     here: Spot,
-    /// The spot after this one. It is found early, while multiplications are under way.
+    /// The stage after this one. It is found early, while multiplications are under way.
     next: Spot,
     turn: Turn,
-    /// Unit within the stage whose turn it is.
-    unit: Reg<U32>,
 }
 
-/// Where a unit of k is.
+/// What is multiplied: a unit of the stage, for one pass, into the sums of so many tokens.
+#[derive(Clone, Copy)]
+struct Unit {
+    pass: usize,
+    width: u32,
+    /// Place in the stage.
+    place: u32,
+    /// Whether the stage is the last one.
+    last: bool,
+}
+
+/// What comes after a unit.
+#[derive(Clone, Copy)]
+enum Ahead {
+    /// The next unit of the same stage; if there is a predicate, where it holds.
+    Unit(Option<Pred>),
+    /// The first unit of the next stage.
+    Stage,
+    Nothing,
+}
+
+/// Where a stage is.
 #[derive(Clone, Copy)]
 struct Spot {
-    /// The barriers of its stage, and the parity of the round.
+    /// Its barriers, and the parity of the round.
     full: Reg<U32>,
     parity: Reg<U32>,
     empty: Reg<U32>,
     /// Low word of the descriptor of its tokens.
     tokens: Reg<U32>,
-    /// Address of its words and scales.
-    words: Reg<U32>,
-    scales: Reg<U32>,
+    /// Address of its weights.
+    chunks: Reg<U32>,
 }
 
 impl Spot {
     fn new(k: &mut Builder) -> Self {
-        let [full, parity, empty, tokens, words, scales] = k.registers();
-        Spot { full, parity, empty, tokens, words, scales }
+        let [full, parity, empty, tokens, chunks] = k.registers();
+        Spot { full, parity, empty, tokens, chunks }
     }
 
-    fn registers(&self) -> [Reg<U32>; 6] {
-        [self.full, self.parity, self.empty, self.tokens, self.words, self.scales]
+    fn registers(&self) -> [Reg<U32>; 5] {
+        [self.full, self.parity, self.empty, self.tokens, self.chunks]
     }
 
     fn set(&self, k: &mut Builder, other: &Spot) {
@@ -136,7 +154,7 @@ impl Consumer {
             along_k,
             words_at: k.mul_add(along_n, first_chunk, words),
             scales_at: k.mul_add(along_n, first_chunk, scales),
-            blocks: (0..division.blocks * config.fragment_sets()).map(|_| Fragments::new(k, config.element)).collect(),
+            blocks: (0..division.blocks).map(|_| Fragments::new(k, config.element, config.fragment_sets())).collect(),
             sums: (0..config.passes() * division.blocks)
                 .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
                 .collect(),
@@ -183,10 +201,15 @@ impl Consumer {
     }
 
     /// Which stages of a share are this warpgroup's: with two along k each has the stages of one parity, so that it waits for
-    /// every round of them. Leaves the first one in `turn`, and says how many units there are.
-    fn own_units(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> Reg<U32> {
+    /// every round of them. Leaves the first one in `turn`, and says how many there are, and how many units the last one holds.
+    fn own_stages(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> [Reg<U32>; 2] {
+        let units = self.config.units;
+        let full = k.mul(share.stages, units);
+        let missing = k.sub(full, share.units);
+        let units = k.variable(units);
+        let last = k.sub(units, missing);
         if self.config.division().along_k == 1 {
-            return k.variable(share.units);
+            return [share.stages, last];
         }
         let parity = k.and(turn.stage, 1);
         let late = k.xor(parity, self.along_k);
@@ -195,64 +218,57 @@ impl Consumer {
         let stages = k.add(share.stages, 1);
         let stages = k.sub(stages, late);
         let stages = k.shr(stages, 1);
-        let units = k.mul(stages, self.config.units);
-        // The last stage may hold fewer units; it is the warpgroup's whose turn it is.
-        let full = k.mul(share.stages, self.config.units);
-        let missing = k.sub(full, share.units);
-        let last = k.sub(share.stages, 1);
-        let whose = k.and(last, 1);
+        // The share's last stage is the warpgroup's whose turn it is.
+        let index = k.sub(share.stages, 1);
+        let whose = k.and(index, 1);
         let mine = k.eq(whose, late);
-        let fewer = k.sub(units, missing);
-        let units = k.select(mine, fewer, units);
-        k.variable(units)
+        [stages, k.select(mine, last, units)]
+    }
+
+    /// Whether there are so few stages that the next one is the present one: it cannot be waited for before it is released.
+    fn alone(&self) -> bool {
+        self.config.stages <= self.config.division().along_k
+    }
+
+    /// Whether other tiles or passes may follow; else nobody waits for the last stages to be released.
+    fn more_follows(&self) -> bool {
+        self.config.schedule == Schedule::Persistent || self.config.passes() > 1
     }
 
     /// All of a share of k, for one pass, into the sums of so many tokens.
     fn main_loop(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share, pass: usize, width: u32) {
-        let along_k = self.config.division().along_k;
         let own = parts.pipe.fork(k, turn);
-        let left = self.own_units(k, parts, &own, share);
-        let walk = Walk {
-            left,
-            pending: k.variable(0),
-            here: Spot::new(k),
-            next: Spot::new(k),
-            turn: own,
-            unit: k.variable(0),
-        };
-        let end = k.label();
+        let [stages, last_units] = self.own_stages(k, parts, &own, share);
+        let walk = Walk { pending: k.variable(0), here: Spot::new(k), next: Spot::new(k), turn: own };
+        let (multiplied, end) = (k.label(), k.label());
         // A short k may leave nothing for the second block or the second warpgroup.
-        if along_k > 1 || self.config.schedule == Schedule::SplitK {
-            let nothing = k.eq(left, 0);
+        if self.config.division().along_k > 1 || self.config.schedule == Schedule::SplitK {
+            let nothing = k.eq(stages, 0);
             k.branch_if(nothing, end);
         }
         self.find(k, parts, &walk, &walk.here);
-        k.phase("wait", |k| parts.pipe.wait_full(k, walk.here.full, walk.here.parity));
-        k.phase("load", |k| self.load(k, parts, &walk.here, 0));
-        // With so few stages the next one is the present one: it cannot be waited for before it is released.
-        if self.config.stages <= along_k {
-            self.dequantise(k, 0, &[0, 1]);
-            k.repeat_while(|k| self.unit_alone(k, parts, &walk, pass, width));
-        } else if self.config.fragment_sets() == 1 {
-            self.dequantise(k, 0, &[0, 1]);
-            k.repeat_while(|k| self.unit(k, parts, &walk, pass, width));
-            k.wgmma_wait(0);
-        } else {
-            self.dequantise(k, 0, &[0, 1, 2, 3]);
-            k.repeat_while(|k| {
-                let done = k.label();
-                let more = self.unit_coarse(k, parts, &walk, [pass, 0], width);
-                k.branch_unless(more, done);
-                let again = self.unit_coarse(k, parts, &walk, [pass, 1], width);
-                k.set(more, again);
-                k.place(done);
-                more
-            });
-            k.wgmma_wait(0);
+        self.enter(k, parts, &walk.here);
+        self.begin(k);
+        let units = self.config.units;
+        let unit = |place, last| Unit { pass, width, place, last };
+        let before_last = k.sub(stages, 1);
+        k.repeat(before_last, |k, _| {
+            for place in 0..units {
+                let ahead = if place + 1 < units { Ahead::Unit(None) } else { Ahead::Stage };
+                self.unit(k, parts, &walk, unit(place, false), ahead);
+            }
+        });
+        for place in 0..units - 1 {
+            let more = k.gt(last_units, place + 1);
+            self.unit(k, parts, &walk, unit(place, true), Ahead::Unit(Some(more)));
+            k.branch_unless(more, multiplied);
         }
-        // Nobody waits for the last stages of a block.
-        if self.config.schedule == Schedule::Persistent || self.config.passes() > 1 {
+        self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing);
+        k.place(multiplied);
+        k.wgmma_wait(0);
+        if self.more_follows() {
             k.phase("release", |k| {
+                k.sync_warp();
                 parts.pipe.release(k, walk.here.empty, self.leads);
             });
         }
@@ -262,172 +278,147 @@ impl Consumer {
         }
     }
 
-    /// Finds the unit whose turn it is.
+    /// Finds the stage whose turn it is.
     fn find(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
         let [full, empty] = parts.pipe.barriers(k, &walk.turn);
         let tile = parts.pipe.token_tile(k, &walk.turn);
         let chunks = parts.pipe.chunks(k, &walk.turn);
-        let (tile, chunks) = match self.config.units {
-            1 => (tile, chunks),
-            _ => {
-                let token_bytes = self.config.unit_bytes()[0];
-                (k.mul_add(walk.unit, token_bytes, tile), k.mul_add(walk.unit, CHUNK_BYTES, chunks))
-            }
-        };
         let tokens = k.descriptor_low(TOKEN_LAYOUT, tile);
-        let (words, scales) = (k.add(chunks, self.words_at), k.add(chunks, self.scales_at));
-        spot.set(k, &Spot { full, parity: walk.turn.parity, empty, tokens, words, scales });
+        spot.set(k, &Spot { full, parity: walk.turn.parity, empty, tokens, chunks });
     }
 
-    /// Goes on to the next unit, in the same stage or in the next one of this warpgroup, and finds it.
-    fn find_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
-        let along_k = self.config.division().along_k;
-        if self.config.units == 1 {
-            parts.pipe.advance(k, &walk.turn, along_k);
-        } else {
-            let unit = k.add(walk.unit, 1);
-            let unit = k.and(unit, self.config.units - 1);
-            k.set(walk.unit, unit);
-            let left_stage = k.eq(unit, 0);
-            parts.pipe.advance_if(k, left_stage, &walk.turn, along_k);
-        }
-        self.find(k, parts, walk, &walk.next);
+    /// Waits for a stage, and reads the words of its first unit.
+    fn enter(&self, k: &mut Builder, parts: &Parts, spot: &Spot) {
+        k.phase("wait", |k| parts.pipe.wait_full(k, spot.full, spot.parity));
+        self.load(k, parts, spot, 0);
     }
 
-    /// Like `find_next`, with a branch: where multiplications are short, instructions cost more than waiting for a branch.
-    fn step_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
-        if self.config.units == 1 {
-            return self.find_next(k, parts, walk);
-        }
-        let unit = k.add(walk.unit, 1);
-        let unit = k.and(unit, self.config.units - 1);
-        k.set(walk.unit, unit);
-        let within = k.ne(unit, 0);
-        k.if_else(
-            within,
-            |k| {
-                let Spot { full, parity, empty, tokens, words, scales } = walk.here;
-                let tokens = k.add(tokens, self.config.unit_bytes()[0] / 16);
-                let (words, scales) = (k.add(words, CHUNK_BYTES), k.add(scales, CHUNK_BYTES));
-                walk.next.set(k, &Spot { full, parity, empty, tokens, words, scales });
-            },
-            |k| {
+    /// Makes the fragments that a unit expects to be ready: two, or with the coarse way the first set.
+    fn begin(&self, k: &mut Builder) {
+        let ready: &[usize] = if self.config.fragment_sets() == 1 { &[0, 1] } else { &[0, 1, 2, 3] };
+        self.dequantise(k, 0, ready);
+    }
+
+    /// Multiplies one unit, while what comes after it is made ready.
+    fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        match ahead {
+            Ahead::Stage if self.alone() => {
+                self.unit_fine(k, parts, walk, unit, Ahead::Nothing);
+                k.wgmma_wait(0);
+                k.sync_warp();
+                k.phase("release", |k| parts.pipe.release(k, walk.here.empty, self.leads));
                 parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
-                self.find(k, parts, walk, &walk.next);
-            },
-        );
-    }
-
-    /// Moves to the next unit, waits for its stage if that is another one, and reads its words. The present stage, if it is left,
-    /// is released at once, or noted to be released when its last multiplication is done.
-    fn enter_next(&self, k: &mut Builder, parts: &Parts, walk: &Walk, set: usize, at_once: bool) {
-        let change_stage = |k: &mut Builder| {
-            match at_once {
-                true => k.phase("release", |k| parts.pipe.release(k, walk.here.empty, self.leads)),
-                false => k.set(walk.pending, walk.here.empty),
+                self.find(k, parts, walk, &walk.here);
+                self.enter(k, parts, &walk.here);
+                self.begin(k);
             }
-            k.phase("wait", |k| parts.pipe.wait_full(k, walk.next.full, walk.next.parity));
-        };
-        if self.config.units == 1 {
-            change_stage(k);
-        } else {
-            let left_stage = k.eq(walk.unit, 0);
-            k.if_(left_stage, change_stage);
+            _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead),
+            _ => self.unit_coarse(k, parts, walk, unit, ahead),
         }
-        k.phase("load", |k| self.load(k, parts, &walk.next, set));
-        walk.here.set(k, &walk.next);
     }
 
-    /// Multiplies one unit; says whether there is another. Fragments 0 and 1 are ready; 2 and 3, and if there are more units
-    /// the next one's 0 and 1, are made while the tensor cores are busy.
-    fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, pass: usize, width: u32) -> Pred {
-        let tokens = k.variable(walk.here.tokens);
-        self.multiply(k, 0, &[0], tokens, pass, width);
-        self.find_next(k, parts, walk);
+    /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are busy.
+    fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        // The next stage may lie where the one before this lay, which is released only when its last multiplication is done.
+        let Config { units, stages, .. } = self.config;
+        let early = units > 1 || stages > 2 * self.config.division().along_k;
+        self.multiply(k, 0, &[0], walk, unit);
+        if early {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
         self.refill(k, 2);
-        self.multiply(k, 0, &[1], tokens, pass, width);
-        self.refill(k, 3);
+        self.multiply(k, 0, &[1], walk, unit);
+        k.wgmma_wait(2);
         // No group of the stage before is in flight any more.
-        self.release_pending(k, parts, walk);
-        let left = k.sub(walk.left, 1);
-        k.set(walk.left, left);
-        let more = k.ne(left, 0);
-        k.if_(more, |k| self.enter_next(k, parts, walk, 0, false));
-        self.multiply(k, 0, &[2], tokens, pass, width);
-        self.refill(k, 0);
-        self.multiply(k, 0, &[3], tokens, pass, width);
-        self.refill(k, 1);
-        more
+        self.release_pending(k, parts, walk, unit);
+        if !early {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        self.dequantise(k, 0, &[3]);
+        let more = !matches!(ahead, Ahead::Nothing);
+        self.multiply(k, 0, &[2], walk, unit);
+        if more {
+            self.refill(k, 0);
+        }
+        self.multiply(k, 0, &[3], walk, unit);
+        if more {
+            self.refill(k, 1);
+        }
+        self.leave(k, walk, ahead);
     }
 
-    /// Multiplies one unit from one set of fragments while the next unit's are made in the other; says whether there is one.
-    fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, [pass, set]: [usize; 2], width: u32) -> Pred {
-        self.multiply(k, set, &[0, 1, 2, 3], walk.here.tokens, pass, width);
+    /// The unit's set of fragments is ready; the next unit's, in the other set, is made while the tensor cores are busy.
+    fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        let set = unit.place as usize % 2;
+        let same_stage = matches!(ahead, Ahead::Unit(_));
+        if same_stage {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        self.multiply(k, set, &[0, 1, 2, 3], walk, unit);
+        if matches!(ahead, Ahead::Nothing) {
+            return;
+        }
         // The group before this one is done, and so is the stage that it was the last to read.
         k.wgmma_wait(1);
-        self.release_pending(k, parts, walk);
-        let left = k.sub(walk.left, 1);
-        k.set(walk.left, left);
-        let more = k.ne(left, 0);
-        k.if_(more, |k| {
-            self.step_next(k, parts, walk);
-            self.enter_next(k, parts, walk, 1 - set, false);
-            self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
-        });
-        more
+        self.release_pending(k, parts, walk, unit);
+        if !same_stage {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
+        self.leave(k, walk, ahead);
     }
 
-    /// Releases the stage that has been read, if one has.
-    fn release_pending(&self, k: &mut Builder, parts: &Parts, walk: &Walk) {
+    /// Reads the words of what comes after a unit, where it is there.
+    fn look_ahead(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        match ahead {
+            Ahead::Nothing => {}
+            Ahead::Unit(None) => self.load(k, parts, &walk.here, unit.place + 1),
+            Ahead::Unit(Some(more)) => k.if_(more, |k| self.load(k, parts, &walk.here, unit.place + 1)),
+            Ahead::Stage => {
+                parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
+                self.find(k, parts, walk, &walk.next);
+                self.enter(k, parts, &walk.next);
+            }
+        }
+    }
+
+    /// Goes on to the next stage, if that is what comes. The present one will be released when its last multiplication is done.
+    fn leave(&self, k: &mut Builder, walk: &Walk, ahead: Ahead) {
+        if let Ahead::Stage = ahead {
+            k.set(walk.pending, walk.here.empty);
+            walk.here.set(k, &walk.next);
+        }
+    }
+
+    /// Once a stage's first unit is under way: releases the stage before, if there was one.
+    fn release_pending(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit) {
+        if unit.place > 0 || self.alone() || (unit.last && !self.more_follows()) {
+            return;
+        }
         k.phase("release", |k| {
             let waits = k.ne(walk.pending, 0);
             let speaks = k.both(self.leads, waits);
             k.sync_warp();
             parts.pipe.release(k, walk.pending, speaks);
-            k.set(walk.pending, 0);
         });
     }
 
-    /// Multiplies one unit with nothing of the next one under way; says whether there is another.
-    fn unit_alone(&self, k: &mut Builder, parts: &Parts, walk: &Walk, pass: usize, width: u32) -> Pred {
-        let tokens = walk.here.tokens;
-        self.multiply(k, 0, &[0], tokens, pass, width);
-        self.dequantise(k, 0, &[2]);
-        self.multiply(k, 0, &[1], tokens, pass, width);
-        self.dequantise(k, 0, &[3]);
-        self.multiply(k, 0, &[2, 3], tokens, pass, width);
-        self.find_next(k, parts, walk);
-        k.wgmma_wait(0);
-        k.sync_warp();
-        let left = k.sub(walk.left, 1);
-        k.set(walk.left, left);
-        let more = k.ne(left, 0);
-        k.if_(more, |k| {
-            self.enter_next(k, parts, walk, 0, true);
-            self.dequantise(k, 0, &[0, 1]);
-        });
-        more
-    }
-
-    /// One set of fragments: one for each block of rows.
-    fn set(&self, set: usize) -> &[Fragments] {
-        let blocks = self.config.division().blocks as usize;
-        &self.blocks[set * blocks..][..blocks]
-    }
-
-    /// This thread's words and scales of a unit.
-    fn load(&self, k: &mut Builder, parts: &Parts, spot: &Spot, set: usize) {
+    /// Reads this thread's words and scales of a unit.
+    fn load(&self, k: &mut Builder, parts: &Parts, spot: &Spot, place: u32) {
         let stride = parts.pipe.chunk_stride();
-        for (block, fragments) in self.set(set).iter().enumerate() {
-            let further = (2 * block as u32 * stride).cast_signed();
-            let at = |address| Addr::<Shared>::of(address).plus(further);
-            fragments.load(k, at(spot.words), at(spot.scales), stride);
-        }
+        k.phase("load", |k| {
+            let (words, scales) = (k.add(spot.chunks, self.words_at), k.add(spot.chunks, self.scales_at));
+            for (block, fragments) in self.blocks.iter().enumerate() {
+                let further = (2 * block as u32 * stride + place * CHUNK_BYTES).cast_signed();
+                let at = |address| Addr::<Shared>::of(address).plus(further);
+                fragments.load(k, at(words), at(scales), stride);
+            }
+        });
     }
 
     fn dequantise(&self, k: &mut Builder, set: usize, slices: &[usize]) {
         for &slice in slices {
-            self.set(set).iter().for_each(|block| block.dequantise(k, slice));
+            self.blocks.iter().for_each(|block| block.dequantise(k, set, slice));
         }
     }
 
@@ -439,22 +430,23 @@ impl Consumer {
 
     /// Starts the multiplications of some slices, as one group. A fence stands before each group, since a fragment has been
     /// written before each; where one is missing, the assembler puts one in, and says so.
-    fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], tokens: Reg<U32>, pass: usize, width: u32) {
+    fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], walk: &Walk, unit: Unit) {
         k.phase("multiply", |k| {
             let part_bytes = self.config.tokens * TOKEN_BYTES;
             let parts = self.config.element.parts();
             let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
             let operands: Vec<_> = places
                 .map(|(slice, part)| {
-                    let low = k.add(tokens, 2 * slice as u32 + part * part_bytes / 16);
+                    let bytes = unit.place * self.config.unit_bytes()[0] + part * part_bytes;
+                    let low = k.add(walk.here.tokens, 2 * slice as u32 + bytes / 16);
                     (slice, k.wgmma_descriptor(TOKEN_LAYOUT, low))
                 })
                 .collect();
             k.wgmma_fence();
             for (slice, tokens) in operands {
-                for (block, fragments) in self.set(set).iter().enumerate() {
-                    let sums = &self.sums[pass * self.set(set).len() + block][..width as usize / 2];
-                    k.wgmma(sums, fragments.operand(slice), tokens, Accumulate::Add);
+                for (block, fragments) in self.blocks.iter().enumerate() {
+                    let sums = &self.sums[unit.pass * self.blocks.len() + block][..unit.width as usize / 2];
+                    k.wgmma(sums, fragments.operand(set, slice), tokens, Accumulate::Add);
                 }
             }
             k.wgmma_commit();

@@ -16,25 +16,38 @@ const SLICES: usize = 4;
 /// A signs-only mask for bits that shifts have brought there: (a & b) | c.
 const AND_OR: u8 = 0xea;
 
-/// One thread's share of a block of rows, for one unit of k: the words as they come, and the four fragments made of them.
-/// Index 0 is the chunk of rows r, index 1 that of rows r + 8.
+/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the chunk
+/// of rows r, index 1 that of rows r + 8.
+///
+/// A word covers two slices, so a unit has two words. The *fresh* ones are of the unit that was read last; what of it the
+/// second two slices need is *kept*, so that the next unit can be read before those are made.
 pub(super) struct Fragments {
     element: Tokens,
-    words: [[Reg<U32>; 2]; 2],
-    scales: [Reg<U32>; 2],
-    /// Scales of the two steps that one word covers, as a pair of floats.
+    fresh: [[Reg<U32>; 2]; 2],
+    fresh_scales: [Reg<U32>; 2],
+    kept: [Reg<U32>; 2],
+    kept_scales: [Reg<U32>; 2],
+    /// Scales of the two slices that one word covers, as a pair of floats.
     pairs: [Reg<U32>; 2],
-    slices: [[Reg<U32>; 4]; SLICES],
+    /// The fragments of a unit's slices, in one set or two.
+    sets: Vec<[[Reg<U32>; 4]; SLICES]>,
 }
 
+/// Registers that fragments take, besides those of each set.
+pub(super) const WORD_REGISTERS: u32 = 12;
+/// Registers of a set.
+pub(super) const SET_REGISTERS: u32 = 16;
+
 impl Fragments {
-    pub fn new(k: &mut Builder, element: Tokens) -> Self {
+    pub fn new(k: &mut Builder, element: Tokens, sets: u32) -> Self {
         Fragments {
             element,
-            words: [k.registers(), k.registers()],
-            scales: k.registers(),
+            fresh: [k.registers(), k.registers()],
+            fresh_scales: k.registers(),
+            kept: k.registers(),
+            kept_scales: k.registers(),
             pairs: k.registers(),
-            slices: std::array::from_fn(|_| k.registers()),
+            sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
         }
     }
 
@@ -47,34 +60,42 @@ impl Fragments {
         [words, k.shl(row, 2)]
     }
 
-    /// Reads the words and scales of two chunks, `apart` bytes from each other.
+    /// Reads the words and scales of a unit from two chunks, `apart` bytes from each other.
     pub fn load(&self, k: &mut Builder, words_at: Addr<Shared>, scales_at: Addr<Shared>, apart: u32) {
         for row in 0..2 {
             let further = (row as u32 * apart).cast_signed();
             let words: [Reg<U32>; 2] = k.load_vector(words_at.plus(further));
             let scales: Reg<U32> = k.load(scales_at.plus(further + CODE_BYTES.cast_signed()));
-            k.set(self.words[row][0], words[0]);
-            k.set(self.words[row][1], words[1]);
-            k.set(self.scales[row], scales);
+            k.set(self.fresh[row][0], words[0]);
+            k.set(self.fresh[row][1], words[1]);
+            k.set(self.fresh_scales[row], scales);
         }
     }
 
-    /// Makes the fragment of one slice. The first slice of a word also makes the pair of scales for both.
-    pub fn dequantise(&self, k: &mut Builder, slice: usize) {
+    /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the pair of
+    /// scales for both, and the second one keeps what the next word needs.
+    pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
         k.phase("dequantise", |k| {
             let (word, second) = (slice / 2, slice % 2);
             for row in 0..2 {
+                let (codes, scales) = match word {
+                    0 => (self.fresh[row][0], self.fresh_scales[row]),
+                    _ => (self.kept[row], self.kept_scales[row]),
+                };
                 if second == 0 {
-                    let pair = self.scale_pair(k, self.scales[row], word);
+                    let pair = self.scale_pair(k, scales, word);
                     k.set(self.pairs[row], pair);
                 }
-                let [low, high] = self.codes(k, self.words[row][word], second);
-                let fragment = self.slices[slice];
+                let codes = self.codes(k, codes, second);
+                let fragment = self.sets[set][slice];
+                let fragment = [fragment[row], fragment[row + 2]];
                 match self.element {
-                    Tokens::F16 => {
-                        scale::<F16x2>(k, self.pairs[row], second, [low, high], [fragment[row], fragment[row + 2]])
-                    }
-                    _ => scale::<Bf16x2>(k, self.pairs[row], second, [low, high], [fragment[row], fragment[row + 2]]),
+                    Tokens::F16 => scale::<F16x2>(k, self.pairs[row], second, codes, fragment),
+                    _ => scale::<Bf16x2>(k, self.pairs[row], second, codes, fragment),
+                }
+                if slice == 1 {
+                    k.set(self.kept[row], self.fresh[row][1]);
+                    k.set(self.kept_scales[row], self.fresh_scales[row]);
                 }
             }
         });
@@ -124,10 +145,11 @@ impl Fragments {
     }
 
     /// The fragment of a slice, as wgmma takes it.
-    pub fn operand(&self, slice: usize) -> MatrixOperand {
+    pub fn operand(&self, set: usize, slice: usize) -> MatrixOperand {
+        let registers = self.sets[set][slice];
         match self.element {
-            Tokens::F16 => MatrixOperand::F16(self.slices[slice].map(Reg::cast)),
-            _ => MatrixOperand::Bf16(self.slices[slice].map(Reg::cast)),
+            Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
+            _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
         }
     }
 }

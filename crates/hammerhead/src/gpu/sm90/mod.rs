@@ -202,15 +202,16 @@ impl Config {
         if self.warpgroups() <= 2 { (40, 232) } else { (32, 160) }
     }
 
-    /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens.
+    /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a stage.
     fn fragment_sets(&self) -> u32 {
-        if self.tokens <= COARSE_TOKENS && self.stages > self.division().along_k { 2 } else { 1 }
+        if self.tokens <= COARSE_TOKENS && self.units > 1 && self.stages > self.division().along_k { 2 } else { 1 }
     }
 
     /// Registers that a consumer's sums, fragments, words and scales take.
     fn held_registers(&self) -> u32 {
         let Division { blocks, .. } = self.division();
-        blocks * (self.passes() * self.tokens / 2 + 24 * self.fragment_sets())
+        let fragments = fragments::WORD_REGISTERS + fragments::SET_REGISTERS * self.fragment_sets();
+        blocks * (self.passes() * self.tokens / 2 + fragments)
     }
 
     /// Bytes of shared memory: what the phases declare, added up.
@@ -305,7 +306,9 @@ impl Config {
                 "a multiple of 16 with schedule=split-k: each block finishes half",
             );
         }
-        let most = self.register_budgets().1 - 46;
+        // What else a thread holds; more of it where warpgroups take turns with tiles.
+        let spare = if self.ping_pong { 52 } else { 46 };
+        let most = self.register_budgets().1 - spare;
         if self.held_registers() > most {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);

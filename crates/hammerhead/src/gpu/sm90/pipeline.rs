@@ -13,7 +13,7 @@
 //!
 //! The *empty* barrier of a stage counts only the warpgroups that read the same one.
 
-use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32, Value};
+use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
 use super::Config;
 use crate::gpu::pack::CHUNK_BYTES;
@@ -90,16 +90,6 @@ impl Pipeline {
         }
     }
 
-    /// Goes on by a few stages where a condition holds.
-    pub fn advance_if(&self, k: &mut Builder, condition: Pred, turn: &Turn, by: u32) {
-        let (stage, parity) = (k.variable(turn.stage), k.variable(turn.parity));
-        self.advance(k, turn, by);
-        let stage = k.select(condition, turn.stage, stage);
-        let parity = k.select(condition, turn.parity, parity);
-        k.set(turn.stage, stage);
-        k.set(turn.parity, parity);
-    }
-
     /// Goes on by any number of stages.
     pub fn skip(&self, k: &mut Builder, turn: &Turn, by: Reg<U32>) {
         let next = k.add(turn.stage, by);
@@ -138,15 +128,22 @@ impl Pipeline {
         k.mul_add(turn.stage, self.config.chunks() * self.chunk_stride(), base)
     }
 
-    /// The producer waits until every reading warp has left the stage; in the first round nobody has been there. Then it
-    /// announces what will arrive.
-    pub fn claim(&self, k: &mut Builder, turn: &Turn, bytes: impl Into<Value<U32>>) -> Addr<Shared> {
+    /// The producer waits until every reading warp has left the stage; in the first round nobody has been there.
+    pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn);
         let before = k.xor(turn.parity, 1);
         k.wait(Addr::of(empty), before);
-        let full = Addr::of(self.barrier(k, self.full, turn));
+    }
+
+    /// The producer announces what will arrive in a stage.
+    pub fn announce(&self, k: &mut Builder, turn: &Turn, bytes: Reg<U32>) {
+        let full = self.full(k, turn);
         k.arrive_expecting(full, bytes);
-        full
+    }
+
+    /// The barrier that counts the bytes of a stage.
+    pub fn full(&self, k: &mut Builder, turn: &Turn) -> Addr<Shared> {
+        Addr::of(self.barrier(k, self.full, turn))
     }
 
     /// The barriers of the stage whose turn it is: full and empty.

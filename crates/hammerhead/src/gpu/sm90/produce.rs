@@ -1,7 +1,7 @@
 //! One thread keeps the pipeline filled: for each stage chunks of weights by bulk copy, and tokens through the tensor map.
 //!
-//! Tokens may still be on their way from the kernel before this one. Weights are not, so the first stage's weights are
-//! asked for before that kernel is waited for.
+//! Tokens may still be on their way from the kernel before this one. Weights are not, so before that kernel is waited for,
+//! the weights of as many stages as there are have been asked for.
 
 use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
 
@@ -14,34 +14,72 @@ pub(super) fn produce(k: &mut Builder, parts: &Parts) {
     let elected = k.elect();
     k.if_(elected, |k| {
         let turn = parts.pipe.start(k);
-        let waited = k.variable(false);
-        parts.work.each_tile(k, |k, tile, _| {
+        // Stages of which the weights have been asked for, but not the tokens.
+        let ahead = k.variable(0);
+        parts.work.each_tile(k, |k, tile, round| {
             let map = parts.work.map(k, &tile);
             k.prefetch_map(map);
             let width = width(k, parts, &tile);
-            for pass in 0..parts.config.passes() {
-                let source = Source::new(k, parts, &tile, pass);
-                let left = k.variable(tile.share.units);
-                let unit = match tile.share.first {
-                    Some(first) => k.mul(first, parts.config.units),
-                    None => k.variable(0),
-                };
-                let unit = k.variable(unit);
-                k.repeat(tile.share.stages, |k, _| {
-                    let units = k.min(left, parts.config.units);
-                    let full = claim(k, parts, &turn, units, width);
-                    source.load(k, parts, &turn, [unit, units], full);
-                    k.unless(waited, |k| k.grid_dependency_wait());
-                    k.set(waited, true);
-                    load_tokens(k, parts, &turn, &tile, map, [unit, units, width], full);
-                    let (rest, next) = (k.sub(left, units), k.add(unit, units));
-                    k.set(left, rest);
-                    k.set(unit, next);
+            let passes: Vec<Source> =
+                (0..parts.config.passes()).map(|pass| Source::new(k, parts, &tile, pass, width)).collect();
+            let first = k.eq(round, 0);
+            k.if_(first, |k| {
+                let stages = k.min(tile.share.stages, parts.config.stages);
+                k.set(ahead, stages);
+                let place = Place::first(k, parts, &tile);
+                k.repeat(stages, |k, stage| {
+                    passes[0].load(k, parts, &Turn { stage, parity: turn.parity }, &place);
+                    place.advance(k, parts);
+                });
+                k.grid_dependency_wait();
+            });
+            for source in passes {
+                let place = Place::first(k, parts, &tile);
+                k.repeat(tile.share.stages, |k, stage| {
+                    let asked = k.lt(stage, ahead);
+                    let done = k.label();
+                    k.branch_if(asked, done);
+                    parts.pipe.wait_empty(k, &turn);
+                    source.load(k, parts, &turn, &place);
+                    k.place(done);
+                    load_tokens(k, parts, &turn, &tile, map, &place, width);
+                    place.advance(k, parts);
                     parts.pipe.advance(k, &turn, 1);
                 });
+                k.set(ahead, 0);
             }
         });
     });
+}
+
+/// Where along k the producer is.
+struct Place {
+    /// The stage's first unit.
+    unit: Reg<U32>,
+    /// Units from there to the end of the share.
+    left: Reg<U32>,
+}
+
+impl Place {
+    fn first(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
+        let unit = match tile.share.first {
+            Some(first) => k.mul(first, parts.config.units),
+            None => k.variable(0),
+        };
+        Place { unit: k.variable(unit), left: k.variable(tile.share.units) }
+    }
+
+    /// Units of the stage.
+    fn units(&self, k: &mut Builder, parts: &Parts) -> Reg<U32> {
+        k.min(self.left, parts.config.units)
+    }
+
+    fn advance(&self, k: &mut Builder, parts: &Parts) {
+        let units = self.units(k, parts);
+        let (rest, next) = (k.sub(self.left, units), k.add(self.unit, units));
+        k.set(self.left, rest);
+        k.set(self.unit, next);
+    }
 }
 
 /// Tokens of the main loop that this tile will take.
@@ -55,14 +93,6 @@ fn width(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<U32> {
     k.max(width, LEAST_WIDTH)
 }
 
-/// Claims a stage for some units of k.
-fn claim(k: &mut Builder, parts: &Parts, turn: &Turn, units: Reg<U32>, width: Reg<U32>) -> Addr<Shared> {
-    let token_bytes = TOKEN_BYTES * parts.config.element.parts();
-    let bytes = k.mul_add(width, token_bytes, parts.config.unit_bytes()[1]);
-    let bytes = k.mul(bytes, units);
-    parts.pipe.claim(k, turn, bytes)
-}
-
 /// Where the weights of a tile come from.
 struct Source {
     /// The matrices that fragments pair: gate and up, or only one.
@@ -73,10 +103,12 @@ struct Source {
     last: Reg<U32>,
     /// Bytes of a row of chunks.
     run: Reg<U32>,
+    /// Tokens that will come with the weights.
+    width: Reg<U32>,
 }
 
 impl Source {
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32) -> Self {
+    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32, width: Reg<U32>) -> Self {
         let matrices = match parts.config.products {
             Products::Interleaved => vec![tile.weights(k, 0), tile.weights(k, 1)],
             Products::Sequential | Products::Single => vec![tile.weights(k, pass)],
@@ -88,12 +120,20 @@ impl Source {
             first: k.shr(tile.column, rows.trailing_zeros()),
             last: k.shr(last, rows.trailing_zeros()),
             run: k.mul(tile.depth, CHUNK_BYTES),
+            width,
         }
     }
 
-    /// Asks for some units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored.
-    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, [unit, units]: [Reg<U32>; 2], full: Addr<Shared>) {
-        let place = Addr::<Shared>::of(parts.pipe.chunks(k, turn));
+    /// Announces what will come to an empty stage, and asks for its units of every chunk. A chunk beyond the last one is
+    /// replaced by that: its products are not stored.
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
+        let units = place.units(k, parts);
+        let token_bytes = TOKEN_BYTES * parts.config.element.parts();
+        let bytes = k.mul_add(self.width, token_bytes, parts.config.unit_bytes()[1]);
+        let bytes = k.mul(bytes, units);
+        parts.pipe.announce(k, turn, bytes);
+        let full = parts.pipe.full(k, turn);
+        let stage = Addr::<Shared>::of(parts.pipe.chunks(k, turn));
         let bytes = k.mul(units, CHUNK_BYTES);
         let interleaved = self.matrices.len() as u32;
         for chunk in 0..parts.config.chunks() {
@@ -101,28 +141,29 @@ impl Source {
             let row = k.min(row, self.last);
             let matrix = self.matrices[(chunk % interleaved) as usize];
             let start = k.mul_wide_add(row, self.run, matrix);
-            let start = k.mul_wide_add(unit, CHUNK_BYTES, start);
-            let to = place.plus((chunk * parts.pipe.chunk_stride()).cast_signed());
+            let start = k.mul_wide_add(place.unit, CHUNK_BYTES, start);
+            let to = stage.plus((chunk * parts.pipe.chunk_stride()).cast_signed());
             k.bulk_load(to, Addr::of(start), bytes, full, CopyOptions::default());
         }
     }
 }
 
-/// Asks for some units of the tile's tokens, part by part and box by box.
+/// Asks for a stage's units of the tile's tokens, part by part and box by box.
 fn load_tokens(
     k: &mut Builder,
     parts: &Parts,
     turn: &Turn,
     tile: &Tile,
     map: Reg<TensorMapAddress>,
-    [unit, units, width]: [Reg<U32>; 3],
-    full: Addr<Shared>,
+    place: &Place,
+    width: Reg<U32>,
 ) {
     let config = &parts.config;
+    let (full, units) = (parts.pipe.full(k, turn), place.units(k, parts));
+    let depth = k.mul(place.unit, UNIT);
+    let depth = k.variable(depth);
     let place = parts.pipe.token_tile(k, turn);
     let place = k.variable(place);
-    let depth = k.mul(unit, UNIT);
-    let depth = k.variable(depth);
     let unit = |k: &mut Builder| {
         for part in 0..config.element.parts() {
             let start = Addr::<Shared>::of(place).plus((part * config.tokens * TOKEN_BYTES).cast_signed());
