@@ -100,3 +100,34 @@ fn matrices_stored_by_columns_are_loaded_by_rows() {
         assert_eq!(words, expected, "lane {lane}");
     }
 }
+
+/// Every lane sends a row of its own on its way and waits for it to be read, so lanes come to the warp's barrier one by one;
+/// what they sent arrives even where all blocks have ended before.
+#[test]
+fn lanes_that_wait_for_stores_of_their_own_meet_again_and_the_stores_arrive() {
+    const BLOCKS: u32 = 3;
+    let mut k = Builder::new("rows", Target::Sm90a, Shape { threads: 32, cluster: None, min_blocks: None });
+    let out = k.pointer("out");
+    let rows = k.shared("rows", 32 * 16, 16);
+    let (lane, block) = (k.special(SpecialRegister::LaneId), k.special(SpecialRegister::CtaidX));
+    let row = k.mul_add(block, 32, lane);
+    let base = k.shared_address(rows);
+    let from = k.mul_add(lane, 16, base);
+    k.store_vector(Addr::<Shared>::of(from), [row; 4]);
+    k.fence_async_shared();
+    let to = k.mul_wide_add(row, 16, out);
+    k.bulk_store(Addr::of(to), Addr::of(from), 16, None);
+    k.bulk_commit();
+    k.bulk_wait_read(0);
+    k.sync_warp();
+    let kernel = k.finish().expect("the kernel is well formed");
+    for schedule in Schedule::several(6) {
+        let mut gpu = Gpu::new(Limits::h200());
+        let out = gpu.alloc("out", (BLOCKS * 32 * 16) as usize);
+        let launch = Launch { grid: [BLOCKS, 1, 1], args: vec![out.into()] };
+        gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        let bytes = gpu.download(out).expect("every row arrived");
+        let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        assert!(words.enumerate().all(|(at, word)| word as usize == at / 4), "{schedule}");
+    }
+}

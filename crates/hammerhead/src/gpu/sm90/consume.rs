@@ -7,24 +7,20 @@
 //! *Fine*, where multiplications are long: it holds four fragments, one per slice of a unit, and runs two of them ahead.
 //! Fragment j + 2 is dequantised while the tensor cores multiply fragments j and j + 1, so at most two groups are ever in
 //! flight. Each multiplication is a group of its own; once no more than two are in flight, the one that read the fragment to
-//! be made anew is done. The words of the next unit are read while the first multiplication runs.
+//! be made anew is done. The words of the next unit are read before the third multiplication.
 //!
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
 //! dequantises one unit while the tensor cores multiply the one before, a group of four.
 
-use ptx::descriptor::MatrixLayout;
 use ptx::instr::Accumulate;
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32};
 
 use super::fragments::Fragments;
-use super::pipeline::Turn;
+use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
 use super::work::{Share, Tile};
 use super::{Config, Parts, TOKEN_BYTES};
 use crate::Schedule;
 use crate::gpu::pack::CHUNK_BYTES;
-
-/// Layout of the tokens in shared memory: rows of 64 numbers.
-const TOKEN_LAYOUT: MatrixLayout = MatrixLayout::K_MAJOR_128;
 
 /// What one thread of a consumer warpgroup holds.
 pub(super) struct Consumer {
@@ -53,7 +49,7 @@ pub(super) struct Consumer {
 
 /// Where the main loop is.
 struct Walk {
-    /// Barrier of a stage that has been read but not yet released, or 0.
+    /// A stage that has been read but not yet released, or 0.
     pending: Reg<U32>,
     here: Spot,
     /// The stage after this one. It is found early, while multiplications are under way.
@@ -80,36 +76,6 @@ enum Ahead {
     /// The first unit of the next stage.
     Stage,
     Nothing,
-}
-
-/// Where a stage is.
-#[derive(Clone, Copy)]
-struct Spot {
-    /// Its barriers, and the parity of the round.
-    full: Reg<U32>,
-    parity: Reg<U32>,
-    empty: Reg<U32>,
-    /// Low word of the descriptor of its tokens.
-    tokens: Reg<U32>,
-    /// Address of its weights.
-    chunks: Reg<U32>,
-}
-
-impl Spot {
-    fn new(k: &mut Builder) -> Self {
-        let [full, parity, empty, tokens, chunks] = k.registers();
-        Spot { full, parity, empty, tokens, chunks }
-    }
-
-    fn registers(&self) -> [Reg<U32>; 5] {
-        [self.full, self.parity, self.empty, self.tokens, self.chunks]
-    }
-
-    fn set(&self, k: &mut Builder, other: &Spot) {
-        for (to, from) in self.registers().into_iter().zip(other.registers()) {
-            k.set(to, from);
-        }
-    }
 }
 
 pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
@@ -214,7 +180,9 @@ impl Consumer {
         let parity = k.and(turn.stage, 1);
         let late = k.xor(parity, self.along_k);
         let second = k.ne(late, 0);
-        k.if_(second, |k| parts.pipe.advance(k, turn, 1));
+        k.if_(second, |k| {
+            parts.pipe.advance(k, turn, 1);
+        });
         let stages = k.add(share.stages, 1);
         let stages = k.sub(stages, late);
         let stages = k.shr(stages, 1);
@@ -246,8 +214,8 @@ impl Consumer {
             let nothing = k.eq(stages, 0);
             k.branch_if(nothing, end);
         }
-        self.find(k, parts, &walk, &walk.here);
-        self.enter(k, parts, &walk.here);
+        parts.pipe.find(k, &walk.turn, &walk.here);
+        self.enter(k, parts, &walk, &walk.here);
         self.begin(k);
         let units = self.config.units;
         let unit = |place, last| Unit { pass, width, place, last };
@@ -269,7 +237,7 @@ impl Consumer {
         if self.more_follows() {
             k.phase("release", |k| {
                 k.sync_warp();
-                parts.pipe.release(k, walk.here.empty, self.leads);
+                parts.pipe.release(k, &walk.here, self.leads);
             });
         }
         k.place(end);
@@ -278,18 +246,9 @@ impl Consumer {
         }
     }
 
-    /// Finds the stage whose turn it is.
-    fn find(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
-        let [full, empty] = parts.pipe.barriers(k, &walk.turn);
-        let tile = parts.pipe.token_tile(k, &walk.turn);
-        let chunks = parts.pipe.chunks(k, &walk.turn);
-        let tokens = k.descriptor_low(TOKEN_LAYOUT, tile);
-        spot.set(k, &Spot { full, parity: walk.turn.parity, empty, tokens, chunks });
-    }
-
-    /// Waits for a stage, and reads the words of its first unit.
-    fn enter(&self, k: &mut Builder, parts: &Parts, spot: &Spot) {
-        k.phase("wait", |k| parts.pipe.wait_full(k, spot.full, spot.parity));
+    /// Waits for the stage whose turn it is, and reads the words of its first unit.
+    fn enter(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
+        k.phase("wait", |k| parts.pipe.wait_full(k, spot, &walk.turn));
         self.load(k, parts, spot, 0);
     }
 
@@ -306,10 +265,8 @@ impl Consumer {
                 self.unit_fine(k, parts, walk, unit, Ahead::Nothing);
                 k.wgmma_wait(0);
                 k.sync_warp();
-                k.phase("release", |k| parts.pipe.release(k, walk.here.empty, self.leads));
-                parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
-                self.find(k, parts, walk, &walk.here);
-                self.enter(k, parts, &walk.here);
+                k.phase("release", |k| parts.pipe.release(k, &walk.here, self.leads));
+                self.follow(k, parts, walk, &walk.here);
                 self.begin(k);
             }
             _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead),
@@ -319,21 +276,13 @@ impl Consumer {
 
     /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are busy.
     fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
-        // The next stage may lie where the one before this lay, which is released only when its last multiplication is done.
-        let Config { units, stages, .. } = self.config;
-        let early = units > 1 || stages > 2 * self.config.division().along_k;
         self.multiply(k, 0, &[0], walk, unit);
-        if early {
-            self.look_ahead(k, parts, walk, unit, ahead);
-        }
         self.refill(k, 2);
         self.multiply(k, 0, &[1], walk, unit);
         k.wgmma_wait(2);
         // No group of the stage before is in flight any more.
         self.release_pending(k, parts, walk, unit);
-        if !early {
-            self.look_ahead(k, parts, walk, unit, ahead);
-        }
+        self.look_ahead(k, parts, walk, unit, ahead);
         self.dequantise(k, 0, &[3]);
         let more = !matches!(ahead, Ahead::Nothing);
         self.multiply(k, 0, &[2], walk, unit);
@@ -344,28 +293,29 @@ impl Consumer {
         if more {
             self.refill(k, 1);
         }
-        self.leave(k, walk, ahead);
+        self.leave(k, parts, walk, ahead);
     }
 
     /// The unit's set of fragments is ready; the next unit's, in the other set, is made while the tensor cores are busy.
     fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
         let set = unit.place as usize % 2;
-        let same_stage = matches!(ahead, Ahead::Unit(_));
-        if same_stage {
+        // What is in this stage can be read at once; another one may have to be waited for.
+        let at_once = matches!(ahead, Ahead::Unit(_));
+        if at_once {
             self.look_ahead(k, parts, walk, unit, ahead);
         }
         self.multiply(k, set, &[0, 1, 2, 3], walk, unit);
         if matches!(ahead, Ahead::Nothing) {
             return;
         }
+        if !at_once {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
         // The group before this one is done, and so is the stage that it was the last to read.
         k.wgmma_wait(1);
         self.release_pending(k, parts, walk, unit);
-        if !same_stage {
-            self.look_ahead(k, parts, walk, unit, ahead);
-        }
         self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
-        self.leave(k, walk, ahead);
+        self.leave(k, parts, walk, ahead);
     }
 
     /// Reads the words of what comes after a unit, where it is there.
@@ -375,17 +325,21 @@ impl Consumer {
             Ahead::Unit(None) => self.load(k, parts, &walk.here, unit.place + 1),
             Ahead::Unit(Some(more)) => k.if_(more, |k| self.load(k, parts, &walk.here, unit.place + 1)),
             Ahead::Stage => {
-                parts.pipe.advance(k, &walk.turn, self.config.division().along_k);
-                self.find(k, parts, walk, &walk.next);
-                self.enter(k, parts, &walk.next);
+                self.follow(k, parts, walk, &walk.next);
             }
         }
     }
 
+    /// Goes on to this warpgroup's next stage and enters it.
+    fn follow(&self, k: &mut Builder, parts: &Parts, walk: &Walk, next: &Spot) {
+        parts.pipe.follow(k, &walk.turn, self.config.division().along_k, &walk.here, next);
+        self.enter(k, parts, walk, next);
+    }
+
     /// Goes on to the next stage, if that is what comes. The present one will be released when its last multiplication is done.
-    fn leave(&self, k: &mut Builder, walk: &Walk, ahead: Ahead) {
+    fn leave(&self, k: &mut Builder, parts: &Parts, walk: &Walk, ahead: Ahead) {
         if let Ahead::Stage = ahead {
-            k.set(walk.pending, walk.here.empty);
+            parts.pipe.note(k, &walk.here, walk.pending);
             walk.here.set(k, &walk.next);
         }
     }
@@ -399,7 +353,7 @@ impl Consumer {
             let waits = k.ne(walk.pending, 0);
             let speaks = k.both(self.leads, waits);
             k.sync_warp();
-            parts.pipe.release(k, walk.pending, speaks);
+            parts.pipe.release_noted(k, walk.pending, speaks);
         });
     }
 

@@ -9,7 +9,7 @@
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
-//! - `produce`: one thread fills the stages, tokens through a tensor map and chunks of weights by bulk copy;
+//! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by bulk copy;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
 //! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
@@ -43,7 +43,7 @@ use work::Work;
 pub const UNIT: u32 = 64;
 /// Bytes of a token in one unit of k.
 const TOKEN_BYTES: u32 = UNIT * 2;
-/// Tokens by which a tile's width may be cut, and that one tensor copy brings, where tiles have several widths.
+/// Tokens by which a tile's width may be cut, where tiles have several widths.
 const WIDTH_STEP: u32 = 32;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
@@ -187,9 +187,9 @@ impl Config {
         }
     }
 
-    /// Tokens that one tensor copy brings.
-    fn box_tokens(&self) -> u32 {
-        if self.widths().len() > 1 { WIDTH_STEP } else { self.tokens }
+    /// Tokens that one tensor copy brings for a group of `m`: as many as its largest tile multiplies.
+    fn box_tokens(&self, m: u32) -> u32 {
+        if self.widths().len() > 1 { self.cut(m).1.max(LEAST_WIDTH) } else { self.tokens }
     }
 
     /// Bytes of one unit of k in a stage: tokens, and weights.
@@ -258,7 +258,7 @@ impl Config {
             address,
             dims: vec![k.into(), m.into()],
             strides: vec![u64::from(k) * 2],
-            tile: vec![UNIT, self.box_tokens()],
+            tile: vec![UNIT, self.box_tokens(m)],
             swizzle: Swizzle::B128,
         };
         if parts > 1 {
@@ -356,7 +356,7 @@ impl Parts {
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, the number of tiles,
 /// and the gate's limit.
 ///
-/// One warpgroup has a thread that produces, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
+/// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
 /// the barriers of `epilogue`, and nowhere else.
 pub fn kernel(config: Config) -> Result<Kernel, Error> {
     config.check()?;
@@ -382,8 +382,9 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
         produces,
         |k| {
             k.set_max_registers(RegisterChange::Decrease, producer_registers);
-            let first = k.eq(warp, config.warpgroups() * 4);
-            k.if_(first, |k| k.phase("produce", |k| produce::produce(k, &parts)));
+            let (first, second) = (k.eq(warp, config.warpgroups() * 4), k.eq(warp, config.warpgroups() * 4 + 1));
+            k.if_(first, |k| k.phase("produce", |k| produce::weights(k, &parts)));
+            k.if_(second, |k| k.phase("produce", |k| produce::tokens(k, &parts)));
         },
         |k| {
             k.set_max_registers(RegisterChange::Increase, consumer_registers);

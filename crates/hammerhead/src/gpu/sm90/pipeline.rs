@@ -1,7 +1,7 @@
 //! The stages in shared memory, and the protocol by which they are filled and emptied. Nothing else touches their barriers.
 //!
-//! - *full*: one arrival by the producer, with the stage's bytes; completes when they have landed. Consumers wait.
-//! - *empty*: one arrival per warp that reads the stage, once it has read it for the last time. The producer waits.
+//! - *full*: one arrival by each producer, with its bytes of the stage; completes when all have landed. Consumers wait.
+//! - *empty*: one arrival per warp that reads the stage, once it has read it for the last time. The producers wait.
 //!
 //! Stages are used in a ring, one after another through all tiles of a block. Who is where in the ring is a [`Turn`]: a stage,
 //! and the parity of the round in which it is used. A parity tells only two successive rounds apart, so nobody may wait
@@ -17,7 +17,13 @@ use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
 use super::Config;
 use crate::gpu::pack::CHUNK_BYTES;
-use ptx::descriptor::Swizzle;
+use ptx::descriptor::{MatrixLayout, Swizzle};
+
+/// Layout of the tokens in shared memory: rows of 64 numbers.
+pub(super) const TOKEN_LAYOUT: MatrixLayout = MatrixLayout::K_MAJOR_128;
+
+/// Threads that fill a stage.
+const PRODUCERS: u32 = 2;
 
 /// The stages and their barriers.
 pub(super) struct Pipeline {
@@ -29,6 +35,34 @@ pub(super) struct Pipeline {
     full: Barriers,
     empty: Barriers,
     done: Option<Barriers>,
+}
+
+/// Where a stage is, for those who read it.
+#[derive(Clone, Copy)]
+pub(super) struct Spot {
+    /// The barrier that counts its bytes.
+    full: Reg<U32>,
+    /// Low word of the descriptor of its tokens.
+    pub tokens: Reg<U32>,
+    /// Address of its weights.
+    pub chunks: Reg<U32>,
+}
+
+impl Spot {
+    pub fn new(k: &mut Builder) -> Self {
+        let [full, tokens, chunks] = k.registers();
+        Spot { full, tokens, chunks }
+    }
+
+    fn registers(&self) -> [Reg<U32>; 3] {
+        [self.full, self.tokens, self.chunks]
+    }
+
+    pub fn set(&self, k: &mut Builder, other: &Spot) {
+        for (to, from) in self.registers().into_iter().zip(other.registers()) {
+            k.set(to, from);
+        }
+    }
 }
 
 /// A stage, and the parity of the round in which it is used.
@@ -54,7 +88,7 @@ impl Pipeline {
     pub fn prepare(&self, k: &mut Builder) {
         let readers = 4 * self.config.division().along_n;
         for stage in 0..self.config.stages {
-            k.barrier_init(self.full.at(stage), 1);
+            k.barrier_init(self.full.at(stage), PRODUCERS);
             k.barrier_init(self.empty.at(stage), readers);
         }
         if let Some(done) = self.done {
@@ -72,14 +106,14 @@ impl Pipeline {
         Turn { stage: k.variable(turn.stage), parity: k.variable(turn.parity) }
     }
 
-    /// Goes on by a few stages; the parity flips whenever the ring is closed.
-    pub fn advance(&self, k: &mut Builder, turn: &Turn, by: u32) {
+    /// Goes on by a few stages; the parity flips whenever the ring is closed. Says where that happened, unless it is always.
+    pub fn advance(&self, k: &mut Builder, turn: &Turn, by: u32) -> Option<Pred> {
         let (rounds, by) = (by / self.config.stages, by % self.config.stages);
         if rounds % 2 == 1 {
             let flipped = k.xor(turn.parity, 1);
             k.set(turn.parity, flipped);
         }
-        if by > 0 {
+        (by > 0).then(|| {
             let next = k.add(turn.stage, by);
             let wrapped = k.ge(next, self.config.stages);
             let flipped = k.xor(turn.parity, 1);
@@ -87,7 +121,30 @@ impl Pipeline {
             let next = k.select(wrapped, around, next);
             k.set(turn.stage, next);
             k.when(wrapped, |k| k.set(turn.parity, flipped));
+            wrapped
+        })
+    }
+
+    /// Goes on from the stage at `here` by a few stages, to `next`: by what separates their addresses, so that none is
+    /// computed anew.
+    pub fn follow(&self, k: &mut Builder, turn: &Turn, by: u32, here: &Spot, next: &Spot) {
+        let wrapped = self.advance(k, turn, by);
+        let by = by % self.config.stages;
+        let strides = [Barriers::STRIDE, self.token_bytes() / 16, self.stage_chunks()];
+        for ((from, to), stride) in here.registers().into_iter().zip(next.registers()).zip(strides) {
+            let (on, back) = (by * stride, (by * stride).wrapping_sub(self.config.stages * stride));
+            let there =
+                wrapped.map(|wrapped| k.select(wrapped, back, on)).map_or(from, |distance| k.add(from, distance));
+            k.set(to, there);
         }
+    }
+
+    /// Finds the stage whose turn it is.
+    pub fn find(&self, k: &mut Builder, turn: &Turn, spot: &Spot) {
+        let full = self.barrier(k, self.full, turn);
+        let tile = self.token_tile(k, turn);
+        let (tokens, chunks) = (k.descriptor_low(TOKEN_LAYOUT, tile), self.chunks(k, turn));
+        spot.set(k, &Spot { full, tokens, chunks });
     }
 
     /// Goes on by any number of stages.
@@ -122,44 +179,51 @@ impl Pipeline {
         self.config.units * CHUNK_BYTES
     }
 
+    /// Bytes of a stage's weights.
+    fn stage_chunks(&self) -> u32 {
+        self.config.chunks() * self.chunk_stride()
+    }
+
     /// Where a stage's weights are.
     pub fn chunks(&self, k: &mut Builder, turn: &Turn) -> Reg<U32> {
         let base = k.shared_address(self.weights);
-        k.mul_add(turn.stage, self.config.chunks() * self.chunk_stride(), base)
+        k.mul_add(turn.stage, self.stage_chunks(), base)
     }
 
-    /// The producer waits until every reading warp has left the stage; in the first round nobody has been there.
+    /// A producer waits until every reading warp has left the stage; in the first round nobody has been there.
     pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn);
         let before = k.xor(turn.parity, 1);
         k.wait(Addr::of(empty), before);
     }
 
-    /// The producer announces what will arrive in a stage.
-    pub fn announce(&self, k: &mut Builder, turn: &Turn, bytes: Reg<U32>) {
-        let full = self.full(k, turn);
+    /// A producer announces what it will bring to a stage. Gives the barrier that counts the bytes.
+    pub fn announce(&self, k: &mut Builder, turn: &Turn, bytes: Reg<U32>) -> Addr<Shared> {
+        let full = Addr::of(self.barrier(k, self.full, turn));
         k.arrive_expecting(full, bytes);
+        full
     }
 
-    /// The barrier that counts the bytes of a stage.
-    pub fn full(&self, k: &mut Builder, turn: &Turn) -> Addr<Shared> {
-        Addr::of(self.barrier(k, self.full, turn))
+    /// Consumers wait until a stage's bytes have landed, in the round whose turn it is.
+    pub fn wait_full(&self, k: &mut Builder, spot: &Spot, turn: &Turn) {
+        k.wait(Addr::of(spot.full), turn.parity);
     }
 
-    /// The barriers of the stage whose turn it is: full and empty.
-    pub fn barriers(&self, k: &mut Builder, turn: &Turn) -> [Reg<U32>; 2] {
-        [self.full, self.empty].map(|which| self.barrier(k, which, turn))
+    /// Notes that a stage has been read but not yet released.
+    pub fn note(&self, k: &mut Builder, spot: &Spot, pending: Reg<U32>) {
+        k.set(pending, spot.full);
     }
 
-    /// Consumers wait until a stage's bytes have landed in the round of this parity.
-    pub fn wait_full(&self, k: &mut Builder, full: Reg<U32>, parity: Reg<U32>) {
-        k.wait(Addr::of(full), parity);
+    /// A consumer warp has read the stage at this spot for the last time. One lane speaks for all; the warp has met since the
+    /// others read.
+    pub fn release(&self, k: &mut Builder, spot: &Spot, speaks: Pred) {
+        self.release_noted(k, spot.full, speaks);
     }
 
-    /// A consumer warp has read the stage with this barrier for the last time. One lane speaks for all; the warp has met since
-    /// the others read.
-    pub fn release(&self, k: &mut Builder, empty: Reg<U32>, speaks: Pred) {
-        k.when(speaks, |k| k.arrive(Addr::of(empty)));
+    /// The same for a stage that was noted.
+    pub fn release_noted(&self, k: &mut Builder, pending: Reg<U32>, speaks: Pred) {
+        let further = self.empty.region().offset - self.full.region().offset;
+        k.when(speaks, |k| k.arrive(Addr::of(pending).plus(further.cast_signed())));
     }
 
     /// Of two warpgroups that take turns, the one whose turn it is in this round waits until the other has read its last stage

@@ -86,6 +86,8 @@ pub(super) struct Tile {
     pub first_token: Reg<U32>,
     /// Tokens of the tile.
     pub tokens: Reg<U32>,
+    /// Tokens of the group's largest tile.
+    pub most_tokens: Reg<U32>,
     /// First column of the tile.
     pub column: Reg<U32>,
     /// Columns of the group.
@@ -166,6 +168,7 @@ impl Work {
             group,
             first_token,
             tokens: k.min(left, tile_tokens),
+            most_tokens: tile_tokens,
             column: k.mul(column_tile, self.config.columns),
             n: word(k, at::N),
             depth,
