@@ -146,11 +146,14 @@ fn a_size_the_hardware_lacks_is_refused() {
 #[test]
 fn tokens_are_cut_alike_and_into_widths_that_cover_them() {
     let config = Config { tokens: 256, units: 1, ..COMMON };
-    assert_eq!(config.widths(), [64, 96, 128, 160, 192, 224, 256]);
+    assert_eq!(config.widths(), [64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]);
     assert_eq!(
         [1, 64, 256, 320, 512, 700].map(|m| config.cut(m)),
-        [(1, 32), (1, 64), (1, 256), (2, 160), (2, 256), (3, 256)]
+        [(1, 16), (1, 64), (1, 256), (2, 160), (2, 256), (3, 240)]
     );
+    let persistent = Config { schedule: Schedule::Persistent, ..config };
+    assert_eq!(persistent.widths(), [64, 96, 128, 160, 192, 224, 256]);
+    assert_eq!(persistent.cut(700), (3, 256));
     let narrow = Config { tokens: 40, ..COMMON };
     assert_eq!((narrow.widths(), narrow.cut(100)), (vec![40], (3, 40)));
 }

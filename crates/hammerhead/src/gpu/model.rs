@@ -1,8 +1,9 @@
 //! Which configurations the GPU kernels can run, and what they should cost on an H200.
 //!
 //! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
-//! more than T/2 cycles, or in as long as dequantising them takes, about 34 + T/3.5. A tile costs that times its blocks of rows and its steps
-//! of K, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them,
+//! more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and weights take
+//! from the second-level cache. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
+//! pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them,
 //! the longest first, and the busiest one is the time of the tensor cores. Weights come from memory once. The larger of the
 //! two times, and what launching takes, is the prediction.
 
@@ -26,16 +27,26 @@ const BANDWIDTH: f64 = 4.3e12;
 /// Seconds that a launch takes besides.
 const LAUNCH: f64 = 2.5e-6;
 /// Cycles until a tile's first multiplication, and from its last one to C; per token for the latter.
-const FILL: f64 = 1400.0;
+const FILL: f64 = 1900.0;
 const FINISH: f64 = 700.0;
 const FINISH_TOKEN: f64 = 9.0;
+/// Cycles more where two warpgroups add up their sums, or two blocks; per token for the latter.
+const JOIN_WARPGROUPS: f64 = 500.0;
+const JOIN_BLOCKS: f64 = 900.0;
+const JOIN_BLOCKS_TOKEN: f64 = 6.0;
+/// Cycles of a change of stage, between the passes over two matrices, and from one tile to the next.
+const CHANGE_STAGE: f64 = 20.0;
+const CHANGE_MATRIX: f64 = 400.0;
+const CHANGE_TILE: f64 = 900.0;
 
 /// Cycles per token in which 64 weight rows and 16 of K are multiplied: one half, and what the tensor cores idle.
-const MULTIPLY_TOKEN: f64 = 0.525;
+const MULTIPLY_TOKEN: f64 = 0.507;
 /// Cycles in which such a fragment is made and multiplied where making it takes longer: as halves, as bfloat16; per token.
-const DEQUANTISE: f64 = 34.0;
-const DEQUANTISE_WIDE: f64 = 40.0;
-const DEQUANTISE_TOKEN: f64 = 1.0 / 3.5;
+const DEQUANTISE: f64 = 21.0;
+const DEQUANTISE_WIDE: f64 = 24.0;
+const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
+/// Bytes per cycle that a multiprocessor gets from the second-level cache while all others do too.
+const FROM_CACHE: f64 = 50.0;
 /// What a multiplication takes longer when only one warpgroup has some under way.
 const ALONE: f64 = 1.2;
 
@@ -57,15 +68,10 @@ pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config
                 let widest = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
                 let aligned = problem.groups().iter().all(|shape| (shape.n * widest).is_multiple_of(16));
                 let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
-                let depth = if tokens <= 32 {
-                    256
-                } else if tokens <= 128 {
-                    128
-                } else {
-                    64
-                };
-                let config = Config { strategy, tile, depth, stages: 1, epilogue, schedule };
-                configs.extend(deepest(backend, problem, config));
+                // Deep stages cost fewer instructions, but three of them are needed.
+                let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
+                let with = |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
+                configs.extend(depths.iter().map(with).find_map(|config| deepest(backend, problem, config)));
             }
         }
     }
@@ -82,10 +88,11 @@ const WHATEVER: Config = Config {
     schedule: Schedule::PerTile,
 };
 
-/// The configuration with as many stages as fit, but no more than hide a copy's latency, if any do.
+/// The configuration with as many stages as fit, but no more than hide a copy's latency, if enough do.
 fn deepest(backend: &'static str, problem: &Problem, config: Config) -> Option<Config> {
     let most = if config.tile.tokens <= 32 { 14 } else { 10 };
-    let stages = (2..=most).rev().find(|&stages| kernel_of(problem, &Config { stages, ..config }).is_ok())?;
+    let least = if config.depth > 64 { 3 } else { 2 };
+    let stages = (least..=most).rev().find(|&stages| kernel_of(problem, &Config { stages, ..config }).is_ok())?;
     let config = Config { stages, ..config };
     check(backend, problem, &config).is_ok().then_some(config)
 }
@@ -171,18 +178,24 @@ fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize) -> f64 {
     let slice = multiplying.max(dequantise + width * DEQUANTISE_TOKEN);
     // A warpgroup alone does not keep the tensor cores busy.
     let slice = if kernel.ping_pong { slice * ALONE } else { slice };
-    let steps = k.div_ceil(UNIT as usize) as f64 * 4.0;
-    let steps = if kernel.schedule == Schedule::SplitK { steps / 2.0 } else { steps };
+    let moved = f64::from(kernel.unit_bytes().iter().sum::<u32>()) * width / f64::from(kernel.tokens) / FROM_CACHE;
+    let unit = (f64::from(kernel.blocks()) * 4.0 * slice).max(moved);
+    let units = f64::from(kernel.passes()) * k.div_ceil(UNIT as usize) as f64;
+    let units = if kernel.schedule == Schedule::SplitK { units / 2.0 } else { units };
+    let loops =
+        units * (unit + CHANGE_STAGE / f64::from(kernel.units)) + f64::from(kernel.passes() - 1) * CHANGE_MATRIX;
     let finish = FINISH + FINISH_TOKEN * width / f64::from(kernel.blocks_per_tile());
+    let joins = if kernel.blocks_per_tile() > 1 { JOIN_BLOCKS + JOIN_BLOCKS_TOKEN * width } else { 0.0 };
+    let joins = joins + if kernel.shares_k() { JOIN_WARPGROUPS } else { 0.0 };
     let overhead = match (kernel.ping_pong, kernel.schedule) {
         (true, _) => 0.0,
-        (false, Schedule::Persistent) => finish,
-        (false, _) => FILL + finish,
+        (false, Schedule::Persistent) => CHANGE_TILE + finish + joins,
+        (false, _) => FILL + finish + joins,
     };
-    f64::from(kernel.block_rows()) * steps * slice + overhead
+    loops + overhead
 }
 
-/// Cycles of the busiest multiprocessor, tiles being dealt to whoever is free first, in their order.
+/// Cycles of the busiest multiprocessor: tiles go, the longest first, to whoever is free first, or in turn.
 fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
     let mut tiles: Vec<(f64, usize)> = Vec::new();
     for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
@@ -193,8 +206,24 @@ fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
         tiles.push((tile_cycles(kernel, last, shape.k), columns));
     }
     tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let fill = if kernel.schedule == Schedule::Persistent { FILL + FINISH } else { 0.0 };
-    deal(&tiles, (MULTIPROCESSORS / kernel.blocks_per_tile()) as usize) + fill
+    let workers = (MULTIPROCESSORS / kernel.blocks_per_tile()) as usize;
+    match kernel.schedule {
+        Schedule::Persistent => in_turn(&tiles, workers) + FILL + FINISH,
+        Schedule::PerTile | Schedule::SplitK => deal(&tiles, workers),
+    }
+}
+
+/// When the first of some workers is done, who gets the longest tile of every round.
+fn in_turn(tiles: &[(f64, usize)], workers: usize) -> f64 {
+    let (mut total, mut next, mut before) = (0.0, 0, 0);
+    for &(cycles, count) in tiles {
+        while next < before + count {
+            total += cycles;
+            next += workers;
+        }
+        before += count;
+    }
+    total
 }
 
 /// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first. Workers that

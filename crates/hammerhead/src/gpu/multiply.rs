@@ -69,7 +69,10 @@ pub fn launches(
         plane += 2 * bytes;
     }
     // The longest tiles first, so that short ones fill the gaps at the end.
-    groups.sort_by_key(|group| std::cmp::Reverse(group.shape.m.min(config.tile.tokens) * group.shape.k));
+    let kernel = model::kernel_config(problem, config)?;
+    groups.sort_by_key(|Group { shape, .. }| {
+        std::cmp::Reverse(shape.m.min(kernel.cut(shape.m as u32).1 as usize) * shape.k)
+    });
     let mut launches = Vec::new();
     for groups in groups.chunks(MOST_GROUPS) {
         let cut = Cut { problem, config, groups, multiprocessors };

@@ -47,7 +47,7 @@ const SHAPES: [Shape; 3] =
 const MOST_INSTRUCTIONS: u64 = 4_000_000;
 
 /// Mistakes that nothing can tell from the original: which, in which instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 13] = [
+const EQUIVALENT: [(&str, &str, &str); 14] = [
     ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
     ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
     (
@@ -89,6 +89,11 @@ const EQUIVALENT: [(&str, &str, &str); 13] = [
         "in these problems a tile's tokens end within its first or its last eight; the guard is the same in all of them",
     ),
     ("guard dropped", "/consume: @", "with two stages every other step closes the ring"),
+    (
+        "guard inverted",
+        "/prepare: @",
+        "with two stages there is one other thread to make the barrier, and it may be that",
+    ),
 ];
 
 /// What became of a mutant.

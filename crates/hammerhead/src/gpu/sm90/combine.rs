@@ -51,10 +51,13 @@ impl Combine {
         Combine { config, between_warpgroups, between_blocks }
     }
 
-    /// One thread makes the barriers.
-    pub fn prepare(&self, k: &mut Builder) {
+    /// The first thread makes the barriers.
+    pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
         if let Some((_, barriers)) = self.between_blocks {
-            (0..self.config.division().along_n).for_each(|warpgroup| k.barrier_init(barriers.at(warpgroup), 1));
+            let first = k.eq(thread, 0);
+            for warpgroup in 0..self.config.division().along_n {
+                k.when(first, |k| k.barrier_init(barriers.at(warpgroup), 1));
+            }
         }
     }
 

@@ -43,8 +43,10 @@ use work::Work;
 pub const UNIT: u32 = 64;
 /// Bytes of a token in one unit of k.
 const TOKEN_BYTES: u32 = UNIT * 2;
-/// Tokens by which a tile's width may be cut, where tiles have several widths.
-const WIDTH_STEP: u32 = 32;
+/// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles, since
+/// registers do not suffice for so many main loops then.
+const WIDTH_STEP: u32 = 16;
+const WIDTH_STEP_PERSISTENT: u32 = 32;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
 /// Tokens up to which multiplications are so short that they are waited for by units, not one by one.
@@ -143,12 +145,12 @@ impl Config {
     }
 
     /// Blocks of rows of a tile.
-    fn blocks(&self) -> u32 {
+    pub fn blocks(&self) -> u32 {
         self.columns / self.block_columns()
     }
 
     /// Accumulators of a thread for each block of rows: with gate and up apart, two sets.
-    fn passes(&self) -> u32 {
+    pub fn passes(&self) -> u32 {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
@@ -177,11 +179,15 @@ impl Config {
         2 * self.blocks()
     }
 
+    fn width_step(&self) -> u32 {
+        if self.schedule == Schedule::Persistent { WIDTH_STEP_PERSISTENT } else { WIDTH_STEP }
+    }
+
     /// The numbers of tokens for which there is a main loop, rising; a tile takes the least that covers its tokens.
     pub fn widths(&self) -> Vec<u32> {
-        let several = self.tokens > LEAST_WIDTH && self.tokens.is_multiple_of(WIDTH_STEP);
+        let several = self.tokens > LEAST_WIDTH && self.tokens.is_multiple_of(self.width_step());
         if several && self.schedule != Schedule::SplitK {
-            (LEAST_WIDTH..=self.tokens).step_by(WIDTH_STEP as usize).collect()
+            (LEAST_WIDTH..=self.tokens).step_by(self.width_step() as usize).collect()
         } else {
             vec![self.tokens]
         }
@@ -193,7 +199,7 @@ impl Config {
     }
 
     /// Bytes of one unit of k in a stage: tokens, and weights.
-    fn unit_bytes(&self) -> [u32; 2] {
+    pub fn unit_bytes(&self) -> [u32; 2] {
         [self.tokens * self.element.parts() * TOKEN_BYTES, self.chunks() * super::pack::CHUNK_BYTES]
     }
 
@@ -229,9 +235,9 @@ impl Config {
         epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes))
     }
 
-    /// Blocks of 64 weight rows that are multiplied for a tile.
-    pub fn block_rows(&self) -> u32 {
-        self.blocks() * self.passes()
+    /// Whether two warpgroups have different steps of k of the same columns.
+    pub fn shares_k(&self) -> bool {
+        self.division().along_k > 1
     }
 
     /// Blocks that take part in one tile.
@@ -243,7 +249,7 @@ impl Config {
     pub fn cut(&self, m: u32) -> (u32, u32) {
         let tiles = m.div_ceil(self.tokens);
         if self.widths().len() > 1 {
-            let tokens = m.div_ceil(tiles).next_multiple_of(WIDTH_STEP);
+            let tokens = m.div_ceil(tiles).next_multiple_of(self.width_step());
             (m.div_ceil(tokens), tokens)
         } else {
             (tiles, self.tokens)
@@ -366,10 +372,10 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
     let warp = k.shr(thread, 5);
     let warp = k.broadcast(warp);
     k.phase("prepare", |k| {
-        let first = k.eq(thread, 0);
-        k.if_(first, |k| {
-            parts.pipe.prepare(k);
-            parts.combine.prepare(k);
+        let makes = k.lt(thread, config.stages);
+        k.if_(makes, |k| {
+            parts.pipe.prepare(k, thread);
+            parts.combine.prepare(k, thread);
             k.fence_barrier_init();
         });
         k.sync_threads();

@@ -84,15 +84,17 @@ impl Pipeline {
         }
     }
 
-    /// One thread makes the barriers.
-    pub fn prepare(&self, k: &mut Builder) {
+    /// Each thread that has a stage of its number makes that stage's barriers, and the first one the others.
+    pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
         let readers = 4 * self.config.division().along_n;
-        for stage in 0..self.config.stages {
-            k.barrier_init(self.full.at(stage), PRODUCERS);
-            k.barrier_init(self.empty.at(stage), readers);
+        let turn = Turn { stage: thread, parity: thread };
+        for (which, arrivals) in [(self.full, PRODUCERS), (self.empty, readers)] {
+            let barrier = self.barrier(k, which, &turn);
+            k.barrier_init(Addr::of(barrier), arrivals);
         }
         if let Some(done) = self.done {
-            (0..2).for_each(|warpgroup| k.barrier_init(done.at(warpgroup), 4));
+            let first = k.eq(thread, 0);
+            (0..2).for_each(|warpgroup| k.when(first, |k| k.barrier_init(done.at(warpgroup), 4)));
         }
     }
 

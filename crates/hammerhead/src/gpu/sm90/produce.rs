@@ -13,13 +13,12 @@ use crate::gpu::pack::{CHUNK_BYTES, CHUNK_ROWS};
 
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
-    fill(k, parts, |k, tile, pass| Weights::new(k, parts, tile, pass));
+    fill(k, parts, |k, tile, pass, _| Weights::new(k, parts, tile, pass));
 }
 
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
-    k.grid_dependency_wait();
-    fill(k, parts, |k, tile, _| Tokens::new(k, parts, tile));
+    fill(k, parts, |k, tile, _, round| Tokens::new(k, parts, tile, round));
 }
 
 /// Where a tile's bytes come from.
@@ -29,13 +28,13 @@ trait Source {
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
-fn fill<S: Source>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Tile, u32) -> S) {
+fn fill<S: Source>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Tile, u32, Reg<U32>) -> S) {
     let elected = k.elect();
     k.if_(elected, |k| {
         let turn = parts.pipe.start(k);
-        parts.work.each_tile(k, |k, tile, _| {
+        parts.work.each_tile(k, |k, tile, round| {
             for pass in 0..parts.config.passes() {
-                let source = source(k, &tile, pass);
+                let source = source(k, &tile, pass, round);
                 let place = Place::first(k, parts, &tile);
                 k.repeat(tile.share.stages, |k, _| {
                     parts.pipe.wait_empty(k, &turn);
@@ -137,9 +136,12 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
+    /// The first time, waits for the kernel before this one.
+    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, round: Reg<U32>) -> Self {
         let map = parts.work.map(k, tile);
         k.prefetch_map(map);
+        let first = k.eq(round, 0);
+        k.when(first, |k| k.grid_dependency_wait());
         let width = match parts.config.widths()[..] {
             [only] => k.variable(only),
             _ => k.max(tile.most_tokens, LEAST_WIDTH),

@@ -156,7 +156,7 @@ impl Work {
         let first_tile = word(k, at::FIRST_TILE);
         let (token_tiles, tile_tokens) = (word(k, at::TOKEN_TILES), word(k, at::TILE_TOKENS));
         let inside = k.sub(number, first_tile);
-        let (column_tile, token_tile) = (k.div(inside, token_tiles), k.rem(inside, token_tiles));
+        let [column_tile, token_tile] = self.split(k, inside, token_tiles);
         let first_token = k.mul(token_tile, tile_tokens);
         let m = word(k, at::M);
         let left = k.sub(m, first_token);
@@ -174,6 +174,18 @@ impl Work {
             depth,
             share: self.share(k, depth),
         }
+    }
+
+    /// A tile's place along the columns and along the tokens. Few tokens make one tile, and a division takes long.
+    fn split(&self, k: &mut Builder, inside: Reg<U32>, token_tiles: Reg<U32>) -> [Reg<U32>; 2] {
+        let (column, token) = (k.variable(inside), k.variable(0));
+        let several = k.gt(token_tiles, 1);
+        k.if_(several, |k| {
+            let (quotient, rest) = (k.div(inside, token_tiles), k.rem(inside, token_tiles));
+            k.set(column, quotient);
+            k.set(token, rest);
+        });
+        [column, token]
     }
 
     /// What of k this block sums: all of it, or one half, in whole stages.
