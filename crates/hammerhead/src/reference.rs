@@ -25,21 +25,20 @@ pub struct Row {
 impl Row {
     /// Keeps a row and finds its quantum: the least place value that any of its numbers uses.
     pub fn new(values: Vec<f32>) -> Self {
-        let quantum = values.iter().map(|&x| place_value(x)).fold(f64::INFINITY, f64::min);
-        Self { values, quantum }
+        let lowest = values.iter().filter_map(|&x| lowest_place(x)).min();
+        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)) }
     }
 }
 
-/// The place value of a number's lowest set bit; infinite for zero, which divides by everything.
-fn place_value(x: f32) -> f64 {
+/// The place of a number's lowest set bit, as a power of two; none for zero, which everything divides.
+fn lowest_place(x: f32) -> Option<i32> {
     let (magnitude, mantissa_bits) = (x.to_bits() & 0x7FFF_FFFF, 23);
     if magnitude == 0 {
-        return f64::INFINITY;
+        return None;
     }
     let (exponent, fraction) = (magnitude >> mantissa_bits, magnitude & 0x007F_FFFF);
     let significand = if exponent == 0 { fraction } else { fraction | 0x0080_0000 };
-    let lowest = significand.trailing_zeros() as i32;
-    2f64.powi(exponent.max(1) as i32 - 150 + lowest)
+    Some(exponent.max(1) as i32 - 150 + significand.trailing_zeros() as i32)
 }
 
 /// One dot product, and how hard it was.
@@ -157,13 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_value_of_a_number_is_its_lowest_bit() {
+    fn the_quantum_of_a_row_is_the_lowest_bit_of_its_numbers() {
         for (x, place) in
             [(1.0, 1.0), (-6.0, 2.0), (0.5, 0.5), (1.5, 0.5), (448.0, 64.0), (f32::from_bits(1), 2f64.powi(-149))]
         {
-            assert_eq!(place_value(x), place, "{x}");
+            assert_eq!(Row::new(vec![x]).quantum, place, "{x}");
+            assert_eq!(Row::new(vec![0.0, 1024.0, x]).quantum, place, "{x} among larger ones");
         }
-        assert_eq!(place_value(-0.0), f64::INFINITY);
+        assert_eq!(Row::new(vec![-0.0]).quantum, f64::INFINITY);
     }
 
     #[test]

@@ -146,15 +146,16 @@ fn within_community(found: f64, expected: f64) -> bool {
     expected.abs() > f64::from(half::f16::MAX) || (found - expected).abs() <= COMMUNITY + COMMUNITY * expected.abs()
 }
 
-/// The elements where these rows and columns meet, row by row.
+/// The elements where these rows and columns meet, row by row. Threads share the columns, of which there are many even
+/// where there is one token.
 fn evaluate(reference: &Reference<'_, '_>, rows: &[usize], columns: &[usize], threads: &Threads) -> Vec<Element> {
-    let columns: Vec<_> = columns.iter().map(|&column| reference.column(column)).collect();
-    let done = Mutex::new(Vec::with_capacity(rows.len()));
-    let next = Mutex::new(rows.iter().enumerate());
+    let tokens: Vec<_> = rows.iter().map(|&row| reference.token(row)).collect();
+    let done = Mutex::new(Vec::with_capacity(columns.len()));
+    let next = Mutex::new(columns.iter().enumerate());
     threads.run(|| {
-        while let Some((index, &row)) = next.lock().ok().and_then(|mut rows| rows.next()) {
-            let token = reference.token(row);
-            let elements: Vec<Element> = columns.iter().map(|column| reference.element(&token, column)).collect();
+        while let Some((index, &column)) = next.lock().ok().and_then(|mut columns| columns.next()) {
+            let column = reference.column(column);
+            let elements: Vec<Element> = tokens.iter().map(|token| reference.element(token, &column)).collect();
             if let Ok(mut done) = done.lock() {
                 done.push((index, elements));
             }
@@ -162,7 +163,7 @@ fn evaluate(reference: &Reference<'_, '_>, rows: &[usize], columns: &[usize], th
     });
     let mut done = done.into_inner().unwrap_or_default();
     done.sort_by_key(|(index, _)| *index);
-    done.into_iter().flat_map(|(_, elements)| elements).collect()
+    (0..rows.len()).flat_map(|row| done.iter().map(move |(_, column)| column[row])).collect()
 }
 
 /// Some of `0..length` in order: the first, the last, and a draw of the others.
