@@ -7,10 +7,14 @@
 //! The referee never maps these files: it reads and writes them by system calls. A contestant may shorten a file at any
 //! time, and a referee that had it mapped would die of that; a short read is an error like any other. For the same reason
 //! outputs are judged on a private copy: what is written after the copy was made does not count.
+//!
+//! A folder goes with its lot. A referee that is killed leaves its folders behind, and the next one takes them away
+//! ([`sweep`]): whoever lives holds a lock on each of its folders, and a lock dies with its owner.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -23,6 +27,12 @@ use crate::{Error, Result};
 
 /// Where memory is a file system.
 const SHARED: &str = "/dev/shm";
+/// How the name of a lot's folder begins.
+const PREFIX: &str = "hammerhead-tank-";
+/// The files in it.
+const FILES: [&str; 3] = ["weights", "tokens", "outputs"];
+/// How often a folder is made anew that was swept away before it was locked.
+const ATTEMPTS: usize = 8;
 /// Every tensor starts at a multiple of this: a page, so that a mapping can be made of any of them.
 const ALIGNMENT: u64 = 4096;
 
@@ -42,7 +52,14 @@ pub struct Lot {
     layers: Arc<Vec<LayerWeights>>,
     inputs: Vec<Tokens>,
     /// Last: the files are closed before their folder goes.
-    _folder: TempDir,
+    _folder: Folder,
+}
+
+/// A folder of this process's own. It goes when this value goes, and can be swept away by others once the process is dead.
+#[derive(Debug)]
+struct Folder {
+    _lock: File,
+    place: TempDir,
 }
 
 #[derive(Debug)]
@@ -73,9 +90,9 @@ impl Poison {
 impl Lot {
     /// Lays out a problem: its layers' weights, as many inputs as there are tokens, and so many outputs.
     pub fn new(problem: Problem, layers: Arc<Vec<LayerWeights>>, inputs: Vec<Tokens>, outputs: usize) -> Result<Self> {
-        let folder = folder()?;
-        let region = |name: &str| Region::create(folder.path().join(name));
-        let (weights, tokens, outputs_file) = (region("weights")?, region("tokens")?, region("outputs")?);
+        let folder = Folder::new(&root())?;
+        let [weights, tokens, outputs_file] = FILES.map(|name| Region::create(folder.place.path().join(name)));
+        let (weights, tokens, outputs_file) = (weights?, tokens?, outputs_file?);
         let message = Prepare {
             id: String::new(),
             problem: ProblemText::from(&problem),
@@ -188,10 +205,55 @@ impl Lot {
     }
 }
 
-fn folder() -> Result<TempDir> {
-    let root = Some(PathBuf::from(SHARED)).filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir);
-    let failed = |source| Error::SharedMemory { what: "make a folder in", path: root.clone(), source };
-    tempfile::Builder::new().prefix("hammerhead-").tempdir_in(&root).map_err(failed)
+/// Where folders are made.
+fn root() -> PathBuf {
+    Some(PathBuf::from(SHARED)).filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
+}
+
+impl Folder {
+    fn new(root: &Path) -> Result<Self> {
+        let failed = |source| Error::SharedMemory { what: "make a folder in", path: root.to_owned(), source };
+        for _ in 0..ATTEMPTS {
+            let place = tempfile::Builder::new().prefix(PREFIX).tempdir_in(root).map_err(failed)?;
+            // Until it is locked it looks abandoned, and another's sweep may take it away: then it is made anew.
+            if let Some(lock) = own(place.path()) {
+                return Ok(Self { _lock: lock, place });
+            }
+        }
+        Err(failed(io::Error::other("every folder made there vanished at once")))
+    }
+}
+
+/// The lock on a folder, if nobody alive holds it and the folder is still there.
+fn own(folder: &Path) -> Option<File> {
+    let lock = File::open(folder).ok()?;
+    lock.try_lock().ok()?;
+    lock.metadata().is_ok_and(|about| about.nlink() > 0).then_some(lock)
+}
+
+/// Takes away what referees of this user that are dead have left in shared memory.
+pub fn sweep() {
+    sweep_in(&root());
+}
+
+/// Takes away abandoned folders. What is locked, another user's, or holds anything that no lot has, stays; so does what
+/// cannot be removed, because a place that cannot be tidied is no reason not to play.
+fn sweep_in(root: &Path) {
+    for folder in fs::read_dir(root).into_iter().flatten().flatten() {
+        let named = folder.file_name().to_string_lossy().starts_with(PREFIX);
+        // SAFETY: the call has no conditions and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        if !named || !folder.metadata().is_ok_and(|about| about.is_dir() && about.uid() == user) {
+            continue;
+        }
+        let Some(_lock) = own(&folder.path()) else { continue };
+        let files: Vec<PathBuf> =
+            fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|file| file.path()).collect();
+        if files.iter().all(|file| FILES.iter().any(|name| file.ends_with(name))) {
+            files.iter().for_each(|file| drop(fs::remove_file(file)));
+            let _ = fs::remove_dir(folder.path());
+        }
+    }
 }
 
 fn aligned(offset: u64) -> u64 {
@@ -337,5 +399,43 @@ impl Region {
             }
             _ => Ok(false),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder as a referee that was killed leaves it: its lock died with its owner.
+    fn abandoned(root: &Path, files: &[&str]) -> PathBuf {
+        let Folder { _lock: lock, place } = Folder::new(root).unwrap();
+        drop(lock);
+        let path = place.keep();
+        files.iter().for_each(|name| fs::write(path.join(name), "bytes").unwrap());
+        path
+    }
+
+    #[test]
+    fn what_a_dead_referee_left_is_swept_away_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let dead = [abandoned(root.path(), &FILES), abandoned(root.path(), &[])];
+        let living = Folder::new(root.path()).unwrap();
+        let stranger = abandoned(root.path(), &["weights", "thesis.tex"]);
+        let other = root.path().join("hammerhead-tan");
+        fs::create_dir(&other).unwrap();
+        sweep_in(root.path());
+        assert!(dead.iter().all(|folder| !folder.exists()));
+        assert!(living.place.path().exists(), "its owner lives");
+        assert!(stranger.join("weights").exists() && stranger.join("thesis.tex").exists(), "no lot has such a file");
+        assert!(other.exists(), "it has another name");
+    }
+
+    #[test]
+    fn a_folder_goes_with_its_owner() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::new(root.path()).unwrap();
+        let path = folder.place.path().to_owned();
+        drop(folder);
+        assert!(!path.exists());
     }
 }

@@ -13,7 +13,7 @@ pub mod protocol;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{Bench, Builtin, serve};
-pub use lot::{LayerWeights, Lot, Poison, Tokens};
+pub use lot::{LayerWeights, Lot, Poison, Tokens, sweep};
 pub use program::Program;
 pub use protocol::Job;
 
