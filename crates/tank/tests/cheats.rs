@@ -13,7 +13,8 @@ use tank::referee::{
 };
 
 fn examined(program: &Program) -> Correctness {
-    examine(program, &few_questions(), 6).unwrap().correctness
+    let [found] = examine([program], &few_questions(), 6).unwrap();
+    found.correctness
 }
 
 /// What was found wrong with a result, first of all.
@@ -133,7 +134,7 @@ fn a_special_case_for_the_seasons_shapes_fails_on_shapes_that_are_in_no_list() {
     let all = tank::referee::questions(std::slice::from_ref(&season), &Checking::default(), 13);
     let held_out: Vec<_> = all.into_iter().filter(|case| case.why.contains("in no list")).take(2).collect();
     let questions = [vec![season], held_out].concat();
-    let found = examine(&cheat("special"), &questions, 13).unwrap().correctness;
+    let [found] = examine([&cheat("special")], &questions, 13).unwrap().map(|found| found.correctness);
     assert!(found.cases > 1 && found.wrong.iter().all(|wrong| !wrong.case.starts_with("3×9×32")), "{found:?}");
     assert!(!found.wrong.is_empty());
 }
@@ -198,7 +199,8 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
     let mut question = case(24, 40, 4096, Inputs::Realistic);
     question.output = hammerhead::Output::F32;
     let of = |contestant: &dyn Contestant| -> Examination {
-        examine(contestant, std::slice::from_ref(&question), 14).unwrap()
+        let [found] = examine([contestant], std::slice::from_ref(&question), 14).unwrap();
+        found
     };
     let champion = of(&scalar(&question));
     let mut imprecise = of(&Imprecise(scalar(&question)));

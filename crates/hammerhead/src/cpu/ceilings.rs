@@ -68,10 +68,21 @@ impl Prober {
         Ceilings { flops: self.flops(threads), bytes: self.bytes(threads) }
     }
 
+    /// Reads through so much memory, by which whatever the caches held before goes out of them.
+    pub fn sweep(&self, bytes: u64, threads: &Threads) {
+        let samples = bytes.min(BUFFER as u64).div_ceil(SAMPLE as u64);
+        (0..samples).for_each(|_| self.read_sample(threads));
+    }
+
     fn bytes(&self, threads: &Threads) -> f64 {
+        let clock = Instant::now();
+        self.read_sample(threads);
+        SAMPLE as f64 / clock.elapsed().as_secs_f64()
+    }
+
+    fn read_sample(&self, threads: &Threads) {
         let start = self.position.fetch_add(SAMPLE, Ordering::Relaxed) % BUFFER;
         let taken = AtomicUsize::new(0);
-        let clock = Instant::now();
         threads.run(|| {
             let mut sum = 0;
             loop {
@@ -83,7 +94,6 @@ impl Prober {
             }
             black_box(sum);
         });
-        SAMPLE as f64 / clock.elapsed().as_secs_f64()
     }
 
     fn flops(&self, threads: &Threads) -> f64 {

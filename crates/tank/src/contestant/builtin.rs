@@ -9,12 +9,16 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use hammerhead::backend::{self, Target};
+use hammerhead::cpu::Threads;
 use hammerhead::format::{Dense, Matrix};
 use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
 use memmap2::{Mmap, MmapMut};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::{Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line};
@@ -97,6 +101,8 @@ fn failed(stage: Stage, error: &Error) -> Fault {
 /// What computes: engines by backend, and the problem that was prepared last.
 pub struct Bench {
     contestant: Builtin,
+    /// The processors that its threads are pinned to, where the process is its own.
+    processors: Vec<usize>,
     engines: HashMap<String, Engine>,
     ready: Option<Ready>,
 }
@@ -113,9 +119,16 @@ struct Ready {
 }
 
 impl Bench {
-    /// A bench for one contestant.
+    /// A bench for one contestant, in a process that has other things to do.
     pub fn new(contestant: Builtin) -> Self {
-        Self { contestant, engines: HashMap::new(), ready: None }
+        Self { contestant, processors: Vec::new(), engines: HashMap::new(), ready: None }
+    }
+
+    /// A bench for one contestant, in a process of its own.
+    fn alone(contestant: Builtin) -> Self {
+        let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+        let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).collect();
+        Self { processors, ..Self::new(contestant) }
     }
 
     /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
@@ -178,7 +191,9 @@ impl Bench {
                 threads: self.contestant.threads,
                 request: Wish::default(),
             };
-            self.engines.insert(backend.to_owned(), Engine::new(options)?);
+            let engine = Engine::new(options)?;
+            pin(engine.pool(), &self.processors);
+            self.engines.insert(backend.to_owned(), engine);
         }
         Ok(&self.engines[backend])
     }
@@ -194,6 +209,31 @@ impl Ready {
         let mut targets = targets_at(&mut self.outputs, &self.problem, places)?;
         Ok(engine.run_planned(&self.plan, layer, &activations, &mut targets)?)
     }
+}
+
+/// Gives every thread a processor of its own, where there are enough. A scheduler that finds all processors busy, be it for
+/// the moment in which the referee asks, puts two threads on one and leaves them there for milliseconds: longer than a
+/// sample takes.
+fn pin(threads: &Threads, processors: &[usize]) {
+    let Some((first, others)) = processors.split_first() else { return };
+    if processors.len() < threads.count() {
+        return;
+    }
+    // The caller belongs to every engine, so it has the same processor in each.
+    let caller = std::thread::current().id();
+    let (all_here, next) = (Barrier::new(threads.count()), AtomicUsize::new(0));
+    threads.run(|| {
+        // Nobody goes on before everyone is here, so each of these calls is another thread's.
+        all_here.wait();
+        let processor = match std::thread::current().id() == caller {
+            true => *first,
+            false => others[next.fetch_add(1, Ordering::Relaxed)],
+        };
+        let mut own = CpuSet::new();
+        own.set(processor);
+        // Where it is refused, all still works, with more noise.
+        let _ = sched_setaffinity(None, &own);
+    });
 }
 
 /// A problem's name as a case: the name that ways are given by.
@@ -296,7 +336,7 @@ fn targets_at<'a>(mut bytes: &'a mut [u8], problem: &Problem, places: &[u64]) ->
 pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -> Result<()> {
     let lost = |source| Error::SharedMemory { what: "speak through", path: "standard input and output".into(), source };
     let name = contestant.name.clone();
-    let mut bench = Bench::new(contestant);
+    let mut bench = Bench::alone(contestant);
     for text in input.lines() {
         let request = serde_json::from_str(&text.map_err(lost)?);
         let answer = match request.map_err(|source| Error::Protocol { reason: source.to_string() })? {

@@ -11,16 +11,13 @@ use hammerhead::cpu::ceilings::Ceilings;
 use super::clock::{Clock, Wall};
 use super::duel::{Course, Floor, Halt, sit};
 use super::pool::Pool;
-use super::record::{Correctness, Outcome, Pairing, Precision, Side, Sitting, Temperature, Terms};
-use super::settings::RefereeSettings;
+use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms, Wrong};
+use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
 use super::verify::{examine, questions};
-use crate::contestant::{Builtin, Contestant, Fault, Program};
+use crate::contestant::{Builtin, Contestant, Fault, Program, sweep};
 use crate::entry::{Entry, ProblemSpec};
 use crate::{Error, Result};
-
-/// Samples of each problem by which a champion alone is timed.
-const ALONE: usize = 9;
 
 /// The referee on this machine.
 #[derive(Debug)]
@@ -43,7 +40,8 @@ pub struct Alone {
 
 impl Official {
     /// A referee for these problems. `worker` is a command that passes its last argument to [`crate::contestant::serve`]:
-    /// our own, in a fresh process. Where it is empty, built-in entries run in this process.
+    /// our own, in a fresh process. Where it is empty, built-in entries run in this process. What referees that were killed
+    /// have left in shared memory is taken away first.
     pub fn new(
         problems: &[ProblemSpec],
         settings: RefereeSettings,
@@ -52,6 +50,7 @@ impl Official {
     ) -> Result<Self> {
         settings.timing.check()?;
         let cases = problems.iter().map(ProblemSpec::case).collect::<Result<_>>()?;
+        sweep();
         Ok(Self { cases, settings, worker, threads, built: HashSet::new() })
     }
 
@@ -65,14 +64,16 @@ impl Official {
         let questions = questions(&self.cases, &self.settings.checking, seed);
         let contestant = match self.contestant(challenger)? {
             Ok(contestant) => contestant,
-            Err(fault) => return Ok(unexamined(challenger.0, seed, fault)),
+            Err(fault) => return Ok(Correctness { fault: Some(fault), ..Correctness::new(challenger.0, seed) }),
         };
-        let mut found = examine(contestant.as_ref(), &questions, seed)?;
+        let champion = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
+        let [mut found, theirs] = examine([contestant.as_ref(), champion.as_ref()], &questions, seed)?;
         if found.correctness.passed() {
-            let champion = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
-            let theirs = examine(champion.as_ref(), &questions, seed)?;
             if let Some(fault) = &theirs.correctness.fault {
                 return Err(failed_champion(fault));
+            }
+            if let Some(Wrong { case, what, .. }) = theirs.correctness.wrong.first() {
+                return Err(Error::Champion { reason: format!("{case}: {what}") });
             }
             found.compare(&theirs, &self.settings.checking);
         }
@@ -99,22 +100,22 @@ impl Official {
         terms: &Terms,
         seed: u64,
     ) -> Result<Sitting> {
-        let (clock, roofline) = (Wall::new(), on_the_processor(&[champion.1, challenger.1]));
+        let (clock, processor) = (Wall::new(), on_the_processor(&[champion.1, challenger.1]));
         let ours = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
         let theirs = match self.contestant(challenger)? {
             Ok(theirs) => theirs,
             Err(fault) => return Ok(self.unheld(champion.0, challenger.0, seed, fault)),
         };
-        let mut pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, roofline)?;
+        let mut pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, processor)?;
         sit(&mut pool, &self.settings, terms, seed)
     }
 
     /// Times a champion alone.
     pub fn time_alone(&mut self, champion: (&str, &Entry), seed: u64) -> Result<Alone> {
-        let (clock, roofline) = (Wall::new(), on_the_processor(&[champion.1]));
+        let (clock, processor) = (Wall::new(), on_the_processor(&[champion.1]));
         let contestant = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
-        let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, roofline)?;
-        let seconds = alone(&mut pool, self.cases.len(), self.settings.timing.decides).map_err(|halt| match halt {
+        let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, processor)?;
+        let seconds = alone(&mut pool, self.cases.len(), &self.settings.timing).map_err(|halt| match halt {
             Halt::Fault(_, fault) => failed_champion(&fault),
             Halt::Error(error) => error,
         })?;
@@ -132,10 +133,10 @@ impl Official {
         challenger: &'a dyn Contestant,
         clock: &'a dyn Clock,
         seed: u64,
-        roofline: bool,
+        processor: bool,
     ) -> Result<Pool<'a>> {
         let pool = Pool::new(champion, challenger, self.cases.clone(), &self.settings, clock, seed)?;
-        if roofline { pool.with_roofline() } else { Ok(pool) }
+        if processor { pool.on_the_processor() } else { Ok(pool) }
     }
 
     /// The contestant that an entry describes, built if it has to be.
@@ -181,23 +182,6 @@ impl Official {
     }
 }
 
-/// The record of an examination that could not begin.
-fn unexamined(contestant: &str, seed: u64, fault: Fault) -> Correctness {
-    Correctness {
-        contestant: contestant.to_owned(),
-        seed,
-        cases: 0,
-        unsupported: Vec::new(),
-        runs: 0,
-        compared: 0,
-        precision: Precision::default(),
-        champion_precision: None,
-        repeated: None,
-        wrong: Vec::new(),
-        fault: Some(fault),
-    }
-}
-
 fn failed_champion(fault: &Fault) -> Error {
     Error::Champion { reason: fault.to_string() }
 }
@@ -211,13 +195,14 @@ fn on_the_processor(entries: &[&Entry]) -> bool {
     })
 }
 
-/// The champion's median seconds for each shape.
-fn alone(course: &mut dyn Course, shapes: usize, temperature: Temperature) -> Result<Vec<f64>, Halt> {
+/// The champion's median seconds for each shape, from as many samples as it has in one process of a duel.
+fn alone(course: &mut dyn Course, shapes: usize, timing: &Timing) -> Result<Vec<f64>, Halt> {
     course.enter(Pairing::Control, 0)?;
     let mut medians = Vec::new();
     for shape in 0..shapes {
         course.prepare(shape)?;
-        let seconds = (0..ALONE).map(|_| course.sample(Side::Champion, temperature));
+        let samples = 2 * timing.quartets_per_process;
+        let seconds = (0..samples).map(|_| course.sample(Side::Champion, timing.decides));
         medians.push(median(&seconds.collect::<Result<Vec<f64>, Halt>>()?));
     }
     course.leave()?;

@@ -1,10 +1,16 @@
 //! The real course: two sessions, lots in shared memory, the referee's clock.
 //!
 //! **A sample** is one `run` of enough jobs for the clock. Every job has tokens that nobody has seen before, written just
-//! now, and an output that was poisoned just now, so nothing can be replayed. *Cold* jobs take layers in turn, through more
-//! than twice the last-level cache; *warm* ones take one layer again, after one job on it that is not timed. While one side
-//! swims, the other stands still, stopped with all its threads and children; and a side is stopped again before its
+//! now, and an output that was poisoned just now, so nothing can be replayed. Before the clock starts there is one job that
+//! does not count, on the layer that came last, so that all of a contestant's threads are awake. *Warm* jobs take
+//! that layer again. While one side swims, the other stands still, stopped with all its threads and children; and a side is stopped again before its
 //! outputs are read, so what was not written when it said `done` is not there.
+//!
+//! **Cold** jobs take layers in turn, and more than twice the last-level cache goes through it before the same layer comes
+//! again. Where everyone computes on the processor, the referee makes sure of that itself: when both sides have packed
+//! their weights, it reads through so much memory of its own, and then there are as many layers as a process has cold jobs,
+//! so that each comes once. That is fairer too, because whoever packs last has weights in the caches. Where more than twice
+//! the cache is fewer layers than that, or a GPU's own cache counts, the layers themselves fill it.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
 //! the run, agree with float64, and the tokens are as they were written. One sample in eight, drawn after the run as well, has
@@ -46,24 +52,25 @@ pub struct Pool<'a> {
     seed: u64,
     rng: Rng,
     yardstick: Yardstick,
-    /// For each shape, once it was met: a lot for each side, and how many jobs make a sample.
+    /// For each shape, once it was met.
     shapes: Vec<Option<Ground>>,
     sides: Option<[Box<dyn Session>; 2]>,
     pairing: Pairing,
     shape: usize,
-    roofline: Option<Roofline>,
+    processor: Option<Processor>,
     report: CourseReport,
 }
 
 struct Ground {
     lots: [Lot; 2],
-    jobs: Option<usize>,
-    slots: usize,
+    /// Jobs that make a sample.
+    jobs: usize,
     /// Where each side is in its rotation.
     next_layer: [usize; 2],
 }
 
-struct Roofline {
+/// What the processor can do at most, and the memory by which its caches are swept.
+struct Processor {
     prober: Prober,
     threads: Threads,
     best: Ceilings,
@@ -103,40 +110,91 @@ impl<'a> Pool<'a> {
             sides: None,
             pairing: Pairing::Control,
             shape: 0,
-            roofline: None,
+            processor: None,
             report,
         })
     }
 
-    /// Measures the processor's rates beside the contestants, so that what is faster than they allow is found. For
-    /// contestants that compute on the processor.
-    pub fn with_roofline(mut self) -> Result<Self> {
+    /// Measures the processor's rates beside the contestants, so that what is faster than they allow is found, and sweeps
+    /// its caches. For contestants that compute on the processor.
+    pub fn on_the_processor(mut self) -> Result<Self> {
         let (prober, threads) = (Prober::new()?, Threads::new(None)?);
-        self.roofline = Some(Roofline { prober, threads, best: Ceilings { flops: 0.0, bytes: 0.0 } });
+        self.processor = Some(Processor { prober, threads, best: Ceilings { flops: 0.0, bytes: 0.0 } });
         Ok(self)
     }
 
     /// The best rates that were seen so far, if they are measured.
     pub fn ceilings(&self) -> Option<Ceilings> {
-        self.roofline.as_ref().map(|roofline| roofline.best)
+        self.processor.as_ref().map(|processor| processor.best)
     }
 
-    fn ground(&self, shape: usize) -> Result<Ground> {
+    /// Bytes that go through the caches before the same weights come again.
+    fn turn_bytes(&self) -> f64 {
+        self.settings.timing.rotation * self.report.cache_bytes as f64
+    }
+
+    /// How many layers a shape needs if so many jobs make a sample, and the bytes that pass before one comes again.
+    fn rotation(&self, shape: usize, jobs: usize) -> (usize, u64) {
+        let (timing, layer_bytes) = (&self.settings.timing, weight_bytes(&self.cases[shape]));
+        let most = timing.most_layers.max(2);
+        let filling = (self.turn_bytes() / layer_bytes).ceil() as usize;
+        // What comes before the first cold sample has a layer of its own.
+        let once = 2 * timing.quartets_per_process * jobs + 1;
+        match self.processor {
+            Some(_) if once <= filling.min(most) => (once, self.turn_bytes() as u64),
+            _ => {
+                let layers = filling.clamp(2, most);
+                (layers, (layers as f64 * layer_bytes) as u64)
+            }
+        }
+    }
+
+    fn ground(&self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
         let case = &self.cases[shape];
-        let (problem, timing) = (case.problem()?, &self.settings.timing);
-        let wanted = timing.rotation * self.report.cache_bytes as f64 / weight_bytes(case);
-        let layers = (wanted.ceil() as usize).clamp(2, timing.most_layers.max(2));
         let layer = |layer| Ok(case.instance(derive(self.seed, &[shape as u64, layer as u64]))?.weights);
         let layers: Arc<Vec<LayerWeights>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
+        // One more place, for the job that does not count.
+        let places = jobs + 1;
+        let (problem, tokens) = (case.problem()?, vec![tokens(case, self.seed)?; places]);
+        let lot = || Lot::new(problem.clone(), Arc::clone(&layers), tokens.clone(), places);
+        Ok(Ground { lots: [lot()?, lot()?], jobs, next_layer: [0; 2] })
+    }
+
+    /// Meets a shape for the first time: the champion's time for one job says how many make a sample, and that says how
+    /// many layers are wanted.
+    fn survey(&mut self, shape: usize) -> Result<(), Halt> {
+        self.shapes[shape] = Some(self.ground(shape, 1, 1)?);
+        self.make_ready(Side::Champion)?;
+        let mut fastest = f64::INFINITY;
+        for _ in 0..3 {
+            fastest = fastest.min(self.swim(Side::Champion, 0, &[0], false)?);
+        }
+        let (timing, resolution) = (&self.settings.timing, self.report.clock_resolution);
         // Problems that move little are over soon, and a sample needs many of them.
-        let slots = ((SAMPLE_BYTES / problem.bytes().max(1.0)) as usize).clamp(1, timing.sample_jobs);
-        let tokens = vec![tokens(case, self.seed)?; slots];
-        let lot = || Lot::new(problem.clone(), Arc::clone(&layers), tokens.clone(), slots);
-        Ok(Ground { lots: [lot()?, lot()?], jobs: None, slots, next_layer: [0; 2] })
+        let bytes = self.cases[shape].problem().map_err(Error::from)?.bytes().max(1.0);
+        let most = ((SAMPLE_BYTES / bytes) as usize).clamp(1, timing.sample_jobs);
+        let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, timing.sample_seconds, most);
+        let (layers, passing) = self.rotation(shape, jobs);
+        self.report.rotated_bytes[shape] = passing;
+        self.shapes[shape] = Some(self.ground(shape, layers, jobs)?);
+        Ok(())
+    }
+
+    /// Has a side pack the weights of the shape that is to be timed.
+    fn make_ready(&mut self, side: Side) -> Result<(), Halt> {
+        let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
+        ground.next_layer[index(side)] = 0;
+        let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+        let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
+        let readiness = session.prepare(&ground.lots[index(side)]).map_err(faulted)?;
+        if let Readiness::Unsupported(reason) = readiness {
+            return Err(faulted(Fault::Unsupported { problem: self.cases[self.shape].to_string(), reason }));
+        }
+        session.rest().map_err(faulted)
     }
 
     /// One run: fresh tokens, poisoned outputs, the clock, and what is seen when it stands.
-    fn swim(&mut self, side: Side, layers: &[usize], checked: bool) -> Result<f64, Halt> {
+    fn swim(&mut self, side: Side, last_layer: usize, layers: &[usize], checked: bool) -> Result<f64, Halt> {
         let at = index(side);
         let jobs: Vec<Job> =
             layers.iter().enumerate().map(|(slot, &layer)| Job { layer, input: slot, output: slot }).collect();
@@ -149,6 +207,10 @@ impl<'a> Pool<'a> {
         }
         let session = self.sides.as_mut().ok_or(Error::Samples)?[at].as_mut();
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
+        // It has a place of its own for its result: nothing that is looked at may be written before the clock starts.
+        let awakening = Job { layer: last_layer, input: jobs.len(), output: jobs.len() };
+        session.stage(&[awakening]).map_err(faulted)?;
+        session.go().map_err(faulted)?;
         session.stage(&jobs).map_err(faulted)?;
         let start = self.clock.now();
         session.go().map_err(faulted)?;
@@ -189,6 +251,8 @@ impl<'a> Pool<'a> {
         let drawn = self.rng.usize(..jobs.len());
         let (job, results) = (jobs[drawn], lot.as_results(&outputs[drawn])?);
         let (tokens, weights) = (lot.input(job.input), &lot.layers()[job.layer]);
+        let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
+        let references: Vec<Reference<'_, '_>> = tokens.iter().zip(weights).map(reference).collect();
         for _ in 0..self.settings.checking.elements {
             let group = self.rng.usize(..tokens.len());
             let shape = case.groups[group];
@@ -196,7 +260,7 @@ impl<'a> Pool<'a> {
                 continue;
             }
             let (row, column) = (self.rng.usize(..shape.m), self.rng.usize(..shape.n));
-            let reference = Reference::new(&tokens[group], &weights[group], case.gate);
+            let reference = &references[group];
             let element = reference.element(&reference.token(row), &reference.column(column));
             let mut values = vec![0.0; shape.n];
             results[group].row(row, &mut values);
@@ -215,20 +279,6 @@ impl<'a> Pool<'a> {
                 return Err(wrong(format!("a timed output: {what}")));
             }
         }
-        Ok(())
-    }
-
-    /// How many jobs a sample needs, from the champion's time for one.
-    fn calibrate(&mut self) -> Result<(), Halt> {
-        let mut fastest = f64::INFINITY;
-        for _ in 0..3 {
-            fastest = fastest.min(self.swim(Side::Champion, &[0], false)?);
-        }
-        let timing = &self.settings.timing;
-        let resolution = self.report.clock_resolution;
-        let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, timing.sample_seconds, ground.slots);
-        ground.jobs = Some(jobs);
         Ok(())
     }
 
@@ -279,7 +329,7 @@ impl Course for Pool<'_> {
     fn enter(&mut self, pairing: Pairing, _seed: u64) -> Result<(), Halt> {
         self.pairing = pairing;
         self.sides = None;
-        if let Some(Roofline { prober, threads, best }) = &mut self.roofline {
+        if let Some(Processor { prober, threads, best }) = &mut self.processor {
             let now = prober.sample(threads);
             *best = Ceilings { flops: best.flops.max(now.flops), bytes: best.bytes.max(now.bytes) };
         }
@@ -290,39 +340,30 @@ impl Course for Pool<'_> {
     fn prepare(&mut self, shape: usize) -> Result<(), Halt> {
         self.shape = shape;
         if self.shapes[shape].is_none() {
-            let ground = self.ground(shape)?;
-            self.report.rotated_bytes[shape] = ground.lots[0].weight_bytes();
-            self.shapes[shape] = Some(ground);
+            self.survey(shape)?;
         }
         for side in [Side::Champion, Side::Challenger] {
-            let ground = self.shapes[shape].as_ref().ok_or(Error::Samples)?;
-            let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
-            let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
-            let readiness = session.prepare(&ground.lots[index(side)]).map_err(faulted)?;
-            if let Readiness::Unsupported(reason) = readiness {
-                return Err(faulted(Fault::Unsupported { problem: self.cases[shape].to_string(), reason }));
-            }
-            session.rest().map_err(faulted)?;
+            self.make_ready(side)?;
         }
-        match self.shapes[shape].as_ref().and_then(|ground| ground.jobs) {
-            Some(_) => Ok(()),
-            None => self.calibrate(),
+        if let Some(Processor { prober, threads, .. }) = &self.processor {
+            prober.sweep(self.turn_bytes() as u64, threads);
         }
+        Ok(())
     }
 
     fn sample(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        let (jobs, count) = (ground.jobs.unwrap_or(1), ground.lots[0].layers().len());
+        let (jobs, count) = (ground.jobs, ground.lots[0].layers().len());
         let next = &mut ground.next_layer[index(side)];
+        let last = (*next + count - 1) % count;
         let layers: Vec<usize> = match temperature {
             Temperature::Cold => (0..jobs).map(|job| (*next + job) % count).collect(),
-            Temperature::Warm => vec![*next % count; jobs],
+            Temperature::Warm => vec![last; jobs],
         };
-        *next = (*next + if temperature == Temperature::Cold { jobs } else { 1 }) % count;
-        if temperature == Temperature::Warm {
-            self.swim(side, &layers[..1], false)?;
+        if temperature == Temperature::Cold {
+            *next = (*next + jobs) % count;
         }
-        Ok(self.swim(side, &layers, true)? / jobs as f64)
+        Ok(self.swim(side, last, &layers, true)? / jobs as f64)
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
@@ -344,11 +385,11 @@ impl Course for Pool<'_> {
     }
 
     fn floors(&self) -> Option<Vec<Floor>> {
-        let best = self.roofline.as_ref()?.best;
+        let best = self.processor.as_ref()?.best;
         let floor = |(case, &rotated): (&Case, &u64)| {
             let problem = case.problem().ok()?;
             let warm = problem.flops() / (INTEGER_FACTOR * best.flops);
-            // Whatever a cache keeps of a rotation, it keeps no more than it holds.
+            // Whatever a cache keeps of what goes through it, it keeps no more than it holds.
             let missed = (1.0 - self.report.cache_bytes as f64 / rotated.max(1) as f64).max(0.0);
             Some(Floor { cold: warm.max(missed * weight_bytes(case) / best.bytes), warm })
         };

@@ -187,7 +187,7 @@ pub struct CourseReport {
     pub challenger_round_trip: Option<f64>,
     /// The size of the last-level cache that weights rotate through.
     pub cache_bytes: u64,
-    /// For each shape, the bytes of weights that rotate.
+    /// For each shape, the bytes that go through the caches before the same weights come again.
     pub rotated_bytes: Vec<u64>,
     /// Timed outputs of which some elements were computed in float64.
     pub outputs_sampled: u64,
@@ -335,6 +335,23 @@ pub struct Correctness {
 }
 
 impl Correctness {
+    /// Of someone who was asked nothing yet.
+    pub fn new(contestant: &str, seed: u64) -> Self {
+        Self {
+            contestant: contestant.to_owned(),
+            seed,
+            cases: 0,
+            unsupported: Vec::new(),
+            runs: 0,
+            compared: 0,
+            precision: Precision::default(),
+            champion_precision: None,
+            repeated: None,
+            wrong: Vec::new(),
+            fault: None,
+        }
+    }
+
     /// Whether it may be timed.
     pub fn passed(&self) -> bool {
         self.wrong.is_empty() && self.fault.is_none() && self.cases > 0

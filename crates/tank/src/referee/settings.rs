@@ -55,8 +55,8 @@ pub struct Timing {
     pub sample_seconds: f64,
     /// Jobs in one sample at most.
     pub sample_jobs: usize,
-    /// Weights rotate through this many times the last-level cache. Above 2, so that the cache holds less than half of
-    /// them whatever it keeps.
+    /// This many times the last-level cache goes through it before the same weights come again. Above 2, so that the cache
+    /// holds less than half of that whatever it keeps.
     pub rotation: f64,
     /// The size of the last-level cache in bytes where the machine does not tell.
     pub cache_bytes: u64,
@@ -88,7 +88,7 @@ impl Default for Timing {
             sample_jobs: 256,
             rotation: 2.2,
             cache_bytes: 64 << 20,
-            most_layers: 64,
+            most_layers: 256,
             floor_tolerance: 0.10,
             decides: Temperature::Cold,
         }

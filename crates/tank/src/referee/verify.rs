@@ -12,9 +12,13 @@
 //! **How it is judged.** Against the float64 reference under the derived bound: every element up to 2³⁰ products, and beyond
 //! that on rows and columns that are drawn after the run, with every element on the [`Yardstick`] besides.
 //!
+//! **Beside each other.** Whoever is examined together is asked the same questions in turn. The float64 reference, which
+//! takes most of the time, is computed once a question and judges them all.
+//!
 //! **Precision.** A challenger may be within the bound and yet much less precise than the champion: speed bought with
 //! digits. The root mean squares of error over bound, on the problems that both have done, may differ by a factor only.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,7 +32,7 @@ use super::record::{Correctness, Precision, Wrong};
 use super::seeds::derive;
 use super::settings::Checking;
 use super::yardstick::Yardstick;
-use crate::contestant::{Contestant, Fault, Job, Lot, Poison, Readiness, Session};
+use crate::contestant::{Contestant, Fault, Job, LayerWeights, Lot, Poison, Readiness, Session};
 use crate::{Error, Result};
 
 /// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
@@ -81,29 +85,37 @@ fn held_out(problems: &[Case], count: usize, seed: u64) -> Vec<Case> {
     drawn
 }
 
-/// Examines a contestant on these questions.
-pub fn examine(contestant: &dyn Contestant, questions: &[Case], seed: u64) -> Result<Examination> {
-    let mut examiner = Examiner { threads: Threads::new(None)?, yardstick: Yardstick::new()?, seed };
-    let mut found = Examination {
-        correctness: Correctness {
-            contestant: contestant.about().name,
-            seed,
-            cases: 0,
-            unsupported: Vec::new(),
-            runs: 0,
-            compared: 0,
-            precision: Precision::default(),
-            champion_precision: None,
-            repeated: None,
-            wrong: Vec::new(),
-            fault: None,
-        },
+/// Examines contestants on these questions, beside each other. A fault, or many wrong results, of one of them ends it for
+/// all: whoever is examined beside another is there for comparison.
+pub fn examine<const N: usize>(
+    contestants: [&dyn Contestant; N],
+    questions: &[Case],
+    seed: u64,
+) -> Result<[Examination; N]> {
+    let examiner = Examiner { threads: Threads::new(None)?, yardstick: Yardstick::new()?, seed };
+    let mut found = contestants.map(|contestant| Examination {
+        correctness: Correctness::new(&contestant.about().name, seed),
         by_case: BTreeMap::new(),
-    };
-    if let Err(Halted::Fault(fault)) = examiner.all(contestant, questions, &mut found)? {
-        found.correctness.fault = Some(fault);
+    });
+    let mut sessions = Vec::new();
+    for (contestant, found) in contestants.iter().zip(&mut found) {
+        match contestant.start() {
+            Ok(session) => sessions.push(session),
+            Err(fault) => found.correctness.fault = Some(fault),
+        }
     }
-    found.correctness.precision = overall(found.by_case.values());
+    for (index, case) in questions.iter().enumerate() {
+        if found.iter().any(Examination::is_over) {
+            break;
+        }
+        let question = Question::new(case, index, seed)?;
+        for (session, found) in sessions.iter_mut().zip(&mut found) {
+            examiner.ask(session.as_mut(), &question, found)?;
+        }
+    }
+    for found in &mut found {
+        found.correctness.precision = overall(found.by_case.values());
+    }
     Ok(found)
 }
 
@@ -116,6 +128,11 @@ pub struct Examination {
 }
 
 impl Examination {
+    /// Whether nothing more needs to be asked.
+    fn is_over(&self) -> bool {
+        self.correctness.fault.is_some() || self.correctness.wrong.len() >= ENOUGH
+    }
+
     /// Compares the errors with the champion's on the same questions; too much less precise is wrong.
     pub fn compare(&mut self, champion: &Examination, checking: &Checking) {
         let both = |of: &Examination, with: &Examination| {
@@ -173,6 +190,26 @@ impl From<Fault> for Halted {
     }
 }
 
+/// One question: a problem, numbers for it, and what should come out.
+struct Question<'a> {
+    case: &'a Case,
+    index: usize,
+    layers: Arc<Vec<LayerWeights>>,
+    /// The first layer with the first tokens, the first layer with the second tokens, the second layer with those.
+    instances: [Instance; 3],
+    expected: [OnceCell<Expected>; 3],
+}
+
+impl<'a> Question<'a> {
+    fn new(case: &'a Case, index: usize, seed: u64) -> Result<Self> {
+        let instance = |which| case.instance(derive(seed, &[index as u64, which]));
+        let [first, second] = [instance(1)?, instance(2)?];
+        let layers = Arc::new(vec![first.weights.clone(), second.weights.clone()]);
+        let mixed = Instance { activations: second.activations.clone(), ..first.clone() };
+        Ok(Self { case, index, layers, instances: [first, mixed, second], expected: Default::default() })
+    }
+}
+
 struct Examiner {
     threads: Threads,
     yardstick: Yardstick,
@@ -180,72 +217,53 @@ struct Examiner {
 }
 
 impl Examiner {
-    fn all(
-        &mut self,
-        contestant: &dyn Contestant,
-        questions: &[Case],
-        found: &mut Examination,
-    ) -> Result<Result<(), Halted>> {
-        let mut session = match contestant.start() {
-            Ok(session) => session,
-            Err(fault) => return Ok(Err(fault.into())),
-        };
-        for (index, case) in questions.iter().enumerate() {
-            match self.question(session.as_mut(), index, case, found)? {
-                Ok(()) => {}
-                Err(Halted::Wrong(what)) => {
-                    let wrong = Wrong { case: case.to_string(), inputs: format!("{:?}", case.inputs), what };
-                    found.correctness.wrong.push(wrong);
-                    if found.correctness.wrong.len() >= ENOUGH {
-                        return Ok(Ok(()));
-                    }
-                }
-                fault => return Ok(fault),
-            }
-        }
-        Ok(Ok(()))
-    }
-
-    fn question(
-        &mut self,
-        session: &mut dyn Session,
-        index: usize,
-        case: &Case,
-        found: &mut Examination,
-    ) -> Result<Result<(), Halted>> {
-        let instance = |which| case.instance(derive(self.seed, &[index as u64, which]));
-        let [first, second] = [instance(1)?, instance(2)?];
-        let layers = Arc::new(vec![first.weights.clone(), second.weights.clone()]);
-        let mut lot = Lot::new(case.problem()?, layers, vec![first.activations.clone()], 2)?;
+    /// Asks one contestant a question, and notes how it was answered.
+    fn ask(&self, session: &mut dyn Session, question: &Question<'_>, found: &mut Examination) -> Result<()> {
+        let tokens = question.instances[0].activations.clone();
+        let mut lot = Lot::new(question.case.problem()?, Arc::clone(&question.layers), vec![tokens], 2)?;
         match session.prepare(&lot) {
             Ok(Readiness::Ready) => {}
             Ok(Readiness::Unsupported(reason)) => {
-                found.correctness.unsupported.push(format!("{case}: {reason}"));
-                return Ok(Ok(()));
+                found.correctness.unsupported.push(format!("{}: {reason}", question.case));
+                return Ok(());
             }
-            Err(fault) => return Ok(Err(fault.into())),
+            Err(fault) => {
+                found.correctness.fault = Some(fault);
+                return Ok(());
+            }
         }
         found.correctness.cases += 1;
-        let mut hearing = Hearing { examiner: self, session, case, index, found };
-        hearing.hear(&mut lot, first, second)
+        match (Hearing { examiner: self, session, question, found: &mut *found }).hear(&mut lot)? {
+            Ok(()) => {}
+            Err(Halted::Fault(fault)) => found.correctness.fault = Some(fault),
+            Err(Halted::Wrong(what)) => {
+                let case = question.case;
+                let wrong = Wrong { case: case.to_string(), inputs: format!("{:?}", case.inputs), what };
+                found.correctness.wrong.push(wrong);
+            }
+        }
+        Ok(())
     }
 
-    fn expected(&self, case: &Case, instance: &Instance, index: usize) -> Expected {
-        Expected::new(instance, case.is_community(), derive(self.seed, &[index as u64, 3]), &self.threads)
+    /// What should come out of one of a question's instances, computed when it is first asked for.
+    fn expected<'q>(&self, question: &'q Question<'_>, which: usize) -> &'q Expected {
+        question.expected[which].get_or_init(|| {
+            let drawn = derive(self.seed, &[question.index as u64, 3]);
+            Expected::new(&question.instances[which], question.case.is_community(), drawn, &self.threads)
+        })
     }
 }
 
 /// One question being answered.
-struct Hearing<'a> {
+struct Hearing<'a, 'q> {
     examiner: &'a Examiner,
     session: &'a mut dyn Session,
-    case: &'a Case,
-    index: usize,
+    question: &'a Question<'q>,
     found: &'a mut Examination,
 }
 
-impl Hearing<'_> {
-    fn hear(&mut self, lot: &mut Lot, first: Instance, second: Instance) -> Result<Result<(), Halted>> {
+impl Hearing<'_, '_> {
+    fn hear(&mut self, lot: &mut Lot) -> Result<Result<(), Halted>> {
         let job = Job { layer: 0, input: 0, output: 0 };
         let mut outputs = Vec::new();
         for poison in [Poison::Ones, Poison::Sevens] {
@@ -254,10 +272,10 @@ impl Hearing<'_> {
                 Err(halted) => return Ok(Err(halted)),
             }
         }
-        if let Some(place) = unwritten(&outputs[0], &outputs[1], self.case.output.bytes()) {
+        if let Some(place) = unwritten(&outputs[0], &outputs[1], self.question.case.output.bytes()) {
             return Ok(Err(Halted::Wrong(format!("element {place} of the result was never written"))));
         }
-        if let Err(halted) = self.judge(lot, &first, &outputs[0])? {
+        if let Err(halted) = self.judge(lot, 0, &outputs[0])? {
             return Ok(Err(halted));
         }
         let same = outputs[0] == outputs[1];
@@ -268,19 +286,18 @@ impl Hearing<'_> {
                 let what = "the same inputs gave other bits the second time, and it says that it is deterministic";
                 return Ok(Err(Halted::Wrong(what.to_owned())));
             }
-        } else if let Err(halted) = self.judge(lot, &first, &outputs[1])? {
+        } else if let Err(halted) = self.judge(lot, 0, &outputs[1])? {
             return Ok(Err(halted));
         }
         // The same places, other tokens; and both layers in one run, the new one last.
-        lot.write_input(0, second.activations.clone())?;
+        lot.write_input(0, self.question.instances[2].activations.clone())?;
         let jobs = [job, Job { layer: 1, input: 0, output: 1 }];
         let results = match self.run(lot, &jobs, Poison::Ones)? {
             Ok(results) => results,
             Err(halted) => return Ok(Err(halted)),
         };
-        let mixed = Instance { activations: second.activations.clone(), ..first };
-        for (instance, result) in [mixed, second].iter().zip(&results) {
-            if let Err(halted) = self.judge(lot, instance, result)? {
+        for (which, result) in [1, 2].into_iter().zip(&results) {
+            if let Err(halted) = self.judge(lot, which, result)? {
                 return Ok(Err(halted));
             }
         }
@@ -297,7 +314,7 @@ impl Hearing<'_> {
             return Ok(Err(fault.into()));
         }
         self.found.correctness.runs += 1;
-        let tampered = |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.case) }.into()));
+        let tampered = |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.question.case) }.into()));
         let outputs = match jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>() {
             Err(Error::Shortened { .. }) => return tampered("the file of outputs of"),
             outputs => outputs?,
@@ -308,17 +325,17 @@ impl Hearing<'_> {
         Ok(Ok(outputs))
     }
 
-    fn judge(&mut self, lot: &Lot, instance: &Instance, output: &[Vec<u8>]) -> Result<Result<(), Halted>> {
+    fn judge(&mut self, lot: &Lot, which: usize, output: &[Vec<u8>]) -> Result<Result<(), Halted>> {
         let results = lot.as_results(output)?;
-        let report = self.examiner.expected(self.case, instance, self.index).check(&results);
+        let report = self.examiner.expected(self.question, which).check(&results);
         self.found.correctness.compared += report.compared as u64;
-        self.found.by_case.entry(self.index).or_default().add(&report);
+        self.found.by_case.entry(self.question.index).or_default().add(&report);
         if let Some(failure) = report.first {
             let what = format!("{failure}; {} of {} elements are wrong", report.failures, report.compared);
             return Ok(Err(Halted::Wrong(what)));
         }
-        if products(&self.case.groups) > EXHAUSTIVE {
-            let Instance { activations, weights, problem } = instance;
+        if products(&self.question.case.groups) > EXHAUSTIVE {
+            let Instance { activations, weights, problem } = &self.question.instances[which];
             if let Some(wrong) = self.examiner.yardstick.check(problem, activations, weights, &results)? {
                 return Ok(Err(Halted::Wrong(wrong)));
             }
