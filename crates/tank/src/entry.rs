@@ -4,6 +4,7 @@
 //! planner or the tuning cache say later. A program is anyone's, and computes every problem in its own way.
 
 use hammerhead::cases::{Case, Inputs, Suite};
+use hammerhead::gpu::simulated;
 use hammerhead::{Activation, Backend, Gate, Output, Plan, Problem, Request, Shape, backend};
 use serde::{Deserialize, Serialize};
 
@@ -115,13 +116,23 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The entry that a request makes of the planner's choices, problem by problem.
+    /// The entry that a request makes of the planner's choices, problem by problem. The simulator is refused: it takes a
+    /// millisecond for what takes a GPU a microsecond, so its times say nothing.
     pub fn planned(
         problems: &[ProblemSpec],
         backends: &[&'static dyn Backend],
         request: &Request,
         threads: usize,
     ) -> Result<Self> {
+        if backends.iter().any(|backend| backend.name() == simulated::NAME) {
+            return Err(Error::Rules {
+                what: "the backend 'sim'".to_owned(),
+                problem: "the simulator counts what kernels do, and its times say nothing: it is evidence, never timed"
+                    .to_owned(),
+                remedy: "name the backend 'cuda', and the simulator's counts stand beside the pitch as evidence"
+                    .to_owned(),
+            });
+        }
         let way = |spec: &ProblemSpec| {
             let plan = Plan::best(spec.problem()?, backends, request, threads)?;
             let (backend, config) = (plan.backend().name().to_owned(), plan.config().to_string());

@@ -1,7 +1,9 @@
 //! What the tank can compute about a pitch before anyone votes: whether it can be run, what the analytic model expects
-//! of it, what the roofline allows, what it needs, how much it changes, and how its contestant has done so far.
+//! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a GPU's
+//! configuration, what the simulator counts.
 
-use hammerhead::{Backend, Request, backend};
+use hammerhead::gpu::{cuda, simulated};
+use hammerhead::{Backend, Plan, Request, backend};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -68,8 +70,20 @@ pub struct Evidence {
     pub changes: Option<usize>,
     /// The most working memory on any problem.
     pub scratch_bytes: Option<usize>,
+    /// What the simulator counts in one tile of the first problem, where the pitch is a GPU's configuration.
+    #[serde(default)]
+    pub simulated: Vec<Counter>,
     /// How the contestant has done so far.
     pub record: TrackRecord,
+}
+
+/// Something that the simulator counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// What is counted.
+    pub what: String,
+    /// How many.
+    pub count: u64,
 }
 
 /// Computes what can be known about a pitch.
@@ -103,11 +117,27 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         possible: geomean(shapes.iter().map(|s| s.possible)),
         changes: entry.as_ref().and_then(|entry| changes(entry, champion)),
         scratch_bytes: shapes.iter().filter_map(|s| s.scratch_bytes).max(),
+        simulated: simulated(pitch, arena),
         shapes,
         entry,
         refusal,
         record,
     }
+}
+
+/// What the simulator counts for a GPU's configuration, also where there is no GPU to run it. Nothing for any other pitch, and
+/// nothing for what cannot be planned: the refusal says why.
+fn simulated(pitch: &Pitch, arena: &Arena) -> Vec<Counter> {
+    let gpu = |run: &&Run| matches!(run.backend.as_deref(), Some(cuda::NAME | simulated::NAME));
+    let counted = || {
+        let run = pitch.run.as_ref().filter(gpu)?;
+        let request: Request = run.config.as_deref().unwrap_or_default().parse().ok()?;
+        let problem = arena.problems.first()?.problem().ok()?;
+        let plan = Plan::best(problem, &[backend::by_name(cuda::NAME).ok()?], &request, arena.threads).ok()?;
+        simulated::counters(plan.problem(), plan.config()).ok()
+    };
+    let counters = counted().unwrap_or_default().into_iter();
+    counters.map(|(what, count)| Counter { what: what.to_owned(), count }).collect()
 }
 
 /// What the model expects of an entry on one problem.
@@ -175,4 +205,52 @@ pub fn entry_digest(entry: &Entry) -> String {
 /// Bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(backend: &str, config: &str) -> Evidence {
+        let scalar = backend::by_name("scalar").unwrap();
+        let arena = Arena { problems: vec![ProblemSpec::single(64, 256, 512)], backends: vec![scalar], threads: 1 };
+        let champion = Entry::planned(&arena.problems, &arena.backends, &Request::default(), 1).unwrap();
+        let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
+        let run = Run { config: Some(config.to_owned()), backend: Some(backend.to_owned()), ..Run::default() };
+        let pitch = Pitch { run: Some(run), ..Pitch::default() };
+        gather(&pitch, &arena, &champion, &baseline, TrackRecord::default())
+    }
+
+    fn count(evidence: &Evidence, what: &str) -> u64 {
+        evidence.simulated.iter().find(|counter| counter.what == what).map(|counter| counter.count).unwrap()
+    }
+
+    #[test]
+    fn a_gpus_configuration_is_counted_in_the_simulator_without_a_gpu() {
+        let of = |strategy: &str| gathered(cuda::NAME, &format!("strategy={strategy}"));
+        let (fused, two_pass) = (of("interleaved"), of("two-pass"));
+        assert_eq!(count(&fused, "kernels"), 1);
+        assert!(count(&two_pass, "kernels") > 1, "both products, then the gate: {:?}", two_pass.simulated);
+        assert_eq!(
+            count(&fused, "multiply-adds on tensor cores"),
+            count(&two_pass, "multiply-adds on tensor cores"),
+            "the same products, whatever the strategy"
+        );
+        assert!(count(&fused, "instructions by warp") > 0);
+    }
+
+    #[test]
+    fn the_simulator_is_evidence_and_is_never_timed() {
+        let evidence = gathered(simulated::NAME, "strategy=interleaved");
+        assert!(evidence.entry.is_none());
+        let refusal = evidence.refusal.as_deref().unwrap();
+        assert!(refusal.contains("never timed") && refusal.contains("name the backend 'cuda'"), "{refusal}");
+        assert!(!evidence.simulated.is_empty(), "its counts are there all the same");
+    }
+
+    #[test]
+    fn a_processors_configuration_is_not_counted() {
+        let evidence = gathered("scalar", "strategy=interleaved");
+        assert_eq!((evidence.refusal, evidence.simulated), (None, Vec::new()));
+    }
 }

@@ -8,14 +8,15 @@
 //! private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
 //! circle: the simulator knows instructions only.
 
-use sim::{Arg, Buffer, Limits, Schedule};
+use sim::{Arg, Buffer, Limits, Profile, Schedule};
 
 use super::launches::{TokenPlace, bytes_of, launches, workspace_bytes};
 use super::pack::{PackedGroup, PackedMatrix};
 use super::{Argument, Launch, model};
 use crate::backend::{Backend, Operands, Packed, Target};
+use crate::cases::{Case, Inputs, Suite};
 use crate::cpu::Threads;
-use crate::{Activations, Config, Cost, Error, Problem, Result, Weights};
+use crate::{Activations, Config, Cost, Error, Problem, Result, Shape, Weights, operands};
 
 /// The backend's name.
 pub const NAME: &str = "sim";
@@ -23,6 +24,8 @@ pub const NAME: &str = "sim";
 pub const LAYOUT: &str = "32x64 chunks for the simulator";
 /// Steps of one block over 64 of K that a problem may take.
 const MOST_STEPS: usize = 1024;
+/// K of a tile that is counted, at most.
+const MOST_TILE_DEPTH: usize = 512;
 /// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
 const MULTIPROCESSORS: u32 = 3;
 
@@ -62,10 +65,48 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
     PackedGroup { n: weights.n, k: weights.k, matrices: matrices.collect() }
 }
 
-fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<()> {
+fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<Profile> {
     let sim_launch = sim::Launch { grid: launch.grid, args: launch.arguments.iter().map(argument).collect() };
-    gpu.run(&launch.which.build()?, &sim_launch, schedule)?;
-    Ok(())
+    Ok(gpu.run(&launch.which.build()?, &sim_launch, schedule)?)
+}
+
+/// What a configuration's kernels do for one tile of a problem's first group, counted: instructions by warp, turns lost to
+/// bank conflicts, and so on, each with its name. No GPU is needed, and nothing is said about time.
+pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str, u64)>> {
+    let whole = problem.groups()[0];
+    let tile =
+        Shape::new(whole.m.min(config.tile.tokens), whole.n.min(config.tile.columns), whole.k.min(MOST_TILE_DEPTH));
+    let case = Case {
+        suite: Suite::Dual,
+        why: "a tile to count",
+        groups: vec![tile],
+        gate: problem.gate(),
+        activation: problem.activation(),
+        output: problem.output(),
+        inputs: Inputs::Realistic,
+        timed: false,
+    };
+    let instance = case.instance(1)?;
+    let backend = Simulated(Schedule::Random(1));
+    backend.check(&instance.problem, config, 1)?;
+    let weights = backend.prepack(&instance.weights)?;
+    let largest = operands::largest_of(&instance.activations)?;
+    let mut results = crate::verify::poisoned(&instance);
+    let targets = &mut Target::all(&mut results);
+    let operands = Operands { weights: &weights, activations: &instance.activations, largest: &largest, targets };
+    let profiles = backend.launch_all(&instance.problem, config, operands)?;
+    let sum = |count: fn(&Profile) -> u64| profiles.iter().map(count).sum();
+    Ok(vec![
+        ("kernels", profiles.len() as u64),
+        ("instructions by warp", sum(Profile::instructions)),
+        ("multiply-adds on tensor cores", sum(|p| p.tensor_macs)),
+        ("turns of shared memory", sum(|p| p.shared_turns)),
+        ("turns lost to bank conflicts", sum(|p| p.bank_conflicts)),
+        ("waits at barriers", sum(|p| p.barrier_waits)),
+        ("barriers and fences", sum(|p| p.synchronisation)),
+        ("bytes brought in by copies", sum(|p| p.copied_in)),
+        ("bytes read by threads", sum(|p| p.global_read)),
+    ])
 }
 
 impl Backend for Simulated {
@@ -114,6 +155,13 @@ impl Backend for Simulated {
         operands: Operands<'_, '_, '_>,
         _threads: &Threads,
     ) -> Result<()> {
+        self.launch_all(problem, config, operands).map(drop)
+    }
+}
+
+impl Simulated {
+    /// Runs every launch of a problem, and says what each of them did.
+    fn launch_all(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>) -> Result<Vec<Profile>> {
         let Packed::Simulated(groups) = operands.weights else {
             return Err(Error::Layout { backend: NAME, found: operands.weights.layout(), expected: LAYOUT });
         };
@@ -127,14 +175,13 @@ impl Backend for Simulated {
         let workspace = gpu.alloc("workspace", workspace_bytes(problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
         let device = (workspace.address, MULTIPROCESSORS);
-        for launch in launches(problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)? {
-            run_launch(&mut gpu, &launch, self.0)?;
-        }
+        let launches = launches(problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
+        let profiles = launches.iter().map(|launch| run_launch(&mut gpu, launch, self.0)).collect::<Result<_>>()?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
             target_bytes(target).copy_from_slice(found);
         }
-        Ok(())
+        Ok(profiles)
     }
 }
 

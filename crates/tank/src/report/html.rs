@@ -232,13 +232,14 @@ fn round(round: &RoundReport) -> String {
             told.reasons.iter().map(|(shark, why)| format!("<li>{}: {}</li>", escape(shark), escape(why))).collect();
         body += &format!(
             "<details><summary>{}{note}</summary><p>{} <strong>Solution:</strong> {}</p><p>Claimed {}; the model predicts {}, the roofline \
-             allows {}.</p><ul>{reasons}</ul></details>\n",
+             allows {}. {}</p><ul>{reasons}</ul></details>\n",
             escape(&told.pitch.name),
             escape(&told.pitch.problem),
             escape(&told.pitch.solution),
             claim(told.pitch.claim.as_ref().and_then(|c| c.figures())),
             figure(told.predicted),
             figure(told.possible),
+            escape(&told.counted()),
         );
     }
     body + &format!("<p class=\"fine\">{}</p>\n", escape(&round.note))

@@ -50,6 +50,8 @@ pub fn markdown(report: &Report) -> String {
     let disqualified =
         report.rounds.iter().flat_map(|r| &r.pitches).filter_map(|p| Some((p, p.disqualified.as_ref()?)));
     disqualified.for_each(|(pitch, why)| text += &format!("\nDisqualified: {} ({why}).\n", pitch.pitch.name));
+    let counted = report.rounds.iter().flat_map(|r| &r.pitches).filter(|p| !p.simulated.is_empty());
+    counted.for_each(|pitch| text += &format!("\n{}: {}\n", pitch.pitch.name, pitch.counted()));
     text += "\n## Calibration\n\n";
     let everyone = report.contestants.iter().chain(&report.sharks);
     let rows = everyone.map(|(name, c)| {

@@ -18,6 +18,7 @@ pub use markdown::markdown;
 use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened};
+use crate::evidence::Counter;
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::Pitch;
@@ -110,6 +111,8 @@ pub struct PitchReport {
     pub predicted: Option<f64>,
     /// What the roofline allows.
     pub possible: Option<f64>,
+    /// What the simulator counted.
+    pub simulated: Vec<Counter>,
     /// Each shark's reasons, criterion by criterion.
     pub reasons: Vec<(String, String)>,
 }
@@ -263,6 +266,18 @@ fn same_problem(one: &str, other: &str) -> bool {
     one == other || sizes(one) == *other || one == sizes(other)
 }
 
+impl PitchReport {
+    /// What the simulator counted, as a sentence; empty where it counted nothing.
+    fn counted(&self) -> String {
+        let counts: Vec<String> = self.simulated.iter().map(|c| format!("{} {}", c.count, c.what)).collect();
+        if counts.is_empty() {
+            String::new()
+        } else {
+            format!("In one tile the simulator counts {}.", counts.join(", "))
+        }
+    }
+}
+
 impl RoundReport {
     fn take(&mut self, event: &Event) {
         match event {
@@ -271,6 +286,7 @@ impl RoundReport {
                 disqualified: None,
                 predicted: None,
                 possible: None,
+                simulated: Vec::new(),
                 reasons: Vec::new(),
             }),
             Event::PitchChecked(checked) => {
@@ -278,6 +294,7 @@ impl RoundReport {
                 if let Some(told) = self.pitches.iter_mut().find(|told| told.pitch.name == *pitch) {
                     told.disqualified = disqualified.clone();
                     (told.predicted, told.possible) = (evidence.predicted, evidence.possible);
+                    told.simulated = evidence.simulated.clone();
                 }
             }
             Event::Voted(voted) => {

@@ -288,6 +288,7 @@ mod tests {
             possible: Some(3.0),
             changes: predicted.map(|_| 2),
             scratch_bytes: Some(1 << 20),
+            simulated: Vec::new(),
             record,
         }
     }
