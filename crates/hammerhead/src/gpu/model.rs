@@ -90,7 +90,7 @@ const WHATEVER: Config = Config {
 
 /// The configuration with as many stages as fit, but no more than hide a copy's latency, if enough do.
 fn deepest(backend: &'static str, problem: &Problem, config: Config) -> Option<Config> {
-    let most = if config.tile.tokens <= 32 { 14 } else { 10 };
+    let most = if config.tile.tokens <= 32 { 14 } else { 6 };
     let least = if config.depth > 64 { 3 } else { 2 };
     let stages = (least..=most).rev().find(|&stages| kernel_of(problem, &Config { stages, ..config }).is_ok())?;
     let config = Config { stages, ..config };
