@@ -435,15 +435,16 @@ impl Finish<'_> {
         match self.staging.take() {
             None => {
                 for panel in 0..panels {
+                    let sums = [self.gate.panel(panel), self.up.panel(panel)];
                     for index in 0..self.tokens.len() {
-                        self.store(index, panel, &self.result(&scales, index, panel), &half);
+                        self.store(index, panel, &self.result(&scales, index, sums), &half);
                     }
                 }
             }
             Some(row) => {
                 for index in 0..self.tokens.len() {
                     for (panel, lanes) in row[..panels].iter_mut().enumerate() {
-                        lanes.0 = self.result(&scales, index, panel);
+                        lanes.0 = self.result(&scales, index, [self.gate.panel(panel), self.up.panel(panel)]);
                     }
                     for (panel, lanes) in row[..panels].iter().enumerate() {
                         self.store(index, panel, &lanes.0, &half);
@@ -453,13 +454,13 @@ impl Finish<'_> {
         }
     }
 
-    /// A token's results in one panel.
+    /// A token's results in one panel, of its gate sums and its up sums.
     #[inline(always)]
-    fn result(&self, scales: &[Scale; 2], index: usize, panel: usize) -> [f32; COLUMNS] {
+    fn result(&self, scales: &[Scale; 2], index: usize, [gate, up]: [&[Lanes]; 2]) -> [f32; COLUMNS] {
         let rows = index * self.parts..(index + 1) * self.parts;
-        let mut result = scales[0].apply(&self.gate.panel(panel)[rows.clone()]);
+        let mut result = scales[0].apply(&gate[rows.clone()]);
         if self.function != Gate::None {
-            self.function.apply_rows(&mut result, &scales[1].apply(&self.up.panel(panel)[rows]));
+            self.function.apply_rows(&mut result, &scales[1].apply(&up[rows]));
         }
         result
     }
