@@ -13,6 +13,9 @@ use memmap2::MmapMut;
 
 use crate::{Error, Result};
 
+/// Bytes of a large page.
+const LARGE_PAGE: usize = 2 << 20;
+
 /// Pieces of memory that nobody uses at the moment.
 #[derive(Debug, Default)]
 pub(super) struct Arena {
@@ -50,7 +53,9 @@ impl Arena {
     }
 }
 
+/// A new piece. What takes a good part of a large page gets whole ones, for the system grants no others.
 fn new_piece(bytes: usize) -> Result<MmapMut> {
+    let bytes = if bytes > LARGE_PAGE / 4 { bytes.next_multiple_of(LARGE_PAGE) } else { bytes };
     let failed = |source| Error::Memory { bytes, what: "a run to work in", source };
     let piece = MmapMut::map_anon(bytes).map_err(failed)?;
     #[cfg(target_os = "linux")]
