@@ -155,6 +155,8 @@ pub(super) struct TileStream<'a, K: Kernel> {
     pub group_len: usize,
     /// For each panel, its packed bytes.
     pub panels: Vec<&'a [u8]>,
+    /// What this thread will most likely stream next, panel for panel; empty if that is not known.
+    pub next: Vec<&'a [u8]>,
     /// A page for each panel, to expand into.
     pub ring: &'a mut [K::Block],
     /// For each panel, the sums of every row; garbage at first.

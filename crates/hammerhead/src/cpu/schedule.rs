@@ -16,7 +16,8 @@
 //! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
 //! groups of the kernel's); for each thread the slabs
 //! (`stages` × panels × `depth`), the sums of one tile, one row of results if those are staged, and a copy of the tile's
-//! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size. Nothing grows with N·K.
+//! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size; each piece above 512 KB in whole large pages.
+//! Nothing grows with N·K.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -167,13 +168,13 @@ fn walk<K: Kernel>(kernel: &K, config: &Config, gate: Gate, groups: &[Group<'_, 
     threads.run(|| {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
         kernel.enter();
-        let mut compute = |tile: &Tile| scratch.compute(kernel, &groups[tile.group], tile, gate);
+        // While the threads keep pace, the tile that follows this one here is as many further on as there are threads.
+        let compute = |index: usize| scratch.compute(kernel, groups, &tiles[index], tiles.get(index + workers), gate);
         if config.schedule == Schedule::Persistent {
-            tiles.iter().skip(worker).step_by(workers).for_each(compute);
+            (worker..tiles.len()).step_by(workers).for_each(compute);
         } else {
-            while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
-                compute(tile);
-            }
+            let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < tiles.len());
+            std::iter::from_fn(take).for_each(compute);
         }
         kernel.leave();
     });
@@ -235,8 +236,9 @@ impl<'a, K: Kernel> Scratch<'a, K> {
         Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging, tokens })
     }
 
-    /// Computes a tile and writes it to C.
-    fn compute(&mut self, kernel: &K, group: &Group<'_, K>, tile: &Tile, gate: Gate) {
+    /// Computes a tile and writes it to C; `next` is the tile that will most likely follow.
+    fn compute(&mut self, kernel: &K, groups: &[Group<'_, K>], tile: &Tile, next: Option<&Tile>, gate: Gate) {
+        let group = &groups[tile.group];
         let together = if self.config.strategy == Strategy::Sequential { 1 } else { group.matrices.len() };
         let layout = SumLayout {
             rows: (tile.tokens.len() * kernel.parts()).next_multiple_of(K::ROWS),
@@ -248,8 +250,9 @@ impl<'a, K: Kernel> Scratch<'a, K> {
         let first = tile.tokens.start * kernel.parts() / K::ROWS;
         let tokens = &group.tokens[first * group_len..][..layout.rows / K::ROWS * group_len];
         let tokens = self.tokens.get((tile.group, tile.tokens.start), tokens);
+        let next = next.map(|next| (&groups[next.group], next));
         for (sums, matrices) in self.sums.iter_mut().zip(group.matrices.chunks(together)) {
-            let walk = TileWalk { kernel, config: self.config, group, tile, tokens, group_len, matrices, layout };
+            let walk = TileWalk { kernel, config: self.config, group, tile, next, tokens, group_len, matrices, layout };
             walk.accumulate(&mut self.slabs, &mut sums[..layout.len()]);
         }
         let of = |matrix: usize| MatrixSums {
@@ -279,6 +282,8 @@ struct TileWalk<'a, K: Kernel> {
     config: &'a Config,
     group: &'a Group<'a, K>,
     tile: &'a Tile,
+    /// The group and the tile that will most likely follow.
+    next: Option<(&'a Group<'a, K>, &'a Tile)>,
     /// The prepared rows of the tile, and the elements of a group of them.
     tokens: &'a [K::Token],
     group_len: usize,
@@ -340,18 +345,13 @@ impl<K: Kernel> TileWalk<'_, K> {
 
     /// Offers the whole tile to the kernel's tightest loop, which takes panels of full width only.
     fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
-        let first = self.tile.columns.start / COLUMNS;
-        let chunks = 0..self.group.shape.k.div_ceil(CHUNK);
-        let panels = self.matrices.iter().flat_map(|matrix| {
-            let chunks = chunks.clone();
-            (first..first + self.layout.panels).map(move |panel| matrix.stretch(panel, chunks.clone()))
-        });
-        let panels: Vec<_> = panels.filter(|stretch| stretch.width == COLUMNS).map(|stretch| stretch.bytes).collect();
+        let panels = full_panels(self.group, self.matrices, self.tile);
         if panels.len() < self.matrices.len() * self.layout.panels {
             return false;
         }
+        let next = self.next.map_or(Vec::new(), |(group, tile)| full_panels(group, group.matrices, tile));
         let (tokens, group_len) = (self.tokens, self.group_len);
-        self.kernel.stream(TileStream { tokens, group_len, panels, ring: ring.pages(), sums })
+        self.kernel.stream(TileStream { tokens, group_len, panels, next, ring: ring.pages(), sums })
     }
 
     fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
@@ -383,6 +383,13 @@ impl<K: Kernel> TileWalk<'_, K> {
         let last = self.group.shape.k / BLOCK;
         step.chunks.start * CHUNK_BLOCKS..last.min(step.chunks.end * CHUNK_BLOCKS)
     }
+}
+
+/// The panels of a tile that have full width, each along all of K: those of the first matrix, then those of the second.
+fn full_panels<'a, K: Kernel>(group: &Group<'_, K>, matrices: &'a [PanelMatrix], tile: &Tile) -> Vec<&'a [u8]> {
+    let panels = tile.columns.start / COLUMNS..tile.columns.end / COLUMNS;
+    let stretch = |matrix: &'a PanelMatrix, panel| matrix.stretch(panel, 0..group.shape.k.div_ceil(CHUNK)).bytes;
+    matrices.iter().flat_map(|matrix| panels.clone().map(move |panel| stretch(matrix, panel))).collect()
 }
 
 /// One product of every group as f32, between the passes of two-pass.

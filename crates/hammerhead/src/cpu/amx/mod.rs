@@ -160,8 +160,9 @@ impl Kernel for AmxKernel {
             return false;
         }
         let weights: Vec<_> = panels.into_iter().map(|(chunks, _)| chunks).collect();
+        let stream = Stream { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
         // SAFETY: as above, and `enter` has configured this thread's tiles.
-        unsafe { Stream { tokens: &groups, weights: &weights, ring: tile.ring, sums: tile.sums }.run() }
+        unsafe { stream.run() }
     }
 
     fn enter(&self) {

@@ -26,6 +26,8 @@ pub(super) struct Stream<'a> {
     pub tokens: &'a [&'a [TokenTile]],
     /// For each panel, gate before up, its chunks along K.
     pub weights: &'a [&'a [[u8; CHUNK_BYTES]]],
+    /// What comes after each panel, to be fetched at its end; if absent, what lies behind it in memory.
+    pub next: &'a [&'a [u8]],
     /// For each panel, a page that holds four tiles: two to be read and two to be written.
     pub ring: &'a mut [HalfTile],
     /// For each panel, the sums of every row.
@@ -67,9 +69,12 @@ impl Stream<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     unsafe fn panel_by_panel<const GROUPS: usize>(self) {
         let sums = self.sums.chunks_exact_mut(GROUPS * TILE_ROWS);
-        for (weights, sums) in self.weights.chunks(1).zip(sums) {
+        for (panel, (weights, sums)) in self.weights.chunks(1).zip(sums).enumerate() {
+            let later = self.weights.get(panel + 1).map(|chunks| chunks.as_flattened());
+            let next = later.or(self.next.first().copied());
+            let next = next.as_slice();
             // SAFETY: passed on to the caller.
-            unsafe { Stream { tokens: self.tokens, weights, ring: self.ring, sums }.walk::<GROUPS, 1>() }
+            unsafe { Stream { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>() }
         }
     }
 
@@ -88,6 +93,7 @@ impl Stream<'_> {
         let ring = self.ring.as_mut_ptr();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(|group| self.tokens[group].as_ptr().cast());
         let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr().cast());
+        let mut fetched = w.map(|panel| panel.wrapping_add(FETCH_AHEAD * CHUNK_BYTES));
         // SAFETY: in all that follows `w` points to the chunk that is expanded, one of the panel's; `a` to a tile of the
         // group's; a place in the ring is a multiple of half tiles below `PANELS * RING` (all asserted above).
         unsafe {
@@ -105,9 +111,7 @@ impl Stream<'_> {
             macro_rules! fetch {
                 ($panel:expr, $half:expr) => {
                     for line in 5 * $half..5 + 4 * $half {
-                        _mm_prefetch::<_MM_HINT_T0>(
-                            w[$panel].wrapping_add(FETCH_AHEAD * CHUNK_BYTES + 64 * line).cast(),
-                        )
+                        _mm_prefetch::<_MM_HINT_T0>(fetched[$panel].wrapping_add(64 * line).cast())
                     }
                 };
             }
@@ -118,6 +122,10 @@ impl Stream<'_> {
             for chunk in 0..chunks {
                 if chunk + 1 < chunks {
                     w = w.map(|panel| panel.add(CHUNK_BYTES));
+                }
+                fetched = fetched.map(|panel| panel.wrapping_add(CHUNK_BYTES));
+                if chunk + 1 + FETCH_AHEAD == chunks && self.next.len() == PANELS {
+                    fetched = std::array::from_fn(|panel| self.next[panel].as_ptr());
                 }
                 let (read, write) = (chunk % 2 * 2, 2 - chunk % 2 * 2);
                 macro_rules! step {
