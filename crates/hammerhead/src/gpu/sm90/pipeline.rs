@@ -87,9 +87,8 @@ impl Pipeline {
     /// Each thread that has a stage of its number makes that stage's barriers, and the first one the others.
     pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
         let readers = 4 * self.config.division().along_n;
-        let turn = Turn { stage: thread, parity: thread };
         for (which, arrivals) in [(self.full, PRODUCERS), (self.empty, readers)] {
-            let barrier = self.barrier(k, which, &turn);
+            let barrier = self.barrier(k, which, thread);
             k.barrier_init(Addr::of(barrier), arrivals);
         }
         if let Some(done) = self.done {
@@ -143,7 +142,7 @@ impl Pipeline {
 
     /// Finds the stage whose turn it is.
     pub fn find(&self, k: &mut Builder, turn: &Turn, spot: &Spot) {
-        let full = self.barrier(k, self.full, turn);
+        let full = self.barrier(k, self.full, turn.stage);
         let tile = self.token_tile(k, turn);
         let (tokens, chunks) = (k.descriptor_low(TOKEN_LAYOUT, tile), self.chunks(k, turn));
         spot.set(k, &Spot { full, tokens, chunks });
@@ -160,9 +159,9 @@ impl Pipeline {
         k.set(turn.parity, parity);
     }
 
-    fn barrier(&self, k: &mut Builder, which: Barriers, turn: &Turn) -> Reg<U32> {
+    fn barrier(&self, k: &mut Builder, which: Barriers, stage: Reg<U32>) -> Reg<U32> {
         let base = k.shared_address(which.region());
-        k.mul_add(turn.stage, Barriers::STRIDE, base)
+        k.mul_add(stage, Barriers::STRIDE, base)
     }
 
     /// Bytes of a stage's tokens.
@@ -194,14 +193,14 @@ impl Pipeline {
 
     /// A producer waits until every reading warp has left the stage; in the first round nobody has been there.
     pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
-        let empty = self.barrier(k, self.empty, turn);
+        let empty = self.barrier(k, self.empty, turn.stage);
         let before = k.xor(turn.parity, 1);
         k.wait(Addr::of(empty), before);
     }
 
     /// A producer announces what it will bring to a stage. Gives the barrier that counts the bytes.
     pub fn announce(&self, k: &mut Builder, turn: &Turn, bytes: Reg<U32>) -> Addr<Shared> {
-        let full = Addr::of(self.barrier(k, self.full, turn));
+        let full = Addr::of(self.barrier(k, self.full, turn.stage));
         k.arrive_expecting(full, bytes);
         full
     }
