@@ -56,6 +56,14 @@ fn configs() -> Vec<Config> {
         sized(Interleaved, [64, 32, 2, 10], PerTile),
         sized(Interleaved, [16, 32, 4, 12], PerTile),
         sized(Interleaved, [8, 32, 4, 14], PerTile),
+        // Two blocks on a multiprocessor.
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [16, 64, 4, 4], SplitK),
+        sized(Interleaved, [32, 64, 2, 6], SplitK),
+        sized(Interleaved, [96, 64, 2, 3], PerTile),
+        // Four warpgroups.
+        sized(Interleaved, [64, 64, 2, 6], SplitK),
+        sized(Single, [64, 128, 1, 4], PerTile),
         sized(Interleaved, [8, 64, 1, 1], PerTile),
         sized(Interleaved, [112, 128, 1, 4], PerTile),
         sized(Interleaved, [88, 96, 2, 4], Persistent),
@@ -96,7 +104,7 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
         .map(|(function, output)| Which::Join(join::Config { function, output, groups: 8 }));
     let expansions = [Source::NvFp4, Source::Single]
         .into_iter()
-        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| Which::Expand(expand::Config::new(source, runs))));
+        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| Which::Expand(expand::Config::new(source, runs, 16))));
     let mut wrong = Vec::new();
     for which in configs().into_iter().map(Which::Multiply).chain(joins).chain(expansions) {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));

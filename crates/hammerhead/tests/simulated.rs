@@ -57,7 +57,7 @@ type Way = (&'static str, &'static [(usize, usize, usize)]);
 
 /// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
 /// last tile, more stages than steps and fewer, several tiles a block.
-const WAYS: [Way; 35] = [
+const WAYS: [Way; 41] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
     ("strategy=interleaved,tile=16x64,depth=64,stages=1,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
@@ -102,6 +102,14 @@ const WAYS: [Way; 35] = [
     ("strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=bulk,schedule=persistent", &[(40, 136, 144)]),
     ("strategy=two-pass,tile=16x128,depth=128,stages=3,epilogue=bulk,schedule=tile", &[(20, 264, 144)]),
     ("strategy=ping-pong,tile=16x64,depth=128,stages=2,epilogue=bulk,schedule=persistent", &[(40, 200, 208)]),
+    // Four warpgroups.
+    ("strategy=interleaved,tile=48x64,depth=64,stages=2,epilogue=direct,schedule=tile", &[(49, 70, 336)]),
+    ("strategy=interleaved,tile=64x64,depth=128,stages=4,epilogue=staged,schedule=split-k", &[(65, 72, 1104)]),
+    ("strategy=interleaved,tile=48x64,depth=128,stages=2,epilogue=bulk,schedule=persistent", &[(41, 200, 272)]),
+    ("strategy=two-pass,tile=40x128,depth=64,stages=2,epilogue=staged,schedule=tile", &[(41, 136, 208)]),
+    // So many tiles that the other multiprocessors repeat some.
+    ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=staged,schedule=tile", &[(5, 2248, 80)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=staged,schedule=split-k", &[(9, 2248, 144)]),
 ];
 
 #[test]

@@ -19,8 +19,10 @@ use ptx::{Addr, Builder, Error, F16x2, F32, Global, Kernel, Pred, Reg, SpecialRe
 use super::{Argument, Launch, Which};
 use crate::{Activation, Output};
 
-/// Threads of a block.
-const THREADS: u32 = 256;
+/// Threads of a block: so few that their registers are there beside two blocks that multiply.
+const THREADS: u32 = 128;
+/// Blocks that find room beside two blocks that multiply on every multiprocessor without driving any of those away.
+const FEW_BLOCKS: u32 = 60;
 /// Elements that a thread takes at a time.
 pub const UNIT: usize = 8;
 /// Segments of one launch, at most: their addresses are the kernel's arguments.
@@ -74,12 +76,25 @@ pub struct Config {
 }
 
 impl Config {
-    /// The kernel for so many runs of elements.
-    pub fn new(source: Source, runs: usize) -> Self {
-        // As much in flight as hides memory's latency: eight floats are two loads already.
-        let rounds = if source == Source::NvFp4 { 2 } else { 1 };
-        Config { source, segments: if runs == 1 { 1 } else { MOST_SEGMENTS }, rounds }
+    /// The kernel for so many runs of so many elements in all.
+    pub fn new(source: Source, runs: usize, elements: usize) -> Self {
+        let segments = if runs == 1 { 1 } else { MOST_SEGMENTS };
+        // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves few blocks.
+        let least = if source == Source::NvFp4 { 2 } else { 1 };
+        let with = |rounds| Config { source, segments, rounds };
+        let few = |config: &Config| config.blocks(elements) <= FEW_BLOCKS;
+        [least, 2 * least].map(with).into_iter().find(few).unwrap_or(with(least))
     }
+
+    /// Blocks for a run of so many elements.
+    fn blocks(&self, elements: usize) -> u32 {
+        ((elements / UNIT) as u32).div_ceil(THREADS * self.rounds)
+    }
+}
+
+/// Whether so many elements are expanded by so few blocks that they are no trouble to others.
+pub fn by_few_blocks(source: Source, elements: usize) -> bool {
+    Config::new(source, 1, elements).blocks(elements) <= FEW_BLOCKS
 }
 
 /// A run of elements.
@@ -122,7 +137,11 @@ pub fn launches(source: Source, segments: &[Segment]) -> Vec<Launch> {
             None => runs.push(*segment),
         }
     }
-    runs.chunks(MOST_SEGMENTS).map(|runs| launch(Config::new(source, runs.len()), runs)).collect()
+    let launch_of = |runs: &[Segment]| {
+        let elements = runs.iter().map(|run| run.elements).sum();
+        launch(Config::new(source, runs.len(), elements), runs)
+    };
+    runs.chunks(MOST_SEGMENTS).map(launch_of).collect()
 }
 
 /// One launch over at most as many runs as the kernel has arguments for. Where there are fewer, the last is repeated and begins
@@ -139,7 +158,7 @@ pub fn launch(config: Config, runs: &[Segment]) -> Launch {
         }
         arguments.extend([Argument::Pointer(run.target), Argument::U32(units), Argument::U32(blocks)]);
         if index < runs.len() {
-            blocks += units.div_ceil(THREADS * config.rounds);
+            blocks += config.blocks(run.elements);
         }
     }
     Launch { which: Which::Expand(config), grid: [blocks, 1, 1], arguments, overlapping: true }
@@ -334,7 +353,7 @@ mod tests {
         let following = [segment(0x1000, 0x4000, 64), segment(0x1020, 0x4080, 0), segment(0x1020, 0x4080, 32)];
         let launches = launches(Source::NvFp4, &following);
         let [launch] = &launches[..] else { panic!("{launches:?}") };
-        assert_eq!(launch.which, Which::Expand(Config::new(Source::NvFp4, 1)));
+        assert_eq!(launch.which, Which::Expand(Config::new(Source::NvFp4, 1, 96)));
         assert_eq!(launch.arguments[3], Argument::U32(96 / UNIT as u32));
     }
 

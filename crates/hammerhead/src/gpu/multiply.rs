@@ -134,7 +134,10 @@ impl Cut<'_> {
         }
         let blocks = match kernel.schedule {
             Schedule::Persistent => tiles.min(self.multiprocessors),
-            Schedule::PerTile | Schedule::SplitK => tiles * kernel.blocks_per_tile(),
+            Schedule::PerTile | Schedule::SplitK => match tiles * kernel.blocks_per_tile() {
+                blocks if spreads(&kernel, blocks, self.multiprocessors) => self.multiprocessors,
+                blocks => blocks,
+            },
         };
         Ok(Launch {
             which: Which::Multiply(kernel),
@@ -169,6 +172,14 @@ impl Cut<'_> {
         let maps = maps.map(Argument::Maps);
         maps.into_iter().chain([Argument::Words(table), Argument::U32(tiles), clamp]).collect()
     }
+}
+
+/// Whether a launch that needs so many blocks has one for each multiprocessor. Where a multiprocessor holds two blocks, one is to
+/// be of this launch and one of the next: multiprocessors without any of this one would take two of the next, which then
+/// takes twice as long. So if most have something to do, the others repeat some of it.
+fn spreads(kernel: &sm90::Config, blocks: u32, multiprocessors: u32) -> bool {
+    let most = (multiprocessors / 2 + 1..=multiprocessors).contains(&blocks);
+    kernel.resident() > 1 && most && multiprocessors.is_multiple_of(kernel.blocks_per_tile())
 }
 
 /// Which products a strategy's kernel computes for a problem.

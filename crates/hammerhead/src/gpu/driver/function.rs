@@ -22,6 +22,7 @@ mod number {
     pub const LOCAL_BYTES: c_int = 3;
     pub const REGISTERS: c_int = 4;
     pub const MOST_DYNAMIC_SHARED: c_int = 8;
+    pub const SHARED_CARVEOUT: c_int = 9;
     pub const CLUSTER_DIMENSION: c_int = 4;
     pub const PROGRAMMATIC_SERIALIZATION: c_int = 6;
     pub const L2_PROMOTION_256: c_int = 3;
@@ -61,10 +62,13 @@ impl Function {
         let status = unsafe { (context.symbols.module_function)(&mut function.raw, module, name.as_ptr()) };
         context.called("cuModuleGetFunction", status)?;
         let bytes = function.kernel.shared_bytes().cast_signed();
-        // SAFETY: the function belongs to the module.
-        let status =
-            unsafe { (context.symbols.set_function_attribute)(function.raw, number::MOST_DYNAMIC_SHARED, bytes) };
-        context.called("cuFuncSetAttribute", status)?;
+        // All of the memory that a multiprocessor's cache and shared memory have in common, as a percentage: kernels whose
+        // carve-outs differ could not be on one multiprocessor together.
+        for (attribute, value) in [(number::MOST_DYNAMIC_SHARED, bytes), (number::SHARED_CARVEOUT, 100)] {
+            // SAFETY: the function belongs to the module.
+            let status = unsafe { (context.symbols.set_function_attribute)(function.raw, attribute, value) };
+            context.called("cuFuncSetAttribute", status)?;
+        }
         Ok(function)
     }
 

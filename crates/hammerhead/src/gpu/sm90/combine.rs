@@ -1,7 +1,7 @@
 //! Sums of the same elements that different warpgroups, or the two blocks of a cluster, hold are added up.
 //!
-//! Two warpgroups that share k: the second leaves its sums in shared memory, and the first adds them to its own and alone
-//! goes on to C.
+//! Two warpgroups that share k of the same columns: the second leaves its sums in shared memory, and the first adds them to its
+//! own and alone goes on to C.
 //!
 //! Two blocks that share k: each is to finish one half of the tile's tokens. A block sends its sums of the other half
 //! straight into the other's shared memory, where a barrier counts their bytes, and adds what it receives to its own half.
@@ -12,13 +12,13 @@ use ptx::{Addr, Barriers, Builder, Cluster, F32, Reg, Scope, Shared, SharedRegio
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
-use super::{Config, epilogue};
+use super::{Config, Division, epilogue};
 use crate::Schedule;
 
 /// The shared memory through which sums travel.
 pub(super) struct Combine {
     config: Config,
-    /// The second warpgroup's sums.
+    /// The second warpgroups' sums.
     between_warpgroups: Option<SharedRegion>,
     /// The other block's sums, and a barrier for each warpgroup that receives.
     between_blocks: Option<(SharedRegion, Barriers)>,
@@ -33,9 +33,10 @@ impl Combine {
         config.division().blocks * config.passes() * config.tokens / 2
     }
 
-    /// Bytes that the second warpgroup along k leaves.
+    /// Bytes that the second warpgroups along k leave.
     pub fn scratch_bytes(config: &Config) -> Option<u32> {
-        (config.division().along_k > 1).then(|| Self::sums(config) * WORD_ROW)
+        let Division { along_n, along_k, .. } = config.division();
+        (along_k > 1).then(|| along_n * Self::sums(config) * WORD_ROW)
     }
 
     /// Bytes that come from the other block: half of the sums of every warpgroup that finishes.
@@ -88,6 +89,7 @@ impl Combine {
     fn join_warpgroups(&self, k: &mut Builder, consumer: &Consumer, region: SharedRegion) {
         let all = self.config.warpgroups() * 128;
         let base = k.shared_address(region);
+        let base = k.mul_add(consumer.along_n, Self::sums(&self.config) * WORD_ROW, base);
         let mine = k.mul_add(consumer.thread, 4, base);
         let places = consumer.sums.iter().flatten().enumerate();
         let place = |index: usize| Addr::<Shared>::of(mine).plus((index as u32 * WORD_ROW).cast_signed());

@@ -18,7 +18,7 @@ use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32};
 use super::fragments::Fragments;
 use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
 use super::work::{Share, Tile};
-use super::{Config, Parts, TOKEN_BYTES};
+use super::{Config, Division, Parts, TOKEN_BYTES};
 use crate::Schedule;
 use crate::gpu::pack::CHUNK_BYTES;
 
@@ -102,10 +102,11 @@ impl Consumer {
         let division = config.division();
         let lane = k.and(thread, 31);
         let (warpgroup, quarter) = (k.shr(warp, 2), k.and(warp, 3));
-        let (along_n, along_k) = match (config.ping_pong, division.along_k) {
+        let (along_n, along_k) = match (config.ping_pong, division) {
             (true, _) => (k.variable(0), k.variable(0)),
-            (false, 1) => (warpgroup, k.variable(0)),
-            (false, _) => (k.variable(0), warpgroup),
+            (false, Division { along_k: 1, .. }) => (warpgroup, k.variable(0)),
+            // One or two warpgroups along n.
+            (false, Division { along_n, .. }) => (k.and(warpgroup, along_n - 1), k.shr(warpgroup, along_n / 2)),
         };
         let [words, scales] = Fragments::offsets(k, quarter, lane);
         let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();

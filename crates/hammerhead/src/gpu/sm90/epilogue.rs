@@ -220,10 +220,10 @@ impl Finish {
 
     /// Nobody may still read what lies where values are about to be written: stages, others' sums, or the tile before.
     fn meet_before_staging(&self, k: &mut Builder, consumer: &Consumer) {
-        let together = self.config.schedule != Schedule::Persistent && self.config.division().along_k == 1;
-        k.phase("meet", |k| match together {
-            true => k.named_sync(ALL_CONSUMERS, self.config.warpgroups() * 128),
-            false => self.meet(k, consumer),
+        let finishing = self.config.division().along_n;
+        k.phase("meet", |k| match self.config.schedule {
+            Schedule::PerTile | Schedule::SplitK if finishing > 1 => k.named_sync(ALL_CONSUMERS, finishing * 128),
+            _ => self.meet(k, consumer),
         });
     }
 

@@ -18,6 +18,10 @@
 //! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`super::pack`]). Where gate and up are
 //! interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and up
 //! sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
+//!
+//! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of both, two.
+//! Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of their first
+//! stages, which depend on nobody, and wait for their tokens.
 
 mod combine;
 mod consume;
@@ -26,6 +30,8 @@ mod fragments;
 mod pipeline;
 mod produce;
 mod work;
+
+use std::ops::RangeInclusive;
 
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
@@ -53,6 +59,13 @@ const LEAST_WIDTH: u32 = 64;
 const COARSE_TOKENS: u32 = 64;
 /// The most stages a pipeline may have.
 const MOST_STAGES: u32 = 16;
+/// Shared memory that each of two blocks on a multiprocessor can have: half of its 228 KB, less the 1 KB that each block
+/// costs. And the registers of their producers and consumers.
+const SHARED_OF_TWO: u32 = (228 / 2 - 1) * 1024;
+const BUDGETS_OF_TWO: (u32, u32) = (32, 104);
+/// Tokens with which four warpgroups dequantise two blocks of rows, two of them each: fewer are bound by memory, and with more
+/// the tensor cores are busy enough, nor are there registers.
+const SHARING_TOKENS: RangeInclusive<u32> = 40..=64;
 /// Numbers of groups that kernels are built for; a launch takes the next larger one.
 pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];
 
@@ -154,10 +167,16 @@ impl Config {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
+    /// Whether two blocks of rows have two warpgroups each. Unrolled for four units, their loop would need more registers.
+    fn shared_rows(&self) -> bool {
+        self.passes() == 1 && self.units < 4 && SHARING_TOKENS.contains(&self.tokens)
+    }
+
     fn division(&self) -> Division {
         let (along_n, along_k, blocks) = match (self.ping_pong, self.blocks()) {
             (true, blocks) => (1, 1, blocks),
             (false, 1) => (1, 2, 1),
+            (false, 2) if self.shared_rows() => (2, 2, 1),
             (false, 4) => (2, 1, 2),
             (false, blocks) => (blocks, 1, 1),
         };
@@ -203,9 +222,23 @@ impl Config {
         [self.tokens * self.element.parts() * TOKEN_BYTES, self.chunks() * super::pack::CHUNK_BYTES]
     }
 
-    /// Registers per thread of the producer and of the consumers, from what one block's threads have together.
+    /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside the
+    /// present one's and ask for their weights while those still compute.
+    pub fn resident(&self) -> u32 {
+        let registers = self.held_registers() + self.spare_registers();
+        let fits = self.shared_bytes() <= SHARED_OF_TWO && registers <= BUDGETS_OF_TWO.1;
+        let simple = self.warpgroups() == 2 && self.passes() == 1 && self.schedule != Schedule::Persistent;
+        if simple && fits { 2 } else { 1 }
+    }
+
+    /// Registers per thread of the producers and of the consumers, from what one block's threads have together.
     fn register_budgets(&self) -> (u32, u32) {
-        if self.warpgroups() <= 2 { (40, 232) } else { (32, 160) }
+        match (self.resident(), self.warpgroups()) {
+            (2, _) => BUDGETS_OF_TWO,
+            (_, 1 | 2) => (40, 232),
+            (_, 3) => (32, 160),
+            _ => (32, 112),
+        }
     }
 
     /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a stage.
@@ -218,6 +251,16 @@ impl Config {
         let Division { blocks, .. } = self.division();
         let fragments = fragments::WORD_REGISTERS + fragments::SET_REGISTERS * self.fragment_sets();
         blocks * (self.passes() * self.tokens / 2 + fragments)
+    }
+
+    /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several widths or
+    /// long ones, and where warpgroups take turns with tiles.
+    fn spare_registers(&self) -> u32 {
+        match (self.ping_pong, self.tokens, self.units) {
+            (true, ..) | (false, ..=96, 4) => 52,
+            (false, ..=96, _) => 28,
+            (false, ..) => 46,
+        }
     }
 
     /// Bytes of shared memory: what the phases declare, added up.
@@ -312,10 +355,7 @@ impl Config {
                 "a multiple of 16 with schedule=split-k: each block finishes half",
             );
         }
-        // What else a thread holds; more of it where warpgroups take turns with tiles.
-        let spare = if self.ping_pong { 52 } else { 46 };
-        let most = self.register_budgets().1 - spare;
-        if self.held_registers() > most {
+        if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
         }
@@ -331,7 +371,7 @@ impl Config {
 
     fn builder(&self) -> Builder {
         let cluster = (self.schedule == Schedule::SplitK).then_some([2, 1, 1]);
-        let launch = Launch { threads: self.threads(), cluster, min_blocks: Some(1) };
+        let launch = Launch { threads: self.threads(), cluster, min_blocks: Some(self.resident()) };
         Builder::new("nvfp4_dual_gemm", Target::Sm90a, launch)
     }
 }

@@ -149,8 +149,17 @@ impl Work {
         }
     }
 
-    /// Finds a tile in its group.
+    /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no
+    /// tokens to store.
     fn find(&self, k: &mut Builder, number: Reg<U32>) -> Tile {
+        let beyond = (self.config.resident() > 1).then(|| k.ge(number, self.tiles));
+        let number = match beyond {
+            Some(beyond) => {
+                let again = k.sub(number, self.tiles);
+                k.select(beyond, again, number)
+            }
+            None => number,
+        };
         let (group, record) = locate(k, self.table, self.config.groups, number);
         let word = |k: &mut Builder, place| -> Reg<U32> { k.table_word(record, place) };
         let first_tile = word(k, at::FIRST_TILE);
@@ -160,6 +169,8 @@ impl Work {
         let first_token = k.mul(token_tile, tile_tokens);
         let m = word(k, at::M);
         let left = k.sub(m, first_token);
+        let tokens = k.min(left, tile_tokens);
+        let tokens = beyond.map_or(tokens, |beyond| k.select(beyond, 0, tokens));
         let depth = word(k, at::K);
         let depth = k.add(depth, UNIT - 1);
         let depth = k.shr(depth, UNIT.trailing_zeros());
@@ -167,7 +178,7 @@ impl Work {
             record,
             group,
             first_token,
-            tokens: k.min(left, tile_tokens),
+            tokens,
             most_tokens: tile_tokens,
             column: k.mul(column_tile, self.config.columns),
             n: word(k, at::N),
