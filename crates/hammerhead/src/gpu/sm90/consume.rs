@@ -25,8 +25,6 @@ use crate::gpu::pack::CHUNK_BYTES;
 /// What one thread of a consumer warpgroup holds.
 pub(super) struct Consumer {
     pub config: Config,
-    /// The lane that speaks for its warp at the barriers.
-    leads: Pred,
     /// Thread in the warpgroup.
     pub thread: Reg<U32>,
     /// Lane in the warp.
@@ -112,7 +110,6 @@ impl Consumer {
         let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();
         Consumer {
             config,
-            leads: k.eq(lane, 0),
             thread: k.and(thread, 127),
             lane,
             quarter,
@@ -143,7 +140,7 @@ impl Consumer {
             }
         });
         if self.config.ping_pong {
-            k.phase("take turns", |k| parts.pipe.hand_over(k, self.warpgroup, self.leads));
+            k.phase("take turns", |k| parts.pipe.hand_over(k, self.warpgroup));
         }
         k.phase("combine", |k| parts.combine.combine(k, self));
         k.phase("finish", |k| parts.epilogue.finish(k, parts, self, tile));
@@ -236,10 +233,7 @@ impl Consumer {
         k.place(multiplied);
         k.wgmma_wait(0);
         if self.more_follows() {
-            k.phase("release", |k| {
-                k.sync_warp();
-                parts.pipe.release(k, &walk.here, self.leads);
-            });
+            k.phase("release", |k| parts.pipe.release(k, &walk.here));
         }
         k.place(end);
         if self.config.passes() > 1 {
@@ -265,8 +259,7 @@ impl Consumer {
             Ahead::Stage if self.alone() => {
                 self.unit_fine(k, parts, walk, unit, Ahead::Nothing);
                 k.wgmma_wait(0);
-                k.sync_warp();
-                k.phase("release", |k| parts.pipe.release(k, &walk.here, self.leads));
+                k.phase("release", |k| parts.pipe.release(k, &walk.here));
                 self.follow(k, parts, walk, &walk.here);
                 self.begin(k);
             }
@@ -350,12 +343,7 @@ impl Consumer {
         if unit.place > 0 || self.alone() || (unit.last && !self.more_follows()) {
             return;
         }
-        k.phase("release", |k| {
-            let waits = k.ne(walk.pending, 0);
-            let speaks = k.both(self.leads, waits);
-            k.sync_warp();
-            parts.pipe.release_noted(k, walk.pending, speaks);
-        });
+        k.phase("release", |k| parts.pipe.release_noted(k, walk.pending));
     }
 
     /// Reads this thread's words and scales of a unit.

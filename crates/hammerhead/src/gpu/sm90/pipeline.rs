@@ -1,7 +1,8 @@
 //! The stages in shared memory, and the protocol by which they are filled and emptied. Nothing else touches their barriers.
 //!
 //! - *full*: one arrival by each producer, with its bytes of the stage; completes when all have landed. Consumers wait.
-//! - *empty*: one arrival per warp that reads the stage, once it has read it for the last time. The producers wait.
+//! - *empty*: one arrival per thread that reads the stage, once it has read it for the last time. The producers wait. One lane
+//!   could speak for its warp, but it is no faster, and the assembler drops the meeting of the lanes before it.
 //!
 //! Stages are used in a ring, one after another through all tiles of a block. Who is where in the ring is a [`Turn`]: a stage,
 //! and the parity of the round in which it is used. A parity tells only two successive rounds apart, so nobody may wait
@@ -9,7 +10,7 @@
 //! warpgroups that share k have the stages of one parity each, of an even number. Two that take turns with tiles leave out
 //! what the other reads, and hence need a third barrier:
 //!
-//! - *done*: one arrival per warp of a warpgroup, when it has read its tile's last stage. The other one waits.
+//! - *done*: one arrival per thread of a warpgroup, when it has read its tile's last stage. The other one waits.
 //!
 //! The *empty* barrier of a stage counts only the warpgroups that read the same one.
 
@@ -86,14 +87,14 @@ impl Pipeline {
 
     /// Each thread that has a stage of its number makes that stage's barriers, and the first one the others.
     pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
-        let readers = 4 * self.config.division().along_n;
+        let readers = 128 * self.config.division().along_n;
         for (which, arrivals) in [(self.full, PRODUCERS), (self.empty, readers)] {
             let barrier = self.barrier(k, which, thread);
             k.barrier_init(Addr::of(barrier), arrivals);
         }
         if let Some(done) = self.done {
             let first = k.eq(thread, 0);
-            (0..2).for_each(|warpgroup| k.when(first, |k| k.barrier_init(done.at(warpgroup), 4)));
+            (0..2).for_each(|warpgroup| k.when(first, |k| k.barrier_init(done.at(warpgroup), 128)));
         }
     }
 
@@ -191,7 +192,7 @@ impl Pipeline {
         k.mul_add(turn.stage, self.stage_chunks(), base)
     }
 
-    /// A producer waits until every reading warp has left the stage; in the first round nobody has been there.
+    /// A producer waits until every reader has left the stage; in the first round nobody has been there.
     pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn.stage);
         let before = k.xor(turn.parity, 1);
@@ -215,16 +216,20 @@ impl Pipeline {
         k.set(pending, spot.full);
     }
 
-    /// A consumer warp has read the stage at this spot for the last time. One lane speaks for all; the warp has met since the
-    /// others read.
-    pub fn release(&self, k: &mut Builder, spot: &Spot, speaks: Pred) {
-        self.release_noted(k, spot.full, speaks);
+    /// A consumer has read the stage at this spot for the last time.
+    pub fn release(&self, k: &mut Builder, spot: &Spot) {
+        self.arrive_empty(k, spot.full);
     }
 
-    /// The same for a stage that was noted.
-    pub fn release_noted(&self, k: &mut Builder, pending: Reg<U32>, speaks: Pred) {
+    /// The same for a stage that was noted, if one was.
+    pub fn release_noted(&self, k: &mut Builder, pending: Reg<U32>) {
+        let noted = k.ne(pending, 0);
+        k.when(noted, |k| self.arrive_empty(k, pending));
+    }
+
+    fn arrive_empty(&self, k: &mut Builder, full: Reg<U32>) {
         let further = self.empty.region().offset - self.full.region().offset;
-        k.when(speaks, |k| k.arrive(Addr::of(pending).plus(further.cast_signed())));
+        k.arrive(Addr::of(full).plus(further.cast_signed()));
     }
 
     /// Of two warpgroups that take turns, the one whose turn it is in this round waits until the other has read its last stage
@@ -240,11 +245,11 @@ impl Pipeline {
         k.wait(Addr::of(barrier), parity);
     }
 
-    /// A warp has read its tile's last stage.
-    pub fn hand_over(&self, k: &mut Builder, warpgroup: Reg<U32>, speaks: Pred) {
+    /// A thread has read its tile's last stage.
+    pub fn hand_over(&self, k: &mut Builder, warpgroup: Reg<U32>) {
         let Some(done) = self.done else { return };
         let base = k.shared_address(done.region());
         let barrier = k.mul_add(warpgroup, Barriers::STRIDE, base);
-        k.when(speaks, |k| k.arrive(Addr::of(barrier)));
+        k.arrive(Addr::of(barrier));
     }
 }
