@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::floor::{Floor, Rates};
 use crate::options::{self, How};
 use crate::run::groups;
+use crate::scaling::{Rivals, Scaling};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -57,7 +58,8 @@ pub const SCHEMA: u32 = 1;
     hammerhead bench\n  \
     hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
-    hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
+    hammerhead bench --suite group --scaling
+  hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
 pub struct Args {
     /// Measure this suite: dual, group, decode or edge; may be given several times [default: dual, group and decode]
@@ -75,6 +77,9 @@ pub struct Args {
     /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own; on a GPU f16 and nvfp4]
     #[arg(long, value_name = "TYPE")]
     activation: Vec<Activation>,
+    /// Time each case on one thread too, and a group's problems one after another, in the same rounds (CPU only)
+    #[arg(long)]
+    scaling: bool,
     /// Write a JSON report to this file as well
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -139,6 +144,8 @@ struct CaseReport {
     floor_seconds: Option<f64>,
     cold_of_floor: Option<f64>,
     warm_of_floor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scaling: Option<Scaling>,
     seed: u64,
     max_error: f64,
     compared: usize,
@@ -153,16 +160,21 @@ pub fn bench(args: &Args) -> Result<()> {
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
     if engine.backends()[0].layout() == cuda::LAYOUT {
+        if args.scaling {
+            return Err(Error::NoScaling { backend: engine.backends()[0].name() });
+        }
         return bench_gpu::bench(args, &cases, &engine);
     }
     let types = |case: &Case| args.activations(&[case.activation]);
     let cases: Vec<Case> =
         cases.iter().flat_map(|case| types(case).into_iter().map(|activation| with_tokens(case, activation))).collect();
+    let single = args.scaling.then(|| args.how.engine_with(Some(1))).transpose()?;
+    let engines = Engines { all: &engine, single: single.as_ref() };
     let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut measured = Vec::new();
     for batch in batches(&cases, memory::free().map_or(f64::INFINITY, |free| SHARE * free))? {
-        measured.extend(Batch::load(args, &batch, &engine, &bar)?.measure(args, &engine, &mut floor, &bar)?);
+        measured.extend(Batch::load(args, &batch, engines, &bar)?.measure(args, engines, &mut floor, &bar)?);
     }
     bar.finish_and_clear();
     let ceilings = floor.rates();
@@ -180,6 +192,23 @@ pub fn bench(args: &Args) -> Result<()> {
         files::write_report(path, &console::json_text(&report)?)?;
     }
     tell(&report)
+}
+
+/// Who computes: on all threads, and on one where that is compared.
+#[derive(Clone, Copy)]
+struct Engines<'e> {
+    all: &'e Engine,
+    single: Option<&'e Engine>,
+}
+
+impl Engines<'_> {
+    /// Samples the ceilings of the threads that compute.
+    fn probe(&self, floor: &mut Floor) {
+        match self.single {
+            Some(single) => floor.sample_both(self.all.pool(), single.pool()),
+            None => floor.sample(self.all.pool()),
+        }
+    }
 }
 
 /// A case with tokens of some type. The community's inputs are only theirs with their own tokens; others get realistic ones.
@@ -239,7 +268,7 @@ fn weight_bytes(problem: &Problem, counted: impl Fn(&hammerhead::Shape) -> bool)
 }
 
 /// Copies of a layer that are taken in turn.
-struct Rotation {
+pub struct Rotation {
     kind: Kind,
     weights: Vec<Weights<'static>>,
     layers: Vec<Layer>,
@@ -262,7 +291,7 @@ impl Rotation {
     }
 
     /// The copy that was used the longest ago.
-    fn turn(&mut self) -> &Layer {
+    pub fn turn(&mut self) -> &Layer {
         self.next = (self.next + 1) % self.layers.len();
         &self.layers[self.next]
     }
@@ -277,6 +306,7 @@ struct Measured {
     checked: Report,
     cold: Vec<f64>,
     warm: Vec<f64>,
+    rivals: Option<Rivals>,
 }
 
 /// Cases that are measured together.
@@ -287,7 +317,7 @@ struct Batch {
 
 impl Batch {
     /// Makes the weights and tokens, and checks each case once.
-    fn load(args: &Args, planned: &[Planned<'_>], engine: &Engine, bar: &ProgressBar) -> Result<Self> {
+    fn load(args: &Args, planned: &[Planned<'_>], engines: Engines<'_>, bar: &ProgressBar) -> Result<Self> {
         let mut batch = Self { rotations: Vec::new(), cases: Vec::new() };
         for Planned { case, copies } in planned {
             bar.set_message(format!("loading and checking {case}"));
@@ -296,53 +326,76 @@ impl Batch {
             let rotation = match batch.rotations.iter().position(|rotation| rotation.kind == kind) {
                 Some(index) => index,
                 None => {
-                    batch.rotations.push(Rotation::load(kind, instance.weights.clone(), *copies, engine)?);
+                    batch.rotations.push(Rotation::load(kind, instance.weights.clone(), *copies, engines.all)?);
                     batch.rotations.len() - 1
                 }
             };
             let weights = &batch.rotations[rotation];
             instance.weights.clone_from(&weights.weights);
-            let (subject, checked) = check(args, case, &instance, engine, &weights.layers[0])?;
+            let layer = &weights.layers[0];
+            let expected = Expected::new(&instance, case.is_community(), args.seed, engines.all.pool());
+            let (subject, checked) = check(args, case, &instance, engines.all, layer, &expected)?;
+            let rivals = |single| Rivals::new(case, &instance, [engines.all, single], layer, &expected, args.seed);
+            let rivals = engines.single.map(rivals).transpose()?;
             let copies = weights.layers.len();
-            let (cold, warm) = (Vec::new(), Vec::new());
-            batch.cases.push(Measured { case: (*case).clone(), subject, rotation, copies, checked, cold, warm });
+            let (case, cold, warm) = ((*case).clone(), Vec::new(), Vec::new());
+            batch.cases.push(Measured { case, subject, rotation, copies, checked, cold, warm, rivals });
         }
         batch.rotations.iter_mut().for_each(|rotation| rotation.weights.clear());
         Ok(batch)
     }
 
     /// Times all cases in rounds until each has had its time.
-    fn measure(mut self, args: &Args, engine: &Engine, floor: &mut Floor, bar: &ProgressBar) -> Result<Vec<Measured>> {
+    fn measure(
+        mut self,
+        args: &Args,
+        engines: Engines<'_>,
+        floor: &mut Floor,
+        bar: &ProgressBar,
+    ) -> Result<Vec<Measured>> {
+        let engine = engines.all;
         let mut probed: Option<Instant> = None;
         let before = bar.position();
         loop {
             let unfinished = self.cases.iter().filter(|m| !m.is_finished(args.seconds)).count();
             bar.set_position(before + (self.cases.len() - unfinished) as u64);
             if unfinished == 0 {
-                floor.sample(engine.pool());
+                engines.probe(floor);
                 return Ok(self.cases);
             }
             for measured in self.cases.iter_mut().filter(|m| !m.is_finished(args.seconds)) {
                 if probed.is_none_or(|probed| probed.elapsed().as_secs_f64() > PROBE_EVERY) {
-                    floor.sample(engine.pool());
+                    engines.probe(floor);
                     probed = Some(Instant::now());
                 }
                 bar.set_message(format!("timing {}", measured.case));
-                let layer = self.rotations[measured.rotation].turn();
-                measured.cold.push(measured.subject.compute(engine, layer)?);
+                let rotation = &mut self.rotations[measured.rotation];
+                let layer = rotation.turn();
+                let cold = measured.subject.compute(engine, layer)?;
+                measured.cold.push(cold);
                 measured.warm.push(measured.subject.compute(engine, layer)?);
+                if let (Some(rivals), Some(single)) = (&mut measured.rivals, engines.single) {
+                    rivals.time(cold, [engine, single], rotation)?;
+                }
             }
         }
     }
 }
 
 /// Computes a case once and refuses to go on if the result is wrong.
-fn check(args: &Args, case: &Case, instance: &Instance, engine: &Engine, layer: &Layer) -> Result<(Subject, Report)> {
+fn check(
+    args: &Args,
+    case: &Case,
+    instance: &Instance,
+    engine: &Engine,
+    layer: &Layer,
+    expected: &Expected,
+) -> Result<(Subject, Report)> {
     let plan = engine.plan(layer, &instance.activations, case.output)?;
     let (backend, config) = (plan.backend().name(), plan.config().to_string());
     let mut subject = Subject::new(instance, plan);
     subject.compute(engine, layer)?;
-    let report = subject.judge(&Expected::new(instance, case.is_community(), args.seed, engine.pool()))?;
+    let report = subject.judge(expected)?;
     match report.first {
         Some(first) => Err(Error::Wrong { case: case.to_string(), backend, config, seed: args.seed, first }),
         None => Ok((subject, report)),
@@ -355,7 +408,7 @@ impl Measured {
     }
 
     fn report(self, args: &Args, ceilings: Option<&Rates>) -> CaseReport {
-        let Self { case, subject, copies, checked, cold, warm, .. } = self;
+        let Self { case, subject, copies, checked, cold, warm, rivals, .. } = self;
         let (cold, warm) = (Spread::of(&cold), Spread::of(&warm));
         let (plan, problem) = (subject.plan(), subject.plan().problem());
         let floor_seconds = ceilings.map(|rates| rates.seconds(problem)).filter(|floor| *floor > 0.0);
@@ -379,6 +432,7 @@ impl Measured {
             floor_seconds,
             cold_of_floor: floor_seconds.map(|floor| floor / cold.median),
             warm_of_floor: floor_seconds.map(|floor| floor / warm.median),
+            scaling: rivals.map(|rivals| rivals.report()),
             seed: args.seed,
             max_error: checked.max_error,
             compared: checked.compared,
@@ -426,9 +480,27 @@ fn tell(report: &BenchReport) -> Result<()> {
         text += "* less than 1.2 GB of weights could be rotated, so caches may have helped\n";
     }
     console::print(&text)?;
+    tell_scaling(report)?;
     console::remark(&format!("seed {}, {} threads, {}", report.seed, report.threads, report.machine.cpu));
     if let Some(rates) = &report.ceilings {
         console::remark(&rates.text());
+    }
+    Ok(())
+}
+
+fn tell_scaling(report: &BenchReport) -> Result<()> {
+    let mut table =
+        Table::new(&["shape m×n×k", ">1 thread ÷ all", ">p10…p90", ">groups together ÷ one by one", ">p10…p90"]);
+    for (case, scaling) in report.cases.iter().filter_map(|case| Some((case, case.scaling?))) {
+        let median = |ratios: Option<Spread>| ratios.map_or(String::new(), |ratios| format!("{:.2}", ratios.median));
+        let range = |ratios: Option<Spread>| {
+            ratios.map_or(String::new(), |ratios| format!("{:.2}…{:.2}", ratios.p10, ratios.p90))
+        };
+        let Scaling { one_thread, grouped } = scaling;
+        table.row([case.problem.clone(), median(one_thread), range(one_thread), median(grouped), range(grouped)]);
+    }
+    if report.cases.iter().any(|case| case.scaling.is_some()) {
+        console::print(&table.text())?;
     }
     Ok(())
 }

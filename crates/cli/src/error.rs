@@ -101,6 +101,10 @@ pub enum Error {
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },
 
+    /// Threads of a device that has none of ours.
+    #[error("--scaling compares numbers of a processor's threads, of which {backend} uses none; leave it out")]
+    NoScaling { backend: &'static str },
+
     /// Results were wrong.
     #[error("{failed} of {all} checks failed; {remedy}")]
     Failed { failed: usize, all: usize, remedy: &'static str },

@@ -16,6 +16,8 @@ const PROBE_ROOM: f64 = 2.0 * (1u64 << 30) as f64;
 pub struct Floor {
     prober: Option<Prober>,
     samples: Vec<Ceilings>,
+    /// What all threads reach over what one does, sampled one after the other.
+    over_one: Vec<Ceilings>,
 }
 
 /// The machine's rates over a whole run.
@@ -29,6 +31,18 @@ pub struct Rates {
     pub bytes_per_second: Rate,
     /// How many samples there were.
     pub samples: usize,
+    /// What all threads reach over what one does; absent where that was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub over_one_thread: Option<OverOne>,
+}
+
+/// The rates of all threads over those of one: what computing can gain from threads at best.
+#[derive(Debug, Serialize)]
+pub struct OverOne {
+    /// Of operations.
+    pub flops: Spread,
+    /// Of bytes from memory.
+    pub bytes: Spread,
 }
 
 /// A rate: its middle and its best.
@@ -57,7 +71,11 @@ impl Floor {
         if processor && !roomy {
             console::remark("note: too little memory is free to measure this machine's floor");
         }
-        Ok(Self { prober: (processor && roomy).then(Prober::new).transpose()?, samples: Vec::new() })
+        Ok(Self {
+            prober: (processor && roomy).then(Prober::new).transpose()?,
+            samples: Vec::new(),
+            over_one: Vec::new(),
+        })
     }
 
     /// Takes one sample.
@@ -65,12 +83,24 @@ impl Floor {
         self.samples.extend(self.prober.as_ref().map(|prober| prober.sample(threads)));
     }
 
+    /// Takes one sample of all threads and one of a single thread.
+    pub fn sample_both(&mut self, threads: &Threads, single: &Threads) {
+        if let Some(prober) = &self.prober {
+            let (all, one) = (prober.sample(threads), prober.sample(single));
+            self.samples.push(all);
+            self.over_one.push(Ceilings { flops: all.flops / one.flops, bytes: all.bytes / one.bytes });
+        }
+    }
+
     /// The rates so far.
     pub fn rates(&self) -> Option<Rates> {
         let unit = self.prober.as_ref()?.unit();
         let flops_per_second = Rate::of(self.samples.iter().map(|s| s.flops));
         let bytes_per_second = Rate::of(self.samples.iter().map(|s| s.bytes));
-        Some(Rates { unit, flops_per_second, bytes_per_second, samples: self.samples.len() })
+        let over_one = |of: fn(&Ceilings) -> f64| Spread::of(&self.over_one.iter().map(of).collect::<Vec<_>>());
+        let over_one_thread = (!self.over_one.is_empty())
+            .then(|| OverOne { flops: over_one(|ratio| ratio.flops), bytes: over_one(|ratio| ratio.bytes) });
+        Some(Rates { unit, flops_per_second, bytes_per_second, samples: self.samples.len(), over_one_thread })
     }
 }
 
@@ -83,12 +113,16 @@ impl Rates {
 
     /// The rates in words.
     pub fn text(&self) -> String {
-        format!(
+        let mut text = format!(
             "ceilings of this machine in this run, medians of {} samples: {} GFLOP/s ({}), {} GB/s from memory",
             self.samples,
             table::three_digits(self.flops_per_second.median / 1e9),
             self.unit,
             table::three_digits(self.bytes_per_second.median / 1e9),
-        )
+        );
+        if let Some(OverOne { flops, bytes }) = &self.over_one_thread {
+            text += &format!("; {:.2} and {:.2} times those of one thread", flops.median, bytes.median);
+        }
+        text
     }
 }

@@ -27,6 +27,7 @@ mod problem_file;
 mod ptx_text;
 mod quantize;
 mod run;
+mod scaling;
 mod simulate;
 mod subject;
 mod table;

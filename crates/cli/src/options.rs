@@ -29,8 +29,12 @@ impl How {
     /// The engine that was asked for.
     pub fn engine(&self) -> Result<Engine> {
         Tuning::installed().complaint().into_iter().for_each(console::remark);
-        let request = self.request();
-        Ok(Engine::new(Options { backend: Some(self.backend.clone()), threads: self.threads, request })?)
+        self.engine_with(self.threads)
+    }
+
+    /// The same with another number of threads.
+    pub fn engine_with(&self, threads: Option<usize>) -> Result<Engine> {
+        Ok(Engine::new(Options { backend: Some(self.backend.clone()), threads, request: self.request() })?)
     }
 
     /// What every configuration must grant.

@@ -81,6 +81,23 @@ fn bench_times_cold_and_warm_and_writes_a_report() {
         assert!(field("best") <= field("p10") && field("p10") <= field("median") && field("median") <= field("p90"));
     }
     assert_eq!(case["cold_copies"], 128, "a small layer is copied as often as allowed");
+    assert!(case["scaling"].is_null(), "nothing was compared");
+}
+
+#[test]
+fn bench_compares_with_one_thread_and_with_one_group_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let args = ["bench", "--suite", "edge", "--all", "--seconds", "0.001", "--threads", "2", "--scaling", "--json"];
+    let text = succeed(args.map(std::ffi::OsStr::new).into_iter().chain([path.as_os_str()]));
+    assert!(text.contains("1 thread ÷ all") && text.contains("groups together ÷ one by one"));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for case in report["cases"].as_array().unwrap() {
+        let with_tokens = case["groups"].as_array().unwrap().iter().filter(|group| group[0] != 0).count();
+        assert!(case["scaling"]["one_thread"]["median"].as_f64().unwrap() > 0.0, "{case}");
+        assert_eq!(case["scaling"]["grouped"].is_null(), with_tokens < 2, "{case}");
+    }
+    assert!(report["ceilings"]["over_one_thread"]["flops"]["median"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
