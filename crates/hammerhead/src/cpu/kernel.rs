@@ -44,6 +44,8 @@ pub(super) trait Kernel: Sync + Sized {
     const BLOCKS: usize;
     /// Panels that are multiplied together.
     const PANELS: usize;
+    /// The depth at which [`Self::resident`] is asked, if ever.
+    const RESIDENT: Option<usize> = None;
 
     /// Prepared rows that one token becomes: their sums are added in the end.
     fn parts(&self) -> usize {
@@ -69,6 +71,11 @@ pub(super) trait Kernel: Sync + Sized {
 
     /// Computes all sums of a tile in one go, if this kernel has a tighter loop for its shape; says whether it did.
     fn stream(&self, _: TileStream<'_, Self>) -> bool {
+        false
+    }
+
+    /// The same for a tile of any number of panels and the depth [`Self::RESIDENT`].
+    fn resident(&self, _: TileStream<'_, Self>) -> bool {
         false
     }
 
@@ -148,12 +155,12 @@ impl<'a, K: Kernel> Product<'a, K> {
     }
 }
 
-/// A whole tile along all of K, one slab wide, in ping-pong with stages of one chunk.
+/// A whole tile along all of K, in ping-pong with two stages.
 pub(super) struct TileStream<'a, K: Kernel> {
     /// Every group of rows of the tile, `group_len` elements each.
     pub tokens: &'a [K::Token],
     pub group_len: usize,
-    /// For each panel, its packed bytes.
+    /// For each panel, its packed bytes; panels stand in the order of their sums.
     pub panels: Vec<&'a [u8]>,
     /// What this thread will most likely stream next, panel for panel; empty if that is not known.
     pub next: Vec<&'a [u8]>,

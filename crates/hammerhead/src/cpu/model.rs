@@ -39,6 +39,19 @@ pub(super) struct Rates {
     speed: Speed,
     /// The speed of [`Kernel::stream`], and the shapes of tile it takes: tokens and columns.
     stream: Option<(Speed, &'static [(usize, usize)])>,
+    resident: Option<Resident>,
+}
+
+/// The speed of [`Kernel::resident`], and the tiles that it is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resident {
+    pub speed: Speed,
+    pub depth: usize,
+    /// Weights are expanded once for so many groups of rows.
+    pub groups: usize,
+    /// The most panels, of all matrices, and the most groups of rows of a tile.
+    pub panels: usize,
+    pub tile_groups: usize,
 }
 
 /// What a kernel's author measured, in seconds.
@@ -61,12 +74,29 @@ impl Rates {
             token_bytes: size_of::<K::Token>() * kernel.group_len(K::BLOCKS) / K::BLOCKS,
             speed,
             stream: None,
+            resident: None,
         }
     }
 
     /// With a stream for tiles of these shapes.
     pub(super) fn with_stream(self, speed: Speed, tiles: &'static [(usize, usize)]) -> Self {
         Self { stream: Some((speed, tiles)), ..self }
+    }
+
+    /// With a loop for tiles of many tokens and columns.
+    pub(super) fn with_resident(self, resident: Resident) -> Self {
+        Self { resident: Some(resident), ..self }
+    }
+
+    /// Whether a configuration is one whose tokens stay in the first-level cache.
+    fn resides(&self, config: &Config, matrices: usize) -> Option<Resident> {
+        let fits = |resident: &Resident| {
+            config.strategy == Strategy::PingPong
+                && (config.depth, config.stages) == (resident.depth, 2)
+                && self.row_groups(config.tile.tokens) <= resident.tile_groups
+                && (resident.panels / 2..=resident.panels).contains(&(matrices * config.tile.columns / COLUMNS))
+        };
+        self.resident.filter(fits)
     }
 
     /// Whether a configuration is one that the kernel streams.
@@ -107,13 +137,14 @@ impl Rates {
     }
 }
 
-/// Configurations worth trying: tiles of all tokens or of some, narrow and wide, in every strategy; and what is streamed.
+/// Configurations worth trying: tiles of all tokens or of some, narrow and wide, in every strategy; and those that the
+/// kernel has tighter loops for.
 pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Vec<Config> {
     let largest = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).max(1);
     let whole = largest.next_multiple_of(rates.rows).min(512);
-    let tokens = [64, 128, 256].into_iter().filter(|&t| t < whole).chain([whole]);
+    let tokens = || [64, 128, 256].into_iter().filter(|&t| t < whole).chain([whole]);
     let mut configs = Vec::new();
-    for tokens in tokens {
+    for tokens in tokens() {
         for (columns, depth) in [(32, 128), (32, 256), (128, 256), (512, 256)] {
             for (strategy, stages) in Strategy::ALL.into_iter().zip([1, 1, 1, 2]) {
                 configs.push(plain(strategy, Tile { tokens, columns }, depth, stages));
@@ -124,6 +155,11 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
     for &(rows, columns) in streamed.iter().filter(|(rows, _)| rows % rates.parts == 0) {
         let tile = Tile { tokens: rows / rates.parts, columns };
         configs.push(plain(Strategy::PingPong, tile, CHUNK, 2));
+    }
+    if let Some(resident) = rates.resident {
+        let columns = resident.panels / problem.matrices() * COLUMNS;
+        let config = |tokens| plain(Strategy::PingPong, Tile { tokens, columns }, resident.depth, 2);
+        configs.extend(tokens().map(config));
     }
     configs.retain(|config| legal(problem, config, rates, threads).is_ok());
     configs
@@ -228,9 +264,17 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let blocks = (shape.k / BLOCK) as f64;
     let row_groups = rates.row_groups(shape.m) as f64;
     let streamed = rates.streams(config);
-    let speed = streamed.unwrap_or(rates.speed);
-    // Between two stretches of K sums are written and read again, unless they stay in registers.
-    let stretches = if streamed.is_some() { 0.0 } else { shape.k.div_ceil(config.depth) as f64 };
+    let resident = rates.resides(config, problem.matrices());
+    let speed = streamed.or(resident.map(|resident| resident.speed)).unwrap_or(rates.speed);
+    // Between two stretches of K sums are written and read again, unless they stay in registers or that has been counted
+    // with the products.
+    let counted = streamed.is_some() || resident.is_some();
+    let stretches = if counted { 0.0 } else { shape.k.div_ceil(config.depth) as f64 };
+    // Tokens are walked in parts of a tile where the loop says so, and each part has its weights expanded.
+    let expanded = resident.map_or(token_tiles, |resident| {
+        let parts = |tokens: usize| rates.row_groups(tokens).div_ceil(resident.groups);
+        shape.m / config.tile.tokens * parts(config.tile.tokens) + parts(shape.m % config.tile.tokens)
+    });
     let sums = 2.0 * stretches * panels * row_groups * (rates.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
     let planes = if config.strategy == Strategy::TwoPass { 16 * shape.m * shape.n } else { 0 };
     // Tokens are walked once for every slab, and for both matrices again where those are apart.
@@ -239,7 +283,7 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let tokens = repeated * row_groups * blocks * rates.token_bytes as f64;
     Work {
         tiles: (token_tiles * column_tiles * if config.strategy == Strategy::TwoPass { 2 } else { 1 }) as f64,
-        expansion: token_tiles as f64 * panels * blocks * speed.expand,
+        expansion: expanded as f64 * panels * blocks * speed.expand,
         products: row_groups * panels * blocks * speed.multiply,
         traffic: sums + (planes as f64 + tokens) / PLANE_BANDWIDTH,
     }

@@ -310,8 +310,7 @@ impl<K: Kernel> TileWalk<'_, K> {
         let steps = self.group.shape.k.div_ceil(self.config.depth) * self.layout.slabs();
         let stages = slabs.len();
         if self.config.strategy == Strategy::PingPong {
-            if self.config.depth == CHUNK && stages == 2 && self.layout.slabs() == 1 && self.stream(&mut slabs[0], sums)
-            {
+            if stages == 2 && self.stream(&mut slabs[0], sums) {
                 return;
             }
             let lead = stages - 1;
@@ -343,15 +342,32 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
     }
 
-    /// Offers the whole tile to the kernel's tightest loop, which takes panels of full width only.
+    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only.
     fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
-        let panels = full_panels(self.group, self.matrices, self.tile);
+        let narrow = self.config.depth == CHUNK && self.layout.slabs() == 1;
+        if !narrow && K::RESIDENT != Some(self.config.depth) {
+            return false;
+        }
+        let panels = self.full_panels(self.group, self.matrices, self.tile);
         if panels.len() < self.matrices.len() * self.layout.panels {
             return false;
         }
-        let next = self.next.map_or(Vec::new(), |(group, tile)| full_panels(group, group.matrices, tile));
+        let next = self.next.map_or(Vec::new(), |(group, tile)| self.full_panels(group, group.matrices, tile));
         let (tokens, group_len) = (self.tokens, self.group_len);
-        self.kernel.stream(TileStream { tokens, group_len, panels, next, ring: ring.pages(), sums })
+        let tile = TileStream { tokens, group_len, panels, next, ring: ring.pages(), sums };
+        if narrow { self.kernel.stream(tile) } else { self.kernel.resident(tile) }
+    }
+
+    /// The panels of a tile that have full width, each along all of K, in the order of this tile's sums: slab by slab, those
+    /// of the first matrix before those of the second.
+    fn full_panels<'a>(&self, group: &Group<'_, K>, matrices: &'a [PanelMatrix], tile: &Tile) -> Vec<&'a [u8]> {
+        let panels = tile.columns.start / COLUMNS..tile.columns.end / COLUMNS;
+        let stretch = |matrix: &'a PanelMatrix, panel| matrix.stretch(panel, 0..group.shape.k.div_ceil(CHUNK)).bytes;
+        let slabs =
+            panels.clone().step_by(self.layout.slab).map(|first| first..panels.end.min(first + self.layout.slab));
+        slabs
+            .flat_map(|slab| matrices.iter().flat_map(move |matrix| slab.clone().map(move |p| stretch(matrix, p))))
+            .collect()
     }
 
     fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
@@ -383,13 +399,6 @@ impl<K: Kernel> TileWalk<'_, K> {
         let last = self.group.shape.k / BLOCK;
         step.chunks.start * CHUNK_BLOCKS..last.min(step.chunks.end * CHUNK_BLOCKS)
     }
-}
-
-/// The panels of a tile that have full width, each along all of K: those of the first matrix, then those of the second.
-fn full_panels<'a, K: Kernel>(group: &Group<'_, K>, matrices: &'a [PanelMatrix], tile: &Tile) -> Vec<&'a [u8]> {
-    let panels = tile.columns.start / COLUMNS..tile.columns.end / COLUMNS;
-    let stretch = |matrix: &'a PanelMatrix, panel| matrix.stretch(panel, 0..group.shape.k.div_ceil(CHUNK)).bytes;
-    matrices.iter().flat_map(|matrix| panels.clone().map(move |panel| stretch(matrix, panel))).collect()
 }
 
 /// One product of every group as f32, between the passes of two-pass.

@@ -7,10 +7,12 @@
 //! `expand` makes tiles of packed weights and `tokens` of activations, each scaled by a power of two so that no sum is
 //! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have time
 //! to expand weights, if the products' own operands come quickly enough: tokens from the second-level cache, weights,
-//! just expanded, from the first. Two loops do that: `stream` for a tile whose sums stay in registers along all of K,
-//! and `walk` for any other.
+//! just expanded, from the first. Three loops do that: `stream` for a tile whose sums stay in registers along all of K,
+//! `resident` for one of many tokens and many columns, whose tokens come from the first-level cache as well, and `walk`
+//! for any other.
 
 mod expand;
+mod resident;
 mod stream;
 mod tiles;
 mod tokens;
@@ -23,6 +25,7 @@ use bytemuck::{Pod, Zeroable};
 use format::BLOCK;
 
 use self::expand::{Expander, WEIGHT_EXPONENT};
+use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
 use self::tiles::{load, product, zero};
 use self::tokens::{TokenTile, parts};
@@ -65,6 +68,7 @@ impl CpuBackend for Amx {
     fn rates(activation: Activation) -> Rates {
         Rates::of(&AmxKernel { parts: parts(activation) }, Speed { expand: 15e-9, multiply: 9e-9 })
             .with_stream(Speed { expand: 11e-9, multiply: 5e-9 }, &STREAMED)
+            .with_resident(resident::RATES)
     }
 
     fn run(
@@ -124,6 +128,7 @@ impl Kernel for AmxKernel {
     const ROWS: usize = TILE_ROWS;
     const BLOCKS: usize = TILE_K / BLOCK;
     const PANELS: usize = 4;
+    const RESIDENT: Option<usize> = Some(resident::DEPTH);
 
     fn parts(&self) -> usize {
         self.parts
@@ -154,15 +159,21 @@ impl Kernel for AmxKernel {
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let Some(weights) = whole_chunks(&tile.panels) else { return false };
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
-        let panels: Vec<_> = tile.panels.iter().map(|panel| panel.as_chunks::<CHUNK_BYTES>()).collect();
-        if panels.iter().any(|(_, rest)| !rest.is_empty()) {
-            return false;
-        }
-        let weights: Vec<_> = panels.into_iter().map(|(chunks, _)| chunks).collect();
         let stream = Stream { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
         // SAFETY: as above, and `enter` has configured this thread's tiles.
         unsafe { stream.run() }
+    }
+
+    fn resident(&self, tile: TileStream<'_, Self>) -> bool {
+        let Some(weights) = whole_chunks(&tile.panels) else { return false };
+        let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
+        let (ring, sums) = (tile.ring, tile.sums);
+        let resident = Resident { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
+        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        unsafe { resident.run() }
+        true
     }
 
     fn enter(&self) {
@@ -179,6 +190,13 @@ impl Kernel for AmxKernel {
         // SAFETY: as above.
         unsafe { avx512::write(finish) }
     }
+}
+
+/// Panels as chunks, if their K is a multiple of one.
+fn whole_chunks<'a>(panels: &[&'a [u8]]) -> Option<Vec<&'a [[u8; CHUNK_BYTES]]>> {
+    let chunks =
+        |panel: &&'a [u8]| Some(panel.as_chunks()).filter(|(_, rest)| rest.is_empty()).map(|(chunks, _)| chunks);
+    panels.iter().map(chunks).collect()
 }
 
 /// Keeps the tile unit busy from the first-level cache; returns the operations done.

@@ -35,7 +35,7 @@ pub(super) struct Stream<'a> {
 }
 
 /// Half tiles of a page.
-const RING: usize = 8;
+pub(super) const RING: usize = 8;
 /// How far ahead of the expansion weights are fetched, in chunks. Between two and eight it makes next to no difference: the
 /// processor's own prefetchers are ahead of that.
 const FETCH_AHEAD: usize = 4;

@@ -60,6 +60,13 @@ macro_rules! store {
     };
 }
 
+/// Asks for a line to be stored to.
+macro_rules! own {
+    ($line:expr) => {
+        std::arch::asm!("prefetchw [{}]", in(reg) $line, options(nostack, readonly, preserves_flags))
+    };
+}
+
 macro_rules! zero {
     ($($tile:literal)*) => {
         $(std::arch::asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
@@ -76,4 +83,4 @@ macro_rules! product {
     };
 }
 
-pub(super) use {load, load_past, product, store, zero};
+pub(super) use {load, load_past, own, product, store, zero};
