@@ -336,6 +336,12 @@ fn edge() -> Vec<Case> {
         one(3, 33, 256, "K of a few chunks"),
         one(3, 33, 7168, "a long K: rounding errors have room to grow"),
         one(33, 65, 1040, "K of one block more than whole chunks, n and m of one more than whole panels"),
+        one(
+            104,
+            32,
+            448,
+            "whole panels and chunks, and both too few for whole stretches of K and whole blocks of tokens",
+        ),
     ];
     let mut groups = |groups: Vec<Shape>, why| cases.push(Case::new(Suite::Edge, groups, Inputs::Realistic, why));
     groups(
@@ -346,6 +352,7 @@ fn edge() -> Vec<Case> {
         vec![Shape::new(7, 40, 64), Shape::new(0, 40, 64), Shape::new(18, 40, 64)],
         "a group without tokens among others: an expert that nobody chose",
     );
+    groups(ragged(&[5, 75, 20], 32, 320), "groups of one, five and two matrix instructions' rows, all of whole panels");
     groups(ragged(&[0, 0], 24, 32), "only groups without tokens");
 
     let special = [

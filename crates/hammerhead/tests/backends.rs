@@ -78,7 +78,9 @@ fn assert_correct(case: &Case, seed: u64, backend: &'static dyn Backend, wanted:
 fn requests() -> Vec<Request> {
     let mut requests = vec![String::new()];
     for strategy in Strategy::ALL {
-        for (tile, depth, stages) in [("16x16", 64, 2), ("32x48", 128, 3), ("256x512", 512, 2), ("64x32", 256, 4)] {
+        for (tile, depth, stages) in
+            [("16x16", 64, 2), ("32x48", 128, 3), ("256x512", 512, 2), ("64x32", 256, 4), ("128x64", 256, 2)]
+        {
             requests.push(format!("strategy={strategy},tile={tile},depth={depth},stages={stages}"));
         }
         if strategy != Strategy::PingPong {
@@ -125,6 +127,7 @@ fn results_are_the_same_to_the_bit_for_any_number_of_threads() {
             let cut = |strategy| format!("strategy={strategy},tile=32x32,depth=128,stages=2");
             let mut cuts: Vec<Request> = Strategy::ALL.map(|strategy| cut(strategy).parse().unwrap()).to_vec();
             cuts.push(format!("{},schedule=persistent", cut(Strategy::Interleaved)).parse().unwrap());
+            cuts.push("strategy=ping-pong,tile=64x16,depth=256,stages=2".parse().unwrap());
             for &request in &cuts {
                 let bits = |threads| format!("{:?}", compute(&engine(backend.name(), threads, request), &instance));
                 let alone = bits(1);
