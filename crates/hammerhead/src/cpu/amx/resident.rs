@@ -1,6 +1,6 @@
 //! Many tokens against many panels: 64 rows by 256 of K stay in the first-level cache while every panel of the tile passes
-//! by, so that the products' operands come from there. What has to move instead are the sums, a tile in and a tile out for
-//! every eight products.
+//! by, so that the products' operands come from there. What moves instead are the sums: a tile in and a tile out for every
+//! eight products.
 //!
 //! K is walked in stretches of 256, a stretch in *blocks* of up to four groups of rows, and for each block all panels. A
 //! panel's stretch is expanded two tiles ahead of its products, between them, as `stream` does it. The packed bytes come
@@ -9,8 +9,8 @@
 //!
 //! The first-level cache is nearly full of tokens, so sums must not linger there. They are loaded past it; and as a store
 //! needs its line there, that is asked for shortly before the store: a line that is loaded at the beginning of a panel and
-//! stored at the end would be thrown out in between, and fetched twice. This makes the difference between a loop
-//! that is no faster than `stream` and one that takes a seventh less.
+//! stored at the end would be thrown out in between, and fetched twice. Without that the loop is no faster than `stream`;
+//! with it, it takes a sixth to a quarter less.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -152,7 +152,6 @@ impl Resident<'_> {
                 (true, None) => w,
             };
             let mut later = later.wrapping_add(block * weight_lines * LINE);
-            let later_end = later.wrapping_add(weight_lines * LINE);
             let mut later_tokens = {
                 let group_lines = 2 * count * size_of::<TokenTile>() / LINE;
                 let line = panel * token_lines;
@@ -160,7 +159,6 @@ impl Resident<'_> {
                 let start: *const u8 = group[if last { 0 } else { 2 * chunks.end }..].as_ptr().cast();
                 start.wrapping_add(line % group_lines * LINE)
             };
-            let later_tokens_end = later_tokens.wrapping_add(token_lines * LINE);
             let mut fetched = following;
             let mut a = tokens;
             // SAFETY: `w` points to the chunk that is expanded, one of the panel's, or the first of what follows; `a` to two
@@ -232,16 +230,12 @@ impl Resident<'_> {
                             load!(5, a[3]);
                         }
                         for _ in 0..weight_step {
-                            if later < later_end {
-                                _mm_prefetch::<_MM_HINT_T1>(later.cast());
-                                later = later.wrapping_add(LINE);
-                            }
+                            _mm_prefetch::<_MM_HINT_T1>(later.cast());
+                            later = later.wrapping_add(LINE);
                         }
                         for _ in 0..token_step {
-                            if later_tokens < later_tokens_end {
-                                _mm_prefetch::<_MM_HINT_T1>(later_tokens.cast());
-                                later_tokens = later_tokens.wrapping_add(LINE);
-                            }
+                            _mm_prefetch::<_MM_HINT_T1>(later_tokens.cast());
+                            later_tokens = later_tokens.wrapping_add(LINE);
                         }
                         expand!($half, 1);
                         if GROUPS > 3 {
