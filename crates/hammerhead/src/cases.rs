@@ -355,6 +355,9 @@ fn edge() -> Vec<Case> {
     groups(ragged(&[5, 75, 20], 32, 320), "groups of one, five and two matrix instructions' rows, all of whole panels");
     groups(ragged(&[0, 0], 24, 32), "only groups without tokens");
 
+    let why = "a single matrix of three whole panels and five chunks: nothing may come in pairs";
+    cases.push(Case { gate: Gate::None, ..one(70, 48, 320, why) });
+
     let special = [
         (Inputs::GlobalsApart, "gate and up global scales ten times apart: neither may stand in for the other"),
         (Inputs::HardScales, "every finite scale byte: subnormal, zero, largest and negative"),
