@@ -263,8 +263,10 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let panels = (problem.matrices() * shape.n.div_ceil(COLUMNS)) as f64;
     let blocks = (shape.k / BLOCK) as f64;
     let row_groups = rates.row_groups(shape.m) as f64;
-    let streamed = rates.streams(config);
-    let resident = rates.resides(config, problem.matrices());
+    // The tighter loops take whole chunks only.
+    let whole = shape.k.is_multiple_of(CHUNK);
+    let streamed = rates.streams(config).filter(|_| whole);
+    let resident = rates.resides(config, problem.matrices()).filter(|_| whole);
     let speed = streamed.or(resident.map(|resident| resident.speed)).unwrap_or(rates.speed);
     // Between two stretches of K sums are written and read again, unless they stay in registers or that has been counted
     // with the products.
