@@ -167,9 +167,11 @@ impl Config {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    /// Whether two blocks of rows have two warpgroups each. Unrolled for four units, their loop would need more registers.
+    /// Whether two blocks of rows have two warpgroups each, every other stage for one of them. Unrolled for four units, their
+    /// loop would need more registers.
     fn shared_rows(&self) -> bool {
-        self.passes() == 1 && self.units < 4 && SHARING_TOKENS.contains(&self.tokens)
+        let simple = self.passes() == 1 && self.units < 4 && self.stages.is_multiple_of(2);
+        simple && SHARING_TOKENS.contains(&self.tokens)
     }
 
     fn division(&self) -> Division {
