@@ -184,7 +184,7 @@ pub unsafe extern "C" fn hammerhead_layer_load_checkpoint(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_layer_groups(layer: *const Layer) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { layer.as_ref() }.map_or(0, |layer| layer.0.columns().len())
+    unsafe { layer.as_ref() }.map_or(0, |layer| layer.0.shapes().len())
 }
 
 /// The columns of a group's result, and the elements of its tokens.
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn hammerhead_layer_shape(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let columns = unsafe { at(layer, "layer") }?.0.columns();
+        let columns = unsafe { at(layer, "layer") }?.0.shapes();
         let Some(&(found_n, found_k)) = columns.get(group) else {
             return Err(Error::argument("group", format!("{group} is not among the layer's {}", columns.len())));
         };

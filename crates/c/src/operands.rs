@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use half::{bf16, f16};
-use hammerhead::backend::Target;
+use hammerhead::Target;
 use hammerhead::format::{self, BLOCK, Dense, Values};
 use hammerhead::{Activations, Gate};
 

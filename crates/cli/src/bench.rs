@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
-use hammerhead::cases::{Case, Inputs, Instance, Suite};
-use hammerhead::gpu::cuda;
+use hammerhead::gpu::device;
 use hammerhead::machine::Machine;
-use hammerhead::verify::{Expected, Report};
 use hammerhead::{Activation, Engine, Gate, Layer, Problem, Weights};
 use indicatif::ProgressBar;
 use serde::Serialize;
+use testkit::cases::{Case, Inputs, Instance, Suite};
+use testkit::verify::{Expected, Report};
 
 use crate::floor::{Floor, Rates};
 use crate::options::{self, How};
@@ -159,7 +159,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let engine = args.how.engine()?;
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
-    if engine.backends()[0].layout() == cuda::LAYOUT {
+    if engine.backends()[0].layout() == device::LAYOUT {
         if args.scaling {
             return Err(Error::NoScaling { backend: engine.backends()[0].name() });
         }
@@ -205,8 +205,8 @@ impl Engines<'_> {
     /// Samples the ceilings of the threads that compute.
     fn probe(&self, floor: &mut Floor) {
         match self.single {
-            Some(single) => floor.sample_both(self.all.pool(), single.pool()),
-            None => floor.sample(self.all.pool()),
+            Some(single) => floor.sample_both(self.all.team(), single.team()),
+            None => floor.sample(self.all.team()),
         }
     }
 }
@@ -278,7 +278,7 @@ pub struct Rotation {
 impl Rotation {
     fn load(kind: Kind, weights: Vec<Weights<'static>>, copies: usize, engine: &Engine) -> Result<Self> {
         let (begun, layers) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        engine.pool().run(|| {
+        engine.team().run(|| {
             while begun.fetch_add(1, Ordering::Relaxed) < copies {
                 let layer = engine.load(&weights, kind.gate);
                 if let Ok(mut layers) = layers.lock() {
@@ -333,7 +333,7 @@ impl Batch {
             let weights = &batch.rotations[rotation];
             instance.weights.clone_from(&weights.weights);
             let layer = &weights.layers[0];
-            let expected = Expected::new(&instance, case.is_community(), args.seed, engines.all.pool());
+            let expected = Expected::new(&instance, case.is_community(), args.seed, engines.all.team());
             let (subject, checked) = check(args, case, &instance, engines.all, layer, &expected)?;
             let rivals = |single| Rivals::new(case, &instance, [engines.all, single], layer, &expected, args.seed);
             let rivals = engines.single.map(rivals).transpose()?;
@@ -507,7 +507,7 @@ fn tell_scaling(report: &BenchReport) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use hammerhead::cases;
+    use testkit::cases;
 
     use super::*;
 

@@ -5,12 +5,13 @@
 //! (sustained). Tokens are half precision, as most who run quantised weights on Hopper have them, and NVFP4, whose expansion is
 //! part of the time.
 
-use hammerhead::cases::{Case, Instance};
-use hammerhead::gpu::{clock, cuda};
-use hammerhead::verify::{Expected, Report};
+use hammerhead::gpu::{Cuda, device};
 use hammerhead::{Activation, Engine, Layer, Problem, Request};
 use indicatif::ProgressBar;
 use serde::Serialize;
+use testkit::cases::{Case, Instance};
+use testkit::clock;
+use testkit::verify::{Expected, Report};
 
 use crate::bench::{Args, Kind, SCHEMA, with_tokens};
 use crate::run::groups;
@@ -97,8 +98,8 @@ struct Loaded {
 /// Does the command on a GPU.
 pub fn bench(args: &Args, cases: &[Case], engine: &Engine) -> Result<()> {
     let backend = engine.backends()[0].name();
-    let device = cuda::Cuda::by_name(backend).map_or(0, cuda::Cuda::device);
-    let info = cuda::context(device)?.info();
+    let device = Cuda::by_name(backend).map_or(0, Cuda::device);
+    let info = device::context(device)?.info();
     let ceilings = Ceilings { flops_per_second: TENSOR_FLOPS, bytes_per_second: clock::bandwidth(device)? };
     let activations = args.activations(&[Activation::F16, Activation::NvFp4]);
     let bar = console::progress(cases.len() * activations.len());
@@ -191,7 +192,7 @@ fn measure(
 
 /// So many copies that they do not fit into the device's cache together, whatever tokens come with them.
 fn load(kind: Kind, instance: &Instance, engine: &Engine, device: usize) -> Result<Loaded> {
-    let wanted = ROTATION * cuda::context(device)?.info().cache_bytes;
+    let wanted = ROTATION * device::context(device)?.info().cache_bytes;
     let first = engine.load(&instance.weights, kind.gate)?;
     let copies = wanted.div_ceil(first.packed_bytes().max(1)).clamp(COPIES[0], COPIES[1]);
     let mut layers = vec![first];
@@ -208,7 +209,7 @@ fn check(args: &Args, case: &Case, instance: &Instance, engine: &Engine) -> Resu
     let (backend, config) = (plan.backend().name(), plan.config().to_string());
     let mut subject = Subject::new(instance, plan);
     subject.compute(engine, &layer)?;
-    let report = subject.judge(&Expected::new(instance, case.is_community(), args.seed(), engine.pool()))?;
+    let report = subject.judge(&Expected::new(instance, case.is_community(), args.seed(), engine.team()))?;
     match report.first {
         Some(first) => Err(Error::Wrong { case: case.to_string(), backend, config, seed: args.seed(), first }),
         None => Ok((subject, report)),

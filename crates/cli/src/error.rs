@@ -127,7 +127,7 @@ pub enum Error {
     #[error(
         "{case} is wrong on {backend} with {config} (seed {seed}): {first}; nothing is timed that is wrong, see hammerhead verify"
     )]
-    Wrong { case: String, backend: &'static str, config: String, seed: u64, first: hammerhead::verify::Failure },
+    Wrong { case: String, backend: &'static str, config: String, seed: u64, first: testkit::verify::Failure },
 
     /// Something could not be written as JSON.
     #[error("cannot write this report as JSON: {0}")]

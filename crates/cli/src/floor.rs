@@ -1,8 +1,8 @@
 //! The least time that this machine could take: its rates, sampled between the timings that are judged by them.
 
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
-use hammerhead::cpu::{self, Threads};
 use hammerhead::{Engine, Problem};
+use hammerhead::{Team, cpu};
 use serde::Serialize;
 
 use crate::timing::Spread;
@@ -79,12 +79,12 @@ impl Floor {
     }
 
     /// Takes one sample.
-    pub fn sample(&mut self, threads: &Threads) {
+    pub fn sample(&mut self, threads: &Team) {
         self.samples.extend(self.prober.as_ref().map(|prober| prober.sample(threads)));
     }
 
     /// Takes one sample of all threads and one of a single thread.
-    pub fn sample_both(&mut self, threads: &Threads, single: &Threads) {
+    pub fn sample_both(&mut self, threads: &Team, single: &Team) {
         if let Some(prober) = &self.prober {
             let (all, one) = (prober.sample(threads), prober.sample(single));
             self.samples.push(all);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 use hammerhead::machine::Machine;
 use hammerhead::tuning::{self, TUNING_VARIABLE, Tuning};
-use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backend};
+use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backends};
 use serde::Serialize;
 
 use crate::table::Table;
@@ -84,7 +84,7 @@ pub fn info(args: &Args) -> Result<()> {
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads,
-        backends: backend::all().iter().map(|b| Listed::of(*b)).collect(),
+        backends: backends::all().iter().map(|b| Listed::of(*b)).collect(),
         auto,
         auto_error,
         forced_by_environment: std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty()),

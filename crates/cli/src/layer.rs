@@ -7,8 +7,8 @@ use std::str::FromStr;
 use clap::Args;
 use format::checkpoint::{Checkpoint, Layer, Pair, Role};
 use format::tensors::File;
-use hammerhead::cases::{Case, Inputs, Suite};
 use hammerhead::{Activation, Activations, Gate, Output, Shape, Weights};
+use testkit::cases::{Case, Inputs, Suite};
 
 use crate::model::{self, Reading};
 use crate::problem_file::{ProblemFile, tokens};

@@ -38,7 +38,7 @@ pub fn gate(model: &Checkpoint, asked: Option<Gate>) -> Result<Gate> {
         return Ok(gate);
     }
     let (gate, source) = model.gate_and_source();
-    Gate::declared(&gate).map_err(|_| Error::UnknownGate {
+    hammerhead::declared_gate(&gate).map_err(|_| Error::UnknownGate {
         path: model.path().to_path_buf(),
         name: gate.to_string(),
         told_by: source.to_owned(),

@@ -2,9 +2,9 @@
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use hammerhead::cases::{self, Case, Suite};
 use hammerhead::tuning::Tuning;
-use hammerhead::{Engine, Options, Request, backend};
+use hammerhead::{Engine, Options, Request, backends};
+use testkit::cases::{self, Case, Suite};
 
 use crate::{Error, Result, console};
 
@@ -51,7 +51,7 @@ pub fn thread_count() -> RangedU64ValueParser<usize> {
 /// A backend that is in the list, or `auto`.
 pub fn backend_name(name: &str) -> hammerhead::Result<String> {
     if name != "auto" {
-        backend::by_name(name)?;
+        backends::by_name(name)?;
     }
     Ok(name.to_owned())
 }

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use format::tensors::{self, Dtype, File, Tensor};
 use format::{Matrix, Values};
-use hammerhead::cases::Instance;
 use hammerhead::{Activations, Gate, Output, Problem, Shape, Weights};
+use testkit::cases::Instance;
 
 use crate::{Error, Result};
 

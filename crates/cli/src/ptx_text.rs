@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use hammerhead::backend::Backend;
+use hammerhead::Backend;
 use hammerhead::{Activation, Gate, Output, Plan, Problem, Request, Shape, gpu};
 use ptx::assemble::Assembler;
 use ptx::{Bank, Kernel, Target};
@@ -112,7 +112,7 @@ fn assembled(kernels: &[Kernel]) -> Result<String> {
     };
     let mut text = String::new();
     for kernel in kernels {
-        let report = assembler.assemble(kernel).map_err(hammerhead::Error::from)?;
+        let report = assembler.assemble(kernel).map_err(|error| hammerhead::Error::Kernel(error.into()))?;
         text += &format!("// {} assembled: {}\n", kernel.name, report.to_string().replace('\n', "\n//   "));
         if let Err(error) = report.check(kernel) {
             text += &format!("//   {error}\n");

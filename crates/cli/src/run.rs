@@ -8,11 +8,11 @@ use clap::{ArgGroup, Args as ClapArgs};
 use format::Values;
 use format::tensors::File;
 use half::{bf16, f16};
-use hammerhead::backend::Target;
-use hammerhead::cases::{Case, Instance, Suite};
-use hammerhead::verify::{Expected, Report};
+use hammerhead::Target;
 use hammerhead::{Engine, Gate, Output, Plan, Problem, Weights};
 use serde::Serialize;
+use testkit::cases::{Case, Instance, Suite};
+use testkit::verify::{Expected, Report};
 
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
@@ -140,10 +140,10 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
             let instance = problem.into_instance(args.out.unwrap_or_default())?;
             let engine = args.how.engine()?;
             let mut floor = Floor::new(&engine)?;
-            floor.sample(engine.pool());
+            floor.sample(engine.team());
             let labels = Labels { suite: path.display().to_string(), why: "a layer of a checkpoint" };
             let row = run_instance(args, &instance, labels, false, &engine)?;
-            floor.sample(engine.pool());
+            floor.sample(engine.team());
             conclude(args, vec![row], &floor, &engine)?;
         }
     }
@@ -289,9 +289,9 @@ fn run_suites(args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for case in &cases {
         bar.set_message(case.to_string());
-        floor.sample(engine.pool());
+        floor.sample(engine.team());
         rows.push(run_case(args, case, &engine)?);
-        floor.sample(engine.pool());
+        floor.sample(engine.team());
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -331,7 +331,7 @@ fn run_instance(args: &Args, instance: &Instance, labels: Labels, community: boo
     let plan = engine.plan(&layer, &instance.activations, instance.problem.output())?;
     let mut subject = Subject::new(instance, plan.clone());
     let first = subject.compute(engine, &layer)?;
-    let expected = Expected::new(instance, community, args.seed, engine.pool());
+    let expected = Expected::new(instance, community, args.seed, engine.team());
     let report = subject.judge(&expected)?;
     // The first run warms everything up; where it is all there is time for, it has to do.
     let mut samples = Vec::new();

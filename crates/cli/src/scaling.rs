@@ -4,10 +4,10 @@
 //! minute of a shared machine falls on both sides of it.
 
 use format::{Dense, Matrix, Values};
-use hammerhead::cases::{Case, Instance};
-use hammerhead::verify::Expected;
 use hammerhead::{Activations, Engine, Layer, Problem, Shape};
 use serde::Serialize;
+use testkit::cases::{Case, Instance};
+use testkit::verify::Expected;
 
 use crate::bench::Rotation;
 use crate::subject::Subject;

@@ -4,10 +4,10 @@
 //! from it by one plausible mistake runs too, and a table tells which fault gave each away, and under which schedule.
 
 use clap::Args as ClapArgs;
-use hammerhead::gpu::mutations::{Trial, Verdict, WAYS};
 use serde::Serialize;
 use sim::Schedule;
 use sim::mutate::Mutant;
+use testkit::mutations::{Trial, Verdict, WAYS};
 
 use crate::table::Table;
 use crate::{Error, Result, console};

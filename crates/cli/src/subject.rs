@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use format::{Dense, Values};
-use hammerhead::backend::Target;
-use hammerhead::cases::Instance;
-use hammerhead::verify::{Expected, Report, poisoned};
+use hammerhead::Target;
 use hammerhead::{Activations, Engine, Layer, Plan};
+use testkit::cases::Instance;
+use testkit::verify::{Expected, Report, poisoned};
 
 use crate::Result;
 

@@ -1,15 +1,15 @@
 //! `hammerhead verify`: every case of some suites, on every backend, in many configurations, against the reference.
 
 use clap::Args as ClapArgs;
-use hammerhead::cases::{self, Case, Instance, Suite};
-use hammerhead::cpu::{LAYOUT, Threads};
+use hammerhead::cpu::{self, LAYOUT};
 use hammerhead::gpu::simulated;
-use hammerhead::verify::{Expected, Report};
 use hammerhead::{
-    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Plan, Problem, Request, Schedule, Strategy, Tile, backend,
+    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Plan, Problem, Request, Schedule, Strategy, Tile, backends,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
+use testkit::cases::{self, Case, Instance, Suite};
+use testkit::verify::{Expected, Report};
 
 use crate::options::{each_once, thread_count};
 use crate::subject::Subject;
@@ -138,7 +138,7 @@ fn engines(args: &Args) -> Result<(Vec<Engine>, Vec<String>)> {
         engines.push(engine(&name)?);
     }
     if engines.is_empty() {
-        for backend in backend::all() {
+        for backend in backends::all() {
             match backend.available() {
                 Ok(()) if backend.name() == simulated::NAME => skipped.push(format!(
                     "backend '{}' is slow and takes small problems only; ask for it with --backend {0}",
@@ -154,7 +154,7 @@ fn engines(args: &Args) -> Result<(Vec<Engine>, Vec<String>)> {
 
 /// A backend that is in the list.
 fn known_backend(name: &str) -> hammerhead::Result<String> {
-    backend::by_name(name).map(|backend| backend.name().to_owned())
+    backends::by_name(name).map(|backend| backend.name().to_owned())
 }
 
 fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summary, bar: &ProgressBar) -> Result<()> {
@@ -176,7 +176,7 @@ fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summar
         return Ok(());
     }
     let instance = case.instance(args.seed)?;
-    let expected = Expected::new(&instance, case.is_community(), args.seed, &Threads::new(args.threads)?);
+    let expected = Expected::new(&instance, case.is_community(), args.seed, &cpu::team(args.threads)?);
     for (engine, plans) in ways {
         let layer = engine.load(&instance.weights, case.gate)?;
         for plan in plans {

@@ -15,7 +15,7 @@ fn json(args: &[&str]) -> Value {
 fn info_lists_every_backend_and_which_are_there() {
     let report = json(&["info", "--json"]);
     let listed = report["backends"].as_array().unwrap();
-    assert_eq!(listed.len(), hammerhead::backend::all().len());
+    assert_eq!(listed.len(), hammerhead::backends::all().len());
     let here = listed.iter().filter(|b| b["available"] == true).map(|b| b["name"].as_str().unwrap());
     assert_eq!(here.collect::<Vec<_>>(), backends());
     assert!(listed.iter().all(|b| b["available"] == true || b["reason"].is_string()));
@@ -40,7 +40,7 @@ fn the_environment_forces_a_backend_and_a_wrong_name_is_told() {
 fn run_checks_and_times_the_cases_of_a_suite() {
     let report = json(&["run", "--suite", "edge", "--all", "--json", "--seed", "5", "--threads", "2"]);
     let cases = report["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), hammerhead::cases::suite(hammerhead::cases::Suite::Edge).len());
+    assert_eq!(cases.len(), testkit::cases::suite(testkit::cases::Suite::Edge).len());
     assert!(cases.iter().all(|case| case["passed"] == true && case["compared"] == case["elements"]));
     assert_eq!((report["seed"].as_u64(), report["threads"].as_u64()), (Some(5), Some(2)));
     let text = succeed(["run", "--suite", "edge", "--all", "--quiet", "--explain"]);
@@ -53,7 +53,7 @@ fn run_checks_and_times_the_cases_of_a_suite() {
 fn verify_counts_its_checks_and_takes_every_strategy() {
     let text = succeed(["verify", "--suite", "edge", "--seed", "3", "--threads", "2"]);
     let passed: usize = text.lines().last().unwrap().split_once(" passed, 0 failed").unwrap().0.parse().unwrap();
-    let cases = hammerhead::cases::suite(hammerhead::cases::Suite::Edge).len();
+    let cases = testkit::cases::suite(testkit::cases::Suite::Edge).len();
     assert!(passed >= cases * 4 * cpu_backends().len(), "{text}");
     let mut args = vec!["verify", "--suite", "edge", "--config", "strategy=ping-pong,stages=3", "--json"];
     cpu_backends().iter().for_each(|name| args.extend(["--backend", name]));

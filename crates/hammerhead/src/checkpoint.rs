@@ -5,7 +5,9 @@
 
 use format::checkpoint::{Checkpoint, GateFunction};
 
-use crate::{Engine, Error, Gate, Layer, Result, Weights};
+use op::{Error, Gate, Result, Weights};
+
+use crate::{Engine, Layer};
 
 /// Which gated pairs of a layer are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -19,19 +21,17 @@ pub enum Experts<'a> {
     Shared,
 }
 
-impl Gate {
-    /// The gate that a model declares, if it is computed here.
-    pub fn declared(gate: &GateFunction) -> Result<Self> {
-        match gate {
-            GateFunction::Silu => Ok(Gate::Silu),
-            GateFunction::GeluTanh => Ok(Gate::GeluTanh),
-            GateFunction::GptOss { clamp } => Ok(Gate::GptOss { clamp: *clamp }),
-            other => Err(Error::UnknownName {
-                what: "gate",
-                name: other.to_string(),
-                known: "silu, gelu-tanh, gpt-oss; give one of them if the model means it".to_owned(),
-            }),
-        }
+/// The gate that a model declares, if it is computed here.
+pub fn declared_gate(gate: &GateFunction) -> Result<Gate> {
+    match gate {
+        GateFunction::Silu => Ok(Gate::Silu),
+        GateFunction::GeluTanh => Ok(Gate::GeluTanh),
+        GateFunction::GptOss { clamp } => Ok(Gate::GptOss { clamp: *clamp }),
+        other => Err(Error::UnknownName {
+            what: "gate",
+            name: other.to_string(),
+            known: "silu, gelu-tanh, gpt-oss; give one of them if the model means it".to_owned(),
+        }),
     }
 }
 
@@ -59,7 +59,7 @@ impl Engine {
         if let Some(pair) = biased.next() {
             return Err(Error::Bias { name: pair.name.clone() });
         }
-        let gate = gate.map_or_else(|| Gate::declared(&model.gate()), Ok)?;
+        let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
         let weights = pairs.into_iter().map(|pair| Weights::gated(pair.gate, pair.up));
         self.load(&weights.collect::<Result<Vec<_>>>()?, gate)
     }
@@ -89,10 +89,10 @@ mod tests {
         let layer = engine.load_checkpoint(&model, 0, Experts::All, None).unwrap();
         let pair = model.expert(0, 0).unwrap();
         let weights = engine.load(&[Weights::gated(pair.gate, pair.up).unwrap()], Gate::Silu).unwrap();
-        let k = layer.columns()[0].1;
+        let k = layer.shapes()[0].1;
         let tokens = Dense::new(2, k, (0..2 * k).map(|i| (i as f32).sin()).collect::<Vec<_>>(), 1.0).unwrap();
         let run = |layer| engine.run(layer, &[tokens.as_borrowed().into()], Output::F32).unwrap().remove(0);
-        let (mut ours, mut expected) = (vec![0.0; layer.columns()[0].0], vec![0.0; layer.columns()[0].0]);
+        let (mut ours, mut expected) = (vec![0.0; layer.shapes()[0].0], vec![0.0; layer.shapes()[0].0]);
         for row in 0..2 {
             run(&layer).row(row, &mut ours);
             run(&weights).row(row, &mut expected);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_gate_that_nobody_here_computes_is_named() {
-        let error = Gate::declared(&GateFunction::Other("relu2".to_owned())).unwrap_err().to_string();
+        let error = declared_gate(&GateFunction::Other("relu2".to_owned())).unwrap_err().to_string();
         assert!(error.contains("relu2") && error.contains("silu"), "{error}");
     }
 }

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use format::{Dense, Values};
 use half::{bf16, f16};
+use op::operands::problem_of;
+use op::{
+    Activations, Backend, Call, Error, Gate, Output, PackedWeights, Problem, Request, Result, Target, Team, Weights,
+};
 
-use crate::backend::{self, Backend, Operands, Packed, Target};
-use crate::cpu::Threads;
-use crate::operands::{self, Activations, Weights};
-use crate::{Error, Gate, Output, Plan, Request, Result};
+use crate::planner::Planner;
+use crate::{Plan, backends};
 
 /// The environment variable that forces a backend by name.
 pub const BACKEND_VARIABLE: &str = "HAMMERHEAD_BACKEND";
@@ -30,24 +32,22 @@ pub struct Options {
 /// Backends and threads, ready to compute.
 #[derive(Debug)]
 pub struct Engine {
-    backends: Vec<&'static dyn Backend>,
-    threads: Threads,
-    request: Request,
+    planner: Planner,
+    team: Team,
 }
 
 /// The weights of every group of a layer, packed once, and the gate that joins them.
 #[derive(Debug)]
 pub struct Layer {
-    packed: Arc<Packed>,
-    columns: Vec<(usize, usize)>,
+    packed: Arc<dyn PackedWeights>,
     gate: Gate,
     checkpoint_bytes: usize,
 }
 
 impl Layer {
     /// `(n, k)` of every group.
-    pub fn columns(&self) -> &[(usize, usize)] {
-        &self.columns
+    pub fn shapes(&self) -> &[(usize, usize)] {
+        self.packed.shapes()
     }
 
     /// The gate.
@@ -56,7 +56,7 @@ impl Layer {
     }
 
     /// The packed weights.
-    pub(crate) fn packed(&self) -> &Arc<Packed> {
+    pub(crate) fn packed(&self) -> &Arc<dyn PackedWeights> {
         &self.packed
     }
 
@@ -85,28 +85,29 @@ impl Engine {
             .or_else(|| std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto"));
         let backends = match forced {
             Some(name) => {
-                let backend = backend::by_name(&name)?;
+                let backend = backends::by_name(&name)?;
                 backend.available()?;
                 vec![backend]
             }
             None => best_family()?,
         };
-        Ok(Self { backends, threads: Threads::new(options.threads)?, request: options.request })
+        let team = cpu::team(options.threads)?;
+        Ok(Self { planner: Planner::new(backends, options.request, team.count()), team })
     }
 
     /// The backends this engine chooses among, best first. They share one layout of weights.
     pub fn backends(&self) -> &[&'static dyn Backend] {
-        &self.backends
+        self.planner.backends()
     }
 
     /// The number of threads it computes on.
     pub fn threads(&self) -> usize {
-        self.threads.count()
+        self.team.count()
     }
 
-    /// The pool it computes on.
-    pub fn pool(&self) -> &Threads {
-        &self.threads
+    /// The threads it computes on.
+    pub fn team(&self) -> &Team {
+        &self.team
     }
 
     /// Packs the weights of every group. The originals are not needed afterwards.
@@ -121,38 +122,51 @@ impl Engine {
             return Err(Error::Mismatch { group, what: "the weights", found: found.into(), expected: expected.into() });
         }
         Ok(Layer {
-            packed: Arc::new(self.backends[0].prepack(weights)?),
-            columns: operands::columns_of(weights),
+            packed: self.backends()[0].prepack(weights)?,
             gate,
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),
         })
     }
 
+    fn problem(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
+        problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)
+    }
+
     /// How these activations would be computed.
     pub fn plan(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Plan> {
-        let problem = operands::problem_of(activations, &layer.columns, layer.gate, output)?;
-        Plan::best(problem, &self.backends, &self.request, self.threads())
+        self.planner.plan(&self.problem(layer, activations, output)?)
     }
 
     /// Computes C of every group, `[m, n]` each, as the output type asks.
     pub fn run(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Vec<Dense<'static>>> {
-        let plan = self.plan(layer, activations, output)?;
-        let results = plan.problem().groups().iter().map(|s| match output {
+        let problem = self.problem(layer, activations, output)?;
+        let results = problem.groups().iter().map(|s| match output {
             Output::F16 => Ok(filled(s.m * s.n, f16::ZERO)?.into()),
             Output::BF16 => Ok(filled(s.m * s.n, bf16::ZERO)?.into()),
             Output::F32 => Ok(filled(s.m * s.n, 0f32)?.into()),
         });
         let mut results = results.collect::<Result<Vec<Values<'static>>>>()?;
-        self.run_planned(&plan, layer, activations, &mut Target::all(&mut results))?;
-        let shapes = plan.problem().groups().iter();
+        self.compute(&problem, layer, activations, &mut Target::all(&mut results))?;
+        let shapes = problem.groups().iter();
         shapes.zip(results).map(|(s, values)| Ok(Dense::new(s.m, s.n, values, 1.0)?)).collect()
     }
 
     /// Computes into memory of the caller's: row-major `[m, n]` for every group.
     pub fn run_into(&self, layer: &Layer, activations: &[Activations<'_>], targets: &mut [Target<'_>]) -> Result<()> {
         let output = targets.first().map_or(Output::F16, Target::element);
-        let plan = self.plan(layer, activations, output)?;
-        self.run_planned(&plan, layer, activations, targets)
+        self.compute(&self.problem(layer, activations, output)?, layer, activations, targets)
+    }
+
+    /// Computes as planned for this kind of problem.
+    fn compute(
+        &self,
+        problem: &Problem,
+        layer: &Layer,
+        activations: &[Activations<'_>],
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        let choice = self.planner.choose(problem)?;
+        Call::new(choice, problem, layer.packed.as_ref(), activations, targets, &self.team)?.run()
     }
 
     /// Computes as planned, into memory of the caller's. The plan may be kept for as long as the shapes stay the same.
@@ -163,27 +177,17 @@ impl Engine {
         activations: &[Activations<'_>],
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let problem = plan.problem();
-        let actual = operands::problem_of(activations, &layer.columns, layer.gate, problem.output())?;
-        if actual != *problem {
+        let actual = self.problem(layer, activations, plan.problem().output())?;
+        if actual != *plan.problem() {
             return Err(Error::Mismatch {
                 group: 0,
                 what: "the problem of these operands",
                 found: actual.to_string(),
-                expected: format!("{problem}, as planned,"),
+                expected: format!("{}, as planned,", plan.problem()),
             });
         }
-        check_targets(plan, targets)?;
-        let largest = operands::largest_of(activations)?;
-        if plan.backend().layout() != layer.packed.layout() {
-            return Err(Error::Layout {
-                backend: plan.backend().name(),
-                found: layer.packed.layout(),
-                expected: plan.backend().layout(),
-            });
-        }
-        let operands = Operands { weights: &layer.packed, activations, largest: &largest, targets };
-        plan.backend().run(problem, plan.config(), operands, &self.threads)
+        let choice = (plan.backend(), *plan.config());
+        Call::new(choice, plan.problem(), layer.packed.as_ref(), activations, targets, &self.team)?.run()
     }
 }
 
@@ -191,7 +195,7 @@ impl Engine {
 fn best_family() -> Result<Vec<&'static dyn Backend>> {
     let mut family: Vec<&'static dyn Backend> = Vec::new();
     let mut refusal = None;
-    for &backend in backend::all() {
+    for &backend in backends::all() {
         match backend.available() {
             Ok(()) if family.first().is_none_or(|best| best.layout() == backend.layout()) => family.push(backend),
             Ok(()) => {}
@@ -214,24 +218,4 @@ fn filled<T: Copy>(length: usize, value: T) -> Result<Vec<T>> {
     })?;
     memory.resize(length, value);
     Ok(memory)
-}
-
-fn check_targets(plan: &Plan, targets: &[Target<'_>]) -> Result<()> {
-    let shapes = plan.problem().groups();
-    let mismatch = |group, what, found: String, expected| Err(Error::Mismatch { group, what, found, expected });
-    if targets.len() != shapes.len() {
-        let group = targets.len().min(shapes.len());
-        return mismatch(group, "the number of outputs", targets.len().to_string(), shapes.len().to_string());
-    }
-    for (group, (target, shape)) in targets.iter().zip(shapes).enumerate() {
-        if target.element() != plan.problem().output() {
-            let expected = plan.problem().output().to_string();
-            return mismatch(group, "the output's element type", target.element().to_string(), expected);
-        }
-        if target.len() != shape.m * shape.n {
-            let expected = format!("{} ({} tokens of {} columns)", shape.m * shape.n, shape.m, shape.n);
-            return mismatch(group, "the output's length", target.len().to_string(), expected);
-        }
-    }
-    Ok(())
 }

@@ -1,37 +1,32 @@
 #![doc = include_str!("../../../README.md")]
 //!
-//! # The rooms
+//! # The modules
 //!
-//! [`Problem`] says what to compute and [`Config`] how. A [`backend::Backend`] answers which configurations
-//! are legal, lays weights out and runs. [`Plan`] chooses, and believes [`tuning`] where that knows better. [`mod@reference`] is the operation in its simplest form, [`bound`]
-//! derives how far a backend may be from it, [`cases`] lists the problems on which that is checked, and [`verify`]
-//! checks it.
+//! [`Problem`] says what to compute and [`Config`] how; a [`Backend`] computes. They, and all other words of the operation, are those of the
+//! crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs them, a [`Plan`] is how, [`tuning`] is what was measured to be
+//! better than the plan, [`backends`] lists who computes, and [`gpu::Queue`] computes on tensors that are on a GPU already.
 
-pub mod backend;
-pub mod bound;
-pub mod cases;
+pub mod backends;
 mod checkpoint;
-pub mod config;
-pub mod cpu;
 mod engine;
-mod error;
-mod gate;
-pub mod gpu;
 pub mod machine;
-mod operands;
 mod plan;
-mod problem;
-pub mod reference;
+mod planner;
+mod queue;
 pub mod tuning;
-pub mod verify;
 
-pub use backend::{Backend, Cost};
-pub use checkpoint::Experts;
-pub use config::{Config, Epilogue, Request, Schedule, Strategy, Tile};
+pub use checkpoint::{Experts, declared_gate};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
-pub use error::{Error, Result};
-pub use format;
-pub use gate::Gate;
-pub use operands::{Activations, Weights};
 pub use plan::{Considered, Plan, Source};
-pub use problem::{Activation, Output, Problem, Shape};
+
+pub use op::{
+    Activation, Activations, Backend, Config, Cost, Epilogue, Error, Gate, Output, Problem, Request, Result, Schedule,
+    Shape, Strategy, Target, Team, Tile, Weights, Workers, bound, reference,
+};
+pub use {cpu, format};
+
+/// The GPU: computing on tensors that are there already, and what it stands on.
+pub mod gpu {
+    pub use crate::queue::Queue;
+    pub use ::gpu::*;
+}

@@ -6,7 +6,7 @@
 //! explained.
 
 use crate::tuning::{Bucket, Tuned, Tuning};
-use crate::{Backend, Config, Cost, Error, Problem, Request, Result};
+use op::{Backend, Config, Cost, Error, Problem, Request, Result};
 
 /// Whose word a plan follows.
 #[derive(Clone, Debug)]
@@ -114,6 +114,21 @@ impl Plan {
         Ok(Self { problem, considered, source: Source::Model })
     }
 
+    /// The same way for another problem, with what each way costs there; none where that is not legal.
+    pub fn applied_to(mut self, problem: &Problem, threads: usize) -> Option<Self> {
+        let chosen = (self.backend().name(), *self.config());
+        self.considered.retain_mut(|way| match way.backend.check(problem, &way.config, threads) {
+            Ok(cost) => {
+                way.cost = cost;
+                true
+            }
+            Err(_) => false,
+        });
+        let first = self.considered.first()?;
+        self.problem = problem.clone();
+        ((first.backend.name(), first.config) == chosen).then_some(self)
+    }
+
     /// What is computed.
     pub fn problem(&self) -> &Problem {
         &self.problem
@@ -148,7 +163,9 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, Gate, Output, Shape, backend, tuning};
+    use op::{Activation, Gate, Output, Shape};
+
+    use crate::{backends, tuning};
 
     fn problem() -> Problem {
         Problem::new(vec![Shape::new(16, 64, 128)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap()
@@ -168,7 +185,7 @@ mod tests {
             retired: false,
         };
         tuning::install(folder.path(), vec![entry]).unwrap();
-        let backends = [backend::by_name("scalar").unwrap()];
+        let backends = [backends::by_name("scalar").unwrap()];
         let modelled = Plan::modelled(problem(), &backends, request, 1).unwrap();
         let tuned = modelled.clone().tuned(&Tuning::load(folder.path()), &backends, request, 1);
         (modelled, tuned)

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::{Config, Error, Problem, Request, Result};
+use op::{Config, Error, Problem, Request, Result, Shape};
 
 /// The environment variable that names the folder of the tuning cache; `off` disables it.
 pub const TUNING_VARIABLE: &str = "HAMMERHEAD_TUNING";
@@ -30,7 +30,7 @@ pub struct Bucket(String);
 impl Bucket {
     /// The bucket of a problem.
     pub fn of(problem: &Problem, threads: usize) -> Self {
-        let largest = |side: fn(&crate::Shape) -> usize| {
+        let largest = |side: fn(&Shape) -> usize| {
             problem.groups().iter().map(side).max().unwrap_or(0).checked_next_power_of_two().unwrap_or(0)
         };
         Self(format!(
@@ -241,7 +241,7 @@ fn change(folder: &Path, edit: impl FnOnce(&mut Vec<Tuned>)) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, Gate, Output, Shape};
+    use op::{Activation, Gate, Output};
 
     const CONFIG: &str = "strategy=interleaved,tile=16x32,depth=64,stages=1,epilogue=direct,schedule=tile";
 

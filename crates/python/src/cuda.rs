@@ -44,7 +44,7 @@ pub fn run(
     let device =
         usize::try_from(device).map_err(|_| Error::value("the device", format!("{device} is no number of one")))?;
     let tokens = tokens.iter().map(device_tokens).collect::<Result<Vec<_>>>()?;
-    let columns = layer.columns().iter().map(|&(n, _)| n);
+    let columns = layer.shapes().iter().map(|&(n, _)| n);
     let outputs = outputs.iter().zip(columns).zip(&tokens).map(|(((array, element), n), &(_, rows))| {
         array.expect_writable()?;
         if array.len() != rows * n {

@@ -325,13 +325,13 @@ impl Array {
     }
 
     /// Its memory as a place for results.
-    pub fn target(&mut self, owner_says: &str) -> Result<hammerhead::backend::Target<'_>> {
+    pub fn target(&mut self, owner_says: &str) -> Result<hammerhead::Target<'_>> {
         self.expect_host()?;
         self.expect_writable()?;
         Ok(match self.number(owner_says)? {
-            hammerhead::Output::F16 => hammerhead::backend::Target::F16(self.slice_mut()),
-            hammerhead::Output::BF16 => hammerhead::backend::Target::BF16(self.slice_mut()),
-            hammerhead::Output::F32 => hammerhead::backend::Target::F32(self.slice_mut()),
+            hammerhead::Output::F16 => hammerhead::Target::F16(self.slice_mut()),
+            hammerhead::Output::BF16 => hammerhead::Target::BF16(self.slice_mut()),
+            hammerhead::Output::F32 => hammerhead::Target::F32(self.slice_mut()),
         })
     }
 

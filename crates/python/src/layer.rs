@@ -1,6 +1,6 @@
 //! Weights packed for an engine, as Python holds them, and the runs over them.
 
-use hammerhead::backend::Target;
+use hammerhead::Target;
 use hammerhead::format::{Dense, Matrix};
 use hammerhead::{Activations, Experts, Gate, Weights};
 use pyo3::prelude::*;
@@ -231,7 +231,7 @@ impl Layer {
     /// `(n, k)` of every group.
     #[getter]
     fn columns(&self) -> Vec<(usize, usize)> {
-        self.layer.columns().to_vec()
+        self.layer.shapes().to_vec()
     }
 
     /// The gate's name.

@@ -12,8 +12,8 @@ mod engines;
 mod error;
 mod layer;
 
-use hammerhead::backend;
 use hammerhead::format::{self, Dense};
+use hammerhead::{Backend, Target};
 use pyo3::prelude::*;
 
 use crate::checkpoint::Checkpoint;
@@ -50,7 +50,7 @@ fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>)
     let mut values = Array::borrow(&values, "the values", false)?;
     let numbers = py.detach(|| matrix.dequantize());
     match values.target("float32")? {
-        backend::Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(&numbers),
+        Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(&numbers),
         _ => return Err(Error::value("the values", format!("{} are needed", numbers.len()))),
     }
     Ok(())
@@ -59,8 +59,8 @@ fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>)
 /// Every backend by name, best first, and why it cannot run here if it cannot.
 #[pyfunction]
 fn backends(py: Python<'_>) -> Vec<(&'static str, Option<String>)> {
-    let each = |backend: &&'static dyn backend::Backend| (backend.name(), backend.available().err());
-    let all: Vec<_> = py.detach(|| backend::all().iter().map(each).collect());
+    let each = |backend: &&'static dyn Backend| (backend.name(), backend.available().err());
+    let all: Vec<_> = py.detach(|| hammerhead::backends::all().iter().map(each).collect());
     all.into_iter().map(|(name, error)| (name, error.map(|error| error.to_string()))).collect()
 }
 

@@ -6,7 +6,7 @@
 //! cargo run --release -p hammerhead-tank --example sitting -- 8,512,512 avx2: -- python3 examples/contestants/plain.py
 //! ```
 
-use hammerhead::backend;
+use hammerhead::backends;
 use tank::contestant::serve;
 use tank::entry::{Entry, ProblemSpec};
 use tank::referee::{Measurement, Official, RefereeSettings, Terms, seeds};
@@ -65,7 +65,7 @@ fn problem(text: &str) -> Result<ProblemSpec, Failure> {
 fn entry(problems: &[ProblemSpec], text: &str) -> Result<Entry, Failure> {
     let (name, config) = text.split_once(':').ok_or("write BACKEND:CONFIG; the configuration may be empty")?;
     let threads = std::thread::available_parallelism()?.get();
-    Ok(Entry::planned(problems, &[backend::by_name(name)?], &config.parse()?, threads)?)
+    Ok(Entry::planned(problems, &[backends::by_name(name)?], &config.parse()?, threads)?)
 }
 
 fn show(measurement: &Measurement) {

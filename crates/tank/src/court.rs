@@ -3,8 +3,8 @@
 //! The rules of the game stand on one side of this boundary and clocks and processes on the other, so that the rules are
 //! tested with a referee that reads its answers from a script.
 
-use hammerhead::cases::Case;
 use serde::{Deserialize, Serialize};
+use testkit::cases::Case;
 
 use crate::Result;
 use crate::entry::Entry;

@@ -3,10 +3,10 @@
 //! A built-in entry names a backend and a whole configuration for every problem, so that it means the same whatever the
 //! planner or the tuning cache say later. A program is anyone's, and computes every problem in its own way.
 
-use hammerhead::cases::{Case, Inputs, Suite};
 use hammerhead::gpu::simulated;
-use hammerhead::{Activation, Backend, Gate, Output, Plan, Problem, Request, Shape, backend};
+use hammerhead::{Activation, Backend, Gate, Output, Plan, Problem, Request, Shape, backends};
 use serde::{Deserialize, Serialize};
+use testkit::cases::{Case, Inputs, Suite};
 
 use crate::{Error, Result};
 
@@ -92,7 +92,7 @@ impl Way {
     /// The plan for its problem: this backend and this configuration, or why that cannot be run here.
     pub fn plan(&self, problem: Problem, threads: usize) -> Result<Plan> {
         let request = self.config.parse::<Request>()?;
-        Ok(Plan::best(problem, &[backend::by_name(&self.backend)?], &request, threads)?)
+        Ok(Plan::best(problem, &[backends::by_name(&self.backend)?], &request, threads)?)
     }
 }
 

@@ -2,10 +2,11 @@
 //! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a GPU's
 //! configuration, what the simulator counts.
 
-use hammerhead::gpu::{cuda, simulated};
-use hammerhead::{Backend, Plan, Request, backend};
+use hammerhead::gpu::{device, simulated};
+use hammerhead::{Backend, Plan, Request, backends};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use testkit::counters;
 
 use crate::court::Baseline;
 use crate::entry::{Entry, ProblemSpec, Way};
@@ -128,13 +129,13 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
 /// What the simulator counts for a GPU's configuration, also where there is no GPU to run it. Nothing for any other pitch, and
 /// nothing for what cannot be planned: the refusal says why.
 fn simulated(pitch: &Pitch, arena: &Arena) -> Vec<Counter> {
-    let gpu = |run: &&Run| matches!(run.backend.as_deref(), Some(cuda::NAME | simulated::NAME));
+    let gpu = |run: &&Run| matches!(run.backend.as_deref(), Some(device::NAME | simulated::NAME));
     let counted = || {
         let run = pitch.run.as_ref().filter(gpu)?;
         let request: Request = run.config.as_deref().unwrap_or_default().parse().ok()?;
         let problem = arena.problems.first()?.problem().ok()?;
-        let plan = Plan::best(problem, &[backend::by_name(cuda::NAME).ok()?], &request, arena.threads).ok()?;
-        simulated::counters(plan.problem(), plan.config()).ok()
+        let plan = Plan::best(problem, &[backends::by_name(device::NAME).ok()?], &request, arena.threads).ok()?;
+        counters::counters(plan.problem(), plan.config()).ok()
     };
     let counters = counted().unwrap_or_default().into_iter();
     counters.map(|(what, count)| Counter { what: what.to_owned(), count }).collect()
@@ -160,7 +161,7 @@ pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
         }
         Run { config, backend: name, .. } => {
             let request: Request = config.as_deref().unwrap_or_default().parse()?;
-            let named = name.as_deref().map(backend::by_name).transpose()?;
+            let named = name.as_deref().map(backends::by_name).transpose()?;
             if let Some(backend) = named {
                 backend.available()?;
             }
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
 
     fn gathered(backend: &str, config: &str) -> Evidence {
-        let scalar = backend::by_name("scalar").unwrap();
+        let scalar = backends::by_name("scalar").unwrap();
         let arena = Arena { problems: vec![ProblemSpec::single(64, 256, 512)], backends: vec![scalar], threads: 1 };
         let champion = Entry::planned(&arena.problems, &arena.backends, &Request::default(), 1).unwrap();
         let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_gpus_configuration_is_counted_in_the_simulator_without_a_gpu() {
-        let of = |strategy: &str| gathered(cuda::NAME, &format!("strategy={strategy}"));
+        let of = |strategy: &str| gathered(device::NAME, &format!("strategy={strategy}"));
         let (fused, two_pass) = (of("interleaved"), of("two-pass"));
         assert!(count(&fused, "kernels") < count(&two_pass, "kernels"), "two-pass has one more, for the gate");
         assert!([&fused, &two_pass].iter().all(|counted| count(counted, "multiply-adds on tensor cores") > 0));

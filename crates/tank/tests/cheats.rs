@@ -5,12 +5,12 @@
 mod common;
 
 use common::{Steady, case, cheat, few_questions, limits, plain_python, quick, scalar};
-use hammerhead::cases::Inputs;
 use tank::contestant::{Contestant, Fault, Job, Lot, Program, Session};
 use tank::referee::{
     Checking, Correctness, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Terms, Wall, examine,
     sit,
 };
+use testkit::cases::Inputs;
 
 fn examined(program: &Program) -> Correctness {
     let [found] = examine([program], &few_questions(), 6).unwrap();

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Steady, case, cheat, few_questions, plain_python, plain_rust, quick, scalar};
-use hammerhead::cases::Inputs;
 use tank::contestant::{Contestant, Fault, Program, Stage};
 use tank::referee::{Checking, Outcome, Pool, Terms, examine, questions, sit};
+use testkit::cases::Inputs;
 
 #[test]
 fn a_backend_of_our_own_passes_the_whole_examination() {

@@ -9,7 +9,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
-use hammerhead::backend::Target;
+use hammerhead::Target;
 use hammerhead::format::{Dense, Matrix, Values, quantize};
 use hammerhead::{Engine, Gate, Layer, Weights};
 
@@ -49,7 +49,7 @@ impl CustomOp1 for GatedLayer {
         else {
             bail!("{} wants contiguous tokens of at least one dimension, not {layout:?}", self.name());
         };
-        let (rows, n) = (leading.iter().product(), self.layer.columns()[0].0);
+        let (rows, n) = (leading.iter().product(), self.layer.shapes()[0].0);
         let shape = Shape::from([leading, &[n]].concat());
         macro_rules! run {
             ($values:expr, $kind:ident) => {{

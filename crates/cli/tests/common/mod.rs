@@ -49,12 +49,12 @@ pub fn assert_refused(output: &Output, fragments: &[&str]) {
 
 /// The names of the backends that this machine can run.
 pub fn backends() -> Vec<&'static str> {
-    hammerhead::backend::all().iter().filter(|b| b.available().is_ok()).map(|b| b.name()).collect()
+    hammerhead::backends::all().iter().filter(|b| b.available().is_ok()).map(|b| b.name()).collect()
 }
 
 /// Those of them that compute on the CPU themselves.
 pub fn cpu_backends() -> Vec<&'static str> {
-    let on_cpu = |name: &&str| hammerhead::backend::by_name(name).unwrap().layout() == hammerhead::cpu::LAYOUT;
+    let on_cpu = |name: &&str| hammerhead::backends::by_name(name).unwrap().layout() == hammerhead::cpu::LAYOUT;
     backends().into_iter().filter(on_cpu).collect()
 }
 

@@ -13,10 +13,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
-use hammerhead::backend::{self, Target};
-use hammerhead::cpu::Threads;
+use hammerhead::Team;
 use hammerhead::format::{Dense, Matrix};
 use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
+use hammerhead::{Target, backends};
 use memmap2::{Mmap, MmapMut};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -139,7 +139,7 @@ impl Bench {
         let Some(way) = self.contestant.way(&problem, &name).cloned() else {
             return Ok(Readiness::Unsupported("it has no configuration at all".to_owned()));
         };
-        let backend = backend::by_name(&way.backend)?;
+        let backend = backends::by_name(&way.backend)?;
         let engine = match self.engine(&way.backend) {
             Ok(engine) => engine,
             Err(Error::Operation(error @ hammerhead::Error::Unavailable { .. })) => {
@@ -192,7 +192,7 @@ impl Bench {
                 request: Wish::default(),
             };
             let engine = Engine::new(options)?;
-            pin(engine.pool(), &self.processors);
+            pin(engine.team(), &self.processors);
             self.engines.insert(backend.to_owned(), engine);
         }
         Ok(&self.engines[backend])
@@ -214,7 +214,7 @@ impl Ready {
 /// Gives every thread a processor of its own, where there are enough. A scheduler that finds all processors busy, be it for
 /// the moment in which the referee asks, puts two threads on one and leaves them there for milliseconds: longer than a
 /// sample takes.
-fn pin(threads: &Threads, processors: &[usize]) {
+fn pin(threads: &Team, processors: &[usize]) {
     let Some((first, others)) = processors.split_first() else { return };
     if processors.len() < threads.count() {
         return;
@@ -238,14 +238,14 @@ fn pin(threads: &Threads, processors: &[usize]) {
 
 /// A problem's name as a case: the name that ways are given by.
 fn case_name(problem: &Problem) -> String {
-    let case = hammerhead::cases::Case {
-        suite: hammerhead::cases::Suite::Dual,
+    let case = testkit::cases::Case {
+        suite: testkit::cases::Suite::Dual,
         why: "",
         groups: problem.groups().to_vec(),
         gate: problem.gate(),
         activation: problem.activation(),
         output: problem.output(),
-        inputs: hammerhead::cases::Inputs::Realistic,
+        inputs: testkit::cases::Inputs::Realistic,
         timed: true,
     };
     case.to_string()

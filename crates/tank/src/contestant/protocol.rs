@@ -194,7 +194,7 @@ pub fn line<T: Serialize>(message: &T) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use hammerhead::cases;
+    use testkit::cases;
 
     use super::*;
 

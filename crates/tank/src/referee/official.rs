@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use hammerhead::cases::Case;
 use hammerhead::cpu::ceilings::Ceilings;
+use testkit::cases::Case;
 
 use super::clock::{Clock, Wall};
 use super::duel::{Course, Floor, Halt, sit};
@@ -188,10 +188,10 @@ fn failed_champion(fault: &Fault) -> Error {
 
 /// Whether the processor's rates are the ceiling of all these entries. A program may compute on whatever it finds.
 fn on_the_processor(entries: &[&Entry]) -> bool {
-    let gpu = hammerhead::gpu::cuda::NAME;
+    let gpu = hammerhead::gpu::device::NAME;
     entries.iter().all(|entry| match entry {
         Entry::Builtin { ways } => ways.iter().all(|way| way.backend != gpu),
-        Entry::Program { .. } => hammerhead::gpu::cuda::context(0).is_err(),
+        Entry::Program { .. } => hammerhead::gpu::device::context(0).is_err(),
     })
 }
 

@@ -20,11 +20,11 @@
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hammerhead::cases::Case;
-use hammerhead::cpu::Threads;
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
 use hammerhead::reference::Reference;
 use hammerhead::{Gate, Shape, bound};
+use hammerhead::{Team, cpu};
+use testkit::cases::Case;
 
 use super::clock::{Clock, jobs_a_sample};
 use super::duel::{Course, Floor, Halt};
@@ -72,7 +72,7 @@ struct Ground {
 /// What the processor can do at most, and the memory by which its caches are swept.
 struct Processor {
     prober: Prober,
-    threads: Threads,
+    threads: Team,
     best: Ceilings,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Pool<'a> {
     /// Measures the processor's rates beside the contestants, so that what is faster than they allow is found, and sweeps
     /// its caches. For contestants that compute on the processor.
     pub fn on_the_processor(mut self) -> Result<Self> {
-        let (prober, threads) = (Prober::new()?, Threads::new(None)?);
+        let (prober, threads) = (Prober::new()?, cpu::team(None)?);
         self.processor = Some(Processor { prober, threads, best: Ceilings { flops: 0.0, bytes: 0.0 } });
         Ok(self)
     }

@@ -23,10 +23,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hammerhead::cases::{self, Case, Inputs, Instance, Suite};
-use hammerhead::cpu::Threads;
-use hammerhead::verify::{Expected, Report};
 use hammerhead::{Activation, Gate, Output, Shape};
+use hammerhead::{Team, cpu};
+use testkit::cases::{self, Case, Inputs, Instance, Suite};
+use testkit::verify::{Expected, Report};
 
 use super::record::{Correctness, Precision, Wrong};
 use super::seeds::derive;
@@ -92,7 +92,7 @@ pub fn examine<const N: usize>(
     questions: &[Case],
     seed: u64,
 ) -> Result<[Examination; N]> {
-    let examiner = Examiner { threads: Threads::new(None)?, yardstick: Yardstick::new()?, seed };
+    let examiner = Examiner { threads: cpu::team(None)?, yardstick: Yardstick::new()?, seed };
     let mut found = contestants.map(|contestant| Examination {
         correctness: Correctness::new(&contestant.about().name, seed),
         by_case: BTreeMap::new(),
@@ -211,7 +211,7 @@ impl<'a> Question<'a> {
 }
 
 struct Examiner {
-    threads: Threads,
+    threads: Team,
     yardstick: Yardstick,
     seed: u64,
 }

@@ -124,7 +124,7 @@ fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output) 
 
 #[cfg(test)]
 mod tests {
-    use hammerhead::cases::{self, Inputs};
+    use testkit::cases::{self, Inputs};
 
     use super::*;
 

@@ -4,11 +4,11 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 
-use hammerhead::cases::{self, Case, Inputs, Suite};
-use hammerhead::{Output, Plan, Shape, backend};
+use hammerhead::{Output, Plan, Shape, backends};
 use tank::contestant::{Builtin, Program};
 use tank::entry::Way;
 use tank::referee::{Checking, Clock, Limits, RefereeSettings, Timing};
+use testkit::cases::{self, Case, Inputs, Suite};
 
 /// A problem of one group with NVFP4 tokens and SiLU.
 pub fn case(m: usize, n: usize, k: usize, inputs: Inputs) -> Case {
@@ -83,7 +83,7 @@ pub fn plain_rust() -> Option<Program> {
 
 /// A built-in contestant on the portable backend.
 pub fn scalar(case: &Case) -> Builtin {
-    let scalar = backend::by_name("scalar").unwrap();
+    let scalar = backends::by_name("scalar").unwrap();
     let problem = case.problem().unwrap();
     let plan = Plan::best(problem, &[scalar], &"strategy=interleaved".parse().unwrap(), 1).unwrap();
     let way = Way { problem: case.to_string(), backend: "scalar".into(), config: plan.config().to_string() };

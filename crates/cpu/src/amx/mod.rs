@@ -1,0 +1,230 @@
+//! AMX: tiles of bf16, for every kind of token.
+//!
+//! A code times its scale has six significant bits, so it is exact in bf16, and so is every product of two such numbers
+//! in the f32 sums. Tokens that bf16 cannot hold are split into parts that it can (an f16 into two, an f32 into three):
+//! each part is a row of its own and the rows' sums are added in the end. Nothing is rounded but the sums.
+//!
+//! `expand` makes tiles of packed weights and `tokens` of activations, each scaled by a power of two so that no sum is
+//! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have time
+//! to expand weights, if the products' own operands come quickly enough: tokens from the second-level cache, weights,
+//! just expanded, from the first. Three loops do that: `stream` for a tile whose sums stay in registers along all of K,
+//! `resident` for one of many tokens and many columns, whose tokens come from the first-level cache as well, and `walk`
+//! for any other.
+
+mod expand;
+mod resident;
+mod stream;
+mod tiles;
+mod tokens;
+mod walk;
+
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+use bytemuck::{Pod, Zeroable};
+use format::BLOCK;
+
+use self::expand::{Expander, WEIGHT_EXPONENT};
+use self::resident::Resident;
+use self::stream::{STREAMED, Stream};
+use self::tiles::{load, product, zero};
+use self::tokens::{TokenTile, parts};
+use super::backend::InstructionSet;
+use super::kernel::{Expansion, Finish, Kernel, Product, Source, TileStream};
+use super::model::{Rates, Speed};
+use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
+use super::{avx512, schedule};
+use op::{Activation, Config, Error, Operands, Problem, Result, Team};
+
+/// Rows of a tile, and k in one.
+const TILE_ROWS: usize = 16;
+const TILE_K: usize = 32;
+
+/// The backend for AMX with bf16.
+#[derive(Debug)]
+pub struct Amx;
+
+impl InstructionSet for Amx {
+    const NAME: &'static str = "amx";
+    const SUMMARY: &'static str = "AMX tiles of bf16, dense tokens split exactly into bf16 parts";
+
+    fn available() -> Result<()> {
+        let unavailable = |reason: &str, remedy: &str| {
+            Err(Error::Unavailable { backend: Self::NAME, reason: reason.to_owned(), remedy: remedy.to_owned() })
+        };
+        let instead = "use 'avx512' or leave the choice to 'auto'";
+        if super::avx512::Avx512::available().is_err() || !is_x86_feature_detected!("avx512fp16") {
+            return unavailable("it expands weights with AVX-512 FP16, which this processor lacks", instead);
+        }
+        if !processor_has_tiles() {
+            return unavailable("this processor has no AMX bf16 tiles", instead);
+        }
+        if !permitted() {
+            return unavailable("the system does not grant this process the tile registers", "use Linux 5.16 or later");
+        }
+        Ok(())
+    }
+
+    fn rates(activation: Activation) -> Rates {
+        Rates::of(&AmxKernel { parts: parts(activation) }, Speed { expand: 15e-9, multiply: 9e-9 })
+            .with_stream(Speed { expand: 11e-9, multiply: 5e-9 }, &STREAMED)
+            .with_resident(resident::RATES)
+    }
+
+    unsafe fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        team: &Team,
+    ) -> Result<()> {
+        let kernel = AmxKernel { parts: parts(problem.activation()) };
+        schedule::run(&kernel, problem, config, panels, operands, team)
+    }
+}
+
+/// CPUID leaf 7: AMX-BF16 is bit 22 and AMX-TILE bit 24 of EDX; XCR0 bits 17 and 18 say that the system saves tiles.
+fn processor_has_tiles() -> bool {
+    // Asked before every run, and a virtual machine traps CPUID, which takes microseconds.
+    static HAS_TILES: OnceLock<bool> = OnceLock::new();
+    *HAS_TILES.get_or_init(ask_for_tiles)
+}
+
+fn ask_for_tiles() -> bool {
+    const TILES_AND_BF16: u32 = 1 << 22 | 1 << 24;
+    const STATE: u64 = 0b11 << 17;
+    let leaf = __cpuid_count(7, 0);
+    if leaf.edx & TILES_AND_BF16 != TILES_AND_BF16 || !is_x86_feature_detected!("xsave") {
+        return false;
+    }
+    // SAFETY: the processor has XSAVE, so XGETBV can be executed.
+    unsafe { _xgetbv(0) & STATE == STATE }
+}
+
+/// Asks Linux, once a process, for the permission to use tile data.
+fn permitted() -> bool {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    #[cfg(target_os = "linux")]
+    let ask = || {
+        const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+        const TILE_DATA: usize = 18;
+        // SAFETY: the call takes two numbers and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+    };
+    #[cfg(not(target_os = "linux"))]
+    let ask = || false;
+    *PERMITTED.get_or_init(ask)
+}
+
+/// Tokens in so many parts.
+struct AmxKernel {
+    parts: usize,
+}
+
+/// A block as half a tile: eight rows of 16 columns, two k each.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(512))]
+struct HalfTile([[u16; 2 * COLUMNS]; BLOCK / 2]);
+
+impl Kernel for AmxKernel {
+    type Block = HalfTile;
+    type Token = TokenTile;
+
+    const BLANK: HalfTile = HalfTile([[0; 2 * COLUMNS]; BLOCK / 2]);
+    const ROWS: usize = TILE_ROWS;
+    const BLOCKS: usize = TILE_K / BLOCK;
+    const PANELS: usize = 4;
+    const RESIDENT: Option<usize> = Some(resident::DEPTH);
+
+    fn parts(&self) -> usize {
+        self.parts
+    }
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks.div_ceil(Self::BLOCKS)
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [TokenTile]) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { tokens::prepare(source, self.parts, group, out) }
+    }
+
+    fn unit(&self, source: Source<'_>) -> f64 {
+        2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source))
+    }
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
+        // SAFETY: as above.
+        unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        unsafe { walk::multiply(product, ahead) }
+    }
+
+    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let Some(weights) = whole_chunks(&tile.panels) else { return false };
+        let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
+        let stream = Stream { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
+        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        unsafe { stream.run() }
+    }
+
+    fn resident(&self, tile: TileStream<'_, Self>) -> bool {
+        let Some(weights) = whole_chunks(&tile.panels) else { return false };
+        let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
+        let (ring, sums) = (tile.ring, tile.sums);
+        let resident = Resident { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
+        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        unsafe { resident.run() }
+        true
+    }
+
+    fn enter(&self) {
+        // SAFETY: as above.
+        unsafe { tiles::configure() }
+    }
+
+    fn leave(&self) {
+        // SAFETY: as above.
+        unsafe { tiles::release() }
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: as above.
+        unsafe { avx512::write(finish) }
+    }
+}
+
+/// Panels as chunks, if their K is a multiple of one.
+fn whole_chunks<'a>(panels: &[&'a [u8]]) -> Option<Vec<&'a [[u8; CHUNK_BYTES]]>> {
+    let chunks =
+        |panel: &&'a [u8]| Some(panel.as_chunks()).filter(|(_, rest)| rest.is_empty()).map(|(chunks, _)| chunks);
+    panels.iter().map(chunks).collect()
+}
+
+/// Keeps the tile unit busy from the first-level cache; returns the operations done.
+pub(super) fn flops() -> f64 {
+    const ROUNDS: usize = 1 << 14;
+    let tiles = [[TokenTile([[0x3F80; TILE_K]; TILE_ROWS]); 2]; 2];
+    let (tokens, weights) = (tiles[0].as_ptr().cast::<u8>(), tiles[1].as_ptr().cast::<u8>());
+    // SAFETY: called only where `available` found the instructions; the tiles read are the array's.
+    unsafe {
+        tiles::configure();
+        zero!(0 1 2 3);
+        for _ in 0..ROUNDS {
+            load!(4, tokens);
+            load!(6, weights);
+            product!(0, 4, 6);
+            load!(7, weights.add(1024));
+            product!(1, 4, 7);
+            load!(5, tokens.add(1024));
+            product!(2, 5, 6);
+            product!(3, 5, 7);
+        }
+        tiles::release();
+    }
+    (4 * 2 * TILE_ROWS * COLUMNS * TILE_K * ROUNDS) as f64
+}

@@ -1,0 +1,388 @@
+//! AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 multiply-adds for the others.
+//!
+//! A vector is one panel of 16 columns. *Integer*: a byte shuffle turns nibbles into bytes, `vpdpbusd` multiplies four of
+//! K at once, and after a block of 16 the sum is converted and scaled, all exactly; only the addition to the running
+//! sum rounds. *Float*: the low four bits of each lane pick a weight from a table in a register (`vpermps`), the scale
+//! is multiplied in (exactly), and tokens are broadcast against it. Several tokens share each loaded weight.
+
+use std::arch::x86_64::*;
+use std::slice::from_mut;
+
+use format::BLOCK;
+use half::f16;
+
+use super::backend::InstructionSet;
+use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source, TileStream};
+use super::model::{Rates, Speed};
+use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels, prefetch_stream};
+use super::scalar::FloatBlock;
+use super::schedule;
+use op::{Activation, Config, Error, Operands, Problem, Result, Team};
+
+/// Tokens that share a loaded weight.
+const SHARED: usize = 8;
+
+/// Tiles that are streamed: a few tokens, and a panel of gate and one of up.
+const STREAMED: [(usize, usize); SHARED] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
+
+/// The backend for AVX-512 with VNNI.
+#[derive(Debug)]
+pub struct Avx512;
+
+impl InstructionSet for Avx512 {
+    const NAME: &'static str = "avx512";
+    const SUMMARY: &'static str = "AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 for others";
+
+    fn available() -> Result<()> {
+        let has = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma");
+        match has {
+            true => Ok(()),
+            false => Err(Error::Unavailable {
+                backend: Self::NAME,
+                reason: "this processor lacks AVX-512 F, BW, VL or VNNI".to_owned(),
+                remedy: "use 'avx2' or 'scalar', or leave the choice to 'auto'".to_owned(),
+            }),
+        }
+    }
+
+    fn rates(activation: Activation) -> Rates {
+        match activation {
+            Activation::NvFp4 => Rates::of(&IntegerKernel, Speed { expand: 5e-9, multiply: 3.5e-9 })
+                .with_stream(Speed { expand: 3e-9, multiply: 2.5e-9 }, &STREAMED),
+            _ => Rates::of(&FloatKernel, Speed { expand: 11e-9, multiply: 6e-9 }),
+        }
+    }
+
+    unsafe fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        team: &Team,
+    ) -> Result<()> {
+        match problem.activation() {
+            Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, team),
+            _ => schedule::run(&FloatKernel, problem, config, panels, operands, team),
+        }
+    }
+}
+
+/// NVFP4 tokens.
+struct IntegerKernel;
+
+impl Kernel for IntegerKernel {
+    type Block = IntegerBlock;
+    type Token = IntegerToken;
+
+    const BLANK: IntegerBlock = IntegerBlock::BLANK;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [IntegerToken]) {
+        integer::prepare(source.activations, group, out);
+    }
+
+    fn unit(&self, _: Source<'_>) -> f64 {
+        integer::UNIT
+    }
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_integer(scales, codes, out) }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_integer([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_integer([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_integer([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
+    }
+
+    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let (&[gate, up], rows) = (&*tile.panels, tile.tokens.len() / tile.group_len) else { return false };
+        let panels = [gate.as_chunks::<CHUNK_BYTES>(), up.as_chunks()];
+        if panels.iter().any(|(_, rest)| !rest.is_empty()) {
+            return false;
+        }
+        let (panels, tokens) = (panels.map(|(chunks, _)| chunks), tile.tokens.as_chunks::<CHUNK_BLOCKS>().0);
+        // SAFETY: as above.
+        unsafe {
+            match rows {
+                1 => stream_integer::<1>(tokens, panels, tile.sums),
+                2 => stream_integer::<2>(tokens, panels, tile.sums),
+                3 => stream_integer::<3>(tokens, panels, tile.sums),
+                4 => stream_integer::<4>(tokens, panels, tile.sums),
+                5 => stream_integer::<5>(tokens, panels, tile.sums),
+                6 => stream_integer::<6>(tokens, panels, tile.sums),
+                7 => stream_integer::<7>(tokens, panels, tile.sums),
+                8 => stream_integer::<8>(tokens, panels, tile.sums),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: as above.
+        unsafe { write(finish) }
+    }
+}
+
+/// A few tokens against two panels along all of K, weights and sums in registers throughout.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+fn stream_integer<const R: usize>(
+    tokens: &[[IntegerToken; CHUNK_BLOCKS]],
+    panels: [&[[u8; CHUNK_BYTES]]; 2],
+    sums: &mut [Lanes],
+) {
+    let low = _mm512_set1_epi8(15);
+    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
+    let (mut gate, mut up) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
+    let chunks = panels[0].len();
+    for (index, (gate_chunk, up_chunk)) in panels[0].iter().zip(panels[1]).enumerate() {
+        for (totals, chunk) in [(&mut gate, gate_chunk), (&mut up, up_chunk)] {
+            prefetch_stream(chunk);
+            let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
+            let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
+            for (block, (scales, codes)) in scales.as_chunks().0.iter().zip(codes).enumerate() {
+                let codes = [load512(&codes[0]), load512(&codes[1])];
+                let look_up = |codes: __m512i| _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
+                let weights = [
+                    look_up(codes[0]),
+                    look_up(_mm512_srli_epi16::<4>(codes[0])),
+                    look_up(codes[1]),
+                    look_up(_mm512_srli_epi16::<4>(codes[1])),
+                ];
+                let scales = scales_f32(scales, 256.0);
+                for (row, total) in totals.iter_mut().enumerate() {
+                    *total = add_block(*total, weights, scales, &tokens[row * chunks + index][block]);
+                }
+            }
+        }
+    }
+    for (total, sums) in gate.into_iter().chain(up).zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
+    }
+}
+
+/// Adds the product of one block of a token and one of weights: an exact integer, scaled twice, exactly, and rounded once.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn add_block(total: __m512, weights: [__m512i; 4], scales: __m512, token: &IntegerToken) -> __m512 {
+    let words = token.values.map(|word| _mm512_set1_epi32(word));
+    let even = _mm512_dpbusd_epi32(_mm512_set1_epi32(token.start), weights[0], words[0]);
+    let odd = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[1], words[1]);
+    let even = _mm512_dpbusd_epi32(even, weights[2], words[2]);
+    let odd = _mm512_dpbusd_epi32(odd, weights[3], words[3]);
+    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+    _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(token.scale)), scales, total)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
+    let low = _mm512_set1_epi8(15);
+    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
+    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
+        let codes = load512(codes);
+        let weights = [codes, _mm512_srli_epi16::<4>(codes)];
+        for (part, codes) in weights.into_iter().enumerate() {
+            let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
+            store512(&mut out.weights[2 * half + part], weights);
+        }
+    }
+    // SAFETY: the block's scales are 16 floats.
+    unsafe { _mm512_storeu_ps(out.scales.as_mut_ptr(), scales_f32(scales, 256.0)) };
+}
+
+/// Sixteen e4m3 scales (their signs are folded into the codes) as f32. Shifted into place, a byte is the half-precision
+/// number 2⁻⁸ times the scale, subnormal or not.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[inline]
+fn scales_f32(scales: &[u8; COLUMNS], factor: f32) -> __m512 {
+    let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
+    _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor))
+}
+
+/// A few tokens against one panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
+#[inline]
+fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBlock], sums: &mut [Lanes], fresh: bool) {
+    let mut totals = [_mm512_setzero_ps(); R];
+    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
+        *total = loadps(&sums.0);
+    }
+    for (index, block) in panel[..tokens[0].len()].iter().enumerate() {
+        let weights = [0, 1, 2, 3].map(|i| load512(&block.weights[i]));
+        let scales = loadps(&block.scales);
+        for (total, tokens) in totals.iter_mut().zip(tokens) {
+            *total = add_block(*total, weights, scales, &tokens[index]);
+        }
+    }
+    for (total, sums) in totals.into_iter().zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
+    }
+}
+
+/// Dense tokens, widened to f32.
+struct FloatKernel;
+
+impl Kernel for FloatKernel {
+    type Block = FloatBlock;
+    type Token = f32;
+
+    const BLANK: FloatBlock = FloatBlock::BLANK;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks * BLOCK
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+        source.activations.unscaled_row(group, out);
+    }
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_float(scales, codes, out) }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
+            // SAFETY: as above.
+            unsafe {
+                match *tokens {
+                    [a, b, c, d, e, f, g, h] => rows_float([a, b, c, d, e, f, g, h], panel, sums, fresh),
+                    [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
+                    [a, b] => rows_float([a, b], panel, sums, fresh),
+                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_float([a], panel, from_mut(sum), fresh)),
+                }
+            }
+        });
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: as above.
+        unsafe { write(finish) }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+#[inline]
+fn expand_float(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+    let table = loadps(&format::e2m1::VALUES);
+    let scales = scales_f32(scales, 256.0);
+    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
+        let mut lanes = load512(codes);
+        for k in [0, 2, 4, 6, 1, 3, 5, 7] {
+            let weights = _mm512_mul_ps(_mm512_permutexvar_ps(lanes, table), scales);
+            // SAFETY: a row of the block is 16 floats.
+            unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
+            lanes = _mm512_srli_epi32::<4>(lanes);
+        }
+    }
+}
+
+/// A few tokens against one panel; even and odd k in sums of their own, so that one token alone does not wait for itself.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+#[inline]
+fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &mut [Lanes], fresh: bool) {
+    let mut totals = [[_mm512_setzero_ps(); 2]; R];
+    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
+        total[0] = loadps(&sums.0);
+    }
+    for (index, block) in panel[..tokens[0].len() / BLOCK].iter().enumerate() {
+        for (k, weights) in block.0.iter().enumerate() {
+            let weights = loadps(weights);
+            for (total, tokens) in totals.iter_mut().zip(tokens) {
+                let token = _mm512_set1_ps(tokens[index * BLOCK + k]);
+                total[k % 2] = _mm512_fmadd_ps(token, weights, total[k % 2]);
+            }
+        }
+    }
+    for (total, sums) in totals.into_iter().zip(sums) {
+        // SAFETY: lanes are 16 floats.
+        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), _mm512_add_ps(total[0], total[1])) };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+pub(super) fn write(finish: Finish<'_>) {
+    finish.write(|values| {
+        let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(loadps(values));
+        // SAFETY: both are 32 bytes, and every pattern of bits is a number in half precision.
+        unsafe { std::mem::transmute::<__m256i, [f16; COLUMNS]>(halves) }
+    });
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load512(bytes: &[u8; 64]) -> __m512i {
+    // SAFETY: there are 64 bytes, and the load wants no alignment.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store512(bytes: &mut [u8; 64], value: __m512i) {
+    // SAFETY: there are 64 bytes, and the store wants no alignment.
+    unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), value) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn loadps(values: &[f32; COLUMNS]) -> __m512 {
+    // SAFETY: there are 16 floats, and the load wants no alignment.
+    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load128(bytes: &[u8; 16]) -> __m128i {
+    // SAFETY: there are 16 bytes, and the load wants no alignment.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}
+
+/// Keeps the f32 units busy; returns the operations done.
+pub(super) fn flops() -> f64 {
+    const ROUNDS: usize = 1 << 20;
+    const CHAINS: usize = 16;
+
+    #[target_feature(enable = "avx512f,fma")]
+    fn busy() -> f32 {
+        let (mut sums, factor) = ([_mm512_set1_ps(1.0); CHAINS], _mm512_set1_ps(std::hint::black_box(0.999)));
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
+    }
+    // SAFETY: called only where `available` found the instructions.
+    std::hint::black_box(unsafe { busy() });
+    (2 * COLUMNS * CHAINS * ROUNDS) as f64
+}

@@ -1,0 +1,92 @@
+//! What all CPU backends have in common: one layout, one schedule, one model. An instruction set adds its name, its speeds and its
+//! kernels.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use op::backend::packed_as;
+use op::{Activation, Backend, Config, Cost, Operands, PackedWeights, Problem, Result, Team, Weights};
+
+use super::model;
+use super::pack::{LAYOUT, PackedPanels, Panels};
+
+/// What tells one CPU backend from another; the rest is theirs in common.
+pub(super) trait InstructionSet: Send + Sync {
+    const NAME: &'static str;
+    const SUMMARY: &'static str;
+
+    /// Whether this machine has the instructions.
+    fn available() -> Result<()>;
+
+    /// The speeds of the kernel that handles such activations.
+    fn rates(activation: Activation) -> model::Rates;
+
+    /// Hands the problem to the schedule with the kernel that handles its activations.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::run`].
+    unsafe fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        team: &Team,
+    ) -> Result<()>;
+}
+
+/// The CPU, by one instruction set.
+#[derive(Debug)]
+pub struct Cpu<T>(PhantomData<T>);
+
+impl<T> Cpu<T> {
+    pub(super) const NEW: Self = Self(PhantomData);
+}
+
+// SAFETY: `available` asks the processor for every instruction that the kernels of `T` use, and `legal` is what the schedule was
+// written for: tiles, slabs and sums of any such configuration lie inside the memory that it takes for them.
+unsafe impl<T: InstructionSet> Backend for Cpu<T> {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        T::SUMMARY
+    }
+
+    fn layout(&self) -> &'static str {
+        LAYOUT
+    }
+
+    fn available(&self) -> Result<()> {
+        T::available()
+    }
+
+    fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {
+        model::candidates(problem, &T::rates(problem.activation()), threads)
+    }
+
+    fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
+        model::check(T::NAME, problem, config, &T::rates(problem.activation()), threads)
+    }
+
+    fn legal(&self, problem: &Problem, config: &Config, threads: usize) -> Result<()> {
+        model::legal(T::NAME, problem, config, &T::rates(problem.activation()), threads).map(drop)
+    }
+
+    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(PackedPanels::new(weights)?))
+    }
+
+    unsafe fn run(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+        team: &Team,
+    ) -> Result<()> {
+        let panels: &PackedPanels = packed_as(operands.weights, T::NAME, LAYOUT)?;
+        // SAFETY: the processor has the instructions, and the operands fit: the caller's promise.
+        unsafe { T::run(problem, config, panels.groups(), operands, team) }
+    }
+}

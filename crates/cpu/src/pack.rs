@@ -1,0 +1,277 @@
+//! How weights lie in memory for every CPU backend.
+//!
+//! A matrix `[n, k]` is cut into *panels* of 16 columns (rows of the matrix, columns of C). A panel is one sequential
+//! stream of *chunks*, each 64 of K: first the block scales, one byte a column for each of the four blocks, then the
+//! codes as eight vectors of 64 bytes, each 8 of K. In such a vector the 32-bit lane of a column holds its eight codes in
+//! the order k = 0 2 4 6 1 3 5 7, lowest nibble first. That order serves three readers at once:
+//!
+//! - as 16-bit lanes, nibble j is the pair (2j, 2j+1) side by side: one shift and one table look-up make a row of
+//!   bf16 pairs as matrix instructions want them;
+//! - as bytes, the low nibbles are k = 0 4 1 5 and the high ones 2 6 3 7: four of K a lane, as integer dot products want
+//!   them, if the tokens are put in the same order;
+//! - as 32-bit lanes, each shift by four puts the code of one k in the low bits of every column's lane.
+//!
+//! Nothing is padded: the last chunk has the blocks that are left, the last panel the columns that are left (its lanes
+//! are just fewer). So packed weights take exactly the bytes of the checkpoint. A negative scale is folded into the
+//! signs of its codes, so readers may take scales as unsigned.
+
+use std::ops::Range;
+
+use format::{BLOCK, Matrix};
+use memmap2::MmapMut;
+
+use op::{Error, PackedWeights, Result, Weights};
+
+/// The layout's name.
+pub const LAYOUT: &str = "cpu panels";
+
+/// Columns of a panel.
+pub(super) const COLUMNS: usize = 16;
+/// Blocks of K in a full chunk.
+pub(super) const CHUNK_BLOCKS: usize = 4;
+/// K in a full chunk.
+pub(super) const CHUNK: usize = CHUNK_BLOCKS * BLOCK;
+/// Bytes of one block's codes in a full panel: two vectors.
+pub(super) const CODE_BYTES: usize = COLUMNS * BLOCK / 2;
+/// Bytes of one block in a full panel, its scales included.
+pub(super) const BLOCK_BYTES: usize = COLUMNS + CODE_BYTES;
+
+/// Bytes of a full chunk of a full panel.
+pub(super) const CHUNK_BYTES: usize = CHUNK_BLOCKS * BLOCK_BYTES;
+
+/// The packed weights of one group: gate and up, or one plain matrix.
+#[derive(Debug)]
+pub struct Panels {
+    matrices: Vec<PanelMatrix>,
+}
+
+impl Panels {
+    /// Packs one group's weights.
+    pub(super) fn new(weights: &Weights<'_>) -> Result<Self> {
+        Ok(Self { matrices: weights.matrices().map(PanelMatrix::new).collect::<Result<_>>()? })
+    }
+
+    /// Gate and up, or the only matrix.
+    pub(super) fn matrices(&self) -> &[PanelMatrix] {
+        &self.matrices
+    }
+
+    /// The bytes they take.
+    pub fn bytes(&self) -> usize {
+        self.matrices.iter().map(|m| m.bytes.len()).sum()
+    }
+}
+
+/// The weights of all groups of a layer.
+#[derive(Debug)]
+pub(super) struct PackedPanels {
+    groups: Vec<Panels>,
+    shapes: Vec<(usize, usize)>,
+}
+
+impl PackedPanels {
+    pub(super) fn new(weights: &[Weights<'_>]) -> Result<Self> {
+        let shapes = weights.iter().map(|weights| (weights.n(), weights.k())).collect();
+        Ok(Self { groups: weights.iter().map(Panels::new).collect::<Result<_>>()?, shapes })
+    }
+
+    pub(super) fn groups(&self) -> &[Panels] {
+        &self.groups
+    }
+}
+
+// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each.
+unsafe impl PackedWeights for PackedPanels {
+    fn layout(&self) -> &'static str {
+        LAYOUT
+    }
+
+    fn shapes(&self) -> &[(usize, usize)] {
+        &self.shapes
+    }
+
+    fn matrices(&self) -> usize {
+        self.groups.first().map_or(1, |group| group.matrices.len())
+    }
+
+    fn bytes(&self) -> usize {
+        self.groups.iter().map(Panels::bytes).sum()
+    }
+}
+
+/// One packed matrix.
+#[derive(Debug)]
+pub(super) struct PanelMatrix {
+    n: usize,
+    k: usize,
+    global: f32,
+    bytes: MmapMut,
+}
+
+/// Some chunks of one panel, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch<'a> {
+    pub bytes: &'a [u8],
+    /// Columns: 16, or what is left of them in the last panel.
+    pub width: usize,
+}
+
+impl PanelMatrix {
+    fn new(matrix: &Matrix<'_>) -> Result<Self> {
+        let (n, k) = (matrix.rows(), matrix.k());
+        let length = n * (k / 2 + k / BLOCK);
+        let memory = |source| Error::Memory { bytes: length, what: "packed weights", source };
+        let mut bytes = MmapMut::map_anon(length).map_err(memory)?;
+        // Large pages spare the memory-bound kernels a page walk every 4 KB. Where they are refused, all still works.
+        #[cfg(target_os = "linux")]
+        let _ = bytes.advise(memmap2::Advice::HugePage);
+        for (panel, out) in bytes.chunks_mut(COLUMNS * (k / 2 + k / BLOCK)).enumerate() {
+            let first = panel * COLUMNS;
+            pack_panel(matrix, first, COLUMNS.min(n - first), out);
+        }
+        Ok(Self { n, k, global: matrix.global(), bytes })
+    }
+
+    pub(super) fn global(&self) -> f32 {
+        self.global
+    }
+
+    /// Some chunks of a panel.
+    pub(super) fn stretch(&self, panel: usize, chunks: Range<usize>) -> Stretch<'_> {
+        let width = COLUMNS.min(self.n - panel * COLUMNS);
+        let blocks = self.k / BLOCK;
+        let start = panel * blocks * BLOCK_BYTES;
+        let place = |chunk: usize| start + blocks.min(chunk * CHUNK_BLOCKS) * BLOCK_BYTES / COLUMNS * width;
+        Stretch { bytes: &self.bytes[place(chunks.start)..place(chunks.end)], width }
+    }
+}
+
+/// A chunk of a panel with fewer columns as one with all 16, the missing ones zero; and its blocks.
+pub(super) fn widened(chunk: &[u8], width: usize) -> ([u8; CHUNK_BYTES], usize) {
+    let mut out = [0; CHUNK_BYTES];
+    let blocks = chunk.len() * COLUMNS / (BLOCK_BYTES * width);
+    let (scales, codes) = chunk.split_at(blocks * width);
+    for (scales, out) in scales.chunks(width).zip(out.chunks_mut(COLUMNS)) {
+        out[..width].copy_from_slice(scales);
+    }
+    for (codes, out) in codes.chunks(4 * width).zip(out[blocks * COLUMNS..].chunks_mut(4 * COLUMNS)) {
+        out[..4 * width].copy_from_slice(codes);
+    }
+    (out, blocks)
+}
+
+/// Packs `width` rows of the matrix, from `first` on, as one panel.
+fn pack_panel(matrix: &Matrix<'_>, first: usize, width: usize, out: &mut [u8]) {
+    let blocks = matrix.blocks();
+    let mut rest = out;
+    for start in (0..blocks).step_by(CHUNK_BLOCKS) {
+        let count = CHUNK_BLOCKS.min(blocks - start);
+        let (chunk, tail) = rest.split_at_mut(count * width * BLOCK_BYTES / COLUMNS);
+        let (scales, codes) = chunk.split_at_mut(count * width);
+        for column in 0..width {
+            let row_scales = &matrix.row_scales(first + column)[start..start + count];
+            let row_codes = &matrix.row_codes(first + column)[start * BLOCK / 2..(start + count) * BLOCK / 2];
+            for (block, &scale) in row_scales.iter().enumerate() {
+                scales[block * width + column] = scale & 0x7F;
+            }
+            for (vector, eight) in row_codes.chunks_exact(4).enumerate() {
+                let negative = row_scales[vector / 2] & 0x80 != 0;
+                let eight = u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]]);
+                let lane = lane_order(eight ^ if negative { 0x8888_8888 } else { 0 });
+                codes[(vector * width + column) * 4..][..4].copy_from_slice(&lane.to_le_bytes());
+            }
+        }
+        rest = tail;
+    }
+}
+
+/// Eight codes in order of k (lowest nibble first) to the order 0 2 4 6 1 3 5 7.
+fn lane_order(codes: u32) -> u32 {
+    let gather = |bytes: u32| {
+        let pairs = (bytes | bytes >> 4) & 0x00FF_00FF;
+        (pairs | pairs >> 8) & 0xFFFF
+    };
+    gather(codes & 0x0F0F_0F0F) | gather(codes >> 4 & 0x0F0F_0F0F) << 16
+}
+
+/// Where, in a lane of eight codes, the code of each k stands.
+#[cfg(test)]
+const LANE_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// How far ahead of its reader a stream of packed weights is fetched, in bytes.
+const STREAM_AHEAD: usize = 8 * CHUNK_BYTES;
+
+/// Asks for what comes a little later in the same stream as this chunk.
+#[inline(always)]
+pub(super) fn prefetch_stream(chunk: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..chunk.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint; it faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(STREAM_AHEAD + line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = chunk;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_holds_even_k_then_odd_k() {
+        assert_eq!(lane_order(0x7654_3210), 0x7531_6420);
+    }
+
+    /// Reads the packed form back, by the description above, code by code.
+    fn unpacked(matrix: &PanelMatrix, row: usize, k: usize) -> f32 {
+        let chunk = matrix.stretch(row / COLUMNS, k / CHUNK..k / CHUNK + 1);
+        let blocks = chunk.bytes.len() * COLUMNS / (BLOCK_BYTES * chunk.width);
+        let (column, k) = (row % COLUMNS, k % CHUNK);
+        let scale = format::e4m3::decode(chunk.bytes[k / BLOCK * chunk.width + column]);
+        let lane = &chunk.bytes[blocks * chunk.width + (k / 8 * chunk.width + column) * 4..][..4];
+        let lane = u32::from_le_bytes(lane.try_into().unwrap());
+        format::e2m1::decode((lane >> (4 * LANE_NIBBLE[k % 8])) as u8 & 15) * scale
+    }
+
+    #[test]
+    fn every_weight_is_found_again_and_nothing_is_padded() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for (n, k) in [(1, 16), (16, 64), (17, 48), (40, 80), (129, 208)] {
+            let codes: Vec<u8> = (0..n * k / 2).map(|_| rng.u8(..)).collect();
+            // Every scale but NaN, negative ones included.
+            let scales: Vec<u8> = (0..n * k / 16).map(|_| rng.u8(..0x7F) | rng.u8(..) & 0x80).collect();
+            let matrix = Matrix::new(n, k, codes, scales, 0.5).unwrap();
+            let packed = PanelMatrix::new(&matrix).unwrap();
+            assert_eq!(packed.bytes.len(), matrix.codes().len() + matrix.scales().len());
+            let mut row_values = vec![0.0; k];
+            for row in 0..n {
+                matrix.unscaled_row(row, &mut row_values);
+                for (k, &value) in row_values.iter().enumerate() {
+                    assert_eq!(unpacked(&packed, row, k), value, "[{row}, {k}] of [{n}, {k}]");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_narrow_chunk_is_widened_with_zeros() {
+        let matrix = Matrix::new(3, 32, vec![0x21; 48], vec![0x38; 6], 1.0).unwrap();
+        let packed = PanelMatrix::new(&matrix).unwrap();
+        let (wide, blocks) = widened(packed.stretch(0, 0..1).bytes, 3);
+        assert_eq!(blocks, 2);
+        let wide = PanelMatrix { n: 16, k: 32, global: 1.0, bytes: map(&wide[..2 * BLOCK_BYTES]) };
+        for row in 0..16 {
+            for k in 0..32 {
+                let expected = if row < 3 { [0.5, 1.0][k % 2] } else { 0.0 };
+                assert_eq!(unpacked(&wide, row, k), expected);
+            }
+        }
+    }
+
+    fn map(bytes: &[u8]) -> MmapMut {
+        let mut map = MmapMut::map_anon(bytes.len()).unwrap();
+        map.copy_from_slice(bytes);
+        map
+    }
+}

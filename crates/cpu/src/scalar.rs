@@ -1,0 +1,105 @@
+//! Plain Rust, for every machine: the backend that the others are understood by.
+//!
+//! Weights are expanded to f32 (exactly), tokens are f32 rows, and a product is a multiplication and an addition. The
+//! inner loops run over the 16 columns of a panel, so a compiler may use whatever vectors the target's baseline has.
+
+use bytemuck::{Pod, Zeroable};
+use format::BLOCK;
+use half::f16;
+
+use super::backend::InstructionSet;
+use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
+use super::model::{Rates, Speed};
+use super::pack::{CODE_BYTES, COLUMNS, Panels};
+use super::schedule;
+use op::{Activation, Config, Operands, Problem, Result, Team};
+
+/// The backend without special instructions.
+#[derive(Debug)]
+pub struct Scalar;
+
+impl InstructionSet for Scalar {
+    const NAME: &'static str = "scalar";
+    const SUMMARY: &'static str = "plain Rust, f32 arithmetic, any machine";
+
+    fn available() -> Result<()> {
+        Ok(())
+    }
+
+    fn rates(_: Activation) -> Rates {
+        Rates::of(&ScalarKernel, Speed { expand: 150e-9, multiply: 30e-9 })
+    }
+
+    unsafe fn run(
+        problem: &Problem,
+        config: &Config,
+        panels: &[Panels],
+        operands: Operands<'_, '_, '_>,
+        team: &Team,
+    ) -> Result<()> {
+        schedule::run(&ScalarKernel, problem, config, panels, operands, team)
+    }
+}
+
+/// f32 tokens, f32 weights.
+struct ScalarKernel;
+
+/// A block as f32: for each k, the 16 columns.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct FloatBlock(pub [[f32; COLUMNS]; BLOCK]);
+
+impl FloatBlock {
+    /// A block of zeros.
+    pub(super) const BLANK: Self = Self([[0.0; COLUMNS]; BLOCK]);
+}
+
+impl Kernel for ScalarKernel {
+    type Block = FloatBlock;
+    type Token = f32;
+
+    const BLANK: FloatBlock = FloatBlock::BLANK;
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    fn group_len(&self, blocks: usize) -> usize {
+        blocks * BLOCK
+    }
+
+    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+        source.activations.unscaled_row(group, out);
+    }
+
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
+            for column in 0..COLUMNS {
+                let scale = format::e4m3::decode(scales[column]);
+                for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
+                    // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
+                    let k = 8 * vector + 4 * (byte % 2) + byte / 2;
+                    out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
+                    out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
+                }
+            }
+        }
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
+        product.by_rows::<1>(ahead, |tokens, panel, sums, fresh| {
+            let mut row = if fresh { Lanes::default() } else { sums[0] };
+            for (token, block) in tokens[0].chunks_exact(BLOCK).zip(panel) {
+                for (&token, weights) in token.iter().zip(&block.0) {
+                    for (sum, &weight) in row.0.iter_mut().zip(weights) {
+                        *sum += token * weight;
+                    }
+                }
+            }
+            sums[0] = row;
+        });
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        finish.write(|values| values.map(f16::from_f32));
+    }
+}

@@ -1,0 +1,442 @@
+//! The order of the work, the same for every instruction set.
+//!
+//! A problem is cut into tiles of C over all its groups, largest first: a group without tokens has no tiles and costs
+//! nothing. The threads take them from one queue, or (the *persistent* schedule) each has its share from the start.
+//! Inside a tile the strategy decides:
+//!
+//! - *two-pass*: no tile ever sees both matrices; the whole gate product goes to a plane of f32, then the whole up
+//!   product, then the planes are joined;
+//! - *sequential*: all of K for gate, then all of K for up;
+//! - *interleaved*: at every step of K a slab holds panels of both matrices;
+//! - *ping-pong*: the same, and while one slab is multiplied a later one is expanded.
+//!
+//! The order in which an element's products are added depends on the configuration alone, so results are the same to
+//! the bit for any number of threads.
+//!
+//! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
+//! groups of the kernel's); for each thread the slabs
+//! (`stages` × panels × `depth`), the sums of one tile, one row of results if those are staged, and a copy of the tile's
+//! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size; each piece above 512 KB in whole large pages.
+//! Nothing grows with N·K.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use format::BLOCK;
+use half::f16;
+
+use super::kernel::{
+    Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout, TileStream,
+};
+use super::memory::{Arena, Lease};
+use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
+use super::target::SharedTarget;
+use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
+
+/// Bytes of tokens below which preparing them is not worth waking the other threads.
+const SERIAL_TOKENS: usize = 1 << 17;
+
+/// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of a second-level cache.
+pub(super) const OWN_TOKENS: usize = 2 << 20;
+
+/// Computes a problem.
+pub(super) fn run<K: Kernel>(
+    kernel: &K,
+    problem: &Problem,
+    config: &Config,
+    panels: &[Panels],
+    operands: Operands<'_, '_, '_>,
+    team: &Team,
+) -> Result<()> {
+    let sources: Vec<Source<'_>> = {
+        let pairs = operands.activations.iter().zip(operands.largest);
+        pairs.map(|(activations, &largest)| Source { activations, largest }).collect()
+    };
+    let arena = team.kept::<Arena>();
+    let tokens = prepare(kernel, problem, &sources, team, &arena)?;
+    let shapes = problem.groups();
+    let share = |targets: &mut [Target<'_>]| -> Vec<SharedTarget> {
+        targets.iter_mut().zip(shapes).map(|(target, s)| SharedTarget::new(target, s.m, s.n)).collect()
+    };
+    let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget]| {
+        let groups: Vec<Group<'_, K>> = (0..shapes.len())
+            .map(|g| Group {
+                shape: shapes[g],
+                matrices: &panels[g].matrices()[matrices.clone()],
+                source: sources[g],
+                tokens: &tokens[g],
+                target: &targets[g],
+            })
+            .collect();
+        walk(kernel, config, gate, &groups, team, &arena)
+    };
+    if config.strategy == Strategy::TwoPass && problem.matrices() == 2 {
+        let mut planes = [Plane::new(&arena, shapes)?, Plane::new(&arena, shapes)?];
+        for (matrix, plane) in planes.iter_mut().enumerate() {
+            walk(matrix..matrix + 1, Gate::None, &share(&mut plane.targets()))?;
+        }
+        let [gate, up] = &mut planes;
+        join(problem, gate, up, &share(operands.targets), team);
+        Ok(())
+    } else {
+        walk(0..problem.matrices(), problem.gate(), &share(operands.targets))
+    }
+}
+
+/// One group's operands, as the tiles see them.
+struct Group<'a, K: Kernel> {
+    shape: Shape,
+    matrices: &'a [PanelMatrix],
+    source: Source<'a>,
+    tokens: &'a [K::Token],
+    target: &'a SharedTarget,
+}
+
+/// Prepares the tokens of every group.
+fn prepare<'a, K: Kernel>(
+    kernel: &K,
+    problem: &Problem,
+    sources: &[Source<'_>],
+    team: &Team,
+    arena: &'a Arena,
+) -> Result<Vec<Lease<'a, K::Token>>> {
+    let group_len = |shape: &Shape| kernel.group_len(shape.k / BLOCK);
+    let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
+    let mut tokens = problem.groups().iter().map(|s| arena.take(length(s))).collect::<Result<Vec<_>>>()?;
+    let total: usize = problem.groups().iter().map(length).sum();
+    let work = tokens.iter_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
+        tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
+    });
+    let queue = Mutex::new(work);
+    let take_all = || {
+        // A poisoned queue means that another thread panicked, which ends the run anyway.
+        while let Some((source, group, out)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
+            kernel.prepare(source, group, out);
+        }
+    };
+    if total * size_of::<K::Token>() < SERIAL_TOKENS {
+        take_all()
+    } else {
+        team.run(take_all)
+    }
+    Ok(tokens)
+}
+
+/// A tile of one group's C.
+struct Tile {
+    group: usize,
+    tokens: Range<usize>,
+    columns: Range<usize>,
+}
+
+/// Every tile of every group, the costliest first. Within a group, a tile of tokens meets every column before the next one
+/// does: the tokens stay in a cache, the weights pass by in one long stream.
+fn tiles<K: Kernel>(groups: &[Group<'_, K>], config: &Config) -> Vec<Tile> {
+    let mut tiles = Vec::new();
+    for (group, Group { shape, .. }) in groups.iter().enumerate() {
+        for token in (0..shape.m).step_by(config.tile.tokens) {
+            for column in (0..shape.n).step_by(config.tile.columns) {
+                tiles.push(Tile {
+                    group,
+                    tokens: token..shape.m.min(token + config.tile.tokens),
+                    columns: column..shape.n.min(column + config.tile.columns),
+                });
+            }
+        }
+    }
+    let cost = |tile: &Tile| tile.tokens.len().div_ceil(K::ROWS) * groups[tile.group].shape.k;
+    tiles.sort_by_key(|tile| std::cmp::Reverse(cost(tile)));
+    tiles
+}
+
+/// Lets the threads take tiles until none is left.
+fn walk<K: Kernel>(
+    kernel: &K,
+    config: &Config,
+    gate: Gate,
+    groups: &[Group<'_, K>],
+    team: &Team,
+    arena: &Arena,
+) -> Result<()> {
+    let tiles = tiles(groups, config);
+    let largest = |size: fn(&Tile) -> usize| tiles.iter().map(size).max().unwrap_or(0);
+    let rows = (largest(|tile| tile.tokens.len()) * kernel.parts()).next_multiple_of(K::ROWS);
+    let panels = largest(|tile| tile.columns.len()).div_ceil(COLUMNS);
+    // Taken before the threads start, so that a lack of memory is an error of the run.
+    let workers = team.count().min(tiles.len());
+    let depth = largest_k(groups).map_or(0, |k| kernel.group_len(k / BLOCK));
+    let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth);
+    let scratch =
+        (0..workers).map(|_| Scratch::new(config, arena, [rows, panels, tokens])).collect::<Result<Vec<_>>>()?;
+    let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
+    team.run(|| {
+        let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
+        kernel.enter();
+        // While the threads keep pace, the tile that follows this one here is as many further on as there are threads.
+        let compute = |index: usize| scratch.compute(kernel, groups, &tiles[index], tiles.get(index + workers), gate);
+        if config.schedule == Schedule::Persistent {
+            (worker..tiles.len()).step_by(workers).for_each(compute);
+        } else {
+            let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < tiles.len());
+            std::iter::from_fn(take).for_each(compute);
+        }
+        kernel.leave();
+    });
+    Ok(())
+}
+
+fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {
+    groups.iter().map(|group| group.shape.k).max()
+}
+
+/// A thread's own copy of the tokens of its tile. Two cores that read the same lines again and again slow each other down,
+/// even where both have them in their second-level caches; a copy costs one reading, and a tile of tokens serves many
+/// tiles of C.
+struct OwnTokens<'a, K: Kernel> {
+    memory: Lease<'a, K::Token>,
+    /// The group and the first token that the copy is of.
+    of: Option<(usize, usize)>,
+}
+
+impl<K: Kernel> OwnTokens<'_, K> {
+    /// Elements to set aside, of those that a tile's tokens are: none where one thread has them to itself, or where they
+    /// are too many to stay in its cache.
+    fn room(workers: usize, elements: usize) -> usize {
+        if workers > 1 && elements * size_of::<K::Token>() <= OWN_TOKENS { elements } else { 0 }
+    }
+
+    /// The tokens, copied if there is room for a copy and it is not there yet.
+    fn get<'t>(&'t mut self, of: (usize, usize), tokens: &'t [K::Token]) -> &'t [K::Token] {
+        if tokens.len() > self.memory.len() {
+            return tokens;
+        }
+        let copy = &mut self.memory[..tokens.len()];
+        if self.of != Some(of) {
+            copy.copy_from_slice(tokens);
+            self.of = Some(of);
+        }
+        copy
+    }
+}
+
+/// What one thread works in: slabs, the sums of a tile for each matrix, a row of results where those are staged, and its own
+/// copy of the tile's tokens.
+struct Scratch<'a, K: Kernel> {
+    config: &'a Config,
+    slabs: Vec<Slab<'a, K::Block>>,
+    sums: [Lease<'a, Lanes>; 2],
+    staging: Option<Lease<'a, Lanes>>,
+    tokens: OwnTokens<'a, K>,
+}
+
+impl<'a, K: Kernel> Scratch<'a, K> {
+    fn new(config: &'a Config, arena: &'a Arena, [rows, panels, tokens]: [usize; 3]) -> Result<Self> {
+        let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
+        // Matrices that are walked together have all their sums in the first.
+        let (apart, sums) = (config.strategy == Strategy::Sequential, rows * panels);
+        let sums = [arena.take(if apart { sums } else { 2 * sums })?, arena.take(if apart { sums } else { 0 })?];
+        let staging = (config.epilogue == Epilogue::Staged).then(|| arena.take(panels)).transpose()?;
+        let tokens = OwnTokens { memory: arena.take(tokens)?, of: None };
+        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging, tokens })
+    }
+
+    /// Computes a tile and writes it to C; `next` is the tile that will most likely follow.
+    fn compute(&mut self, kernel: &K, groups: &[Group<'_, K>], tile: &Tile, next: Option<&Tile>, gate: Gate) {
+        let group = &groups[tile.group];
+        let together = if self.config.strategy == Strategy::Sequential { 1 } else { group.matrices.len() };
+        let layout = SumLayout {
+            rows: (tile.tokens.len() * kernel.parts()).next_multiple_of(K::ROWS),
+            matrices: together,
+            panels: tile.columns.len().div_ceil(COLUMNS),
+            slab: (K::PANELS / together).max(1),
+        };
+        let group_len = kernel.group_len(group.shape.k / BLOCK);
+        let first = tile.tokens.start * kernel.parts() / K::ROWS;
+        let tokens = &group.tokens[first * group_len..][..layout.rows / K::ROWS * group_len];
+        let tokens = self.tokens.get((tile.group, tile.tokens.start), tokens);
+        let next = next.map(|next| (&groups[next.group], next));
+        for (sums, matrices) in self.sums.iter_mut().zip(group.matrices.chunks(together)) {
+            let walk = TileWalk { kernel, config: self.config, group, tile, next, tokens, group_len, matrices, layout };
+            walk.accumulate(&mut self.slabs, &mut sums[..layout.len()]);
+        }
+        let of = |matrix: usize| MatrixSums {
+            sums: &self.sums[matrix / together][..layout.len()],
+            layout,
+            matrix: matrix % together,
+        };
+        let unit = kernel.unit(group.source) * f64::from(group.source.activations.global());
+        let last = group.matrices.len() - 1;
+        kernel.finish(Finish {
+            gate: of(0),
+            up: if gate == Gate::None { of(0) } else { of(1) },
+            function: gate,
+            alpha: [0, last].map(|matrix| unit * f64::from(group.matrices[matrix].global())),
+            parts: kernel.parts(),
+            tokens: tile.tokens.clone(),
+            columns: tile.columns.clone(),
+            out: group.target,
+            staging: self.staging.as_deref_mut(),
+        });
+    }
+}
+
+/// One tile's way along K.
+struct TileWalk<'a, K: Kernel> {
+    kernel: &'a K,
+    config: &'a Config,
+    group: &'a Group<'a, K>,
+    tile: &'a Tile,
+    /// The group and the tile that will most likely follow.
+    next: Option<(&'a Group<'a, K>, &'a Tile)>,
+    /// The prepared rows of the tile, and the elements of a group of them.
+    tokens: &'a [K::Token],
+    group_len: usize,
+    matrices: &'a [PanelMatrix],
+    layout: SumLayout,
+}
+
+/// A slab's place: a stretch of K and some panels.
+struct Step {
+    chunks: Range<usize>,
+    slab: usize,
+}
+
+impl<K: Kernel> TileWalk<'_, K> {
+    /// Steps along K, and at each one every slab of the tile.
+    fn step(&self, index: usize) -> Step {
+        let (slabs, chunks) = (self.layout.slabs(), self.config.depth / CHUNK);
+        let (stretch, slab) = (index / slabs, index % slabs);
+        let last = self.group.shape.k.div_ceil(CHUNK);
+        Step { chunks: stretch * chunks..last.min((stretch + 1) * chunks), slab }
+    }
+
+    fn accumulate(&self, slabs: &mut [Slab<'_, K::Block>], sums: &mut [Lanes]) {
+        let steps = self.group.shape.k.div_ceil(self.config.depth) * self.layout.slabs();
+        let stages = slabs.len();
+        if self.config.strategy == Strategy::PingPong {
+            if stages == 2 && self.stream(&mut slabs[0], sums) {
+                return;
+            }
+            let lead = stages - 1;
+            for (index, slab) in slabs.iter_mut().enumerate().take(lead.min(steps)) {
+                self.expansion(index, slab).complete();
+            }
+            for index in 0..steps {
+                // `check` grants ping-pong at least two stages, so the two slabs differ.
+                let Ok([slab, later]) = slabs.get_disjoint_mut([index % stages, (index + lead) % stages]) else {
+                    return;
+                };
+                let mut ahead = match index + lead < steps {
+                    true => self.expansion(index + lead, later),
+                    false => Expansion::nothing(self.kernel),
+                };
+                self.multiply(index, slab, sums, &mut ahead);
+                ahead.complete();
+            }
+        } else {
+            for first in (0..steps).step_by(stages) {
+                let batch = first..steps.min(first + stages);
+                for index in batch.clone() {
+                    self.expansion(index, &mut slabs[index - first]).complete();
+                }
+                for index in batch {
+                    self.multiply(index, &slabs[index - first], sums, &mut Expansion::nothing(self.kernel));
+                }
+            }
+        }
+    }
+
+    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only.
+    fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
+        let narrow = self.config.depth == CHUNK && self.layout.slabs() == 1;
+        if !narrow && K::RESIDENT != Some(self.config.depth) {
+            return false;
+        }
+        let panels = self.full_panels(self.group, self.matrices, self.tile);
+        if panels.len() < self.matrices.len() * self.layout.panels {
+            return false;
+        }
+        let next = self.next.map_or(Vec::new(), |(group, tile)| self.full_panels(group, group.matrices, tile));
+        let (tokens, group_len) = (self.tokens, self.group_len);
+        let tile = TileStream { tokens, group_len, panels, next, ring: ring.pages(), sums };
+        if narrow { self.kernel.stream(tile) } else { self.kernel.resident(tile) }
+    }
+
+    /// The panels of a tile that have full width, each along all of K, in the order of this tile's sums: slab by slab, those
+    /// of the first matrix before those of the second.
+    fn full_panels<'a>(&self, group: &Group<'_, K>, matrices: &'a [PanelMatrix], tile: &Tile) -> Vec<&'a [u8]> {
+        let panels = tile.columns.start / COLUMNS..tile.columns.end / COLUMNS;
+        let stretch = |matrix: &'a PanelMatrix, panel| matrix.stretch(panel, 0..group.shape.k.div_ceil(CHUNK)).bytes;
+        let slabs =
+            panels.clone().step_by(self.layout.slab).map(|first| first..panels.end.min(first + self.layout.slab));
+        slabs
+            .flat_map(|slab| matrices.iter().flat_map(move |matrix| slab.clone().map(move |p| stretch(matrix, p))))
+            .collect()
+    }
+
+    fn expansion<'s>(&'s self, index: usize, slab: &'s mut Slab<'_, K::Block>) -> Expansion<'s, K> {
+        let step = self.step(index);
+        let panels = self.layout.panels_of(step.slab);
+        let depth = self.blocks(&step).len().next_multiple_of(K::BLOCKS);
+        let first = self.tile.columns.start / COLUMNS;
+        let panels = first + panels.start..first + panels.end;
+        let sources = Sources { matrices: self.matrices, panels, chunks: step.chunks, next: 0 };
+        Expansion::new(self.kernel, sources, depth, slab)
+    }
+
+    fn multiply(&self, index: usize, slab: &Slab<'_, K::Block>, sums: &mut [Lanes], ahead: &mut Expansion<'_, K>) {
+        let step = self.step(index);
+        let product = Product {
+            tokens: self.tokens,
+            group_len: self.group_len,
+            blocks: self.blocks(&step),
+            slab: slab.view(self.matrices.len() * self.layout.panels_of(step.slab).len()),
+            sums: &mut sums[self.layout.slab_range(step.slab)],
+            fresh: step.chunks.start == 0,
+            last: step.chunks.end == self.group.shape.k.div_ceil(CHUNK),
+            alone: self.layout.slabs() == 1,
+        };
+        self.kernel.multiply(product, ahead);
+    }
+
+    fn blocks(&self, step: &Step) -> Range<usize> {
+        let last = self.group.shape.k / BLOCK;
+        step.chunks.start * CHUNK_BLOCKS..last.min(step.chunks.end * CHUNK_BLOCKS)
+    }
+}
+
+/// One product of every group as f32, between the passes of two-pass.
+struct Plane<'a> {
+    groups: Vec<Lease<'a, f32>>,
+}
+
+impl<'a> Plane<'a> {
+    fn new(arena: &'a Arena, shapes: &[Shape]) -> Result<Self> {
+        Ok(Self { groups: shapes.iter().map(|s| arena.take(s.m * s.n)).collect::<Result<_>>()? })
+    }
+
+    fn targets(&mut self) -> Vec<Target<'_>> {
+        self.groups.iter_mut().map(|group| Target::F32(group)).collect()
+    }
+}
+
+/// The last pass of two-pass: the gate, row by row.
+fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[SharedTarget], team: &Team) {
+    let groups = gate.groups.iter_mut().zip(&up.groups).zip(problem.groups()).zip(targets);
+    let rows = Mutex::new(groups.flat_map(|(((gate, up), shape), target)| {
+        gate.chunks_mut(shape.n).zip(up.chunks(shape.n)).enumerate().map(move |(row, sums)| (target, row, sums))
+    }));
+    team.run(|| {
+        while let Some((target, row, (gate, up))) = rows.lock().ok().and_then(|mut rows| rows.next()) {
+            problem.gate().apply_rows(gate, up);
+            for (index, values) in gate.chunks(COLUMNS).enumerate() {
+                let mut lanes = [0.0; COLUMNS];
+                lanes[..values.len()].copy_from_slice(values);
+                let columns = index * COLUMNS..index * COLUMNS + values.len();
+                // SAFETY: the targets are borrowed for the whole run, and the queue hands each row to one thread.
+                unsafe { target.store(row, columns, &lanes, &|lanes| lanes.map(f16::from_f32)) };
+            }
+        }
+    });
+}

@@ -1,0 +1,317 @@
+//! The CUDA driver, as far as we need it: contexts, kernels made from PTX, memory, streams, events, graphs, launches.
+//!
+//! Loaded at run time from the driver's own library (see `symbols`): no toolkit, nothing of NVIDIA's at build time, and
+//! where it is missing, too old, or without a GPU, [`Context::of`] says so and what to do ([`Absent`]). Every status is
+//! looked at; one that is not success becomes [`Error::Driver`] with the call's name and the driver's own words.
+//!
+//! A [`Context`] is a device's *primary* context, the one that CUDA's runtime and with it PyTorch use, so that memory and
+//! streams of theirs are ours as well. There is one for each device in a process, opened when first asked for and never
+//! closed. It is made current for the length of each call, and the thread's own is put back afterwards; so all of this may
+//! be used from any thread, beside any other user of CUDA.
+//!
+//! - `memory`: memory of the device, copies, and what is known of an address of somebody else's;
+//! - `stream`: streams of our own and of others, events, and graphs captured from them;
+//! - `function`: kernels compiled by the driver, their arguments, tensor maps and launches;
+//! - `cubin`: compiled kernels kept on disk.
+
+mod cubin;
+mod function;
+mod memory;
+mod stream;
+mod symbols;
+
+pub use cubin::{CUBIN_VARIABLE, Origin};
+pub use function::{EncodedLaunch, Function};
+pub use memory::{DeviceMemory, PointerKind};
+pub use stream::{Event, Graph, Stream};
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::ptr::{null, null_mut};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use self::symbols::{Handle, LIBRARY, Status, Symbols};
+use op::{Error, Result};
+
+/// The driver that reads PTX 9.0: CUDA 13.0.
+const OLDEST_DRIVER: i32 = 13000;
+
+/// The most devices that one machine has.
+const MOST_DEVICES: usize = 64;
+
+/// `CU_DEVICE_ATTRIBUTE_…` by their numbers.
+mod number {
+    use std::ffi::c_int;
+
+    pub const MULTIPROCESSORS: c_int = 16;
+    pub const L2_BYTES: c_int = 38;
+    pub const CAPABILITY_MAJOR: c_int = 75;
+    pub const CAPABILITY_MINOR: c_int = 76;
+}
+
+/// Why there is no GPU to compute on, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// What was found.
+    pub reason: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Absent {
+    fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Absent { reason: reason.into(), remedy: remedy.into() }
+    }
+
+    fn no_library(path: &str, error: &dyn std::error::Error) -> Self {
+        let remedy = "install NVIDIA's driver (580 or newer); in a container, start it with access to the GPU";
+        let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Absent::new(format!("the CUDA driver's library {path} cannot be opened ({said})"), remedy)
+    }
+
+    fn no_symbol(path: &str, symbol: &str) -> Self {
+        let remedy = "update NVIDIA's driver to 580 or newer";
+        Absent::new(format!("{path} has no function {symbol}, so it is no driver or one too old"), remedy)
+    }
+
+    fn no_device(ordinal: usize, count: usize) -> Self {
+        if count == 0 {
+            return Absent::new("the driver sees no GPU", "see whether nvidia-smi lists one");
+        }
+        let reason = format!("there is no GPU {ordinal}: the driver sees {count}, counted from 0");
+        Absent::new(reason, "choose one of those, or see whether CUDA_VISIBLE_DEVICES hides it")
+    }
+}
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: (i32, i32),
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of its second-level cache.
+    pub cache_bytes: usize,
+    /// The CUDA version that its driver supports, as 1000 · major + 10 · minor.
+    pub driver: i32,
+}
+
+/// The driver's library, opened once.
+struct Driver {
+    symbols: Symbols,
+    version: i32,
+    devices: usize,
+}
+
+impl Driver {
+    /// The driver of this machine, or why there is none.
+    fn get() -> Result<&'static Driver, Absent> {
+        static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
+        DRIVER.get_or_init(|| Driver::open(LIBRARY)).as_ref().map_err(Absent::clone)
+    }
+
+    fn open(path: &str) -> Result<Self, Absent> {
+        let symbols = Symbols::open(path)?;
+        let (mut version, mut count) = (0, 0);
+        // SAFETY: cuInit comes first, and the pointers are to places of the types that the functions write.
+        unsafe {
+            opened(&symbols, "cuInit", (symbols.init)(0))?;
+            opened(&symbols, "cuDriverGetVersion", (symbols.driver_version)(&mut version))?;
+            opened(&symbols, "cuDeviceGetCount", (symbols.device_count)(&mut count))?;
+        }
+        check_driver(version)?;
+        Ok(Driver { symbols, version, devices: usize::try_from(count).unwrap_or(0) })
+    }
+}
+
+/// A status of a call on the way to a context.
+fn opened(symbols: &Symbols, call: &'static str, status: Status) -> Result<(), Absent> {
+    if status == 0 {
+        return Ok(());
+    }
+    let (name, text) = words(symbols, status);
+    let remedy = "see whether nvidia-smi lists a GPU; in a container, start it with access to one";
+    Err(Absent::new(format!("{call} failed with {name} ({text})"), remedy))
+}
+
+fn check_driver(version: i32) -> Result<(), Absent> {
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    let found =
+        format!("the driver supports CUDA {}.{} and the kernels need 13.0", version / 1000, version % 1000 / 10);
+    Err(Absent::new(found, "update NVIDIA's driver to 580 or newer"))
+}
+
+/// A GPU's primary context.
+pub struct Context {
+    symbols: &'static Symbols,
+    ordinal: usize,
+    raw: Handle,
+    info: DeviceInfo,
+}
+
+// SAFETY: the driver's functions may be called from any thread, and a context may be current in several.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("ordinal", &self.ordinal).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// A context made current in this thread; the one that was is put back at the end.
+struct Entered<'c> {
+    context: &'c Context,
+    before: Option<Handle>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current before, or there was none, which null stands for.
+            unsafe { (self.context.symbols.context_set)(before) };
+        }
+    }
+}
+
+impl Context {
+    /// The context of a device, counted from 0 as the driver counts them.
+    pub fn of(ordinal: usize) -> Result<&'static Context, Absent> {
+        static CONTEXTS: Mutex<Vec<(usize, &'static Context)>> = Mutex::new(Vec::new());
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, context)) = contexts.iter().find(|(known, _)| *known == ordinal) {
+            return Ok(context);
+        }
+        // Lives as long as the process: there are as many as there are devices, and memory and kernels refer to them.
+        let context: &'static Context = Box::leak(Box::new(Context::open(Driver::get()?, ordinal)?));
+        contexts.push((ordinal, context));
+        Ok(context)
+    }
+
+    /// How many devices the driver sees.
+    pub fn devices() -> Result<usize, Absent> {
+        Ok(Driver::get()?.devices)
+    }
+
+    fn open(driver: &'static Driver, ordinal: usize) -> Result<Self, Absent> {
+        let symbols = &driver.symbols;
+        if ordinal >= driver.devices.min(MOST_DEVICES) {
+            return Err(Absent::no_device(ordinal, driver.devices));
+        }
+        let (mut device, mut raw) = (0, null_mut());
+        // SAFETY: the device exists; the pointers are to places of the types that the functions write.
+        unsafe {
+            opened(symbols, "cuDeviceGet", (symbols.device_get)(&mut device, ordinal as c_int))?;
+            opened(symbols, "cuDevicePrimaryCtxRetain", (symbols.context_retain)(&mut raw, device))?;
+        }
+        let info = describe(symbols, device, driver.version)?;
+        Ok(Context { symbols, ordinal, raw, info })
+    }
+
+    /// The device.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    fn called(&self, call: &'static str, status: Status) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let (name, text) = words(self.symbols, status);
+        Err(Error::Driver { call, name, text })
+    }
+
+    /// Makes the context current in this thread for as long as the result lives.
+    fn enter(&self) -> Result<Entered<'_>> {
+        let mut before = null_mut();
+        // SAFETY: writes one handle.
+        self.called("cuCtxGetCurrent", unsafe { (self.symbols.context_get)(&mut before) })?;
+        if before == self.raw {
+            return Ok(Entered { context: self, before: None });
+        }
+        // SAFETY: the context is retained for as long as the process lives.
+        self.called("cuCtxSetCurrent", unsafe { (self.symbols.context_set)(self.raw) })?;
+        Ok(Entered { context: self, before: Some(before) })
+    }
+}
+
+/// What a device says about itself, or which call failed.
+fn describe(symbols: &Symbols, device: c_int, driver: i32) -> Result<DeviceInfo, Absent> {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: writes one integer.
+        let status = unsafe { (symbols.device_attribute)(&mut value, which, device) };
+        opened(symbols, "cuDeviceGetAttribute", status).map(|()| value)
+    };
+    let mut name = [0u8; 128];
+    // SAFETY: writes at most as many bytes as it is told there are, a final zero among them.
+    let status = unsafe { (symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, device) };
+    opened(symbols, "cuDeviceGetName", status)?;
+    Ok(DeviceInfo {
+        name: CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        capability: (attribute(number::CAPABILITY_MAJOR)?, attribute(number::CAPABILITY_MINOR)?),
+        multiprocessors: attribute(number::MULTIPROCESSORS)?.cast_unsigned(),
+        cache_bytes: usize::try_from(attribute(number::L2_BYTES)?).unwrap_or(0),
+        driver,
+    })
+}
+
+/// The driver's name and words for a status.
+fn words(symbols: &Symbols, status: Status) -> (String, String) {
+    let read = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+        let mut text = null();
+        // SAFETY: the function sets the pointer to a constant string of its own, or to null where it knows no such status.
+        let known = unsafe { function(status, &mut text) } == 0 && !text.is_null();
+        // SAFETY: a string of the driver's that ends in zero and is never freed.
+        if known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("status {status}") }
+    };
+    (read(symbols.error_name), read(symbols.error_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(path: &str) -> Absent {
+        Driver::open(path).map(|driver| driver.version).unwrap_err()
+    }
+
+    #[test]
+    fn a_missing_library_is_named_with_a_remedy() {
+        let absent = refusal("libcuda-that-is-not-there.so.1");
+        assert!(absent.reason.contains("libcuda-that-is-not-there.so.1"), "{absent:?}");
+        assert!(absent.remedy.contains("driver"), "{absent:?}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_library_without_the_drivers_functions_is_refused_by_the_first_that_is_missing() {
+        let absent = refusal("libc.so.6");
+        assert!(absent.reason.contains("cuInit"), "{absent:?}");
+        assert!(absent.remedy.contains("580"), "{absent:?}");
+    }
+
+    #[test]
+    fn a_driver_older_than_the_ptx_version_is_refused_by_version() {
+        assert_eq!(check_driver(13000), Ok(()));
+        let absent = check_driver(12040).unwrap_err();
+        assert!(absent.reason.contains("12.4") && absent.reason.contains("13.0"), "{absent:?}");
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused_with_the_number_that_are() {
+        let absent = Absent::no_device(3, 2);
+        assert!(absent.reason.contains("no GPU 3") && absent.reason.contains("sees 2"), "{absent:?}");
+        assert!(Absent::no_device(0, 0).reason.contains("no GPU"));
+    }
+}

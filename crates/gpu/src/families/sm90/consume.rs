@@ -1,0 +1,398 @@
+//! A consumer warpgroup: its part of each tile, from the first stage to C.
+//!
+//! The main loop goes through k stage by stage, and through the units of a stage one after another: where a unit is within
+//! its stage is known when the kernel is built, so only a change of stage costs instructions. The last stage, which may
+//! hold fewer units, stands apart, and the loop before it never asks whether there is more. Within a unit there are two ways.
+//!
+//! *Fine*, where multiplications are long: it holds four fragments, one per slice of a unit, and runs two of them ahead.
+//! Fragment j + 2 is dequantised while the tensor cores multiply fragments j and j + 1, so at most two groups are ever in
+//! flight. Each multiplication is a group of its own; once no more than two are in flight, the one that read the fragment to
+//! be made anew is done. The words of the next unit are read before the third multiplication.
+//!
+//! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
+//! dequantises one unit while the tensor cores multiply the one before, a group of four.
+
+use ptx::instr::Accumulate;
+use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32};
+
+use super::fragments::Fragments;
+use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
+use super::work::{Share, Tile};
+use super::{Config, Division, Parts, TOKEN_BYTES};
+use crate::pack::CHUNK_BYTES;
+use op::Schedule;
+
+/// What one thread of a consumer warpgroup holds.
+pub(super) struct Consumer {
+    pub config: Config,
+    /// Thread in the warpgroup.
+    pub thread: Reg<U32>,
+    /// Lane in the warp.
+    pub lane: Reg<U32>,
+    /// Warp in the warpgroup.
+    pub quarter: Reg<U32>,
+    /// Warpgroup.
+    pub warpgroup: Reg<U32>,
+    /// The warpgroup's place along n, and along k.
+    pub along_n: Reg<U32>,
+    pub along_k: Reg<U32>,
+    /// Bytes from a stage's weights to this lane's words, and to its row's scales, in the first of the warpgroup's chunks.
+    words_at: Reg<U32>,
+    scales_at: Reg<U32>,
+    /// Fragments for each block of rows.
+    blocks: Vec<Fragments>,
+    /// Sums: for each pass, for each block of rows.
+    pub sums: Vec<Vec<Reg<F32>>>,
+}
+
+/// Where the main loop is.
+struct Walk {
+    /// A stage that has been read but not yet released, or 0.
+    pending: Reg<U32>,
+    here: Spot,
+    /// The stage after this one. It is found early, while multiplications are under way.
+    next: Spot,
+    turn: Turn,
+}
+
+/// What is multiplied: a unit of the stage, for one pass, into the sums of so many tokens.
+#[derive(Clone, Copy)]
+struct Unit {
+    pass: usize,
+    width: u32,
+    /// Place in the stage.
+    place: u32,
+    /// Whether the stage is the last one.
+    last: bool,
+}
+
+/// What comes after a unit.
+#[derive(Clone, Copy)]
+enum Ahead {
+    /// The next unit of the same stage; if there is a predicate, where it holds.
+    Unit(Option<Pred>),
+    /// The first unit of the next stage.
+    Stage,
+    Nothing,
+}
+
+pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
+    let consumer = Consumer::new(k, parts, thread, warp);
+    let turn = parts.pipe.start(k);
+    parts.work.each_tile(k, |k, tile, round| {
+        let stages = k.mul(tile.share.stages, parts.config.passes());
+        if parts.config.ping_pong {
+            let whose = k.and(round, 1);
+            let mine = k.eq(whose, consumer.warpgroup);
+            k.if_(mine, |k| consumer.compute(k, parts, &tile, &turn, round));
+        } else {
+            consumer.compute(k, parts, &tile, &turn, round);
+        }
+        if parts.config.schedule == Schedule::Persistent {
+            parts.pipe.skip(k, &turn, stages);
+        }
+    });
+}
+
+impl Consumer {
+    fn new(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) -> Self {
+        let config = parts.config;
+        let division = config.division();
+        let lane = k.and(thread, 31);
+        let (warpgroup, quarter) = (k.shr(warp, 2), k.and(warp, 3));
+        let (along_n, along_k) = match (config.ping_pong, division) {
+            (true, _) => (k.variable(0), k.variable(0)),
+            (false, Division { along_k: 1, .. }) => (warpgroup, k.variable(0)),
+            // One or two warpgroups along n.
+            (false, Division { along_n, .. }) => (k.and(warpgroup, along_n - 1), k.shr(warpgroup, along_n / 2)),
+        };
+        let [words, scales] = Fragments::offsets(k, quarter, lane);
+        let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();
+        Consumer {
+            config,
+            thread: k.and(thread, 127),
+            lane,
+            quarter,
+            warpgroup,
+            along_n,
+            along_k,
+            words_at: k.mul_add(along_n, first_chunk, words),
+            scales_at: k.mul_add(along_n, first_chunk, scales),
+            blocks: (0..division.blocks).map(|_| Fragments::new(k, config.element, config.fragment_sets())).collect(),
+            sums: (0..config.passes() * division.blocks)
+                .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
+                .collect(),
+        }
+    }
+
+    /// A tile, from the first stage to C.
+    fn compute(&self, k: &mut Builder, parts: &Parts, tile: &Tile, start: &Turn, round: Reg<U32>) {
+        let turn = parts.pipe.fork(k, start);
+        for &sum in self.sums.iter().flatten() {
+            k.set(sum, 0.0);
+        }
+        if self.config.ping_pong {
+            k.phase("take turns", |k| parts.pipe.await_other(k, self.warpgroup, round));
+        }
+        self.choose_width(k, &self.config.widths(), tile, &mut |k, width| {
+            for pass in 0..self.config.passes() {
+                self.main_loop(k, parts, &turn, &tile.share, pass as usize, width);
+            }
+        });
+        if self.config.ping_pong {
+            k.phase("take turns", |k| parts.pipe.hand_over(k, self.warpgroup));
+        }
+        k.phase("combine", |k| parts.combine.combine(k, self));
+        k.phase("finish", |k| parts.epilogue.finish(k, parts, self, tile));
+    }
+
+    /// The main loop for the least width that covers the tile's tokens.
+    fn choose_width(&self, k: &mut Builder, widths: &[u32], tile: &Tile, body: &mut dyn FnMut(&mut Builder, u32)) {
+        match widths {
+            [] => {}
+            [only] => body(k, *only),
+            [least, wider @ ..] => {
+                let fits = k.le(tile.tokens, *least);
+                let (other, end) = (k.label(), k.label());
+                k.branch_unless(fits, other);
+                body(k, *least);
+                k.branch(end);
+                k.place(other);
+                self.choose_width(k, wider, tile, body);
+                k.place(end);
+            }
+        }
+    }
+
+    /// Which stages of a share are this warpgroup's: with two along k each has the stages of one parity, so that it waits for
+    /// every round of them. Leaves the first one in `turn`, and says how many there are, and how many units the last one holds.
+    fn own_stages(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> [Reg<U32>; 2] {
+        let units = self.config.units;
+        let full = k.mul(share.stages, units);
+        let missing = k.sub(full, share.units);
+        let units = k.variable(units);
+        let last = k.sub(units, missing);
+        if self.config.division().along_k == 1 {
+            return [share.stages, last];
+        }
+        let parity = k.and(turn.stage, 1);
+        let late = k.xor(parity, self.along_k);
+        let second = k.ne(late, 0);
+        k.if_(second, |k| {
+            parts.pipe.advance(k, turn, 1);
+        });
+        let stages = k.add(share.stages, 1);
+        let stages = k.sub(stages, late);
+        let stages = k.shr(stages, 1);
+        // The share's last stage is the warpgroup's whose turn it is.
+        let index = k.sub(share.stages, 1);
+        let whose = k.and(index, 1);
+        let mine = k.eq(whose, late);
+        [stages, k.select(mine, last, units)]
+    }
+
+    /// Whether there are so few stages that the next one is the present one: it cannot be waited for before it is released.
+    fn alone(&self) -> bool {
+        self.config.stages <= self.config.division().along_k
+    }
+
+    /// Whether other tiles or passes may follow; else nobody waits for the last stages to be released.
+    fn more_follows(&self) -> bool {
+        self.config.schedule == Schedule::Persistent || self.config.passes() > 1
+    }
+
+    /// All of a share of k, for one pass, into the sums of so many tokens.
+    fn main_loop(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share, pass: usize, width: u32) {
+        let own = parts.pipe.fork(k, turn);
+        let [stages, last_units] = self.own_stages(k, parts, &own, share);
+        let walk = Walk { pending: k.variable(0), here: Spot::new(k), next: Spot::new(k), turn: own };
+        let (multiplied, end) = (k.label(), k.label());
+        // A short k may leave nothing for the second block or the second warpgroup.
+        if self.config.division().along_k > 1 || self.config.schedule == Schedule::SplitK {
+            let nothing = k.eq(stages, 0);
+            k.branch_if(nothing, end);
+        }
+        parts.pipe.find(k, &walk.turn, &walk.here);
+        self.enter(k, parts, &walk, &walk.here);
+        self.begin(k);
+        let units = self.config.units;
+        let unit = |place, last| Unit { pass, width, place, last };
+        let before_last = k.sub(stages, 1);
+        k.repeat(before_last, |k, _| {
+            for place in 0..units {
+                let ahead = if place + 1 < units { Ahead::Unit(None) } else { Ahead::Stage };
+                self.unit(k, parts, &walk, unit(place, false), ahead);
+            }
+        });
+        for place in 0..units - 1 {
+            let more = k.gt(last_units, place + 1);
+            self.unit(k, parts, &walk, unit(place, true), Ahead::Unit(Some(more)));
+            k.branch_unless(more, multiplied);
+        }
+        self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing);
+        k.place(multiplied);
+        k.wgmma_wait(0);
+        if self.more_follows() {
+            k.phase("release", |k| parts.pipe.release(k, &walk.here));
+        }
+        k.place(end);
+        if self.config.passes() > 1 {
+            parts.pipe.skip(k, turn, share.stages);
+        }
+    }
+
+    /// Waits for the stage whose turn it is, and reads the words of its first unit.
+    fn enter(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
+        k.phase("wait", |k| parts.pipe.wait_full(k, spot, &walk.turn));
+        self.load(k, parts, spot, 0);
+    }
+
+    /// Makes the fragments that a unit expects to be ready: two, or with the coarse way the first set.
+    fn begin(&self, k: &mut Builder) {
+        let ready: &[usize] = if self.config.fragment_sets() == 1 { &[0, 1] } else { &[0, 1, 2, 3] };
+        self.dequantise(k, 0, ready);
+    }
+
+    /// Multiplies one unit, while what comes after it is made ready.
+    fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        match ahead {
+            Ahead::Stage if self.alone() => {
+                self.unit_fine(k, parts, walk, unit, Ahead::Nothing);
+                k.wgmma_wait(0);
+                k.phase("release", |k| parts.pipe.release(k, &walk.here));
+                self.follow(k, parts, walk, &walk.here);
+                self.begin(k);
+            }
+            _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead),
+            _ => self.unit_coarse(k, parts, walk, unit, ahead),
+        }
+    }
+
+    /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are busy.
+    fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        self.multiply(k, 0, &[0], walk, unit);
+        self.refill(k, 2);
+        self.multiply(k, 0, &[1], walk, unit);
+        k.wgmma_wait(2);
+        // No group of the stage before is in flight any more.
+        self.release_pending(k, parts, walk, unit);
+        self.look_ahead(k, parts, walk, unit, ahead);
+        self.dequantise(k, 0, &[3]);
+        let more = !matches!(ahead, Ahead::Nothing);
+        self.multiply(k, 0, &[2], walk, unit);
+        if more {
+            self.refill(k, 0);
+        }
+        self.multiply(k, 0, &[3], walk, unit);
+        if more {
+            self.refill(k, 1);
+        }
+        self.leave(k, parts, walk, ahead);
+    }
+
+    /// The unit's set of fragments is ready; the next unit's, in the other set, is made while the tensor cores are busy.
+    fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        let set = unit.place as usize % 2;
+        // What is in this stage can be read at once; another one may have to be waited for.
+        let at_once = matches!(ahead, Ahead::Unit(_));
+        if at_once {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        self.multiply(k, set, &[0, 1, 2, 3], walk, unit);
+        if matches!(ahead, Ahead::Nothing) {
+            return;
+        }
+        if !at_once {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        // The group before this one is done, and so is the stage that it was the last to read.
+        k.wgmma_wait(1);
+        self.release_pending(k, parts, walk, unit);
+        self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
+        self.leave(k, parts, walk, ahead);
+    }
+
+    /// Reads the words of what comes after a unit, where it is there.
+    fn look_ahead(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        match ahead {
+            Ahead::Nothing => {}
+            Ahead::Unit(None) => self.load(k, parts, &walk.here, unit.place + 1),
+            Ahead::Unit(Some(more)) => k.if_(more, |k| self.load(k, parts, &walk.here, unit.place + 1)),
+            Ahead::Stage => {
+                self.follow(k, parts, walk, &walk.next);
+            }
+        }
+    }
+
+    /// Goes on to this warpgroup's next stage and enters it.
+    fn follow(&self, k: &mut Builder, parts: &Parts, walk: &Walk, next: &Spot) {
+        parts.pipe.follow(k, &walk.turn, self.config.division().along_k, &walk.here, next);
+        self.enter(k, parts, walk, next);
+    }
+
+    /// Goes on to the next stage, if that is what comes. The present one will be released when its last multiplication is done.
+    fn leave(&self, k: &mut Builder, parts: &Parts, walk: &Walk, ahead: Ahead) {
+        if let Ahead::Stage = ahead {
+            parts.pipe.note(k, &walk.here, walk.pending);
+            walk.here.set(k, &walk.next);
+        }
+    }
+
+    /// Once a stage's first unit is under way: releases the stage before, if there was one.
+    fn release_pending(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit) {
+        if unit.place > 0 || self.alone() || (unit.last && !self.more_follows()) {
+            return;
+        }
+        k.phase("release", |k| parts.pipe.release_noted(k, walk.pending));
+    }
+
+    /// Reads this thread's words and scales of a unit.
+    fn load(&self, k: &mut Builder, parts: &Parts, spot: &Spot, place: u32) {
+        let stride = parts.pipe.chunk_stride();
+        k.phase("load", |k| {
+            let (words, scales) = (k.add(spot.chunks, self.words_at), k.add(spot.chunks, self.scales_at));
+            for (block, fragments) in self.blocks.iter().enumerate() {
+                let further = (2 * block as u32 * stride + place * CHUNK_BYTES).cast_signed();
+                let at = |address| Addr::<Shared>::of(address).plus(further);
+                fragments.load(k, at(words), at(scales), stride);
+            }
+        });
+    }
+
+    fn dequantise(&self, k: &mut Builder, set: usize, slices: &[usize]) {
+        for &slice in slices {
+            self.blocks.iter().for_each(|block| block.dequantise(k, set, slice));
+        }
+    }
+
+    /// Makes the fragments of a slice anew, once nobody reads the old ones.
+    fn refill(&self, k: &mut Builder, slice: usize) {
+        k.wgmma_wait(2);
+        self.dequantise(k, 0, &[slice]);
+    }
+
+    /// Starts the multiplications of some slices, as one group. A fence stands before each group, since a fragment has been
+    /// written before each; where one is missing, the assembler puts one in, and says so.
+    fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], walk: &Walk, unit: Unit) {
+        k.phase("multiply", |k| {
+            let part_bytes = self.config.tokens * TOKEN_BYTES;
+            let parts = self.config.element.parts();
+            let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
+            let operands: Vec<_> = places
+                .map(|(slice, part)| {
+                    let bytes = unit.place * self.config.unit_bytes()[0] + part * part_bytes;
+                    let low = k.add(walk.here.tokens, 2 * slice as u32 + bytes / 16);
+                    (slice, k.wgmma_descriptor(TOKEN_LAYOUT, low))
+                })
+                .collect();
+            k.wgmma_fence();
+            for (slice, tokens) in operands {
+                for (block, fragments) in self.blocks.iter().enumerate() {
+                    let sums = &self.sums[unit.pass * self.blocks.len() + block][..unit.width as usize / 2];
+                    k.wgmma(sums, fragments.operand(set, slice), tokens, Accumulate::Add);
+                }
+            }
+            k.wgmma_commit();
+        });
+    }
+}

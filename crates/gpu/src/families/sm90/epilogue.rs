@@ -1,0 +1,386 @@
+//! From complete sums to C: scale, gate, round, store.
+//!
+//! A thread holds, for each eight tokens, two neighbouring tokens of one column; the eight lanes beside it hold the next
+//! columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around in shared
+//! memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each. *Bulk* ones do
+//! that too, but leave the writing to the copy engine, a row of the warpgroup's columns at a time.
+
+use ptx::{Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
+
+use super::consume::Consumer;
+use super::pipeline::Pipeline;
+use super::work::Tile;
+use super::{Config, Parts, Products};
+use crate::gating;
+use op::{Epilogue, Output, Schedule};
+
+/// The hardware barrier of all consumer warpgroups.
+pub(super) const ALL_CONSUMERS: u32 = 1;
+/// The hardware barrier of the first consumer warpgroup; the others' follow.
+const FIRST_CONSUMER: u32 = 2;
+
+/// Shared memory for a tile that has left the pipeline: the stages themselves, if nobody will fill them any more.
+pub(super) fn scratch(k: &mut Builder, config: Config, pipe: &Pipeline, name: &str, bytes: u32) -> SharedRegion {
+    if config.schedule != Schedule::Persistent && bytes <= pipe.tokens.bytes {
+        SharedRegion { bytes, ..pipe.tokens }
+    } else {
+        k.shared(name, bytes, 16)
+    }
+}
+
+/// The way from sums to C.
+pub(super) struct Finish {
+    config: Config,
+    /// Where values are turned around, for each warpgroup.
+    staging: Option<SharedRegion>,
+}
+
+/// What a thread holds of one column.
+struct Strip {
+    /// First column of the warp's eight, from the warpgroup's first.
+    column: u32,
+    /// Gate and up sums of pairs of tokens, eight tokens apart.
+    gate: Vec<[Reg<F32>; 2]>,
+    up: Vec<[Reg<F32>; 2]>,
+}
+
+/// The tokens that this block finishes.
+struct Rows {
+    first: Reg<U32>,
+    count: Reg<U32>,
+}
+
+impl Finish {
+    pub fn declare(k: &mut Builder, config: Config, pipe: &Pipeline) -> Self {
+        let staging = Self::scratch_bytes(&config).map(|bytes| scratch(k, config, pipe, "staging", bytes));
+        Finish { config, staging }
+    }
+
+    /// Bytes in which values are turned around.
+    pub fn scratch_bytes(config: &Config) -> Option<u32> {
+        let finish = Finish { config: *config, staging: None };
+        (config.epilogue != Epilogue::Direct).then(|| config.warpgroups() * finish.staging_bytes())
+    }
+
+    /// Tokens that a block finishes at most.
+    fn tokens(&self) -> u32 {
+        self.config.tokens / self.config.blocks_per_tile()
+    }
+
+    /// Columns of a warpgroup.
+    fn columns(&self) -> u32 {
+        self.config.division().blocks * self.config.block_columns()
+    }
+
+    fn element_bytes(&self) -> u32 {
+        self.config.output.bytes() as u32
+    }
+
+    /// Bytes from one token to the next where values are turned around: one access more than they need, against bank
+    /// conflicts.
+    fn pitch(&self) -> u32 {
+        self.columns() * self.element_bytes() + 16
+    }
+
+    fn staging_bytes(&self) -> u32 {
+        self.tokens() * self.pitch()
+    }
+
+    /// Finishes a tile. Of warpgroups that share k, the first does it.
+    pub fn finish(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) {
+        if self.config.division().along_k > 1 {
+            let finishes = k.eq(consumer.along_k, 0);
+            k.if_(finishes, |k| self.finish_own(k, parts, consumer, tile));
+        } else {
+            self.finish_own(k, parts, consumer, tile);
+        }
+    }
+
+    fn finish_own(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) {
+        let rows = self.rows(k, tile);
+        let gates =
+            Gates { config: self.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp };
+        let column = k.mul_add(consumer.along_n, self.columns(), tile.column);
+        match self.staging {
+            None => self.store_direct(k, consumer, tile, &rows, &gates, column),
+            Some(staging) => {
+                let base = k.shared_address(staging);
+                let base = k.mul_add(consumer.warpgroup, self.staging_bytes(), base);
+                self.meet_before_staging(k, consumer);
+                k.phase("stage", |k| self.stage(k, consumer, &rows, &gates, base));
+                let bulk = self.config.epilogue == Epilogue::Bulk;
+                if bulk {
+                    k.fence_async_shared();
+                }
+                k.phase("meet", |k| self.meet(k, consumer));
+                k.phase("store", |k| match bulk {
+                    true => self.store_bulk(k, consumer, tile, &rows, base, column),
+                    false => self.store_staged(k, consumer, tile, &rows, base, column),
+                });
+            }
+        }
+    }
+
+    /// The block's own tokens: all of the tile's, or in a cluster one half.
+    fn rows(&self, k: &mut Builder, tile: &Tile) -> Rows {
+        if self.config.schedule != Schedule::SplitK {
+            return Rows { first: tile.first_token, count: tile.tokens };
+        }
+        let rank = k.special(SpecialRegister::ClusterCtaRank);
+        let before = k.mul(rank, self.tokens());
+        let before = k.min(before, tile.tokens);
+        let left = k.sub(tile.tokens, before);
+        Rows { first: k.add(tile.first_token, before), count: k.min(left, self.tokens()) }
+    }
+
+    /// The sums as columns. An interleaved block has a column's gate and up in one thread; others have 64 columns.
+    fn strips(&self, consumer: &Consumer) -> Vec<Strip> {
+        let blocks = self.config.division().blocks as usize;
+        let groups = self.tokens() as usize / 8;
+        let pairs = |sums: &[Reg<F32>], place: usize| -> Vec<[Reg<F32>; 2]> {
+            (0..groups).map(|group| [sums[4 * group + place], sums[4 * group + place + 1]]).collect()
+        };
+        let mut strips = Vec::new();
+        for block in 0..blocks {
+            let first = block as u32 * self.config.block_columns();
+            let (sums, later) = (&consumer.sums[block], consumer.sums.get(blocks + block));
+            match self.config.products {
+                Products::Interleaved => {
+                    strips.push(Strip { column: first, gate: pairs(sums, 0), up: pairs(sums, 2) });
+                }
+                Products::Sequential | Products::Single => {
+                    for half in 0..2 {
+                        let up = later.map(|sums| pairs(sums, 2 * half)).unwrap_or_default();
+                        strips.push(Strip { column: first + 32 * half as u32, gate: pairs(sums, 2 * half), up });
+                    }
+                }
+            }
+        }
+        strips
+    }
+
+    /// `body` unless all of these tokens are beyond the tile's.
+    fn if_any(&self, k: &mut Builder, first: u32, rows: &Rows, body: impl FnOnce(&mut Builder)) {
+        let any = k.gt(rows.count, first);
+        k.if_(any, body);
+    }
+
+    /// Element by element: the eight quads of a warp are neighbours in a row of C.
+    fn store_direct(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &Tile,
+        rows: &Rows,
+        gates: &Gates,
+        column: Reg<U32>,
+    ) {
+        let out = tile.out(k);
+        let (quad, place) = (k.shr(consumer.lane, 2), k.and(consumer.lane, 3));
+        let column = k.add(column, quad);
+        let column = k.mul_add(consumer.quarter, 8, column);
+        let own = k.shl(place, 1);
+        let token = k.add(rows.first, own);
+        for strip in self.strips(consumer) {
+            let column = k.add(column, strip.column);
+            let start = element_address(k, out, [token, tile.n, column], self.element_bytes());
+            let inside = k.lt(column, tile.n);
+            k.if_(inside, |k| {
+                for (group, gate) in strip.gate.iter().enumerate() {
+                    let first = 8 * group as u32;
+                    self.if_any(k, first, rows, |k| {
+                        for neighbour in 0..2 {
+                            let up = strip.up.get(group).map(|up| up[neighbour]);
+                            let value = gates.apply(k, gate[neighbour], up);
+                            let further = first + neighbour as u32;
+                            let this = k.add(own, further);
+                            let exists = k.lt(this, rows.count);
+                            let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
+                            self.store_element(k, exists, Addr::of(at), value);
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    fn store_element(&self, k: &mut Builder, exists: ptx::Pred, at: Addr<Global>, value: Reg<F32>) {
+        match self.config.output {
+            Output::F16 => {
+                let value: Reg<F16> = k.convert(value);
+                k.when(exists, |k| k.store(at, value));
+            }
+            Output::BF16 => {
+                let value: Reg<Bf16> = k.convert(value);
+                k.when(exists, |k| k.store(at, value));
+            }
+            Output::F32 => k.when(exists, |k| k.store(at, value)),
+        }
+    }
+
+    /// Nobody may still read what lies where values are about to be written: stages, others' sums, or the tile before.
+    fn meet_before_staging(&self, k: &mut Builder, consumer: &Consumer) {
+        let finishing = self.config.division().along_n;
+        k.phase("meet", |k| match self.config.schedule {
+            Schedule::PerTile | Schedule::SplitK if finishing > 1 => k.named_sync(ALL_CONSUMERS, finishing * 128),
+            _ => self.meet(k, consumer),
+        });
+    }
+
+    /// The threads of a warpgroup wait for each other.
+    fn meet(&self, k: &mut Builder, consumer: &Consumer) {
+        let barrier = k.add(consumer.warpgroup, FIRST_CONSUMER);
+        k.named_sync(barrier, 128);
+    }
+
+    /// Values to shared memory, a row of columns for each token.
+    fn stage(&self, k: &mut Builder, consumer: &Consumer, rows: &Rows, gates: &Gates, base: Reg<U32>) {
+        let base = k.mul_add(consumer.quarter, 8 * self.element_bytes(), base);
+        let at = match self.config.output {
+            Output::F32 => {
+                let (quad, place) = (k.shr(consumer.lane, 2), k.and(consumer.lane, 3));
+                let at = k.mul_add(place, 2 * self.pitch(), base);
+                k.mul_add(quad, 4, at)
+            }
+            // Lane l gives the address of row l % 8 of the l/8-th matrix.
+            Output::F16 | Output::BF16 => k.mul_add(consumer.lane, self.pitch(), base),
+        };
+        for strip in self.strips(consumer) {
+            let at = Addr::<Shared>::of(at).plus((strip.column * self.element_bytes()).cast_signed());
+            let mut group = 0;
+            while group < strip.gate.len() {
+                let count = [4, 2, 1].into_iter().find(|count| group + count <= strip.gate.len()).unwrap_or(1);
+                let first = 8 * group as u32;
+                let at = at.plus((first * self.pitch()).cast_signed());
+                self.if_any(k, first, rows, |k| {
+                    let values: Vec<[Reg<F32>; 2]> = (group..group + count)
+                        .map(|group| {
+                            let up = strip.up.get(group);
+                            [0, 1].map(|i| gates.apply(k, strip.gate[group][i], up.map(|up| up[i])))
+                        })
+                        .collect();
+                    self.stage_group(k, at, &values);
+                });
+                group += count;
+            }
+        }
+    }
+
+    /// Eight tokens for each pair, to where the lane's part of the first pair goes.
+    fn stage_group(&self, k: &mut Builder, at: Addr<Shared>, values: &[[Reg<F32>; 2]]) {
+        match self.config.output {
+            Output::F16 => {
+                let pairs: Vec<Reg<F16x2>> = values.iter().map(|&[low, high]| k.convert_pair(low, high)).collect();
+                k.store_matrix(at, &pairs, true);
+            }
+            Output::BF16 => {
+                let pairs: Vec<Reg<Bf16x2>> = values.iter().map(|&[low, high]| k.convert_pair(low, high)).collect();
+                k.store_matrix(at, &pairs, true);
+            }
+            Output::F32 => {
+                for (group, pair) in values.iter().enumerate() {
+                    for (neighbour, &value) in pair.iter().enumerate() {
+                        let row = (8 * group + neighbour) as u32;
+                        k.store(at.plus((row * self.pitch()).cast_signed()), value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sixteen bytes a thread, from rows in shared memory to rows of C.
+    fn store_staged(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &Tile,
+        rows: &Rows,
+        base: Reg<U32>,
+        column: Reg<U32>,
+    ) {
+        let out = tile.out(k);
+        let pieces = self.columns() * self.element_bytes() / 16;
+        let (token, piece) = (k.div(consumer.thread, pieces), k.rem(consumer.thread, pieces));
+        let from = k.mul_add(token, self.pitch(), base);
+        let from = k.mul_add(piece, 16, from);
+        let column = k.mul_add(piece, 16 / self.element_bytes(), column);
+        let inside = k.lt(column, tile.n);
+        let first = k.add(rows.first, token);
+        let start = element_address(k, out, [first, tile.n, column], self.element_bytes());
+        let together = 128 / pieces;
+        k.if_(inside, |k| {
+            for further in (0..self.tokens()).step_by(together as usize) {
+                let this = k.add(token, further);
+                let exists = k.lt(this, rows.count);
+                k.if_(exists, |k| {
+                    let values: [Reg<U32>; 4] =
+                        k.load_vector(Addr::<Shared>::of(from).plus((further * self.pitch()).cast_signed()));
+                    let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
+                    k.store_vector(Addr::<Global>::of(at), values);
+                });
+            }
+        });
+    }
+
+    /// A row of the warpgroup's columns for each thread, from shared memory to C, by the copy engine. The thread waits until it
+    /// has been read: the memory may be written again, or the block may end.
+    fn store_bulk(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &Tile,
+        rows: &Rows,
+        base: Reg<U32>,
+        column: Reg<U32>,
+    ) {
+        let out = tile.out(k);
+        let inside = k.lt(column, tile.n);
+        k.if_(inside, |k| {
+            let left = k.sub(tile.n, column);
+            let columns = k.min(left, self.columns());
+            let bytes = k.mul(columns, self.element_bytes());
+            for further in (0..self.tokens()).step_by(128) {
+                let token = k.add(consumer.thread, further);
+                let exists = k.lt(token, rows.count);
+                k.if_(exists, |k| {
+                    let row = k.add(rows.first, token);
+                    let to = element_address(k, out, [row, tile.n, column], self.element_bytes());
+                    let from = k.mul_add(token, self.pitch(), base);
+                    k.bulk_store(Addr::of(to), Addr::of(from), bytes, None);
+                });
+            }
+        });
+        k.bulk_commit();
+        k.bulk_wait_read(0);
+        k.sync_warp();
+    }
+}
+
+/// The address of an element of C, from its row, the columns of C, and its column.
+fn element_address(k: &mut Builder, out: Reg<U64>, [row, n, column]: [Reg<U32>; 3], bytes: u32) -> Reg<U64> {
+    let wide: Reg<U64> = k.convert(column);
+    let element = k.mul_wide_add(row, n, wide);
+    let offset = k.shl(element, bytes.trailing_zeros());
+    k.add(out, offset)
+}
+
+/// What is made of a gate sum and an up sum.
+struct Gates {
+    config: Config,
+    gate: [Reg<F32>; 2],
+    up: [Reg<F32>; 2],
+    clamp: Reg<F32>,
+}
+
+impl Gates {
+    fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
+        let gate = gating::scaled(k, gate, self.gate);
+        match up {
+            None => gate,
+            Some(up) => {
+                let up = gating::scaled(k, up, self.up);
+                gating::apply(k, self.config.function, gate, up, self.clamp)
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Codes and scales of two chunks become a fragment of weights: wgmma's A operand, in the registers of a warpgroup.
+//!
+//! A code's bits, put where a half has exponent and mantissa, are w · 2⁻¹⁴; times scale · 2⁷ that is w · s · 2⁻⁷. For
+//! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the product
+//! are exact. The layout of words and scale bytes is told in [`crate::pack`].
+
+use ptx::instr::{Arith, BinaryOp};
+use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
+
+use super::Tokens;
+use crate::pack::CODE_BYTES;
+
+/// Steps of 16 along k in a unit of 64: one wgmma each.
+const SLICES: usize = 4;
+
+/// A signs-only mask for bits that shifts have brought there: (a & b) | c.
+const AND_OR: u8 = 0xea;
+
+/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the chunk
+/// of rows r, index 1 that of rows r + 8.
+///
+/// A word covers two slices, so a unit has two words. The *fresh* ones are of the unit that was read last; what of it the
+/// second two slices need is *kept*, so that the next unit can be read before those are made.
+pub(super) struct Fragments {
+    element: Tokens,
+    fresh: [[Reg<U32>; 2]; 2],
+    fresh_scales: [Reg<U32>; 2],
+    kept: [Reg<U32>; 2],
+    kept_scales: [Reg<U32>; 2],
+    /// Scales of the two slices that one word covers, as a pair of floats.
+    pairs: [Reg<U32>; 2],
+    /// The fragments of a unit's slices, in one set or two.
+    sets: Vec<[[Reg<U32>; 4]; SLICES]>,
+}
+
+/// Registers that fragments take, besides those of each set.
+pub(super) const WORD_REGISTERS: u32 = 12;
+/// Registers of a set.
+pub(super) const SET_REGISTERS: u32 = 16;
+
+impl Fragments {
+    pub fn new(k: &mut Builder, element: Tokens, sets: u32) -> Self {
+        Fragments {
+            element,
+            fresh: [k.registers(), k.registers()],
+            fresh_scales: k.registers(),
+            kept: k.registers(),
+            kept_scales: k.registers(),
+            pairs: k.registers(),
+            sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
+        }
+    }
+
+    /// Bytes from a chunk's start to a lane's words, and to its row's scales, given the warp's place in its warpgroup.
+    pub fn offsets(k: &mut Builder, quarter: Reg<U32>, lane: Reg<U32>) -> [Reg<U32>; 2] {
+        let words = k.shl(lane, 3);
+        let words = k.mul_add(quarter, CODE_BYTES / 4, words);
+        let row = k.shr(lane, 2);
+        let row = k.mul_add(quarter, 8, row);
+        [words, k.shl(row, 2)]
+    }
+
+    /// Reads the words and scales of a unit from two chunks, `apart` bytes from each other.
+    pub fn load(&self, k: &mut Builder, words_at: Addr<Shared>, scales_at: Addr<Shared>, apart: u32) {
+        for row in 0..2 {
+            let further = (row as u32 * apart).cast_signed();
+            let words: [Reg<U32>; 2] = k.load_vector(words_at.plus(further));
+            let scales: Reg<U32> = k.load(scales_at.plus(further + CODE_BYTES.cast_signed()));
+            k.set(self.fresh[row][0], words[0]);
+            k.set(self.fresh[row][1], words[1]);
+            k.set(self.fresh_scales[row], scales);
+        }
+    }
+
+    /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the pair of
+    /// scales for both, and the second one keeps what the next word needs.
+    pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
+        k.phase("dequantise", |k| {
+            let (word, second) = (slice / 2, slice % 2);
+            for row in 0..2 {
+                let (codes, scales) = match word {
+                    0 => (self.fresh[row][0], self.fresh_scales[row]),
+                    _ => (self.kept[row], self.kept_scales[row]),
+                };
+                if second == 0 {
+                    let pair = self.scale_pair(k, scales, word);
+                    k.set(self.pairs[row], pair);
+                }
+                let codes = self.codes(k, codes, second);
+                let fragment = self.sets[set][slice];
+                let fragment = [fragment[row], fragment[row + 2]];
+                match self.element {
+                    Tokens::F16 => scale::<F16x2>(k, self.pairs[row], second, codes, fragment),
+                    _ => scale::<Bf16x2>(k, self.pairs[row], second, codes, fragment),
+                }
+                if slice == 1 {
+                    k.set(self.kept[row], self.fresh[row][1]);
+                    k.set(self.kept_scales[row], self.fresh_scales[row]);
+                }
+            }
+        });
+    }
+
+    fn scale_pair(&self, k: &mut Builder, scales: Reg<U32>, word: usize) -> Reg<U32> {
+        match self.element {
+            Tokens::F16 => {
+                let moved = if word == 0 { k.shr(scales, 1) } else { k.shl(scales, 7) };
+                k.and(moved, 0x7f80_7f80)
+            }
+            _ => {
+                let moved = if word == 0 { k.shr(scales, 4) } else { k.shl(scales, 4) };
+                let exponent = k.variable(0x7000_7000);
+                k.lop3(moved, 0x0ff0_0ff0, exponent, AND_OR)
+            }
+        }
+    }
+
+    /// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
+    fn codes(&self, k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+        let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {
+            let bits = k.and(word, mask);
+            let moved = k.mul(bits, factor);
+            k.and(moved, keep)
+        };
+        match (self.element, second) {
+            (Tokens::F16, 0) => {
+                let shifted = k.shl(word, 3);
+                [k.and(word, 0x8e00_8e00), k.and(shifted, 0x8e00_8e00)]
+            }
+            (Tokens::F16, _) => [masked(k, 0x4038_4038, 66, 0x8e00_8e00), masked(k, 0x2007_2007, 516, 0x8e00_8e00)],
+            (_, 0) => {
+                let shifted = k.shr(word, 3);
+                let magnitude = k.and(shifted, 0x01c0_01c0);
+                let first = k.lop3(word, 0x8000_8000, magnitude, AND_OR);
+                [first, masked(k, 0x11c0_11c0, 9, 0x81c0_81c0)]
+            }
+            _ => {
+                let shifted = k.shl(word, 3);
+                let magnitude = k.and(shifted, 0x01c0_01c0);
+                let sign = k.shl(word, 1);
+                let first = k.lop3(sign, 0x8000_8000, magnitude, AND_OR);
+                [first, masked(k, 0x2007_2007, 68, 0x81c0_81c0)]
+            }
+        }
+    }
+
+    /// The fragment of a slice, as wgmma takes it.
+    pub fn operand(&self, set: usize, slice: usize) -> MatrixOperand {
+        let registers = self.sets[set][slice];
+        match self.element {
+            Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
+            _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
+        }
+    }
+}
+
+/// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read round
+/// after round.
+fn scale<P: PackedPair<Width = ptx::W32>>(
+    k: &mut Builder,
+    pair: Reg<U32>,
+    second: usize,
+    codes: [Reg<U32>; 2],
+    into: [Reg<U32>; 2],
+) {
+    let scale = k.unpack_pair(pair.cast::<P>())[second];
+    let both: Reg<P> = k.pack_pair(scale, scale);
+    let ty: DataType = P::DATA;
+    for (codes, dst) in codes.into_iter().zip(into) {
+        let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
+        k.emit(Arith::Binary { op: BinaryOp::Mul, ty, dst: dst.id(), a, b });
+    }
+}

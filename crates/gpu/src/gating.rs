@@ -1,0 +1,125 @@
+//! What gate and up become, as instructions: the arithmetic that every epilogue and the join share.
+//!
+//! α is applied as two factors, a power of two and the rest, so that no intermediate result leaves f32's range unless the
+//! result does. The gate's exponential is the hardware's `ex2.approx` (3·2⁻²⁴), corrected for the rounding of its argument
+//! (1); then come the sum with one (1), `rcp.approx` (2) and the product (1): within the 8 that [`op::bound`] grants.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use ptx::{Builder, F32, Reg};
+
+use op::Gate;
+use op::gate::{GELU_CUBIC, GELU_SCALE, GPT_OSS_SCALE};
+
+/// What log₂e has beyond f32.
+const LOG2_E_REST: f32 = 1.925_963e-8;
+
+/// The function of the gate, apart from its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Function {
+    /// [`Gate::Silu`].
+    Silu,
+    /// [`Gate::GeluTanh`].
+    GeluTanh,
+    /// [`Gate::GptOss`]; the limit is an argument.
+    GptOss,
+    /// [`Gate::None`]: S2 is not looked at.
+    None,
+}
+
+impl Function {
+    /// A gate's function.
+    pub fn of(gate: Gate) -> Self {
+        match gate {
+            Gate::Silu => Function::Silu,
+            Gate::GeluTanh => Function::GeluTanh,
+            Gate::GptOss { .. } => Function::GptOss,
+            Gate::None => Function::None,
+        }
+    }
+}
+
+/// A gate's limit, or zero where it has none.
+pub fn clamp(gate: Gate) -> f32 {
+    if let Gate::GptOss { clamp } = gate { clamp } else { 0.0 }
+}
+
+/// α as a power of two and the rest, each within f32: the two are multiplied onto a sum in this order.
+///
+/// A sum is below 2¹²⁷, and what lies below 2⁻¹¹⁸ does not count, so beyond ±252 an exponent means zero or infinity anyway.
+pub fn factors(alpha: f64) -> [f32; 2] {
+    let exponent = if alpha == 0.0 { 0 } else { (alpha.abs().to_bits() >> 52) as i32 - 1023 };
+    let mantissa = alpha * 2f64.powi(-exponent);
+    let exponent = exponent.clamp(-252, 252);
+    [2f32.powi(exponent / 2), (mantissa * 2f64.powi(exponent - exponent / 2)) as f32]
+}
+
+/// A sum times the two factors of its α.
+pub(super) fn scaled(k: &mut Builder, sum: Reg<F32>, factors: [Reg<F32>; 2]) -> Reg<F32> {
+    let scaled = k.mul(sum, factors[0]);
+    k.mul(scaled, factors[1])
+}
+
+/// The gate, as the CPU's epilogues have it.
+pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
+    let (gate, argument, up) = match function {
+        Function::Silu | Function::None => (gate, gate, up),
+        Function::GeluTanh => {
+            let cubic = k.mul(gate, GELU_CUBIC as f32);
+            let cubic = k.mul(cubic, gate);
+            let bent = k.fma(cubic, gate, gate);
+            (gate, k.mul(bent, GELU_SCALE as f32), up)
+        }
+        Function::GptOss => {
+            let gate = k.min(gate, clamp);
+            let lowest = k.neg(clamp);
+            let up = k.max(up, lowest);
+            let up = k.min(up, clamp);
+            (gate, k.mul(gate, GPT_OSS_SCALE as f32), k.add(up, 1.0))
+        }
+    };
+    let sigmoid = sigmoid(k, argument);
+    let activation = k.mul(gate, sigmoid);
+    k.mul(activation, up)
+}
+
+/// 1/(1 + e⁻ʸ), for y clipped at −87 from below: then no number on the way is subnormal, and those instructions can be used
+/// that flush such numbers.
+///
+/// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 + d·ln 2.
+fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
+    let y = k.max(y, -87.0);
+    let t = k.mul(y, -LOG2_E);
+    let opposite = k.neg(t);
+    let lost = k.fma(y, -LOG2_E, opposite);
+    let lost = k.fma(y, -LOG2_E_REST, lost);
+    let factor = k.mul(lost, LN_2);
+    let power = k.exp2_flushed(t);
+    let power = k.fma(power, factor, power);
+    let below = k.add(power, 1.0);
+    k.rcp_flushed(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_factors_make_alpha_to_half_an_ulp_wherever_the_product_is_a_number() {
+        for alpha in [1.0, -0.3, 1e-30, 3.7e30, 1e-60, 2f64.powi(-150), 7.7e50, -1.9e-44] {
+            let [power, rest] = factors(alpha).map(f64::from);
+            assert!((power * rest / alpha - 1.0).abs() <= 2f64.powi(-24), "{alpha}: {power}·{rest}");
+            assert_eq!(power.log2().fract(), 0.0, "{power} is a power of two");
+        }
+        assert_eq!(factors(0.0)[1], 0.0);
+    }
+
+    #[test]
+    fn factors_of_an_alpha_beyond_any_result_are_finite_and_keep_its_sign() {
+        for alpha in [1e-200, -1e-200, 1e200, -1e200] {
+            let [power, rest] = factors(alpha);
+            assert!(power.is_finite() && rest.is_finite() && rest != 0.0, "{alpha}");
+            assert_eq!(rest.is_sign_negative(), alpha < 0.0, "{alpha}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What two passes need besides: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
+//! all groups in one launch.
+
+use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, Launch, Reg, SpecialRegister, Target, U32, U64};
+
+use super::families::sm90::{Elements, RECORD_BYTES, locate};
+use super::gating::{self, Function};
+use op::Output;
+
+/// Threads of a block, and so elements.
+pub const THREADS: u32 = 256;
+
+/// Which of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The gate's function.
+    pub function: Function,
+    /// The type of C.
+    pub output: Output,
+    /// Groups that a launch may have.
+    pub groups: u32,
+}
+
+impl Config {
+    /// Blocks for so many elements.
+    pub fn blocks(&self, elements: usize) -> u32 {
+        elements.div_ceil(THREADS as usize) as u32
+    }
+}
+
+/// Builds the kernel. Its arguments, in order: the table of groups (addresses are those of S1, S2 and C, and tiles are
+/// blocks), the number of blocks, and the gate's limit.
+pub fn kernel(config: Config) -> Result<Kernel, Error> {
+    let launch = Launch { threads: THREADS, cluster: None, min_blocks: None };
+    let mut k = Builder::new("join", Target::Sm90a, launch);
+    let table = k.table("groups", config.groups * RECORD_BYTES / 4);
+    let _: Reg<U32> = k.param("blocks");
+    let clamp: Reg<F32> = k.param("clamp");
+    let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
+    k.launch_dependents();
+    k.grid_dependency_wait();
+    let (_, record) = locate(&mut k, table, config.groups, block);
+    let group = Elements::read(&mut k, record);
+    let thread: Reg<U64> = k.convert(thread);
+    let block = k.sub(block, group.first);
+    let element = k.mul_wide_add(block, THREADS, thread);
+    let inside = k.lt(element, group.count);
+    k.if_(inside, |k| {
+        let [gate, up] = [0, 1].map(|matrix| k.phase("gather", |k| gather(k, &group, matrix, element)));
+        let value = k.phase("gate", |k| gating::apply(k, config.function, gate, up, clamp));
+        k.phase("store", |k| store(k, config.output, group.addresses[2], element, value));
+    });
+    k.finish()
+}
+
+/// An element of α·S.
+fn gather(k: &mut Builder, group: &Elements, matrix: usize, element: Reg<U64>) -> Reg<F32> {
+    let offset = k.shl(element, 2);
+    let at = k.add(group.addresses[matrix], offset);
+    let sum = k.load::<F32, Global>(Addr::of(at));
+    gating::scaled(k, sum, group.factors[matrix])
+}
+
+fn store(k: &mut Builder, output: Output, out: Reg<U64>, element: Reg<U64>, value: Reg<F32>) {
+    let offset = k.shl(element, output.bytes().trailing_zeros());
+    let at = Addr::<Global>::of(k.add(out, offset));
+    match output {
+        Output::F16 => {
+            let value: Reg<F16> = k.convert(value);
+            k.store(at, value);
+        }
+        Output::BF16 => {
+            let value: Reg<Bf16> = k.convert(value);
+            k.store(at, value);
+        }
+        Output::F32 => k.store(at, value),
+    }
+}

@@ -1,0 +1,97 @@
+//! A problem over addresses, as launches: tokens are expanded where they must be, then multiplied.
+//!
+//! All memory is somebody else's: operands where the caller has them, and a workspace of [`workspace_bytes`] for what lies
+//! between the launches. Only launches come out, so the same problem can be queued again and again.
+
+use format::Values;
+
+use super::expand::Source;
+use super::expansion::{self, Segment};
+use super::launch::Launch;
+use super::multiply::{self, GroupOperands};
+use super::pack::PackedGroup;
+use op::{Activation, Activations, Config, Problem, Result};
+
+/// What every part of the workspace begins at a multiple of.
+const ALIGNMENT: usize = 256;
+
+/// Where a group's tokens are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TokenPlace {
+    pub values: u64,
+    /// Where the scales are, if they are NVFP4.
+    pub scales: u64,
+    pub global: f32,
+    /// Single precision is multiplied by two to this power before it is split, and the sums by its inverse.
+    pub exponent: i32,
+}
+
+impl TokenPlace {
+    /// Activations of which the bytes are at these addresses, and of which the largest magnitude is known if they are dense.
+    pub fn of(activations: &Activations<'_>, largest: f32, values: u64, scales: u64) -> Self {
+        // Brought to 1 or just above, as far as one factor can: far from where bits or sums would be lost.
+        let exponent = match activations.element() {
+            Activation::F32 if largest > 0.0 => (127 - (largest.to_bits() >> 23).cast_signed()).clamp(-126, 126),
+            _ => 0,
+        };
+        TokenPlace { values, scales, global: activations.global(), exponent }
+    }
+}
+
+/// Codes or values of activations, and their scales.
+pub fn bytes_of<'a>(activations: &'a Activations<'_>) -> [&'a [u8]; 2] {
+    match activations {
+        Activations::NvFp4(matrix) => [matrix.codes(), matrix.scales()],
+        Activations::Dense(dense) => match dense.values() {
+            Values::F16(values) => [bytemuck::cast_slice(values), &[]],
+            Values::BF16(values) => [bytemuck::cast_slice(values), &[]],
+            Values::F32(values) => [bytemuck::cast_slice(values), &[]],
+        },
+    }
+}
+
+/// Bytes that [`launches`] need to work in.
+pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
+    expanded_bytes(problem) + multiply::workspace_bytes(problem, config)
+}
+
+/// Bytes of expanded tokens: all groups one after another, so that tokens that are so too are expanded as one run.
+fn expanded_bytes(problem: &Problem) -> usize {
+    let Some(source) = Source::of(problem.activation()) else { return 0 };
+    let bytes: usize = problem.groups().iter().map(|shape| source.expanded_bytes(shape.m * shape.k)).sum();
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// The launches that compute a problem, in their order.
+pub(super) fn launches<M>(
+    problem: &Problem,
+    config: &Config,
+    weights: &[PackedGroup<M>],
+    address: impl Fn(&M) -> u64,
+    tokens: &[TokenPlace],
+    outputs: &[u64],
+    (workspace, multiprocessors): (u64, u32),
+) -> Result<Vec<Launch>> {
+    let source = Source::of(problem.activation());
+    let (mut segments, mut operands, mut next) = (Vec::new(), Vec::new(), workspace);
+    for (group, shape) in problem.groups().iter().enumerate() {
+        let (place, elements) = (tokens[group], shape.m * shape.k);
+        let plane = 2 * elements as u64;
+        let mut values = place.values;
+        if let Some(source) = source {
+            let (target, scales, factor) = (next, place.scales, 2f32.powi(place.exponent));
+            segments.push(Segment { source: values, scales, target, plane, factor, elements });
+            next += source.expanded_bytes(elements) as u64;
+            values = target;
+        }
+        let (addresses, globals) = weights[group].both(&address);
+        let scale = f64::from(place.global) * 2f64.powi(-place.exponent);
+        let (tokens, out) = (values, outputs[group]);
+        let alphas = globals.map(|global| global * scale);
+        operands.push(GroupOperands { weights: addresses, tokens, part_bytes: plane, out, alphas });
+    }
+    let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(source, &segments));
+    let workspace = workspace + expanded_bytes(problem) as u64;
+    launches.extend(multiply::launches(problem, config, &operands, workspace, multiprocessors)?);
+    Ok(launches)
+}

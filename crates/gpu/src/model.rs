@@ -1,0 +1,332 @@
+//! KernelSpec configurations the GPU kernels can run, and what they should cost on an H200.
+//!
+//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
+//! more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and weights take
+//! from the second-level cache. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
+//! pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them, the longest first, and the busiest
+//! one is the time of the tensor cores. Weights come from memory once, fast if enough bytes are asked for ahead, and tokens
+//! from the second-level cache for every tile. The larger of the two times, and what launching takes, is the prediction; a
+//! launch that begins beside the one before it takes less.
+
+use std::collections::BTreeMap;
+
+use ptx::Kernel;
+
+use super::choice::{ending, kernel_config, kernel_of, products};
+use super::expand::{self, Source};
+use super::families::sm90::{self, CAPACITIES, UNIT};
+use super::gating::Function;
+use super::launch::KernelSpec;
+use super::{join, multiply};
+use op::{Config, Cost, Epilogue, Error, Gate, Problem, Result, Schedule, Shape, Strategy, Tile};
+
+/// Multiprocessors of an H200.
+pub(super) const MULTIPROCESSORS: u32 = 132;
+/// Cycles per second that it keeps up under load.
+const CLOCK: f64 = 1.7e9;
+/// Bytes per second from its memory.
+const BANDWIDTH: f64 = 4.3e12;
+/// Bytes per second that all multiprocessors get of tokens while weights come from memory.
+const TOKEN_BANDWIDTH: f64 = 30e12;
+/// Bytes of weights that a block must have asked for beyond what its warpgroups read, so that memory is busy.
+const IN_FLIGHT: f64 = 30e3;
+/// Seconds that a launch takes besides, and how many fewer where its blocks begin while others compute.
+const LAUNCH: f64 = 2.5e-6;
+const OVERLAP: f64 = 1.0e-6;
+/// Cycles until a tile's first multiplication, and from its last one to C; per token for the latter.
+const FILL: f64 = 1900.0;
+const FINISH: f64 = 700.0;
+const FINISH_TOKEN: f64 = 9.0;
+/// Cycles more where two warpgroups add up their sums, or two blocks; per token for the latter.
+const JOIN_WARPGROUPS: f64 = 500.0;
+const JOIN_BLOCKS: f64 = 900.0;
+const JOIN_BLOCKS_TOKEN: f64 = 6.0;
+/// Cycles of a change of stage, between the passes over two matrices, and from one tile to the next.
+const CHANGE_STAGE: f64 = 30.0;
+const CHANGE_MATRIX: f64 = 400.0;
+const CHANGE_TILE: f64 = 900.0;
+
+/// Cycles per token in which 64 weight rows and 16 of K are multiplied: one half, and what the tensor cores idle.
+const MULTIPLY_TOKEN: f64 = 0.507;
+/// Cycles in which such a fragment is made and multiplied where making it takes longer: as halves, as bfloat16; per token.
+const DEQUANTISE: f64 = 21.0;
+const DEQUANTISE_WIDE: f64 = 24.0;
+const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
+/// Bytes per cycle that a multiprocessor gets from the second-level cache while all others do too.
+const FROM_CACHE: f64 = 50.0;
+/// What a multiplication takes longer when only one warpgroup has some under way.
+const ALONE: f64 = 1.2;
+/// What few tokens take longer where they do not meet gate and up of one block of rows at a time, and where a stage is but one
+/// unit.
+const FEW_APART: f64 = 1.3;
+const FEW_SHALLOW: f64 = 1.15;
+
+/// Sizes worth trying: tokens and columns of fused tiles.
+const TOKENS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
+const BLOCKS: [usize; 4] = [1, 2, 3, 4];
+
+/// Every configuration worth trying, with as many stages as there is room for: on a multiprocessor of its own, and beside
+/// another block.
+pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config> {
+    let mut configs = Vec::new();
+    let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
+    // A tile much larger than the longest group would only be cut.
+    let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
+    for strategy in Strategy::ALL {
+        let single = products(problem, strategy) != sm90::Products::Interleaved;
+        for (tokens, blocks) in TOKENS[..sizes].iter().flat_map(|&tokens| BLOCKS.map(|blocks| (tokens, blocks))) {
+            let tile = Tile { tokens, columns: blocks * if single { 64 } else { 32 } };
+            for schedule in Schedule::ALL {
+                let widest = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
+                let aligned = problem.groups().iter().all(|shape| (shape.n * widest).is_multiple_of(16));
+                let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
+                // Deep stages cost fewer instructions, but several of them are needed.
+                let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
+                let with = |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
+                let with_room =
+                    |resident| depths.iter().map(with).find_map(|config| deepest(backend, problem, config, resident));
+                configs.extend([1, 2].into_iter().filter_map(with_room));
+            }
+        }
+    }
+    configs
+}
+
+/// The configuration that the model finds cheapest.
+pub(super) fn cheapest(backend: &'static str, problem: &Problem) -> Result<Config> {
+    let priced = candidates(backend, problem)
+        .into_iter()
+        .filter_map(|config| Some((check(backend, problem, &config).ok()?, config)));
+    let best = priced.min_by(|(one, _), (other, _)| one.seconds.total_cmp(&other.seconds));
+    best.map(|(_, config)| config).ok_or_else(|| {
+        let reason = format!("{problem} fits no tile");
+        Error::Illegal { backend, config: WHATEVER, reason }
+    })
+}
+
+/// A configuration of which only the strategy matters.
+const WHATEVER: Config = Config {
+    strategy: Strategy::Interleaved,
+    tile: Tile { tokens: 8, columns: 32 },
+    depth: 64,
+    stages: 1,
+    epilogue: Epilogue::Direct,
+    schedule: Schedule::PerTile,
+};
+
+/// The configuration with as many stages as fit, so many blocks being on a multiprocessor, but no more than hide a copy's
+/// latency, if enough do.
+fn deepest(backend: &'static str, problem: &Problem, config: Config, resident: u32) -> Option<Config> {
+    let most = if config.tile.tokens <= 32 { 14 } else { 6 };
+    let least = match config.depth {
+        256 => 4,
+        128 => 3,
+        _ => 2,
+    };
+    let fits = |&stages: &usize| {
+        kernel_of(problem, &Config { stages, ..config }).is_ok_and(|kernel| kernel.resident() == resident)
+    };
+    let stages = (least..=most).rev().find(fits)?;
+    let config = Config { stages, ..config };
+    check(backend, problem, &config).is_ok().then_some(config)
+}
+
+/// The kernel and the number of tiles of a configuration, if it is legal for a problem.
+pub(super) fn legal(backend: &'static str, problem: &Problem, config: &Config) -> Result<(sm90::Config, usize)> {
+    let illegal = |reason| Error::Illegal { backend, config: *config, reason };
+    let kernel = kernel_of(problem, config).map_err(illegal)?;
+    let mut tiles = 0usize;
+    for shape in problem.groups() {
+        check_shape(shape, config, &kernel).map_err(illegal)?;
+        tiles += shape.m.div_ceil(kernel.tokens as usize) * shape.n.div_ceil(kernel.columns as usize);
+    }
+    if tiles > i32::MAX as usize / 4 {
+        return Err(illegal(format!("{tiles} tiles are more than one launch can have; make tiles larger")));
+    }
+    Ok((kernel, tiles))
+}
+
+/// Whether a configuration is legal for a problem, and what it should cost.
+pub(super) fn check(backend: &'static str, problem: &Problem, config: &Config) -> Result<Cost> {
+    let (kernel, tiles) = legal(backend, problem, config)?;
+    let passes = if config.strategy == Strategy::TwoPass { problem.matrices() } else { 1 };
+    let mut compute = passes as f64 * busiest(problem, &kernel) / CLOCK;
+    let workspace = multiply::workspace_bytes(problem, config);
+    let mut memory = (problem.bytes() + 2.0 * workspace as f64) / BANDWIDTH * starved(&kernel)
+        + cached_token_bytes(problem, &kernel) / TOKEN_BANDWIDTH;
+    // Multiprocessors' worth of blocks.
+    let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / f64::from(MULTIPROCESSORS);
+    let finishing = finish_cycles(&kernel, f64::from(kernel.tokens)) / CLOCK;
+    let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
+    if kernel.resident() > 1 && waves > 0.5 {
+        memory += finishing;
+        let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
+        let little_before = |source| expand::by_few_blocks(source, elements);
+        if waves > 1.0 || Source::of(problem.activation()).is_none_or(little_before) {
+            launching -= OVERLAP;
+        } else {
+            // Blocks that expand tokens take the room on some multiprocessors, and others get two blocks.
+            compute *= 2.0;
+        }
+    } else {
+        // Memory idles at both ends of every block.
+        let times = if kernel.schedule == Schedule::Persistent { 1.0 } else { waves.ceil() };
+        memory += times * finishing + (times - 1.0).max(0.0) * FILL / CLOCK;
+    }
+    Ok(Cost {
+        seconds: compute.max(memory) + launching,
+        bound_by: if compute > memory { "tensor cores" } else { "device memory" },
+        scratch_bytes: workspace,
+    })
+}
+
+/// Whether a group's sizes fit the kernels' 32-bit sizes, and its rows of C the way they are written.
+fn check_shape(shape: &Shape, config: &Config, kernel: &sm90::Config) -> Result<(), String> {
+    let row = shape.n * kernel.output.bytes();
+    if config.epilogue != Epilogue::Direct && !row.is_multiple_of(16) {
+        return Err(format!(
+            "epilogue={} writes 16 bytes at a time, and rows of {} {} elements are not a multiple of that; \
+             ask for epilogue=direct",
+            config.epilogue, shape.n, kernel.output
+        ));
+    }
+    let most = i32::MAX as usize;
+    if shape.m > most || shape.n > most || shape.k > most || shape.m * shape.n / join::THREADS as usize >= most {
+        return Err(format!("{shape} is beyond 32-bit sizes; split it"));
+    }
+    Ok(())
+}
+
+/// Cycles of a tile with so many tokens of a group, so many such tiles sharing a multiprocessor.
+fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize, together: u32) -> f64 {
+    let widths = kernel.widths();
+    let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
+    let width = f64::from(width);
+    let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN;
+    let dequantise = if kernel.element == sm90::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
+    let slice = multiplying.max(dequantise + width * DEQUANTISE_TOKEN);
+    // A warpgroup alone does not keep the tensor cores busy.
+    let slice = if kernel.ping_pong { slice * ALONE } else { slice };
+    let moved = f64::from(kernel.unit_bytes().iter().sum::<u32>()) * width / f64::from(kernel.tokens) / FROM_CACHE;
+    let apart = kernel.tokens <= 64 && (kernel.passes() > 1 || kernel.blocks() > 3);
+    let slice = if apart { slice * FEW_APART } else { slice };
+    let slice = if kernel.tokens <= 96 && kernel.units == 1 { slice * FEW_SHALLOW } else { slice };
+    let unit = (f64::from(kernel.blocks()) * 4.0 * slice).max(moved);
+    let units = f64::from(kernel.passes()) * k.div_ceil(UNIT as usize) as f64;
+    let units = if kernel.schedule == Schedule::SplitK { units / 2.0 } else { units };
+    let loops =
+        units * (unit + CHANGE_STAGE / f64::from(kernel.units)) + f64::from(kernel.passes() - 1) * CHANGE_MATRIX;
+    let overhead = match (kernel.ping_pong, kernel.schedule) {
+        (true, _) => 0.0,
+        (false, Schedule::Persistent) => CHANGE_TILE + finish_cycles(kernel, width),
+        (false, _) => FILL + finish_cycles(kernel, width),
+    };
+    loops * f64::from(together) + overhead
+}
+
+/// How much slower memory is where a block has few bytes in flight: a fit, like all else here.
+fn starved(kernel: &sm90::Config) -> f64 {
+    let read = if kernel.shares_k() { 3 } else { 2 };
+    let stages = f64::from(kernel.stages.saturating_sub(read)).max(0.5);
+    let in_flight = stages * f64::from(kernel.units * kernel.unit_bytes()[1]);
+    (IN_FLIGHT / in_flight).max(1.0).sqrt()
+}
+
+/// Bytes of tokens that all tiles together read.
+fn cached_token_bytes(problem: &Problem, kernel: &sm90::Config) -> f64 {
+    let of_group = |shape: &Shape| {
+        let (tiles, tokens) = kernel.cut(shape.m as u32);
+        let columns = shape.n.div_ceil(kernel.columns as usize) as f64;
+        f64::from(tiles) * f64::from(tokens * kernel.element.parts()) * columns * shape.k as f64 * 2.0
+    };
+    problem.groups().iter().filter(|shape| shape.m > 0).map(of_group).sum()
+}
+
+/// Cycles from a tile's last multiplication to C.
+fn finish_cycles(kernel: &sm90::Config, width: f64) -> f64 {
+    let finish = FINISH + FINISH_TOKEN * width / f64::from(kernel.blocks_per_tile());
+    let between_blocks = if kernel.blocks_per_tile() > 1 { JOIN_BLOCKS + JOIN_BLOCKS_TOKEN * width } else { 0.0 };
+    finish + between_blocks + if kernel.shares_k() { JOIN_WARPGROUPS } else { 0.0 }
+}
+
+/// Cycles of the busiest multiprocessor: tiles go, the longest first, to whoever is free first, or in turn.
+fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
+    let cut = |shape: &Shape| (kernel.cut(shape.m as u32), shape.n.div_ceil(kernel.columns as usize));
+    let groups = || problem.groups().iter().filter(|shape| shape.m > 0);
+    let blocks: usize =
+        groups().map(|shape| cut(shape).0.0 as usize * cut(shape).1).sum::<usize>() * kernel.blocks_per_tile() as usize;
+    // Where each multiprocessor has but one block of this launch, the other one is of the next and waits.
+    let together = if blocks > MULTIPROCESSORS as usize { kernel.resident() } else { 1 };
+    let mut tiles: Vec<(f64, usize)> = Vec::new();
+    for shape in groups() {
+        let ((token_tiles, tokens), columns) = cut(shape);
+        let last = shape.m as u32 - (token_tiles - 1) * tokens;
+        let cycles = |tokens| tile_cycles(kernel, tokens, shape.k, together);
+        tiles.push((cycles(tokens.min(shape.m as u32)), (token_tiles as usize - 1) * columns));
+        tiles.push((cycles(last), columns));
+    }
+    tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let workers = MULTIPROCESSORS as usize * together as usize / kernel.blocks_per_tile() as usize;
+    match kernel.schedule {
+        Schedule::Persistent => in_turn(&tiles, workers) + FILL + FINISH,
+        Schedule::PerTile | Schedule::SplitK => deal(&tiles, workers),
+    }
+}
+
+/// When the first of some workers is done, who gets the longest tile of every round.
+fn in_turn(tiles: &[(f64, usize)], workers: usize) -> f64 {
+    let (mut total, mut next, mut before) = (0.0, 0, 0);
+    for &(cycles, count) in tiles {
+        while next < before + count {
+            total += cycles;
+            next += workers;
+        }
+        before += count;
+    }
+    total
+}
+
+/// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first. Workers that
+/// are free at the same time are dealt to together.
+fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
+    let mut free = BTreeMap::from([(0u64, workers)]);
+    for &(cycles, count) in tiles {
+        let mut left = count;
+        while left > 0
+            && let Some((start, idle)) = free.pop_first()
+        {
+            let dealt = left.min(idle);
+            if idle > dealt {
+                free.insert(start, idle - dealt);
+            }
+            *free.entry(start + cycles as u64).or_default() += dealt;
+            left -= dealt;
+        }
+    }
+    free.last_key_value().map_or(0.0, |(&end, _)| end as f64)
+}
+
+/// The kernels that a configuration runs for a problem, in the order in which they run.
+pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
+    let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
+    let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
+    let multiply = sm90::Config { groups, ..kernel_config(problem, config)? };
+    let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
+    let expansion =
+        Source::of(problem.activation()).map(|source| KernelSpec::Expand(expand::Config::new(source, 1, elements)));
+    let mut each: Vec<KernelSpec> = expansion.into_iter().chain([KernelSpec::Multiply(multiply)]).collect();
+    if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
+        let (function, output) = (Function::of(problem.gate()), problem.output());
+        each.push(KernelSpec::Join(join::Config { function, output, groups }));
+    }
+    each.into_iter().map(KernelSpec::build).collect()
+}
+
+/// How many times a block takes a step over 64 of K, in all.
+#[cfg(feature = "sim")]
+pub(super) fn tile_steps(problem: &Problem, config: &Config) -> usize {
+    let parts = sm90::Tokens::of(problem.activation()).parts() as usize;
+    let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
+    let steps = |s: &Shape| tiles(s) * s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
+    problem.groups().iter().map(steps).sum()
+}

@@ -1,0 +1,151 @@
+//! Tensors of the caller's in the device's memory: what they are, and whether they can be there.
+
+use op::operands::TokenShape;
+use op::{Activation, Activations, Error, Output, Result};
+
+use super::driver::{Context, PointerKind};
+use super::launches::TokenPlace;
+
+/// What addresses of dense tokens and of results must be a multiple of.
+pub(crate) const ALIGNMENT: u64 = 16;
+/// What addresses of codes must be a multiple of.
+const CODE_ALIGNMENT: u64 = 4;
+
+/// The tokens of one group, `[rows, k]` without gaps, in the device's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceTokens {
+    pub(crate) element: Activation,
+    pub(crate) place: TokenPlace,
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+}
+
+impl DeviceTokens {
+    fn dense(element: Activation, values: u64, rows: usize, k: usize) -> Self {
+        DeviceTokens { element, place: TokenPlace { values, scales: 0, global: 1.0, exponent: 0 }, rows, k }
+    }
+
+    /// Half-precision tokens at an address that is a multiple of 16.
+    pub fn f16(address: u64, rows: usize, k: usize) -> Self {
+        Self::dense(Activation::F16, address, rows, k)
+    }
+
+    /// bfloat16 tokens at an address that is a multiple of 16.
+    pub fn bf16(address: u64, rows: usize, k: usize) -> Self {
+        Self::dense(Activation::BF16, address, rows, k)
+    }
+
+    /// Single-precision tokens at an address that is a multiple of 16.
+    pub fn f32(address: u64, rows: usize, k: usize) -> Self {
+        Self::dense(Activation::F32, address, rows, k)
+    }
+
+    /// NVFP4 tokens: codes `[rows, k/2]` at an address that is a multiple of 4, the low half of a byte first; row-major e4m3
+    /// scales `[rows, k/16]`, none of them NaN; and the scale of the whole.
+    pub fn nvfp4(codes: u64, scales: u64, rows: usize, k: usize, global: f32) -> Self {
+        let place = TokenPlace { values: codes, scales, global, exponent: 0 };
+        DeviceTokens { element: Activation::NvFp4, place, rows, k }
+    }
+
+    /// The same tokens, all multiplied by a number.
+    pub fn scaled_by(self, global: f32) -> Self {
+        DeviceTokens { place: TokenPlace { global, ..self.place }, ..self }
+    }
+
+    /// Copies of the host's activations at these addresses, of which the largest magnitude is known if they are dense.
+    pub fn of(activations: &Activations<'_>, largest: f32, values: u64, scales: u64) -> Self {
+        let (element, rows, k) = (activations.element(), activations.rows(), activations.k());
+        DeviceTokens { element, place: TokenPlace::of(activations, largest, values, scales), rows, k }
+    }
+
+    /// Their type and sizes.
+    pub fn shape(&self) -> TokenShape {
+        TokenShape { element: self.element, rows: self.rows, k: self.k }
+    }
+
+    /// Looks at where they are.
+    pub(crate) fn check(&self, context: &Context, group: usize) -> Result<()> {
+        let bytes = self.rows * self.element.row_bytes(self.k);
+        if self.element != Activation::NvFp4 {
+            return check_place(context, group, "the tokens", self.place.values, bytes, ALIGNMENT);
+        }
+        let scales = self.rows * self.k / format::BLOCK;
+        check_place(context, group, "the tokens' codes", self.place.values, bytes - scales, CODE_ALIGNMENT)?;
+        check_place(context, group, "the tokens' scales", self.place.scales, scales, 1)
+    }
+}
+
+/// Where one group's C goes: row-major `[rows, n]` in the device's memory, at an address that is a multiple of 16.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceOutput {
+    pub(crate) element: Output,
+    pub(crate) address: u64,
+}
+
+impl DeviceOutput {
+    /// A place for results of this type.
+    pub fn new(element: Output, address: u64) -> Self {
+        DeviceOutput { element, address }
+    }
+
+    /// The element type.
+    pub fn element(&self) -> Output {
+        self.element
+    }
+
+    /// A place for half-precision results.
+    pub fn f16(address: u64) -> Self {
+        Self::new(Output::F16, address)
+    }
+
+    /// A place for bfloat16 results.
+    pub fn bf16(address: u64) -> Self {
+        Self::new(Output::BF16, address)
+    }
+
+    /// A place for single-precision results.
+    pub fn f32(address: u64) -> Self {
+        Self::new(Output::F32, address)
+    }
+}
+
+/// Whether there can be so many bytes of the device's memory at an address.
+pub(crate) fn check_place(
+    context: &Context,
+    group: usize,
+    what: &'static str,
+    address: u64,
+    bytes: usize,
+    alignment: u64,
+) -> Result<()> {
+    let refuse = |reason: String, remedy| Err(Error::Pointer { group, what, address, reason, remedy });
+    if address == 0 {
+        return refuse("is null".to_owned(), "give the tensor's data pointer");
+    }
+    if !address.is_multiple_of(alignment) {
+        let reason = format!("is not a multiple of {alignment}");
+        return refuse(reason, "copy the tensor to memory of its own, or take whole rows of it");
+    }
+    let device = context.ordinal();
+    match context.pointer_kind(address)? {
+        PointerKind::Unknown => {
+            refuse("is not the device's memory".to_owned(), "copy the tensor to the GPU, or run with host slices")
+        }
+        PointerKind::Host => {
+            refuse("is memory of the host".to_owned(), "copy the tensor to the GPU, or run with host slices")
+        }
+        PointerKind::Device { ordinal, .. } if ordinal != device => {
+            let reason = format!("is memory of device {ordinal}, and the queue's is device {device}");
+            refuse(reason, "load the layer and open the queue on the tensor's device")
+        }
+        PointerKind::Device { foreign: true, .. } => {
+            let reason = "belongs to a context that is not the device's primary one".to_owned();
+            refuse(reason, "allocate it in the primary context (cuDevicePrimaryCtxRetain), as CUDA's runtime does")
+        }
+        PointerKind::Device { bytes: Some(there), .. } if there < bytes => {
+            let reason = format!("has {there} bytes behind it where {bytes} are needed");
+            refuse(reason, "check shape and element type of the tensor")
+        }
+        PointerKind::Device { .. } => Ok(()),
+    }
+}

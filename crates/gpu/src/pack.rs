@@ -1,0 +1,335 @@
+//! NVFP4 weights in the order in which the Hopper kernels read them.
+//!
+//! Row-major codes and scales become *chunks* of 32 rows × 64 columns of k, `[rows/32][k/64]` of them one after another,
+//! padded with zeros at the edges. A chunk is 1152 bytes:
+//!
+//! ```text
+//! 0..1024     codes: for each of 4 warps (8 rows each), for each of 32 lanes, two words, one per 32 of k
+//! 1024..1152  scales: for each of 32 rows a word, a byte per 16 of k
+//! ```
+//!
+//! One such layout serves every strategy. A fragment of wgmma is 64 rows: rows r of its sixteens come from one chunk and rows
+//! r + 8 from another, and which two chunks are paired is the kernel's choice, of gate and up or of two neighbours.
+//!
+//! **A word** holds eight weights of one row, those that one thread contributes to two successive wgmmas: with c = lane % 4,
+//! columns 2c, 2c + 1, 2c + 8 and 2c + 9 of two steps of 16. A code is a sign and three bits of magnitude; in the low half
+//! of the word (even columns; odd ones are 16 bits further up) they lie at
+//!
+//! | weight               | magnitude | sign |
+//! |----------------------|-----------|------|
+//! | first step, 2c       | 9..12     | 15   |
+//! | first step, 2c + 8   | 6..9      | 12   |
+//! | second step, 2c      | 3..6      | 14   |
+//! | second step, 2c + 8  | 0..3      | 13   |
+//!
+//! so that the word itself, the word shifted left by 3, and two products of it with constants bring each pair to
+//! bits 15 and 9..12 of both halves. There the code's bits are a half with the weight's value times 2⁻¹⁴. Similar steps
+//! bring them to bits 15 and 6..9, where they are a bfloat16 with the value times 2⁻¹²⁶.
+//!
+//! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
+//! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
+//! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its block;
+//! under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the lowest, are
+//! the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
+
+use std::fmt::Debug;
+
+use format::{BLOCK, Matrix};
+use rayon::prelude::*;
+
+use op::{PackedWeights, Result, Weights};
+
+/// Rows of a chunk.
+pub const CHUNK_ROWS: usize = 32;
+/// Columns of k of a chunk.
+pub const CHUNK_DEPTH: usize = 64;
+/// Bytes of a chunk's codes.
+pub const CODE_BYTES: u32 = 1024;
+/// Bytes of a chunk.
+pub const CHUNK_BYTES: u32 = 1152;
+
+/// Where in a word's half the four weights' magnitudes and signs lie.
+const PLACES: [(u32, u32); 4] = [(9, 15), (6, 12), (3, 14), (0, 13)];
+/// Columns of the four weights, from the first one.
+const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
+/// The steps of 16 whose scales are a word's bytes, from the lowest.
+const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
+
+/// A packed weight matrix, somewhere.
+#[derive(Debug)]
+pub struct PackedMatrix<M> {
+    pub(super) global: f32,
+    pub(super) memory: M,
+}
+
+/// A group's packed weights, somewhere.
+#[derive(Debug)]
+pub struct PackedGroup<M> {
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Gate and up, or the only one.
+    pub(super) matrices: Vec<PackedMatrix<M>>,
+}
+
+impl<M> PackedGroup<M> {
+    /// Packs a group's weights and puts them where `place` does.
+    pub(super) fn new(weights: &Weights<'_>, mut place: impl FnMut(Vec<u8>) -> Result<M>) -> Result<Self> {
+        let mut each = |matrix: &Matrix<'_>| Ok(PackedMatrix { global: matrix.global(), memory: place(pack(matrix))? });
+        let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
+        Ok(PackedGroup { n: weights.n(), k: weights.k(), matrices })
+    }
+
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        self.matrices.len() * packed_bytes(self.n, self.k)
+    }
+
+    /// Where the matrices are, and their global scales; the only one twice if there is one.
+    pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
+        let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
+        ([address(&gate.memory), address(&up.memory)], [gate.global.into(), up.global.into()])
+    }
+}
+
+/// The packed weights of all groups of a layer, somewhere.
+#[derive(Debug)]
+pub(super) struct PackedGroups<M> {
+    groups: Vec<PackedGroup<M>>,
+    shapes: Vec<(usize, usize)>,
+    layout: &'static str,
+}
+
+impl<M> PackedGroups<M> {
+    /// Packs every group's weights and puts them where `place` does.
+    pub(super) fn new(
+        layout: &'static str,
+        weights: &[Weights<'_>],
+        mut place: impl FnMut(Vec<u8>) -> Result<M>,
+    ) -> Result<Self> {
+        let groups = weights.iter().map(|weights| PackedGroup::new(weights, &mut place)).collect::<Result<_>>()?;
+        Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
+    }
+
+    /// Each group's.
+    pub(super) fn groups(&self) -> &[PackedGroup<M>] {
+        &self.groups
+    }
+}
+
+// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each.
+unsafe impl<M: Debug + Send + Sync + 'static> PackedWeights for PackedGroups<M> {
+    fn layout(&self) -> &'static str {
+        self.layout
+    }
+
+    fn shapes(&self) -> &[(usize, usize)] {
+        &self.shapes
+    }
+
+    fn matrices(&self) -> usize {
+        self.groups.first().map_or(1, |group| group.matrices.len())
+    }
+
+    fn bytes(&self) -> usize {
+        self.groups.iter().map(PackedGroup::bytes).sum()
+    }
+}
+
+/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k to 64.
+pub fn packed_bytes(rows: usize, k: usize) -> usize {
+    rows.div_ceil(CHUNK_ROWS) * run_bytes(k)
+}
+
+/// Bytes of the chunks of 32 rows.
+fn run_bytes(k: usize) -> usize {
+    k.div_ceil(CHUNK_DEPTH) * CHUNK_BYTES as usize
+}
+
+/// Packs a matrix, on as many threads as the process has.
+pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
+    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
+    packed.par_chunks_mut(run_bytes(matrix.k())).enumerate().for_each(|(run, bytes)| {
+        for (step, chunk) in bytes.chunks_exact_mut(CHUNK_BYTES as usize).enumerate() {
+            pack_chunk(matrix, run * CHUNK_ROWS, step * CHUNK_DEPTH, chunk);
+        }
+    });
+    packed
+}
+
+fn pack_chunk(matrix: &Matrix<'_>, row: usize, column: usize, chunk: &mut [u8]) {
+    let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
+    for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
+        let word = word(matrix, row + 8 * warp + lane / 4, column + 2 * BLOCK * half + 2 * (lane % 4));
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    for (index, place) in scales.chunks_exact_mut(4).enumerate() {
+        place.copy_from_slice(&SCALE_STEPS.map(|step| scale_byte(scale(matrix, row + index, column + BLOCK * step))));
+    }
+}
+
+/// The scale of an element, or zero beyond the edge.
+fn scale(matrix: &Matrix<'_>, row: usize, column: usize) -> u8 {
+    let inside = row < matrix.rows() && column < matrix.k();
+    if inside { matrix.row_scales(row)[column / BLOCK] } else { 0 }
+}
+
+/// The code of an element with its scale's sign in it; zero under a scale of zero, or beyond the edge.
+fn code(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
+    let scale = scale(matrix, row, column);
+    if scale & 0x7f == 0 {
+        return 0;
+    }
+    let byte = matrix.row_codes(row)[column / 2];
+    let code = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+    u32::from(code ^ (scale >> 4 & 8))
+}
+
+/// The words of a chunk in their order: warp, lane, half of the 64 of k.
+fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..256).map(|word| (word / 64, word / 2 % 32, word % 2))
+}
+
+/// One thread's eight weights of one row and two wgmmas.
+fn word(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
+    let mut word = 0;
+    for (further, (magnitude, sign)) in COLUMNS.into_iter().zip(PLACES) {
+        for odd in 0..2 {
+            let code = code(matrix, row, column + further + odd);
+            word |= ((code & 7) << magnitude | (code >> 3) << sign) << (16 * odd);
+        }
+    }
+    word
+}
+
+/// |scale| · 2⁷ as bits 7..15 of a half. The exponent of an e4m3 number is biased by 7, that of a half by 15: a normal
+/// scale keeps its mantissa and gains 15. A subnormal one, m · 2⁻⁹, is m/4 after scaling: normal as a half.
+fn scale_byte(scale: u8) -> u8 {
+    let (exponent, mantissa) = (scale >> 3 & 15, scale & 7);
+    match (exponent, mantissa) {
+        (0, 0) => 0,
+        (0, m) => {
+            let top = m.ilog2() as u8;
+            (top + 13) << 3 | (m << (3 - top) & 7)
+        }
+        (e, m) => (e + 15) << 3 | m,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An e2m1 code's value.
+    fn e2m1(code: u8) -> f64 {
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+        if code & 8 == 0 { magnitude } else { -magnitude }
+    }
+
+    /// An e4m3 scale's value.
+    fn e4m3(scale: u8) -> f64 {
+        let (exponent, mantissa) = (i32::from(scale >> 3 & 15), f64::from(scale & 7) / 8.0);
+        let magnitude =
+            if exponent == 0 { mantissa * 2f64.powi(-6) } else { (1.0 + mantissa) * 2f64.powi(exponent - 7) };
+        if scale & 0x80 == 0 { magnitude } else { -magnitude }
+    }
+
+    /// An IEEE half's value.
+    fn half(bits: u16) -> f64 {
+        let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023) / 1024.0);
+        assert!(exponent < 31, "{bits:#x} is not finite");
+        let magnitude =
+            if exponent == 0 { mantissa * 2f64.powi(-14) } else { (1.0 + mantissa) * 2f64.powi(exponent - 15) };
+        if bits >> 15 == 0 { magnitude } else { -magnitude }
+    }
+
+    /// A bfloat16's value.
+    fn bfloat(bits: u16) -> f64 {
+        half::bf16::from_bits(bits).to_f64()
+    }
+
+    /// What the kernel does with a word for halves: the four pairs, low half first.
+    fn spread(word: u32) -> [u32; 4] {
+        let pairs = [word, word << 3, (word & 0x4038_4038).wrapping_mul(66), (word & 0x2007_2007).wrapping_mul(516)];
+        pairs.map(|pair| pair & 0x8e00_8e00)
+    }
+
+    /// The same for bfloat16.
+    fn spread_wide(word: u32) -> [u32; 4] {
+        [
+            word & 0x8000_8000 | word >> 3 & 0x01c0_01c0,
+            (word & 0x11c0_11c0).wrapping_mul(9) & 0x81c0_81c0,
+            word << 1 & 0x8000_8000 | word << 3 & 0x01c0_01c0,
+            (word & 0x2007_2007).wrapping_mul(68) & 0x81c0_81c0,
+        ]
+    }
+
+    /// Every weight of a packed matrix, read as the kernels read it, in both precisions: value = code · scale, times 2⁷.
+    fn unpack(packed: &[u8], rows: usize, k: usize) -> Vec<f64> {
+        let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
+        let wide = across * CHUNK_DEPTH;
+        let mut values = vec![f64::NAN; down * CHUNK_ROWS * wide];
+        let word_at = |at: usize| u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
+        for chunk in 0..across * down {
+            let start = chunk * CHUNK_BYTES as usize;
+            for (index, (warp, lane, part)) in lane_words().enumerate() {
+                let scales = word_at(start + CODE_BYTES as usize + 4 * (8 * warp + lane / 4));
+                let halves = if part == 0 { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
+                let bfloats = if part == 0 { scales >> 4 } else { scales << 4 } & 0x0ff0_0ff0 | 0x7000_7000;
+                let word = word_at(start + 4 * index);
+                for (pair, further) in COLUMNS.into_iter().enumerate() {
+                    let row = chunk / across * CHUNK_ROWS + 8 * warp + lane / 4;
+                    let first = chunk % across * CHUNK_DEPTH + 2 * BLOCK * part + 2 * (lane % 4) + further;
+                    for odd in 0..2 {
+                        let low = |word: u32, odd: usize| (word >> (16 * odd)) as u16;
+                        let value = half(low(spread(word)[pair], odd)) * half(low(halves, pair / 2));
+                        let other = bfloat(low(spread_wide(word)[pair], odd)) * bfloat(low(bfloats, pair / 2));
+                        assert_eq!(value, other, "both precisions agree");
+                        values[row * wide + first + odd] = value * 128.0;
+                    }
+                }
+            }
+        }
+        assert!(values.iter().all(|value| !value.is_nan()), "every place is written");
+        let beyond = values.iter().enumerate().filter(|(at, _)| at / wide >= rows || at % wide >= k);
+        assert!(beyond.into_iter().all(|(_, value)| *value == 0.0), "the padding is zero");
+        (0..rows * k).map(|at| values[at / k * wide + at % k]).collect()
+    }
+
+    /// A matrix in which every pair of code and scale occurs, NaN scales excepted.
+    fn everything(rows: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
+        let finite: Vec<u8> = (0..=255).filter(|scale| scale & 0x7f != 0x7f).collect();
+        let codes = (0..rows * k / 2).map(|at| ((at * 2 + at / 8) as u8 & 15) | (at as u8 ^ 5) << 4).collect();
+        let scales = (0..rows * k / BLOCK).map(|at| finite[at % finite.len()]).collect();
+        (codes, scales)
+    }
+
+    #[test]
+    fn every_value_survives_packing_for_every_scale() {
+        for (rows, k) in [(1, 16), (64, 64), (65, 80), (130, 208), (254, 256)] {
+            let (codes, scales) = everything(rows, k);
+            let packed = pack(&Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix"));
+            assert_eq!(packed.len(), packed_bytes(rows, k));
+            for (at, value) in unpack(&packed, rows, k).into_iter().enumerate() {
+                let code = codes[at / 2] >> (at % 2 * 4) & 15;
+                let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
+                assert_eq!(value, expected, "row {} column {} of {rows} × {k}", at / k, at % k);
+            }
+        }
+    }
+
+    #[test]
+    fn every_scale_times_128_is_a_half_with_three_bits_of_mantissa() {
+        for scale in (0..=0x7e).chain(0x80..=0xfe) {
+            let bits = u16::from(scale_byte(scale)) << 7;
+            assert_eq!(half(bits), e4m3(scale).abs() * 128.0, "{scale:#x}");
+        }
+    }
+
+    #[test]
+    fn a_layers_weights_take_what_the_checkpoint_takes_and_ragged_edges_little_more() {
+        let checkpoint = |rows: usize, k: usize| rows * k * 9 / 16;
+        assert_eq!(packed_bytes(4096, 7168), checkpoint(4096, 7168));
+        assert!(packed_bytes(4100, 7168 + 16) * 20 <= checkpoint(4100, 7168 + 16) * 21);
+        assert_eq!(packed_bytes(1, 16), CHUNK_BYTES as usize, "a tiny matrix takes a whole chunk");
+    }
+}

@@ -1,0 +1,163 @@
+//! The backend `sim`: the GPU's kernels, instruction by instruction on the CPU.
+//!
+//! It runs exactly what `cuda` runs, launch for launch, on a machine that has no GPU, under a schedule that the simulator
+//! makes as awkward as the machine's rules allow, and stops at the first race, deadlock or stray access. It is there to
+//! test kernels, not to be fast: problems beyond a thousand tile steps are refused.
+//!
+//! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is the
+//! private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
+//! circle: the simulator knows instructions only.
+
+use std::sync::Arc;
+
+use op::backend::packed_as;
+use op::{Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights};
+use sim::{Arg, Buffer, Limits, Profile, Schedule};
+
+use super::launch::{Argument, Launch};
+use super::launches::{TokenPlace, bytes_of, launches, workspace_bytes};
+use super::model;
+use super::pack::{PackedGroup, PackedGroups, PackedMatrix};
+
+/// The backend's name.
+pub const NAME: &str = "sim";
+/// The name of its weights' layout.
+pub const LAYOUT: &str = "32x64 chunks for the simulator";
+/// Steps of one block over 64 of K that a problem may take.
+const MOST_STEPS: usize = 1024;
+/// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
+const MULTIPROCESSORS: u32 = 3;
+
+/// The simulator, under one schedule.
+#[derive(Clone, Copy, Debug)]
+pub struct Simulated(pub Schedule);
+
+impl Simulated {
+    /// The simulator under the schedule that is used where nobody asks for another.
+    pub const DEFAULT: Simulated = Simulated(Schedule::Random(1));
+}
+
+/// An argument as the simulator takes it.
+fn argument(argument: &Argument) -> Arg {
+    match argument {
+        Argument::Pointer(address) => Arg::Pointer(*address),
+        Argument::U32(value) => Arg::U32(*value),
+        Argument::U64(value) => Arg::U64(*value),
+        Argument::F32(value) => Arg::F32(*value),
+        Argument::Map(map) => Arg::Map(map.clone()),
+        Argument::Maps(maps) => Arg::Maps(maps.clone()),
+        Argument::Words(words) => Arg::Words(words.clone()),
+    }
+}
+
+/// Puts a group's tokens into the simulated memory as they come, as a kernel before the first would have left them there.
+fn place(gpu: &mut sim::Gpu, activations: &Activations<'_>, largest: f32) -> TokenPlace {
+    let [values, scales] = bytes_of(activations).map(|bytes| {
+        let buffer = gpu.upload("tokens", bytes);
+        gpu.await_predecessor(buffer);
+        buffer.address
+    });
+    TokenPlace::of(activations, largest, values, scales)
+}
+
+/// Puts a group's weights there.
+fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGroup<Buffer> {
+    let matrices = weights
+        .matrices
+        .iter()
+        .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
+    PackedGroup { n: weights.n, k: weights.k, matrices: matrices.collect() }
+}
+
+fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<Profile> {
+    let sim_launch = sim::Launch { grid: launch.grid, args: launch.arguments.iter().map(argument).collect() };
+    gpu.run(&launch.kernel.build()?, &sim_launch, schedule).map_err(|fault| Error::Fault(fault))
+}
+
+// SAFETY: the simulator checks every access of the kernels that it runs.
+unsafe impl Backend for Simulated {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "the GPU's kernels, instruction by instruction in the simulator; for tests and small problems"
+    }
+
+    fn layout(&self) -> &'static str {
+        LAYOUT
+    }
+
+    fn available(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
+        model::candidates(NAME, problem)
+    }
+
+    fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
+        model::legal(NAME, problem, config)?;
+        let steps = model::tile_steps(problem, config);
+        if steps > MOST_STEPS {
+            let reason = format!(
+                "{problem} takes {steps} steps of a tile over 64 of K, and the simulator is for at most {MOST_STEPS}; \
+                 make the problem smaller, or compute it with another backend"
+            );
+            return Err(Error::Illegal { backend: NAME, config: *config, reason });
+        }
+        Ok(())
+    }
+
+    fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
+        self.legal(problem, config, threads)?;
+        let cost = model::check(NAME, problem, config)?;
+        // A step takes the simulator about a millisecond, whatever it would take a GPU.
+        let seconds = model::tile_steps(problem, config) as f64 * 1e-3;
+        Ok(Cost { seconds, bound_by: "simulating", ..cost })
+    }
+
+    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(PackedGroups::new(LAYOUT, weights, Ok)?))
+    }
+
+    unsafe fn run(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+        _team: &Team,
+    ) -> Result<()> {
+        self.launch_all(problem, config, operands).map(drop)
+    }
+}
+
+impl Simulated {
+    /// Runs every launch of a problem, and says what each of them did.
+    pub fn launch_all(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+    ) -> Result<Vec<Profile>> {
+        let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, LAYOUT)?;
+        let groups = packed.groups();
+        let mut gpu = sim::Gpu::new(Limits::h200());
+        let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());
+        for (group, shape) in problem.groups().iter().enumerate() {
+            tokens.push(place(&mut gpu, &operands.activations[group], operands.largest[group]));
+            weights.push(place_weights(&mut gpu, &groups[group]));
+            results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
+        }
+        let workspace = gpu.alloc("workspace", workspace_bytes(problem, config));
+        let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
+        let device = (workspace.address, MULTIPROCESSORS);
+        let launches = launches(problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
+        let profiles = launches.iter().map(|launch| run_launch(&mut gpu, launch, self.0)).collect::<Result<_>>()?;
+        for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
+            let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
+            target.bytes_mut().copy_from_slice(found);
+        }
+        Ok(profiles)
+    }
+}

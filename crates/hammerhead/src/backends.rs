@@ -1,0 +1,29 @@
+//! The registry: the only place that knows every backend.
+
+use std::sync::OnceLock;
+
+use op::{Backend, Error, Result};
+
+/// Every backend, best first: the CPU's, the GPU, and where the simulator is built in, that; it is never a sensible choice and stays
+/// last.
+pub fn all() -> &'static [&'static dyn Backend] {
+    static ALL: OnceLock<Vec<&'static dyn Backend>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let mut all = cpu::backends().to_vec();
+        all.push(&gpu::Cuda::FIRST);
+        #[cfg(feature = "sim")]
+        all.push(&gpu::Simulated::DEFAULT);
+        all
+    })
+}
+
+/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on.
+pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
+    let listed = all().iter().copied().find(|b| b.name() == name);
+    let device = || gpu::Cuda::by_name(name).map(|cuda| cuda as &'static dyn Backend);
+    listed.or_else(device).ok_or_else(|| Error::UnknownName {
+        what: "backend",
+        name: name.to_owned(),
+        known: all().iter().map(|b| b.name()).chain(["auto"]).collect::<Vec<_>>().join(", "),
+    })
+}

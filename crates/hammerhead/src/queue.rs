@@ -1,0 +1,173 @@
+//! Computing on memory of the caller's, in the caller's stream: what a program uses whose tensors are on the GPU already.
+//!
+//! The first call with a layer and tensors looks at addresses, plans, compiles and allocates; the same call again only queues the
+//! launches, without an allocation and without waiting for anything, and can be captured in a CUDA graph. Work that was
+//! queued before it in the stream is done before, work that is queued after it sees its results, as with any kernel.
+//!
+//! Several queues may be used at the same time, from several threads: each has memory of its own, and layers are only read.
+//! One queue serves one stream, since what is queued there shares its working memory one after another.
+//!
+//! ```no_run
+//! use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
+//! # fn example(layer: &hammerhead::Layer, tokens: u64, c: u64, stream: u64) -> hammerhead::Result<()> {
+//! // Device 0, and a stream of the caller's by its handle; 0 is the default stream.
+//! // SAFETY: the stream lives as long as the queue.
+//! let mut queue = unsafe { Queue::on_stream(0, stream) }?;
+//! let tokens = [DeviceTokens::f16(tokens, 256, 7168)];
+//! let outputs = [DeviceOutput::f16(c)];
+//! // SAFETY: the tensors are as large as that and stay until the stream has done the work.
+//! unsafe { queue.enqueue(layer, &tokens, &outputs) }
+//! # }
+//! ```
+
+use gpu::driver::Stream;
+use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
+use op::operands::problem_of;
+use op::{Error, Problem, Request, Result};
+
+use crate::Layer;
+use crate::planner::Planner;
+
+/// A stream, and the plans and the working memory of what is queued there.
+#[derive(Debug)]
+pub struct Queue {
+    launches: LaunchQueue,
+    planner: Planner,
+}
+
+impl Queue {
+    /// A queue with a stream of its own on a device.
+    pub fn new(device: usize) -> Result<Self> {
+        Self::over(device, LaunchQueue::new(device)?)
+    }
+
+    /// A queue on a stream of the caller's: a `CUstream` or `cudaStream_t` as a number, or 0 for the default stream. The stream
+    /// must belong to the device's primary context, as those of CUDA's runtime and of PyTorch do.
+    ///
+    /// # Safety
+    ///
+    /// The stream must exist, and live as long as the queue.
+    pub unsafe fn on_stream(device: usize, stream: u64) -> Result<Self> {
+        // SAFETY: the caller's promise is the same.
+        Self::over(device, unsafe { LaunchQueue::on_stream(device, stream) }?)
+    }
+
+    fn over(device: usize, launches: LaunchQueue) -> Result<Self> {
+        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()) })
+    }
+
+    /// The same queue, in which every configuration grants a request. What was planned before is planned anew.
+    pub fn with_request(mut self, request: Request) -> Self {
+        self.launches.forget();
+        let planner = Planner::new(self.planner.backends().to_vec(), request, self.planner.threads());
+        Queue { planner, ..self }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        self.launches.stream()
+    }
+
+    /// Bytes of working memory that it holds.
+    pub fn workspace_bytes(&self) -> usize {
+        self.launches.workspace_bytes()
+    }
+
+    /// Queues C of every group. Returns before it is computed.
+    ///
+    /// In a stream that is being captured this needs a call with the same layer, shapes and types before the capture (or
+    /// [`Queue::prepare`]), so that nothing has to be compiled or allocated in it. A graph captured so may be launched for as long
+    /// as queue, layer and tensors live, by one stream at a time.
+    ///
+    /// Activations are not looked at: a value that is not finite spoils its row, and sums of single precision or bfloat16
+    /// that leave f32's range are infinite.
+    ///
+    /// # Safety
+    ///
+    /// Tokens and results must lie where they are said to, be as large as the shapes say, overlap nowhere, and stay until the
+    /// stream has done the work; so must the layer and the queue itself.
+    pub unsafe fn enqueue(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<()> {
+        let call = self.prepared(layer, tokens, outputs)?;
+        // SAFETY: the call was prepared for these operands, and the rest is the caller's promise.
+        unsafe { self.launches.launch(call) }
+    }
+
+    /// Does everything that comes before the queueing: looks at the operands, plans, compiles and allocates.
+    pub fn prepare(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<()> {
+        self.prepared(layer, tokens, outputs).map(drop)
+    }
+
+    fn prepared(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<Prepared> {
+        if let Some(call) = self.launches.prepared(layer.packed(), tokens, outputs) {
+            return Ok(call);
+        }
+        let problem = device_problem(layer, tokens, outputs)?;
+        let (_, config) = self.planner.choose(&problem)?;
+        self.launches.prepare(layer.packed(), &problem, &config, tokens, outputs)
+    }
+}
+
+/// The device does not care for threads, but what was measured here is filed under their number.
+fn planner(backend: &'static Cuda, request: Request) -> Planner {
+    Planner::new(vec![backend], request, std::thread::available_parallelism().map_or(1, Into::into))
+}
+
+/// Joins tokens, layer and places for results to a problem, refusing what does not belong together.
+fn device_problem(layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<Problem> {
+    let mismatch = |group, what, found: String, expected: String| Error::Mismatch { group, what, found, expected };
+    let groups = layer.shapes().len();
+    if outputs.len() != groups {
+        let expected = format!("{groups} (one per group of weights)");
+        return Err(mismatch(outputs.len().min(groups), "the number of outputs", outputs.len().to_string(), expected));
+    }
+    let Some(first) = outputs.first() else { return Err(Error::NoGroups) };
+    if let Some(group) = outputs.iter().position(|place| place.element() != first.element()) {
+        let expected = format!("{}, as group 0 has,", first.element());
+        return Err(mismatch(group, "the output's element type", outputs[group].element().to_string(), expected));
+    }
+    problem_of(tokens.iter().map(DeviceTokens::shape), layer.shapes(), layer.gate(), first.element())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::Matrix;
+    use op::{Activation, Gate, Output, Shape, Weights};
+
+    use crate::{Engine, Options};
+
+    /// A layer of two groups, 8 × 32 and 4 × 64. Shapes are looked at before places, so it need not be on a device.
+    fn layer() -> Layer {
+        let options = Options { backend: Some("scalar".into()), threads: Some(1), ..Options::default() };
+        let zeros = |n, k| Matrix::new(n, k, vec![0; n * k / 2], vec![0; n * k / 16], 1.0).unwrap();
+        let weights = [(8, 32), (4, 64)].map(|(n, k)| Weights::plain(zeros(n, k)));
+        Engine::new(options).unwrap().load(&weights, Gate::None).unwrap()
+    }
+
+    fn refusal(tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> String {
+        device_problem(&layer(), tokens, outputs).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn tokens_and_places_that_fit_a_layer_are_a_problem() {
+        let tokens = [DeviceTokens::bf16(0, 3, 32), DeviceTokens::bf16(0, 0, 64)];
+        let problem = device_problem(&layer(), &tokens, &[DeviceOutput::f32(0); 2]).unwrap();
+        assert_eq!(problem.groups(), [Shape::new(3, 8, 32), Shape::new(0, 4, 64)]);
+        assert_eq!((problem.activation(), problem.output()), (Activation::BF16, Output::F32));
+    }
+
+    #[test]
+    fn tensors_that_do_not_fit_the_layer_are_refused_by_group() {
+        let (tokens, outputs) = ([DeviceTokens::f16(0, 3, 32), DeviceTokens::f16(0, 1, 64)], [DeviceOutput::f16(0); 2]);
+        assert!(refusal(&tokens[..1], &outputs).contains("number of groups of activations is 1"));
+        assert!(refusal(&tokens, &outputs[..1]).contains("number of outputs is 1"));
+        let short = refusal(&[tokens[0], DeviceTokens::f16(0, 1, 24)], &outputs);
+        assert!(short.contains("group 1 has k = 24") && short.contains("multiple of 16"), "{short}");
+        let other = refusal(&[tokens[0], DeviceTokens::f16(0, 1, 32)], &outputs);
+        assert!(other.contains("group 1") && other.contains("is 32") && other.contains("64"), "{other}");
+        let mixed = refusal(&[tokens[0], DeviceTokens::nvfp4(0, 0, 1, 64, 1.0)], &outputs);
+        assert!(mixed.contains("nvfp4") && mixed.contains("f16"), "{mixed}");
+        let mixed = refusal(&tokens, &[outputs[0], DeviceOutput::bf16(0)]);
+        assert!(mixed.contains("bf16") && mixed.contains("group 1"), "{mixed}");
+    }
+}

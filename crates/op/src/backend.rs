@@ -1,0 +1,113 @@
+//! What a backend is: a few questions, and no others.
+//!
+//! Which configurations are worth trying for a problem (`candidates`); may this one be run (`legal`), and what does it cost
+//! (`check`); how are weights laid out (`prepack`, once); and `run`. Nobody outside calls `run`: a [`Call`](crate::Call) does, once it has
+//! seen that everything fits.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Activations, Config, Error, Problem, Result, Target, Team, Weights};
+
+/// What a configuration costs on a backend, as far as arithmetic can tell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// Predicted time.
+    pub seconds: f64,
+    /// What bounds the prediction, in words.
+    pub bound_by: &'static str,
+    /// Working memory beside the operands, over all threads.
+    pub scratch_bytes: usize,
+}
+
+/// Weights of every group in the layout that a family of backends reads.
+///
+/// # Safety
+///
+/// `layout`, `shapes` and `matrices` must say what the memory behind them really holds: a backend that knows the layout reads as
+/// much as they promise.
+pub unsafe trait PackedWeights: Any + fmt::Debug + Send + Sync {
+    /// The layout's name, as [`Backend::layout`] gives it.
+    fn layout(&self) -> &'static str;
+
+    /// `(n, k)` of every group.
+    fn shapes(&self) -> &[(usize, usize)];
+
+    /// Matrices per group: two, or one without a gate.
+    fn matrices(&self) -> usize;
+
+    /// The bytes these weights take in memory.
+    fn bytes(&self) -> usize;
+}
+
+/// The weights as the type that holds a layout, or [`Error::Layout`] in the name of a backend.
+pub fn packed_as<'a, T: PackedWeights>(
+    weights: &'a dyn PackedWeights,
+    backend: &'static str,
+    layout: &'static str,
+) -> Result<&'a T> {
+    let found = weights.layout();
+    (weights as &dyn Any).downcast_ref().ok_or(Error::Layout { backend, found, expected: layout })
+}
+
+/// A run's operands: weights packed earlier, activations now, and where the results go, one of each per group.
+#[derive(Debug)]
+pub struct Operands<'a, 'i, 'o> {
+    /// The weights, packed by this backend's `prepack` or one of the same layout.
+    pub weights: &'a dyn PackedWeights,
+    /// The tokens.
+    pub activations: &'a [Activations<'i>],
+    /// The largest magnitude in each group of dense activations; not used for quantised ones.
+    pub largest: &'a [f32],
+    /// The results.
+    pub targets: &'a mut [Target<'o>],
+}
+
+/// One way of computing.
+///
+/// # Safety
+///
+/// Whatever `available` and `legal` agree to must be safe to `run` under the conditions stated there: [`Call`](crate::Call) offers
+/// it to safe code on their word.
+pub unsafe trait Backend: Send + Sync {
+    /// The name by which it is forced.
+    fn name(&self) -> &'static str;
+
+    /// One line on what it uses.
+    fn summary(&self) -> &'static str;
+
+    /// The name of the layout that its `prepack` makes. Backends of one layout can run each other's weights.
+    fn layout(&self) -> &'static str;
+
+    /// Whether it can run here; if not, [`Error::Unavailable`] with the reason and the remedy. Asked before every run, so the
+    /// answer is remembered.
+    fn available(&self) -> Result<()>;
+
+    /// Configurations worth trying for this problem on so many threads. Each is legal.
+    fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config>;
+
+    /// Whether a configuration is legal for a problem; if not, [`Error::Illegal`] with the reason. Asked before every run.
+    fn legal(&self, problem: &Problem, config: &Config, threads: usize) -> Result<()>;
+
+    /// What a configuration costs, or why it is not legal.
+    fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost>;
+
+    /// Lays weights out for this backend. Done once; the result serves every problem with these weights.
+    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>>;
+
+    /// Computes.
+    ///
+    /// # Safety
+    ///
+    /// The backend is available; the configuration is legal for the problem on the team's threads; weights, activations and
+    /// targets have the problem's shapes and types, and the weights this backend's layout. [`Call`](crate::Call) sees to all of it.
+    unsafe fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>, team: &Team)
+    -> Result<()>;
+}
+
+impl fmt::Debug for dyn Backend + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

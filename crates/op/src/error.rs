@@ -1,0 +1,273 @@
+//! Everything that can go wrong with an operation, each with what was found and what to do about it.
+
+use crate::{Config, Shape};
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of a crate that stands beside this one.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why an operation was refused or could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The bytes of a matrix or a file are not what they should be.
+    #[error(transparent)]
+    Format(#[from] format::Error),
+
+    /// A problem needs something to compute.
+    #[error("the problem has no groups; give at least one (a group may have no tokens)")]
+    NoGroups,
+
+    /// A weight matrix needs rows.
+    #[error("group {group} has no columns (n = 0); a weight matrix needs at least one row")]
+    NoColumns {
+        /// The group.
+        group: usize,
+    },
+
+    /// NVFP4 stores K in blocks of 16.
+    #[error("group {group} has k = {k}; k must be a positive multiple of 16, pad both operands with zeros")]
+    K {
+        /// The group.
+        group: usize,
+        /// Its k.
+        k: usize,
+    },
+
+    /// The sizes cannot be addressed.
+    #[error("group {group} ({shape}) brings the problem beyond what memory can address; split it")]
+    TooLarge {
+        /// The group at which the total overflowed.
+        group: usize,
+        /// Its sizes.
+        shape: Shape,
+    },
+
+    /// The gate's limit makes no sense.
+    #[error("the gpt-oss gate's clamp is {clamp}; it must be a positive, finite number (7 in published models)")]
+    Clamp {
+        /// What was given.
+        clamp: f32,
+    },
+
+    /// Gate and up are not of one shape.
+    #[error("the up matrix (b2) is [{}, {}] but the gate matrix (b1) is [{}, {}]; they must be alike", up.0, up.1, gate.0, gate.1)]
+    GateAndUp {
+        /// Rows and k of the gate matrix.
+        gate: (usize, usize),
+        /// Rows and k of the up matrix.
+        up: (usize, usize),
+    },
+
+    /// A model that adds more than this operation does.
+    #[error("{name} adds biases to its sums, and this operation has none; compute this layer elsewhere")]
+    Bias {
+        /// The gated pair.
+        name: String,
+    },
+
+    /// Two operands of one group do not fit together.
+    #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
+    Mismatch {
+        /// The group.
+        group: usize,
+        /// What was compared.
+        what: &'static str,
+        /// What came.
+        found: String,
+        /// What was needed.
+        expected: String,
+    },
+
+    /// A value that no sum can survive.
+    #[error("group {group}: the activation at row {row}, column {column} is {value}; activations must be finite")]
+    NotFinite {
+        /// The group.
+        group: usize,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// The value.
+        value: f32,
+    },
+
+    /// A name that is not in the list.
+    #[error("unknown {what} '{name}'; known: {known}")]
+    UnknownName {
+        /// What kind of name.
+        what: &'static str,
+        /// The name given.
+        name: String,
+        /// The names that would do.
+        known: String,
+    },
+
+    /// A backend that cannot run here.
+    #[error("backend '{backend}' is not available: {reason}; {remedy}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// Why.
+        reason: String,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// A configuration that a backend cannot run for this problem.
+    #[error("backend '{backend}' refuses {config}: {reason}")]
+    Illegal {
+        /// The backend.
+        backend: &'static str,
+        /// The configuration.
+        config: Config,
+        /// Why, and what would be legal.
+        reason: String,
+    },
+
+    /// A configuration written so that it cannot be read.
+    #[error("cannot read '{entry}' of a configuration: {reason}")]
+    ConfigSyntax {
+        /// The part that could not be read.
+        entry: String,
+        /// Why, and what would be read.
+        reason: String,
+    },
+
+    /// Weights laid out for something else.
+    #[error("these weights were prepacked for {found}, but backend '{backend}' needs {expected}; prepack them again")]
+    Layout {
+        /// The backend.
+        backend: &'static str,
+        /// The layout that came.
+        found: &'static str,
+        /// The layout it reads.
+        expected: &'static str,
+    },
+
+    /// Memory could not be had.
+    #[error("cannot allocate {bytes} bytes for {what}: {source}; free memory or split the problem")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// For what.
+        what: &'static str,
+        /// The system's word.
+        source: std::io::Error,
+    },
+
+    /// A thread count that makes no sense.
+    #[error("cannot use {threads} threads: {reason}")]
+    Threads {
+        /// What was asked.
+        threads: usize,
+        /// Why not.
+        reason: String,
+    },
+
+    /// The tuning cache could not be written.
+    #[error("cannot write the tuning cache {}: {source}; name another folder with HAMMERHEAD_TUNING, or `off`", path.display())]
+    Tuning {
+        /// The file or folder.
+        path: std::path::PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+
+    /// A kernel that cannot be built, or that the hardware would refuse.
+    #[error(transparent)]
+    Kernel(Cause),
+
+    /// The CUDA driver refused a call, or the device failed.
+    #[error(
+        "the CUDA driver's {call} failed: {name} ({text}); free device memory or split the problem if it is that, else see whether nvidia-smi still lists the GPU"
+    )]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's name for what went wrong.
+        name: String,
+        /// The driver's words.
+        text: String,
+    },
+
+    /// A device's memory could not be had.
+    #[error(
+        "device {device} has {free} of {total} bytes free and {bytes} are needed for {what}; free memory of the device, or split the problem"
+    )]
+    DeviceMemory {
+        /// How much.
+        bytes: usize,
+        /// For what.
+        what: &'static str,
+        /// The device.
+        device: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes that there are.
+        total: usize,
+    },
+
+    /// An address at which an operand cannot be.
+    #[error("group {group}: the address of {what}, {address:#x}, {reason}; {remedy}")]
+    Pointer {
+        /// The group.
+        group: usize,
+        /// Which operand.
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+
+    /// A stream of another device or context.
+    #[error(
+        "stream {handle:#x} does not belong to the primary context of device {device}; open the queue on the stream's device, and make streams with CUDA's runtime or in that context"
+    )]
+    Stream {
+        /// The stream.
+        handle: u64,
+        /// The device it was to be used on.
+        device: usize,
+    },
+
+    /// Something that cannot be done while a graph is captured.
+    #[error(
+        "the stream is being captured in a graph, and {what}; compute once with the same shapes before the capture"
+    )]
+    Capture {
+        /// What must be done.
+        what: &'static str,
+    },
+
+    /// The CUDA driver's compiler refused a kernel.
+    #[error(
+        "the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}"
+    )]
+    Jit {
+        /// The kernel.
+        kernel: String,
+        /// The driver's name for what went wrong.
+        name: String,
+        /// The driver's words.
+        text: String,
+        /// Its compiler's words.
+        log: String,
+    },
+
+    /// A simulated kernel broke a rule of the machine.
+    #[error(transparent)]
+    Fault(Cause),
+
+    /// A simulated kernel left part of its result unwritten.
+    #[error("the kernels ended without writing byte {first} of the result; that is a fault in them, please report it")]
+    Unwritten {
+        /// The first byte.
+        first: usize,
+    },
+}

@@ -1,0 +1,221 @@
+//! What goes into the operation: activations and weights, borrowed from wherever they lie.
+
+use format::{Dense, Matrix, Values};
+
+use crate::{Activation, Error, Gate, Output, Problem, Result, Shape};
+
+/// The token operand A of one group, `[m, k]`.
+#[derive(Clone, Debug)]
+pub enum Activations<'a> {
+    /// Quantised activations.
+    NvFp4(Matrix<'a>),
+    /// Half, bfloat16 or single precision.
+    Dense(Dense<'a>),
+}
+
+impl Activations<'_> {
+    /// Tokens.
+    pub fn rows(&self) -> usize {
+        match self {
+            Activations::NvFp4(a) => a.rows(),
+            Activations::Dense(a) => a.rows(),
+        }
+    }
+
+    /// The summed dimension.
+    pub fn k(&self) -> usize {
+        match self {
+            Activations::NvFp4(a) => a.k(),
+            Activations::Dense(a) => a.k(),
+        }
+    }
+
+    /// The scale that multiplies the whole operand.
+    pub fn global(&self) -> f32 {
+        match self {
+            Activations::NvFp4(a) => a.global(),
+            Activations::Dense(a) => a.global(),
+        }
+    }
+
+    /// The element type.
+    pub fn element(&self) -> Activation {
+        match self {
+            Activations::NvFp4(_) => Activation::NvFp4,
+            Activations::Dense(a) => match a.values() {
+                Values::F16(_) => Activation::F16,
+                Values::BF16(_) => Activation::BF16,
+                Values::F32(_) => Activation::F32,
+            },
+        }
+    }
+
+    /// Their type and sizes.
+    pub fn shape(&self) -> TokenShape {
+        TokenShape { element: self.element(), rows: self.rows(), k: self.k() }
+    }
+
+    /// Writes one row as f32, exactly, without the global scale.
+    pub fn unscaled_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Activations::NvFp4(a) => a.unscaled_row(row, out),
+            Activations::Dense(a) => a.row(row, out),
+        }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Activations<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Activations::NvFp4(matrix)
+    }
+}
+
+impl<'a> From<Dense<'a>> for Activations<'a> {
+    fn from(dense: Dense<'a>) -> Self {
+        Activations::Dense(dense)
+    }
+}
+
+/// The weights of one group: gate and up (`B1`, `B2`, each `[n, k]` with its own global scale), or one plain matrix.
+#[derive(Clone, Debug)]
+pub struct Weights<'a> {
+    gate: Matrix<'a>,
+    up: Option<Matrix<'a>>,
+}
+
+impl<'a> Weights<'a> {
+    /// The two matrices of a gated layer; they must have the same shape.
+    pub fn gated(gate: Matrix<'a>, up: Matrix<'a>) -> Result<Self> {
+        let shapes = [&gate, &up].map(|matrix| (matrix.rows(), matrix.k()));
+        if shapes[0] != shapes[1] {
+            return Err(Error::GateAndUp { gate: shapes[0], up: shapes[1] });
+        }
+        Ok(Self { gate, up: Some(up) })
+    }
+
+    /// One matrix, for a plain GEMM.
+    pub fn plain(matrix: Matrix<'a>) -> Self {
+        Self { gate: matrix, up: None }
+    }
+
+    /// Rows of each matrix: columns of C.
+    pub fn n(&self) -> usize {
+        self.gate.rows()
+    }
+
+    /// The summed dimension.
+    pub fn k(&self) -> usize {
+        self.gate.k()
+    }
+
+    /// The gate matrix B1, or the only one.
+    pub fn gate(&self) -> &Matrix<'a> {
+        &self.gate
+    }
+
+    /// The up matrix B2.
+    pub fn up(&self) -> Option<&Matrix<'a>> {
+        self.up.as_ref()
+    }
+
+    /// Gate and up, or the only matrix.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix<'a>> {
+        std::iter::once(&self.gate).chain(self.up.as_ref())
+    }
+
+    /// The bytes that these weights take in a checkpoint.
+    pub fn checkpoint_bytes(&self) -> usize {
+        self.matrices().map(|m| m.codes().len() + m.scales().len()).sum()
+    }
+}
+
+/// What a problem needs to know of one group's tokens, wherever they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenShape {
+    /// The element type.
+    pub element: Activation,
+    /// Tokens.
+    pub rows: usize,
+    /// The summed dimension.
+    pub k: usize,
+}
+
+/// Joins tokens and the `(n, k)` of every group's weights to a problem, refusing what does not belong together.
+pub fn problem_of(
+    tokens: impl ExactSizeIterator<Item = TokenShape>,
+    shapes: &[(usize, usize)],
+    gate: Gate,
+    output: Output,
+) -> Result<Problem> {
+    if tokens.len() != shapes.len() {
+        return Err(Error::Mismatch {
+            group: tokens.len().min(shapes.len()),
+            what: "the number of groups of activations",
+            found: tokens.len().to_string(),
+            expected: format!("{} (one per group of weights)", shapes.len()),
+        });
+    }
+    let mut first = None;
+    let mut groups = Vec::with_capacity(shapes.len());
+    for (group, (a, &(n, k))) in tokens.zip(shapes).enumerate() {
+        if a.k == 0 || a.k % format::BLOCK != 0 {
+            return Err(Error::K { group, k: a.k });
+        }
+        if a.k != k {
+            return Err(Error::Mismatch {
+                group,
+                what: "k of the activations (a)",
+                found: a.k.to_string(),
+                expected: format!("{k}, as the weights have,"),
+            });
+        }
+        let element = *first.get_or_insert(a.element);
+        if a.element != element {
+            return Err(Error::Mismatch {
+                group,
+                what: "the activations' element type",
+                found: a.element.to_string(),
+                expected: format!("{element}, as group 0 has,"),
+            });
+        }
+        groups.push(Shape::new(a.rows, n, k));
+    }
+    Problem::new(groups, gate, first.unwrap_or(Activation::NvFp4), output)
+}
+
+/// The largest magnitude in each group of dense activations (quantised ones are left at 0), refusing what is not
+/// finite: it would spoil every sum of its row.
+pub fn largest_of(activations: &[Activations<'_>]) -> Result<Vec<f32>> {
+    let largest = |(group, a): (usize, &Activations<'_>)| {
+        let Activations::Dense(dense) = a else { return Ok(0.0) };
+        // Magnitudes of floats compare like their bits do, and that loop is vector code.
+        let (largest, finite) = match dense.values() {
+            Values::F16(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
+                (half::f16::from_bits(bits).to_f32(), bits < half::f16::INFINITY.to_bits())
+            }
+            Values::BF16(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
+                (half::bf16::from_bits(bits).to_f32(), bits < half::bf16::INFINITY.to_bits())
+            }
+            Values::F32(v) => {
+                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+                (f32::from_bits(bits), bits < f32::INFINITY.to_bits())
+            }
+        };
+        if finite { Ok(largest) } else { Err(not_finite(group, dense)) }
+    };
+    activations.iter().enumerate().map(largest).collect()
+}
+
+/// Names the first activation that is not finite.
+fn not_finite(group: usize, dense: &Dense<'_>) -> Error {
+    let mut values = vec![0.0; dense.k()];
+    for row in 0..dense.rows() {
+        dense.row(row, &mut values);
+        if let Some(column) = values.iter().position(|x| !x.is_finite()) {
+            return Error::NotFinite { group, row, column, value: values[column] };
+        }
+    }
+    unreachable!("the caller found a value that is not finite")
+}

@@ -1,0 +1,281 @@
+//! What to compute, and nothing about how.
+//!
+//! A [`Problem`] is a list of groups (one for a dense layer, one an expert for a mixture of experts), a gate, and the
+//! types that go in and come out. It is checked once, when it is made: whoever holds a `Problem` may multiply its sizes
+//! without fear of overflow.
+
+use std::fmt;
+use std::str::FromStr;
+
+use format::BLOCK;
+
+use crate::{Error, Gate, Result};
+
+/// The sizes of one group: `m` tokens against `n` columns (rows of each weight matrix), summed over `k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Tokens: rows of A and of C. May be zero.
+    pub m: usize,
+    /// Columns of C: rows of each weight matrix.
+    pub n: usize,
+    /// The summed dimension, a multiple of 16.
+    pub k: usize,
+}
+
+impl Shape {
+    /// Shorthand for the three sizes in the customary order.
+    pub const fn new(m: usize, n: usize, k: usize) -> Self {
+        Self { m, n, k }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}×{}", self.m, self.n, self.k)
+    }
+}
+
+/// The element type of C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Output {
+    /// IEEE half precision. Values beyond ±65504 become infinite.
+    #[default]
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Single precision.
+    F32,
+}
+
+impl Output {
+    /// Every output type, in the order in which they are listed to users.
+    pub const ALL: [Output; 3] = [Output::F16, Output::BF16, Output::F32];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Output::F16 | Output::BF16 => 2,
+            Output::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Output::F16 => "f16",
+            Output::BF16 => "bf16",
+            Output::F32 => "f32",
+        })
+    }
+}
+
+impl FromStr for Output {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Output::ALL.into_iter().find(|o| o.to_string() == name).ok_or_else(|| Error::UnknownName {
+            what: "output type",
+            name: name.to_owned(),
+            known: "f16, bf16, f32".to_owned(),
+        })
+    }
+}
+
+/// The element type of A.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// Quantised like the weights.
+    NvFp4,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Single precision.
+    F32,
+}
+
+impl Activation {
+    /// Every activation type.
+    pub const ALL: [Activation; 4] = [Activation::NvFp4, Activation::F16, Activation::BF16, Activation::F32];
+
+    /// Bytes that `k` elements of one row take, scales included.
+    pub const fn row_bytes(self, k: usize) -> usize {
+        match self {
+            Activation::NvFp4 => k / 2 + k / BLOCK,
+            Activation::F16 | Activation::BF16 => 2 * k,
+            Activation::F32 => 4 * k,
+        }
+    }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Activation::NvFp4 => "nvfp4",
+            Activation::F16 => "f16",
+            Activation::BF16 => "bf16",
+            Activation::F32 => "f32",
+        })
+    }
+}
+
+impl FromStr for Activation {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Activation::ALL.into_iter().find(|a| a.to_string() == name).ok_or_else(|| Error::UnknownName {
+            what: "activation type",
+            name: name.to_owned(),
+            known: "nvfp4, f16, bf16, f32".to_owned(),
+        })
+    }
+}
+
+/// What to compute: for each group `C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)`, or `C = α₁·A·B1ᵀ` with [`Gate::None`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    groups: Vec<Shape>,
+    gate: Gate,
+    activation: Activation,
+    output: Output,
+}
+
+impl Problem {
+    /// Checks the sizes and the gate and makes the problem.
+    pub fn new(groups: Vec<Shape>, gate: Gate, activation: Activation, output: Output) -> Result<Self> {
+        if groups.is_empty() {
+            return Err(Error::NoGroups);
+        }
+        gate.check()?;
+        let mut total = 0usize;
+        for (group, shape) in groups.iter().enumerate() {
+            if shape.n == 0 {
+                return Err(Error::NoColumns { group });
+            }
+            if shape.k == 0 || shape.k % BLOCK != 0 {
+                return Err(Error::K { group, k: shape.k });
+            }
+            let sum = most_bytes(shape).and_then(|bytes| total.checked_add(bytes));
+            total = sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or(Error::TooLarge { group, shape: *shape })?;
+        }
+        Ok(Self { groups, gate, activation, output })
+    }
+
+    /// The sizes of every group.
+    pub fn groups(&self) -> &[Shape] {
+        &self.groups
+    }
+
+    /// The gate.
+    pub fn gate(&self) -> Gate {
+        self.gate
+    }
+
+    /// The element type of A.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// The element type of C.
+    pub fn output(&self) -> Output {
+        self.output
+    }
+
+    /// Weight matrices a group has: two, or one without a gate.
+    pub fn matrices(&self) -> usize {
+        if self.gate == Gate::None { 1 } else { 2 }
+    }
+
+    /// Floating-point operations that must be done: two a product, gate and rounding not counted.
+    pub fn flops(&self) -> f64 {
+        let products: f64 = self.groups.iter().map(|s| s.m as f64 * s.n as f64 * s.k as f64).sum();
+        2.0 * self.matrices() as f64 * products
+    }
+
+    /// The fewest bytes that must move: each weight and activation read once, each output written once. Groups without
+    /// tokens cost nothing.
+    pub fn bytes(&self) -> f64 {
+        self.groups
+            .iter()
+            .filter(|s| s.m > 0)
+            .map(|s| {
+                let weights = self.matrices() * s.n * (s.k / 2 + s.k / BLOCK);
+                (weights + s.m * self.activation.row_bytes(s.k) + s.m * s.n * self.output.bytes()) as f64
+            })
+            .sum()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.groups.as_slice() {
+            [one] => write!(f, "{one}"),
+            many => {
+                let (n, k) = (many[0].n, many[0].k);
+                let m: Vec<String> = many.iter().map(|s| s.m.to_string()).collect();
+                if many.iter().all(|s| (s.n, s.k) == (n, k)) {
+                    write!(f, "[{}]×{n}×{k}", m.join(","))
+                } else {
+                    let shapes: Vec<String> = many.iter().map(Shape::to_string).collect();
+                    write!(f, "[{}]", shapes.join(", "))
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of everything a group could ever have in memory at once, or `None` where an address could not hold it: both weight
+/// matrices, A and both sums of C as f32.
+fn most_bytes(shape: &Shape) -> Option<usize> {
+    let area =
+        |rows: usize, columns: usize| rows.checked_add(256)?.checked_mul(columns.checked_add(256)?)?.checked_mul(16);
+    area(shape.n, shape.k)?.checked_add(area(shape.m, shape.k)?)?.checked_add(area(shape.m, shape.n)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(groups: &[Shape]) -> Result<Problem> {
+        Problem::new(groups.to_vec(), Gate::Silu, Activation::NvFp4, Output::F16)
+    }
+
+    #[test]
+    fn a_k_that_is_not_a_multiple_of_16_is_refused() {
+        let error = problem(&[Shape::new(1, 1, 16), Shape::new(1, 1, 24)]).unwrap_err();
+        assert!(matches!(error, Error::K { group: 1, k: 24 }), "{error}");
+        assert!(matches!(problem(&[Shape::new(1, 1, 0)]), Err(Error::K { k: 0, .. })));
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        for shape in
+            [Shape::new(usize::MAX, 1, 16), Shape::new(1, usize::MAX, 16), Shape::new(1, 1, usize::MAX / 16 * 16)]
+        {
+            assert!(matches!(problem(&[shape]), Err(Error::TooLarge { .. })), "{shape}");
+        }
+        let half = Shape::new(1, 1 << 40, 1 << 19);
+        assert!(matches!(problem(&[half, half]), Err(Error::TooLarge { .. })), "the sum over groups counts");
+    }
+
+    #[test]
+    fn a_group_without_tokens_is_legal_and_costs_nothing() {
+        let problem = problem(&[Shape::new(0, 64, 64)]).unwrap();
+        assert_eq!((problem.flops(), problem.bytes()), (0.0, 0.0));
+    }
+
+    #[test]
+    fn no_groups_and_no_columns_are_refused() {
+        assert!(matches!(problem(&[]), Err(Error::NoGroups)));
+        assert!(matches!(problem(&[Shape::new(1, 0, 16)]), Err(Error::NoColumns { group: 0 })));
+    }
+
+    #[test]
+    fn flops_and_bytes_of_the_dual_case_are_what_one_counts_by_hand() {
+        let problem = problem(&[Shape::new(256, 4096, 7168)]).unwrap();
+        assert_eq!(problem.flops(), 4.0 * 256.0 * 4096.0 * 7168.0);
+        let weights = 2 * 4096 * (7168 / 2 + 7168 / 16);
+        assert_eq!(problem.bytes(), (weights + 256 * (7168 / 2 + 7168 / 16) + 256 * 4096 * 2) as f64);
+    }
+}

@@ -1,0 +1,421 @@
+//! One list of problems, each with its reason, for correctness and for speed on every backend.
+//!
+//! A [`Case`] is sizes, types and a kind of inputs; [`Case::instance`] makes the numbers from a seed. Suites group them:
+//! `dual` and `group` are the shapes (and input distributions) that the GPU MODE community measures and checks,
+//! `decode` what serving a few tokens needs, `edge` everything that has gone wrong in the wild or could.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fastrand::Rng;
+use format::{BLOCK, Dense, Matrix, Values, e4m3};
+use half::{bf16, f16};
+
+use op::{Activation, Activations, Error, Gate, Output, Problem, Result, Shape, Weights};
+
+/// A named part of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Suite {
+    /// The community's dual GEMM shapes.
+    Dual,
+    /// The community's grouped shapes.
+    Group,
+    /// Few tokens against a large layer.
+    Decode,
+    /// Small and odd problems, each with a reason of its own.
+    Edge,
+}
+
+impl Suite {
+    /// Every suite.
+    pub const ALL: [Suite; 4] = [Suite::Dual, Suite::Group, Suite::Decode, Suite::Edge];
+}
+
+impl fmt::Display for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Suite::Dual => "dual",
+            Suite::Group => "group",
+            Suite::Decode => "decode",
+            Suite::Edge => "edge",
+        })
+    }
+}
+
+impl FromStr for Suite {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Suite::ALL.into_iter().find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
+            what: "suite",
+            name: name.to_owned(),
+            known: "dual, group, decode, edge".to_owned(),
+        })
+    }
+}
+
+/// Where the numbers of a case come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inputs {
+    /// GPU MODE's dual inputs: magnitudes 0, ½, 1, 1½ and scales uniform in [0, 1).
+    CommunityDual,
+    /// GPU MODE's group inputs: the same magnitudes, scales 1 and 2. Every sum is exact in f32.
+    CommunityGroup,
+    /// All codes, scales over four binades, global scales that bring the sums near 1, as in a trained layer.
+    Realistic,
+    /// As realistic, with the up matrix's global scale ten times the gate's.
+    GlobalsApart,
+    /// Every finite scale byte: zero, subnormal, 448 and negative ones.
+    HardScales,
+    /// Whole numbers, also in dense activations: every sum is exact in f32, but not if operands are rounded to bf16.
+    Integers,
+    /// Nothing but zeros.
+    Zero,
+    /// The largest codes and scales: sums far beyond half precision.
+    Maximal,
+    /// The smallest subnormal scale throughout.
+    SmallestScales,
+    /// Zeros of both signs.
+    NegativeZero,
+}
+
+/// One problem of the list.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The suite it belongs to.
+    pub suite: Suite,
+    /// Why it is in the list.
+    pub why: &'static str,
+    /// The sizes of its groups.
+    pub groups: Vec<Shape>,
+    /// The gate.
+    pub gate: Gate,
+    /// The element type of A.
+    pub activation: Activation,
+    /// The element type of C.
+    pub output: Output,
+    /// Its numbers.
+    pub inputs: Inputs,
+    /// Whether it is there for its speed as well.
+    pub timed: bool,
+}
+
+/// A case's operands.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// A, a group each.
+    pub activations: Vec<Activations<'static>>,
+    /// B1 and B2, a group each.
+    pub weights: Vec<Weights<'static>>,
+    /// What is computed with them.
+    pub problem: Problem,
+}
+
+/// Every case.
+pub fn all() -> Vec<Case> {
+    [dual(), group(), decode(), edge()].concat()
+}
+
+/// The cases of one suite.
+pub fn suite(suite: Suite) -> Vec<Case> {
+    match suite {
+        Suite::Dual => dual(),
+        Suite::Group => group(),
+        Suite::Decode => decode(),
+        Suite::Edge => edge(),
+    }
+}
+
+impl Case {
+    fn new(suite: Suite, groups: Vec<Shape>, inputs: Inputs, why: &'static str) -> Self {
+        let (activation, output) = (Activation::NvFp4, Output::F16);
+        Self { suite, why, groups, gate: Gate::Silu, activation, output, inputs, timed: suite != Suite::Edge }
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> Result<Problem> {
+        Problem::new(self.groups.clone(), self.gate, self.activation, self.output)
+    }
+
+    /// Whether the community's own tolerance, 10⁻³ absolute and relative, is asked for beside ours.
+    pub fn is_community(&self) -> bool {
+        matches!(self.inputs, Inputs::CommunityDual | Inputs::CommunityGroup)
+    }
+
+    /// The operands, from a seed.
+    pub fn instance(&self, seed: u64) -> Result<Instance> {
+        let problem = self.problem()?;
+        let mut rng = Rng::with_seed(seed);
+        let (mut activations, mut weights) = (Vec::new(), Vec::new());
+        for shape in &self.groups {
+            let alpha = self.inputs.alpha(self.activation, shape.k);
+            activations.push(match self.activation {
+                Activation::NvFp4 => self.inputs.matrix(&mut rng, shape.m, shape.k, 0.5)?.into(),
+                dense => self.inputs.dense(&mut rng, shape.m, shape.k, dense)?.into(),
+            });
+            let gate = self.inputs.matrix(&mut rng, shape.n, shape.k, alpha)?;
+            weights.push(if self.gate == Gate::None {
+                Weights::plain(gate)
+            } else {
+                let apart = if self.inputs == Inputs::GlobalsApart { 10.0 } else { 1.25 };
+                Weights::gated(gate, self.inputs.matrix(&mut rng, shape.n, shape.k, apart * alpha)?)?
+            });
+        }
+        Ok(Instance { activations, weights, problem })
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problem() {
+            Ok(problem) => write!(f, "{problem}")?,
+            Err(error) => write!(f, "{error}")?,
+        }
+        write!(f, " {}", self.activation)?;
+        if self.gate != Gate::Silu {
+            write!(f, " {}", self.gate)?;
+        }
+        write!(f, "→{}", self.output)
+    }
+}
+
+impl Inputs {
+    /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
+    fn alpha(self, activation: Activation, k: usize) -> f32 {
+        match self {
+            Inputs::Realistic | Inputs::GlobalsApart => {
+                // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
+                let weight = 2.93 * 1.69;
+                let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
+                1.0 / (token * weight * (k as f32).sqrt())
+            }
+            _ => 1.0,
+        }
+    }
+
+    fn matrix(self, rng: &mut Rng, rows: usize, k: usize, global: f32) -> Result<Matrix<'static>> {
+        let mut codes = vec![0u8; rows * k / 2];
+        rng.fill(&mut codes);
+        let mut scales = vec![0u8; rows * k / BLOCK];
+        rng.fill(&mut scales);
+        let mut global = global;
+        match self {
+            Inputs::CommunityDual => {
+                mask(&mut codes, 0xBB, 0);
+                let uniform: Vec<u8> = (0..=255u8).map(|x| e4m3::encode(f32::from(x) / 256.0).unwrap_or(0)).collect();
+                scales.iter_mut().for_each(|s| *s = uniform[usize::from(*s)]);
+                global = 1.0;
+            }
+            Inputs::CommunityGroup => {
+                mask(&mut codes, 0xBB, 0);
+                scales.iter_mut().for_each(|s| *s = if *s & 1 == 0 { 0x38 } else { 0x40 });
+                global = 1.0;
+            }
+            // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
+            Inputs::Realistic | Inputs::GlobalsApart => scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F)),
+            Inputs::HardScales => scales.iter_mut().filter(|s| e4m3::is_nan(**s)).for_each(|s| *s = 0),
+            Inputs::Integers => {
+                mask(&mut codes, 0xEE, 0);
+                scales.fill(0x38);
+            }
+            Inputs::Zero => {
+                codes.fill(0);
+                scales.fill(0);
+            }
+            Inputs::Maximal => {
+                mask(&mut codes, 0x88, 0x77);
+                scales.fill(0x7E);
+            }
+            Inputs::SmallestScales => scales.fill(0x01),
+            Inputs::NegativeZero => mask(&mut codes, 0x88, 0),
+        }
+        if self == Inputs::NegativeZero {
+            scales.iter_mut().filter(|s| e4m3::is_nan(**s)).for_each(|s| *s = 0x38);
+        }
+        Ok(Matrix::new(rows, k, codes, scales, global)?)
+    }
+
+    fn dense(self, rng: &mut Rng, rows: usize, k: usize, element: Activation) -> Result<Dense<'static>> {
+        let values: Vec<f32> = (0..rows * k).map(|_| self.value(rng)).collect();
+        let values: Values<'static> = match element {
+            Activation::F16 => values.into_iter().map(f16::from_f32).collect::<Vec<_>>().into(),
+            Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
+            _ => values.into(),
+        };
+        Ok(Dense::new(rows, k, values, 1.0)?)
+    }
+
+    fn value(self, rng: &mut Rng) -> f32 {
+        // Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
+        let normal = (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0;
+        match self {
+            Inputs::Zero => 0.0,
+            Inputs::NegativeZero => 0f32.copysign(normal),
+            Inputs::Integers => (normal * 200.0).round().clamp(-1000.0, 1000.0),
+            Inputs::Maximal => 65504f32.copysign(normal),
+            // A token whose channels differ by factors of a thousand, as real ones do.
+            Inputs::HardScales => normal * [1e-3, 1.0, 1.0, 30.0][rng.usize(..4)],
+            Inputs::SmallestScales => normal * 1e-4,
+            _ => normal,
+        }
+    }
+}
+
+/// Keeps some bits and sets others.
+fn mask(bytes: &mut [u8], keep: u8, set: u8) {
+    bytes.iter_mut().for_each(|byte| *byte = *byte & keep | set);
+}
+
+fn ragged(m: &[usize], n: usize, k: usize) -> Vec<Shape> {
+    m.iter().map(|&m| Shape::new(m, n, k)).collect()
+}
+
+fn dual() -> Vec<Case> {
+    let timed = [(256, 4096, 7168), (512, 4096, 7168), (256, 3072, 4096), (512, 3072, 7168)];
+    let checked = [
+        (1536, 512, 7168),
+        (256, 512, 256),
+        (3072, 1024, 1536),
+        (7168, 1024, 256),
+        (7168, 2304, 2048),
+        (4608, 384, 7168),
+        (7168, 384, 2304),
+        (512, 768, 7168),
+        (4096, 768, 512),
+    ];
+    let case = |(m, n, k), timed, why| Case {
+        timed,
+        ..Case::new(Suite::Dual, vec![Shape::new(m, n, k)], Inputs::CommunityDual, why)
+    };
+    let timed = timed.map(|shape| case(shape, true, "the community's benchmark of the dual GEMM"));
+    let checked = checked.map(|shape| case(shape, false, "the community's correctness test of the dual GEMM"));
+    [timed.as_slice(), checked.as_slice()].concat()
+}
+
+fn group() -> Vec<Case> {
+    let case = |groups, timed, why| Case { timed, ..Case::new(Suite::Group, groups, Inputs::CommunityGroup, why) };
+    let benchmark = "the community's benchmark of the grouped GEMM";
+    let check = "the community's correctness test of the grouped GEMM: every group its own n or k";
+    let zip = |m: &[usize], n: &[usize], k: &[usize]| -> Vec<Shape> {
+        m.iter().zip(n).zip(k).map(|((&m, &n), &k)| Shape::new(m, n, k)).collect()
+    };
+    vec![
+        case(ragged(&[80, 176, 128, 72, 64, 248, 96, 160], 4096, 7168), true, benchmark),
+        case(ragged(&[40, 76, 168, 72, 164, 148, 196, 160], 7168, 2048), true, benchmark),
+        case(ragged(&[192, 320], 3072, 4096), true, benchmark),
+        case(ragged(&[128, 384], 4096, 1536), true, benchmark),
+        case(zip(&[40, 56, 384, 512], &[512, 384, 256, 128], &[256; 4]), false, check),
+        case(zip(&[64, 72, 96], &[128, 384, 512], &[512, 512, 256]), false, check),
+    ]
+}
+
+fn decode() -> Vec<Case> {
+    let why = "what serving needs: few tokens, so the weights' way from memory is everything";
+    let case = |m| Case::new(Suite::Decode, vec![Shape::new(m, 4096, 7168)], Inputs::Realistic, why);
+    [1, 4, 8, 16, 32, 64].map(case).to_vec()
+}
+
+fn edge() -> Vec<Case> {
+    let one = |m, n, k, why| Case::new(Suite::Edge, vec![Shape::new(m, n, k)], Inputs::Realistic, why);
+    let mut cases = vec![
+        one(0, 40, 64, "no tokens: nothing is computed and nothing is touched"),
+        one(1, 40, 64, "a single token"),
+        one(15, 40, 64, "one token less than a matrix instruction's rows"),
+        one(16, 40, 64, "exactly one matrix instruction's rows"),
+        one(17, 40, 64, "one token more than a matrix instruction's rows"),
+        one(40, 40, 64, "two and a half matrix instructions' rows"),
+        one(127, 24, 64, "one token less than a common tile"),
+        one(128, 24, 64, "exactly a common tile"),
+        one(129, 24, 64, "one token more than a common tile"),
+        one(5, 1, 64, "a single column"),
+        one(5, 8, 64, "half a panel of columns"),
+        one(5, 100, 64, "columns that no power of two divides"),
+        one(5, 129, 64, "one column more than a common tile, and than a block of scales"),
+        one(3, 33, 16, "a single block of K"),
+        one(3, 33, 48, "K of three blocks: not a multiple of what matrix instructions take"),
+        one(3, 33, 256, "K of a few chunks"),
+        one(3, 33, 7168, "a long K: rounding errors have room to grow"),
+        one(33, 65, 1040, "K of one block more than whole chunks, n and m of one more than whole panels"),
+        one(
+            104,
+            32,
+            448,
+            "whole panels and chunks, and both too few for whole stretches of K and whole blocks of tokens",
+        ),
+    ];
+    let mut groups = |groups: Vec<Shape>, why| cases.push(Case::new(Suite::Edge, groups, Inputs::Realistic, why));
+    groups(
+        vec![Shape::new(3, 40, 64), Shape::new(20, 17, 208), Shape::new(1, 129, 16)],
+        "groups of unequal n and k: nothing may be taken from the first group",
+    );
+    groups(
+        vec![Shape::new(7, 40, 64), Shape::new(0, 40, 64), Shape::new(18, 40, 64)],
+        "a group without tokens among others: an expert that nobody chose",
+    );
+    groups(ragged(&[5, 75, 20], 32, 320), "groups of one, five and two matrix instructions' rows, all of whole panels");
+    groups(ragged(&[0, 0], 24, 32), "only groups without tokens");
+
+    let why = "a single matrix of three whole panels and five chunks: nothing may come in pairs";
+    cases.push(Case { gate: Gate::None, ..one(70, 48, 320, why) });
+
+    let special = [
+        (Inputs::GlobalsApart, "gate and up global scales ten times apart: neither may stand in for the other"),
+        (Inputs::HardScales, "every finite scale byte: subnormal, zero, largest and negative"),
+        (Inputs::Integers, "whole numbers: every sum is exact, so nothing is forgiven"),
+        (Inputs::Zero, "all zero: the result is exactly zero"),
+        (Inputs::Maximal, "the largest codes and scales: the cast to half precision must come last"),
+        (Inputs::SmallestScales, "the smallest subnormal scale: it may not be flushed to zero"),
+        (Inputs::NegativeZero, "zeros of both signs"),
+    ];
+    for (inputs, why) in special {
+        for activation in [Activation::NvFp4, Activation::F32] {
+            let case = Case { inputs, activation, ..one(19, 37, 208, why) };
+            cases.push(Case { output: Output::F32, ..case.clone() });
+            cases.push(case);
+        }
+    }
+    for gate in Gate::ALL {
+        for activation in Activation::ALL {
+            for output in Output::ALL {
+                let why = "every gate with every activation and output type";
+                cases.push(Case { gate, activation, output, ..one(18, 35, 112, why) });
+            }
+        }
+    }
+    for (activation, m) in [(Activation::F16, 200), (Activation::BF16, 150), (Activation::F32, 100)] {
+        let why = "dense activations over several tiles and a long K, exact to the bit";
+        cases.push(Case { activation, inputs: Inputs::Integers, output: Output::F32, ..one(m, 50, 320, why) });
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_is_a_legal_problem_with_a_reason() {
+        for case in all() {
+            assert!(case.problem().is_ok(), "{case}");
+            assert!(!case.why.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_numbers_and_another_seed_others() {
+        let case = &edge()[4];
+        let codes = |seed| case.instance(seed).unwrap().weights[0].gate().codes().to_vec();
+        assert_eq!(codes(1), codes(1));
+        assert_ne!(codes(1), codes(2));
+    }
+
+    #[test]
+    fn gate_and_up_never_share_a_global_scale_where_it_is_not_one() {
+        for case in edge().iter().filter(|c| c.gate != Gate::None) {
+            let instance = case.instance(3).unwrap();
+            for w in &instance.weights {
+                assert_ne!(w.gate().global(), w.up().unwrap().global(), "{case}");
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What kernels do, counted in the simulator: evidence that needs no GPU.
+
+use hammerhead::gpu::Simulated;
+use op::operands::largest_of;
+use op::{Backend, Config, Operands, Problem, Result, Shape, Target};
+use sim::Profile;
+
+use crate::cases::{Case, Inputs, Suite};
+use crate::verify::poisoned;
+
+/// K of a tile that is counted, at most.
+const MOST_TILE_DEPTH: usize = 512;
+
+/// What a configuration's kernels do for one tile of a problem's first group, counted: instructions by warp, turns lost to
+/// bank conflicts, and so on, each with its name. No GPU is needed, and nothing is said about time.
+pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str, u64)>> {
+    let whole = problem.groups()[0];
+    let tile =
+        Shape::new(whole.m.min(config.tile.tokens), whole.n.min(config.tile.columns), whole.k.min(MOST_TILE_DEPTH));
+    let case = Case {
+        suite: Suite::Dual,
+        why: "a tile to count",
+        groups: vec![tile],
+        gate: problem.gate(),
+        activation: problem.activation(),
+        output: problem.output(),
+        inputs: Inputs::Realistic,
+        timed: false,
+    };
+    let instance = case.instance(1)?;
+    let backend = Simulated::DEFAULT;
+    backend.check(&instance.problem, config, 1)?;
+    let weights = backend.prepack(&instance.weights)?;
+    let largest = largest_of(&instance.activations)?;
+    let mut results = poisoned(&instance);
+    let targets = &mut Target::all(&mut results);
+    let (weights, activations) = (weights.as_ref(), &instance.activations[..]);
+    let operands = Operands { weights, activations, largest: &largest, targets };
+    let profiles = backend.launch_all(&instance.problem, config, operands)?;
+    let sum = |count: fn(&Profile) -> u64| profiles.iter().map(count).sum();
+    Ok(vec![
+        ("kernels", profiles.len() as u64),
+        ("instructions by warp", sum(Profile::instructions)),
+        ("multiply-adds on tensor cores", sum(|p| p.tensor_macs)),
+        ("turns of shared memory", sum(|p| p.shared_turns)),
+        ("turns lost to bank conflicts", sum(|p| p.bank_conflicts)),
+        ("waits at barriers", sum(|p| p.barrier_waits)),
+        ("barriers and fences", sum(|p| p.synchronisation)),
+        ("bytes brought in by copies", sum(|p| p.copied_in)),
+        ("bytes read by threads", sum(|p| p.global_read)),
+    ])
+}

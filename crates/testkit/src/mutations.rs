@@ -1,0 +1,224 @@
+//! The kernels broken on purpose, to prove that the simulator notices.
+//!
+//! [`sim::mutate`] makes, from the kernel as it is printed, every kernel that differs by one plausible mistake. Here each of
+//! them runs on small problems whose sums are exact, under several schedules: a mistake must show as a fault or as a wrong
+//! sum under one of them, and the kernel as it is must show neither under any. The few mistakes that change nothing are named
+//! with the reason.
+
+use rayon::prelude::*;
+use sim::mutate::{Mutant, mutants};
+use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Schedule, explore};
+
+use gpu::families::sm90::{self, Products, Record, Tokens};
+use gpu::gating::Function;
+use gpu::pack;
+use op::{Activation, Epilogue, Error, Gate, Output, Result, Schedule as Dealing, Shape};
+
+use crate::cases::{Case, Inputs, Suite};
+
+/// A way of putting the phases together that is broken: small enough to run thousands of times, with two consumer
+/// warpgroups so that they share stages and the registers of a block are contested. One matrix, so that sums are exact.
+const PLAIN: sm90::Config = sm90::Config {
+    products: Products::Single,
+    ping_pong: false,
+    tokens: 16,
+    columns: 128,
+    units: 1,
+    stages: 2,
+    epilogue: Epilogue::Direct,
+    schedule: Dealing::PerTile,
+    element: Tokens::F16,
+    function: Function::None,
+    output: Output::F32,
+    groups: 1,
+};
+
+/// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
+pub const WAYS: [(&str, sm90::Config); 2] = [
+    ("a tile a block, few tokens", sm90::Config { units: 2, ..PLAIN }),
+    ("two blocks a tile, many tokens", sm90::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+];
+
+/// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
+/// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind.
+const SHAPES: [Shape; 3] =
+    [Shape { m: 77, n: 132, k: 384 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 72, k: 1680 }];
+
+/// Instructions after which a run is given up: many times what the kernels take.
+const MOST_INSTRUCTIONS: u64 = 4_000_000;
+
+/// Mistakes that nothing can tell from the original: which, in which instruction, and why.
+const EQUIVALENT: [(&str, &str, &str); 13] = [
+    ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
+    ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
+    (
+        "ordering relaxed",
+        "/produce: mbarrier.try_wait",
+        "the producer only overwrites what was read; that the reads were executed is enough, and any wait tells that",
+    ),
+    (
+        "ordering relaxed",
+        "mbarrier.arrive.expect_tx",
+        "who announces bytes publishes nothing by it: the copies signal for themselves",
+    ),
+    ("ordering relaxed", "/release: ", "the consumers have written nothing that the producer will read"),
+    (
+        "register budget left alone",
+        "setmaxnreg.inc",
+        "how many registers the code needs is for the assembler to say, and its report is tested",
+    ),
+    (
+        "wgmma fence dropped",
+        "/multiply: wgmma.fence",
+        "fragments are made two multiplications ahead, so the fence before this one covers them; the assembler wants each",
+    ),
+    (
+        "commit dropped",
+        "/multiply: wgmma.commit_group",
+        "the last two multiplications become one group, and the wait that follows is for both",
+    ),
+    ("condition dropped", "/finish: @!", "tokens beyond the tile are computed for nothing, and not stored"),
+    ("condition dropped", "/consume: @", "k is long enough for both blocks in these problems"),
+    (
+        "guard dropped",
+        "/finish: @",
+        "in these problems a tile's tokens end within its first or its last eight; the guard is the same in all of them",
+    ),
+    ("guard dropped", "/consume: @", "with two stages every other step closes the ring"),
+    (
+        "guard inverted",
+        "/prepare: @",
+        "with two stages there is one other thread to make the barrier, and it may be that",
+    ),
+];
+
+/// What became of a mutant.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// A fault or a wrong sum, under a schedule that it names.
+    Caught(Finding),
+    /// It computes the same, for this reason.
+    Equivalent(&'static str),
+    /// It ought to have been caught, and was not.
+    Missed,
+}
+
+/// The kernel and the problems on which it and its mutants run.
+#[derive(Debug)]
+pub struct Trial {
+    kernel: ptx::Kernel,
+    problems: Vec<Problem>,
+}
+
+/// A device with the operands of one problem, and the sums it should compute.
+#[derive(Debug)]
+struct Problem {
+    gpu: Gpu,
+    launch: Launch,
+    sums: Buffer,
+    expected: Vec<f32>,
+}
+
+impl Trial {
+    /// Builds one of the kernels and its problems.
+    pub fn new(config: sm90::Config) -> Result<Self> {
+        let problems = SHAPES.iter().map(|shape| Problem::new(config, *shape)).collect::<Result<_>>()?;
+        Ok(Trial { kernel: sm90::kernel(config).map_err(|error| Error::Kernel(error.into()))?, problems })
+    }
+
+    /// The kernel that is broken.
+    pub fn kernel(&self) -> &ptx::Kernel {
+        &self.kernel
+    }
+
+    /// The kernel as it is, under every schedule on every problem: what it did on the first, or what was found.
+    pub fn original(&self, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        let profiles: Result<Vec<Profile>, Finding> =
+            self.problems.iter().map(|problem| problem.examine(&self.kernel, schedules)).collect();
+        Ok(profiles?.swap_remove(0))
+    }
+
+    /// Every mutant and what became of it, in the order of the instructions.
+    pub fn verdicts(&self, schedules: &[Schedule]) -> Vec<(Mutant, Verdict)> {
+        let judge = |mutant: Mutant| {
+            let verdict = self.verdict(&mutant, schedules);
+            (mutant, verdict)
+        };
+        mutants(&self.kernel).into_par_iter().map(judge).collect()
+    }
+
+    fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
+        let found = self.problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err());
+        let known =
+            EQUIVALENT.iter().find(|(mistake, text, _)| mutant.mistake == *mistake && mutant.name.contains(text));
+        match (found, known) {
+            (Some(finding), _) => Verdict::Caught(finding),
+            (None, Some((_, _, reason))) => Verdict::Equivalent(reason),
+            (None, None) => Verdict::Missed,
+        }
+    }
+}
+
+impl Problem {
+    /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
+    fn new(config: sm90::Config, shape: Shape) -> Result<Self> {
+        let case = |inputs| Case {
+            suite: Suite::Edge,
+            why: "exact sums",
+            groups: vec![shape],
+            gate: Gate::None,
+            activation: Activation::F16,
+            output: Output::F32,
+            inputs,
+            timed: false,
+        };
+        let Shape { m, n, k } = shape;
+        let weights = case(Inputs::Realistic).instance(1)?.weights.swap_remove(0);
+        let weights = weights.gate();
+        let token = |row: usize, column: usize| ((row * 7 + column * 3) % 13) as f32 - 6.0;
+        let tokens: Vec<u8> = (0..m * k).flat_map(|i| half::f16::from_f32(token(i / k, i % k)).to_le_bytes()).collect();
+        let mut expected = vec![0f32; m * n];
+        let mut row = vec![0f32; k];
+        for column in 0..n {
+            weights.unscaled_row(column, &mut row);
+            for at in 0..m {
+                let sum: f32 = row.iter().enumerate().map(|(i, w)| w * token(at, i)).sum();
+                expected[at * n + column] = sum;
+            }
+        }
+        let mut gpu = Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() });
+        let packed = gpu.upload("weights", &pack::pack(weights));
+        let tokens = gpu.upload("tokens", &tokens);
+        let sums = gpu.alloc("sums", m * n * 4);
+        gpu.await_predecessor(tokens);
+        let [m, n, k] = [m as u32, n as u32, k as u32];
+        let (token_tiles, tile_tokens) = config.cut(m);
+        let tiles = token_tiles * n.div_ceil(config.columns);
+        let addresses = [packed.address, packed.address, sums.address];
+        let factors = [[128.0, 1.0]; 2];
+        let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
+        let args = vec![
+            Arg::Maps(vec![config.token_map(tokens.address, [m, k], 0)]),
+            Arg::Words(sm90::table(&[record], config.groups)),
+            Arg::U32(tiles),
+            Arg::F32(0.0),
+        ];
+        let blocks = match config.schedule {
+            Dealing::Persistent => 1,
+            Dealing::PerTile | Dealing::SplitK => tiles * config.blocks_per_tile(),
+        };
+        Ok(Problem { gpu, launch: Launch { grid: [blocks, 1, 1], args }, sums, expected })
+    }
+
+    fn examine(&self, kernel: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        let prepare = || (self.gpu.clone(), self.launch.clone());
+        let verify = |gpu: &Gpu| {
+            let found = gpu.floats(self.sums);
+            match found.iter().zip(&self.expected).position(|(found, expected)| found != expected) {
+                None => Ok(()),
+                Some(at) => Err(format!("sum {at} is {}, should be {}", found[at], self.expected[at])),
+            }
+        };
+        explore(kernel, schedules, prepare, verify)
+    }
+}

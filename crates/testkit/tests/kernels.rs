@@ -1,0 +1,175 @@
+//! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
+
+use hammerhead::gpu::expand::{self, MOST_SEGMENTS, Source};
+use hammerhead::gpu::families::sm90::{CAPACITIES, Config, Products, Tokens};
+use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::{KernelSpec, families::sm90, join};
+use hammerhead::{Epilogue, Output, Schedule};
+use ptx::Error;
+use ptx::assemble::Assembler;
+
+/// The assembler, or a visible word that there is none. With `HAMMERHEAD_REQUIRE_PTXAS=1` that is a failure.
+fn assembler() -> Option<Assembler> {
+    match Assembler::find(None) {
+        Ok(assembler) => Some(assembler),
+        Err(error) => {
+            let required = std::env::var("HAMMERHEAD_REQUIRE_PTXAS").is_ok_and(|value| value == "1");
+            assert!(!required, "{error}");
+            eprintln!("NOT RUN: {error}");
+            None
+        }
+    }
+}
+
+/// A common kernel, from which others differ.
+const COMMON: Config = Config {
+    products: Products::Interleaved,
+    ping_pong: false,
+    tokens: 128,
+    columns: 64,
+    units: 2,
+    stages: 4,
+    epilogue: Epilogue::Staged,
+    schedule: Schedule::PerTile,
+    element: Tokens::F16,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+};
+
+fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> Config {
+    let function = if products == Products::Single { Function::None } else { Function::Silu };
+    Config { products, tokens, columns, units, stages, schedule, function, ..COMMON }
+}
+
+/// The sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn configs() -> Vec<Config> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let mut all = vec![
+        sized(Interleaved, [128, 64, 2, 5], PerTile),
+        sized(Interleaved, [256, 64, 1, 5], PerTile),
+        sized(Interleaved, [256, 64, 1, 5], Persistent),
+        sized(Interleaved, [128, 96, 2, 3], SplitK),
+        sized(Interleaved, [128, 96, 2, 4], PerTile),
+        sized(Interleaved, [128, 64, 2, 4], SplitK),
+        sized(Interleaved, [64, 32, 2, 10], PerTile),
+        sized(Interleaved, [16, 32, 4, 12], PerTile),
+        sized(Interleaved, [8, 32, 4, 14], PerTile),
+        // Two blocks on a multiprocessor.
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [16, 64, 4, 4], SplitK),
+        sized(Interleaved, [32, 64, 2, 6], SplitK),
+        sized(Interleaved, [96, 64, 2, 3], PerTile),
+        // Four warpgroups.
+        sized(Interleaved, [64, 64, 2, 6], SplitK),
+        sized(Single, [64, 128, 1, 4], PerTile),
+        sized(Interleaved, [8, 64, 1, 1], PerTile),
+        sized(Interleaved, [112, 128, 1, 4], PerTile),
+        sized(Interleaved, [88, 96, 2, 4], Persistent),
+        sized(Interleaved, [256, 64, 1, 4], SplitK),
+        sized(Sequential, [128, 128, 1, 6], PerTile),
+        sized(Sequential, [64, 192, 1, 4], Persistent),
+        sized(Sequential, [32, 64, 1, 6], SplitK),
+        sized(Single, [256, 128, 1, 4], PerTile),
+        sized(Single, [128, 192, 1, 4], Persistent),
+        sized(Single, [64, 256, 1, 3], SplitK),
+        Config { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
+        Config { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
+        Config { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
+    ];
+    let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
+    for element in [Tokens::Bf16, Tokens::Bf16Sum] {
+        all.extend([
+            Config { element, ..common },
+            Config { element, ..sized(Interleaved, [128, 64, 1, 3], PerTile) },
+            Config { element, ..sized(Interleaved, [48, 32, 1, 4], SplitK) },
+        ]);
+    }
+    for (function, output) in [(Function::GeluTanh, Output::BF16), (Function::GptOss, Output::F32)] {
+        for epilogue in Epilogue::ALL {
+            all.push(Config { function, output, epilogue, ..common });
+        }
+    }
+    all.extend(CAPACITIES.map(|groups| Config { groups, ..common }));
+    all
+}
+
+#[test]
+fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
+    let Some(assembler) = assembler() else { return };
+    let joins = [Function::Silu, Function::GeluTanh, Function::GptOss]
+        .into_iter()
+        .zip(Output::ALL)
+        .map(|(function, output)| KernelSpec::Join(join::Config { function, output, groups: 8 }));
+    let expansions = [Source::NvFp4, Source::Single]
+        .into_iter()
+        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::Expand(expand::Config::new(source, runs, 16))));
+    let mut wrong = Vec::new();
+    for which in configs().into_iter().map(KernelSpec::Multiply).chain(joins).chain(expansions) {
+        let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
+        let report = assembler.assemble(&kernel).unwrap_or_else(|error| panic!("{which:?}: {error}"));
+        eprintln!("{which:?}: {report}");
+        if let Err(error) = report.check(&kernel) {
+            wrong.push(format!("{which:?}: {error}"));
+        }
+        if !report.warnings.is_empty() {
+            wrong.push(format!("{which:?}: {:?}", report.warnings));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_kernel_takes_the_shared_memory_that_its_config_says() {
+    for config in configs() {
+        let kernel = sm90::kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_size_the_hardware_lacks_is_refused() {
+    assert!(sm90::kernel(COMMON).is_ok());
+    for broken in [
+        Config { tokens: 12, ..COMMON },
+        Config { tokens: 264, ..COMMON },
+        Config { columns: 48, ..COMMON },
+        Config { columns: 160, ..COMMON },
+        Config { columns: 32, products: Products::Sequential, ..COMMON },
+        Config { units: 3, ..COMMON },
+        Config { stages: 0, ..COMMON },
+        Config { stages: 17, ..COMMON },
+        Config { stages: 8, ..COMMON },
+        Config { tokens: 256, columns: 96, stages: 2, ..COMMON },
+        Config { tokens: 256, columns: 128, products: Products::Sequential, stages: 2, ..COMMON },
+        Config { tokens: 24, schedule: Schedule::SplitK, ..COMMON },
+        Config { ping_pong: true, ..COMMON },
+        Config { groups: 3, ..COMMON },
+    ] {
+        assert!(matches!(sm90::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+    }
+}
+
+#[test]
+fn tokens_are_cut_alike_and_into_widths_that_cover_them() {
+    let config = Config { tokens: 256, units: 1, ..COMMON };
+    assert_eq!(config.widths(), [64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]);
+    assert_eq!(
+        [1, 64, 256, 320, 512, 700].map(|m| config.cut(m)),
+        [(1, 16), (1, 64), (1, 256), (2, 160), (2, 256), (3, 240)]
+    );
+    let persistent = Config { schedule: Schedule::Persistent, ..config };
+    assert_eq!(persistent.widths(), [64, 96, 128, 160, 192, 224, 256]);
+    assert_eq!(persistent.cut(700), (3, 256));
+    let narrow = Config { tokens: 40, ..COMMON };
+    assert_eq!((narrow.widths(), narrow.cut(100)), (vec![40], (3, 40)));
+}
+
+#[test]
+fn the_token_map_is_one_the_hardware_accepts() {
+    for config in configs() {
+        let map = config.token_map(0x1000, [77, 80], 77 * 160);
+        assert_eq!(map.check(), Ok(()), "{config:?}");
+    }
+}

@@ -1,0 +1,205 @@
+//! The GPU's kernels in the simulator, against the reference, on odd shapes under several schedules.
+//!
+//! Results over whole numbers are exact whatever the order of sums, so those are compared to the bit; the others under the
+//! derived bound.
+
+use format::Dense;
+use hammerhead::gpu::Simulated;
+use hammerhead::reference::Reference;
+use hammerhead::{
+    Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Request, Shape, Target, cpu,
+};
+use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
+use hammerhead_testkit::verify::{Expected, poisoned};
+use op::Call;
+use rayon::prelude::*;
+use sim::Schedule;
+
+/// What the simulated GPU makes of an instance, in poisoned memory.
+fn simulate(instance: &Instance, request: &str, schedule: Schedule) -> Vec<Dense<'static>> {
+    let backend: &'static dyn Backend = Box::leak(Box::new(Simulated(schedule)));
+    let request: Request = request.parse().unwrap();
+    let plan = Plan::best(instance.problem.clone(), &[backend], &request, 1)
+        .unwrap_or_else(|error| panic!("{request:?}: {error}"));
+    let packed = backend.prepack(&instance.weights).unwrap();
+    let mut results = poisoned(instance);
+    let (team, targets) = (cpu::team(Some(1)).unwrap(), &mut Target::all(&mut results));
+    let choice = (plan.backend(), *plan.config());
+    let call = Call::new(choice, &instance.problem, packed.as_ref(), &instance.activations, targets, &team);
+    if let Err(error) = call.and_then(Call::run) {
+        panic!("{} of {} under {schedule}: {error}", plan.config(), instance.problem);
+    }
+    let shapes = instance.problem.groups().iter();
+    shapes.zip(results).map(|(s, values)| Dense::new(s.m, s.n, values, 1.0).unwrap()).collect()
+}
+
+fn case(groups: &[(usize, usize, usize)], activation: Activation, gate: Gate, output: Output) -> Case {
+    let groups = groups.iter().map(|&(m, n, k)| Shape::new(m, n, k)).collect();
+    let inputs = Inputs::Realistic;
+    Case { suite: Suite::Edge, why: "odd", groups, gate, activation, output, inputs, timed: false }
+}
+
+/// Checks one way of computing a case under the bound.
+fn check(case: &Case, request: &str, schedule: Schedule) {
+    let threads = cpu::team(Some(1)).unwrap();
+    let instance = case.instance(7).unwrap();
+    let expected = Expected::new(&instance, false, 7, &threads);
+    let report = expected.check(&simulate(&instance, request, schedule));
+    let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(report.passed(), "{case} with {request} under {schedule}: {} wrong; {first}", report.failures);
+}
+
+/// A request, and the sizes of groups.
+type Way = (&'static str, &'static [(usize, usize, usize)]);
+
+/// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
+/// last tile, more stages than steps and fewer, several tiles a block.
+const WAYS: [Way; 41] = [
+    ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
+    ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=1,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
+    ("strategy=interleaved,tile=24x96,depth=128,stages=2,epilogue=staged,schedule=tile", &[(25, 104, 336)]),
+    ("strategy=interleaved,tile=40x128,depth=64,stages=3,epilogue=staged,schedule=tile", &[(41, 136, 208)]),
+    ("strategy=interleaved,tile=96x64,depth=64,stages=2,epilogue=staged,schedule=tile", &[(70, 40, 144), (20, 64, 80)]),
+    ("strategy=interleaved,tile=16x32,depth=64,stages=4,epilogue=staged,schedule=persistent", &[(33, 72, 272)]),
+    (
+        "strategy=interleaved,tile=96x64,depth=64,stages=2,epilogue=direct,schedule=persistent",
+        &[(97, 40, 80), (0, 64, 64), (3, 70, 208), (66, 33, 16)],
+    ),
+    ("strategy=interleaved,tile=16x64,depth=128,stages=5,epilogue=staged,schedule=persistent", &[(17, 200, 336)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=direct,schedule=split-k", &[(9, 70, 336)]),
+    ("strategy=interleaved,tile=16x32,depth=128,stages=2,epilogue=staged,schedule=split-k", &[(17, 40, 592)]),
+    (
+        "strategy=interleaved,tile=32x96,depth=64,stages=3,epilogue=staged,schedule=split-k",
+        &[(20, 104, 16), (40, 32, 272)],
+    ),
+    ("strategy=sequential,tile=8x64,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 70, 208)]),
+    ("strategy=sequential,tile=16x128,depth=128,stages=3,epilogue=staged,schedule=tile", &[(17, 136, 336)]),
+    ("strategy=sequential,tile=16x192,depth=64,stages=2,epilogue=staged,schedule=persistent", &[(40, 200, 208)]),
+    ("strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=staged,schedule=persistent", &[(40, 136, 144)]),
+    ("strategy=sequential,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=split-k", &[(9, 70, 208)]),
+    ("strategy=two-pass,tile=8x64,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 70, 208), (3, 9, 64)]),
+    ("strategy=two-pass,tile=16x128,depth=128,stages=3,epilogue=staged,schedule=persistent", &[(40, 264, 336)]),
+    ("strategy=two-pass,tile=32x192,depth=64,stages=2,epilogue=staged,schedule=split-k", &[(20, 200, 208)]),
+    ("strategy=two-pass,tile=16x256,depth=64,stages=2,epilogue=staged,schedule=tile", &[(20, 264, 144)]),
+    ("strategy=ping-pong,tile=16x32,depth=64,stages=3,epilogue=direct,schedule=persistent", &[(33, 70, 208)]),
+    (
+        "strategy=ping-pong,tile=16x64,depth=128,stages=2,epilogue=staged,schedule=persistent",
+        &[(40, 200, 208), (9, 72, 80)],
+    ),
+    ("strategy=ping-pong,tile=96x32,depth=64,stages=1,epilogue=staged,schedule=persistent", &[(97, 104, 80)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=6,epilogue=direct,schedule=tile", &[(9, 70, 144)]),
+    ("strategy=interleaved,tile=8x64,depth=256,stages=2,epilogue=direct,schedule=persistent", &[(20, 129, 400)]),
+    ("strategy=interleaved,tile=72x64,depth=128,stages=2,epilogue=staged,schedule=tile", &[(73, 40, 272)]),
+    ("strategy=interleaved,tile=72x32,depth=256,stages=2,epilogue=direct,schedule=tile", &[(9, 33, 1104)]),
+    ("strategy=interleaved,tile=72x32,depth=128,stages=4,epilogue=staged,schedule=persistent", &[(73, 40, 592)]),
+    ("strategy=interleaved,tile=24x96,depth=128,stages=2,epilogue=bulk,schedule=tile", &[(25, 104, 336)]),
+    ("strategy=interleaved,tile=136x64,depth=64,stages=2,epilogue=bulk,schedule=persistent", &[(200, 136, 80)]),
+    ("strategy=interleaved,tile=32x96,depth=64,stages=3,epilogue=bulk,schedule=split-k", &[(40, 104, 272)]),
+    ("strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=bulk,schedule=persistent", &[(40, 136, 144)]),
+    ("strategy=two-pass,tile=16x128,depth=128,stages=3,epilogue=bulk,schedule=tile", &[(20, 264, 144)]),
+    ("strategy=ping-pong,tile=16x64,depth=128,stages=2,epilogue=bulk,schedule=persistent", &[(40, 200, 208)]),
+    // Four warpgroups.
+    ("strategy=interleaved,tile=48x64,depth=64,stages=2,epilogue=direct,schedule=tile", &[(49, 70, 336)]),
+    ("strategy=interleaved,tile=64x64,depth=128,stages=4,epilogue=staged,schedule=split-k", &[(65, 72, 1104)]),
+    ("strategy=interleaved,tile=48x64,depth=128,stages=2,epilogue=bulk,schedule=persistent", &[(41, 200, 272)]),
+    ("strategy=two-pass,tile=40x128,depth=64,stages=2,epilogue=staged,schedule=tile", &[(41, 136, 208)]),
+    // So many tiles that the other multiprocessors repeat some.
+    ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=staged,schedule=tile", &[(5, 2248, 80)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=staged,schedule=split-k", &[(9, 2248, 144)]),
+];
+
+#[test]
+fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
+    WAYS.into_par_iter().for_each(|(request, groups)| {
+        for schedule in Schedule::several(2) {
+            check(&case(groups, Activation::F16, Gate::Silu, Output::F16), request, schedule);
+        }
+    });
+}
+
+#[test]
+fn every_activation_and_output_goes_through_every_strategy() {
+    let strategies = ["two-pass", "sequential", "interleaved", "ping-pong"];
+    let all: Vec<_> = strategies.iter().flat_map(|s| Activation::ALL.map(|activation| (s, activation))).collect();
+    all.into_par_iter().enumerate().for_each(|(index, (strategy, activation))| {
+        let schedule = if *strategy == "ping-pong" { ",schedule=persistent" } else { "" };
+        let request = format!("strategy={strategy},depth=64,stages=2{schedule}");
+        for (output, gate) in Output::ALL.into_iter().zip([Gate::GeluTanh, Gate::None, Gate::GPT_OSS]) {
+            check(&case(&[(11, 48, 144)], activation, gate, output), &request, Schedule::Random(index as u64));
+        }
+    });
+}
+
+#[test]
+fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule() {
+    let requests = [
+        "strategy=interleaved,tile=8x64,stages=2,epilogue=direct",
+        "strategy=sequential,tile=16x128,stages=3,epilogue=direct",
+        "strategy=two-pass,tile=40x64,stages=4,depth=64,epilogue=direct",
+        "strategy=ping-pong,tile=24x64,stages=2,depth=64,schedule=persistent,epilogue=direct",
+    ];
+    let shapes = [(1, 1, 16), (7, 65, 48), (9, 64, 64), (17, 130, 208), (33, 63, 1040)];
+    let all: Vec<_> = shapes.iter().flat_map(|&shape| requests.map(|request| (shape, request))).collect();
+    all.into_par_iter().enumerate().for_each(|(seed, (shape, request))| {
+        for activation in [Activation::NvFp4, Activation::BF16] {
+            let case = Case { inputs: Inputs::Integers, ..case(&[shape], activation, Gate::None, Output::F32) };
+            let instance = case.instance(seed as u64).unwrap();
+            let reference = Reference::new(&instance.activations[0], &instance.weights[0], Gate::None);
+            let expected: Vec<f32> = reference.all().iter().map(|element| element.value as f32).collect();
+            let schedule = Schedule::Random(seed as u64);
+            let found = simulate(&instance, request, schedule);
+            let format::Values::F32(found) = found[0].values() else { panic!("asked for f32") };
+            assert!(found[..] == expected[..], "{case} with {request} under {schedule}");
+        }
+    });
+}
+
+#[test]
+fn every_edge_case_is_within_the_bound() {
+    let cases: Vec<Case> = cases::suite(Suite::Edge);
+    cases.par_iter().enumerate().for_each(|(seed, case)| {
+        let threads = cpu::team(Some(1)).unwrap();
+        let instance = case.instance(seed as u64).unwrap();
+        let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
+        let report = expected.check(&simulate(&instance, "", Schedule::Random(seed as u64)));
+        let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert!(report.passed(), "{case} ({}): {} wrong; {first}", case.why, report.failures);
+    });
+}
+
+#[test]
+fn a_problem_beyond_the_simulators_patience_is_refused_with_the_limit() {
+    let request = Request::default();
+    let engine = Engine::new(Options { backend: Some("sim".into()), threads: Some(1), request }).unwrap();
+    let case = case(&[(256, 4096, 7168)], Activation::NvFp4, Gate::Silu, Output::F16);
+    let plan = Plan::best(case.problem().unwrap(), engine.backends(), &request, 1);
+    assert!(matches!(&plan, Err(Error::Illegal { reason, .. }) if reason.contains("at most 1024")), "{plan:?}");
+}
+
+#[test]
+fn what_the_kernels_cannot_do_is_refused_with_the_reason() {
+    let problem = case(&[(64, 132, 256)], Activation::F16, Gate::Silu, Output::F16).problem().unwrap();
+    let backend = Simulated(Schedule::Earliest);
+    for (request, part) in [
+        ("tile=12x64", "multiple of 8"),
+        ("tile=64x48", "32, 64, 96 or 128"),
+        ("strategy=sequential,tile=64x96", "64, 128, 192 or 256"),
+        ("strategy=ping-pong,tile=64x96,schedule=persistent", "32 or 64"),
+        ("strategy=ping-pong,schedule=tile", "schedule=persistent"),
+        ("tile=24x64,schedule=split-k", "multiple of 16"),
+        ("depth=192", "64, 128 or 256"),
+        ("depth=80", "depth=64, 128 or 256"),
+        ("stages=17", "1 to 16"),
+        ("tile=64x32,stages=3", "even number"),
+        ("tile=256x96,depth=64,stages=2", "registers"),
+        ("tile=256x64,stages=16", "shared memory"),
+        ("epilogue=staged", "epilogue=direct"),
+    ] {
+        let base = "strategy=interleaved,tile=64x64,depth=64,stages=2,epilogue=direct,schedule=tile";
+        let base: Config = base.parse::<Request>().unwrap().applied_to(backend.candidates(&problem, 1)[0]);
+        let config = request.parse::<Request>().unwrap().applied_to(base);
+        let refusal = backend.check(&problem, &config, 1).unwrap_err().to_string();
+        assert!(refusal.contains(part), "{request}: {refusal}");
+    }
+}
