@@ -13,12 +13,11 @@ use op::{
     Activation, Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights,
 };
 
-use super::device::{LAYOUT, NAME, context};
-use super::driver::{DeviceMemory, Function, Stream};
+use super::device::{DeviceWeights, LAYOUT, NAME, context};
+use super::driver::{DeviceMemory, Function};
 use super::launches::bytes_of;
 use super::model;
 use super::operands::{DeviceOutput, DeviceTokens};
-use super::pack::PackedGroups;
 use super::queue::LaunchQueue;
 
 /// Runs over the host's memory that may keep what they worked with.
@@ -104,10 +103,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
-        let context = context(self.device)?;
-        let stream = Stream::new(context)?;
-        let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
-        Ok(Arc::new(PackedGroups::new(LAYOUT, weights, place)?))
+        Ok(Arc::new(DeviceWeights::new(context(self.device)?, weights)?))
     }
 
     unsafe fn run(
@@ -274,6 +270,7 @@ pub fn resources(problem: &Problem, config: &Config) -> Result<Vec<(String, i32,
 
 #[cfg(test)]
 mod tests {
+    use super::super::pack::PackedGroups;
     use super::*;
 
     #[test]

@@ -1,12 +1,12 @@
-//! The devices of this process: their contexts, if the kernels can run there, and the kernels compiled for them.
+//! The devices of this process: their contexts, if the kernels can run there, the kernels compiled for them, and weights in their memory.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use op::backend::packed_as;
-use op::{Error, PackedWeights, Result};
+use op::{Error, PackedWeights, Result, Weights};
 
-use super::driver::{Absent, Context, DeviceMemory, Function};
+use super::driver::{Absent, Context, DeviceMemory, Function, Stream, graveyard};
 use super::launch::KernelSpec;
 use super::pack::{PackedGroup, PackedGroups};
 
@@ -63,18 +63,84 @@ pub fn function(context: &'static Context, spec: KernelSpec) -> Result<Arc<Funct
     Ok(function)
 }
 
-impl PackedGroups<DeviceMemory> {
+/// The weights of a layer in a device's memory. They may be dropped while work that reads them is queued: that is waited for.
+#[derive(Debug)]
+pub(super) struct DeviceWeights {
+    packed: PackedGroups<DeviceMemory>,
+    context: &'static Context,
+    /// The streams in which work that reads them was queued.
+    readers: Mutex<Vec<Weak<Stream>>>,
+}
+
+impl DeviceWeights {
+    /// Packs weights and puts them into a device's memory.
+    pub(super) fn new(context: &'static Context, weights: &[Weights<'_>]) -> Result<Self> {
+        graveyard::sweep();
+        let stream = Stream::new(context)?;
+        let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
+        let packed = PackedGroups::new(LAYOUT, weights, place)?;
+        Ok(Self { packed, context, readers: Mutex::default() })
+    }
+
     /// The weights of a layer, if they are in this device's memory.
-    pub(super) fn on<'p>(packed: &'p dyn PackedWeights, context: &Context) -> Result<&'p [PackedGroup<DeviceMemory>]> {
-        let packed: &PackedGroups<DeviceMemory> = packed_as(packed, NAME, LAYOUT)?;
-        let memories = packed.groups().iter().flat_map(|group| group.matrices.iter().map(|matrix| &matrix.memory));
-        for (group, memory) in memories.enumerate() {
-            if memory.context().ordinal() != context.ordinal() {
-                let (found, expected) = (memory.context().ordinal(), context.ordinal());
-                let [found, expected] = [found, expected].map(|device| format!("device {device}"));
-                return Err(Error::Mismatch { group, what: "the place of the weights", found, expected });
+    pub(super) fn on<'p>(packed: &'p dyn PackedWeights, context: &Context) -> Result<&'p DeviceWeights> {
+        let weights: &DeviceWeights = packed_as(packed, NAME, LAYOUT)?;
+        let [found, expected] = [weights.context.ordinal(), context.ordinal()];
+        if found != expected {
+            let [found, expected] = [found, expected].map(|device| format!("device {device}"));
+            return Err(Error::Mismatch { group: 0, what: "the place of the weights", found, expected });
+        }
+        Ok(weights)
+    }
+
+    /// Each group's.
+    pub(super) fn groups(&self) -> &[PackedGroup<DeviceMemory>] {
+        self.packed.groups()
+    }
+
+    /// Remembers that work in a stream will read them.
+    pub(super) fn read_by(&self, stream: &Arc<Stream>) {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.retain(|reader| reader.strong_count() > 0);
+        if !readers.iter().any(|reader| std::ptr::eq(reader.as_ptr(), Arc::as_ptr(stream))) {
+            readers.push(Arc::downgrade(stream));
+        }
+    }
+}
+
+impl Drop for DeviceWeights {
+    fn drop(&mut self) {
+        let readers = self.readers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // A stream that is gone was waited for by its queue.
+        for stream in readers.iter().filter_map(Weak::upgrade) {
+            if !waited_for(&stream) {
+                graveyard::bury(Box::new(self.packed.take()));
+                return;
             }
         }
-        Ok(packed.groups())
+    }
+}
+
+/// Waits until a stream has done what was queued, unless it is being captured, or the driver does not answer.
+pub(super) fn waited_for(stream: &Stream) -> bool {
+    matches!(stream.capturing(), Ok(None)) && stream.synchronize().is_ok()
+}
+
+// SAFETY: what the packed groups say of themselves is true, and nothing is added here.
+unsafe impl PackedWeights for DeviceWeights {
+    fn layout(&self) -> &'static str {
+        self.packed.layout()
+    }
+
+    fn shapes(&self) -> &[(usize, usize)] {
+        self.packed.shapes()
+    }
+
+    fn matrices(&self) -> usize {
+        self.packed.matrices()
+    }
+
+    fn bytes(&self) -> usize {
+        self.packed.bytes()
     }
 }

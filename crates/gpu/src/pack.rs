@@ -110,6 +110,11 @@ impl<M> PackedGroups<M> {
         Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
     }
 
+    /// Takes them out, so that they can be dropped elsewhere.
+    pub(super) fn take(&mut self) -> Vec<PackedGroup<M>> {
+        std::mem::take(&mut self.groups)
+    }
+
     /// Each group's.
     pub(super) fn groups(&self) -> &[PackedGroup<M>] {
         &self.groups

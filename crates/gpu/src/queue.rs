@@ -6,15 +6,16 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use op::{Config, Error, PackedWeights, Problem, Result};
+use op::operands::TokenShape;
+use op::{Config, Error, PackedWeights, Problem, Result, check_weights};
 
-use super::device;
-use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream};
+use super::device::{self, DeviceWeights};
+use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
 use super::launches::{self, TokenPlace};
+use super::model;
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
-use super::pack::PackedGroups;
 
 /// Calls that a queue remembers.
 const REMEMBERED: usize = 512;
@@ -22,17 +23,22 @@ const REMEMBERED: usize = 512;
 /// A call whose launches are known.
 #[derive(Debug)]
 struct Ready {
+    problem: Problem,
+    config: Config,
     tokens: Vec<DeviceTokens>,
     outputs: Vec<DeviceOutput>,
     launches: Vec<EncodedLaunch>,
-    /// What the launches use besides the caller's memory, kept for as long as they are.
-    weights: Arc<dyn PackedWeights>,
+    /// Whose the weights are; the layer may go, and what was prepared for it is then of no use.
+    weights: Weak<dyn PackedWeights>,
+    /// What the launches work in, kept for as long as they are.
     workspace: Option<Arc<DeviceMemory>>,
 }
 
 impl Ready {
     fn is_for(&self, weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> bool {
-        Arc::ptr_eq(&self.weights, weights) && self.tokens == tokens && self.outputs == outputs
+        std::ptr::addr_eq(self.weights.as_ptr(), Arc::as_ptr(weights))
+            && self.tokens == tokens
+            && self.outputs == outputs
     }
 }
 
@@ -40,14 +46,24 @@ impl Ready {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared(u64);
 
+/// What the graph that is being captured has been given to keep.
+#[derive(Debug)]
+struct Captured {
+    id: u64,
+    workspace: Option<Arc<DeviceMemory>>,
+    weights: Vec<Weak<dyn PackedWeights>>,
+}
+
 /// A stream, and the working memory of what is queued there.
+///
+/// It may be dropped while work is queued: that is waited for. (In the middle of a capture nobody waits; the memory is then given
+/// back later.)
 #[derive(Debug)]
 pub struct LaunchQueue {
-    stream: Stream,
+    stream: Arc<Stream>,
     ready: HashMap<u64, Ready>,
     workspace: Option<Arc<DeviceMemory>>,
-    /// Working memory that graphs may use: kept as long as the queue.
-    captured: Vec<Arc<DeviceMemory>>,
+    captured: Option<Captured>,
 }
 
 impl LaunchQueue {
@@ -68,8 +84,8 @@ impl LaunchQueue {
     }
 
     fn over(device: usize, stream: impl FnOnce(&'static Context) -> Result<Stream>) -> Result<Self> {
-        let stream = stream(device::context(device)?)?;
-        Ok(LaunchQueue { stream, ready: HashMap::new(), workspace: None, captured: Vec::new() })
+        let stream = Arc::new(stream(device::context(device)?)?);
+        Ok(LaunchQueue { stream, ready: HashMap::new(), workspace: None, captured: None })
     }
 
     /// The stream.
@@ -98,8 +114,7 @@ impl LaunchQueue {
         self.ready.get(&key).is_some_and(|ready| ready.is_for(weights, tokens, outputs)).then_some(Prepared(key))
     }
 
-    /// Does everything that comes before the queueing: looks at the operands, compiles and allocates. Tokens, outputs and weights
-    /// are of the problem's shapes and types, and the configuration is legal for it.
+    /// Does everything that comes before the queueing: looks at the operands, compiles and allocates.
     pub fn prepare(
         &mut self,
         weights: &Arc<dyn PackedWeights>,
@@ -108,39 +123,74 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Result<Prepared> {
-        let context = self.stream.context();
-        for (group, shape) in problem.groups().iter().enumerate().filter(|(_, shape)| shape.m > 0) {
-            tokens[group].check(context, group)?;
-            let bytes = shape.m * shape.n * problem.output().bytes();
-            check_place(context, group, "the results", outputs[group].address, bytes, ALIGNMENT)?;
-        }
-        let (launches, workspace) = self.launches(weights.as_ref(), problem, config, tokens, outputs)?;
+        model::legal(device::NAME, problem, config)?;
+        check_weights(problem, weights.as_ref())?;
+        check_operands(self.stream.context(), problem, tokens, outputs)?;
+        let workspace = self.workspace(launches::workspace_bytes(problem, config))?;
+        let launches = self.launches(weights.as_ref(), problem, config, (tokens, outputs), workspace.as_deref())?;
+        self.ready.retain(|_, ready| ready.weights.strong_count() > 0);
         if self.ready.len() >= REMEMBERED {
             self.ready.clear();
         }
-        let (key, weights) = (key(weights, tokens, outputs), Arc::clone(weights));
-        let ready = Ready { launches, tokens: tokens.to_vec(), outputs: outputs.to_vec(), weights, workspace };
+        let ready = Ready {
+            problem: problem.clone(),
+            config: *config,
+            launches,
+            tokens: tokens.to_vec(),
+            outputs: outputs.to_vec(),
+            weights: Arc::downgrade(weights),
+            workspace,
+        };
+        let key = key(weights, tokens, outputs);
         self.ready.insert(key, ready);
         Ok(Prepared(key))
     }
 
     /// Queues a call that was prepared. Returns before it is computed.
     ///
+    /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the weights, and
+    /// working memory of its own, so that it may be launched beside others and after queue and layer are gone.
+    ///
     /// # Safety
     ///
     /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay until the
-    /// stream has done the work; so must the weights and the queue itself.
+    /// stream has done the work.
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
-        let Some(ready) = self.ready.get(&call.0) else { return Ok(()) };
-        if let Some(workspace) = &ready.workspace
-            && !self.captured.iter().any(|kept| Arc::ptr_eq(kept, workspace))
-            && self.stream.is_capturing()?
-        {
-            self.captured.push(Arc::clone(workspace));
+        let Some((ready, weights)) = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.weights.upgrade()?)))
+        else {
+            return Err(Error::Forgotten);
+        };
+        let Some(capture) = self.stream.capturing()? else {
+            DeviceWeights::on(weights.as_ref(), self.stream.context())?.read_by(&self.stream);
+            // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is waited for
+            // when the queue goes or needs another, and the weights, which now know this stream, when they go.
+            return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
+        };
+        let captured = match self.captured.take() {
+            Some(captured) if captured.id == capture.id() => captured,
+            _ => Captured { id: capture.id(), workspace: None, weights: Vec::new() },
+        };
+        let captured = self.captured.insert(captured);
+        if !captured.weights.iter().any(|kept| std::ptr::addr_eq(kept.as_ptr(), Arc::as_ptr(&weights))) {
+            capture.keep(Arc::clone(&weights))?;
+            captured.weights.push(Arc::downgrade(&weights));
         }
-        // SAFETY: the launches were made for these operands, which are the caller's promise; working memory and weights are
-        // kept beside them.
-        ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
+        let Some(bytes) = ready.workspace.as_ref().map(|_| launches::workspace_bytes(&ready.problem, &ready.config))
+        else {
+            // SAFETY: the operands are the caller's promise, and the graph keeps the weights.
+            return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
+        };
+        if captured.workspace.as_ref().is_none_or(|workspace| workspace.bytes() < bytes) {
+            let workspace = Arc::new(DeviceMemory::new(self.stream.context(), "a graph to work in", bytes)?);
+            capture.keep(Arc::clone(&workspace))?;
+            captured.workspace = Some(workspace);
+        }
+        let workspace = captured.workspace.clone();
+        let operands = (&ready.tokens[..], &ready.outputs[..]);
+        let launches =
+            self.launches(weights.as_ref(), &ready.problem, &ready.config, operands, workspace.as_deref())?;
+        // SAFETY: the operands are the caller's promise, and the graph keeps weights and working memory.
+        launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
     /// Queues a problem whose plan is made and whose operands are known to be right.
@@ -156,28 +206,26 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Result<()> {
-        let (launches, _workspace) = self.launches(weights, problem, config, tokens, outputs)?;
-        // SAFETY: the caller's promise; the working memory is the queue's, which gives it back only after waiting for the
-        // device.
+        let workspace = self.workspace(launches::workspace_bytes(problem, config))?;
+        let launches = self.launches(weights, problem, config, (tokens, outputs), workspace.as_deref())?;
+        // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives it back.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// The launches of a problem, and the memory they work in.
+    /// The launches of a problem, over memory of as many bytes as they need to work in.
     fn launches(
-        &mut self,
+        &self,
         weights: &dyn PackedWeights,
         problem: &Problem,
         config: &Config,
-        tokens: &[DeviceTokens],
-        outputs: &[DeviceOutput],
-    ) -> Result<(Vec<EncodedLaunch>, Option<Arc<DeviceMemory>>)> {
+        (tokens, outputs): (&[DeviceTokens], &[DeviceOutput]),
+        workspace: Option<&DeviceMemory>,
+    ) -> Result<Vec<EncodedLaunch>> {
         let context = self.stream.context();
-        let groups = PackedGroups::on(weights, context)?;
-        let workspace = self.workspace(launches::workspace_bytes(problem, config))?;
+        let groups = DeviceWeights::on(weights, context)?.groups();
         let places: Vec<TokenPlace> = tokens.iter().map(|tokens| tokens.place).collect();
         let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
-        let at = workspace.as_ref().map_or(0, |workspace| workspace.address());
-        let device = (at, context.info().multiprocessors);
+        let device = (workspace.map_or(0, DeviceMemory::address), context.info().multiprocessors);
         let launches = launches::launches(problem, config, groups, DeviceMemory::address, &places, &targets, device)?;
         let encoded = launches.iter().map(|launch| {
             let function = match device::compiled(context, launch.kernel) {
@@ -188,10 +236,10 @@ impl LaunchQueue {
             };
             EncodedLaunch::new(function, launch)
         });
-        Ok((encoded.collect::<Result<_>>()?, workspace))
+        encoded.collect()
     }
 
-    /// Working memory of at least so many bytes. What is outgrown goes when nothing that was remembered uses it.
+    /// Working memory of at least so many bytes. What is outgrown is given back once the stream has done what uses it.
     fn workspace(&mut self, bytes: usize) -> Result<Option<Arc<DeviceMemory>>> {
         if bytes == 0 {
             return Ok(None);
@@ -199,20 +247,63 @@ impl LaunchQueue {
         if let Some(workspace) = self.workspace.as_ref().filter(|workspace| workspace.bytes() >= bytes) {
             return Ok(Some(Arc::clone(workspace)));
         }
-        let context = self.stream.context();
+        self.unless_capturing("working memory must be allocated", || Ok(()))?;
         // Half as much again as there was, so that tokens that come in ever larger numbers are not an allocation each.
         let bytes = bytes.max(self.workspace_bytes() * 3 / 2);
-        self.unless_capturing("working memory must be allocated", || Ok(()))?;
+        self.stream.synchronize()?;
         self.ready.clear();
         self.workspace = None;
-        let workspace = Arc::new(DeviceMemory::new(context, "working memory", bytes)?);
+        graveyard::sweep();
+        let workspace = Arc::new(DeviceMemory::new(self.stream.context(), "working memory", bytes)?);
         self.workspace = Some(Arc::clone(&workspace));
         Ok(Some(workspace))
     }
 
     fn unless_capturing<T>(&self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
-        if self.stream.is_capturing()? { Err(Error::Capture { what }) } else { act() }
+        if self.stream.capturing()?.is_some() { Err(Error::Capture { what }) } else { act() }
     }
+}
+
+impl Drop for LaunchQueue {
+    fn drop(&mut self) {
+        if self.workspace.is_some() && !device::waited_for(&self.stream) {
+            self.ready.clear();
+            graveyard::bury(Box::new(self.workspace.take()));
+        }
+    }
+}
+
+/// Whether tokens and places for results have a problem's shapes and types, and can be where they are said to be.
+fn check_operands(
+    context: &Context,
+    problem: &Problem,
+    tokens: &[DeviceTokens],
+    outputs: &[DeviceOutput],
+) -> Result<()> {
+    let mismatch = |group, what, found: String, expected: String| Error::Mismatch { group, what, found, expected };
+    let groups = problem.groups();
+    for (count, what) in [(tokens.len(), "the number of groups of tokens"), (outputs.len(), "the number of outputs")] {
+        if count != groups.len() {
+            return Err(mismatch(count.min(groups.len()), what, count.to_string(), groups.len().to_string()));
+        }
+    }
+    for (group, ((tokens, output), shape)) in tokens.iter().zip(outputs).zip(groups).enumerate() {
+        let expected = TokenShape { element: problem.activation(), rows: shape.m, k: shape.k };
+        if tokens.shape() != expected {
+            let [found, expected] = [tokens.shape(), expected].map(|shape| shape.to_string());
+            return Err(mismatch(group, "the tokens", found, expected));
+        }
+        if output.element() != problem.output() {
+            let [found, expected] = [output.element(), problem.output()].map(|element| element.to_string());
+            return Err(mismatch(group, "the output's element type", found, expected));
+        }
+        if shape.m > 0 {
+            tokens.check(context, group)?;
+            let bytes = shape.m * shape.n * problem.output().bytes();
+            check_place(context, group, "the results", output.address, bytes, ALIGNMENT)?;
+        }
+    }
+    Ok(())
 }
 
 fn key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> u64 {

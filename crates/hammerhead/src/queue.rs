@@ -10,13 +10,15 @@
 //! ```no_run
 //! use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
 //! # fn example(layer: &hammerhead::Layer, tokens: u64, c: u64, stream: u64) -> hammerhead::Result<()> {
-//! // Device 0, and a stream of the caller's by its handle; 0 is the default stream.
+//! // Device 0, and a stream of the caller's by its handle; 0 is the default stream. Kept for as long as the stream is used.
 //! // SAFETY: the stream lives as long as the queue.
 //! let mut queue = unsafe { Queue::on_stream(0, stream) }?;
 //! let tokens = [DeviceTokens::f16(tokens, 256, 7168)];
 //! let outputs = [DeviceOutput::f16(c)];
 //! // SAFETY: the tensors are as large as that and stay until the stream has done the work.
-//! unsafe { queue.enqueue(layer, &tokens, &outputs) }
+//! unsafe { queue.enqueue(layer, &tokens, &outputs) }?;
+//! // Dropping a queue, or a layer, waits for the work that uses it.
+//! # Ok(())
 //! # }
 //! ```
 
@@ -76,8 +78,9 @@ impl Queue {
     /// Queues C of every group. Returns before it is computed.
     ///
     /// In a stream that is being captured this needs a call with the same layer, shapes and types before the capture (or
-    /// [`Queue::prepare`]), so that nothing has to be compiled or allocated in it. A graph captured so may be launched for as long
-    /// as queue, layer and tensors live, by one stream at a time.
+    /// [`Queue::prepare`]), so that nothing has to be compiled in it. The graph keeps the layer's weights and working memory of its
+    /// own: it may be launched for as long as the tensors live, beside other graphs, and after queue and layer are gone. What
+    /// it kept is given back by the first call of this library after the graph was destroyed.
     ///
     /// Activations are not looked at: a value that is not finite spoils its row, and sums of single precision or bfloat16
     /// that leave f32's range are infinite.
@@ -85,7 +88,7 @@ impl Queue {
     /// # Safety
     ///
     /// Tokens and results must lie where they are said to, be as large as the shapes say, overlap nowhere, and stay until the
-    /// stream has done the work; so must the layer and the queue itself.
+    /// stream has done the work. (Layer and queue need not: dropping either waits for what was queued.)
     pub unsafe fn enqueue(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<()> {
         let call = self.prepared(layer, tokens, outputs)?;
         // SAFETY: the call was prepared for these operands, and the rest is the caller's promise.

@@ -58,7 +58,8 @@ fn mismatch(group: usize, what: &'static str, found: impl ToString, expected: im
     Error::Mismatch { group, what, found: found.to_string(), expected: expected.to_string() }
 }
 
-fn check_weights(problem: &Problem, weights: &dyn PackedWeights) -> Result<()> {
+/// Whether packed weights have a problem's shapes.
+pub fn check_weights(problem: &Problem, weights: &dyn PackedWeights) -> Result<()> {
     let (shapes, groups) = (weights.shapes(), problem.groups());
     if shapes.len() != groups.len() {
         let group = shapes.len().min(groups.len());

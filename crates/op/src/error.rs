@@ -245,6 +245,10 @@ pub enum Error {
         what: &'static str,
     },
 
+    /// A call that was prepared and is so no longer.
+    #[error("this call is no longer prepared: its layer is gone, or other calls took its place; prepare it again")]
+    Forgotten,
+
     /// The CUDA driver's compiler refused a kernel.
     #[error(
         "the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}"

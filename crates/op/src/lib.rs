@@ -19,7 +19,7 @@ mod target;
 mod team;
 
 pub use backend::{Backend, Cost, Operands, PackedWeights};
-pub use call::Call;
+pub use call::{Call, check_weights};
 pub use config::{Config, Epilogue, Request, Schedule, Strategy, Tile};
 pub use error::{Error, Result};
 pub use gate::Gate;

@@ -1,5 +1,7 @@
 //! What goes into the operation: activations and weights, borrowed from wherever they lie.
 
+use std::fmt;
+
 use format::{Dense, Matrix, Values};
 
 use crate::{Activation, Error, Gate, Output, Problem, Result, Shape};
@@ -138,6 +140,12 @@ pub struct TokenShape {
     pub rows: usize,
     /// The summed dimension.
     pub k: usize,
+}
+
+impl fmt::Display for TokenShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{} of {}", self.rows, self.k, self.element)
+    }
 }
 
 /// Joins tokens and the `(n, k)` of every group's weights to a problem, refusing what does not belong together.

@@ -2,7 +2,8 @@
 //!
 //! The array library's current stream says when tokens are there and when results are needed, as for its own kernels: so no
 //! synchronisation is asked of it when it lends its memory, and memory that it reuses in that stream it may reuse at once. Queues keep working
-//! memory and what they know of earlier calls, so there is one for each stream, for as long as the process lives.
+//! memory and what they know of earlier calls, so there is one per stream, for as long as the process lives. A layer that is freed waits for the
+//! streams that read it, and gives its memory back at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -61,7 +62,7 @@ pub fn run(
         let queue = queue(device, stream)?;
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of
-        // the stream. The queue lives as long as the process, and weights are freed by a call that waits for the device.
+        // the stream.
         Ok(unsafe { queue.enqueue(layer, &tokens, &outputs) }?)
     })
 }

@@ -22,11 +22,12 @@ use serde_json::{Value, json};
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 7] = [
+const STAGES: [(&str, Stage); 8] = [
     ("compiled kernels", compiled_kernels),
     ("expansion", expansion),
     ("tensors of the caller's", device_tensors),
     ("graphs", graphs),
+    ("lifetimes", lifetimes),
     ("threads and streams", threads_and_streams),
     ("mistakes", mistakes),
     ("runs from the host", host_runs),
@@ -224,7 +225,10 @@ impl Tensors {
     }
 
     fn poison(&self, stream: &Stream) -> Result<()> {
-        self.results.iter().try_for_each(|memory| memory.fill(0xFF, stream))
+        self.results.iter().try_for_each(|memory| {
+            // SAFETY: the tensors live until the stream was waited for.
+            unsafe { memory.fill(0xFF, stream) }
+        })
     }
 
     fn enqueue(&self, queue: &mut Queue) -> Result<()> {
@@ -307,6 +311,102 @@ fn graphs() -> Result<Value> {
     first.enqueue(&mut fresh)?;
     let after = first.right(fresh.stream())?;
     Ok(json!({"passed": right && refused && after, "replays right": right, "unprepared": text, "usable after": after}))
+}
+
+/// Layers and queues that go while work is queued, while a graph is captured, or before a graph is launched; and two graphs of
+/// one queue launched side by side.
+fn lifetimes() -> Result<Value> {
+    let context = device::context(0)?;
+    let free = || Ok::<usize, Error>(context.memory()?.0);
+    let shape = [(256, 4096, 7168)];
+
+    // A layer that goes with work queued gives its memory back at once, and the work is right.
+    let mut tensors = Tensors::new(&shape, Activation::NvFp4, 21)?;
+    let mut queue = Queue::new(0)?;
+    (0..20).try_for_each(|_| tensors.enqueue(&mut queue))?;
+    let (spare, before) = (Tensors::new(&[(1, 32, 64)], Activation::F16, 1)?.layer, free()?);
+    drop(std::mem::replace(&mut tensors.layer, spare));
+    let returned = free()?.saturating_sub(before);
+    let layer_goes = tensors.right(queue.stream())? && returned >= 30 << 20;
+
+    // So does a queue.
+    let tensors = Tensors::new(&shape, Activation::NvFp4, 22)?;
+    let mut queue = Queue::new(0)?;
+    (0..20).try_for_each(|_| tensors.enqueue(&mut queue))?;
+    drop(queue);
+    let queue_goes = tensors.right(&Stream::new(context)?)?;
+
+    // Two graphs of one queue, launched on two streams again and again, each with its own tokens.
+    let pair = [Tensors::new(&shape, Activation::NvFp4, 23)?, Tensors::new(&shape, Activation::NvFp4, 24)?];
+    let mut queue = Queue::new(0)?;
+    let mut graphs = Vec::new();
+    for tensors in &pair {
+        queue.prepare(&tensors.layer, &tensors.tokens, &tensors.outputs)?;
+        // SAFETY: the queue outlives it.
+        let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
+        graphs.push(stream.capture(|| tensors.enqueue(&mut queue))?);
+    }
+    let streams = [Stream::new(context)?, Stream::new(context)?];
+    let mut side_by_side = true;
+    for _ in 0..20 {
+        for (tensors, stream) in pair.iter().zip(&streams) {
+            tensors.poison(stream)?;
+        }
+        for (graph, stream) in graphs.iter().zip(&streams).cycle().take(10) {
+            // SAFETY: the tensors are alive, and the streams are waited for below.
+            unsafe { graph.launch(stream) }?;
+        }
+        for (tensors, stream) in pair.iter().zip(&streams) {
+            side_by_side &= tensors.right(stream)?;
+        }
+    }
+
+    // A graph outlives queue and layer; then their memory is given back.
+    let [mut kept, other] = pair;
+    let spare = Tensors::new(&[(1, 32, 64)], Activation::F16, 1)?.layer;
+    drop((queue, std::mem::replace(&mut kept.layer, spare)));
+    kept.poison(&streams[0])?;
+    // SAFETY: the graph keeps what it uses besides the tensors, which are alive.
+    unsafe { graphs[0].launch(&streams[0]) }?;
+    let graph_keeps = kept.right(&streams[0])?;
+    let before = free()?;
+    drop(graphs);
+    let mut queue = Queue::new(0)?;
+    other.enqueue(&mut queue)?;
+    let graph_returned = free()?.saturating_sub(before);
+    let queue_fine = other.right(queue.stream())?;
+
+    // A layer that goes in the middle of a capture does not spoil it, and its memory comes back afterwards.
+    let mut gone = Tensors::new(&shape, Activation::F16, 25)?;
+    gone.enqueue(&mut queue)?;
+    gone.right(queue.stream())?;
+    let (spare, before) = (Tensors::new(&[(1, 32, 64)], Activation::F16, 1)?.layer, free()?);
+    let layer = std::mem::replace(&mut gone.layer, spare);
+    // SAFETY: the queue outlives it.
+    let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
+    let graph = stream.capture(|| {
+        other.enqueue(&mut queue)?;
+        drop(layer);
+        other.enqueue(&mut queue)
+    })?;
+    other.poison(&streams[0])?;
+    // SAFETY: the tensors are alive.
+    unsafe { graph.launch(&streams[0]) }?;
+    let capture_unharmed = other.right(&streams[0])?;
+    drop(Tensors::new(&[(1, 32, 64)], Activation::F16, 1)?);
+    let swept = free()?.saturating_sub(before);
+
+    let passed = layer_goes
+        && queue_goes
+        && side_by_side
+        && graph_keeps
+        && queue_fine
+        && graph_returned >= 20 << 20
+        && capture_unharmed
+        && swept >= 20 << 20;
+    Ok(json!({"passed": passed, "a layer goes": layer_goes, "bytes returned": returned, "a queue goes": queue_goes,
+        "graphs side by side": side_by_side, "a graph keeps": graph_keeps, "bytes after the graph": graph_returned,
+        "the queue after it": queue_fine, "capture unharmed": capture_unharmed, "bytes swept": swept}))
 }
 
 /// Two threads with two streams each, all at once, each with memory of its own and two shared layers.

@@ -40,6 +40,7 @@ impl DeviceMemory {
     /// Memory that nobody has written yet. Its address is a multiple of 256.
     pub fn new(context: &'static Context, what: &'static str, bytes: usize) -> Result<Self> {
         let _entered = context.enter()?;
+        let _unhindered = context.unhindered()?;
         let mut address = 0;
         // SAFETY: writes one address. The driver refuses to allocate nothing, so there is one byte at least.
         let status = unsafe { (context.symbols.memory_alloc)(&mut address, bytes.max(1)) };
@@ -105,18 +106,26 @@ impl DeviceMemory {
     }
 
     /// Queues a copy from other memory of the device, of as many bytes as both have.
-    pub fn copy_from(&self, source: &DeviceMemory, stream: &Stream) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// Both must stay until the stream has done the copy.
+    pub unsafe fn copy_from(&self, source: &DeviceMemory, stream: &Stream) -> Result<()> {
         let _entered = self.context.enter()?;
         let bytes = self.bytes.min(source.bytes);
-        // SAFETY: both sides have that many bytes. Memory is given back by a call that waits for work that uses it.
+        // SAFETY: both sides have that many bytes, and the caller keeps both until the stream has done the copy.
         let status = unsafe { (self.context.symbols.copy_within)(self.address, source.address, bytes, stream.raw()) };
         self.context.called("cuMemcpyDtoDAsync", status)
     }
 
     /// Queues the filling of all of it with one byte.
-    pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// It must stay until the stream has done the filling.
+    pub unsafe fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
         let _entered = self.context.enter()?;
-        // SAFETY: it has that many bytes. Memory is given back by a call that waits for work that uses it.
+        // SAFETY: it has that many bytes, and the caller keeps it until the stream has done the filling.
         let status = unsafe { (self.context.symbols.memory_set)(self.address, byte, self.bytes, stream.raw()) };
         self.context.called("cuMemsetD8Async", status)
     }
@@ -133,8 +142,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
-            // SAFETY: allocated by `new` and freed once. The driver waits for work that uses it.
+        if let (Ok(_entered), Ok(_unhindered)) = (self.context.enter(), self.context.unhindered()) {
+            // SAFETY: allocated by `new` and freed once. Whoever queues work that uses it keeps it until that is done.
             unsafe { (self.context.symbols.memory_free)(self.address) };
         }
     }

@@ -12,10 +12,12 @@
 //! - `memory`: memory of the device, copies, and what is known of an address of somebody else's;
 //! - `stream`: streams of our own and of others, events, and graphs captured from them;
 //! - `function`: kernels compiled by the driver, their arguments, tensor maps and launches;
-//! - `cubin`: compiled kernels kept on disk.
+//! - `cubin`: compiled kernels kept on disk;
+//! - `graveyard`: what cannot be given back at once.
 
 mod cubin;
 mod function;
+pub(crate) mod graveyard;
 mod memory;
 mod stream;
 mod symbols;
@@ -23,7 +25,7 @@ mod symbols;
 pub use cubin::{CUBIN_VARIABLE, Origin};
 pub use function::{EncodedLaunch, Function};
 pub use memory::{DeviceMemory, PointerKind};
-pub use stream::{Event, Graph, Stream};
+pub use stream::{Capture, Event, Graph, Stream};
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -153,9 +155,9 @@ pub struct Context {
     info: DeviceInfo,
 }
 
-// SAFETY: the driver's functions may be called from any thread, and a context may be current in several.
+// SAFETY: the handle is not memory of ours but a name for the driver, whose functions may be called from any thread.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: a context may be current in several threads at once, and no function here changes what it names.
 unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
@@ -242,6 +244,33 @@ impl Context {
         // SAFETY: the context is retained for as long as the process lives.
         self.called("cuCtxSetCurrent", unsafe { (self.symbols.context_set)(self.raw) })?;
         Ok(Entered { context: self, before: Some(before) })
+    }
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
+
+/// Lets this thread allocate and free while streams are captured, be it by others who forbade that: nothing we allocate is part of
+/// their graphs. The mode that was is put back at the end.
+struct Unhindered<'c> {
+    context: &'c Context,
+    before: c_int,
+}
+
+impl Context {
+    fn unhindered(&self) -> Result<Unhindered<'_>> {
+        let mut mode = RELAXED;
+        // SAFETY: reads and writes one number.
+        let status = unsafe { (self.symbols.exchange_capture_mode)(&mut mode) };
+        self.called("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(Unhindered { context: self, before: mode })
+    }
+}
+
+impl Drop for Unhindered<'_> {
+    fn drop(&mut self) {
+        // SAFETY: reads and writes one number.
+        unsafe { (self.context.symbols.exchange_capture_mode)(&mut self.before) };
     }
 }
 

@@ -1,10 +1,12 @@
 //! Queues of work for the device, moments in them, and graphs made from them.
 
-use std::ffi::c_int;
+use std::any::Any;
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use super::Context;
+use super::graveyard::{self, Grave};
 use super::symbols::Handle;
 use op::{Error, Result};
 
@@ -12,6 +14,12 @@ use op::{Error, Result};
 const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads may go on allocating.
 const THREAD_LOCAL: c_int = 1;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
+const ACTIVE: c_int = 1;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nothing waits for the destructor.
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the caller's reference.
+const MOVE: u32 = 1;
 /// The streams that have numbers instead of handles: the default one (0), and its two explicit kinds (1 and 2).
 const NUMBERED: usize = 3;
 
@@ -24,7 +32,7 @@ pub struct Stream {
 
 // SAFETY: the handle belongs to the driver, which may be called from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: several threads may queue work in one stream at once; the driver puts it in some order.
 unsafe impl Sync for Stream {}
 
 impl fmt::Debug for Stream {
@@ -84,13 +92,23 @@ impl Stream {
         self.context.called("cuStreamSynchronize", unsafe { (self.context.symbols.stream_synchronize)(self.raw) })
     }
 
-    /// Whether what is queued now becomes part of a graph instead of being done.
-    pub fn is_capturing(&self) -> Result<bool> {
+    /// The graph of which what is queued now becomes a part, if it does instead of being done.
+    pub fn capturing(&self) -> Result<Option<Capture>> {
         let _entered = self.context.enter()?;
-        let mut state = 0;
-        // SAFETY: the stream is alive; writes one number.
-        let status = unsafe { (self.context.symbols.stream_is_capturing)(self.raw, &mut state) };
-        self.context.called("cuStreamIsCapturing", status).map(|()| state != 0)
+        let (mut state, mut id, mut graph) = (0, 0, null_mut());
+        // SAFETY: the stream is alive; writes two numbers and a handle, and what it is given no place for is left out.
+        let status = unsafe {
+            (self.context.symbols.stream_capture_info)(
+                self.raw,
+                &mut state,
+                &mut id,
+                &mut graph,
+                null_mut(),
+                null_mut(),
+            )
+        };
+        self.context.called("cuStreamGetCaptureInfo", status)?;
+        Ok((state == ACTIVE).then_some(Capture { context: self.context, id, graph }))
     }
 
     /// A graph of what `queue` queues on this stream.
@@ -126,6 +144,46 @@ impl Drop for Stream {
             unsafe { (self.context.symbols.stream_destroy)(self.raw) };
         }
     }
+}
+
+/// A graph that is being captured.
+pub struct Capture {
+    context: &'static Context,
+    id: u64,
+    graph: Handle,
+}
+
+impl Capture {
+    /// A number that no other capture of the process has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Keeps something for as long as the graph, or anything made from it, can be launched.
+    pub fn keep(&self, thing: impl Any + Send) -> Result<()> {
+        let (context, symbols) = (self.context, self.context.symbols);
+        let _entered = context.enter()?;
+        let boxed: *mut Grave = Box::into_raw(Box::new(Box::new(thing) as Grave));
+        let mut object = null_mut();
+        // SAFETY: the pointer is to a boxed `Grave`, which `buried` takes back, once, when the last reference goes.
+        let status = unsafe { (symbols.user_object_create)(&mut object, boxed.cast(), buried, 1, NO_DESTRUCTOR_SYNC) };
+        if let Err(error) = context.called("cuUserObjectCreate", status) {
+            // SAFETY: the driver has not taken it, so it is still ours alone.
+            drop(unsafe { Box::from_raw(boxed) });
+            return Err(error);
+        }
+        // SAFETY: graph and object are alive; our one reference to the object becomes the graph's.
+        let status = unsafe { (symbols.graph_retain_user_object)(self.graph, object, 1, MOVE) };
+        context.called("cuGraphRetainUserObject", status)
+    }
+}
+
+/// Called by the driver when the last graph that keeps a thing is gone. It may not be called back from there, so the thing is
+/// dropped later.
+unsafe extern "C" fn buried(thing: *mut c_void) {
+    // SAFETY: `Capture::keep` made it from a box and gave it away; the driver calls this once.
+    let thing = unsafe { Box::from_raw(thing.cast::<Grave>()) };
+    graveyard::bury(*thing);
 }
 
 /// Work that was captured, to be queued as one.

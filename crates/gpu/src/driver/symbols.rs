@@ -103,7 +103,14 @@ symbols! {
     stream_context = "cuStreamGetCtx" (Handle, *mut Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
     stream_destroy = "cuStreamDestroy_v2" (Handle);
-    stream_is_capturing = "cuStreamIsCapturing" (Handle, *mut c_int);
+    stream_capture_info = "cuStreamGetCaptureInfo_v2" (
+        Handle, *mut c_int, *mut u64, *mut Handle, *mut *const Handle, *mut usize
+    );
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_int);
+    user_object_create = "cuUserObjectCreate" (
+        *mut Handle, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint
+    );
+    graph_retain_user_object = "cuGraphRetainUserObject" (Handle, Handle, c_uint, c_uint);
     capture_begin = "cuStreamBeginCapture_v2" (Handle, c_int);
     capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
