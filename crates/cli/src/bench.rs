@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
-use hammerhead::gpu::device;
 use hammerhead::machine::Machine;
 use hammerhead::{Activation, Engine, Gate, Layer, Problem, Weights};
 use indicatif::ProgressBar;
@@ -159,7 +158,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let engine = args.how.engine()?;
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
-    if engine.backends()[0].layout() == device::LAYOUT {
+    if engine.backends()[0].layout() == hammerhead::gpu::pack::LAYOUT {
         if args.scaling {
             return Err(Error::NoScaling { backend: engine.backends()[0].name() });
         }

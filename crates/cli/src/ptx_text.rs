@@ -70,7 +70,7 @@ pub fn ptx(args: &Args) -> Result<()> {
     let problem = Problem::new(vec![args.shape], args.gate, Activation::F16, args.out)?;
     let backend: &'static dyn Backend = &gpu::Cuda::FIRST;
     let plan = Plan::best(problem, &[backend], &args.config, 1)?;
-    let kernels = gpu::kernels(plan.problem(), plan.config())?;
+    let kernels = gpu::Cuda::FIRST.family().kernels(plan.problem(), plan.config())?;
     let (problem, config) = (plan.problem(), plan.config());
     let Shape { m, n, k } = args.shape;
     // The assembler takes ASCII only, also in comments.

@@ -256,7 +256,7 @@ pub(super) fn check(
     };
     // The shorter of the two hides behind the longer one, but not quite.
     let seconds = memory.max(computing_seconds) + UNHIDDEN * memory.min(computing_seconds) + RUN_OVERHEAD;
-    Ok(Cost { seconds, bound_by, scratch_bytes })
+    Ok(Cost { seconds, bound_by, copying: 0.0, scratch_bytes })
 }
 
 /// Seconds of one thread, for a whole group.

@@ -7,16 +7,19 @@
 //! Copies are plain asynchronous ones: memory of the caller's is not page-locked as a rule, and the driver then moves it through
 //! buffers of its own. They take most of such a run's time; who minds keeps tensors on the device.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
     Activation, Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights,
 };
 
-use super::device::{DeviceWeights, LAYOUT, NAME, context};
+use super::device::{Device, DeviceWeights, NAME, context};
 use super::driver::{DeviceMemory, Function};
+use super::facts::Facts;
+use super::families;
+use super::family::Family;
 use super::launches::bytes_of;
-use super::model;
 use super::operands::{DeviceOutput, DeviceTokens};
 use super::queue::LaunchQueue;
 
@@ -61,6 +64,38 @@ impl Cuda {
         self.device
     }
 
+    /// The kernels for it; where it is not there, those that a plan is made with all the same.
+    pub fn family(&self) -> &'static dyn Family {
+        Device::of(self.device).map_or(families::ALL[0], |device| device.family)
+    }
+
+    /// What it is; where it is not there, an H200, so that kernels can be planned, printed and simulated anywhere.
+    fn facts(&self) -> Cow<'static, Facts> {
+        match Device::of(self.device) {
+            Ok(device) => Cow::Borrowed(&device.facts),
+            Err(_) => Cow::Owned(Facts::h200()),
+        }
+    }
+
+    fn illegal(&self, config: &Config, reason: String) -> Error {
+        Error::Illegal { backend: self.name, config: *config, reason }
+    }
+
+    /// The configuration that the model finds cheapest.
+    fn cheapest(&self, problem: &Problem) -> Result<Config> {
+        let (family, facts) = (self.family(), self.facts());
+        let priced = family
+            .candidates(problem, &facts)
+            .into_iter()
+            .filter_map(|config| Some((family.cost(problem, &config, &facts).ok()?.seconds, config)));
+        let best = priced.min_by(|(one, _), (other, _)| one.total_cmp(other));
+        best.map(|(_, config)| config).ok_or_else(|| Error::UnknownName {
+            what: "configuration for this problem",
+            name: problem.to_string(),
+            known: family.name().to_owned(),
+        })
+    }
+
     /// A device by its backend's name: `cuda`, or `cuda:1` and so on.
     pub fn by_name(name: &str) -> Option<&'static Cuda> {
         let device = match name.strip_prefix(NAME)? {
@@ -83,27 +118,29 @@ unsafe impl Backend for Cuda {
     }
 
     fn layout(&self) -> &'static str {
-        LAYOUT
+        self.family().layout()
     }
 
     fn available(&self) -> Result<()> {
-        context(self.device).map(|_| ())
+        Device::of(self.device).map(drop)
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        model::candidates(self.name, problem)
-    }
-
-    fn check(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Cost> {
-        model::check(self.name, problem, config)
+        self.family().candidates(problem, &self.facts())
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        model::legal(self.name, problem, config).map(drop)
+        self.family().legal(problem, config).map_err(|reason| self.illegal(config, reason))
+    }
+
+    fn check(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Cost> {
+        let facts = self.facts();
+        let cost = self.family().cost(problem, config, &facts).map_err(|reason| self.illegal(config, reason))?;
+        Ok(Cost { copying: copied_bytes(problem) / facts.host_bandwidth + COPYING, ..cost })
     }
 
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(DeviceWeights::new(context(self.device)?, weights)?))
+        Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights)?))
     }
 
     unsafe fn run(
@@ -117,7 +154,7 @@ unsafe impl Backend for Cuda {
         let mut desk = desks.take(self.device)?;
         if let Some(widened) = widened(problem, &operands)? {
             let problem = Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output())?;
-            let config = model::cheapest(self.name, &problem)?;
+            let config = self.cheapest(&problem)?;
             desk.run(&problem, &config, Operands { activations: &widened, ..operands })?;
         } else {
             desk.run(problem, config, operands)?;
@@ -125,6 +162,15 @@ unsafe impl Backend for Cuda {
         desks.put_back(desk);
         Ok(())
     }
+}
+
+/// Seconds of a run over the host's memory that no byte is to blame for: two copies, and waiting for the last.
+const COPYING: f64 = 25e-6;
+
+/// Bytes that a run over the host's memory copies.
+fn copied_bytes(problem: &Problem) -> f64 {
+    let group = |s: &op::Shape| s.m * (problem.activation().row_bytes(s.k) + s.n * problem.output().bytes());
+    problem.groups().iter().map(group).sum::<usize>() as f64
 }
 
 /// bfloat16 tokens go to the tensor cores as they are, and sums over them leave f32's range where the tokens are near its
@@ -259,9 +305,9 @@ impl Desk {
 
 /// Registers per thread and spilled bytes per thread of the kernels of a configuration, as the driver compiled them.
 pub fn resources(problem: &Problem, config: &Config) -> Result<Vec<(String, i32, i32)>> {
-    let context = context(0)?;
-    let kernels = model::kernels(problem, config)?.into_iter().map(|kernel| {
-        let function = Function::new(context, kernel)?;
+    let device = Device::of(0)?;
+    let kernels = device.family.kernels(problem, config)?.into_iter().map(|kernel| {
+        let function = Function::new(device.context, kernel)?;
         let (registers, spilled) = function.registers_and_spills()?;
         Ok((function.kernel().name.clone(), registers, spilled))
     });
@@ -270,7 +316,7 @@ pub fn resources(problem: &Problem, config: &Config) -> Result<Vec<(String, i32,
 
 #[cfg(test)]
 mod tests {
-    use super::super::pack::PackedGroups;
+    use super::super::packed::PackedGroups;
     use super::*;
 
     #[test]
@@ -289,7 +335,8 @@ mod tests {
             let tokens = [format::Dense::new(1, 16, vec![half::bf16::from_f32(value); 16], 1.0).unwrap().into()];
             let shapes = vec![op::Shape::new(1, 1, 16)];
             let problem = Problem::new(shapes, op::Gate::None, Activation::BF16, op::Output::F32).unwrap();
-            let (weights, largest) = (PackedGroups::<Vec<u8>>::new("", &[], Ok).unwrap(), [value.abs()]);
+            let (weights, largest) =
+                (PackedGroups::<Vec<u8>>::new("", families::ALL[0], &[], Ok).unwrap(), [value.abs()]);
             let operands = Operands { weights: &weights, activations: &tokens, largest: &largest, targets: &mut [] };
             widened(&problem, &operands).unwrap()
         };

@@ -6,36 +6,61 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Weights};
 
-use super::driver::{Absent, Context, DeviceMemory, Function, Stream, graveyard};
+use super::driver::{Absent, Context, DeviceInfo, DeviceMemory, Function, Stream, graveyard};
+use super::facts::Facts;
+use super::families;
+use super::family::Family;
 use super::launch::KernelSpec;
-use super::pack::{PackedGroup, PackedGroups};
+use super::packed::{PackedGroup, PackedGroups};
 
 /// The name of the backend that computes there.
 pub const NAME: &str = "cuda";
-/// The name of its weights' layout.
-pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
-/// The compute capability that the kernels are built for.
-const CAPABILITY: (i32, i32) = (9, 0);
+
+/// A device that our kernels run on.
+#[derive(Debug)]
+pub struct Device {
+    /// Its context.
+    pub context: &'static Context,
+    /// The kernels for it.
+    pub family: &'static dyn Family,
+    /// What it is.
+    pub facts: Facts,
+}
+
+impl Device {
+    /// A device by its number, or why it cannot be used.
+    pub fn of(ordinal: usize) -> Result<&'static Device> {
+        static DEVICES: Mutex<Vec<(usize, &'static Device)>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|(known, _)| *known == ordinal) {
+            return Ok(device);
+        }
+        let opened = Context::of(ordinal).and_then(|context| Ok((context, family_of(context.info())?)));
+        let (context, family) =
+            opened.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })?;
+        // Lives as long as the process, as its context does.
+        let device: &'static Device = Box::leak(Box::new(Device { context, family, facts: Facts::of(context.info()) }));
+        devices.push((ordinal, device));
+        Ok(device)
+    }
+}
 
 /// The context of a device, or why there is none.
 pub fn context(device: usize) -> Result<&'static Context> {
-    Context::of(device).and_then(check_capability).map_err(|Absent { reason, remedy }| Error::Unavailable {
-        backend: NAME,
-        reason,
-        remedy,
-    })
+    Device::of(device).map(|device| device.context)
 }
 
-/// The kernels use instructions that only this generation has.
-fn check_capability(context: &'static Context) -> Result<&'static Context, Absent> {
-    let info = context.info();
-    let ((major, minor), name) = (info.capability, info.name.as_str());
-    if info.capability == CAPABILITY {
-        return Ok(context);
-    }
-    Err(Absent {
-        reason: format!("the GPU is a {name} of compute capability {major}.{minor}, and the kernels are for 9.0"),
-        remedy: "use a Hopper GPU (H100, H200, GH200), or a CPU backend".to_owned(),
+/// The kernels for a device.
+fn family_of(info: &DeviceInfo) -> Result<&'static dyn Family, Absent> {
+    families::supporting(info.capability).ok_or_else(|| {
+        let ((major, minor), name) = (info.capability, info.name.as_str());
+        let families = families::ALL.map(Family::name).join(", ");
+        Absent {
+            reason: format!(
+                "the GPU is a {name} of compute capability {major}.{minor}, and there are kernels for {families} alone"
+            ),
+            remedy: "use a Hopper GPU (H100, H200, GH200), or a CPU backend".to_owned(),
+        }
     })
 }
 
@@ -67,25 +92,26 @@ pub fn function(context: &'static Context, spec: KernelSpec) -> Result<Arc<Funct
 #[derive(Debug)]
 pub(super) struct DeviceWeights {
     packed: PackedGroups<DeviceMemory>,
-    context: &'static Context,
+    device: &'static Device,
     /// The streams in which work that reads them was queued.
     readers: Mutex<Vec<Weak<Stream>>>,
 }
 
 impl DeviceWeights {
     /// Packs weights and puts them into a device's memory.
-    pub(super) fn new(context: &'static Context, weights: &[Weights<'_>]) -> Result<Self> {
+    pub(super) fn new(device: &'static Device, weights: &[Weights<'_>]) -> Result<Self> {
         graveyard::sweep();
+        let (context, family) = (device.context, device.family);
         let stream = Stream::new(context)?;
         let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
-        let packed = PackedGroups::new(LAYOUT, weights, place)?;
-        Ok(Self { packed, context, readers: Mutex::default() })
+        let packed = PackedGroups::new(family.layout(), family, weights, place)?;
+        Ok(Self { packed, device, readers: Mutex::default() })
     }
 
     /// The weights of a layer, if they are in this device's memory.
-    pub(super) fn on<'p>(packed: &'p dyn PackedWeights, context: &Context) -> Result<&'p DeviceWeights> {
-        let weights: &DeviceWeights = packed_as(packed, NAME, LAYOUT)?;
-        let [found, expected] = [weights.context.ordinal(), context.ordinal()];
+    pub(super) fn on<'p>(packed: &'p dyn PackedWeights, device: &Device) -> Result<&'p DeviceWeights> {
+        let weights: &DeviceWeights = packed_as(packed, NAME, device.family.layout())?;
+        let [found, expected] = [weights.device.context.ordinal(), device.context.ordinal()];
         if found != expected {
             let [found, expected] = [found, expected].map(|device| format!("device {device}"));
             return Err(Error::Mismatch { group: 0, what: "the place of the weights", found, expected });

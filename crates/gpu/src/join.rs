@@ -3,7 +3,7 @@
 
 use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, Launch, Reg, SpecialRegister, Target, U32, U64};
 
-use super::families::sm90::{Elements, RECORD_BYTES, locate};
+use super::families::sm90::kernel::{Elements, RECORD_BYTES, locate};
 use super::gating::{self, Function};
 use op::Output;
 

@@ -5,7 +5,7 @@ use ptx::tensor_map::TensorMap;
 
 use op::{Error, Result};
 
-use super::families::sm90;
+use super::families::sm90::kernel;
 use super::{expand, join};
 
 /// An argument of a kernel.
@@ -31,7 +31,7 @@ pub enum Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelSpec {
     /// The products.
-    Multiply(sm90::Config),
+    Multiply(kernel::Config),
     /// The gate over sums that went through memory.
     Join(join::Config),
     /// Tokens as the products take them.
@@ -42,7 +42,7 @@ impl KernelSpec {
     /// Builds it.
     pub fn build(self) -> Result<Kernel> {
         match self {
-            KernelSpec::Multiply(config) => sm90::kernel(config),
+            KernelSpec::Multiply(config) => kernel::kernel(config),
             KernelSpec::Join(config) => join::kernel(config),
             KernelSpec::Expand(config) => expand::kernel(config),
         }

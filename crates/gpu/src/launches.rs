@@ -7,9 +7,9 @@ use format::Values;
 
 use super::expand::Source;
 use super::expansion::{self, Segment};
+use super::family::{Family, GroupOperands};
 use super::launch::Launch;
-use super::multiply::{self, GroupOperands};
-use super::pack::PackedGroup;
+use super::packed::PackedGroup;
 use op::{Activation, Activations, Config, Problem, Result};
 
 /// What every part of the workspace begins at a multiple of.
@@ -51,8 +51,8 @@ pub fn bytes_of<'a>(activations: &'a Activations<'_>) -> [&'a [u8]; 2] {
 }
 
 /// Bytes that [`launches`] need to work in.
-pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
-    expanded_bytes(problem) + multiply::workspace_bytes(problem, config)
+pub(super) fn workspace_bytes(family: &dyn Family, problem: &Problem, config: &Config) -> usize {
+    expanded_bytes(problem) + family.workspace_bytes(problem, config)
 }
 
 /// Bytes of expanded tokens: all groups one after another, so that tokens that are so too are expanded as one run.
@@ -64,6 +64,7 @@ fn expanded_bytes(problem: &Problem) -> usize {
 
 /// The launches that compute a problem, in their order.
 pub(super) fn launches<M>(
+    family: &dyn Family,
     problem: &Problem,
     config: &Config,
     weights: &[PackedGroup<M>],
@@ -92,6 +93,6 @@ pub(super) fn launches<M>(
     }
     let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(source, &segments));
     let workspace = workspace + expanded_bytes(problem) as u64;
-    launches.extend(multiply::launches(problem, config, &operands, workspace, multiprocessors)?);
+    launches.extend(family.launches(problem, config, &operands, workspace, multiprocessors)?);
     Ok(launches)
 }

@@ -32,13 +32,11 @@
 //! under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the lowest, are
 //! the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
 
-use std::fmt::Debug;
-
 use format::{BLOCK, Matrix};
 use rayon::prelude::*;
 
-use op::{PackedWeights, Result, Weights};
-
+/// The name of the layout.
+pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
 /// Rows of a chunk.
 pub const CHUNK_ROWS: usize = 32;
 /// Columns of k of a chunk.
@@ -54,91 +52,6 @@ const PLACES: [(u32, u32); 4] = [(9, 15), (6, 12), (3, 14), (0, 13)];
 const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
 /// The steps of 16 whose scales are a word's bytes, from the lowest.
 const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
-
-/// A packed weight matrix, somewhere.
-#[derive(Debug)]
-pub struct PackedMatrix<M> {
-    pub(super) global: f32,
-    pub(super) memory: M,
-}
-
-/// A group's packed weights, somewhere.
-#[derive(Debug)]
-pub struct PackedGroup<M> {
-    pub(super) n: usize,
-    pub(super) k: usize,
-    /// Gate and up, or the only one.
-    pub(super) matrices: Vec<PackedMatrix<M>>,
-}
-
-impl<M> PackedGroup<M> {
-    /// Packs a group's weights and puts them where `place` does.
-    pub(super) fn new(weights: &Weights<'_>, mut place: impl FnMut(Vec<u8>) -> Result<M>) -> Result<Self> {
-        let mut each = |matrix: &Matrix<'_>| Ok(PackedMatrix { global: matrix.global(), memory: place(pack(matrix))? });
-        let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
-        Ok(PackedGroup { n: weights.n(), k: weights.k(), matrices })
-    }
-
-    /// Bytes of the packed weights.
-    pub fn bytes(&self) -> usize {
-        self.matrices.len() * packed_bytes(self.n, self.k)
-    }
-
-    /// Where the matrices are, and their global scales; the only one twice if there is one.
-    pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
-        let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
-        ([address(&gate.memory), address(&up.memory)], [gate.global.into(), up.global.into()])
-    }
-}
-
-/// The packed weights of all groups of a layer, somewhere.
-#[derive(Debug)]
-pub(super) struct PackedGroups<M> {
-    groups: Vec<PackedGroup<M>>,
-    shapes: Vec<(usize, usize)>,
-    layout: &'static str,
-}
-
-impl<M> PackedGroups<M> {
-    /// Packs every group's weights and puts them where `place` does.
-    pub(super) fn new(
-        layout: &'static str,
-        weights: &[Weights<'_>],
-        mut place: impl FnMut(Vec<u8>) -> Result<M>,
-    ) -> Result<Self> {
-        let groups = weights.iter().map(|weights| PackedGroup::new(weights, &mut place)).collect::<Result<_>>()?;
-        Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
-    }
-
-    /// Takes them out, so that they can be dropped elsewhere.
-    pub(super) fn take(&mut self) -> Vec<PackedGroup<M>> {
-        std::mem::take(&mut self.groups)
-    }
-
-    /// Each group's.
-    pub(super) fn groups(&self) -> &[PackedGroup<M>] {
-        &self.groups
-    }
-}
-
-// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each.
-unsafe impl<M: Debug + Send + Sync + 'static> PackedWeights for PackedGroups<M> {
-    fn layout(&self) -> &'static str {
-        self.layout
-    }
-
-    fn shapes(&self) -> &[(usize, usize)] {
-        &self.shapes
-    }
-
-    fn matrices(&self) -> usize {
-        self.groups.first().map_or(1, |group| group.matrices.len())
-    }
-
-    fn bytes(&self) -> usize {
-        self.groups.iter().map(PackedGroup::bytes).sum()
-    }
-}
 
 /// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k to 64.
 pub fn packed_bytes(rows: usize, k: usize) -> usize {

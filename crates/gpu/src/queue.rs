@@ -11,10 +11,9 @@ use std::sync::{Arc, Weak};
 use op::operands::TokenShape;
 use op::{Config, Error, PackedWeights, Problem, Result, check_weights};
 
-use super::device::{self, DeviceWeights};
+use super::device::{self, Device, DeviceWeights};
 use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
 use super::launches::{self, TokenPlace};
-use super::model;
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
 
 /// Calls that a queue remembers.
@@ -60,6 +59,7 @@ struct Captured {
 /// back later.)
 #[derive(Debug)]
 pub struct LaunchQueue {
+    device: &'static Device,
     stream: Arc<Stream>,
     ready: HashMap<u64, Ready>,
     workspace: Option<Arc<DeviceMemory>>,
@@ -84,8 +84,9 @@ impl LaunchQueue {
     }
 
     fn over(device: usize, stream: impl FnOnce(&'static Context) -> Result<Stream>) -> Result<Self> {
-        let stream = Arc::new(stream(device::context(device)?)?);
-        Ok(LaunchQueue { stream, ready: HashMap::new(), workspace: None, captured: None })
+        let device = Device::of(device)?;
+        let stream = Arc::new(stream(device.context)?);
+        Ok(LaunchQueue { device, stream, ready: HashMap::new(), workspace: None, captured: None })
     }
 
     /// The stream.
@@ -123,10 +124,11 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Result<Prepared> {
-        model::legal(device::NAME, problem, config)?;
+        let illegal = |reason| Error::Illegal { backend: device::NAME, config: *config, reason };
+        self.device.family.legal(problem, config).map_err(illegal)?;
         check_weights(problem, weights.as_ref())?;
         check_operands(self.stream.context(), problem, tokens, outputs)?;
-        let workspace = self.workspace(launches::workspace_bytes(problem, config))?;
+        let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
         let launches = self.launches(weights.as_ref(), problem, config, (tokens, outputs), workspace.as_deref())?;
         self.ready.retain(|_, ready| ready.weights.strong_count() > 0);
         if self.ready.len() >= REMEMBERED {
@@ -161,7 +163,7 @@ impl LaunchQueue {
             return Err(Error::Forgotten);
         };
         let Some(capture) = self.stream.capturing()? else {
-            DeviceWeights::on(weights.as_ref(), self.stream.context())?.read_by(&self.stream);
+            DeviceWeights::on(weights.as_ref(), self.device)?.read_by(&self.stream);
             // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is waited for
             // when the queue goes or needs another, and the weights, which now know this stream, when they go.
             return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
@@ -175,7 +177,10 @@ impl LaunchQueue {
             capture.keep(Arc::clone(&weights))?;
             captured.weights.push(Arc::downgrade(&weights));
         }
-        let Some(bytes) = ready.workspace.as_ref().map(|_| launches::workspace_bytes(&ready.problem, &ready.config))
+        let Some(bytes) = ready
+            .workspace
+            .as_ref()
+            .map(|_| launches::workspace_bytes(self.device.family, &ready.problem, &ready.config))
         else {
             // SAFETY: the operands are the caller's promise, and the graph keeps the weights.
             return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
@@ -206,7 +211,7 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Result<()> {
-        let workspace = self.workspace(launches::workspace_bytes(problem, config))?;
+        let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
         let launches = self.launches(weights, problem, config, (tokens, outputs), workspace.as_deref())?;
         // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives it back.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
@@ -221,12 +226,21 @@ impl LaunchQueue {
         (tokens, outputs): (&[DeviceTokens], &[DeviceOutput]),
         workspace: Option<&DeviceMemory>,
     ) -> Result<Vec<EncodedLaunch>> {
-        let context = self.stream.context();
-        let groups = DeviceWeights::on(weights, context)?.groups();
+        let context = self.device.context;
+        let groups = DeviceWeights::on(weights, self.device)?.groups();
         let places: Vec<TokenPlace> = tokens.iter().map(|tokens| tokens.place).collect();
         let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
-        let device = (workspace.map_or(0, DeviceMemory::address), context.info().multiprocessors);
-        let launches = launches::launches(problem, config, groups, DeviceMemory::address, &places, &targets, device)?;
+        let place = (workspace.map_or(0, DeviceMemory::address), self.device.facts.multiprocessors);
+        let launches = launches::launches(
+            self.device.family,
+            problem,
+            config,
+            groups,
+            DeviceMemory::address,
+            &places,
+            &targets,
+            place,
+        )?;
         let encoded = launches.iter().map(|launch| {
             let function = match device::compiled(context, launch.kernel) {
                 Some(function) => function,

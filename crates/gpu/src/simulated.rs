@@ -14,10 +14,12 @@ use op::backend::packed_as;
 use op::{Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights};
 use sim::{Arg, Buffer, Limits, Profile, Schedule};
 
+use super::facts::Facts;
+use super::families;
+use super::family::Family;
 use super::launch::{Argument, Launch};
 use super::launches::{TokenPlace, bytes_of, launches, workspace_bytes};
-use super::model;
-use super::pack::{PackedGroup, PackedGroups, PackedMatrix};
+use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
 
 /// The backend's name.
 pub const NAME: &str = "sim";
@@ -28,6 +30,9 @@ const MOST_STEPS: usize = 1024;
 /// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
 const MULTIPROCESSORS: u32 = 3;
 
+/// The kernels that it runs.
+const FAMILY: &dyn Family = families::ALL[0];
+
 /// The simulator, under one schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Simulated(pub Schedule);
@@ -35,6 +40,10 @@ pub struct Simulated(pub Schedule);
 impl Simulated {
     /// The simulator under the schedule that is used where nobody asks for another.
     pub const DEFAULT: Simulated = Simulated(Schedule::Random(1));
+}
+
+fn illegal(config: &Config, reason: String) -> Error {
+    Error::Illegal { backend: NAME, config: *config, reason }
 }
 
 /// An argument as the simulator takes it.
@@ -66,7 +75,7 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
         .matrices
         .iter()
         .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
-    PackedGroup { n: weights.n, k: weights.k, matrices: matrices.collect() }
+    PackedGroup { bytes: weights.bytes, matrices: matrices.collect() }
 }
 
 fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<Profile> {
@@ -93,32 +102,32 @@ unsafe impl Backend for Simulated {
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        model::candidates(NAME, problem)
+        FAMILY.candidates(problem, &Facts::h200())
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        model::legal(NAME, problem, config)?;
-        let steps = model::tile_steps(problem, config);
+        FAMILY.legal(problem, config).map_err(|reason| illegal(config, reason))?;
+        let steps = FAMILY.steps(problem, config);
         if steps > MOST_STEPS {
             let reason = format!(
                 "{problem} takes {steps} steps of a tile over 64 of K, and the simulator is for at most {MOST_STEPS}; \
                  make the problem smaller, or compute it with another backend"
             );
-            return Err(Error::Illegal { backend: NAME, config: *config, reason });
+            return Err(illegal(config, reason));
         }
         Ok(())
     }
 
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
         self.legal(problem, config, threads)?;
-        let cost = model::check(NAME, problem, config)?;
+        let cost = FAMILY.cost(problem, config, &Facts::h200()).map_err(|reason| illegal(config, reason))?;
         // A step takes the simulator about a millisecond, whatever it would take a GPU.
-        let seconds = model::tile_steps(problem, config) as f64 * 1e-3;
+        let seconds = FAMILY.steps(problem, config) as f64 * 1e-3;
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
     }
 
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(PackedGroups::new(LAYOUT, weights, Ok)?))
+        Ok(Arc::new(PackedGroups::new(LAYOUT, FAMILY, weights, Ok)?))
     }
 
     unsafe fn run(
@@ -149,10 +158,10 @@ impl Simulated {
             weights.push(place_weights(&mut gpu, &groups[group]));
             results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
         }
-        let workspace = gpu.alloc("workspace", workspace_bytes(problem, config));
+        let workspace = gpu.alloc("workspace", workspace_bytes(FAMILY, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
         let device = (workspace.address, MULTIPROCESSORS);
-        let launches = launches(problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
+        let launches = launches(FAMILY, problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
         let profiles = launches.iter().map(|launch| run_launch(&mut gpu, launch, self.0)).collect::<Result<_>>()?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;

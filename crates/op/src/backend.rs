@@ -17,6 +17,8 @@ pub struct Cost {
     pub seconds: f64,
     /// What bounds the prediction, in words.
     pub bound_by: &'static str,
+    /// Predicted time of copying operands of the host's to a device and results back, where the backend computes on one.
+    pub copying: f64,
     /// Working memory beside the operands, over all threads.
     pub scratch_bytes: usize,
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Schedule, explore};
 
-use gpu::families::sm90::{self, Products, Record, Tokens};
+use gpu::families::sm90::kernel::{self, Products, Record, Tokens};
 use gpu::gating::Function;
 use gpu::pack;
 use op::{Activation, Epilogue, Error, Gate, Output, Result, Schedule as Dealing, Shape};
@@ -18,7 +18,7 @@ use crate::cases::{Case, Inputs, Suite};
 
 /// A way of putting the phases together that is broken: small enough to run thousands of times, with two consumer
 /// warpgroups so that they share stages and the registers of a block are contested. One matrix, so that sums are exact.
-const PLAIN: sm90::Config = sm90::Config {
+const PLAIN: kernel::Config = kernel::Config {
     products: Products::Single,
     ping_pong: false,
     tokens: 16,
@@ -34,9 +34,9 @@ const PLAIN: sm90::Config = sm90::Config {
 };
 
 /// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
-pub const WAYS: [(&str, sm90::Config); 2] = [
-    ("a tile a block, few tokens", sm90::Config { units: 2, ..PLAIN }),
-    ("two blocks a tile, many tokens", sm90::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+pub const WAYS: [(&str, kernel::Config); 2] = [
+    ("a tile a block, few tokens", kernel::Config { units: 2, ..PLAIN }),
+    ("two blocks a tile, many tokens", kernel::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
 ];
 
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
@@ -121,9 +121,9 @@ struct Problem {
 
 impl Trial {
     /// Builds one of the kernels and its problems.
-    pub fn new(config: sm90::Config) -> Result<Self> {
+    pub fn new(config: kernel::Config) -> Result<Self> {
         let problems = SHAPES.iter().map(|shape| Problem::new(config, *shape)).collect::<Result<_>>()?;
-        Ok(Trial { kernel: sm90::kernel(config).map_err(|error| Error::Kernel(error.into()))?, problems })
+        Ok(Trial { kernel: kernel::kernel(config).map_err(|error| Error::Kernel(error.into()))?, problems })
     }
 
     /// The kernel that is broken.
@@ -161,7 +161,7 @@ impl Trial {
 
 impl Problem {
     /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
-    fn new(config: sm90::Config, shape: Shape) -> Result<Self> {
+    fn new(config: kernel::Config, shape: Shape) -> Result<Self> {
         let case = |inputs| Case {
             suite: Suite::Edge,
             why: "exact sums",
@@ -199,7 +199,7 @@ impl Problem {
         let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
         let args = vec![
             Arg::Maps(vec![config.token_map(tokens.address, [m, k], 0)]),
-            Arg::Words(sm90::table(&[record], config.groups)),
+            Arg::Words(kernel::table(&[record], config.groups)),
             Arg::U32(tiles),
             Arg::F32(0.0),
         ];

@@ -1,9 +1,9 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
 use hammerhead::gpu::expand::{self, MOST_SEGMENTS, Source};
-use hammerhead::gpu::families::sm90::{CAPACITIES, Config, Products, Tokens};
+use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, Config, Products, Tokens};
 use hammerhead::gpu::gating::Function;
-use hammerhead::gpu::{KernelSpec, families::sm90, join};
+use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
 use hammerhead::{Epilogue, Output, Schedule};
 use ptx::Error;
 use ptx::assemble::Assembler;
@@ -123,14 +123,14 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
 #[test]
 fn every_kernel_takes_the_shared_memory_that_its_config_says() {
     for config in configs() {
-        let kernel = sm90::kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        let kernel = kernel::kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
         assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
     }
 }
 
 #[test]
 fn a_size_the_hardware_lacks_is_refused() {
-    assert!(sm90::kernel(COMMON).is_ok());
+    assert!(kernel::kernel(COMMON).is_ok());
     for broken in [
         Config { tokens: 12, ..COMMON },
         Config { tokens: 264, ..COMMON },
@@ -147,7 +147,7 @@ fn a_size_the_hardware_lacks_is_refused() {
         Config { ping_pong: true, ..COMMON },
         Config { groups: 3, ..COMMON },
     ] {
-        assert!(matches!(sm90::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+        assert!(matches!(kernel::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
     }
 }
 

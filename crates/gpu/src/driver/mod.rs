@@ -45,10 +45,14 @@ const MOST_DEVICES: usize = 64;
 mod number {
     use std::ffi::c_int;
 
+    pub const CLOCK_KILOHERTZ: c_int = 13;
     pub const MULTIPROCESSORS: c_int = 16;
+    pub const MEMORY_CLOCK_KILOHERTZ: c_int = 36;
+    pub const MEMORY_BUS_BITS: c_int = 37;
     pub const L2_BYTES: c_int = 38;
     pub const CAPABILITY_MAJOR: c_int = 75;
     pub const CAPABILITY_MINOR: c_int = 76;
+    pub const SHARED_BYTES: c_int = 97;
 }
 
 /// Why there is no GPU to compute on, and what would help.
@@ -86,7 +90,7 @@ impl Absent {
 }
 
 /// What a GPU is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
@@ -94,8 +98,16 @@ pub struct DeviceInfo {
     pub capability: (i32, i32),
     /// Its multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of its second-level cache.
+    /// Its highest clock, in cycles per second.
+    pub clock_hertz: f64,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Bytes per second of its memory, nominally.
+    pub memory_bandwidth: f64,
+    /// Bytes of its L2 cache.
     pub cache_bytes: usize,
+    /// Bytes of shared memory that a block can have.
+    pub shared_bytes: usize,
     /// The CUDA version that its driver supports, as 1000 · major + 10 · minor.
     pub driver: i32,
 }
@@ -286,10 +298,19 @@ fn describe(symbols: &Symbols, device: c_int, driver: i32) -> Result<DeviceInfo,
     // SAFETY: writes at most as many bytes as it is told there are, a final zero among them.
     let status = unsafe { (symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, device) };
     opened(symbols, "cuDeviceGetName", status)?;
+    let mut memory_bytes = 0;
+    // SAFETY: writes one number.
+    opened(symbols, "cuDeviceTotalMem", unsafe { (symbols.device_memory)(&mut memory_bytes, device) })?;
+    // Both edges of the clock carry data.
+    let memory_transfers = 2.0 * f64::from(attribute(number::MEMORY_CLOCK_KILOHERTZ)?);
     Ok(DeviceInfo {
         name: CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
         capability: (attribute(number::CAPABILITY_MAJOR)?, attribute(number::CAPABILITY_MINOR)?),
         multiprocessors: attribute(number::MULTIPROCESSORS)?.cast_unsigned(),
+        clock_hertz: 1e3 * f64::from(attribute(number::CLOCK_KILOHERTZ)?),
+        memory_bytes,
+        memory_bandwidth: memory_transfers * 1e3 * f64::from(attribute(number::MEMORY_BUS_BITS)?) / 8.0,
+        shared_bytes: usize::try_from(attribute(number::SHARED_BYTES)?).unwrap_or(0),
         cache_bytes: usize::try_from(attribute(number::L2_BYTES)?).unwrap_or(0),
         driver,
     })

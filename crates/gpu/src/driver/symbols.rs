@@ -76,6 +76,7 @@ symbols! {
     device_count = "cuDeviceGetCount" (*mut c_int);
     device_get = "cuDeviceGet" (*mut c_int, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_get = "cuCtxGetCurrent" (*mut Handle);

@@ -5,15 +5,17 @@
 //! `MOST_GROUPS` of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums
 //! in the workspace, and one that joins them.
 
+use op::{Config, Gate, Problem, Result, Schedule, Shape, Strategy};
+use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
 
-use op::{Config, Problem, Result, Schedule, Shape};
-
 use super::choice::{kernel_config, passes_twice};
-use super::families::sm90::{self, CAPACITIES, Record};
-use super::gating::{self, Function};
-use super::join;
-use super::launch::{Argument, KernelSpec, Launch};
+use super::kernel::{self, CAPACITIES, Record};
+use crate::expand::{self, Source};
+use crate::family::GroupOperands;
+use crate::gating::{self, Function};
+use crate::join;
+use crate::launch::{Argument, KernelSpec, Launch};
 
 /// Groups with tokens of one launch.
 const MOST_GROUPS: usize = 128;
@@ -22,23 +24,8 @@ const WEIGHT_FACTOR: f64 = 128.0;
 /// Planes of sums start at multiples of this many bytes.
 const PLANE_ALIGN: usize = 256;
 
-/// Where a group's operands are, and how its sums are scaled. Everything starts at a multiple of 16 bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupOperands {
-    /// The packed gate and up weights; without a gate only the first is looked at.
-    pub weights: [u64; 2],
-    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits.
-    pub tokens: u64,
-    /// Bytes from one part of the tokens to the next, where they have several.
-    pub part_bytes: u64,
-    /// C, `[m, n]`.
-    pub out: u64,
-    /// The tokens' global scale times each matrix's.
-    pub alphas: [f64; 2],
-}
-
 /// Bytes of memory that a configuration needs beside the operands.
-pub fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
+pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
     if !passes_twice(problem, config) {
         return 0;
     }
@@ -52,7 +39,7 @@ fn plane_bytes(shape: &Shape) -> usize {
 
 /// The launches of a problem, in the order in which they run. `operands` has an entry for each group; `workspace` is the
 /// address of as much memory as [`workspace_bytes`] says. The configuration is one that `check` accepts.
-pub fn launches(
+pub(super) fn launches(
     problem: &Problem,
     config: &Config,
     operands: &[GroupOperands],
@@ -109,7 +96,7 @@ impl Cut<'_> {
 
     /// The products of all groups: to C, or the sums of one matrix to their planes.
     fn multiply(&self, matrix: Option<usize>) -> Result<Launch> {
-        let kernel = sm90::Config { groups: self.capacity(), ..kernel_config(self.problem, self.config)? };
+        let kernel = kernel::Config { groups: self.capacity(), ..kernel_config(self.problem, self.config)? };
         let (mut records, mut maps, mut tiles) = (Vec::new(), Vec::new(), 0u32);
         for group in self.groups {
             let Shape { m, n, k } = group.shape;
@@ -165,7 +152,7 @@ impl Cut<'_> {
     }
 
     fn arguments(&self, records: &[Record], maps: Option<Vec<TensorMap>>, tiles: u32) -> Vec<Argument> {
-        let table = sm90::table(records, self.capacity());
+        let table = kernel::table(records, self.capacity());
         let clamp = Argument::F32(gating::clamp(self.problem.gate()));
         let maps = maps.map(Argument::Maps);
         maps.into_iter().chain([Argument::Words(table), Argument::U32(tiles), clamp]).collect()
@@ -175,7 +162,23 @@ impl Cut<'_> {
 /// Whether a launch that needs so many blocks has one for each multiprocessor. Where a multiprocessor holds two blocks, one is to
 /// be of this launch and one of the next: multiprocessors without any of this one would take two of the next, which then
 /// takes twice as long. So if most have something to do, the others repeat some of it.
-fn spreads(kernel: &sm90::Config, blocks: u32, multiprocessors: u32) -> bool {
+fn spreads(kernel: &kernel::Config, blocks: u32, multiprocessors: u32) -> bool {
     let most = (multiprocessors / 2 + 1..=multiprocessors).contains(&blocks);
     kernel.resident() > 1 && most && multiprocessors.is_multiple_of(kernel.blocks_per_tile())
+}
+
+/// The kernels that a configuration runs for a problem, in the order in which they run.
+pub(super) fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
+    let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
+    let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
+    let multiply = kernel::Config { groups, ..kernel_config(problem, config)? };
+    let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
+    let expansion =
+        Source::of(problem.activation()).map(|source| KernelSpec::Expand(expand::Config::new(source, 1, elements)));
+    let mut each: Vec<KernelSpec> = expansion.into_iter().chain([KernelSpec::Multiply(multiply)]).collect();
+    if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
+        let (function, output) = (Function::of(problem.gate()), problem.output());
+        each.push(KernelSpec::Join(join::Config { function, output, groups }));
+    }
+    each.into_iter().map(KernelSpec::build).collect()
 }

@@ -10,24 +10,17 @@
 
 use std::collections::BTreeMap;
 
-use ptx::Kernel;
+use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::{ending, kernel_config, kernel_of, products};
-use super::expand::{self, Source};
-use super::families::sm90::{self, CAPACITIES, UNIT};
-use super::gating::Function;
-use super::launch::KernelSpec;
-use super::{join, multiply};
-use op::{Config, Cost, Epilogue, Error, Gate, Problem, Result, Schedule, Shape, Strategy, Tile};
+use super::choice::{ending, kernel_of, products};
+use super::kernel::{self, UNIT};
+use super::multiply;
+use crate::expand::{self, Source};
+use crate::facts::Facts;
+use crate::join;
 
-/// Multiprocessors of an H200.
-pub(super) const MULTIPROCESSORS: u32 = 132;
-/// Cycles per second that it keeps up under load.
-const CLOCK: f64 = 1.7e9;
-/// Bytes per second from its memory.
-const BANDWIDTH: f64 = 4.3e12;
-/// Bytes per second that all multiprocessors get of tokens while weights come from memory.
-const TOKEN_BANDWIDTH: f64 = 30e12;
+/// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
+const TOKEN_BYTES_PER_CYCLE: f64 = 134.0;
 /// Bytes of weights that a block must have asked for beyond what its warpgroups read, so that memory is busy.
 const IN_FLIGHT: f64 = 30e3;
 /// Seconds that a launch takes besides, and how many fewer where its blocks begin while others compute.
@@ -67,13 +60,13 @@ const BLOCKS: [usize; 4] = [1, 2, 3, 4];
 
 /// Every configuration worth trying, with as many stages as there is room for: on a multiprocessor of its own, and beside
 /// another block.
-pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config> {
+pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     let mut configs = Vec::new();
     let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
     // A tile much larger than the longest group would only be cut.
     let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
     for strategy in Strategy::ALL {
-        let single = products(problem, strategy) != sm90::Products::Interleaved;
+        let single = products(problem, strategy) != kernel::Products::Interleaved;
         for (tokens, blocks) in TOKENS[..sizes].iter().flat_map(|&tokens| BLOCKS.map(|blocks| (tokens, blocks))) {
             let tile = Tile { tokens, columns: blocks * if single { 64 } else { 32 } };
             for schedule in Schedule::ALL {
@@ -84,24 +77,12 @@ pub(super) fn candidates(backend: &'static str, problem: &Problem) -> Vec<Config
                 let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
                 let with = |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
                 let with_room =
-                    |resident| depths.iter().map(with).find_map(|config| deepest(backend, problem, config, resident));
+                    |resident| depths.iter().map(with).find_map(|config| deepest(problem, config, resident, facts));
                 configs.extend([1, 2].into_iter().filter_map(with_room));
             }
         }
     }
     configs
-}
-
-/// The configuration that the model finds cheapest.
-pub(super) fn cheapest(backend: &'static str, problem: &Problem) -> Result<Config> {
-    let priced = candidates(backend, problem)
-        .into_iter()
-        .filter_map(|config| Some((check(backend, problem, &config).ok()?, config)));
-    let best = priced.min_by(|(one, _), (other, _)| one.seconds.total_cmp(&other.seconds));
-    best.map(|(_, config)| config).ok_or_else(|| {
-        let reason = format!("{problem} fits no tile");
-        Error::Illegal { backend, config: WHATEVER, reason }
-    })
 }
 
 /// A configuration of which only the strategy matters.
@@ -116,7 +97,7 @@ const WHATEVER: Config = Config {
 
 /// The configuration with as many stages as fit, so many blocks being on a multiprocessor, but no more than hide a copy's
 /// latency, if enough do.
-fn deepest(backend: &'static str, problem: &Problem, config: Config, resident: u32) -> Option<Config> {
+fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> Option<Config> {
     let most = if config.tile.tokens <= 32 { 14 } else { 6 };
     let least = match config.depth {
         256 => 4,
@@ -124,39 +105,40 @@ fn deepest(backend: &'static str, problem: &Problem, config: Config, resident: u
         _ => 2,
     };
     let fits = |&stages: &usize| {
-        kernel_of(problem, &Config { stages, ..config }).is_ok_and(|kernel| kernel.resident() == resident)
+        kernel_of(problem, &Config { stages, ..config })
+            .is_ok_and(|kernel| kernel.resident() == resident && kernel.shared_bytes() as usize <= facts.shared_bytes)
     };
     let stages = (least..=most).rev().find(fits)?;
     let config = Config { stages, ..config };
-    check(backend, problem, &config).is_ok().then_some(config)
+    legal(problem, &config).is_ok().then_some(config)
 }
 
 /// The kernel and the number of tiles of a configuration, if it is legal for a problem.
-pub(super) fn legal(backend: &'static str, problem: &Problem, config: &Config) -> Result<(sm90::Config, usize)> {
-    let illegal = |reason| Error::Illegal { backend, config: *config, reason };
-    let kernel = kernel_of(problem, config).map_err(illegal)?;
+pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::Config, usize), String> {
+    let kernel = kernel_of(problem, config)?;
     let mut tiles = 0usize;
     for shape in problem.groups() {
-        check_shape(shape, config, &kernel).map_err(illegal)?;
+        check_shape(shape, config, &kernel)?;
         tiles += shape.m.div_ceil(kernel.tokens as usize) * shape.n.div_ceil(kernel.columns as usize);
     }
     if tiles > i32::MAX as usize / 4 {
-        return Err(illegal(format!("{tiles} tiles are more than one launch can have; make tiles larger")));
+        return Err(format!("{tiles} tiles are more than one launch can have; make tiles larger"));
     }
     Ok((kernel, tiles))
 }
 
 /// Whether a configuration is legal for a problem, and what it should cost.
-pub(super) fn check(backend: &'static str, problem: &Problem, config: &Config) -> Result<Cost> {
-    let (kernel, tiles) = legal(backend, problem, config)?;
+pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+    let (kernel, tiles) = legal(problem, config)?;
+    let multiprocessors = f64::from(facts.multiprocessors);
     let passes = if config.strategy == Strategy::TwoPass { problem.matrices() } else { 1 };
-    let mut compute = passes as f64 * busiest(problem, &kernel) / CLOCK;
+    let mut compute = passes as f64 * busiest(problem, &kernel, facts) / facts.clock;
     let workspace = multiply::workspace_bytes(problem, config);
-    let mut memory = (problem.bytes() + 2.0 * workspace as f64) / BANDWIDTH * starved(&kernel)
-        + cached_token_bytes(problem, &kernel) / TOKEN_BANDWIDTH;
+    let mut memory = (problem.bytes() + 2.0 * workspace as f64) / facts.bandwidth * starved(&kernel)
+        + cached_token_bytes(problem, &kernel) / (TOKEN_BYTES_PER_CYCLE * multiprocessors * facts.clock);
     // Multiprocessors' worth of blocks.
-    let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / f64::from(MULTIPROCESSORS);
-    let finishing = finish_cycles(&kernel, f64::from(kernel.tokens)) / CLOCK;
+    let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
+    let finishing = finish_cycles(&kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
     if kernel.resident() > 1 && waves > 0.5 {
         memory += finishing;
@@ -171,17 +153,18 @@ pub(super) fn check(backend: &'static str, problem: &Problem, config: &Config) -
     } else {
         // Memory idles at both ends of every block.
         let times = if kernel.schedule == Schedule::Persistent { 1.0 } else { waves.ceil() };
-        memory += times * finishing + (times - 1.0).max(0.0) * FILL / CLOCK;
+        memory += times * finishing + (times - 1.0).max(0.0) * FILL / facts.clock;
     }
     Ok(Cost {
         seconds: compute.max(memory) + launching,
         bound_by: if compute > memory { "tensor cores" } else { "device memory" },
+        copying: 0.0,
         scratch_bytes: workspace,
     })
 }
 
 /// Whether a group's sizes fit the kernels' 32-bit sizes, and its rows of C the way they are written.
-fn check_shape(shape: &Shape, config: &Config, kernel: &sm90::Config) -> Result<(), String> {
+fn check_shape(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Result<(), String> {
     let row = shape.n * kernel.output.bytes();
     if config.epilogue != Epilogue::Direct && !row.is_multiple_of(16) {
         return Err(format!(
@@ -198,12 +181,12 @@ fn check_shape(shape: &Shape, config: &Config, kernel: &sm90::Config) -> Result<
 }
 
 /// Cycles of a tile with so many tokens of a group, so many such tiles sharing a multiprocessor.
-fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize, together: u32) -> f64 {
+fn tile_cycles(kernel: &kernel::Config, tokens: u32, k: usize, together: u32) -> f64 {
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
     let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN;
-    let dequantise = if kernel.element == sm90::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
+    let dequantise = if kernel.element == kernel::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
     let slice = multiplying.max(dequantise + width * DEQUANTISE_TOKEN);
     // A warpgroup alone does not keep the tensor cores busy.
     let slice = if kernel.ping_pong { slice * ALONE } else { slice };
@@ -225,7 +208,7 @@ fn tile_cycles(kernel: &sm90::Config, tokens: u32, k: usize, together: u32) -> f
 }
 
 /// How much slower memory is where a block has few bytes in flight: a fit, like all else here.
-fn starved(kernel: &sm90::Config) -> f64 {
+fn starved(kernel: &kernel::Config) -> f64 {
     let read = if kernel.shares_k() { 3 } else { 2 };
     let stages = f64::from(kernel.stages.saturating_sub(read)).max(0.5);
     let in_flight = stages * f64::from(kernel.units * kernel.unit_bytes()[1]);
@@ -233,7 +216,7 @@ fn starved(kernel: &sm90::Config) -> f64 {
 }
 
 /// Bytes of tokens that all tiles together read.
-fn cached_token_bytes(problem: &Problem, kernel: &sm90::Config) -> f64 {
+fn cached_token_bytes(problem: &Problem, kernel: &kernel::Config) -> f64 {
     let of_group = |shape: &Shape| {
         let (tiles, tokens) = kernel.cut(shape.m as u32);
         let columns = shape.n.div_ceil(kernel.columns as usize) as f64;
@@ -243,20 +226,21 @@ fn cached_token_bytes(problem: &Problem, kernel: &sm90::Config) -> f64 {
 }
 
 /// Cycles from a tile's last multiplication to C.
-fn finish_cycles(kernel: &sm90::Config, width: f64) -> f64 {
+fn finish_cycles(kernel: &kernel::Config, width: f64) -> f64 {
     let finish = FINISH + FINISH_TOKEN * width / f64::from(kernel.blocks_per_tile());
     let between_blocks = if kernel.blocks_per_tile() > 1 { JOIN_BLOCKS + JOIN_BLOCKS_TOKEN * width } else { 0.0 };
     finish + between_blocks + if kernel.shares_k() { JOIN_WARPGROUPS } else { 0.0 }
 }
 
 /// Cycles of the busiest multiprocessor: tiles go, the longest first, to whoever is free first, or in turn.
-fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
+fn busiest(problem: &Problem, kernel: &kernel::Config, facts: &Facts) -> f64 {
+    let multiprocessors = facts.multiprocessors as usize;
     let cut = |shape: &Shape| (kernel.cut(shape.m as u32), shape.n.div_ceil(kernel.columns as usize));
     let groups = || problem.groups().iter().filter(|shape| shape.m > 0);
     let blocks: usize =
         groups().map(|shape| cut(shape).0.0 as usize * cut(shape).1).sum::<usize>() * kernel.blocks_per_tile() as usize;
     // Where each multiprocessor has but one block of this launch, the other one is of the next and waits.
-    let together = if blocks > MULTIPROCESSORS as usize { kernel.resident() } else { 1 };
+    let together = if blocks > multiprocessors { kernel.resident() } else { 1 };
     let mut tiles: Vec<(f64, usize)> = Vec::new();
     for shape in groups() {
         let ((token_tiles, tokens), columns) = cut(shape);
@@ -266,7 +250,7 @@ fn busiest(problem: &Problem, kernel: &sm90::Config) -> f64 {
         tiles.push((cycles(last), columns));
     }
     tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let workers = MULTIPROCESSORS as usize * together as usize / kernel.blocks_per_tile() as usize;
+    let workers = multiprocessors * together as usize / kernel.blocks_per_tile() as usize;
     match kernel.schedule {
         Schedule::Persistent => in_turn(&tiles, workers) + FILL + FINISH,
         Schedule::PerTile | Schedule::SplitK => deal(&tiles, workers),
@@ -306,26 +290,9 @@ fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
     free.last_key_value().map_or(0.0, |(&end, _)| end as f64)
 }
 
-/// The kernels that a configuration runs for a problem, in the order in which they run.
-pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
-    let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
-    let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
-    let multiply = sm90::Config { groups, ..kernel_config(problem, config)? };
-    let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
-    let expansion =
-        Source::of(problem.activation()).map(|source| KernelSpec::Expand(expand::Config::new(source, 1, elements)));
-    let mut each: Vec<KernelSpec> = expansion.into_iter().chain([KernelSpec::Multiply(multiply)]).collect();
-    if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
-        let (function, output) = (Function::of(problem.gate()), problem.output());
-        each.push(KernelSpec::Join(join::Config { function, output, groups }));
-    }
-    each.into_iter().map(KernelSpec::build).collect()
-}
-
 /// How many times a block takes a step over 64 of K, in all.
-#[cfg(feature = "sim")]
-pub(super) fn tile_steps(problem: &Problem, config: &Config) -> usize {
-    let parts = sm90::Tokens::of(problem.activation()).parts() as usize;
+pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
+    let parts = kernel::Tokens::of(problem.activation()).parts() as usize;
     let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
     let steps = |s: &Shape| tiles(s) * s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
     problem.groups().iter().map(steps).sum()

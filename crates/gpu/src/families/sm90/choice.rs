@@ -2,22 +2,22 @@
 
 use op::{Config, Error, Gate, Output, Problem, Result, Strategy};
 
-use super::families::sm90::{self, Products, Tokens, UNIT};
-use super::gating::Function;
+use super::kernel::{self, Products, Tokens, UNIT};
+use crate::gating::Function;
 
 /// The kernel of the products that a configuration asks for, for one group.
-pub fn kernel_config(problem: &Problem, config: &Config) -> Result<sm90::Config> {
+pub fn kernel_config(problem: &Problem, config: &Config) -> Result<kernel::Config> {
     kernel_of(problem, config).map_err(|reason| Error::Illegal { backend: "cuda", config: *config, reason })
 }
 
-pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<sm90::Config, String> {
+pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::Config, String> {
     let unit = UNIT as usize;
     if !config.depth.is_multiple_of(unit) {
         return Err(format!("a stage holds chunks of {unit} of K; ask for depth=64, 128 or 256"));
     }
     let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let (function, output) = ending(problem, config);
-    let kernel = sm90::Config {
+    let kernel = kernel::Config {
         products: products(problem, config.strategy),
         ping_pong: config.strategy == Strategy::PingPong,
         tokens: narrow(config.tile.tokens),

@@ -1,0 +1,443 @@
+//! The Hopper kernels: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) in 16 bits times FP4 weights B (n × k), for one
+//! problem or for a ragged group of them in one launch.
+//!
+//! Hopper's tensor cores know no FP4, so the weights become halves (or bfloat16) in registers, exactly, on their way to
+//! `wgmma`. That works because wgmma takes its A operand from registers: the roles are swapped, weight rows are the M = 64
+//! side and tokens the N side, any multiple of 8 of them.
+//!
+//! Every strategy is made of the same phases. A [`Config`] says how they are put together; [`kernel`] is where it happens:
+//!
+//! - `work`: the groups, and which tile of which group a block computes next;
+//! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
+//! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by bulk copy;
+//! - `fragments`: codes and scales of a chunk become a fragment of weights;
+//! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
+//! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
+//! - `epilogue`: the gate, the rounding, and the way to C.
+//!
+//! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`crate::pack`]). Where gate and up are
+//! interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and up
+//! sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
+//!
+//! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of both, two.
+//! Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of their first
+//! stages, which depend on nobody, and wait for their tokens.
+
+mod combine;
+mod consume;
+mod epilogue;
+mod fragments;
+mod pipeline;
+mod produce;
+mod work;
+
+use std::ops::RangeInclusive;
+
+use ptx::descriptor::Swizzle;
+use ptx::tensor_map::{Element, TensorMap};
+use ptx::{Barriers, Builder, Error, Kernel, Launch, RegisterChange, SHARED_LIMIT, SpecialRegister, Target};
+
+pub(crate) use work::{Elements, RECORD_BYTES, locate};
+pub use work::{Record, table};
+
+use crate::gating::Function;
+use op::{Activation, Epilogue, Output, Schedule};
+use pipeline::Pipeline;
+use work::Work;
+
+/// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
+pub const UNIT: u32 = 64;
+/// Bytes of a token in one unit of k.
+const TOKEN_BYTES: u32 = UNIT * 2;
+/// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles, since
+/// registers do not suffice for so many main loops then.
+const WIDTH_STEP: u32 = 16;
+const WIDTH_STEP_PERSISTENT: u32 = 32;
+/// The least such width: below it, dequantising takes as long whatever the width.
+const LEAST_WIDTH: u32 = 64;
+/// Tokens up to which multiplications are so short that they are waited for by units, not one by one.
+const COARSE_TOKENS: u32 = 64;
+/// The most stages a pipeline may have.
+const MOST_STAGES: u32 = 16;
+/// Shared memory that each of two blocks on a multiprocessor can have: half of its 228 KB, less the 1 KB that each block
+/// costs. And the registers of their producers and consumers.
+const SHARED_OF_TWO: u32 = (228 / 2 - 1) * 1024;
+const BUDGETS_OF_TWO: (u32, u32) = (32, 104);
+/// Tokens with which four warpgroups dequantise two blocks of rows, two of them each: fewer are bound by memory, and with more
+/// the tensor cores are busy enough, nor are there registers.
+const SHARING_TOKENS: RangeInclusive<u32> = 40..=64;
+/// Numbers of groups that kernels are built for; a launch takes the next larger one.
+pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];
+
+/// Which products a tile needs, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// Gate and up at every step of k, in one fragment.
+    Interleaved,
+    /// Gate over all of k, then up over all of k.
+    Sequential,
+    /// One matrix only.
+    Single,
+}
+
+/// What tokens are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tokens {
+    /// Halves.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Three bfloat16 each, of which the sum is meant.
+    Bf16Sum,
+}
+
+impl Tokens {
+    /// What tokens of a type become before they are multiplied.
+    pub fn of(activation: Activation) -> Self {
+        match activation {
+            Activation::NvFp4 | Activation::F16 => Tokens::F16,
+            Activation::BF16 => Tokens::Bf16,
+            Activation::F32 => Tokens::Bf16Sum,
+        }
+    }
+
+    /// Numbers that make up one token's element.
+    pub fn parts(self) -> u32 {
+        if self == Tokens::Bf16Sum { 3 } else { 1 }
+    }
+
+    fn element(self) -> Element {
+        if self == Tokens::F16 { Element::F16 } else { Element::Bf16 }
+    }
+}
+
+/// How a kernel is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Which products.
+    pub products: Products,
+    /// Whether the two consumer warpgroups compute tiles of their own, in turn.
+    pub ping_pong: bool,
+    /// The most tokens of a tile: a multiple of 8, at most 256.
+    pub tokens: u32,
+    /// Columns of C of a tile.
+    pub columns: u32,
+    /// Units of 64 along k in a stage.
+    pub units: u32,
+    /// Stages of the pipeline.
+    pub stages: u32,
+    /// How values get to C.
+    pub epilogue: Epilogue,
+    /// Which block computes which tile.
+    pub schedule: Schedule,
+    /// What tokens are made of.
+    pub element: Tokens,
+    /// What becomes of gate and up.
+    pub function: Function,
+    /// The type of C.
+    pub output: Output,
+    /// Groups that a launch may have: one of [`CAPACITIES`].
+    pub groups: u32,
+}
+
+/// How the blocks of rows of a tile are shared out among warpgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Consumer warpgroups with different columns.
+    along_n: u32,
+    /// Consumer warpgroups with different steps of k of the same columns.
+    along_k: u32,
+    /// Blocks of rows of each.
+    blocks: u32,
+}
+
+impl Config {
+    /// Columns of C that one block of rows covers.
+    fn block_columns(&self) -> u32 {
+        if self.products == Products::Interleaved { 32 } else { 64 }
+    }
+
+    /// Blocks of rows of a tile.
+    pub fn blocks(&self) -> u32 {
+        self.columns / self.block_columns()
+    }
+
+    /// Accumulators of a thread for each block of rows: with gate and up apart, two sets.
+    pub fn passes(&self) -> u32 {
+        if self.products == Products::Sequential { 2 } else { 1 }
+    }
+
+    /// Whether two blocks of rows have two warpgroups each, every other stage for one of them. Unrolled for four units, their
+    /// loop would need more registers.
+    fn shared_rows(&self) -> bool {
+        let simple = self.passes() == 1 && self.units < 4 && self.stages.is_multiple_of(2);
+        simple && SHARING_TOKENS.contains(&self.tokens)
+    }
+
+    fn division(&self) -> Division {
+        let (along_n, along_k, blocks) = match (self.ping_pong, self.blocks()) {
+            (true, blocks) => (1, 1, blocks),
+            (false, 1) => (1, 2, 1),
+            (false, 2) if self.shared_rows() => (2, 2, 1),
+            (false, 4) => (2, 1, 2),
+            (false, blocks) => (blocks, 1, 1),
+        };
+        Division { along_n, along_k, blocks }
+    }
+
+    /// Consumer warpgroups.
+    fn warpgroups(&self) -> u32 {
+        let Division { along_n, along_k, .. } = self.division();
+        if self.ping_pong { 2 } else { along_n * along_k }
+    }
+
+    fn threads(&self) -> u32 {
+        (self.warpgroups() + 1) * 128
+    }
+
+    /// Chunks of weights in one unit of k of a tile.
+    fn chunks(&self) -> u32 {
+        2 * self.blocks()
+    }
+
+    fn width_step(&self) -> u32 {
+        if self.schedule == Schedule::Persistent { WIDTH_STEP_PERSISTENT } else { WIDTH_STEP }
+    }
+
+    /// The numbers of tokens for which there is a main loop, rising; a tile takes the least that covers its tokens.
+    pub fn widths(&self) -> Vec<u32> {
+        let several = self.tokens > LEAST_WIDTH && self.tokens.is_multiple_of(self.width_step());
+        if several && self.schedule != Schedule::SplitK {
+            (LEAST_WIDTH..=self.tokens).step_by(self.width_step() as usize).collect()
+        } else {
+            vec![self.tokens]
+        }
+    }
+
+    /// Tokens that one tensor copy brings for a group of `m`: as many as its largest tile multiplies.
+    fn box_tokens(&self, m: u32) -> u32 {
+        if self.widths().len() > 1 { self.cut(m).1.max(LEAST_WIDTH) } else { self.tokens }
+    }
+
+    /// Bytes of one unit of k in a stage: tokens, and weights.
+    pub fn unit_bytes(&self) -> [u32; 2] {
+        [self.tokens * self.element.parts() * TOKEN_BYTES, self.chunks() * crate::pack::CHUNK_BYTES]
+    }
+
+    /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside the
+    /// present one's and ask for their weights while those still compute.
+    pub fn resident(&self) -> u32 {
+        let registers = self.held_registers() + self.spare_registers();
+        let fits = self.shared_bytes() <= SHARED_OF_TWO && registers <= BUDGETS_OF_TWO.1;
+        let simple = self.warpgroups() == 2 && self.passes() == 1 && self.schedule != Schedule::Persistent;
+        if simple && fits { 2 } else { 1 }
+    }
+
+    /// Registers per thread of the producers and of the consumers, from what one block's threads have together.
+    fn register_budgets(&self) -> (u32, u32) {
+        match (self.resident(), self.warpgroups()) {
+            (2, _) => BUDGETS_OF_TWO,
+            (_, 1 | 2) => (40, 232),
+            (_, 3) => (32, 160),
+            _ => (32, 112),
+        }
+    }
+
+    /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a stage.
+    fn fragment_sets(&self) -> u32 {
+        if self.tokens <= COARSE_TOKENS && self.units > 1 && self.stages > self.division().along_k { 2 } else { 1 }
+    }
+
+    /// Registers that a consumer's sums, fragments, words and scales take.
+    fn held_registers(&self) -> u32 {
+        let Division { blocks, .. } = self.division();
+        let fragments = fragments::WORD_REGISTERS + fragments::SET_REGISTERS * self.fragment_sets();
+        blocks * (self.passes() * self.tokens / 2 + fragments)
+    }
+
+    /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several widths or
+    /// long ones, and where warpgroups take turns with tiles.
+    fn spare_registers(&self) -> u32 {
+        match (self.ping_pong, self.tokens, self.units) {
+            (true, ..) | (false, ..=96, 4) => 52,
+            (false, ..=96, _) => 28,
+            (false, ..) => 46,
+        }
+    }
+
+    /// Bytes of shared memory: what the phases declare, added up.
+    pub fn shared_bytes(&self) -> u32 {
+        let [tokens, weights] = self.unit_bytes().map(|bytes| bytes * self.units * self.stages);
+        let barriers = 2 * self.stages + if self.ping_pong { 2 } else { 0 };
+        let declared = tokens + weights + barriers * Barriers::STRIDE;
+        // Scratch memory is a part of the stages where it can be.
+        let reuses = self.schedule != Schedule::Persistent;
+        let apart =
+            |end: u32, bytes: u32| if reuses && bytes <= tokens { end } else { end.next_multiple_of(16) + bytes };
+        let end = combine::Combine::scratch_bytes(self).map_or(declared, |bytes| apart(declared, bytes));
+        let end = combine::Combine::received_bytes(self)
+            .map_or(end, |bytes| end.next_multiple_of(16) + bytes + self.division().along_n * Barriers::STRIDE);
+        epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes))
+    }
+
+    /// Whether two warpgroups have different steps of k of the same columns.
+    pub fn shares_k(&self) -> bool {
+        self.division().along_k > 1
+    }
+
+    /// Blocks that take part in one tile.
+    pub fn blocks_per_tile(&self) -> u32 {
+        if self.schedule == Schedule::SplitK { 2 } else { 1 }
+    }
+
+    /// Into how many tiles `m` tokens are cut, and the tokens of each but the last: alike as far as widths allow.
+    pub fn cut(&self, m: u32) -> (u32, u32) {
+        let tiles = m.div_ceil(self.tokens);
+        if self.widths().len() > 1 {
+            let tokens = m.div_ceil(tiles).next_multiple_of(self.width_step());
+            (m.div_ceil(tokens), tokens)
+        } else {
+            (tiles, self.tokens)
+        }
+    }
+
+    /// The tensor map of a group's tokens: `m` rows of `k` numbers at `address`, and further parts `part_bytes` apart.
+    pub fn token_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64) -> TensorMap {
+        let parts = self.element.parts();
+        let mut map = TensorMap {
+            element: self.element.element(),
+            address,
+            dims: vec![k.into(), m.into()],
+            strides: vec![u64::from(k) * 2],
+            tile: vec![UNIT, self.box_tokens(m)],
+            swizzle: Swizzle::B128,
+        };
+        if parts > 1 {
+            map.dims.push(parts.into());
+            map.strides.push(part_bytes);
+            map.tile.push(1);
+        }
+        map
+    }
+
+    /// Whether the hardware has room for it, and the phases fit together.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !self.tokens.is_multiple_of(8) || !(8..=256).contains(&self.tokens) {
+            return refuse("tokens of a tile", self.tokens, "a multiple of 8 from 8 to 256: the N side of wgmma");
+        }
+        let most_blocks = if self.ping_pong { 2 } else { 4 };
+        if !self.columns.is_multiple_of(self.block_columns()) || !(1..=most_blocks).contains(&self.blocks()) {
+            let wanted = match (self.products, self.ping_pong) {
+                (Products::Interleaved, false) => "32, 64, 96 or 128: wgmma takes 32 columns of gate and up",
+                (Products::Interleaved, true) => "32 or 64: each warpgroup has a tile of its own",
+                (_, false) => "64, 128, 192 or 256: wgmma takes 64 columns of a matrix",
+                (_, true) => "64 or 128: each warpgroup has a tile of its own",
+            };
+            return refuse("columns of a tile", self.columns, wanted);
+        }
+        if ![1, 2, 4].contains(&self.units) {
+            return refuse("depth of a stage", self.units * UNIT, "64, 128 or 256: one, two or four chunks");
+        }
+        if !(1..=MOST_STAGES).contains(&self.stages) {
+            return refuse("pipeline stages", self.stages, "1 to 16");
+        }
+        if self.division().along_k > 1 && !self.stages.is_multiple_of(2) {
+            let wanted = "an even number where two warpgroups share K: each has every other stage";
+            return refuse("pipeline stages", self.stages, wanted);
+        }
+        if self.ping_pong && self.schedule != Schedule::Persistent {
+            let wanted = "schedule=persistent: a block needs several tiles for its warpgroups to take turns";
+            return refuse("tiles of a ping-pong block", 1, wanted);
+        }
+        if self.schedule == Schedule::SplitK && !self.tokens.is_multiple_of(16) {
+            return refuse(
+                "tokens of a tile",
+                self.tokens,
+                "a multiple of 16 with schedule=split-k: each block finishes half",
+            );
+        }
+        if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
+            let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
+            return refuse("registers of a consumer thread", self.held_registers(), wanted);
+        }
+        if !CAPACITIES.contains(&self.groups) {
+            return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
+        }
+        if self.shared_bytes() > SHARED_LIMIT {
+            let wanted = "at most 232448 bytes: fewer stages, less depth, or a smaller tile";
+            return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        Ok(())
+    }
+
+    fn builder(&self) -> Builder {
+        let cluster = (self.schedule == Schedule::SplitK).then_some([2, 1, 1]);
+        let launch = Launch { threads: self.threads(), cluster, min_blocks: Some(self.resident()) };
+        Builder::new("nvfp4_dual_gemm", Target::Sm90a, launch)
+    }
+}
+
+/// What every phase works with.
+struct Parts {
+    config: Config,
+    work: Work,
+    pipe: Pipeline,
+    combine: combine::Combine,
+    epilogue: epilogue::Finish,
+}
+
+impl Parts {
+    fn declare(k: &mut Builder, config: Config) -> Self {
+        let work = Work::declare(k, config);
+        let pipe = Pipeline::declare(k, config);
+        Parts {
+            config,
+            combine: combine::Combine::declare(k, config, &pipe),
+            epilogue: epilogue::Finish::declare(k, config, &pipe),
+            work,
+            pipe,
+        }
+    }
+}
+
+/// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, the number of tiles,
+/// and the gate's limit.
+///
+/// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
+/// the barriers of `epilogue`, and nowhere else.
+pub fn kernel(config: Config) -> Result<Kernel, Error> {
+    config.check()?;
+    let mut k = config.builder();
+    let parts = Parts::declare(&mut k, config);
+    let thread = k.special(SpecialRegister::TidX);
+    let warp = k.shr(thread, 5);
+    let warp = k.broadcast(warp);
+    k.phase("prepare", |k| {
+        let makes = k.lt(thread, config.stages);
+        k.if_(makes, |k| {
+            parts.pipe.prepare(k, thread);
+            parts.combine.prepare(k, thread);
+            k.fence_barrier_init();
+        });
+        k.sync_threads();
+        parts.combine.announce(k);
+        k.launch_dependents();
+    });
+    let (producer_registers, consumer_registers) = config.register_budgets();
+    let produces = k.ge(warp, config.warpgroups() * 4);
+    k.if_else(
+        produces,
+        |k| {
+            k.set_max_registers(RegisterChange::Decrease, producer_registers);
+            let (first, second) = (k.eq(warp, config.warpgroups() * 4), k.eq(warp, config.warpgroups() * 4 + 1));
+            k.if_(first, |k| k.phase("produce", |k| produce::weights(k, &parts)));
+            k.if_(second, |k| k.phase("produce", |k| produce::tokens(k, &parts)));
+        },
+        |k| {
+            k.set_max_registers(RegisterChange::Increase, consumer_registers);
+            k.phase("consume", |k| consume::consume(k, &parts, thread, warp));
+        },
+    );
+    k.finish()
+}

@@ -1,0 +1,69 @@
+//! What a GPU architecture is to the rest of this crate: one seam, and device facts that are asked for rather than known.
+
+use std::fmt;
+
+use format::Matrix;
+use op::{Config, Cost, Problem, Result};
+use ptx::Kernel;
+
+use crate::facts::Facts;
+use crate::launch::Launch;
+
+/// Where a group's operands are, and how its sums are scaled. Everything starts at a multiple of 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupOperands {
+    /// The packed gate and up weights; without a gate only the first is looked at.
+    pub weights: [u64; 2],
+    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits.
+    pub tokens: u64,
+    /// Bytes from one part of the tokens to the next, where they have several.
+    pub part_bytes: u64,
+    /// C, `[m, n]`.
+    pub out: u64,
+    /// The tokens' global scale times each matrix's.
+    pub alphas: [f64; 2],
+}
+
+/// Kernels for one architecture, and what is known about them.
+pub trait Family: fmt::Debug + Send + Sync {
+    /// The name by which it is called, such as `sm90`.
+    fn name(&self) -> &'static str;
+
+    /// Whether its kernels run on GPUs of this compute capability.
+    fn supports(&self, capability: (i32, i32)) -> bool;
+
+    /// The name of its layout of weights.
+    fn layout(&self) -> &'static str;
+
+    /// A matrix in that layout.
+    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8>;
+
+    /// Configurations worth trying for a problem on a device. Each is legal.
+    fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config>;
+
+    /// Whether a configuration is legal for a problem, or why not.
+    fn legal(&self, problem: &Problem, config: &Config) -> Result<(), String>;
+
+    /// What a legal configuration should cost on a device, or why it is not legal.
+    fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String>;
+
+    /// Bytes of memory that a configuration needs beside the operands.
+    fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize;
+
+    /// The launches of a problem's products, in the order in which they run. `operands` has an entry per group; `workspace` is the
+    /// address of as much memory as [`Family::workspace_bytes`] says. The configuration is legal.
+    fn launches(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: &[GroupOperands],
+        workspace: u64,
+        multiprocessors: u32,
+    ) -> Result<Vec<Launch>>;
+
+    /// The kernels that a configuration runs for a problem, in the order in which they run.
+    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>>;
+
+    /// How many times a block takes a step over the least of K that it can, in all: what simulating takes.
+    fn steps(&self, problem: &Problem, config: &Config) -> usize;
+}

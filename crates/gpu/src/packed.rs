@@ -1,0 +1,100 @@
+//! Packed weights, in whatever memory: a device's, or the simulator's.
+
+use std::fmt::Debug;
+
+use format::Matrix;
+use op::{PackedWeights, Result, Weights};
+
+use super::family::Family;
+
+/// A packed weight matrix, somewhere.
+#[derive(Debug)]
+pub struct PackedMatrix<M> {
+    pub(super) global: f32,
+    pub(super) memory: M,
+}
+
+/// A group's packed weights, somewhere.
+#[derive(Debug)]
+pub struct PackedGroup<M> {
+    /// Bytes of all its matrices.
+    pub(super) bytes: usize,
+    /// Gate and up, or the only one.
+    pub(super) matrices: Vec<PackedMatrix<M>>,
+}
+
+impl<M> PackedGroup<M> {
+    /// Packs a group's weights and puts them where `place` does.
+    fn new(family: &dyn Family, weights: &Weights<'_>, mut place: impl FnMut(Vec<u8>) -> Result<M>) -> Result<Self> {
+        let mut bytes = 0;
+        let mut each = |matrix: &Matrix<'_>| {
+            let packed = family.pack(matrix);
+            bytes += packed.len();
+            Ok(PackedMatrix { global: matrix.global(), memory: place(packed)? })
+        };
+        let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
+        Ok(PackedGroup { bytes, matrices })
+    }
+
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the matrices are, and their global scales; the only one twice if there is one.
+    pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
+        let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
+        ([address(&gate.memory), address(&up.memory)], [gate.global.into(), up.global.into()])
+    }
+}
+
+/// The packed weights of all groups of a layer, somewhere.
+#[derive(Debug)]
+pub(super) struct PackedGroups<M> {
+    groups: Vec<PackedGroup<M>>,
+    shapes: Vec<(usize, usize)>,
+    layout: &'static str,
+}
+
+impl<M> PackedGroups<M> {
+    /// Packs every group's weights and puts them where `place` does.
+    pub(super) fn new(
+        layout: &'static str,
+        family: &dyn Family,
+        weights: &[Weights<'_>],
+        mut place: impl FnMut(Vec<u8>) -> Result<M>,
+    ) -> Result<Self> {
+        let groups =
+            weights.iter().map(|weights| PackedGroup::new(family, weights, &mut place)).collect::<Result<_>>()?;
+        Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
+    }
+
+    /// Takes them out, so that they can be dropped elsewhere.
+    pub(super) fn take(&mut self) -> Vec<PackedGroup<M>> {
+        std::mem::take(&mut self.groups)
+    }
+
+    /// Each group's.
+    pub(super) fn groups(&self) -> &[PackedGroup<M>] {
+        &self.groups
+    }
+}
+
+// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each.
+unsafe impl<M: Debug + Send + Sync + 'static> PackedWeights for PackedGroups<M> {
+    fn layout(&self) -> &'static str {
+        self.layout
+    }
+
+    fn shapes(&self) -> &[(usize, usize)] {
+        &self.shapes
+    }
+
+    fn matrices(&self) -> usize {
+        self.groups.first().map_or(1, |group| group.matrices.len())
+    }
+
+    fn bytes(&self) -> usize {
+        self.groups.iter().map(PackedGroup::bytes).sum()
+    }
+}
