@@ -154,9 +154,10 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> Result<()> {
     let problem = read.problem(args.out.unwrap_or_default())?;
     let engine = args.how.engine()?;
-    let plan = Plan::best(problem, engine.backends(), &args.how.request(), engine.threads())?;
-    let mut results = room_for(&plan)?;
+    let output_type = problem.output();
+    let mut results = room_for(&Plan::best(problem, &engine.backends(), &args.how.request(), engine.threads())?)?;
     let layer = engine.load(&read.weights, read.gate)?;
+    let plan = engine.plan(&layer, &read.activations, output_type).map_err(|error| read.name_tensor(error))?;
     let clock = Instant::now();
     engine
         .run_planned(&plan, &layer, &read.activations, &mut Target::all(&mut results))

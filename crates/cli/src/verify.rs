@@ -218,7 +218,7 @@ fn judged(report: &Report, instance: &Instance) -> bool {
 /// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal; or why the
 /// backend refuses the case whatever the configuration.
 fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Result<(Vec<Plan>, usize), String>> {
-    let plan = |request: &Request| Plan::best(problem.clone(), engine.backends(), request, engine.threads());
+    let plan = |request: &Request| Plan::best(problem.clone(), &engine.backends(), request, engine.threads());
     let planned = match plan(&Request::default()) {
         Ok(planned) => planned,
         Err(hammerhead::Error::Illegal { reason, .. }) => return Ok(Err(reason)),

@@ -17,6 +17,16 @@ pub fn all() -> &'static [&'static dyn Backend] {
     })
 }
 
+/// Whether a backend is ever the right choice where nobody asks for it by name: the simulator is not.
+pub(crate) fn is_sensible(backend: &dyn Backend) -> bool {
+    #[cfg(feature = "sim")]
+    if backend.name() == gpu::simulated::NAME {
+        return false;
+    }
+    let _ = backend;
+    true
+}
+
 /// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on.
 pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     let listed = all().iter().copied().find(|b| b.name() == name);

@@ -9,7 +9,8 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
-    Activations, Backend, Call, Error, Gate, Output, PackedWeights, Problem, Request, Result, Target, Team, Weights,
+    Activation, Activations, Backend, Call, Error, Gate, Output, PackedWeights, Problem, Request, Result, Shape,
+    Target, Team, Weights,
 };
 
 use crate::planner::Planner;
@@ -29,10 +30,14 @@ pub struct Options {
     pub request: Request,
 }
 
+/// Tokens per group with which layouts of weights are compared when a layer is loaded: more than one at a time, fewer than a prompt.
+const TYPICAL_TOKENS: usize = 16;
+
 /// Backends and threads, ready to compute.
 #[derive(Debug)]
 pub struct Engine {
-    planner: Planner,
+    /// One per layout of weights; a layer is packed for one of them.
+    planners: Vec<Planner>,
     team: Team,
 }
 
@@ -89,15 +94,23 @@ impl Engine {
                 backend.available()?;
                 vec![backend]
             }
-            None => best_family()?,
+            None => available()?,
         };
         let team = cpu::team(options.threads)?;
-        Ok(Self { planner: Planner::new(backends, options.request, team.count()), team })
+        let mut families: Vec<Vec<&'static dyn Backend>> = Vec::new();
+        for backend in backends {
+            match families.iter_mut().find(|family| family[0].layout() == backend.layout()) {
+                Some(family) => family.push(backend),
+                None => families.push(vec![backend]),
+            }
+        }
+        let planner = |family| Planner::new(family, options.request, team.count());
+        Ok(Self { planners: families.into_iter().map(planner).collect(), team })
     }
 
-    /// The backends this engine chooses among, best first. They share one layout of weights.
-    pub fn backends(&self) -> &[&'static dyn Backend] {
-        self.planner.backends()
+    /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.
+    pub fn backends(&self) -> Vec<&'static dyn Backend> {
+        self.planners.iter().flat_map(|planner| planner.backends().iter().copied()).collect()
     }
 
     /// The number of threads it computes on.
@@ -122,9 +135,44 @@ impl Engine {
             return Err(Error::Mismatch { group, what: "the weights", found: found.into(), expected: expected.into() });
         }
         Ok(Layer {
-            packed: self.backends()[0].prepack(weights)?,
+            packed: self.pack(weights, gate)?,
             gate,
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),
+        })
+    }
+
+    /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a device and
+    /// back included; for the next best where a device's memory is full.
+    fn pack(&self, weights: &[Weights<'_>], gate: Gate) -> Result<Arc<dyn PackedWeights>> {
+        let mut planners: Vec<&Planner> = self.planners.iter().collect();
+        if planners.len() > 1 {
+            let groups = weights.iter().map(|w| Shape::new(TYPICAL_TOKENS, w.n(), w.k())).collect();
+            let typical = Problem::new(groups, gate, Activation::BF16, Output::BF16)?;
+            let seconds = |planner: &&Planner| {
+                let cost = planner.plan(&typical).map(|plan| plan.cost().seconds + plan.cost().copying);
+                cost.unwrap_or(f64::INFINITY)
+            };
+            let mut priced: Vec<(f64, &Planner)> =
+                planners.iter().map(|planner| (seconds(planner), *planner)).collect();
+            priced.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+            planners = priced.into_iter().map(|(_, planner)| planner).collect();
+        }
+        let (last, first) = planners.split_last().ok_or(Error::NoGroups)?;
+        for planner in first {
+            match planner.backends()[0].prepack(weights) {
+                Err(Error::DeviceMemory { .. }) => {}
+                packed => return packed,
+            }
+        }
+        last.backends()[0].prepack(weights)
+    }
+
+    /// The planner of the backends that read a layer's weights.
+    fn planner(&self, layer: &Layer) -> Result<&Planner> {
+        let found = layer.packed.layout();
+        self.planners.iter().find(|planner| planner.backends()[0].layout() == found).ok_or_else(|| {
+            let backend = self.planners[0].backends()[0];
+            Error::Layout { backend: backend.name(), found, expected: backend.layout() }
         })
     }
 
@@ -134,7 +182,7 @@ impl Engine {
 
     /// How these activations would be computed.
     pub fn plan(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Plan> {
-        self.planner.plan(&self.problem(layer, activations, output)?)
+        self.planner(layer)?.plan(&self.problem(layer, activations, output)?)
     }
 
     /// Computes C of every group, `[m, n]` each, as the output type asks.
@@ -165,7 +213,7 @@ impl Engine {
         activations: &[Activations<'_>],
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let choice = self.planner.choose(problem)?;
+        let choice = self.planner(layer)?.choose(problem)?;
         Call::new(choice, problem, layer.packed.as_ref(), activations, targets, &self.team)?.run()
     }
 
@@ -191,20 +239,20 @@ impl Engine {
     }
 }
 
-/// The available backends that share the layout of the best available one.
-fn best_family() -> Result<Vec<&'static dyn Backend>> {
-    let mut family: Vec<&'static dyn Backend> = Vec::new();
+/// The backends that can run here and are sensible: a GPU first, which computes all layers but small ones sooner.
+fn available() -> Result<Vec<&'static dyn Backend>> {
+    let mut available: Vec<&'static dyn Backend> = Vec::new();
     let mut refusal = None;
-    for &backend in backends::all() {
+    for &backend in backends::all().iter().filter(|backend| backends::is_sensible(**backend)) {
         match backend.available() {
-            Ok(()) if family.first().is_none_or(|best| best.layout() == backend.layout()) => family.push(backend),
-            Ok(()) => {}
+            Ok(()) if backend.layout() == cpu::LAYOUT => available.push(backend),
+            Ok(()) => available.insert(0, backend),
             Err(error) => refusal = Some(error),
         }
     }
     match refusal {
-        Some(error) if family.is_empty() => Err(error),
-        _ => Ok(family),
+        Some(error) if available.is_empty() => Err(error),
+        _ => Ok(available),
     }
 }
 

@@ -112,3 +112,174 @@ fn check_targets(problem: &Problem, targets: &[Target<'_>]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use format::Dense;
+
+    use super::*;
+    use crate::{Activation, Cost, Epilogue, Gate, Output, Schedule, Shape, Strategy, Tile, Weights, Workers};
+
+    const SHAPES: [(usize, usize); 2] = [(3, 32), (5, 16)];
+
+    #[derive(Debug)]
+    struct Alone;
+
+    impl Workers for Alone {
+        fn count(&self) -> usize {
+            1
+        }
+
+        fn run(&self, work: &(dyn Fn() + Sync)) {
+            work();
+        }
+    }
+
+    #[derive(Debug)]
+    struct Packed(&'static str, usize);
+
+    // SAFETY: nobody reads any memory by its word.
+    unsafe impl PackedWeights for Packed {
+        fn layout(&self) -> &'static str {
+            self.0
+        }
+
+        fn shapes(&self) -> &[(usize, usize)] {
+            &SHAPES[..self.1]
+        }
+
+        fn matrices(&self) -> usize {
+            2
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+
+    /// Writes one everywhere, if it is there and likes the number of stages.
+    struct Ones {
+        there: bool,
+    }
+
+    // SAFETY: it touches the targets only, through slices.
+    unsafe impl Backend for Ones {
+        fn name(&self) -> &'static str {
+            "ones"
+        }
+
+        fn summary(&self) -> &'static str {
+            "ones"
+        }
+
+        fn layout(&self) -> &'static str {
+            "ones"
+        }
+
+        fn available(&self) -> Result<()> {
+            let (reason, remedy) = (String::new(), String::new());
+            if self.there { Ok(()) } else { Err(Error::Unavailable { backend: "ones", reason, remedy }) }
+        }
+
+        fn candidates(&self, _: &Problem, _: usize) -> Vec<Config> {
+            vec![CONFIG]
+        }
+
+        fn legal(&self, _: &Problem, config: &Config, _: usize) -> Result<()> {
+            let reason = String::new();
+            if config.stages == 1 { Ok(()) } else { Err(Error::Illegal { backend: "ones", config: *config, reason }) }
+        }
+
+        fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
+            self.legal(problem, config, threads)?;
+            Ok(Cost { seconds: 0.0, bound_by: "nothing", copying: 0.0, scratch_bytes: 0 })
+        }
+
+        fn prepack(&self, _: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+            Ok(Arc::new(Packed("ones", 2)))
+        }
+
+        unsafe fn run(&self, _: &Problem, _: &Config, operands: Operands<'_, '_, '_>, team: &Team) -> Result<()> {
+            assert_eq!(team.count(), 1);
+            for target in operands.targets.iter_mut() {
+                if let Target::F32(c) = target {
+                    c.fill(1.0);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    const CONFIG: Config = Config {
+        strategy: Strategy::TwoPass,
+        tile: Tile { tokens: 1, columns: 1 },
+        depth: 16,
+        stages: 1,
+        epilogue: Epilogue::Direct,
+        schedule: Schedule::PerTile,
+    };
+
+    fn problem(tokens: [usize; 2]) -> Problem {
+        let groups = tokens.iter().zip(SHAPES).map(|(&m, (n, k))| Shape::new(m, n, k)).collect();
+        Problem::new(groups, Gate::Silu, Activation::F32, Output::F32).unwrap()
+    }
+
+    fn tokens(rows: [usize; 2]) -> Vec<Activations<'static>> {
+        let group = |(rows, k): (usize, usize)| Dense::new(rows, k, vec![1f32; rows * k], 1.0).unwrap().into();
+        rows.into_iter().zip([32, 16]).map(group).collect()
+    }
+
+    /// What becomes of a call with targets of these lengths.
+    fn called(
+        (there, config): (bool, Config),
+        packed: &Packed,
+        problem: &Problem,
+        activations: &[Activations<'_>],
+        lengths: [usize; 2],
+    ) -> Result<Vec<Vec<f32>>> {
+        let (backend, team) = (Ones { there }, Team::new(Alone));
+        let mut results = lengths.map(|length| vec![0f32; length]);
+        let mut targets: Vec<Target<'_>> = results.iter_mut().map(|c| Target::F32(c)).collect();
+        Call::new((&backend, config), problem, packed, activations, &mut targets, &team)?.run()?;
+        drop(targets);
+        Ok(results.to_vec())
+    }
+
+    #[test]
+    fn a_call_runs_when_everything_fits() {
+        let packed = Packed("ones", 2);
+        let found = called((true, CONFIG), &packed, &problem([2, 0]), &tokens([2, 0]), [6, 0]).unwrap();
+        assert_eq!(found, [vec![1.0; 6], vec![]]);
+    }
+
+    #[test]
+    fn no_call_is_made_where_anything_does_not_fit() {
+        let (right, fits) = (Packed("ones", 2), problem([2, 1]));
+        let refusal = |backend, packed: &Packed, tokens: &[Activations<'_>], lengths| {
+            called(backend, packed, &fits, tokens, lengths).expect_err("it does not fit")
+        };
+        let (rows, lengths) = (tokens([2, 1]), [6, 5]);
+        let there = (true, CONFIG);
+        assert!(matches!(refusal((false, CONFIG), &right, &rows, lengths), Error::Unavailable { .. }));
+        let two_stages = (true, Config { stages: 2, ..CONFIG });
+        assert!(matches!(refusal(two_stages, &right, &rows, lengths), Error::Illegal { .. }));
+        assert!(matches!(refusal(there, &Packed("twos", 2), &rows, lengths), Error::Layout { .. }));
+        let mismatches = [
+            refusal(there, &Packed("ones", 1), &rows, lengths),
+            refusal(there, &right, &tokens([3, 1]), lengths),
+            refusal(there, &right, &rows[..1], lengths),
+            refusal(there, &right, &rows, [5, 5]),
+            refusal(there, &right, &rows, [6, 6]),
+        ];
+        for error in mismatches {
+            assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        }
+        let mut spoiled = vec![1f32; 16];
+        spoiled[7] = f32::NAN;
+        let spoiled = [rows[0].clone(), Dense::new(1, 16, spoiled, 1.0).unwrap().into()];
+        let found = refusal(there, &right, &spoiled, lengths);
+        assert!(matches!(found, Error::NotFinite { group: 1, row: 0, column: 7, .. }), "{found}");
+    }
+}

@@ -173,7 +173,7 @@ fn a_problem_beyond_the_simulators_patience_is_refused_with_the_limit() {
     let request = Request::default();
     let engine = Engine::new(Options { backend: Some("sim".into()), threads: Some(1), request }).unwrap();
     let case = case(&[(256, 4096, 7168)], Activation::NvFp4, Gate::Silu, Output::F16);
-    let plan = Plan::best(case.problem().unwrap(), engine.backends(), &request, 1);
+    let plan = Plan::best(case.problem().unwrap(), &engine.backends(), &request, 1);
     assert!(matches!(&plan, Err(Error::Illegal { reason, .. }) if reason.contains("at most 1024")), "{plan:?}");
 }
 
