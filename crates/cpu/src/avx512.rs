@@ -262,7 +262,11 @@ impl Kernel for FloatKernel {
     }
 
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
-        source.activations.unscaled_row(group, out);
+        source.scaled_row(group, source.f32_exponent(), out);
+    }
+
+    fn unit(&self, source: Source<'_>) -> f64 {
+        2f64.powi(-source.f32_exponent())
     }
 
     #[inline(always)]

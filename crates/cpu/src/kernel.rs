@@ -25,6 +25,50 @@ pub(super) struct Source<'a> {
     pub largest: f32,
 }
 
+/// Powers of two that f32 has, so that two factors reach any scale that tokens are brought to.
+const LARGEST_POWER: i32 = 127;
+/// Where a group's largest dense token may lie, as powers of two, for f32 sums of its products to be neither subnormal nor
+/// infinite: weights are between 2⁻¹⁰ and 2¹².
+const COMFORTABLE: Range<i32> = -20..60;
+
+impl Source<'_> {
+    /// The power of two that brings the largest dense token to 2^`place`, or as near as two factors of f32 can.
+    pub(super) fn exponent_to(self, place: i32) -> i32 {
+        if self.largest == 0.0 {
+            return 0;
+        }
+        (place - exponent_of(self.largest.into())).min(2 * LARGEST_POWER)
+    }
+
+    /// The power of two by which kernels that multiply in f32 scale dense tokens: none, unless their products would leave
+    /// f32's normal range.
+    pub(super) fn f32_exponent(self) -> i32 {
+        if self.largest == 0.0 || COMFORTABLE.contains(&exponent_of(self.largest.into())) {
+            return 0;
+        }
+        self.exponent_to(0)
+    }
+
+    /// Writes one token as f32, times a power of two.
+    pub(super) fn scaled_row(self, row: usize, exponent: i32, out: &mut [f32]) {
+        self.activations.unscaled_row(row, out);
+        if exponent != 0 {
+            let [first, second] = two_powers(exponent);
+            out.iter_mut().for_each(|value| *value = *value * first * second);
+        }
+    }
+}
+
+/// The exponent of a number's leading bit.
+fn exponent_of(number: f64) -> i32 {
+    number.abs().log2().floor() as i32
+}
+
+/// A power of two that may be beyond f32 as two that are not.
+fn two_powers(exponent: i32) -> [f32; 2] {
+    [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent))
+}
+
 /// The sums of one prepared row for the columns of one panel.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -498,7 +542,8 @@ impl<'a> MatrixSums<'a> {
     }
 }
 
-/// A factor that may be beyond f32, as three that are not: a number between 1 and 2, and two powers of two.
+/// A factor that may be beyond f32, as three that are not: a number between ½ and 1, which can make no sum infinite, and two
+/// powers of two.
 #[derive(Clone, Copy)]
 struct Scale([f32; 3]);
 
@@ -507,9 +552,11 @@ impl Scale {
         if factor == 0.0 {
             return Self([0.0, 1.0, 1.0]);
         }
-        let exponent = (factor.abs().log2().floor() as i32).clamp(-252, 252);
-        let powers = [exponent / 2, exponent - exponent / 2].map(|e| 2f32.powi(e));
-        Self([(factor * 2f64.powi(-exponent)) as f32, powers[0], powers[1]])
+        let exponent = (exponent_of(factor) + 1).clamp(-2 * (LARGEST_POWER - 1), 2 * LARGEST_POWER);
+        let [first, second] = two_powers(exponent);
+        // What is still beyond f32 makes every sum infinite but zero, and so does the largest number that is not.
+        let largest = f64::from(f32::MAX);
+        Self([(factor * 2f64.powi(-exponent)).clamp(-largest, largest) as f32, first, second])
     }
 
     /// Adds up a token's rows and multiplies.

@@ -68,7 +68,11 @@ impl Kernel for ScalarKernel {
     }
 
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
-        source.activations.unscaled_row(group, out);
+        source.scaled_row(group, source.f32_exponent(), out);
+    }
+
+    fn unit(&self, source: Source<'_>) -> f64 {
+        2f64.powi(-source.f32_exponent())
     }
 
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {

@@ -38,8 +38,7 @@ pub(super) fn parts(activation: Activation) -> usize {
 pub(super) fn exponent(source: Source<'_>) -> i32 {
     match source.activations.element() {
         Activation::NvFp4 => QUANTISED_EXPONENT,
-        _ if source.largest == 0.0 => 0,
-        _ => DENSE_EXPONENT - f64::from(source.largest).log2().floor() as i32,
+        _ => source.exponent_to(DENSE_EXPONENT),
     }
 }
 
@@ -61,13 +60,10 @@ pub(super) unsafe fn prepare(source: Source<'_>, parts: usize, group: usize, out
         }
         return;
     }
-    // In two steps: the whole factor may be beyond f32.
     let exponent = exponent(source);
-    let factors = [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent));
     let mut values = vec![0f32; activations.k()];
     for token in rows.start / parts..rows.end.div_ceil(parts) {
-        activations.unscaled_row(token, &mut values);
-        values.iter_mut().for_each(|value| *value = *value * factors[0] * factors[1]);
+        source.scaled_row(token, exponent, &mut values);
         for row in token * parts..(token + 1) * parts {
             split_off(&mut values, row - rows.start.min(row), rows.contains(&row).then_some(&mut *out));
         }
