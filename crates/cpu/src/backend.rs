@@ -7,6 +7,7 @@ use std::sync::Arc;
 use op::backend::packed_as;
 use op::{Activation, Backend, Config, Cost, Operands, PackedWeights, Problem, Result, Team, Weights};
 
+use super::environment::in_default_mode;
 use super::model;
 use super::pack::{LAYOUT, PackedPanels, Panels};
 
@@ -87,6 +88,6 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
     ) -> Result<()> {
         let panels: &PackedPanels = packed_as(operands.weights, T::NAME, LAYOUT)?;
         // SAFETY: the processor has the instructions, and the operands fit: the caller's promise.
-        unsafe { T::run(problem, config, panels.groups(), operands, team) }
+        in_default_mode(|| unsafe { T::run(problem, config, panels.groups(), operands, team) })
     }
 }

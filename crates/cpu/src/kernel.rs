@@ -124,11 +124,8 @@ pub(super) trait Kernel: Sync + Sized {
         false
     }
 
-    /// Called on every thread before its first product, and `leave` after its last.
-    fn enter(&self) {}
-
-    /// See [`Self::enter`].
-    fn leave(&self) {}
+    /// Makes a thread ready for products, until what is returned is dropped.
+    fn enter(&self) -> impl Sized {}
 
     /// Writes a tile of results: [`Finish::write`], compiled for this instruction set.
     fn finish(&self, finish: Finish<'_>);

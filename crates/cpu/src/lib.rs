@@ -12,6 +12,7 @@ mod avx2;
 mod avx512;
 mod backend;
 pub mod ceilings;
+mod environment;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;

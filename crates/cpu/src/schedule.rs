@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use format::BLOCK;
 use half::f16;
 
+use super::environment::in_default_mode;
 use super::kernel::{
     Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout, TileStream,
 };
@@ -118,7 +119,7 @@ fn prepare<'a, K: Kernel>(
     if total * size_of::<K::Token>() < SERIAL_TOKENS {
         take_all()
     } else {
-        team.run(take_all)
+        team.run(|| in_default_mode(take_all))
     }
     Ok(tokens)
 }
@@ -170,9 +171,9 @@ fn walk<K: Kernel>(
     let scratch =
         (0..workers).map(|_| Scratch::new(config, arena, [rows, panels, tokens])).collect::<Result<Vec<_>>>()?;
     let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
-    team.run(|| {
+    let work = || {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
-        kernel.enter();
+        let _ready = kernel.enter();
         // While the threads keep pace, the tile that follows this one here is as many further on as there are threads.
         let compute = |index: usize| scratch.compute(kernel, groups, &tiles[index], tiles.get(index + workers), gate);
         if config.schedule == Schedule::Persistent {
@@ -181,8 +182,8 @@ fn walk<K: Kernel>(
             let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < tiles.len());
             std::iter::from_fn(take).for_each(compute);
         }
-        kernel.leave();
-    });
+    };
+    team.run(|| in_default_mode(work));
     Ok(())
 }
 
@@ -427,7 +428,7 @@ fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[Shar
     let rows = Mutex::new(groups.flat_map(|(((gate, up), shape), target)| {
         gate.chunks_mut(shape.n).zip(up.chunks(shape.n)).enumerate().map(move |(row, sums)| (target, row, sums))
     }));
-    team.run(|| {
+    let work = || {
         while let Some((target, row, (gate, up))) = rows.lock().ok().and_then(|mut rows| rows.next()) {
             problem.gate().apply_rows(gate, up);
             for (index, values) in gate.chunks(COLUMNS).enumerate() {
@@ -438,5 +439,6 @@ fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[Shar
                 unsafe { target.store(row, columns, &lanes, &|lanes| lanes.map(f16::from_f32)) };
             }
         }
-    });
+    };
+    team.run(|| in_default_mode(work));
 }

@@ -27,7 +27,7 @@ use format::BLOCK;
 use self::expand::{Expander, WEIGHT_EXPONENT};
 use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
-use self::tiles::{load, product, zero};
+use self::tiles::{Configured, load, product, zero};
 use self::tokens::{TokenTile, parts};
 use super::backend::InstructionSet;
 use super::kernel::{Expansion, Finish, Kernel, Product, Source, TileStream};
@@ -182,14 +182,9 @@ impl Kernel for AmxKernel {
         true
     }
 
-    fn enter(&self) {
-        // SAFETY: as above.
-        unsafe { tiles::configure() }
-    }
-
-    fn leave(&self) {
-        // SAFETY: as above.
-        unsafe { tiles::release() }
+    fn enter(&self) -> impl Sized {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions and was granted the tiles.
+        unsafe { Configured::until_dropped() }
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -212,7 +207,7 @@ pub(super) fn flops() -> f64 {
     let (tokens, weights) = (tiles[0].as_ptr().cast::<u8>(), tiles[1].as_ptr().cast::<u8>());
     // SAFETY: called only where `available` found the instructions; the tiles read are the array's.
     unsafe {
-        tiles::configure();
+        let _configured = Configured::until_dropped();
         zero!(0 1 2 3);
         for _ in 0..ROUNDS {
             load!(4, tokens);
@@ -224,7 +219,6 @@ pub(super) fn flops() -> f64 {
             product!(2, 5, 6);
             product!(3, 5, 7);
         }
-        tiles::release();
     }
     (4 * 2 * TILE_ROWS * COLUMNS * TILE_K * ROUNDS) as f64
 }
