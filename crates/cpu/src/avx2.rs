@@ -98,7 +98,7 @@ impl Kernel for IntegerKernel {
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: as above.
+            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
             unsafe {
                 match *tokens {
                     [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
@@ -110,7 +110,7 @@ impl Kernel for IntegerKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: as above.
+        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
         unsafe { write(finish) }
     }
 }
@@ -205,7 +205,7 @@ impl Kernel for FloatKernel {
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: as above.
+            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
             unsafe {
                 match *tokens {
                     [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
@@ -217,7 +217,7 @@ impl Kernel for FloatKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: as above.
+        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
         unsafe { write(finish) }
     }
 }

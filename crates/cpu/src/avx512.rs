@@ -105,7 +105,7 @@ impl Kernel for IntegerKernel {
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: as above.
+            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
             unsafe {
                 match *tokens {
                     [a, b, c, d, e, f, g, h] => rows_integer([a, b, c, d, e, f, g, h], panel, sums, fresh),
@@ -124,7 +124,7 @@ impl Kernel for IntegerKernel {
             return false;
         }
         let (panels, tokens) = (panels.map(|(chunks, _)| chunks), tile.tokens.as_chunks::<CHUNK_BLOCKS>().0);
-        // SAFETY: as above.
+        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
         unsafe {
             match rows {
                 1 => stream_integer::<1>(tokens, panels, tile.sums),
@@ -142,7 +142,7 @@ impl Kernel for IntegerKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: as above.
+        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
         unsafe { write(finish) }
     }
 }
@@ -277,7 +277,7 @@ impl Kernel for FloatKernel {
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: as above.
+            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
             unsafe {
                 match *tokens {
                     [a, b, c, d, e, f, g, h] => rows_float([a, b, c, d, e, f, g, h], panel, sums, fresh),
@@ -290,7 +290,7 @@ impl Kernel for FloatKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: as above.
+        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
         unsafe { write(finish) }
     }
 }

@@ -470,7 +470,7 @@ pub(super) struct Finish<'a> {
     pub parts: usize,
     pub tokens: Range<usize>,
     pub columns: Range<usize>,
-    pub out: &'a SharedTarget,
+    pub out: &'a SharedTarget<'a>,
     /// Room for a row of the tile, where rows are to be finished before they are written.
     pub staging: Option<&'a mut [Lanes]>,
 }
@@ -526,7 +526,8 @@ impl Finish<'_> {
     ) {
         let start = self.columns.start + panel * COLUMNS;
         let columns = start..self.columns.end.min(start + COLUMNS);
-        // SAFETY: the target is borrowed for the whole run, and tiles do not overlap.
+        // SAFETY: the schedule cuts each group into tiles that do not overlap and hands each to one thread, and this is
+        // a row of this tile, with columns of this tile only.
         unsafe { self.out.store(self.tokens.start + index, columns, result, half) };
     }
 }

@@ -57,10 +57,7 @@ pub(super) fn run<K: Kernel>(
     let arena = team.kept::<Arena>();
     let tokens = prepare(kernel, problem, &sources, team, &arena)?;
     let shapes = problem.groups();
-    let share = |targets: &mut [Target<'_>]| -> Vec<SharedTarget> {
-        targets.iter_mut().zip(shapes).map(|(target, s)| SharedTarget::new(target, s.m, s.n)).collect()
-    };
-    let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget]| {
+    let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget<'_>]| {
         let groups: Vec<Group<'_, K>> = (0..shapes.len())
             .map(|g| Group {
                 shape: shapes[g],
@@ -75,14 +72,19 @@ pub(super) fn run<K: Kernel>(
     if config.strategy == Strategy::TwoPass && problem.matrices() == 2 {
         let mut planes = [Plane::new(&arena, shapes)?, Plane::new(&arena, shapes)?];
         for (matrix, plane) in planes.iter_mut().enumerate() {
-            walk(matrix..matrix + 1, Gate::None, &share(&mut plane.targets()))?;
+            walk(matrix..matrix + 1, Gate::None, &share(&mut plane.targets(), shapes))?;
         }
         let [gate, up] = &mut planes;
-        join(problem, gate, up, &share(operands.targets), team);
+        join(problem, gate, up, &share(operands.targets, shapes), team);
         Ok(())
     } else {
-        walk(0..problem.matrices(), problem.gate(), &share(operands.targets))
+        walk(0..problem.matrices(), problem.gate(), &share(operands.targets, shapes))
     }
+}
+
+/// Every group's target, to be written by several threads.
+fn share<'a>(targets: &'a mut [Target<'_>], shapes: &[Shape]) -> Vec<SharedTarget<'a>> {
+    targets.iter_mut().zip(shapes).map(|(target, s)| SharedTarget::new(target, s.m, s.n)).collect()
 }
 
 /// One group's operands, as the tiles see them.
@@ -91,7 +93,7 @@ struct Group<'a, K: Kernel> {
     matrices: &'a [PanelMatrix],
     source: Source<'a>,
     tokens: &'a [K::Token],
-    target: &'a SharedTarget,
+    target: &'a SharedTarget<'a>,
 }
 
 /// Prepares the tokens of every group.
@@ -423,7 +425,7 @@ impl<'a> Plane<'a> {
 }
 
 /// The last pass of two-pass: the gate, row by row.
-fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[SharedTarget], team: &Team) {
+fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[SharedTarget<'_>], team: &Team) {
     let groups = gate.groups.iter_mut().zip(&up.groups).zip(problem.groups()).zip(targets);
     let rows = Mutex::new(groups.flat_map(|(((gate, up), shape), target)| {
         gate.chunks_mut(shape.n).zip(up.chunks(shape.n)).enumerate().map(move |(row, sums)| (target, row, sums))
@@ -435,7 +437,7 @@ fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[Shar
                 let mut lanes = [0.0; COLUMNS];
                 lanes[..values.len()].copy_from_slice(values);
                 let columns = index * COLUMNS..index * COLUMNS + values.len();
-                // SAFETY: the targets are borrowed for the whole run, and the queue hands each row to one thread.
+                // SAFETY: the queue hands each row to one thread, which writes its columns one after the other.
                 unsafe { target.store(row, columns, &lanes, &|lanes| lanes.map(f16::from_f32)) };
             }
         }

@@ -1,5 +1,6 @@
 //! C, written by several threads at once, each its own tiles.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -7,11 +8,13 @@ use half::{bf16, f16};
 use super::pack::COLUMNS;
 use op::Target;
 
-/// A result matrix `[m, n]` whose tiles are handed to different threads.
-pub(super) struct SharedTarget {
+/// A result matrix `[m, n]` whose tiles are handed to different threads. It borrows the matrix as a mutable slice would, so
+/// nobody else reads or writes it meanwhile, and it cannot outlive it.
+pub(super) struct SharedTarget<'a> {
     start: Pointer,
     rows: usize,
     columns: usize,
+    borrowed: PhantomData<&'a mut [f32]>,
 }
 
 #[derive(Clone, Copy)]
@@ -21,30 +24,30 @@ enum Pointer {
     F32(*mut f32),
 }
 
-// SAFETY: the pointer is to memory that outlives the run (`SharedTarget::new` borrows it for as long), and `store`
-// writes only where its caller alone writes.
-unsafe impl Send for SharedTarget {}
-// SAFETY: as above.
-unsafe impl Sync for SharedTarget {}
+// SAFETY: the pointer is to plain numbers that are mutably borrowed for `'a`, like those of a mutable slice, which may be sent
+// to another thread.
+unsafe impl Send for SharedTarget<'_> {}
+// SAFETY: all that can be done through a shared reference is `store`, whose callers promise that no two threads write the same
+// columns of the same row at once; nothing is read.
+unsafe impl Sync for SharedTarget<'_> {}
 
-impl SharedTarget {
+impl<'a> SharedTarget<'a> {
     /// Shares a target of `[rows, columns]`; its length was checked against the problem.
-    pub(super) fn new(target: &mut Target<'_>, rows: usize, columns: usize) -> Self {
+    pub(super) fn new(target: &'a mut Target<'_>, rows: usize, columns: usize) -> Self {
         assert_eq!(target.len(), rows * columns, "a target has the shape of its group");
         let start = match target {
             Target::F16(c) => Pointer::F16(c.as_mut_ptr()),
             Target::BF16(c) => Pointer::BF16(c.as_mut_ptr()),
             Target::F32(c) => Pointer::F32(c.as_mut_ptr()),
         };
-        Self { start, rows, columns }
+        Self { start, rows, columns, borrowed: PhantomData }
     }
 
     /// Rounds values to the target's type and stores them in a row: as many as there are columns.
     ///
     /// # Safety
     ///
-    /// The matrix that this was made from must still be there, and no other thread may touch these columns of this row
-    /// meanwhile.
+    /// No other thread may store to these columns of this row meanwhile.
     #[inline(always)]
     pub(super) unsafe fn store(
         &self,
@@ -55,7 +58,8 @@ impl SharedTarget {
     ) {
         assert!(row < self.rows && columns.end <= self.columns && columns.len() <= COLUMNS);
         let offset = row * self.columns + columns.start;
-        // SAFETY: the columns lie inside the matrix (asserted above), and nobody else touches them (promised by the caller).
+        // SAFETY: the row and the columns lie inside the matrix (asserted above), whose length `new` has compared with rows times
+        // columns and which is borrowed for as long as this lives; no other thread stores there (promised by the caller).
         unsafe {
             match self.start {
                 Pointer::F16(start) => copy(&half(values), start.add(offset), columns.len()),
@@ -70,10 +74,11 @@ impl SharedTarget {
 ///
 /// # Safety
 ///
-/// There must be room for so many.
+/// `to` must be valid for writing so many values, at most [`COLUMNS`].
 #[inline(always)]
 unsafe fn copy<T: Copy>(values: &[T; COLUMNS], to: *mut T, count: usize) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: there are `COLUMNS` values to read, and room for `count` (promised by the caller); `values` is a borrow and `to`
+    // is not part of it. An array of values wants no more alignment than is asked for: none.
     unsafe {
         if count == COLUMNS {
             to.cast::<[T; COLUMNS]>().write_unaligned(*values);

@@ -150,7 +150,8 @@ impl Lent {
             // SAFETY: a capsule of this name points to such a structure, and it is ours until it is given back.
             Lent::Plain(managed) => Ok(&unsafe { managed.as_ref() }.tensor),
             Lent::Versioned(managed) => {
-                // SAFETY: as above; the fields up to `flags` are the same in every version.
+                // SAFETY: a capsule of this name points to a structure whose fields up to `flags` are the same in every
+                // version, and it is ours until it is given back.
                 let managed = unsafe { managed.as_ref() };
                 if managed.major != MAJOR {
                     let found = format!("it comes in version {}.{} of DLPack", managed.major, managed.minor);

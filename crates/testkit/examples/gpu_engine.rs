@@ -107,7 +107,7 @@ fn compiled_kernels() -> Result<Value> {
             "damaged": row(damaged)}));
     }
     let _ = std::fs::remove_dir_all(&directory);
-    // SAFETY: as above.
+    // SAFETY: no other thread of this program looks at the environment now.
     unsafe { std::env::remove_var(CUBIN_VARIABLE) };
     Ok(json!({"passed": passed, "kernels": rows}))
 }
@@ -119,7 +119,7 @@ fn time(stream: &Stream, launches: &[EncodedLaunch]) -> Result<f64> {
     let graph = stream.capture(|| (0..20).try_for_each(|i| unsafe { launches[i % launches.len()].queue(stream) }))?;
     for _ in 0..10 {
         let start = Event::record(stream)?;
-        // SAFETY: as above.
+        // SAFETY: the memory that the graph's launches use outlives the stream's work: the second event is waited for.
         unsafe { graph.launch(stream) }?;
         best = best.min(start.seconds_until(&Event::record(stream)?)? / 20.0);
     }

@@ -73,7 +73,8 @@ impl Expander {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     #[inline]
     pub(super) unsafe fn block(&self, scales: *const u8, codes: *const u8, out: *mut HalfTile) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller promises 16 scales, 128 bytes of codes (of which vectors begin at 0, 1 and 64) and room for eight
+        // rows of 64 bytes, aligned.
         unsafe {
             let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.cast()));
             let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, self.spread)));

@@ -97,7 +97,7 @@ fn ask_for_tiles() -> bool {
     if leaf.edx & TILES_AND_BF16 != TILES_AND_BF16 || !is_x86_feature_detected!("xsave") {
         return false;
     }
-    // SAFETY: the processor has XSAVE, so XGETBV can be executed.
+    // SAFETY: `xsave` is detected only where the processor has it and the system has enabled it, so XGETBV can be executed.
     unsafe { _xgetbv(0) & STATE == STATE }
 }
 
@@ -108,7 +108,7 @@ fn permitted() -> bool {
     let ask = || {
         const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
         const TILE_DATA: usize = 18;
-        // SAFETY: the call takes two numbers and touches no memory of ours.
+        // SAFETY: this request takes two numbers, reads and writes no memory of ours, and changes nothing but a permission.
         unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
     };
     #[cfg(not(target_os = "linux"))]
@@ -155,12 +155,14 @@ impl Kernel for AmxKernel {
 
     #[inline(always)]
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
-        // SAFETY: as above.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16 scales and 128
+        // bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
         unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
+        // `enter` returned, so that their tiles are configured.
         unsafe { walk::multiply(product, ahead) }
     }
 
@@ -168,7 +170,8 @@ impl Kernel for AmxKernel {
         let Some(weights) = whole_chunks(&tile.panels) else { return false };
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let stream = Stream { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
-        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
+        // `enter` returned, so that their tiles are configured.
         unsafe { stream.run() }
     }
 
@@ -177,7 +180,8 @@ impl Kernel for AmxKernel {
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let (ring, sums) = (tile.ring, tile.sums);
         let resident = Resident { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
-        // SAFETY: as above, and `enter` has configured this thread's tiles.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
+        // `enter` returned, so that their tiles are configured.
         unsafe { resident.run() }
         true
     }
@@ -188,7 +192,7 @@ impl Kernel for AmxKernel {
     }
 
     fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: as above.
+        // SAFETY: `available` asks for all that the AVX-512 backend wants, too.
         unsafe { avx512::write(finish) }
     }
 }

@@ -103,7 +103,7 @@ impl Resident<'_> {
                 let then = self.weights[0][then].as_ptr();
                 let pass = Pass { groups, chunks: start..end, block, blocks, then, half };
                 half = (half + panels * (end - start)) % 2;
-                // SAFETY: passed on to the caller; lengths are asserted above.
+                // SAFETY: `pass` wants what this function's caller promises, and what is asserted above; `then` is a chunk.
                 unsafe {
                     match pass.groups.len() {
                         1 => self.pass::<1>(pass),
@@ -177,7 +177,7 @@ impl Resident<'_> {
                     };
                 }
                 macro_rules! swap {
-                    ($swap:literal, $group:literal) => {
+                    ($swap:literal, $group:tt) => {
                         if $swap {
                             if !old.is_null() {
                                 store!($group, old.add($group * SUMS));

@@ -48,7 +48,7 @@ impl Stream<'_> {
     /// The processor must have the instructions, and this thread's tiles must be configured.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     pub(super) unsafe fn run(self) -> bool {
-        // SAFETY: passed on to the caller.
+        // SAFETY: they want what this function's caller promises.
         unsafe {
             match (self.tokens.len(), self.weights.len()) {
                 (1, 2) => self.walk::<1, 2>(),
@@ -73,7 +73,7 @@ impl Stream<'_> {
             let later = self.weights.get(panel + 1).map(|chunks| chunks.as_flattened());
             let next = later.or(self.next.first().copied());
             let next = next.as_slice();
-            // SAFETY: passed on to the caller.
+            // SAFETY: `walk` wants what this function's caller promises.
             unsafe { Stream { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>() }
         }
     }
@@ -86,7 +86,7 @@ impl Stream<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     unsafe fn walk<const GROUPS: usize, const PANELS: usize>(self) {
         let chunks = self.weights[0].len();
-        assert!(self.tokens.len() == GROUPS && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
+        assert!(chunks > 0 && self.tokens.len() == GROUPS && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
         assert!(self.weights.len() == PANELS && self.weights.iter().all(|panel| panel.len() == chunks));
         assert!(self.ring.len() >= PANELS * RING && self.sums.len() == PANELS * GROUPS * TILE_ROWS);
         let expander = Expander::new();

@@ -1,4 +1,10 @@
 //! The tile instructions, and the shape that all eight tiles have: 16 rows of 64 bytes.
+//!
+//! Each instruction is a piece of inline assembly of its own, with other code between them, and what one leaves in a tile another
+//! reads. To the compiler such a piece says which tile it changes; that a tile keeps its contents from one piece to the
+//! next it does not promise by itself, but has no way to break: it uses tile registers only in functions with the target
+//! features `amx-*`, which no function of this crate has and which stable Rust does not let any have, and functions that
+//! are called in between (of ours, without AMX) do not either. The pieces are not marked `pure`, so they keep their order.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -51,32 +57,47 @@ impl Drop for Configured {
     }
 }
 
+/// An instruction that changes a tile, and says so.
+macro_rules! changing {
+    (0, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm0", $($asm)*) };
+    (1, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm1", $($asm)*) };
+    (2, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm2", $($asm)*) };
+    (3, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm3", $($asm)*) };
+    (4, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm4", $($asm)*) };
+    (5, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm5", $($asm)*) };
+    (6, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm6", $($asm)*) };
+    (7, $($asm:tt)*) => { $crate::amx::tiles::changing!(@ "tmm7", $($asm)*) };
+    (@ $tile:tt, $text:expr, [$($operand:tt)*], $memory:ident) => {
+        std::arch::asm!($text, $($operand)* out($tile) _, options(nostack, preserves_flags, $memory))
+    };
+}
+
 /// Loads 16 rows of 64 bytes that lie together.
 macro_rules! load {
-    ($tile:literal, $from:expr) => {
-        std::arch::asm!(concat!("tileloadd tmm", $tile, ", [{} + {}*1]"), in(reg) $from, in(reg) 64usize,
-            options(nostack, readonly, preserves_flags))
+    ($tile:tt, $from:expr) => {
+        $crate::amx::tiles::changing!($tile, concat!("tileloadd tmm", $tile, ", [{} + {}*1]"),
+            [in(reg) $from, in(reg) 64usize,], readonly)
     };
 }
 
 /// The same past the first-level cache, for what lies in the second and is not read again soon: a quarter faster from
 /// there, and the expanded weights stay in the first.
 macro_rules! load_past {
-    ($tile:literal, $from:expr) => {
-        std::arch::asm!(concat!("tileloaddt1 tmm", $tile, ", [{} + {}*1]"), in(reg) $from, in(reg) 64usize,
-            options(nostack, readonly, preserves_flags))
+    ($tile:tt, $from:expr) => {
+        $crate::amx::tiles::changing!($tile, concat!("tileloaddt1 tmm", $tile, ", [{} + {}*1]"),
+            [in(reg) $from, in(reg) 64usize,], readonly)
     };
 }
 
 /// Stores 16 rows of 64 bytes that lie together.
 macro_rules! store {
-    ($tile:literal, $to:expr) => {
+    ($tile:tt, $to:expr) => {
         std::arch::asm!(concat!("tilestored [{} + {}*1], tmm", $tile), in(reg) $to, in(reg) 64usize,
             options(nostack, preserves_flags))
     };
 }
 
-/// Asks for a line to be stored to.
+/// Asks for a line to be stored to: a hint, which faults on no address.
 macro_rules! own {
     ($line:expr) => {
         std::arch::asm!("prefetchw [{}]", in(reg) $line, options(nostack, readonly, preserves_flags))
@@ -84,22 +105,24 @@ macro_rules! own {
 }
 
 macro_rules! zero {
-    ($($tile:literal)*) => {
-        $(std::arch::asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
+    ($($tile:tt)*) => {
+        $($crate::amx::tiles::changing!($tile, concat!("tilezero tmm", $tile), [], nomem);)*
     };
 }
 
 /// Adds the product of a token tile and a weight tile to a tile of sums.
 macro_rules! product {
-    ($sums:literal, $tokens:literal, $weights:literal) => {
-        std::arch::asm!(
+    ($sums:tt, $tokens:tt, $weights:tt) => {
+        $crate::amx::tiles::changing!(
+            $sums,
             concat!("tdpbf16ps tmm", $sums, ", tmm", $tokens, ", tmm", $weights),
-            options(nostack, nomem, preserves_flags)
+            [],
+            nomem
         )
     };
 }
 
-pub(super) use {load, load_past, own, product, store, zero};
+pub(super) use {changing, load, load_past, own, product, store, zero};
 
 #[cfg(test)]
 mod tests {

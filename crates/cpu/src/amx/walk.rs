@@ -27,7 +27,7 @@ pub(super) unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expan
     };
     for panel in (0..panels).step_by(2) {
         for group in (0..groups).step_by(2) {
-            // SAFETY: passed on to the caller.
+            // SAFETY: `pass` wants what this function's caller promises.
             unsafe {
                 match (groups - group, panels - panel) {
                     (1, 1) => walk.pass::<1, 1>(group, panel, ahead),
@@ -55,6 +55,10 @@ impl Walk<'_> {
     /// `GROUPS` groups of rows against `PANELS` panels: the sums of group g and panel p are in tile 2·g + p. Between any two
     /// tile products there is room for a part of what is ahead: the processor looks only so far, and a longer stretch of
     /// other work would hide the next product from it.
+    ///
+    /// # Safety
+    ///
+    /// As [`multiply`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     #[inline]
     unsafe fn pass<const GROUPS: usize, const PANELS: usize>(
@@ -71,10 +75,14 @@ impl Walk<'_> {
             |panel: usize| slab.panel(first_panel + panel)[..self.tiles * AmxKernel::BLOCKS].as_ptr().cast::<u8>();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(token);
         let mut b: [*const u8; PANELS] = std::array::from_fn(weight);
-        let sums: [*mut u8; SUM_TILES] = std::array::from_fn(|tile| {
+        let place = |tile: usize| {
             let (group, panel) = (tile / 2 % GROUPS, tile % 2 % PANELS);
-            sums[(first_panel + panel) * rows + (first + group) * TILE_ROWS..][..TILE_ROWS].as_mut_ptr().cast::<u8>()
-        });
+            (first_panel + panel) * rows + (first + group) * TILE_ROWS
+        };
+        assert!((0..SUM_TILES).all(|tile| place(tile) + TILE_ROWS <= sums.len()));
+        let sums = sums.as_mut_ptr();
+        // SAFETY: asserted above.
+        let sums: [*mut u8; SUM_TILES] = std::array::from_fn(|tile| unsafe { sums.add(place(tile)).cast() });
         let pace = &mut self.pace;
         macro_rules! ahead {
             () => {
@@ -83,8 +91,9 @@ impl Walk<'_> {
                 }
             };
         }
-        // SAFETY: every pointer was taken from a slice that has the tiles that are read or written through it: `tiles` of
-        // them for tokens and weights, one for sums.
+        // SAFETY: the processor has the instructions and the tiles are configured (promised by the caller). Every pointer was
+        // taken from a slice that has the tiles that are read or written through it: `tiles` of them for tokens and weights,
+        // behind the last of which it is moved but not read, and one for sums.
         unsafe {
             // For the tiles of sums that there are.
             macro_rules! each_sum {

@@ -40,9 +40,9 @@ pub struct Function {
     origin: Origin,
 }
 
-// SAFETY: the handles belong to the driver, which may be called from any thread.
+// SAFETY: the handles belong to the driver, which may be called from any thread, and so may it to unload the module.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver takes a function's handle from several threads at once; nothing here changes after `new`.
 unsafe impl Sync for Function {}
 
 impl fmt::Debug for Function {

@@ -90,7 +90,7 @@ mod system {
             limit(libc::RLIMIT_NPROC, limits.processes)?;
         }
         die_with_the_referee()?;
-        // SAFETY: as above.
+        // SAFETY: a plain system call with numbers.
         check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
         filter(limits.network)
     }

@@ -367,7 +367,7 @@ impl Drop for Process {
 fn unblock(pipe: RawFd) -> io::Result<()> {
     // SAFETY: plain system calls on a pipe that its owner holds open.
     let flags = unsafe { libc::fcntl(pipe, libc::F_GETFL) };
-    // SAFETY: as above.
+    // SAFETY: a plain system call on the same pipe, with the flags that it had and one more.
     if flags < 0 || unsafe { libc::fcntl(pipe, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return Err(io::Error::last_os_error());
     }
