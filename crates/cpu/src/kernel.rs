@@ -65,7 +65,7 @@ fn exponent_of(number: f64) -> i32 {
 }
 
 /// A power of two that may be beyond f32 as two that are not.
-fn two_powers(exponent: i32) -> [f32; 2] {
+pub(super) fn two_powers(exponent: i32) -> [f32; 2] {
     [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent))
 }
 

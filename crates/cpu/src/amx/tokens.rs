@@ -5,14 +5,15 @@
 //! their group's largest activation.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use format::{BLOCK, Matrix};
-use half::bf16;
+use format::{BLOCK, Matrix, Values};
+use half::{bf16, f16};
 
 use super::expand::{Expander, WEIGHT_EXPONENT};
 use super::{TILE_K, TILE_ROWS};
-use crate::kernel::Source;
+use crate::kernel::{Source, two_powers};
 use op::{Activation, Activations};
 
 /// Quantised tokens are at most 2688 < 2¹²; so scaled, they and their sums stay in range.
@@ -60,28 +61,85 @@ pub(super) unsafe fn prepare(source: Source<'_>, parts: usize, group: usize, out
         }
         return;
     }
-    let exponent = exponent(source);
-    let mut values = vec![0f32; activations.k()];
+    let Activations::Dense(dense) = activations else { return };
+    let [first, second] = two_powers(exponent(source)).map(|power| _mm512_set1_ps(power));
     for token in rows.start / parts..rows.end.div_ceil(parts) {
-        source.scaled_row(token, exponent, &mut values);
-        for row in token * parts..(token + 1) * parts {
-            split_off(&mut values, row - rows.start.min(row), rows.contains(&row).then_some(&mut *out));
+        let place = token * dense.k()..(token + 1) * dense.k();
+        let mut places = Places { parts: token * parts..(token + 1) * parts, rows: rows.clone(), out: &mut *out };
+        let mut put = |tile: usize, values: [__m512; 2]| {
+            places.put(tile, values.map(|values| _mm512_mul_ps(_mm512_mul_ps(values, first), second)));
+        };
+        match dense.values() {
+            Values::F16(values) => each_tile(&values[place], |values| widened_f16(values), &mut put),
+            Values::BF16(values) => each_tile(&values[place], |values| widened_bf16(values), &mut put),
+            Values::F32(values) => each_tile(&values[place], |values| widened_f32(values), &mut put),
         }
     }
 }
 
-/// Takes the leading 8 bits off every value, as bf16, leaves the rest, and puts the former into a row of the tiles.
+/// Hands a row over in pieces of one tile's K, each as two vectors of f32; what is missing of the last is zero.
 #[inline(always)]
-fn split_off(values: &mut [f32], row: usize, mut out: Option<&mut [TokenTile]>) {
-    for (tile, values) in values.chunks_mut(TILE_K).enumerate() {
-        let mut leading = [0; TILE_K];
-        for (leading, value) in leading.iter_mut().zip(values) {
-            // The upper half of an f32 is the bf16 number below it.
-            *leading = (value.to_bits() >> 16) as u16;
-            *value -= bf16::from_bits(*leading).to_f32();
-        }
-        if let Some(out) = &mut out {
-            out[tile].0[row] = leading;
+fn each_tile<T: Pod>(
+    row: &[T],
+    widened: impl Fn(&[T; TILE_K]) -> [__m512; 2],
+    put: &mut impl FnMut(usize, [__m512; 2]),
+) {
+    let (whole, rest) = row.as_chunks();
+    whole.iter().enumerate().for_each(|(tile, values)| put(tile, widened(values)));
+    if !rest.is_empty() {
+        let mut values = [T::zeroed(); TILE_K];
+        values[..rest.len()].copy_from_slice(rest);
+        put(whole.len(), widened(&values));
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widened_f16(values: &[f16; TILE_K]) -> [__m512; 2] {
+    // SAFETY: each load reads half of the 64 bytes, and wants no alignment.
+    [0, TILE_K / 2].map(|at| _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(values.as_ptr().add(at).cast()) }))
+}
+
+/// The upper half of an f32 is the bf16 number below it.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widened_bf16(values: &[bf16; TILE_K]) -> [__m512; 2] {
+    [0, TILE_K / 2].map(|at| {
+        // SAFETY: each load reads half of the 64 bytes, and wants no alignment.
+        let values = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(values.as_ptr().add(at).cast()) });
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values))
+    })
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widened_f32(values: &[f32; TILE_K]) -> [__m512; 2] {
+    // SAFETY: each load reads half of the 128 bytes, and wants no alignment.
+    [0, TILE_K / 2].map(|at| unsafe { _mm512_loadu_ps(values.as_ptr().add(at)) })
+}
+
+/// Where the parts of a token go: the rows that they are, those of them that are among the group's, and the tiles.
+struct Places<'a> {
+    parts: Range<usize>,
+    rows: Range<usize>,
+    out: &'a mut [TokenTile],
+}
+
+impl Places<'_> {
+    /// Takes the leading 8 bits off every value, as bf16, for each part in turn, and puts them into its row of the tile.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn put(&mut self, tile: usize, mut values: [__m512; 2]) {
+        let leading = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
+        for row in self.parts.clone() {
+            let parts = values.map(|values| _mm512_and_si512(_mm512_castps_si512(values), leading));
+            if self.rows.contains(&row) {
+                let halves = parts.map(|part| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(part)));
+                let leading = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
+                // SAFETY: a row of the tile is 64 bytes.
+                unsafe { _mm512_storeu_si512(self.out[tile].0[row - self.rows.start].as_mut_ptr().cast(), leading) };
+            }
+            values = [0, 1].map(|half| _mm512_sub_ps(values[half], _mm512_castsi512_ps(parts[half])));
         }
     }
 }
