@@ -11,12 +11,16 @@ use format::BLOCK;
 use half::f16;
 
 use super::backend::InstructionSet;
+use super::expansion::{Expand, Expansion};
+use super::finish::Finish;
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
+use super::kernel::{Kernel, Product};
 use super::model::{Rates, Speed};
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
+use super::source::Source;
+use super::sums::Lanes;
 use op::{Activation, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
@@ -69,11 +73,21 @@ impl InstructionSet for Avx2 {
 /// NVFP4 tokens.
 struct IntegerKernel;
 
-impl Kernel for IntegerKernel {
+impl Expand for IntegerKernel {
     type Block = IntegerBlock;
-    type Token = IntegerToken;
 
     const BLANK: IntegerBlock = IntegerBlock::BLANK;
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_integer(scales, codes, out) }
+    }
+}
+
+impl Kernel for IntegerKernel {
+    type Token = IntegerToken;
+
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -88,12 +102,6 @@ impl Kernel for IntegerKernel {
 
     fn unit(&self, _: Source<'_>) -> f64 {
         integer::UNIT
-    }
-
-    #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_integer(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -176,11 +184,21 @@ fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBl
 /// Dense tokens, widened to f32.
 struct FloatKernel;
 
-impl Kernel for FloatKernel {
+impl Expand for FloatKernel {
     type Block = FloatBlock;
-    type Token = f32;
 
     const BLANK: FloatBlock = FloatBlock::BLANK;
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
+        unsafe { expand_float(scales, codes, out) }
+    }
+}
+
+impl Kernel for FloatKernel {
+    type Token = f32;
+
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -195,12 +213,6 @@ impl Kernel for FloatKernel {
 
     fn unit(&self, source: Source<'_>) -> f64 {
         2f64.powi(-source.f32_exponent())
-    }
-
-    #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_float(scales, codes, out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {

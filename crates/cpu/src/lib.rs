@@ -1,8 +1,12 @@
-//! The CPU: one layout of weights, one schedule, one file an instruction set.
+//! The CPU: one layout of weights, one schedule, one file per instruction set.
 //!
-//! `pack` lays weights out once, for all of them. `kernel` says what an instruction set must be able to do: prepare
-//! tokens, expand a block of codes, multiply. `schedule` cuts a problem in tiles and walks them with those three, in
-//! the order that the strategy says. `model` predicts what that costs.
+//! `pack` lays weights out once, for all of them. `kernel` says what an instruction set must be able to do with the pieces of
+//! work that it is handed: tokens as they came (`source`) are prepared, packed blocks are expanded (`expansion`) into slabs (`slab`),
+//! products are added up (`sums`), and a tile's sums become values of C (`finish`, `scale`, `target`). `schedule` cuts a
+//! problem into tiles and walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
+//! `environment` of ours. `model` predicts what that costs.
+//!
+//! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -13,6 +17,8 @@ mod avx512;
 mod backend;
 pub mod ceilings;
 mod environment;
+mod expansion;
+mod finish;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;
@@ -20,7 +26,11 @@ mod memory;
 mod model;
 mod pack;
 mod scalar;
+mod scale;
 mod schedule;
+mod slab;
+mod source;
+mod sums;
 mod target;
 mod threads;
 

@@ -7,9 +7,10 @@
 
 use format::BLOCK;
 
-use super::kernel::{Kernel, Lanes};
+use super::kernel::Kernel;
 use super::pack::{CHUNK, COLUMNS};
 use super::schedule::OWN_TOKENS;
+use super::sums::Lanes;
 use op::Tile;
 use op::{Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy};
 

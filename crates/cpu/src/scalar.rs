@@ -8,10 +8,14 @@ use format::BLOCK;
 use half::f16;
 
 use super::backend::InstructionSet;
-use super::kernel::{Expansion, Finish, Kernel, Lanes, Product, Source};
+use super::expansion::{Expand, Expansion};
+use super::finish::Finish;
+use super::kernel::{Kernel, Product};
 use super::model::{Rates, Speed};
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::schedule;
+use super::source::Source;
+use super::sums::Lanes;
 use op::{Activation, Config, Operands, Problem, Result, Team};
 
 /// The backend without special instructions.
@@ -54,11 +58,29 @@ impl FloatBlock {
     pub(super) const BLANK: Self = Self([[0.0; COLUMNS]; BLOCK]);
 }
 
-impl Kernel for ScalarKernel {
+impl Expand for ScalarKernel {
     type Block = FloatBlock;
-    type Token = f32;
 
     const BLANK: FloatBlock = FloatBlock::BLANK;
+
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
+            for column in 0..COLUMNS {
+                let scale = format::e4m3::decode(scales[column]);
+                for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
+                    // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
+                    let k = 8 * vector + 4 * (byte % 2) + byte / 2;
+                    out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
+                    out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for ScalarKernel {
+    type Token = f32;
+
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
@@ -73,20 +95,6 @@ impl Kernel for ScalarKernel {
 
     fn unit(&self, source: Source<'_>) -> f64 {
         2f64.powi(-source.f32_exponent())
-    }
-
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
-            for column in 0..COLUMNS {
-                let scale = format::e4m3::decode(scales[column]);
-                for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
-                    // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
-                    let k = 8 * vector + 4 * (byte % 2) + byte / 2;
-                    out.0[k][column] = format::e2m1::decode(pair & 15) * scale;
-                    out.0[k + 2][column] = format::e2m1::decode(pair >> 4) * scale;
-                }
-            }
-        }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {

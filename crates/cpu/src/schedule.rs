@@ -27,11 +27,14 @@ use format::BLOCK;
 use half::f16;
 
 use super::environment::in_default_mode;
-use super::kernel::{
-    Expansion, Finish, Kernel, Lanes, MatrixSums, Product, Slab, Source, Sources, SumLayout, TileStream,
-};
+use super::expansion::{Expansion, Sources};
+use super::finish::Finish;
+use super::kernel::{Kernel, Product, TileStream};
 use super::memory::{Arena, Lease};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
+use super::slab::Slab;
+use super::source::Source;
+use super::sums::{Lanes, MatrixSums, SumLayout};
 use super::target::SharedTarget;
 use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
 

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::HalfTile;
+use super::tiles::HalfTile;
 use crate::pack::COLUMNS;
 
 /// What expanded weights are smaller by, as a power of two: half precision's exponent bias is 15, bf16's 127.

@@ -21,24 +21,22 @@ mod walk;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-use bytemuck::{Pod, Zeroable};
 use format::BLOCK;
 
 use self::expand::{Expander, WEIGHT_EXPONENT};
 use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
-use self::tiles::{Configured, load, product, zero};
-use self::tokens::{TokenTile, parts};
+use self::tiles::{Configured, HalfTile, TILE_K, TILE_ROWS, TokenTile, load, product, zero};
+use self::tokens::parts;
 use super::backend::InstructionSet;
-use super::kernel::{Expansion, Finish, Kernel, Product, Source, TileStream};
+use super::expansion::{Expand, Expansion};
+use super::finish::Finish;
+use super::kernel::{Kernel, Product, TileStream};
 use super::model::{Rates, Speed};
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
+use super::source::Source;
 use super::{avx512, schedule};
 use op::{Activation, Config, Error, Operands, Problem, Result, Team};
-
-/// Rows of a tile, and k in one.
-const TILE_ROWS: usize = 16;
-const TILE_K: usize = 32;
 
 /// The backend for AMX with bf16.
 #[derive(Debug)]
@@ -121,16 +119,22 @@ struct AmxKernel {
     parts: usize,
 }
 
-/// A block as half a tile: eight rows of 16 columns, two k each.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(512))]
-struct HalfTile([[u16; 2 * COLUMNS]; BLOCK / 2]);
-
-impl Kernel for AmxKernel {
+impl Expand for AmxKernel {
     type Block = HalfTile;
-    type Token = TokenTile;
 
     const BLANK: HalfTile = HalfTile([[0; 2 * COLUMNS]; BLOCK / 2]);
+
+    #[inline(always)]
+    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16 scales and 128
+        // bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
+        unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+    }
+}
+
+impl Kernel for AmxKernel {
+    type Token = TokenTile;
+
     const ROWS: usize = TILE_ROWS;
     const BLOCKS: usize = TILE_K / BLOCK;
     const PANELS: usize = 4;
@@ -151,13 +155,6 @@ impl Kernel for AmxKernel {
 
     fn unit(&self, source: Source<'_>) -> f64 {
         2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source))
-    }
-
-    #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16 scales and 128
-        // bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
-        unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {

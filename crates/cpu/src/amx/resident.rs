@@ -17,11 +17,10 @@ use std::ops::Range;
 
 use super::expand::Expander;
 use super::stream::RING;
-use super::tiles::{load, load_past, own, product, store, zero};
-use super::{HalfTile, TILE_ROWS, TokenTile};
-use crate::kernel::Lanes;
+use super::tiles::{HalfTile, TILE_ROWS, TokenTile, load, load_past, own, product, store, zero};
 use crate::model::{self, Speed};
 use crate::pack::{CHUNK, CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
+use crate::sums::Lanes;
 
 /// Chunks of a stretch, and K in one.
 const STRETCH: usize = 4;

@@ -12,10 +12,9 @@
 use std::arch::x86_64::*;
 
 use super::expand::Expander;
-use super::tiles::{load, load_past, product, store, zero};
-use super::{HalfTile, TILE_ROWS, TokenTile};
-use crate::kernel::Lanes;
+use super::tiles::{HalfTile, TILE_ROWS, TokenTile, load, load_past, product, store, zero};
 use crate::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
+use crate::sums::Lanes;
 
 /// The shapes of tile that are streamed: rows and columns.
 pub(super) const STREAMED: [(usize, usize); 5] = [(16, 32), (32, 16), (48, 16), (64, 16), (80, 16)];

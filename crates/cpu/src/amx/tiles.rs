@@ -9,7 +9,24 @@
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::TILE_ROWS;
+use bytemuck::{Pod, Zeroable};
+use format::BLOCK;
+
+use crate::pack::COLUMNS;
+
+/// Rows of a tile, and k in one.
+pub(super) const TILE_ROWS: usize = 16;
+pub(super) const TILE_K: usize = 32;
+
+/// A block as half a tile: eight rows of 16 columns, two k each.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(512))]
+pub(super) struct HalfTile(pub [[u16; 2 * COLUMNS]; BLOCK / 2]);
+
+/// 16 rows of tokens, 32 k.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(1024))]
+pub(super) struct TokenTile(pub [[u16; TILE_K]; TILE_ROWS]);
 
 /// Tiles of this shape, the thread's until this is dropped. Calls of functions keep neither tiles nor their shape (so the
 /// system's calling convention says), so there is nothing of a caller's to put back. Left in use, they would make every switch

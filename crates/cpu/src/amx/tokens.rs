@@ -12,19 +12,15 @@ use format::{BLOCK, Matrix, Values};
 use half::{bf16, f16};
 
 use super::expand::{Expander, WEIGHT_EXPONENT};
-use super::{TILE_K, TILE_ROWS};
-use crate::kernel::{Source, two_powers};
+use super::tiles::{TILE_K, TILE_ROWS, TokenTile};
+use crate::scale::two_powers;
+use crate::source::Source;
 use op::{Activation, Activations};
 
 /// Quantised tokens are at most 2688 < 2¹²; so scaled, they and their sums stay in range.
 const QUANTISED_EXPONENT: i32 = 100;
 /// The exponent that the largest dense token of a group is brought to.
 const DENSE_EXPONENT: i32 = 110;
-
-/// 16 rows of tokens, 32 k.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(1024))]
-pub(super) struct TokenTile(pub [[u16; TILE_K]; TILE_ROWS]);
 
 /// bf16 numbers that one activation becomes: 8 significant bits each.
 pub(super) fn parts(activation: Activation) -> usize {

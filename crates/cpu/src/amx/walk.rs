@@ -1,8 +1,9 @@
 //! Tokens times a slab, for any shape: the sums of two groups of rows and two panels in registers at a time.
 
+use super::tiles::{HalfTile, TILE_ROWS, TokenTile};
 use super::tiles::{load, load_past, product, store, zero};
-use super::{AmxKernel, HalfTile, TILE_ROWS, TokenTile};
-use crate::kernel::{Expansion, Kernel, Pace, Product};
+use crate::expansion::{Expansion, Pace};
+use crate::kernel::{Kernel, Product};
 
 /// Tiles that sums are in.
 const SUM_TILES: usize = 4;
@@ -13,8 +14,11 @@ const SUM_TILES: usize = 4;
 ///
 /// The processor must have the instructions, and this thread's tiles must be configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-pub(super) unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expansion<'_, AmxKernel>) {
-    let (groups, panels, tiles) = (product.rows() / TILE_ROWS, product.panels(), product.depth() / AmxKernel::BLOCKS);
+pub(super) unsafe fn multiply<K: Kernel<Block = HalfTile, Token = TokenTile>>(
+    product: Product<'_, K>,
+    ahead: &mut Expansion<'_, K>,
+) {
+    let (groups, panels, tiles) = (product.rows() / TILE_ROWS, product.panels(), product.depth() / K::BLOCKS);
     // Sums that are complete in one pass, and are the only ones of the tile, stay in the registers.
     let stay = product.alone && groups <= 2 && panels <= 2;
     let mut walk = Walk {
@@ -41,8 +45,8 @@ pub(super) unsafe fn multiply(product: Product<'_, AmxKernel>, ahead: &mut Expan
 }
 
 /// One product on its way through the tile registers.
-struct Walk<'a> {
-    product: Product<'a, AmxKernel>,
+struct Walk<'a, K: Kernel> {
+    product: Product<'a, K>,
     pace: Pace,
     /// Tiles along K.
     tiles: usize,
@@ -51,7 +55,7 @@ struct Walk<'a> {
     store: bool,
 }
 
-impl Walk<'_> {
+impl<K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, K> {
     /// `GROUPS` groups of rows against `PANELS` panels: the sums of group g and panel p are in tile 2·g + p. Between any two
     /// tile products there is room for a part of what is ahead: the processor looks only so far, and a longer stretch of
     /// other work would hide the next product from it.
@@ -65,14 +69,13 @@ impl Walk<'_> {
         &mut self,
         first: usize,
         first_panel: usize,
-        ahead: &mut Expansion<'_, AmxKernel>,
+        ahead: &mut Expansion<'_, K>,
     ) {
         let Product { tokens, group_len, blocks, slab, sums, .. } = &mut self.product;
-        let start = blocks.start / AmxKernel::BLOCKS;
+        let start = blocks.start / K::BLOCKS;
         let rows = tokens.len() / *group_len * TILE_ROWS;
         let token = |group: usize| tokens[(first + group) * *group_len + start..][..self.tiles].as_ptr().cast::<u8>();
-        let weight =
-            |panel: usize| slab.panel(first_panel + panel)[..self.tiles * AmxKernel::BLOCKS].as_ptr().cast::<u8>();
+        let weight = |panel: usize| slab.panel(first_panel + panel)[..self.tiles * K::BLOCKS].as_ptr().cast::<u8>();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(token);
         let mut b: [*const u8; PANELS] = std::array::from_fn(weight);
         let place = |tile: usize| {
@@ -135,7 +138,7 @@ impl Walk<'_> {
                 }
                 ahead!();
                 a = a.map(|tile| tile.add(size_of::<TokenTile>()));
-                b = b.map(|tile| tile.add(AmxKernel::BLOCKS * size_of::<HalfTile>()));
+                b = b.map(|tile| tile.add(K::BLOCKS * size_of::<HalfTile>()));
             }
             if self.store {
                 each_sum!(store);
