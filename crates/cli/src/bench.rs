@@ -12,20 +12,21 @@ use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use hammerhead::machine::Machine;
-use hammerhead::{Activation, Engine, Gate, Layer, Problem, Weights};
+use hammerhead::{Activation, Engine, Gate, Layer, Weights};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use testkit::cases::{Case, Inputs, Instance, Suite};
 use testkit::verify::{Expected, Report};
 
 use crate::floor::{Floor, Rates};
-use crate::options::{self, How};
-use crate::run::groups;
+use crate::options::How;
 use crate::scaling::{Rivals, Scaling};
+use crate::selection::{self, Chosen, Defaults, Selection};
+use crate::shapes::weight_bytes;
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::{Error, Result, bench_gpu, console, files, memory};
+use crate::{Error, Result, bench_gpu, console, files, memory, shapes};
 
 /// Bytes of weights that pass before a copy comes round again, beyond any cache.
 const ROTATION: f64 = 1.2e9;
@@ -42,6 +43,9 @@ pub const SCHEMA: u32 = 1;
 
 /// Measure speed, with cold and with warm weights
 #[derive(Debug, ClapArgs)]
+#[command(mut_arg("suite", |suite| suite.help(selection::suite_help("dual, group and decode"))))]
+#[command(mut_arg("activation", |tokens| tokens.help("The tokens' type: nvfp4, f16, bf16 or f32; may be given several times \
+    [default: each case's own, and nvfp4 for a shape; with --backend cuda f16 and nvfp4]")))]
 #[command(
     long_about = "Measure speed. Each case is checked against the reference first, then timed with cold weights (a \
     different copy each time, more than 1.2 GB of them, as in a model of many layers) and with warm ones (the same copy \
@@ -56,26 +60,18 @@ pub const SCHEMA: u32 = 1;
     Examples:\n  \
     hammerhead bench\n  \
     hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
+    hammerhead bench --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
     hammerhead bench --suite group --scaling
   hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
 pub struct Args {
-    /// Measure this suite: dual, group, decode or edge; may be given several times [default: dual, group and decode]
-    #[arg(long, value_name = "NAME")]
-    suite: Vec<Suite>,
     /// Every case of the suites, also those that are not there for their speed
     #[arg(long)]
     all: bool,
     /// Seconds of timing for each case, though each gets three cold and three warm runs
     #[arg(long, value_name = "T", default_value_t = 2.0, value_parser = positive)]
     seconds: f64,
-    /// The seed that the numbers are made from
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own; on a GPU f16 and nvfp4]
-    #[arg(long, value_name = "TYPE")]
-    activation: Vec<Activation>,
     /// Time each case on one thread too, and a group's problems one after another, in the same rounds (CPU only)
     #[arg(long)]
     scaling: bool,
@@ -83,15 +79,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
     how: How,
 }
 
 impl Args {
-    /// The types of tokens that were asked for, or these.
-    pub fn activations(&self, default: &[Activation]) -> Vec<Activation> {
-        if self.activation.is_empty() { default.to_vec() } else { options::each_once(&self.activation) }
-    }
-
     /// Where a JSON report goes.
     pub fn json(&self) -> Option<&Path> {
         self.json.as_deref()
@@ -99,7 +92,7 @@ impl Args {
 
     /// What the numbers are made from.
     pub fn seed(&self) -> u64 {
-        self.seed
+        self.selection.seed
     }
 }
 
@@ -152,21 +145,19 @@ struct CaseReport {
 
 /// Does the command.
 pub fn bench(args: &Args) -> Result<()> {
-    let suites =
-        if args.suite.is_empty() { vec![Suite::Dual, Suite::Group, Suite::Decode] } else { args.suite.clone() };
-    let cases = options::cases(&suites, args.all)?;
     let engine = args.how.engine()?;
+    let on_gpu = engine.backends()[0].layout() == hammerhead::gpu::pack::LAYOUT;
+    let activations: &[Activation] = if on_gpu { &[Activation::F16, Activation::NvFp4] } else { &[] };
+    let suites = &[Suite::Dual, Suite::Group, Suite::Decode];
+    let cases = args.selection.cases(Defaults { suites, activations, timed: !args.all })?;
     // Better now than after minutes of work.
     args.json.as_deref().map_or(Ok(()), files::check_report)?;
-    if engine.backends()[0].layout() == hammerhead::gpu::pack::LAYOUT {
+    if on_gpu {
         if args.scaling {
             return Err(Error::NoScaling { backend: engine.backends()[0].name() });
         }
         return bench_gpu::bench(args, &cases, &engine);
     }
-    let types = |case: &Case| args.activations(&[case.activation]);
-    let cases: Vec<Case> =
-        cases.iter().flat_map(|case| types(case).into_iter().map(|activation| with_tokens(case, activation))).collect();
     let single = args.scaling.then(|| args.how.engine_with(Some(1))).transpose()?;
     let engines = Engines { all: &engine, single: single.as_ref() };
     let mut floor = Floor::new(&engine)?;
@@ -183,7 +174,7 @@ pub fn bench(args: &Args) -> Result<()> {
         machine: Machine::detect(),
         threads: engine.threads(),
         backend: engine.backends().iter().map(|b| b.name()).collect::<Vec<_>>().join(", "),
-        seed: args.seed,
+        seed: args.selection.seed,
         cases: measured.into_iter().map(|m| m.report(args, ceilings.as_ref())).collect(),
         ceilings,
     };
@@ -210,12 +201,6 @@ impl Engines<'_> {
     }
 }
 
-/// A case with tokens of some type. The community's inputs are only theirs with their own tokens; others get realistic ones.
-pub fn with_tokens(case: &Case, activation: Activation) -> Case {
-    let inputs = if activation == case.activation { case.inputs } else { Inputs::Realistic };
-    Case { activation, inputs, ..case.clone() }
-}
-
 /// What cases must have in common to use the same weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kind {
@@ -234,36 +219,31 @@ impl Kind {
 
 /// A case and how many copies of its weights there is room for.
 struct Planned<'c> {
-    case: &'c Case,
+    chosen: &'c Chosen,
     copies: usize,
 }
 
 /// Cuts the list of cases where the copies of their weights would no longer fit in memory together.
-fn batches(cases: &[Case], room: f64) -> Result<Vec<Vec<Planned<'_>>>> {
+fn batches(cases: &[Chosen], room: f64) -> Result<Vec<Vec<Planned<'_>>>> {
     let mut batches: Vec<Vec<Planned<'_>>> = vec![Vec::new()];
     let mut taken = 0.0;
-    for case in cases {
+    for chosen in cases {
+        let case = &chosen.case;
         let layer = weight_bytes(&case.problem()?, |_| true);
         let copies = ((ROTATION / layer).ceil() as usize).min(COPIES).min((room / layer) as usize).max(1);
         // The weights they are made from and those being checked are there beside the copies.
         let bytes = (copies + 2) as f64 * layer;
-        let shared = |batch: &Vec<Planned<'_>>| batch.iter().any(|p| Kind::of(p.case) == Kind::of(case));
+        let shared = |batch: &Vec<Planned<'_>>| batch.iter().any(|p| Kind::of(&p.chosen.case) == Kind::of(case));
         if batches.last().is_some_and(|batch| !batch.is_empty() && !shared(batch)) && taken + bytes > room {
             batches.push(Vec::new());
             taken = 0.0;
         }
         if let Some(batch) = batches.last_mut() {
             taken += if shared(batch) { 0.0 } else { bytes };
-            batch.push(Planned { case, copies });
+            batch.push(Planned { chosen, copies });
         }
     }
     Ok(batches)
-}
-
-/// Bytes of the weights of some groups.
-fn weight_bytes(problem: &Problem, counted: impl Fn(&hammerhead::Shape) -> bool) -> f64 {
-    let bytes = |s: &hammerhead::Shape| (problem.matrices() * s.n * (s.k / 2 + s.k / 16)) as f64;
-    problem.groups().iter().filter(|s| counted(s)).map(bytes).sum()
 }
 
 /// Copies of a layer that are taken in turn.
@@ -298,7 +278,7 @@ impl Rotation {
 
 /// A case with its timings.
 struct Measured {
-    case: Case,
+    chosen: Chosen,
     subject: Subject,
     rotation: usize,
     copies: usize,
@@ -318,9 +298,10 @@ impl Batch {
     /// Makes the weights and tokens, and checks each case once.
     fn load(args: &Args, planned: &[Planned<'_>], engines: Engines<'_>, bar: &ProgressBar) -> Result<Self> {
         let mut batch = Self { rotations: Vec::new(), cases: Vec::new() };
-        for Planned { case, copies } in planned {
+        for Planned { chosen, copies } in planned {
+            let case = &chosen.case;
             bar.set_message(format!("loading and checking {case}"));
-            let mut instance = case.instance(args.seed)?;
+            let mut instance = chosen.instance(args.selection.seed)?;
             let kind = Kind::of(case);
             let rotation = match batch.rotations.iter().position(|rotation| rotation.kind == kind) {
                 Some(index) => index,
@@ -332,13 +313,14 @@ impl Batch {
             let weights = &batch.rotations[rotation];
             instance.weights.clone_from(&weights.weights);
             let layer = &weights.layers[0];
-            let expected = Expected::new(&instance, case.is_community(), args.seed, engines.all.team());
+            let expected = Expected::new(&instance, case.is_community(), args.selection.seed, engines.all.team());
             let (subject, checked) = check(args, case, &instance, engines.all, layer, &expected)?;
-            let rivals = |single| Rivals::new(case, &instance, [engines.all, single], layer, &expected, args.seed);
+            let rivals =
+                |single| Rivals::new(case, &instance, [engines.all, single], layer, &expected, args.selection.seed);
             let rivals = engines.single.map(rivals).transpose()?;
             let copies = weights.layers.len();
-            let (case, cold, warm) = ((*case).clone(), Vec::new(), Vec::new());
-            batch.cases.push(Measured { case, subject, rotation, copies, checked, cold, warm, rivals });
+            let (chosen, cold, warm) = ((*chosen).clone(), Vec::new(), Vec::new());
+            batch.cases.push(Measured { chosen, subject, rotation, copies, checked, cold, warm, rivals });
         }
         batch.rotations.iter_mut().for_each(|rotation| rotation.weights.clear());
         Ok(batch)
@@ -367,7 +349,7 @@ impl Batch {
                     engines.probe(floor);
                     probed = Some(Instant::now());
                 }
-                bar.set_message(format!("timing {}", measured.case));
+                bar.set_message(format!("timing {}", measured.chosen.case));
                 let rotation = &mut self.rotations[measured.rotation];
                 let layer = rotation.turn();
                 let cold = measured.subject.compute(engine, layer)?;
@@ -396,7 +378,7 @@ fn check(
     subject.compute(engine, layer)?;
     let report = subject.judge(expected)?;
     match report.first {
-        Some(first) => Err(Error::Wrong { case: case.to_string(), backend, config, seed: args.seed, first }),
+        Some(first) => Err(Error::Wrong { case: case.to_string(), backend, config, seed: args.selection.seed, first }),
         None => Ok((subject, report)),
     }
 }
@@ -407,15 +389,15 @@ impl Measured {
     }
 
     fn report(self, args: &Args, ceilings: Option<&Rates>) -> CaseReport {
-        let Self { case, subject, copies, checked, cold, warm, rivals, .. } = self;
+        let Self { chosen: Chosen { suite, case }, subject, copies, checked, cold, warm, rivals, .. } = self;
         let (cold, warm) = (Spread::of(&cold), Spread::of(&warm));
         let (plan, problem) = (subject.plan(), subject.plan().problem());
         let floor_seconds = ceilings.map(|rates| rates.seconds(problem)).filter(|floor| *floor > 0.0);
         CaseReport {
-            suite: case.suite.to_string(),
+            suite,
             why: case.why,
             problem: problem.to_string(),
-            groups: groups(problem),
+            groups: shapes::numbers(problem),
             activation: case.activation.to_string(),
             gate: case.gate.to_string(),
             output: case.output.to_string(),
@@ -432,7 +414,7 @@ impl Measured {
             cold_of_floor: floor_seconds.map(|floor| floor / cold.median),
             warm_of_floor: floor_seconds.map(|floor| floor / warm.median),
             scaling: rivals.map(|rivals| rivals.report()),
-            seed: args.seed,
+            seed: args.selection.seed,
             max_error: checked.max_error,
             compared: checked.compared,
         }
@@ -510,9 +492,14 @@ mod tests {
 
     use super::*;
 
+    fn chosen(suites: &[Suite]) -> Vec<Chosen> {
+        let cases = suites.iter().flat_map(|&suite| cases::suite(suite));
+        cases.map(|case| Chosen { suite: case.suite.to_string(), case }).collect()
+    }
+
     #[test]
     fn cases_with_weights_of_one_kind_stay_together_and_share_their_room() {
-        let decode = cases::suite(Suite::Decode);
+        let decode = chosen(&[Suite::Decode]);
         let batches = batches(&decode, 1.5e9).unwrap();
         assert_eq!(batches.len(), 1);
         assert!(batches[0].iter().all(|planned| planned.copies as f64 * 33e6 > ROTATION));
@@ -520,7 +507,7 @@ mod tests {
 
     #[test]
     fn cases_that_do_not_fit_together_are_measured_one_after_another() {
-        let cases = [cases::suite(Suite::Dual), cases::suite(Suite::Decode)].concat();
+        let cases = chosen(&[Suite::Dual, Suite::Decode]);
         let batches = batches(&cases, 2.5e9).unwrap();
         assert!(batches.len() > 1);
         assert_eq!(batches.iter().map(Vec::len).sum::<usize>(), cases.len());
@@ -528,15 +515,8 @@ mod tests {
 
     #[test]
     fn where_memory_is_short_there_are_fewer_copies_but_always_one() {
-        let decode = cases::suite(Suite::Decode);
+        let decode = chosen(&[Suite::Decode]);
         assert_eq!(batches(&decode, 100e6).unwrap()[0][0].copies, 3);
         assert_eq!(batches(&decode, 0.0).unwrap()[0][0].copies, 1);
-    }
-
-    #[test]
-    fn the_communitys_tolerance_is_asked_for_with_the_communitys_tokens_only() {
-        let case = &cases::suite(Suite::Dual)[0];
-        assert!(with_tokens(case, Activation::NvFp4).is_community());
-        assert!(!with_tokens(case, Activation::F16).is_community());
     }
 }

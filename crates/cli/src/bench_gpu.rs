@@ -5,20 +5,20 @@
 //! (sustained). Tokens are half precision, as most who run quantised weights on Hopper have them, and NVFP4, whose expansion is
 //! part of the time.
 
-use hammerhead::gpu::{Cuda, device};
-use hammerhead::{Activation, Engine, Layer, Problem, Request};
+use hammerhead::gpu::{Cuda, device as gpu_device};
+use hammerhead::{Engine, Layer, Problem, Request};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use testkit::cases::{Case, Instance};
 use testkit::clock;
 use testkit::verify::{Expected, Report};
 
-use crate::bench::{Args, Kind, SCHEMA, with_tokens};
-use crate::run::groups;
+use crate::bench::{Args, Kind, SCHEMA};
+use crate::selection::Chosen;
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::{Error, Result, console, files};
+use crate::{Error, Result, console, files, shapes};
 
 /// What the device's tensor cores reach in half precision on large matrices of random numbers. Measured once on an H200 with
 /// NVIDIA's library (8192 × 8192 × 8192, 769 to 798 · 10¹²): there is none here to measure it with.
@@ -96,25 +96,21 @@ struct Loaded {
 }
 
 /// Does the command on a GPU.
-pub fn bench(args: &Args, cases: &[Case], engine: &Engine) -> Result<()> {
+pub fn bench(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<()> {
     let backend = engine.backends()[0].name();
     let device = Cuda::by_name(backend).map_or(0, Cuda::device);
-    let info = device::context(device)?.info();
+    let info = gpu_device::context(device)?.info();
     let ceilings = Ceilings { flops_per_second: TENSOR_FLOPS, bytes_per_second: clock::bandwidth(device)? };
-    let activations = args.activations(&[Activation::F16, Activation::NvFp4]);
-    let bar = console::progress(cases.len() * activations.len());
+    let bar = console::progress(cases.len());
     let (mut reports, mut wrong, mut loaded) = (Vec::new(), Vec::new(), None);
     for case in cases {
-        for &activation in &activations {
-            let case = with_tokens(case, activation);
-            match measure(args, &case, engine, device, ceilings, &mut loaded, &bar) {
-                Ok(report) => reports.push(report),
-                // The others may still be right, and time on a GPU is dear.
-                Err(error @ Error::Wrong { .. }) => wrong.push(error),
-                Err(error) => return Err(error),
-            }
-            bar.inc(1);
+        match measure(args, case, engine, device, ceilings, &mut loaded, &bar) {
+            Ok(report) => reports.push(report),
+            // The others may still be right, and time on a GPU is dear.
+            Err(error @ Error::Wrong { .. }) => wrong.push(error),
+            Err(error) => return Err(error),
         }
+        bar.inc(1);
     }
     bar.finish_and_clear();
     let report = GpuReport {
@@ -143,15 +139,16 @@ pub fn bench(args: &Args, cases: &[Case], engine: &Engine) -> Result<()> {
 /// Checks a case, then times it.
 fn measure(
     args: &Args,
-    case: &Case,
+    chosen: &Chosen,
     engine: &Engine,
     device: usize,
     ceilings: Ceilings,
     loaded: &mut Option<Loaded>,
     bar: &ProgressBar,
 ) -> Result<CaseReport> {
+    let case = &chosen.case;
     bar.set_message(format!("loading and checking {case}"));
-    let instance = case.instance(args.seed())?;
+    let instance = chosen.instance(args.seed())?;
     let kind = Kind::of(case);
     if loaded.as_ref().is_none_or(|loaded| loaded.kind != kind) {
         // The old ones go first: they may be what there is no room for beside the new.
@@ -167,10 +164,10 @@ fn measure(
     let (burst, sustained) = (Spread::of(&timing.burst), Spread::of(&timing.sustained));
     let floor_seconds = ceilings.seconds(problem);
     Ok(CaseReport {
-        suite: case.suite.to_string(),
+        suite: chosen.suite.clone(),
         why: case.why,
         problem: problem.to_string(),
-        groups: groups(problem),
+        groups: shapes::numbers(problem),
         activation: case.activation.to_string(),
         gate: case.gate.to_string(),
         output: case.output.to_string(),
@@ -192,7 +189,7 @@ fn measure(
 
 /// So many copies that they do not fit into the device's cache together, whatever tokens come with them.
 fn load(kind: Kind, instance: &Instance, engine: &Engine, device: usize) -> Result<Loaded> {
-    let wanted = ROTATION * device::context(device)?.info().cache_bytes;
+    let wanted = ROTATION * gpu_device::context(device)?.info().cache_bytes;
     let first = engine.load(&instance.weights, kind.gate)?;
     let copies = wanted.div_ceil(first.packed_bytes().max(1)).clamp(COPIES[0], COPIES[1]);
     let mut layers = vec![first];

@@ -28,6 +28,8 @@ mod ptx_text;
 mod quantize;
 mod run;
 mod scaling;
+mod selection;
+mod shapes;
 mod simulate;
 mod subject;
 mod table;

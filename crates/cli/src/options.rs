@@ -1,12 +1,11 @@
-//! Options that several commands share: which cases, and who computes them how.
+//! Options that several commands share: who computes, and how.
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use hammerhead::tuning::Tuning;
 use hammerhead::{Engine, Options, Request, backends};
-use testkit::cases::{self, Case, Suite};
 
-use crate::{Error, Result, console};
+use crate::{Result, console};
 
 /// Who computes, and how.
 #[derive(Debug, Args)]
@@ -54,16 +53,6 @@ pub fn backend_name(name: &str) -> hammerhead::Result<String> {
         backends::by_name(name)?;
     }
     Ok(name.to_owned())
-}
-
-/// The cases of some suites that are there for their speed, or all of them.
-pub fn cases(suites: &[Suite], all: bool) -> Result<Vec<Case>> {
-    let cases: Vec<Case> = each_once(suites).into_iter().flat_map(cases::suite).filter(|c| all || c.timed).collect();
-    if cases.is_empty() {
-        let suites = suites.iter().map(Suite::to_string).collect::<Vec<_>>().join(", ");
-        return Err(Error::NoCases { suites });
-    }
-    Ok(cases)
 }
 
 /// What was listed, without repetitions, in the order in which it was listed first.

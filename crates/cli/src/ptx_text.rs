@@ -7,10 +7,11 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use hammerhead::Backend;
-use hammerhead::{Activation, Gate, Output, Plan, Problem, Request, Shape, gpu};
+use hammerhead::{Activation, Gate, Output, Plan, Problem, Request, gpu};
 use ptx::assemble::Assembler;
 use ptx::{Bank, Kernel, Target};
 
+use crate::shapes::{self, Shapes};
 use crate::{Result, console, files};
 
 /// Print the GPU kernels that a problem would run
@@ -29,9 +30,9 @@ pub struct Args {
     /// The GPU architecture
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
-    /// The problem's tokens, columns and K
-    #[arg(long, value_name = "MxNxK", default_value = "256x4096x7168", value_parser = shape)]
-    shape: Shape,
+    /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
+    #[arg(long, value_name = shapes::SYNTAX, default_value = "256x4096x7168")]
+    shape: Shapes,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
     /// depth=64|128|256, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|split-k; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
@@ -55,26 +56,17 @@ enum Arch {
     Sm90a,
 }
 
-/// Reads tokens, columns and K.
-fn shape(text: &str) -> Result<Shape, String> {
-    let sides: Vec<usize> = text.split(['x', '×']).map_while(|side| side.parse().ok()).collect();
-    match sides[..] {
-        [m, n, k] if text.split(['x', '×']).count() == 3 => Ok(Shape { m, n, k }),
-        _ => Err("write tokens, columns and K as MxNxK, for example 256x4096x7168".to_owned()),
-    }
-}
-
 /// Does the command.
 pub fn ptx(args: &Args) -> Result<()> {
     let Arch::Sm90a = args.arch;
-    let problem = Problem::new(vec![args.shape], args.gate, Activation::F16, args.out)?;
+    let problem = Problem::new(args.shape.0.clone(), args.gate, Activation::F16, args.out)?;
     let backend: &'static dyn Backend = &gpu::Cuda::FIRST;
     let plan = Plan::best(problem, &[backend], &args.config, 1)?;
     let kernels = gpu::Cuda::FIRST.family().kernels(plan.problem(), plan.config())?;
     let (problem, config) = (plan.problem(), plan.config());
-    let Shape { m, n, k } = args.shape;
     // The assembler takes ASCII only, also in comments.
-    let mut text = format!("// {m}x{n}x{k}, gate {}, result {}: {config}\n//\n", problem.gate(), problem.output());
+    let sizes = problem.to_string().replace('×', "x");
+    let mut text = format!("// {sizes}, gate {}, result {}: {config}\n//\n", problem.gate(), problem.output());
     text.extend(kernels.iter().map(declared));
     text += "//\n";
     text += &assembled(&kernels)?;
@@ -119,18 +111,4 @@ fn assembled(kernels: &[Kernel]) -> Result<String> {
         }
     }
     Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_is_three_numbers() {
-        assert_eq!(shape("1x2x48"), Ok(Shape { m: 1, n: 2, k: 48 }));
-        assert_eq!(shape("1×2×48"), Ok(Shape { m: 1, n: 2, k: 48 }));
-        for wrong in ["", "1x2", "1x2x3x4", "1x2x3xfour", "axbxc", "1x2x-3"] {
-            assert!(shape(wrong).is_err(), "{wrong}");
-        }
-    }
 }

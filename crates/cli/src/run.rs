@@ -1,4 +1,4 @@
-//! `hammerhead run`: the main job. Computes one problem from a file, or, without one, problems of the suites, checked
+//! `hammerhead run`: the main job. Computes one problem from a file, or, without one, problems that it makes, checked
 //! against the reference before their time is told.
 
 use std::path::{Path, PathBuf};
@@ -9,33 +9,38 @@ use format::Values;
 use format::tensors::File;
 use half::{bf16, f16};
 use hammerhead::Target;
-use hammerhead::{Engine, Gate, Output, Plan, Problem, Weights};
+use hammerhead::{Engine, Output, Plan, Weights};
 use serde::Serialize;
-use testkit::cases::{Case, Instance, Suite};
+use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
 use crate::layer::Choice;
-use crate::options::{self, How};
+use crate::options::How;
 use crate::problem_file::ProblemFile;
+use crate::selection::{self, Chosen, Defaults, Selection};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::{Error, Result, console, files, memory};
+use crate::{Error, Result, console, files, memory, shapes};
 
 /// Runs of a case that are timed, at most.
 const RUNS: usize = 7;
 /// Seconds after which no further run of a case is begun.
 const SECONDS: f64 = 1.0;
 
-/// Compute a problem from a file, or problems of the suites
+/// Compute a problem from a file, or problems made from a seed
 #[derive(Debug, ClapArgs)]
-#[command(group = ArgGroup::new("source").args(["input", "checkpoint"]))]
+#[command(group = ArgGroup::new("source").args(["input", "checkpoint"]).conflicts_with_all(["suite", "shape", "activation", "all"]))]
+#[command(mut_arg("suite", |suite| suite.help(selection::suite_help("dual and group"))))]
+#[command(mut_arg("gate", |gate| gate.help("The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none, a single product \
+    [default: each case's own, and silu for a shape; with --input silu if there is a b2, else none; with --checkpoint the model's own]")))]
 #[command(long_about = "Compute C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).\n\n\
-    Without --input, problems of the suites are made from a seed, computed as planned, checked against a \
-    double-precision reference (all of small problems, a sample of large ones) and timed. `of floor` is the least time \
-    that this machine's arithmetic and memory would allow, both measured in the same run, as a part of the time taken.\n\n\
+    Without --input, problems are made from a seed, computed as planned, checked against a double-precision reference \
+    (all of small problems, a sample of large ones) and timed: those of the suites dual and group, or of the suites and \
+    shapes that are named. `of floor` is the least time that this machine's arithmetic and memory would allow, both \
+    measured in the same run, as a part of the time taken.\n\n\
     With --input and --output, one problem is read from safetensors and its result written:\n  \
     a, b1, b2                    U8 [rows, K/2], even k in the low nibble\n  \
     a_scale, b1_scale, b2_scale  F8_E4M3 [rows, K/16]\n  \
@@ -46,33 +51,22 @@ const SECONDS: f64 = 1.0;
     result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites.\n\n\
     Examples:\n  \
     hammerhead run\n  \
+    hammerhead run --shape 256x4096x7168 --activation bf16 --out bf16\n  \
+    hammerhead run --shape 80,176,128x4096x7168 --gate gelu-tanh\n  \
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --experts 0,3,5 --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
     hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain")]
 pub struct Args {
     /// Read one problem from this safetensors file
-    #[arg(long, value_name = "FILE", requires = "output")]
+    #[arg(long, value_name = "FILE", requires = "output", conflicts_with = "seed")]
     input: Option<PathBuf>,
     /// Write its result to this safetensors file
     #[arg(long, value_name = "FILE", requires = "source")]
     output: Option<PathBuf>,
-    /// The element type of the result: f16, bf16 or f32 [default: f16]
-    #[arg(long, value_name = "TYPE", requires = "source")]
-    out: Option<Output>,
-    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none [default: silu if there is a b2, else none;
-    /// the model's own with --checkpoint]
-    #[arg(long, value_name = "NAME", requires = "source")]
-    gate: Option<Gate>,
-    /// Problems of this suite: dual, group, decode or edge; may be given several times [default: dual and group]
-    #[arg(long, value_name = "NAME", conflicts_with = "source")]
-    suite: Vec<Suite>,
     /// Every case of the suites, also those that are not there for their speed
-    #[arg(long, conflicts_with = "source")]
+    #[arg(long)]
     all: bool,
-    /// The seed that the problems' numbers are made from
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "input")]
-    seed: u64,
     /// Show what the planner weighed, and why it took what it took
     #[arg(long)]
     explain: bool,
@@ -82,6 +76,8 @@ pub struct Args {
     /// Say nothing beside the result
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    selection: Selection,
     #[command(flatten)]
     choice: Choice,
     #[command(flatten)]
@@ -93,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.choice.checkpoint, &args.output) {
         (Some(input), _, Some(output)) => run_file(args, input, output),
         (_, Some(model), output) => run_layer(args, model, output.as_deref()),
-        _ => run_suites(args),
+        _ => run_selected(args),
     }
 }
 
@@ -119,7 +115,7 @@ struct FileReport {
 fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
-    compute(args, &ProblemFile::read(&file, args.gate)?, input, output)
+    compute(args, &ProblemFile::read(&file, args.selection.gate)?, input, output)
 }
 
 /// A layer of a checkpoint: computed into a file, or checked and timed.
@@ -130,14 +126,14 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
             for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
                 files::check_output(input, output)?;
             }
-            compute(args, &opened.problem(args.gate, args.seed)?, path, output)?;
+            compute(args, &opened.problem(args.selection.gate, args.selection.seed)?, path, output)?;
         }
         None => {
-            let problem = opened.problem(args.gate, args.seed)?;
+            let problem = opened.problem(args.selection.gate, args.selection.seed)?;
             // The weights are held as they came, for the reference, and packed.
             let bytes: usize = problem.weights.iter().map(Weights::checkpoint_bytes).sum();
             memory::require(2.0 * bytes as f64, "checking this layer", "choose fewer --experts, or give an --output")?;
-            let instance = problem.into_instance(args.out.unwrap_or_default())?;
+            let instance = problem.into_instance(args.selection.out.unwrap_or_default())?;
             let engine = args.how.engine()?;
             let mut floor = Floor::new(&engine)?;
             floor.sample(engine.team());
@@ -152,7 +148,7 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 
 /// Computes a problem into a file.
 fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> Result<()> {
-    let problem = read.problem(args.out.unwrap_or_default())?;
+    let problem = read.problem(args.selection.out.unwrap_or_default())?;
     let engine = args.how.engine()?;
     let output_type = problem.output();
     let mut results = room_for(&Plan::best(problem, &engine.backends(), &args.how.request(), engine.threads())?)?;
@@ -173,7 +169,7 @@ fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Pa
     if args.json {
         return console::print_json(&FileReport {
             problem: problem.to_string(),
-            groups: groups(problem),
+            groups: shapes::numbers(problem),
             activation: problem.activation().to_string(),
             gate: problem.gate().to_string(),
             output_type: problem.output().to_string(),
@@ -211,11 +207,10 @@ fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Pa
 /// Memory for the results, if there is enough for them and for everything else that the plan needs.
 fn room_for(plan: &Plan) -> Result<Vec<Values<'static>>> {
     let problem = plan.problem();
-    let shapes = problem.groups();
-    let result_bytes: f64 = shapes.iter().map(|s| s.m as f64 * s.n as f64 * problem.output().bytes() as f64).sum();
-    let weight_bytes: f64 = shapes.iter().map(|s| (problem.matrices() * s.n * (s.k / 2 + s.k / 16)) as f64).sum();
+    let groups = problem.groups();
+    let result_bytes: f64 = groups.iter().map(|s| s.m as f64 * s.n as f64 * problem.output().bytes() as f64).sum();
     // The results are there twice while they are written.
-    let needed = 2.0 * result_bytes + weight_bytes + plan.cost().scratch_bytes as f64;
+    let needed = 2.0 * result_bytes + shapes::weight_bytes(problem, |_| true) + plan.cost().scratch_bytes as f64;
     let remedy = "split the problem by tokens, or use a machine with more memory";
     memory::require(needed, format!("the problem {problem}"), remedy)?;
     fn blank<T: Clone>(elements: usize, zero: T) -> Result<Vec<T>> {
@@ -229,17 +224,12 @@ fn room_for(plan: &Plan) -> Result<Vec<Values<'static>>> {
         values.resize(elements, zero);
         Ok(values)
     }
-    let elements = shapes.iter().map(|s| s.m * s.n);
+    let elements = groups.iter().map(|s| s.m * s.n);
     match problem.output() {
         Output::F16 => elements.map(|e| Ok(blank(e, f16::ZERO)?.into())).collect(),
         Output::BF16 => elements.map(|e| Ok(blank(e, bf16::ZERO)?.into())).collect(),
         Output::F32 => elements.map(|e| Ok(blank(e, 0f32)?.into())).collect(),
     }
-}
-
-/// The sizes of every group as numbers.
-pub fn groups(problem: &Problem) -> Vec<[usize; 3]> {
-    problem.groups().iter().map(|s| [s.m, s.n, s.k]).collect()
 }
 
 #[derive(Serialize)]
@@ -281,15 +271,15 @@ struct Row {
     plan: Plan,
 }
 
-fn run_suites(args: &Args) -> Result<()> {
-    let suites = if args.suite.is_empty() { vec![Suite::Dual, Suite::Group] } else { args.suite.clone() };
-    let cases = options::cases(&suites, args.all)?;
+fn run_selected(args: &Args) -> Result<()> {
+    let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
+    let cases = args.selection.cases(defaults)?;
     let engine = args.how.engine()?;
     let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut rows = Vec::new();
     for case in &cases {
-        bar.set_message(case.to_string());
+        bar.set_message(case.case.to_string());
         floor.sample(engine.team());
         rows.push(run_case(args, case, &engine)?);
         floor.sample(engine.team());
@@ -308,7 +298,7 @@ fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> 
     }
     let failed = rows.iter().filter(|row| !row.passed).count();
     let all = rows.len();
-    tell_suites(args, SuiteReport { seed: args.seed, threads: engine.threads(), ceilings, cases: rows })?;
+    tell_suites(args, SuiteReport { seed: args.selection.seed, threads: engine.threads(), ceilings, cases: rows })?;
     match failed {
         0 => Ok(()),
         _ => Err(Error::Failed { failed, all, remedy: "see the verdicts above; hammerhead verify tells more" }),
@@ -321,9 +311,9 @@ struct Labels {
     why: &'static str,
 }
 
-fn run_case(args: &Args, case: &Case, engine: &Engine) -> Result<Row> {
-    let labels = Labels { suite: case.suite.to_string(), why: case.why };
-    run_instance(args, &case.instance(args.seed)?, labels, case.is_community(), engine)
+fn run_case(args: &Args, chosen: &Chosen, engine: &Engine) -> Result<Row> {
+    let labels = Labels { suite: chosen.suite.clone(), why: chosen.case.why };
+    run_instance(args, &chosen.instance(args.selection.seed)?, labels, chosen.case.is_community(), engine)
 }
 
 /// Computes a problem, checks it, and only then times it.
@@ -332,7 +322,7 @@ fn run_instance(args: &Args, instance: &Instance, labels: Labels, community: boo
     let plan = engine.plan(&layer, &instance.activations, instance.problem.output())?;
     let mut subject = Subject::new(instance, plan.clone());
     let first = subject.compute(engine, &layer)?;
-    let expected = Expected::new(instance, community, args.seed, engine.team());
+    let expected = Expected::new(instance, community, args.selection.seed, engine.team());
     let report = subject.judge(&expected)?;
     // The first run warms everything up; where it is all there is time for, it has to do.
     let mut samples = Vec::new();
@@ -354,7 +344,7 @@ fn row(args: &Args, labels: Labels, plan: Plan, report: &Report, seconds: Spread
         suite: labels.suite,
         why: labels.why,
         problem: problem.to_string(),
-        groups: groups(problem),
+        groups: shapes::numbers(problem),
         activation: problem.activation().to_string(),
         gate: problem.gate().to_string(),
         output: problem.output().to_string(),

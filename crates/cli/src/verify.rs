@@ -8,10 +8,11 @@ use hammerhead::{
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
-use testkit::cases::{self, Case, Instance, Suite};
+use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
 use crate::options::{each_once, thread_count};
+use crate::selection::{self, Chosen, Defaults, Selection};
 use crate::subject::Subject;
 use crate::{Error, Result, console};
 
@@ -20,11 +21,12 @@ const SMALL: f64 = 1e9;
 
 /// Check results against a double-precision reference
 #[derive(Debug, ClapArgs)]
+#[command(mut_arg("suite", |suite| suite.help(selection::suite_help("edge and decode"))))]
 #[command(
     long_about = "Check results against a double-precision reference: every case of the suites, on every backend \
     that this machine has, in several configurations, under an error bound that is derived from K and the order of the \
     sums. Outputs are filled with NaN before, so an element that nobody writes is found.\n\n\
-    Without options the suites edge and decode are checked, a minute or so on two cores. Small cases are tried as \
+    Without --suite and --shape the suites edge and decode are checked, a minute or so on two cores. Small cases are tried as \
     planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
     strategy. --full tries large ones like small ones. Of large results a sample is compared, drawn from the seed, \
     corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
@@ -33,12 +35,10 @@ const SMALL: f64 = 1e9;
     hammerhead verify\n  \
     hammerhead verify --suite dual --suite group --backend scalar\n  \
     hammerhead verify --backend sim\n  \
+    hammerhead verify --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead verify --suite edge --config strategy=ping-pong,stages=3 --seed 7"
 )]
 pub struct Args {
-    /// Check this suite: dual, group, decode or edge; may be given several times [default: edge and decode]
-    #[arg(long, value_name = "NAME")]
-    suite: Vec<Suite>,
     /// Check this backend; may be given several times [default: HAMMERHEAD_BACKEND if set, else each one that this
     /// machine has]
     #[arg(long, value_name = "NAME", value_parser = known_backend)]
@@ -49,15 +49,14 @@ pub struct Args {
     /// Threads to use [default: as many as this process may run on]
     #[arg(long, value_name = "N", value_parser = thread_count())]
     threads: Option<usize>,
-    /// The seed that the numbers are made from
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
     /// Try large cases in every configuration too
     #[arg(long)]
     full: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    selection: Selection,
 }
 
 #[derive(Serialize)]
@@ -93,12 +92,12 @@ struct Wrong {
 /// Does the command.
 pub fn verify(args: &Args) -> Result<()> {
     let (engines, skipped) = engines(args)?;
-    let suites = if args.suite.is_empty() { vec![Suite::Edge, Suite::Decode] } else { each_once(&args.suite) };
-    let cases: Vec<Case> = suites.into_iter().flat_map(cases::suite).collect();
+    let defaults = Defaults { suites: &[Suite::Edge, Suite::Decode], activations: &[], timed: false };
+    let cases = args.selection.cases(defaults)?;
     let bar = console::progress(cases.len());
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
     let mut summary = Summary {
-        seed: args.seed,
+        seed: args.selection.seed,
         passed: 0,
         failed: 0,
         illegal: 0,
@@ -109,7 +108,7 @@ pub fn verify(args: &Args) -> Result<()> {
         failures: Vec::new(),
     };
     for case in &cases {
-        bar.set_message(case.to_string());
+        bar.set_message(case.case.to_string());
         check_case(args, case, &engines, &mut summary, &bar)?;
         bar.inc(1);
     }
@@ -157,7 +156,14 @@ fn known_backend(name: &str) -> hammerhead::Result<String> {
     backends::by_name(name).map(|backend| backend.name().to_owned())
 }
 
-fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summary, bar: &ProgressBar) -> Result<()> {
+fn check_case(
+    args: &Args,
+    chosen: &Chosen,
+    engines: &[Engine],
+    summary: &mut Summary,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let case = &chosen.case;
     let problem = case.problem()?;
     let mut ways = Vec::new();
     for engine in engines {
@@ -175,8 +181,8 @@ fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summar
     if ways.is_empty() {
         return Ok(());
     }
-    let instance = case.instance(args.seed)?;
-    let expected = Expected::new(&instance, case.is_community(), args.seed, &cpu::team(args.threads)?);
+    let instance = chosen.instance(args.selection.seed)?;
+    let expected = Expected::new(&instance, case.is_community(), args.selection.seed, &cpu::team(args.threads)?);
     for (engine, plans) in ways {
         let layer = engine.load(&instance.weights, case.gate)?;
         for plan in plans {
@@ -188,7 +194,7 @@ fn check_case(args: &Args, case: &Case, engines: &[Engine], summary: &mut Summar
                 None => summary.passed += 1,
                 Some((wrong, compared, first)) => {
                     summary.failed += 1;
-                    let (suite, seed) = (case.suite.to_string(), args.seed);
+                    let (suite, seed) = (chosen.suite.clone(), args.selection.seed);
                     let (case, why) = (case.to_string(), case.why);
                     summary.failures.push(Wrong { suite, case, why, backend, config, seed, wrong, compared, first });
                 }

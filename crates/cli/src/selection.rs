@@ -1,0 +1,211 @@
+//! Which problems `run`, `verify` and `bench` compute: cases of the suites, or shapes from the command line, with the gate
+//! and the types that were asked for.
+
+use clap::Args;
+use hammerhead::{Activation, Gate, Output};
+use testkit::cases::{self, Case, Inputs, Instance, Suite};
+
+use crate::options::each_once;
+use crate::shapes::{self, Shapes};
+use crate::{Error, Result, memory};
+
+/// What stands in place of a suite's name where the shape was given.
+const GIVEN: &str = "shape";
+
+/// Which problems, made from a seed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Which problems")]
+pub struct Selection {
+    /// Each command has suites of its own for where nothing is said: see [`suite_help`].
+    #[arg(long, value_name = "NAME")]
+    pub suite: Vec<Suite>,
+    /// A problem of these sizes, tokens x columns x K, or several groups of tokens against weights of one size; may be
+    /// given several times, and beside --suite
+    #[arg(long, value_name = shapes::SYNTAX)]
+    pub shape: Vec<Shapes>,
+    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none, a single product [default: each case's own, and silu
+    /// for a shape]
+    #[arg(long, value_name = "NAME")]
+    pub gate: Option<Gate>,
+    /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own, and
+    /// nvfp4 for a shape]
+    #[arg(long, value_name = "TYPE")]
+    pub activation: Vec<Activation>,
+    /// The element type of the result: f16, bf16 or f32 [default: each case's own, and f16 for a shape]
+    #[arg(long, value_name = "TYPE")]
+    pub out: Option<Output>,
+    /// The seed that the numbers are made from
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// The help of `--suite` in a command that takes these where neither suites nor shapes are named.
+pub fn suite_help(default: &str) -> String {
+    format!(
+        "Problems of this suite: dual, group, decode or edge; may be given several times [default: {default}; none if a shape is given]"
+    )
+}
+
+/// What a command takes where nothing else is said.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults<'a> {
+    /// The suites, where neither suites nor shapes are named.
+    pub suites: &'a [Suite],
+    /// The tokens' types; none: each case's own.
+    pub activations: &'a [Activation],
+    /// Whether cases that are not there for their speed are left out.
+    pub timed: bool,
+}
+
+/// A problem that was chosen.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// The suite that it is from, or that its shape was given.
+    pub suite: String,
+    /// The problem.
+    pub case: Case,
+}
+
+impl Selection {
+    /// Every problem that is meant, each once.
+    pub fn cases(&self, defaults: Defaults<'_>) -> Result<Vec<Chosen>> {
+        let suites = match self.suite.is_empty() && self.shape.is_empty() {
+            true => defaults.suites.to_vec(),
+            false => each_once(&self.suite),
+        };
+        let listed = suites.iter().flat_map(|&suite| cases::suite(suite)).filter(|c| c.timed || !defaults.timed);
+        let mut found: Vec<Case> = listed.collect();
+        if found.is_empty() && !suites.is_empty() {
+            let suites = suites.iter().map(Suite::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Error::NoCases { suites });
+        }
+        let from_suites = found.len();
+        found.extend(each_once(&self.shape).into_iter().map(given));
+        let mut chosen: Vec<Chosen> = Vec::new();
+        for (index, case) in found.iter().enumerate() {
+            let suite = if index < from_suites { case.suite.to_string() } else { GIVEN.to_owned() };
+            for case in self.altered(case, defaults.activations) {
+                if !chosen.iter().any(|other| same(&other.case, &case)) {
+                    chosen.push(Chosen { suite: suite.clone(), case });
+                }
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// A case with the gate and the types that were asked for, once for each type of tokens.
+    fn altered(&self, case: &Case, activations: &[Activation]) -> Vec<Case> {
+        let activations = if self.activation.is_empty() { activations } else { &self.activation };
+        let activations = if activations.is_empty() { &[case.activation] } else { activations };
+        let (gate, output) = (self.gate.unwrap_or(case.gate), self.out.unwrap_or(case.output));
+        let altered = |activation: Activation| {
+            // The community's numbers, and its tolerance, are meant for its own tokens and gate.
+            let theirs = (activation, gate) == (case.activation, case.gate);
+            let inputs = if case.is_community() && !theirs { Inputs::Realistic } else { case.inputs };
+            Case { gate, activation, output, inputs, ..case.clone() }
+        };
+        each_once(activations).into_iter().map(altered).collect()
+    }
+}
+
+impl Chosen {
+    /// The numbers, if there is memory for them, for packed weights and for results beside each other.
+    pub fn instance(&self, seed: u64) -> Result<Instance> {
+        let problem = self.case.problem()?;
+        let tokens = |m: usize, k: usize| {
+            // Dense tokens are made as f32 first. Whoever computes has tokens of its own.
+            let made = if problem.activation() == Activation::NvFp4 { 0.0 } else { 4.0 * m as f64 * k as f64 };
+            made + 2.0 * m as f64 * problem.activation().row_bytes(k) as f64
+        };
+        let results = |m: usize, n: usize| m as f64 * n as f64 * problem.output().bytes() as f64;
+        let beside: f64 = problem.groups().iter().map(|s| tokens(s.m, s.k) + results(s.m, s.n)).sum();
+        let needed = 2.0 * shapes::weight_bytes(&problem, |_| true) + beside;
+        memory::require(
+            needed,
+            format!("the problem {problem}"),
+            "make it smaller, or take a machine with more memory",
+        )?;
+        Ok(self.case.instance(seed)?)
+    }
+}
+
+/// A case of sizes that were given.
+fn given(Shapes(groups): Shapes) -> Case {
+    Case {
+        // What a report says of it is in `Chosen`; a case has to be of some suite.
+        suite: Suite::Edge,
+        why: "a shape that was asked for",
+        groups,
+        gate: Gate::Silu,
+        activation: Activation::NvFp4,
+        output: Output::F16,
+        inputs: Inputs::Realistic,
+        timed: true,
+    }
+}
+
+/// Whether two cases compute the same with the same numbers.
+fn same(one: &Case, other: &Case) -> bool {
+    let key = |case: &Case| (case.gate, case.activation, case.output, case.inputs);
+    one.groups == other.groups && key(one) == key(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection() -> Selection {
+        Selection { suite: Vec::new(), shape: Vec::new(), gate: None, activation: Vec::new(), out: None, seed: 0 }
+    }
+
+    const DEFAULTS: Defaults<'_> = Defaults { suites: &[Suite::Dual], activations: &[], timed: true };
+
+    #[test]
+    fn shapes_stand_in_place_of_the_default_suites_and_beside_named_ones() {
+        let shape: Vec<Shapes> = vec!["3,5x40x64".parse().unwrap(); 2];
+        let chosen = Selection { shape: shape.clone(), ..selection() }.cases(DEFAULTS).unwrap();
+        assert_eq!(chosen.iter().map(|c| c.suite.as_str()).collect::<Vec<_>>(), [GIVEN], "once, though given twice");
+        assert_eq!(chosen[0].case.to_string(), "[3,5]×40×64 nvfp4→f16");
+        let suite = vec![Suite::Decode];
+        let chosen = Selection { suite, shape, ..selection() }.cases(DEFAULTS).unwrap();
+        assert_eq!(chosen.len(), cases::suite(Suite::Decode).len() + 1);
+        assert_eq!(selection().cases(DEFAULTS).unwrap().len(), 4, "the default's timed cases");
+        let (suite, shape) = (vec![Suite::Edge], vec!["1x1x16".parse().unwrap()]);
+        assert!(Selection { suite, shape, ..selection() }.cases(DEFAULTS).is_err(), "a suite without a timed case");
+    }
+
+    #[test]
+    fn gate_and_types_replace_a_case_s_own_and_leave_no_case_twice() {
+        let asked = Selection {
+            suite: vec![Suite::Edge],
+            gate: Some(Gate::GeluTanh),
+            activation: vec![Activation::F16, Activation::BF16, Activation::F16],
+            out: Some(Output::F32),
+            ..selection()
+        };
+        let chosen = asked.cases(Defaults { timed: false, ..DEFAULTS }).unwrap();
+        assert!(chosen.iter().all(|c| (c.case.gate, c.case.output) == (Gate::GeluTanh, Output::F32)));
+        assert!(chosen.iter().any(|c| c.case.inputs == Inputs::HardScales && c.case.activation == Activation::BF16));
+        for (index, one) in chosen.iter().enumerate() {
+            assert!(chosen[..index].iter().all(|other| !same(&one.case, &other.case)), "{}", one.case);
+        }
+    }
+
+    #[test]
+    fn the_communitys_tolerance_is_asked_for_with_the_communitys_tokens_and_gate_only() {
+        let community = |asked: Selection| asked.cases(DEFAULTS).unwrap()[0].case.is_community();
+        assert!(community(Selection { activation: vec![Activation::NvFp4], gate: Some(Gate::Silu), ..selection() }));
+        assert!(!community(Selection { activation: vec![Activation::F16], ..selection() }));
+        assert!(!community(Selection { gate: Some(Gate::None), ..selection() }));
+    }
+
+    #[test]
+    fn a_problem_beyond_this_machine_s_memory_is_refused_before_it_is_made() {
+        let shape = vec!["1x16777216x1048576".parse().unwrap()];
+        let chosen = Selection { shape, ..selection() }.cases(DEFAULTS).unwrap();
+        if memory::free().is_some() {
+            let error = chosen[0].instance(0).unwrap_err().to_string();
+            assert!(error.contains("1×16777216×1048576") && error.contains("smaller"), "{error}");
+        }
+    }
+}
