@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
-mod bench_gpu;
+mod computed;
 mod console;
 mod dequantize;
 mod error;
@@ -27,7 +27,6 @@ mod problem_file;
 mod ptx_text;
 mod quantize;
 mod run;
-mod scaling;
 mod selection;
 mod shapes;
 mod simulate;

@@ -14,12 +14,13 @@ use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
+use crate::computed::{Computed, Planned};
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
 use crate::layer::Choice;
 use crate::options::How;
 use crate::problem_file::ProblemFile;
-use crate::selection::{self, Chosen, Defaults, Selection};
+use crate::selection::{self, Chosen, Defaults, Origin, Selection};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -95,17 +96,12 @@ pub fn run(args: &Args) -> Result<()> {
 
 #[derive(Serialize)]
 struct FileReport {
-    problem: String,
-    groups: Vec<[usize; 3]>,
-    activation: String,
-    gate: String,
+    #[serde(flatten)]
+    planned: Planned,
     output_type: String,
-    backend: &'static str,
-    config: String,
     threads: usize,
     seconds: f64,
     gflops: f64,
-    predicted_seconds: f64,
     input: String,
     output: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,8 +133,8 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
             let engine = args.how.engine()?;
             let mut floor = Floor::new(&engine)?;
             floor.sample(engine.team());
-            let labels = Labels { suite: path.display().to_string(), why: "a layer of a checkpoint" };
-            let row = run_instance(args, &instance, labels, false, &engine)?;
+            let origin = Origin { suite: path.display().to_string(), why: "a layer of a checkpoint" };
+            let row = run_instance(args, &instance, origin, false, &engine)?;
             floor.sample(engine.team());
             conclude(args, vec![row], &floor, &engine)?;
         }
@@ -168,17 +164,11 @@ fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Pa
     let gflops = problem.flops() / seconds / 1e9;
     if args.json {
         return console::print_json(&FileReport {
-            problem: problem.to_string(),
-            groups: shapes::numbers(problem),
-            activation: problem.activation().to_string(),
-            gate: problem.gate().to_string(),
+            planned: Planned::of(plan),
             output_type: problem.output().to_string(),
-            backend: plan.backend().name(),
-            config: plan.config().to_string(),
             threads: engine.threads(),
             seconds,
             gflops,
-            predicted_seconds: plan.cost().seconds,
             input: input.display().to_string(),
             output: output.display().to_string(),
             considered: args.explain.then(|| explain::weighed(plan)),
@@ -243,24 +233,14 @@ struct SuiteReport {
 /// One case, computed, checked and timed.
 #[derive(Serialize)]
 struct Row {
-    suite: String,
-    why: &'static str,
-    problem: String,
-    groups: Vec<[usize; 3]>,
-    activation: String,
-    gate: String,
-    output: String,
-    backend: &'static str,
-    config: String,
-    predicted_seconds: f64,
+    #[serde(flatten)]
+    computed: Computed,
     seconds: Spread,
     gflops: f64,
     floor_seconds: Option<f64>,
     of_floor: Option<f64>,
-    max_error: f64,
     /// The largest error as a part of what the derived bound allows.
     max_error_of_bound: f64,
-    compared: usize,
     elements: usize,
     passed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -305,19 +285,18 @@ fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> 
     }
 }
 
-/// What a row is called.
-struct Labels {
-    suite: String,
-    why: &'static str,
-}
-
 fn run_case(args: &Args, chosen: &Chosen, engine: &Engine) -> Result<Row> {
-    let labels = Labels { suite: chosen.suite.clone(), why: chosen.case.why };
-    run_instance(args, &chosen.instance(args.selection.seed)?, labels, chosen.case.is_community(), engine)
+    run_instance(
+        args,
+        &chosen.instance(args.selection.seed)?,
+        chosen.origin.clone(),
+        chosen.case.is_community(),
+        engine,
+    )
 }
 
 /// Computes a problem, checks it, and only then times it.
-fn run_instance(args: &Args, instance: &Instance, labels: Labels, community: bool, engine: &Engine) -> Result<Row> {
+fn run_instance(args: &Args, instance: &Instance, origin: Origin, community: bool, engine: &Engine) -> Result<Row> {
     let layer = engine.load(&instance.weights, instance.problem.gate())?;
     let plan = engine.plan(&layer, &instance.activations, instance.problem.output())?;
     let mut subject = Subject::new(instance, plan.clone());
@@ -335,29 +314,17 @@ fn run_instance(args: &Args, instance: &Instance, labels: Labels, community: boo
     if samples.is_empty() {
         samples.push(first);
     }
-    Ok(row(args, labels, plan, &report, Spread::of(&samples)))
+    Ok(row(args, origin, plan, &report, Spread::of(&samples)))
 }
 
-fn row(args: &Args, labels: Labels, plan: Plan, report: &Report, seconds: Spread) -> Row {
-    let problem = plan.problem();
+fn row(args: &Args, origin: Origin, plan: Plan, report: &Report, seconds: Spread) -> Row {
     Row {
-        suite: labels.suite,
-        why: labels.why,
-        problem: problem.to_string(),
-        groups: shapes::numbers(problem),
-        activation: problem.activation().to_string(),
-        gate: problem.gate().to_string(),
-        output: problem.output().to_string(),
-        backend: plan.backend().name(),
-        config: plan.config().to_string(),
-        predicted_seconds: plan.cost().seconds,
+        computed: Computed::of(origin, &plan, report),
         seconds,
-        gflops: problem.flops() / seconds.median / 1e9,
+        gflops: plan.problem().flops() / seconds.median / 1e9,
         floor_seconds: None,
         of_floor: None,
-        max_error: report.max_error,
         max_error_of_bound: report.max_ratio,
-        compared: report.compared,
         elements: report.elements,
         passed: report.passed(),
         failure: report.first.as_ref().map(ToString::to_string),
@@ -387,23 +354,25 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
         "check",
     ]);
     for row in &report.cases {
-        let checked = if row.compared == row.elements { "all".to_owned() } else { row.compared.to_string() };
+        let Computed { planned, max_error, compared, .. } = &row.computed;
+        let checked = if *compared == row.elements { "all".to_owned() } else { compared.to_string() };
         table.row([
-            row.problem.clone(),
-            format!("{}/{}/{}", row.activation, row.gate, row.output),
-            row.backend.to_owned(),
-            row.config.clone(),
+            planned.problem.clone(),
+            row.computed.types(),
+            planned.backend.to_owned(),
+            planned.config.clone(),
             table::seconds(row.seconds.median),
             table::three_digits(row.gflops),
             table::percent(row.of_floor),
-            format!("{:.1e}", row.max_error),
+            format!("{max_error:.1e}"),
             table::percent(Some(row.max_error_of_bound)),
             if row.passed { format!("ok ({checked})") } else { "WRONG".to_owned() },
         ]);
     }
     text += &table.text();
     for row in &report.cases {
-        let line = |failure: &String| format!("wrong: {} ({}): {failure}\n", row.problem, row.why);
+        let Computed { planned, origin, .. } = &row.computed;
+        let line = |failure: &String| format!("wrong: {} ({}): {failure}\n", planned.problem, origin.why);
         text.extend(row.failure.as_ref().map(line));
     }
     console::print(&text)?;

@@ -3,6 +3,7 @@
 
 use clap::Args;
 use hammerhead::{Activation, Gate, Output};
+use serde::Serialize;
 use testkit::cases::{self, Case, Inputs, Instance, Suite};
 
 use crate::options::each_once;
@@ -60,10 +61,17 @@ pub struct Defaults<'a> {
 /// A problem that was chosen.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// The suite that it is from, or that its shape was given.
-    pub suite: String,
-    /// The problem.
+    pub origin: Origin,
     pub case: Case,
+}
+
+/// Where a problem comes from.
+#[derive(Clone, Debug, Serialize)]
+pub struct Origin {
+    /// The suite, or what stands in place of one.
+    pub suite: String,
+    /// Why it is computed.
+    pub why: &'static str,
 }
 
 impl Selection {
@@ -86,7 +94,8 @@ impl Selection {
             let suite = if index < from_suites { case.suite.to_string() } else { GIVEN.to_owned() };
             for case in self.altered(case, defaults.activations) {
                 if !chosen.iter().any(|other| same(&other.case, &case)) {
-                    chosen.push(Chosen { suite: suite.clone(), case });
+                    let origin = Origin { suite: suite.clone(), why: case.why };
+                    chosen.push(Chosen { origin, case });
                 }
             }
         }
@@ -164,7 +173,11 @@ mod tests {
     fn shapes_stand_in_place_of_the_default_suites_and_beside_named_ones() {
         let shape: Vec<Shapes> = vec!["3,5x40x64".parse().unwrap(); 2];
         let chosen = Selection { shape: shape.clone(), ..selection() }.cases(DEFAULTS).unwrap();
-        assert_eq!(chosen.iter().map(|c| c.suite.as_str()).collect::<Vec<_>>(), [GIVEN], "once, though given twice");
+        assert_eq!(
+            chosen.iter().map(|c| c.origin.suite.as_str()).collect::<Vec<_>>(),
+            [GIVEN],
+            "once, though given twice"
+        );
         assert_eq!(chosen[0].case.to_string(), "[3,5]×40×64 nvfp4→f16");
         let suite = vec![Suite::Decode];
         let chosen = Selection { suite, shape, ..selection() }.cases(DEFAULTS).unwrap();

@@ -194,7 +194,7 @@ fn check_case(
                 None => summary.passed += 1,
                 Some((wrong, compared, first)) => {
                     summary.failed += 1;
-                    let (suite, seed) = (chosen.suite.clone(), args.selection.seed);
+                    let (suite, seed) = (chosen.origin.suite.clone(), args.selection.seed);
                     let (case, why) = (case.to_string(), case.why);
                     summary.failures.push(Wrong { suite, case, why, backend, config, seed, wrong, compared, first });
                 }

@@ -6,7 +6,7 @@ use tank::event::Event;
 use tank::history;
 use tank::ledger::{self as book, Checked, Record};
 
-use super::Where;
+use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
 

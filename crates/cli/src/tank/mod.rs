@@ -2,19 +2,15 @@
 
 mod ledger;
 mod pages;
+mod place;
 mod play;
 mod replay;
 mod rollback;
 mod write;
 
-use std::path::PathBuf;
-
 use clap::{Args as ClapArgs, Subcommand};
 
 use crate::Result;
-
-/// Where a ledger lies when nobody says otherwise.
-const LEDGER: &str = "hammerhead-tank/ledger.jsonl";
 
 /// Play the tank: pitch an optimisation, have it judged, examined and timed
 #[derive(Debug, ClapArgs)]
@@ -34,14 +30,6 @@ const LEDGER: &str = "hammerhead-tank/ledger.jsonl";
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-}
-
-/// Which ledger is meant.
-#[derive(Debug, ClapArgs)]
-pub struct Where {
-    /// The ledger
-    #[arg(long, value_name = "FILE", default_value = LEDGER)]
-    ledger: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

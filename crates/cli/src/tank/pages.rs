@@ -6,7 +6,8 @@ use clap::Args as ClapArgs;
 use tank::ledger::Record;
 use tank::report::{Report, html, markdown};
 
-use super::{Where, ledger};
+use super::ledger;
+use super::place::Where;
 use crate::{Result, console, files};
 
 /// Write a season's report: one HTML page that needs no network, and the same as Markdown and JSON

@@ -13,7 +13,8 @@ use tank::referee::Official;
 use tank::report::Report;
 use tank::season::{self, Choices, Options, PLANNED, Round, Season, Watch};
 
-use super::{Where, pages};
+use super::pages;
+use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tank::event::RolledBack;
 use tank::ledger::Ledger;
 
-use super::Where;
+use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
 

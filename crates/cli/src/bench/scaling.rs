@@ -9,10 +9,11 @@ use serde::Serialize;
 use testkit::cases::{Case, Instance};
 use testkit::verify::Expected;
 
-use crate::bench::Rotation;
+use super::checked::{checked, computed};
+use super::rotation::Rotation;
+use crate::Result;
 use crate::subject::Subject;
 use crate::timing::Spread;
-use crate::{Error, Result};
 
 /// The other ways to compute a case, and how they compared.
 #[derive(Debug)]
@@ -44,11 +45,7 @@ impl Rivals {
         expected: &Expected,
         seed: u64,
     ) -> Result<Self> {
-        let subject = |engine: &Engine, instance: &Instance| -> Result<Subject> {
-            let mut subject = Subject::new(instance, engine.plan(layer, &instance.activations, case.output)?);
-            subject.compute(engine, layer)?;
-            Ok(subject)
-        };
+        let subject = |engine: &Engine, instance: &Instance| computed(case, instance, engine, layer);
         let one_thread = if engine.threads() > 1 { Some(subject(single, instance)?) } else { None };
         let with_tokens: Vec<usize> = (0..case.groups.len()).filter(|&group| case.groups[group].m > 0).collect();
         let mut apart = Vec::new();
@@ -58,10 +55,7 @@ impl Rivals {
             }
         }
         for rivals in [one_thread.as_slice(), &apart].into_iter().filter(|rivals| !rivals.is_empty()) {
-            if let Some(first) = Subject::judge_together(rivals, expected)?.first {
-                let (backend, config) = (rivals[0].plan().backend().name(), rivals[0].plan().config().to_string());
-                return Err(Error::Wrong { case: case.to_string(), backend, config, seed, first });
-            }
+            checked(case, rivals, expected, seed)?;
         }
         Ok(Self { one_thread, apart, threads: Vec::new(), grouping: Vec::new() })
     }

@@ -1,0 +1,58 @@
+//! What `hammerhead bench` can be asked.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use crate::options::How;
+use crate::selection::{self, Selection};
+
+/// Measure speed, with cold and with warm weights
+#[derive(Debug, ClapArgs)]
+#[command(mut_arg("suite", |suite| suite.help(selection::suite_help("dual, group and decode"))))]
+#[command(mut_arg("activation", |tokens| tokens.help("The tokens' type: nvfp4, f16, bf16 or f32; may be given several times \
+    [default: each case's own, and nvfp4 for a shape; with --backend cuda f16 and nvfp4]")))]
+#[command(
+    long_about = "Measure speed. Each case is checked against the reference first, then timed with cold weights (a \
+    different copy each time, more than 1.2 GB of them, as in a model of many layers) and with warm ones (the same copy \
+    again). Timings of all cases and of the machine's own ceilings, arithmetic and memory, are interleaved in rounds. \
+    The medians are told with the range of the middle eight tenths; `of floor` is the least time that the ceilings would \
+    allow as a part of the median. Warm weights may beat the floor, because caches are faster than memory.\n\n\
+    The copies take up to 1.2 GB for each size of weights, and less where memory is short; the report says how many \
+    bytes were rotated.\n\n\
+    On a GPU (--backend cuda) the device's own clock times graphs of calls over weights, tokens and results in rotation \
+    beyond its cache, after a pause (burst) and after 300 ms of load (sustained); copies to and from the host are not part of \
+    it, the expansion of NVFP4 tokens is.\n\n\
+    Examples:\n  \
+    hammerhead bench\n  \
+    hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
+    hammerhead bench --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
+    hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
+    hammerhead bench --suite group --scaling
+  hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
+)]
+pub struct Args {
+    /// Every case of the suites, also those that are not there for their speed
+    #[arg(long, conflicts_with = "shape")]
+    pub all: bool,
+    /// Seconds of timing for each case, though each gets three cold and three warm runs
+    #[arg(long, value_name = "T", default_value_t = 2.0, value_parser = positive)]
+    pub seconds: f64,
+    /// Time each case on one thread too, and a group's problems one after another, in the same rounds (CPU only)
+    #[arg(long)]
+    pub scaling: bool,
+    /// Write a JSON report to this file as well
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub selection: Selection,
+    #[command(flatten)]
+    pub how: How,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if f64::is_finite(seconds) && seconds > 0.0 => Ok(seconds),
+        _ => Err("a number of seconds above zero is expected".to_owned()),
+    }
+}
