@@ -101,6 +101,12 @@ pub enum Error {
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },
 
+    /// A file that holds no timings that can be read.
+    #[error(
+        "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --json, benchmarks/compare_torch.py or benchmarks/h200/peers.py wrote"
+    )]
+    Record { path: PathBuf, problem: String },
+
     /// Threads of a device that has none of ours.
     #[error("--scaling compares numbers of a processor's threads, of which {backend} uses none; leave it out")]
     NoScaling { backend: &'static str },

@@ -11,6 +11,10 @@ pub struct Spread {
     pub best: f64,
     /// One in ten is below.
     pub p10: f64,
+    /// One in four is below.
+    pub p25: f64,
+    /// One in four is above.
+    pub p75: f64,
     /// One in ten is above.
     pub p90: f64,
     /// How many there were.
@@ -26,6 +30,8 @@ impl Spread {
             median: quantile(&sorted, 0.5),
             best: sorted.first().copied().unwrap_or(0.0),
             p10: quantile(&sorted, 0.1),
+            p25: quantile(&sorted, 0.25),
+            p75: quantile(&sorted, 0.75),
             p90: quantile(&sorted, 0.9),
             samples: sorted.len(),
         }
@@ -69,8 +75,16 @@ mod tests {
     }
 
     #[test]
+    fn the_quarters_of_nine_samples_are_samples() {
+        let samples: Vec<f64> = (0..=8).rev().map(f64::from).collect();
+        let spread = Spread::of(&samples);
+        assert_eq!((spread.p25, spread.median, spread.p75), (2.0, 4.0, 6.0));
+    }
+
+    #[test]
     fn one_sample_is_all_there_is_and_none_is_zero() {
-        assert_eq!(Spread::of(&[7.0]), Spread { median: 7.0, best: 7.0, p10: 7.0, p90: 7.0, samples: 1 });
+        let alike = Spread { median: 7.0, best: 7.0, p10: 7.0, p25: 7.0, p75: 7.0, p90: 7.0, samples: 1 };
+        assert_eq!(Spread::of(&[7.0]), alike);
         assert_eq!(Spread::of(&[]).median, 0.0);
     }
 }

@@ -28,8 +28,9 @@ use crate::selection::{self, Selection};
     hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
     hammerhead bench --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
-    hammerhead bench --suite group --scaling
-  hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
+    hammerhead bench --suite group --scaling\n  \
+    hammerhead bench --suite decode --html decode.html --against before.json\n  \
+    hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
 pub struct Args {
     /// Every case of the suites, also those that are not there for their speed
@@ -41,9 +42,16 @@ pub struct Args {
     /// Time each case on one thread too, and a group's problems one after another, in the same rounds (CPU only)
     #[arg(long)]
     pub scaling: bool,
-    /// Write a JSON report to this file as well
+    /// Write a record to this file as well, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write one HTML page to this file as well: bars of time against the floor, and every number; it needs no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Show the rows of this record beside the same problems on the page: a file that --json wrote, or
+    /// benchmarks/compare_torch.py or benchmarks/h200/peers.py; may be given several times
+    #[arg(long, value_name = "RECORD", requires = "html")]
+    pub against: Vec<PathBuf>,
     #[command(flatten)]
     pub selection: Selection,
     #[command(flatten)]

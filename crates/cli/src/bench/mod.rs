@@ -4,6 +4,8 @@
 mod args;
 mod checked;
 mod gpu;
+mod page;
+mod reading;
 mod record;
 mod rotation;
 mod rounds;
@@ -16,6 +18,7 @@ use serde::Serialize;
 use testkit::cases::Suite;
 
 pub use self::args::Args;
+use self::reading::Record;
 use crate::selection::{Chosen, Defaults};
 use crate::{Error, Result, console, files};
 
@@ -27,34 +30,50 @@ pub fn bench(args: &Args) -> Result<()> {
     let suites = &[Suite::Dual, Suite::Group, Suite::Decode];
     let cases = args.selection.cases(Defaults { suites, activations, timed: !args.all })?;
     // Better now than after minutes of work.
-    args.json.as_deref().map_or(Ok(()), files::check_report)?;
-    if on_device { bench_device(args, &cases, &engine) } else { bench_host(args, &cases, &engine) }
+    args.json.iter().chain(&args.html).try_for_each(|path| files::check_report(path))?;
+    let against = args.against.iter().map(|path| Record::open(path)).collect::<Result<Vec<Record>>>()?;
+    let results = Results { args, against };
+    if on_device { bench_device(results, &cases, &engine) } else { bench_host(results, &cases, &engine) }
 }
 
-fn bench_host(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<()> {
-    let record = rounds::measure(args, cases, engine)?;
-    keep(args, &record)?;
+/// Where results go beside the terminal, and what they stand beside there.
+struct Results<'a> {
+    args: &'a Args,
+    against: Vec<Record>,
+}
+
+impl Results<'_> {
+    /// Writes what was measured to where it was asked for. The page is made from what a reader of the record would see.
+    fn keep(&self, record: &impl Serialize) -> Result<()> {
+        let text = console::json_text(record)?;
+        if let Some(path) = &self.args.json {
+            files::write_report(path, &text)?;
+        }
+        if let Some(path) = &self.args.html {
+            let own = Record::read("this run", &text);
+            let own = own.map_err(|problem| Error::Record { path: path.clone(), problem })?;
+            files::write_report(path, &page::html(&own, &self.against))?;
+        }
+        Ok(())
+    }
+}
+
+fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
+    let record = rounds::measure(results.args, cases, engine)?;
+    results.keep(&record)?;
     console::print(&tables::host(&record))?;
     console::remark(&tables::host_remarks(&record));
     Ok(())
 }
 
-fn bench_device(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<()> {
-    if args.scaling {
+fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
+    if results.args.scaling {
         return Err(Error::NoScaling { backend: engine.backends()[0].name() });
     }
-    let (record, wrong) = gpu::measure(args, cases, engine)?;
-    keep(args, &record)?;
+    let (record, wrong) = gpu::measure(results.args, cases, engine)?;
+    results.keep(&record)?;
     console::print(&tables::device(&record))?;
     console::remark(&tables::device_remarks(&record));
     wrong.iter().skip(1).for_each(|error| console::remark(&error.to_string()));
     wrong.into_iter().next().map_or(Ok(()), Err)
-}
-
-/// Writes what was measured to where it was asked for.
-fn keep(args: &Args, record: &impl Serialize) -> Result<()> {
-    match &args.json {
-        Some(path) => files::write_report(path, &console::json_text(record)?),
-        None => Ok(()),
-    }
 }

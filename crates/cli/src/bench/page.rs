@@ -1,0 +1,316 @@
+//! What was measured as one page: no network, no scripts, readable on a telephone and in the dark. Records of others stand
+//! beside it, problem by problem, and every number of a bar is in a table too.
+
+use super::reading::{Record, Row, Times};
+use crate::table;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The rows of one problem: this run's, and those of other records for the same.
+struct Block<'r> {
+    problem: &'r str,
+    gate: Option<&'r str>,
+    output: Option<&'r str>,
+    lines: Vec<Line<'r>>,
+}
+
+/// A row, and the record it is from where that is not this run.
+#[derive(Clone, Copy)]
+struct Line<'r> {
+    row: &'r Row,
+    beside: Option<&'r str>,
+}
+
+/// The page of this run's record, with others beside it.
+pub fn html(own: &Record, others: &[Record]) -> String {
+    let blocks = blocks(own, others);
+    let charts: String = blocks.iter().map(chart).collect();
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
+         <title>hammerhead bench: {about}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <header>\n<h1>hammerhead bench</h1>\n<p>{about}</p>\n{}</header>\n\
+         <section id=\"times\">\n<h2>Time against the floor</h2>\n{}{charts}</section>\n\
+         <section id=\"numbers\">\n<h2>Numbers</h2>\n{}</section>\n</main>\n</body>\n</html>\n",
+        beside(others, &blocks),
+        legend(&blocks),
+        numbers(&blocks),
+        about = escape(&own.about),
+    )
+}
+
+/// Gathers the rows of each problem that this run has.
+fn blocks<'r>(own: &'r Record, others: &'r [Record]) -> Vec<Block<'r>> {
+    let mut blocks: Vec<Block<'r>> = Vec::new();
+    for row in &own.rows {
+        let (problem, gate, output) = (row.problem.as_str(), row.gate.as_deref(), row.output.as_deref());
+        let line = Line { row, beside: None };
+        match blocks.iter_mut().find(|b| (b.problem, b.gate, b.output) == (problem, gate, output)) {
+            Some(block) => block.lines.push(line),
+            None => blocks.push(Block { problem, gate, output, lines: vec![line] }),
+        }
+    }
+    for (record, row) in others.iter().flat_map(|record| record.rows.iter().map(move |row| (record, row))) {
+        let line = Line { row, beside: Some(&record.name) };
+        let same_gate = |gate: Option<&str>| row.gate.is_none() || row.gate.as_deref() == gate;
+        let block = blocks.iter_mut().find(|block| block.problem == row.problem && same_gate(block.gate));
+        block.into_iter().for_each(|block| block.lines.push(line));
+    }
+    blocks
+}
+
+/// What stands beside this run, and a word of caution.
+fn beside(others: &[Record], blocks: &[Block<'_>]) -> String {
+    let placed =
+        |name: &str| blocks.iter().flat_map(|block| &block.lines).filter(|line| line.beside == Some(name)).count();
+    let one = |record: &Record| {
+        let left_out = match record.rows.len() - placed(&record.name).min(record.rows.len()) {
+            0 => String::new(),
+            rows => format!("; {rows} of its rows are of problems that this run does not have"),
+        };
+        format!("<li><strong>{}</strong>: {}{left_out}</li>", escape(&record.name), escape(&record.about))
+    };
+    if others.is_empty() {
+        return String::new();
+    }
+    let list: String = others.iter().map(one).collect();
+    format!(
+        "<p>Beside it:</p>\n<ul>{list}</ul>\n<p class=\"fine\">Other records are of other runs: a shared machine changes its speed \
+         from minute to minute, and only times of one run on one machine compare well.</p>\n"
+    )
+}
+
+fn legend(blocks: &[Block<'_>]) -> String {
+    let lines = || blocks.iter().flat_map(|block| &block.lines);
+    let tenths = lines().any(|line| line.row.times.range().is_some_and(|(_, half)| !half));
+    let tenths = if tenths { " (of older records the middle eight tenths)" } else { "" };
+    let other = match lines().any(|line| line.beside.is_some()) {
+        true => " <span class=\"key beside\"></span> other records.",
+        false => "",
+    };
+    format!(
+        "<p class=\"fine\"><span class=\"key ours\"></span> this run.{other} A bar ends at the median, a tick in the colour of the \
+         text; the strong stretch is the middle half of the samples{tenths}, the long coloured tick the best. The dashed line is the floor: the least time that \
+         the machine's arithmetic and memory would allow. Each problem has a scale of its own, from zero.</p>\n"
+    )
+}
+
+/// The clocks of a block in the order in which they were met.
+fn clocks(block: &Block<'_>) -> Vec<&'static str> {
+    let mut clocks = Vec::new();
+    for line in &block.lines {
+        if !clocks.contains(&line.row.clock) {
+            clocks.push(line.row.clock);
+        }
+    }
+    clocks
+}
+
+/// One problem: a bar for everyone who computed it, clock by clock.
+fn chart(block: &Block<'_>) -> String {
+    let ends = block.lines.iter().map(|line| end(&line.row.times).max(line.row.floor.unwrap_or(0.0)));
+    let scale = 1.02 * ends.fold(f64::MIN_POSITIVE, f64::max);
+    let about = [block.gate.map(|gate| format!("gate {gate}")), block.output.map(|output| format!("result {output}"))];
+    let about = about.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let mut text = format!("<h3>{}</h3>\n<p class=\"fine\">{}</p>\n", escape(block.problem), escape(&about));
+    for clock in clocks(block) {
+        let lines = || block.lines.iter().filter(|line| line.row.clock == clock);
+        let floor = lines().find_map(|line| line.row.floor);
+        text += &format!("<h4>{clock}</h4>\n");
+        text.extend(lines().map(|line| {
+            let (label, class) = (escape(&label(line)), class(line));
+            format!(
+                "<div class=\"row {class}\"><div>{label}</div><div>{}</div><div class=\"figures\">{}</div></div>\n",
+                bar(&label, &line.row.times, floor, scale),
+                figures(block, line, floor),
+            )
+        }));
+    }
+    text
+}
+
+fn label(line: &Line<'_>) -> String {
+    line.beside.map_or_else(|| line.row.who.clone(), |record| format!("{} ({record})", line.row.who))
+}
+
+fn class(line: &Line<'_>) -> &'static str {
+    if line.beside.is_some() { "beside" } else { "ours" }
+}
+
+/// Where a bar and its range end.
+fn end(times: &Times) -> f64 {
+    times.range().map_or(times.median, |((_, high), _)| high.max(times.median))
+}
+
+/// The numbers beside a bar.
+fn figures(block: &Block<'_>, line: &Line<'_>, floor: Option<f64>) -> String {
+    let of_floor = floor.map(|floor| format!(", {:.0} % of floor", 100.0 * floor / line.row.times.median));
+    let ratio = ratio(block, line).map(|ratio| format!(", {ratio:.2}×"));
+    format!(
+        "{}{}{}",
+        table::seconds(line.row.times.median),
+        of_floor.unwrap_or_default(),
+        ratio.filter(|_| line.beside.is_some()).unwrap_or_default()
+    )
+}
+
+/// A row's median over that of this run's first row by the same clock.
+fn ratio(block: &Block<'_>, line: &Line<'_>) -> Option<f64> {
+    let first = block.lines.iter().find(|own| own.beside.is_none() && own.row.clock == line.row.clock)?;
+    Some(line.row.times.median / first.row.times.median)
+}
+
+/// A bar from zero to the median on a scale that ends at `scale`.
+fn bar(label: &str, times: &Times, floor: Option<f64>, scale: f64) -> String {
+    let x = |seconds: f64| 1000.0 * seconds / scale;
+    let tick = |class: &str, seconds: f64, [top, bottom]: [u32; 2]| {
+        let x = x(seconds);
+        format!("<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>")
+    };
+    let mut marks = format!("<rect class=\"time\" x=\"0\" y=\"3\" width=\"{:.1}\" height=\"12\"/>", x(times.median));
+    if let Some(((low, high), _)) = times.range() {
+        let (left, width) = (x(low), (x(high) - x(low)).max(1.5));
+        marks += &format!("<rect class=\"range\" x=\"{left:.1}\" y=\"6\" width=\"{width:.1}\" height=\"6\"/>");
+    }
+    marks.extend(times.best.map(|best| tick("best", best, [1, 17])));
+    marks += &tick("median", times.median, [3, 15]);
+    marks.extend(floor.map(|floor| tick("floor", floor, [0, 18])));
+    let title = format!("{label}: {}", table::seconds(times.median));
+    format!(
+        "<svg class=\"bar\" viewBox=\"0 0 1000 18\" preserveAspectRatio=\"none\" role=\"img\"><title>{title}</title>{marks}</svg>"
+    )
+}
+
+/// Every number of the bars, and what was configured.
+fn numbers(blocks: &[Block<'_>]) -> String {
+    let head = [
+        "problem",
+        "who",
+        "clock",
+        ">median",
+        ">best",
+        ">middle half",
+        ">floor",
+        ">of floor",
+        ">÷ first",
+        ">samples",
+        "configuration",
+    ];
+    let head: String = head.iter().map(|name| cell("th", name)).collect();
+    let mut rows = String::new();
+    for (block, line) in blocks.iter().flat_map(|block| block.lines.iter().map(move |line| (block, line))) {
+        let (row, times) = (line.row, &line.row.times);
+        let seconds = |time: Option<f64>| time.map_or("—".to_owned(), table::seconds);
+        let range = times.range().map_or("—".to_owned(), |((low, high), half)| {
+            format!("{}…{}{}", table::seconds(low), table::seconds(high), if half { "" } else { " (eight tenths)" })
+        });
+        let cells = [
+            row.problem.clone(),
+            label(line),
+            row.clock.to_owned(),
+            format!(">{}", seconds(Some(times.median))),
+            format!(">{}", seconds(times.best)),
+            format!(">{range}"),
+            format!(">{}", seconds(row.floor)),
+            format!(">{}", table::percent(row.floor.map(|floor| floor / times.median))),
+            format!(">{}", ratio(block, line).map_or("—".to_owned(), |ratio| format!("{ratio:.2}"))),
+            format!(">{}", times.samples.map_or("—".to_owned(), |samples| samples.to_string())),
+            row.config.clone().unwrap_or_default(),
+        ];
+        rows += &format!("<tr>{}</tr>\n", cells.iter().map(|text| cell("td", text)).collect::<String>());
+    }
+    format!(
+        "<p class=\"fine\">÷ first is a median over that of this run's first row for the same problem and clock.</p>\n\
+         <div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+    )
+}
+
+/// A cell; text that starts with `>` is a number and stands to the right, as in [`table::Table`].
+fn cell(tag: &str, text: &str) -> String {
+    let scope = if tag == "th" { " scope=\"col\"" } else { "" };
+    match text.strip_prefix('>') {
+        Some(number) => format!("<{tag}{scope} class=\"number\">{}</{tag}>", escape(number)),
+        None => format!("<{tag}{scope}>{}</{tag}>", escape(text)),
+    }
+}
+
+/// Text with what HTML would take for its own.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str, text: &str) -> Record {
+        Record::read(name, text).unwrap()
+    }
+
+    fn own() -> Record {
+        record(
+            "this run",
+            r#"{"version": "1<2", "machine": {"cpu": "A & B"}, "cases": [
+                {"problem": "1×2×16", "gate": "silu", "output": "f16", "activation": "nvfp4", "backend": "amx",
+                 "config": "tile=1", "floor_seconds": 0.001,
+                 "cold": {"median": 0.004, "best": 0.002, "p25": 0.003, "p75": 0.008, "samples": 9},
+                 "warm": {"median": 0.002, "best": 0.001, "p10": 0.001, "p90": 0.003, "samples": 9}}]}"#,
+        )
+    }
+
+    #[test]
+    fn a_bar_has_its_median_best_range_and_floor_to_scale() {
+        let page = html(&own(), &[]);
+        // The range of the cold row ends at 8 ms, and the scale 2 % beyond.
+        let x = |milliseconds: f64| format!("{:.1}", 1000.0 * milliseconds / 8.16);
+        for mark in [
+            format!("<rect class=\"time\" x=\"0\" y=\"3\" width=\"{}\"", x(4.0)),
+            format!("<rect class=\"range\" x=\"{}\" y=\"6\" width=\"{}\"", x(3.0), x(5.0)),
+            format!("<line class=\"best\" x1=\"{}\"", x(2.0)),
+            format!("<line class=\"median\" x1=\"{}\"", x(4.0)),
+            format!("<line class=\"floor\" x1=\"{}\"", x(1.0)),
+        ] {
+            assert!(page.contains(&mark), "no {mark} in {page}");
+        }
+        for number in ["4.00 ms", "3.00 ms…8.00 ms", "25.0 %", "1.00 ms…3.00 ms (eight tenths)"] {
+            assert!(page.contains(number), "no {number} in the table");
+        }
+        assert!(page.contains("A &amp; B") && page.contains("hammerhead 1&lt;2"));
+        assert!(!page.contains("other records."), "there are none");
+    }
+
+    #[test]
+    fn others_stand_beside_the_same_problem_and_gate() {
+        let other = record(
+            "peer<s>",
+            r#"{"torch": "2", "cases": [
+                {"problem": "1×2×16", "who": "torch bf16", "cold": {"median": 0.012}},
+                {"problem": "1×2×16", "gate": "none", "cold": {"median": 0.5}},
+                {"problem": "9×9×16", "cold": {"median": 0.5}}]}"#,
+        );
+        let page = html(&own(), &[other]);
+        assert!(page.contains("torch bf16 (peer&lt;s&gt;)") && page.contains("12.0 ms, 8 % of floor, 3.00×"), "{page}");
+        assert!(page.contains("2 of its rows are of problems that this run does not have"), "{page}");
+        assert!(!page.contains("9×9×16") && !page.contains("500 ms"), "{page}");
+    }
+
+    #[test]
+    fn the_h200_s_records_stand_beside_each_other() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benchmarks/h200");
+        let [bench, peers] = ["bench.json", "peers.json"].map(|name| Record::open(&folder.join(name)).unwrap());
+        let page = html(&bench, &[peers]);
+        let problems = page.matches("<h3>").count();
+        assert_eq!(page.matches("<h4>burst</h4>").count(), problems, "each problem after a pause");
+        assert_eq!(page.matches("one (peers)</div>").count(), 2 * problems, "each with its peer, by both clocks");
+        assert!(!page.contains("of problems that this run does not have"));
+    }
+
+    #[test]
+    fn nothing_is_fetched_and_no_script_runs() {
+        let page = html(&own(), &[own()]);
+        for outside in ["<script", "http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+    }
+}
