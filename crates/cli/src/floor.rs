@@ -1,8 +1,7 @@
 //! The least time that this machine could take: its rates, sampled between the timings that are judged by them.
 
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
-use hammerhead::{Engine, Problem};
-use hammerhead::{Team, cpu};
+use hammerhead::{Engine, Plan, Team, cpu};
 use serde::Serialize;
 
 use crate::timing::Spread;
@@ -63,10 +62,10 @@ impl Rate {
 }
 
 impl Floor {
-    /// Sets the probe up. There is none, and no floor, where memory is short, and where not the processor computes: it is
+    /// Sets the probe up. There is none, and no floor, where memory is short, and where the processor never computes: it is
     /// the processor's rates that are sampled.
     pub fn new(engine: &Engine) -> Result<Self> {
-        let processor = engine.backends().iter().all(|backend| backend.layout() == cpu::LAYOUT);
+        let processor = engine.backends().iter().any(|backend| backend.layout() == cpu::LAYOUT);
         let roomy = memory::free().is_none_or(|free| free > PROBE_ROOM);
         if processor && !roomy {
             console::remark("note: too little memory is free to measure this machine's floor");
@@ -105,10 +104,13 @@ impl Floor {
 }
 
 impl Rates {
-    /// The least time for a problem, from the medians.
-    pub fn seconds(&self, problem: &Problem) -> f64 {
+    /// The least time for a problem, from the medians; none where there is nothing to do, or where another than the
+    /// processor computes it.
+    pub fn seconds(&self, plan: &Plan) -> Option<f64> {
         let Rates { flops_per_second, bytes_per_second, .. } = self;
-        Ceilings { flops: flops_per_second.median, bytes: bytes_per_second.median }.floor(problem)
+        let ceilings = Ceilings { flops: flops_per_second.median, bytes: bytes_per_second.median };
+        let processor = plan.backend().layout() == cpu::LAYOUT;
+        processor.then(|| ceilings.floor(plan.problem())).filter(|floor| *floor > 0.0)
     }
 
     /// The rates in words.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
-use crate::computed::{Computed, Planned};
+use crate::computed::{COPIES_NOTE, Clock, Computed, Planned};
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
 use crate::layer::Choice;
@@ -161,10 +161,11 @@ fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> 
 
 fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Path, output: &Path) -> Result<()> {
     let problem = plan.problem();
+    let planned = Planned::of(plan, Clock::Host);
     let gflops = problem.flops() / seconds / 1e9;
     if args.json {
         return console::print_json(&FileReport {
-            planned: Planned::of(plan),
+            planned,
             output_type: problem.output().to_string(),
             threads: engine.threads(),
             seconds,
@@ -178,16 +179,19 @@ fn tell_file(args: &Args, plan: &Plan, engine: &Engine, seconds: f64, input: &Pa
         console::print(&explain::text(plan))?;
     }
     if !args.quiet {
+        let how = match planned.copies_included {
+            true => "copies to and from the GPU included".to_owned(),
+            false => format!("on {} threads", engine.threads()),
+        };
         console::remark(&format!(
-            "{problem} {}, gate {}, {}: {} in {} ({} GFLOP/s) with {} on {} threads → {}",
+            "{problem} {}, gate {}, {}: {} in {} ({} GFLOP/s) with {}, {how} → {}",
             problem.activation(),
             problem.gate(),
             problem.output(),
             plan.config(),
             table::seconds(seconds),
             table::three_digits(gflops),
-            plan.backend().name(),
-            engine.threads(),
+            planned.backend,
             output.display(),
         ));
     }
@@ -273,8 +277,8 @@ fn run_selected(args: &Args) -> Result<()> {
 fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> Result<()> {
     let ceilings = floor.rates();
     for row in &mut rows {
-        row.floor_seconds = ceilings.as_ref().map(|rates| rates.seconds(row.plan.problem()));
-        row.of_floor = row.floor_seconds.filter(|floor| *floor > 0.0).map(|floor| floor / row.seconds.median);
+        row.floor_seconds = ceilings.as_ref().and_then(|rates| rates.seconds(&row.plan));
+        row.of_floor = row.floor_seconds.map(|floor| floor / row.seconds.median);
     }
     let failed = rows.iter().filter(|row| !row.passed).count();
     let all = rows.len();
@@ -319,7 +323,7 @@ fn run_instance(args: &Args, instance: &Instance, origin: Origin, community: boo
 
 fn row(args: &Args, origin: Origin, plan: Plan, report: &Report, seconds: Spread) -> Row {
     Row {
-        computed: Computed::of(origin, &plan, report),
+        computed: Computed::of(origin, &plan, Clock::Host, report),
         seconds,
         gflops: plan.problem().flops() / seconds.median / 1e9,
         floor_seconds: None,
@@ -359,7 +363,7 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
         table.row([
             planned.problem.clone(),
             row.computed.types(),
-            planned.backend.to_owned(),
+            planned.backend_text(),
             planned.config.clone(),
             table::seconds(row.seconds.median),
             table::three_digits(row.gflops),
@@ -370,6 +374,9 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
         ]);
     }
     text += &table.text();
+    if report.cases.iter().any(|row| row.computed.planned.copies_included) {
+        text += COPIES_NOTE;
+    }
     for row in &report.cases {
         let Computed { planned, origin, .. } = &row.computed;
         let line = |failure: &String| format!("wrong: {} ({}): {failure}\n", planned.problem, origin.why);

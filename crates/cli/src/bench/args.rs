@@ -20,7 +20,9 @@ use crate::selection::{self, Selection};
     allow as a part of the median. Warm weights may beat the floor, because caches are faster than memory.\n\n\
     The copies take up to 1.2 GB for each size of weights, and less where memory is short; the report says how many \
     bytes were rotated.\n\n\
-    On a GPU (--backend cuda) the device's own clock times graphs of calls over weights, tokens and results in rotation \
+    Each row names its backend. Where a GPU is planned without being asked for by name, the time is the host's, and copies of \
+    tokens and results to and from the device are part of it; the row is marked.\n\n\
+    With --backend cuda the device's own clock times graphs of calls over weights, tokens and results in rotation \
     beyond its cache, after a pause (burst) and after 300 ms of load (sustained); copies to and from the host are not part of \
     it, the expansion of NVFP4 tokens is.\n\n\
     Examples:\n  \

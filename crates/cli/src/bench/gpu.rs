@@ -18,7 +18,7 @@ use super::args::Args;
 use super::checked::{checked, computed};
 use super::record::{Device, DeviceCase, DeviceCeilings, DeviceRecord, Head};
 use super::rotation::Kind;
-use crate::computed::Computed;
+use crate::computed::{Clock, Computed};
 use crate::selection::Chosen;
 use crate::timing::Spread;
 use crate::{Error, Result, console};
@@ -108,7 +108,7 @@ fn time(
     let (burst, sustained) = (Spread::of(&timing.burst), Spread::of(&timing.sustained));
     let floor_seconds = ceilings.seconds(problem);
     Ok(DeviceCase {
-        computed: Computed::of(chosen.origin.clone(), plan, &checked),
+        computed: Computed::of(chosen.origin.clone(), plan, Clock::Device, &checked),
         bytes: problem.bytes(),
         copies: layers.len(),
         rotated_bytes: timing.rotated_bytes,

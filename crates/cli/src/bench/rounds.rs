@@ -20,7 +20,7 @@ use super::checked::{checked, computed};
 use super::record::{Head, HostCase, HostRecord};
 use super::rotation::{Kind, Roomed, Rotation, batches};
 use super::scaling::Rivals;
-use crate::computed::Computed;
+use crate::computed::{Clock, Computed, on_device};
 use crate::floor::{Floor, Rates};
 use crate::selection::Chosen;
 use crate::shapes::weight_bytes;
@@ -115,7 +115,9 @@ impl Batch {
             let subject = computed(case, &instance, engines.all, layer)?;
             let checked = checked(case, slice::from_ref(&subject), &expected, seed)?;
             let rivals = |single| Rivals::new(case, &instance, [engines.all, single], layer, &expected, seed);
-            let rivals = engines.single.map(rivals).transpose()?;
+            // Threads and grouping are questions to the processor.
+            let single = engines.single.filter(|_| !on_device(subject.plan().backend()));
+            let rivals = single.map(rivals).transpose()?;
             let copies = weights.layers.len();
             let (chosen, cold, warm) = ((*chosen).clone(), Vec::new(), Vec::new());
             batch.cases.push(Measured { chosen, subject, rotation, copies, checked, cold, warm, rivals });
@@ -170,9 +172,9 @@ impl Measured {
         let Self { chosen, subject, copies, checked, cold, warm, rivals, .. } = self;
         let (cold, warm) = (Spread::of(&cold), Spread::of(&warm));
         let (plan, problem) = (subject.plan(), subject.plan().problem());
-        let floor_seconds = ceilings.map(|rates| rates.seconds(problem)).filter(|floor| *floor > 0.0);
+        let floor_seconds = ceilings.and_then(|rates| rates.seconds(plan));
         HostCase {
-            computed: Computed::of(chosen.origin, plan, &checked),
+            computed: Computed::of(chosen.origin, plan, Clock::Host, &checked),
             weight_bytes: weight_bytes(problem, |s| s.m > 0),
             cold_copies: copies,
             cold_bytes: copies as f64 * weight_bytes(problem, |_| true),

@@ -3,6 +3,7 @@
 use super::record::{DeviceCeilings, DeviceRecord, HostRecord};
 use super::rotation::ROTATION;
 use super::scaling::Scaling;
+use crate::computed::COPIES_NOTE;
 use crate::table::{self, Table};
 use crate::timing::Spread;
 
@@ -31,7 +32,7 @@ pub fn host(record: &HostRecord) -> String {
         table.row([
             case.computed.planned.problem.clone(),
             case.computed.types(),
-            case.computed.planned.backend.to_owned(),
+            case.computed.planned.backend_text(),
             case.computed.planned.config.clone(),
             table::seconds(case.cold.median) + if short { "*" } else { "" },
             range(&case.cold),
@@ -47,6 +48,9 @@ pub fn host(record: &HostRecord) -> String {
     let mut text = table.text();
     if lukewarm {
         text += "* less than 1.2 GB of weights could be rotated, so caches may have helped\n";
+    }
+    if record.cases.iter().any(|case| case.computed.planned.copies_included) {
+        text += COPIES_NOTE;
     }
     text + &scaling(record)
 }
