@@ -1,6 +1,6 @@
 //! What was computed and how: the fields that the reports of `run` and `bench` have in common.
 
-use hammerhead::gpu::device;
+use hammerhead::gpu;
 use hammerhead::{Backend, Plan};
 use serde::Serialize;
 use testkit::verify::Report;
@@ -22,7 +22,7 @@ pub enum Clock {
 
 /// Whether a backend computes in the memory of a GPU.
 pub fn on_device(backend: &dyn Backend) -> bool {
-    backend.layout() == device::LAYOUT
+    backend.layout() == gpu::pack::LAYOUT
 }
 
 /// A problem, and the way that was planned for it.

@@ -53,6 +53,40 @@ impl Arena {
     }
 }
 
+/// One piece of memory, cut for several users. Asking for each part by itself would cost more than the parts are used for where
+/// there are hundreds of small groups.
+pub(super) struct Parts<'a, T: Pod> {
+    memory: Lease<'a, T>,
+    lengths: Vec<usize>,
+}
+
+impl<'a, T: Pod> Parts<'a, T> {
+    /// Parts of these lengths.
+    pub(super) fn new(arena: &'a Arena, lengths: Vec<usize>) -> Result<Self> {
+        Ok(Self { memory: arena.take(lengths.iter().sum())?, lengths })
+    }
+
+    /// Every part, in order.
+    pub(super) fn each(&self) -> impl Iterator<Item = &[T]> {
+        let mut rest = &self.memory[..];
+        self.lengths.iter().map(move |&length| {
+            let (part, others) = rest.split_at(length);
+            rest = others;
+            part
+        })
+    }
+
+    /// Every part, in order, to be written.
+    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
+        let mut rest = &mut self.memory[..];
+        self.lengths.iter().map(move |&length| {
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = others;
+            part
+        })
+    }
+}
+
 /// A new piece. What takes a good part of a large page gets whole ones, for the system grants no others.
 fn new_piece(bytes: usize) -> Result<MmapMut> {
     let bytes = if bytes > LARGE_PAGE / 4 { bytes.next_multiple_of(LARGE_PAGE) } else { bytes };

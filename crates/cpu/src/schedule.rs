@@ -30,7 +30,7 @@ use super::environment::in_default_mode;
 use super::expansion::{Expansion, Sources};
 use super::finish::Finish;
 use super::kernel::{Kernel, Product, TileStream};
-use super::memory::{Arena, Lease};
+use super::memory::{Arena, Lease, Parts};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
 use super::slab::Slab;
 use super::source::Source;
@@ -61,13 +61,14 @@ pub(super) fn run<K: Kernel>(
     let tokens = prepare(kernel, problem, &sources, team, &arena)?;
     let shapes = problem.groups();
     let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget<'_>]| {
-        let groups: Vec<Group<'_, K>> = (0..shapes.len())
-            .map(|g| Group {
-                shape: shapes[g],
-                matrices: &panels[g].matrices()[matrices.clone()],
-                source: sources[g],
-                tokens: &tokens[g],
-                target: &targets[g],
+        let parts = shapes.iter().zip(panels).zip(&sources).zip(tokens.each()).zip(targets);
+        let groups: Vec<Group<'_, K>> = parts
+            .map(|((((&shape, panels), &source), tokens), target)| Group {
+                shape,
+                matrices: &panels.matrices()[matrices.clone()],
+                source,
+                tokens,
+                target,
             })
             .collect();
         walk(kernel, config, gate, &groups, team, &arena)
@@ -106,12 +107,13 @@ fn prepare<'a, K: Kernel>(
     sources: &[Source<'_>],
     team: &Team,
     arena: &'a Arena,
-) -> Result<Vec<Lease<'a, K::Token>>> {
+) -> Result<Parts<'a, K::Token>> {
     let group_len = |shape: &Shape| kernel.group_len(shape.k / BLOCK);
     let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
-    let mut tokens = problem.groups().iter().map(|s| arena.take(length(s))).collect::<Result<Vec<_>>>()?;
-    let total: usize = problem.groups().iter().map(length).sum();
-    let work = tokens.iter_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
+    let lengths: Vec<usize> = problem.groups().iter().map(length).collect();
+    let total: usize = lengths.iter().sum();
+    let mut tokens = Parts::new(arena, lengths)?;
+    let work = tokens.each_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
         tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
     });
     let queue = Mutex::new(work);
@@ -126,6 +128,7 @@ fn prepare<'a, K: Kernel>(
     } else {
         team.run(|| in_default_mode(take_all))
     }
+    drop(queue);
     Ok(tokens)
 }
 
@@ -414,22 +417,22 @@ impl<K: Kernel> TileWalk<'_, K> {
 
 /// One product of every group as f32, between the passes of two-pass.
 struct Plane<'a> {
-    groups: Vec<Lease<'a, f32>>,
+    groups: Parts<'a, f32>,
 }
 
 impl<'a> Plane<'a> {
     fn new(arena: &'a Arena, shapes: &[Shape]) -> Result<Self> {
-        Ok(Self { groups: shapes.iter().map(|s| arena.take(s.m * s.n)).collect::<Result<_>>()? })
+        Ok(Self { groups: Parts::new(arena, shapes.iter().map(|s| s.m * s.n).collect())? })
     }
 
     fn targets(&mut self) -> Vec<Target<'_>> {
-        self.groups.iter_mut().map(|group| Target::F32(group)).collect()
+        self.groups.each_mut().map(Target::F32).collect()
     }
 }
 
 /// The last pass of two-pass: the gate, row by row.
 fn join(problem: &Problem, gate: &mut Plane<'_>, up: &Plane<'_>, targets: &[SharedTarget<'_>], team: &Team) {
-    let groups = gate.groups.iter_mut().zip(&up.groups).zip(problem.groups()).zip(targets);
+    let groups = gate.groups.each_mut().zip(up.groups.each()).zip(problem.groups()).zip(targets);
     let rows = Mutex::new(groups.flat_map(|(((gate, up), shape), target)| {
         gate.chunks_mut(shape.n).zip(up.chunks(shape.n)).enumerate().map(move |(row, sums)| (target, row, sums))
     }));
