@@ -71,10 +71,10 @@ pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg
             (gate, k.mul(bent, GELU_SCALE as f32), up)
         }
         Function::GptOss => {
-            let gate = k.min(gate, clamp);
+            let gate = at_most(k, gate, clamp);
             let lowest = k.neg(clamp);
-            let up = k.max(up, lowest);
-            let up = k.min(up, clamp);
+            let up = at_least(k, up, lowest);
+            let up = at_most(k, up, clamp);
             (gate, k.mul(gate, GPT_OSS_SCALE as f32), k.add(up, 1.0))
         }
     };
@@ -83,12 +83,26 @@ pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg
     k.mul(activation, up)
 }
 
-/// 1/(1 + e⁻ʸ), for y clipped at −87 from below: then no number on the way is subnormal, and those instructions can be used
-/// that flush such numbers.
+/// The smaller of two, or NaN if the value is that: `min` would take the limit.
+fn at_most(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
+    let beyond = k.gt(value, limit);
+    k.select(beyond, limit, value)
+}
+
+/// The larger of two, or NaN if the value is that.
+fn at_least(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
+    let beyond = k.lt(value, limit);
+    k.select(beyond, limit, value)
+}
+
+/// 1/(1 + e⁻ʸ), for y clipped at ±88: then every number on the way is finite and normal but for the result, which is zero
+/// where it would be subnormal (y below −87.3), so that those instructions can be used that flush such numbers. NaN becomes
+/// a number here, and the gate value that it is multiplied with is NaN then.
 ///
 /// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 + d·ln 2.
 fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
-    let y = k.max(y, -87.0);
+    let y = k.max(y, -88.0);
+    let y = k.min(y, 88.0);
     let t = k.mul(y, -LOG2_E);
     let opposite = k.neg(t);
     let lost = k.fma(y, -LOG2_E, opposite);

@@ -82,8 +82,9 @@ impl Queue {
     /// own: it may be launched for as long as the tensors live, beside other graphs, and after queue and layer are gone. What
     /// it kept is given back by the first call of this library after the graph was destroyed.
     ///
-    /// Activations are not looked at: a value that is not finite spoils its row, and sums of single precision or bfloat16
-    /// that leave f32's range are infinite.
+    /// Activations are not looked at: a value that is not finite spoils its row (but for infinite sums that the limits of
+    /// gpt-oss's gate cut off like any large one), and sums of single precision or bfloat16 that leave f32's range are
+    /// infinite.
     ///
     /// # Safety
     ///

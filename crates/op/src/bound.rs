@@ -14,7 +14,8 @@
 //! **Scaling** by α rounds twice. **The gate** is Lipschitz with L < 1.13 (SiLU 1.0998, also for gpt-oss's steeper
 //! sigmoid; GELU 1.1290) and is computed within a multiple of ε of itself that is stated beside its code. **The
 //! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
-//! are flushed to within its smallest normal number; matrix units flush already inside a sum. CPU backends scale tokens
+//! are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and what comes of them is
+//! not asked); matrix units flush already inside a sum. CPU backends scale tokens
 //! until what is lost is below 2⁻¹²⁴ of a group's largest activation for each product. GPUs take tokens as they are and
 //! weights as 2⁻⁷ of themselves, so that they lose what is below 2⁻¹¹⁸ of each product. A value that the output type
 //! cannot hold may be infinite.
@@ -39,6 +40,9 @@ pub fn bound(element: &Element, gate: Gate, k: usize, output: Output) -> f64 {
         let accumulated = if sum.exact { 0.0 } else { accumulation(k) * sum.magnitude } + sum.negligible;
         accumulated + 2.0 * EPSILON * (sum.value.abs() + accumulated)
     };
+    if element.sums().any(|sum| sum.value.abs() + sum_error(sum) > f64::from(f32::MAX)) {
+        return f64::INFINITY;
+    }
     let gate_error = sum_error(&element.gate);
     let before_cast = match &element.up {
         None => gate_error,
@@ -46,8 +50,9 @@ pub fn bound(element: &Element, gate: Gate, k: usize, output: Output) -> f64 {
             let (up_error, up_factor) = (sum_error(up), up_factor(gate, up.value));
             let activation = gate.activation(element.gate.value);
             let evaluation = gate.evaluation_error(element.gate.value) * EPSILON;
-            let flushed = 2.0 * smallest * (1.0 + element.gate.value.abs());
-            let activation_error = LIPSCHITZ * gate_error + evaluation * activation.abs() + flushed;
+            let activation_error = gate_change(gate, element.gate.value, gate_error)
+                + evaluation * activation.abs()
+                + gate.flushed(element.gate.value);
             activation_error * (up_factor + up_error)
                 + activation.abs() * up_error
                 + 2.0 * EPSILON * element.value.abs()
@@ -67,6 +72,14 @@ pub fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Outp
         return element.value.abs() + bound >= largest(output) && found.signum() == element.value.signum();
     }
     (found - element.value).abs() <= bound
+}
+
+/// How far the activation moves at most where the gate value moves by an error. Far below zero it only fades, so that there
+/// the larger end is all that it can lose.
+fn gate_change(gate: Gate, value: f64, error: f64) -> f64 {
+    const FADING: f64 = -2.0;
+    let steepest = LIPSCHITZ * error;
+    if value + error < FADING { steepest.min(gate.activation(value + error).abs()) } else { steepest }
 }
 
 /// |u'|, the factor that multiplies the activation.

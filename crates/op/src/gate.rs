@@ -66,7 +66,7 @@ impl Gate {
             Gate::Silu => gate * sigmoid(gate),
             Gate::GeluTanh => gate * sigmoid(GELU_SCALE * (gate + GELU_CUBIC * gate * gate * gate)),
             Gate::GptOss { clamp } => {
-                let gate = gate.min(clamp.into());
+                let gate = if gate > clamp.into() { clamp.into() } else { gate };
                 gate * sigmoid(GPT_OSS_SCALE * gate)
             }
             Gate::None => gate,
@@ -86,6 +86,12 @@ impl Gate {
         8.0 + argument
     }
 
+    /// What may vanish of the activation, as an absolute number: the sigmoid ends where its argument falls below −87, and what
+    /// it is multiplied with is no larger there than that argument.
+    pub(crate) fn flushed(self, gate: f64) -> f64 {
+        2.0 * f64::from(f32::MIN_POSITIVE) * (1.0 + gate.abs().min(88.0))
+    }
+
     /// Applies the gate to whole rows in single precision: `gate[i]` becomes the result.
     #[inline(always)]
     pub fn apply_rows(self, gate: &mut [f32], up: &[f32]) {
@@ -95,7 +101,8 @@ impl Gate {
                 join(gate, up, |g, u| g * sigmoid(GELU_SCALE as f32 * (g + GELU_CUBIC as f32 * g * g * g)) * u)
             }
             Gate::GptOss { clamp } => join(gate, up, |g, u| {
-                let (g, u) = (g.min(clamp), u.clamp(-clamp, clamp));
+                // Not `min`, which takes the limit for NaN.
+                let (g, u) = (if g > clamp { clamp } else { g }, u.clamp(-clamp, clamp));
                 g * sigmoid(GPT_OSS_SCALE as f32 * g) * (u + 1.0)
             }),
             Gate::None => {}
@@ -110,10 +117,11 @@ fn join(gate: &mut [f32], up: &[f32], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
-/// `1/(1 + e⁻ʸ)`, saturating at about 2⁻¹²⁶ where y falls below −87.
+/// `1/(1 + e⁻ʸ)`, and zero where that is about to leave f32's normal range: what is multiplied with it may be very large.
 #[inline(always)]
 fn sigmoid(y: f32) -> f32 {
-    1.0 / (1.0 + exp(-y))
+    let sigmoid = 1.0 / (1.0 + exp(-y));
+    if y < -87.0 { 0.0 } else { sigmoid }
 }
 
 /// `eˣ` for x clipped to [−87, 87], within 4·2⁻²⁴ relative.
@@ -185,10 +193,33 @@ mod tests {
                 let mut row = [g];
                 gate.apply_rows(&mut row, &[u]);
                 let exact = gate.apply(g.into(), u.into());
-                let flushed = 4.0 * f64::from(f32::MIN_POSITIVE) * f64::from(g).abs();
+                let flushed = gate.flushed(g.into()) * (f64::from(u) + 1.0);
                 let allowed = gate.evaluation_error(g.into()) * EPSILON * exact.abs() + flushed;
                 assert!((f64::from(row[0]) - exact).abs() <= allowed, "{gate}({g}) = {} not {exact}", row[0]);
             }
+        }
+    }
+
+    #[test]
+    fn gates_are_right_at_the_ends_of_the_range_and_pass_nan_on() {
+        let magnitudes = [0.0, 1e-41, 1e-30, 0.7, 7.5, 90.0, 1.6e13, 3e30, 2.5e38, f32::INFINITY, f32::NAN];
+        let values = magnitudes.iter().flat_map(|&x| [x, -x]);
+        for (gate, g, u) in [Gate::Silu, Gate::GeluTanh, Gate::GPT_OSS]
+            .into_iter()
+            .flat_map(|gate| values.clone().flat_map(move |g| magnitudes.map(|u| (gate, g, u))))
+        {
+            let mut row = [g];
+            gate.apply_rows(&mut row, &[u]);
+            let (found, exact) = (f64::from(row[0]), gate.apply(g.into(), u.into()));
+            let allowed = gate.evaluation_error(g.into()) * EPSILON * exact.abs()
+                + gate.flushed(g.into()) * (f64::from(u).abs() + 1.0).min(1e300)
+                + 2f64.powi(-149);
+            let spoilt = !(g.is_finite() && u.is_finite()) && !exact.is_finite() && !found.is_finite();
+            let infinite = exact.abs() > f32::MAX.into() && found == f64::INFINITY.copysign(exact);
+            assert!(
+                spoilt || infinite || (found - exact).abs() <= allowed,
+                "{gate} of {g} and {u}: {found} not {exact}"
+            );
         }
     }
 

@@ -88,6 +88,13 @@ pub struct Element {
     pub value: f64,
 }
 
+impl Element {
+    /// The scaled sums that it is made of.
+    pub fn sums(&self) -> impl Iterator<Item = &Sum> {
+        std::iter::once(&self.gate).chain(&self.up)
+    }
+}
+
 /// A group's operands with the rows that are to be computed read out.
 #[derive(Debug)]
 pub struct Reference<'a, 'b> {
