@@ -22,6 +22,9 @@ use op::{Activation, Output};
 const THREADS: u32 = 128;
 /// Blocks that find room beside two blocks that multiply on every multiprocessor without driving any of those away.
 const FEW_BLOCKS: u32 = 60;
+/// Units that the threads of a block take in all their rounds, at most.
+pub(super) const MOST_THREAD_UNITS: u32 = THREADS * MOST_ROUNDS;
+const MOST_ROUNDS: u32 = 4;
 /// Elements that a thread takes at a time.
 pub const UNIT: usize = 8;
 /// Segments of one launch, at most: their addresses are the kernel's arguments.
@@ -79,7 +82,7 @@ impl Config {
     pub fn new(source: Source, runs: usize, elements: usize) -> Self {
         let segments = if runs == 1 { 1 } else { MOST_SEGMENTS };
         // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves few blocks.
-        let least = if source == Source::NvFp4 { 2 } else { 1 };
+        let least = if source == Source::NvFp4 { MOST_ROUNDS / 2 } else { 1 };
         let with = |rounds| Config { source, segments, rounds };
         let few = |config: &Config| config.blocks(elements) <= FEW_BLOCKS;
         [least, 2 * least].map(with).into_iter().find(few).unwrap_or(with(least))
@@ -87,7 +90,7 @@ impl Config {
 
     /// Blocks for a run of so many elements.
     pub(crate) fn blocks(&self, elements: usize) -> u32 {
-        ((elements / UNIT) as u32).div_ceil(THREADS * self.rounds)
+        (elements / UNIT).div_ceil((THREADS * self.rounds) as usize) as u32
     }
 }
 

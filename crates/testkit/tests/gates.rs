@@ -4,9 +4,7 @@
 //! what is judged is the scaling, the gate and the cast. Values beyond what activations should hold come from α.
 
 use format::{Dense, Matrix};
-use hammerhead::{
-    Activation, Engine, Gate, Options, Output, Problem, Request, Shape, Target, Weights, backends, cpu,
-};
+use hammerhead::{Activation, Engine, Gate, Options, Output, Problem, Request, Shape, Target, Weights, backends, cpu};
 use hammerhead_testkit::cases::Instance;
 use hammerhead_testkit::verify::{Expected, poisoned};
 

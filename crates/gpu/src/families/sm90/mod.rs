@@ -1,10 +1,11 @@
 //! Hopper (H100, H200, GH200; compute capability 9.0): products on `wgmma`, dequantised in registers, fed by the copy engine.
 //!
 //! `kernel` is the products in every strategy; `choice` says which kernel a configuration means; `model` which configurations are
-//! legal and what they should cost; `multiply` cuts a problem into launches.
+//! legal and what they should cost, within the `limits` of what a launch can count; `multiply` cuts a problem into launches.
 
 mod choice;
 pub mod kernel;
+mod limits;
 mod model;
 mod multiply;
 

@@ -14,10 +14,9 @@ use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Til
 
 use super::choice::{ending, kernel_of, products};
 use super::kernel::{self, UNIT};
-use super::multiply;
+use super::{limits, multiply};
 use crate::expand::{self, Source};
 use crate::facts::Facts;
-use crate::join;
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
 const TOKEN_BYTES_PER_CYCLE: f64 = 134.0;
@@ -116,14 +115,8 @@ fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> O
 /// The kernel and the number of tiles of a configuration, if it is legal for a problem.
 pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::Config, usize), String> {
     let kernel = kernel_of(problem, config)?;
-    let mut tiles = 0usize;
-    for shape in problem.groups() {
-        check_shape(shape, config, &kernel)?;
-        tiles += shape.m.div_ceil(kernel.tokens as usize) * shape.n.div_ceil(kernel.columns as usize);
-    }
-    if tiles > i32::MAX as usize / 4 {
-        return Err(format!("{tiles} tiles are more than one launch can have; make tiles larger"));
-    }
+    problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
+    let tiles = limits::check(problem, config, &kernel)?;
     Ok((kernel, tiles))
 }
 
@@ -163,8 +156,8 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
     })
 }
 
-/// Whether a group's sizes fit the kernels' 32-bit sizes, and its rows of C the way they are written.
-fn check_shape(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Result<(), String> {
+/// Whether a group's rows of C are such as the epilogue writes.
+fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Result<(), String> {
     let row = shape.n * kernel.output.bytes();
     if config.epilogue != Epilogue::Direct && !row.is_multiple_of(16) {
         return Err(format!(
@@ -172,10 +165,6 @@ fn check_shape(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Resul
              ask for epilogue=direct",
             config.epilogue, shape.n, kernel.output
         ));
-    }
-    let most = i32::MAX as usize;
-    if shape.m > most || shape.n > most || shape.k > most || shape.m * shape.n / join::THREADS as usize >= most {
-        return Err(format!("{shape} is beyond 32-bit sizes; split it"));
     }
     Ok(())
 }
@@ -261,11 +250,10 @@ fn busiest(problem: &Problem, kernel: &kernel::Config, facts: &Facts) -> f64 {
 fn in_turn(tiles: &[(f64, usize)], workers: usize) -> f64 {
     let (mut total, mut next, mut before) = (0.0, 0, 0);
     for &(cycles, count) in tiles {
-        while next < before + count {
-            total += cycles;
-            next += workers;
-        }
         before += count;
+        let rounds = before.saturating_sub(next).div_ceil(workers);
+        total += cycles * rounds as f64;
+        next += rounds * workers;
     }
     total
 }
@@ -275,7 +263,13 @@ fn in_turn(tiles: &[(f64, usize)], workers: usize) -> f64 {
 fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
     let mut free = BTreeMap::from([(0u64, workers)]);
     for &(cycles, count) in tiles {
-        let mut left = count;
+        // Where nobody is free twice before all have been free once, whole rounds only shift everybody.
+        let spread =
+            free.last_key_value().map_or(0, |last| *last.0) - free.first_key_value().map_or(0, |first| *first.0);
+        let rounds = if spread <= cycles as u64 { count / workers } else { 0 };
+        let shift = rounds as u64 * cycles as u64;
+        free = free.into_iter().map(|(start, idle)| (start + shift, idle)).collect();
+        let mut left = count - rounds * workers;
         while left > 0
             && let Some((start, idle)) = free.pop_first()
         {
