@@ -128,9 +128,10 @@ impl Rates {
             })
             .sum();
         let deepest = problem.groups().iter().map(|s| s.k).max().unwrap_or(0);
-        let copy = rows / self.rows * deepest / BLOCK * self.token_bytes;
+        // The most tokens and the deepest K may be of different groups, whose product nobody has checked.
+        let copy = (rows / self.rows).saturating_mul(deepest / BLOCK).saturating_mul(self.token_bytes);
         let copy = if threads > 1 && copy <= OWN_TOKENS { copy } else { 0 };
-        threads * (self.slabs(config) + sums + copy) + shared
+        threads.saturating_mul(self.slabs(config) + sums + copy).saturating_add(shared)
     }
 
     fn slabs(&self, config: &Config) -> usize {
@@ -174,9 +175,10 @@ fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
     let Config { strategy, tile, depth, stages, epilogue, schedule } = *config;
-    if tile.tokens == 0 || !(tile.tokens * rates.parts).is_multiple_of(rates.rows) {
-        let multiple =
-            (1..=rates.rows).find(|tokens| (tokens * rates.parts).is_multiple_of(rates.rows)).unwrap_or(rates.rows);
+    // Whatever was asked for: only what is left over whole groups of rows decides.
+    let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
+    if tile.tokens == 0 || !whole_groups(tile.tokens) {
+        let multiple = (1..=rates.rows).find(|&tokens| whole_groups(tokens)).unwrap_or(rates.rows);
         return Err(format!("a tile has {} tokens; for these activations take a multiple of {multiple}", tile.tokens));
     }
     if tile.columns == 0 || tile.columns % COLUMNS != 0 {

@@ -288,6 +288,6 @@ fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
 pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
     let parts = kernel::Tokens::of(problem.activation()).parts() as usize;
     let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
-    let steps = |s: &Shape| tiles(s) * s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
-    problem.groups().iter().map(steps).sum()
+    let along_k = |s: &Shape| s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
+    problem.groups().iter().fold(0, |steps: usize, s| steps.saturating_add(tiles(s).saturating_mul(along_k(s))))
 }

@@ -337,7 +337,9 @@ impl Config {
             return refuse("columns of a tile", self.columns, wanted);
         }
         if ![1, 2, 4].contains(&self.units) {
-            return refuse("depth of a stage", self.units * UNIT, "64, 128 or 256: one, two or four chunks");
+            let found = u64::from(self.units) * u64::from(UNIT);
+            let (what, wanted) = ("depth of a stage", "64, 128 or 256: one, two or four chunks");
+            return Err(Error::Field { what, found, wanted });
         }
         if !(1..=MOST_STAGES).contains(&self.stages) {
             return refuse("pipeline stages", self.stages, "1 to 16");
