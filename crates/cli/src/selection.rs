@@ -43,7 +43,7 @@ pub struct Selection {
 /// The help of `--suite` in a command that takes these where neither suites nor shapes are named.
 pub fn suite_help(default: &str) -> String {
     format!(
-        "Problems of this suite: dual, group, decode or edge; may be given several times [default: {default}; none if a shape is given]"
+        "Problems of this suite: dual, group, decode, edge or adverse; may be given several times [default: {default}; none if a shape is given]"
     )
 }
 

@@ -46,14 +46,17 @@ impl Subject {
     /// Judges what several computed last, each of them some groups of one problem: those that it has tokens for.
     pub fn judge_together(subjects: &[Self], expected: &Expected) -> Result<Report> {
         let groups = subjects.first().map_or(0, |subject| subject.results.len());
-        let dense = |group: usize| {
+        let of = |group: usize| {
             let of_group = |subject: &&Self| subject.plan.problem().groups()[group].m > 0;
-            let subject = subjects.iter().find(of_group).unwrap_or(&subjects[0]);
+            subjects.iter().find(of_group).unwrap_or(&subjects[0])
+        };
+        let dense = |group: usize| {
+            let subject = of(group);
             let shape = subject.plan.problem().groups()[group];
             Dense::new(shape.m, shape.n, borrowed(&subject.results[group]), 1.0)
         };
         let results: Vec<Dense<'_>> = (0..groups).map(dense).collect::<Result<_, _>>()?;
-        Ok(expected.check(&results))
+        Ok(expected.check_groups(&results, |group| of(group).plan.arithmetic()))
     }
 }
 

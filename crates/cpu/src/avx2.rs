@@ -21,7 +21,7 @@ use super::scalar::FloatBlock;
 use super::schedule;
 use super::source::Source;
 use super::sums::Lanes;
-use op::{Activation, Config, Error, Operands, Problem, Result, Team};
+use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 4;
@@ -47,6 +47,10 @@ impl InstructionSet for Avx2 {
                 remedy: "use 'scalar', or leave the choice to 'auto'".to_owned(),
             }),
         }
+    }
+
+    fn arithmetic(activation: Activation) -> Arithmetic {
+        super::backend::vector_arithmetic(activation)
     }
 
     fn rates(activation: Activation) -> Rates {

@@ -22,7 +22,7 @@ use super::scalar::FloatBlock;
 use super::schedule;
 use super::source::Source;
 use super::sums::Lanes;
-use op::{Activation, Config, Error, Operands, Problem, Result, Team};
+use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 8;
@@ -53,6 +53,10 @@ impl InstructionSet for Avx512 {
                 remedy: "use 'avx2' or 'scalar', or leave the choice to 'auto'".to_owned(),
             }),
         }
+    }
+
+    fn arithmetic(activation: Activation) -> Arithmetic {
+        super::backend::vector_arithmetic(activation)
     }
 
     fn rates(activation: Activation) -> Rates {

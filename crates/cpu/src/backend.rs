@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use op::backend::packed_as;
-use op::{Activation, Backend, Config, Cost, Operands, PackedWeights, Problem, Result, Team, Weights};
+use op::{Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights, Problem, Result, Team, Weights};
 
 use super::environment::in_default_mode;
 use super::model;
@@ -18,6 +18,9 @@ pub(super) trait InstructionSet: Send + Sync {
 
     /// Whether this machine has the instructions.
     fn available() -> Result<()>;
+
+    /// How the kernel that handles such activations adds products up.
+    fn arithmetic(activation: Activation) -> Arithmetic;
 
     /// The speeds of the kernel that handles such activations.
     fn rates(activation: Activation) -> model::Rates;
@@ -34,6 +37,12 @@ pub(super) trait InstructionSet: Send + Sync {
         operands: Operands<'_, '_, '_>,
         team: &Team,
     ) -> Result<()>;
+}
+
+/// How vector units add up: quantised activations as integers, block by block, and dense ones as f32.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn vector_arithmetic(activation: Activation) -> Arithmetic {
+    if activation == Activation::NvFp4 { Arithmetic::Blocks } else { Arithmetic::Fused }
 }
 
 /// The CPU, by one instruction set.
@@ -61,6 +70,10 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
 
     fn available(&self) -> Result<()> {
         T::available()
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        T::arithmetic(activation)
     }
 
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {

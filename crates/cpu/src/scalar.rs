@@ -16,7 +16,7 @@ use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::schedule;
 use super::source::Source;
 use super::sums::Lanes;
-use op::{Activation, Config, Operands, Problem, Result, Team};
+use op::{Activation, Arithmetic, Config, Operands, Problem, Result, Team};
 
 /// The backend without special instructions.
 #[derive(Debug)]
@@ -28,6 +28,10 @@ impl InstructionSet for Scalar {
 
     fn available() -> Result<()> {
         Ok(())
+    }
+
+    fn arithmetic(_: Activation) -> Arithmetic {
+        Arithmetic::Separate
     }
 
     fn rates(_: Activation) -> Rates {

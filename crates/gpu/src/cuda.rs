@@ -11,7 +11,8 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
-    Activation, Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights,
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
+    Weights,
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
@@ -123,6 +124,10 @@ unsafe impl Backend for Cuda {
 
     fn available(&self) -> Result<()> {
         Device::of(self.device).map(drop)
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        self.family().arithmetic(activation)
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use format::Matrix;
-use op::{Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::Kernel;
 
 use crate::facts::Facts;
@@ -37,6 +37,9 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// A matrix in that layout.
     fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8>;
+
+    /// How its tensor cores add products up, with activations of such a type.
+    fn arithmetic(&self, activation: Activation) -> Arithmetic;
 
     /// Configurations worth trying for a problem on a device. Each is legal.
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config>;

@@ -11,7 +11,10 @@
 use std::sync::Arc;
 
 use op::backend::packed_as;
-use op::{Activations, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights};
+use op::{
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
+    Weights,
+};
 use sim::{Arg, Buffer, Limits, Profile, Schedule};
 
 use super::facts::Facts;
@@ -99,6 +102,14 @@ unsafe impl Backend for Simulated {
 
     fn available(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        // The same kernels, so the same parts; but products are added one by one here.
+        match FAMILY.arithmetic(activation) {
+            Arithmetic::TensorCores { parts, .. } => Arithmetic::Simulated { parts },
+            other => other,
+        }
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {

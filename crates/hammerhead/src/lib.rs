@@ -20,8 +20,8 @@ pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
 pub use plan::{Considered, Plan, Source};
 
 pub use op::{
-    Activation, Activations, Backend, Config, Cost, Epilogue, Error, Gate, Output, Problem, Request, Result, Schedule,
-    Shape, Strategy, Target, Team, Tile, Weights, Workers, bound, reference,
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, Gate, Output, Problem, Request,
+    Result, Schedule, Shape, Strategy, Target, Team, Tile, Weights, Workers, bound, reference,
 };
 pub use {cpu, format};
 

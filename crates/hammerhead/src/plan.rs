@@ -6,7 +6,7 @@
 //! explained.
 
 use crate::tuning::{Bucket, Tuned, Tuning};
-use op::{Backend, Config, Cost, Error, Problem, Request, Result};
+use op::{Arithmetic, Backend, Config, Cost, Error, Problem, Request, Result};
 
 /// Whose word a plan follows.
 #[derive(Clone, Debug)]
@@ -137,6 +137,11 @@ impl Plan {
     /// Who computes it.
     pub fn backend(&self) -> &'static dyn Backend {
         self.considered[0].backend
+    }
+
+    /// How that backend adds up the problem's products.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.backend().arithmetic(self.problem.activation())
     }
 
     /// How.

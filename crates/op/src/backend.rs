@@ -1,6 +1,6 @@
 //! What a backend is: a few questions, and no others.
 //!
-//! Which configurations are worth trying for a problem (`candidates`); may this one be run (`legal`), and what does it cost
+//! How does it add up (`arithmetic`); which configurations are worth trying for a problem (`candidates`); may this one be run (`legal`), and what does it cost
 //! (`check`); how are weights laid out (`prepack`, once); and `run`. Nobody outside calls `run`: a [`Call`](crate::Call) does, once it has
 //! seen that everything fits.
 
@@ -8,7 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Activations, Config, Error, Problem, Result, Target, Team, Weights};
+use crate::{Activation, Activations, Arithmetic, Config, Error, Problem, Result, Target, Team, Weights};
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +85,9 @@ pub unsafe trait Backend: Send + Sync {
     /// Whether it can run here; if not, [`Error::Unavailable`] with the reason and the remedy. Asked before every run, so the
     /// answer is remembered.
     fn available(&self) -> Result<()>;
+
+    /// How it adds products up, with activations of such a type: what its results are judged by.
+    fn arithmetic(&self, activation: Activation) -> Arithmetic;
 
     /// Configurations worth trying for this problem on so many threads. Each is legal.
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config>;

@@ -120,7 +120,9 @@ mod tests {
     use format::Dense;
 
     use super::*;
-    use crate::{Activation, Cost, Epilogue, Gate, Output, Schedule, Shape, Strategy, Tile, Weights, Workers};
+    use crate::{
+        Activation, Arithmetic, Cost, Epilogue, Gate, Output, Schedule, Shape, Strategy, Tile, Weights, Workers,
+    };
 
     const SHAPES: [(usize, usize); 2] = [(3, 32), (5, 16)];
 
@@ -181,6 +183,10 @@ mod tests {
         fn available(&self) -> Result<()> {
             let (reason, remedy) = (String::new(), String::new());
             if self.there { Ok(()) } else { Err(Error::Unavailable { backend: "ones", reason, remedy }) }
+        }
+
+        fn arithmetic(&self, _: Activation) -> Arithmetic {
+            Arithmetic::Unknown
         }
 
         fn candidates(&self, _: &Problem, _: usize) -> Vec<Config> {

@@ -2,10 +2,11 @@
 //!
 //! [`Problem`] says what to compute and [`Config`] how. A [`Backend`] answers which configurations are legal, lays weights out and
 //! runs; [`Call`] is how it is run. [`mod@reference`] is the operation in its simplest form, in double precision, and [`bound`] derives how far
-//! a backend may be from it. No instruction set, no driver and no thread lives here: a [`Team`] is whatever threads it is given.
+//! a backend may be from it, given its [`Arithmetic`]. No instruction set, no driver and no thread lives here: a [`Team`] is whatever threads it is given.
 //!
 //! Programs use the crate `hammerhead`, which plans, loads and runs; this one is for those who compute.
 
+pub mod arithmetic;
 pub mod backend;
 pub mod bound;
 mod call;
@@ -18,6 +19,7 @@ pub mod reference;
 mod target;
 mod team;
 
+pub use arithmetic::Arithmetic;
 pub use backend::{Backend, Cost, Operands, PackedWeights};
 pub use call::{Call, check_weights};
 pub use config::{Config, Epilogue, Request, Schedule, Strategy, Tile};

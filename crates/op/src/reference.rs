@@ -10,8 +10,9 @@
 //! operands is exact in f64, and sums are kept in f64, so a reference value is good to about K·2⁻⁵³ of the sum of
 //! magnitudes, which is nothing beside the f32 arithmetic that it judges.
 //!
-//! Beside each sum stand two numbers that say how hard it was to compute, from which [`crate::bound`] derives what a
-//! backend may be off by: the sum of magnitudes Σ|a·b|, and the *quantum*, a power of two that divides every product.
+//! Beside each sum stands what says how hard it was to compute, from which [`crate::arithmetic`] derives what a backend may
+//! be off by: the sum of magnitudes Σ|a·b|, the *quantum*, a power of two that divides every product, and how large the sum
+//! was on its way.
 
 use crate::{Activations, Gate, Weights};
 
@@ -20,13 +21,24 @@ use crate::{Activations, Gate, Weights};
 pub struct Row {
     values: Vec<f32>,
     quantum: f64,
+    /// The largest magnitude.
+    largest: f64,
 }
 
 impl Row {
     /// Keeps a row and finds its quantum: the least place value that any of its numbers uses.
     pub fn new(values: Vec<f32>) -> Self {
         let lowest = values.iter().filter_map(|&x| lowest_place(x)).min();
-        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)) }
+        let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs())).into();
+        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest }
+    }
+}
+
+#[cfg(test)]
+impl Row {
+    /// The numbers.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.values
     }
 }
 
@@ -52,28 +64,164 @@ pub struct Sum {
     pub exact: bool,
     /// What products may be lost that vanish beside the group's largest activation, or in f32 altogether.
     pub negligible: f64,
+    /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them: in a
+    /// row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K apart; both.
+    pub peak: f64,
+    /// |α| times what the sum so far is on average when a product is added to it, or more, in whichever order it is largest.
+    pub average: f64,
+    /// |α| times the largest sum of products with even k in a row, or with odd k, from one stretch to another.
+    pub parity: f64,
+    /// |α| times the largest Σ |a·b| of a stretch.
+    pub burst: f64,
+    /// |α| times a power of two that divides every product.
+    pub quantum: f64,
+    /// The largest magnitudes of the two rows.
+    pub operands: [f64; 2],
+    /// |α|.
+    pub alpha: f64,
+}
+
+impl Sum {
+    /// A sum of which no more is known than its value and its magnitude.
+    pub fn rough(value: f64, magnitude: f64) -> Self {
+        Self {
+            value,
+            magnitude,
+            exact: false,
+            negligible: 0.0,
+            peak: magnitude,
+            average: magnitude,
+            parity: magnitude,
+            burst: magnitude,
+            quantum: 0.0,
+            operands: [f64::INFINITY; 2],
+            alpha: 1.0,
+        }
+    }
+}
+
+/// Products between two looks at the sums so far.
+const STRETCH: usize = 64;
+/// Stretches of a stage of the kernels that have every other one.
+const STAGES: [usize; 3] = [1, 2, 4];
+
+/// A sum on its way, and how far it has gone to either side.
+#[derive(Clone, Copy, Default)]
+struct Walk {
+    at: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Walk {
+    fn step(&mut self, by: f64) {
+        self.at += by;
+        self.least = self.least.min(self.at);
+        self.most = self.most.max(self.at);
+    }
+}
+
+/// One order of adding, into up to four sums.
+#[derive(Clone, Copy, Default)]
+struct Order {
+    sums: [f64; 4],
+    peak: f64,
+    /// The magnitudes of the sums that products were added to, or more, all together.
+    travel: f64,
+}
+
+impl Order {
+    /// Adds a stretch of so many products to one of the sums.
+    fn step(&mut self, which: usize, stretch: &Stretch) {
+        let sum = &mut self.sums[which];
+        self.travel += stretch.products * (sum.abs() + stretch.magnitude);
+        *sum += stretch.even + stretch.odd;
+        self.peak = self.peak.max(sum.abs());
+    }
+}
+
+/// Sums over a stretch.
+struct Stretch {
+    products: f64,
+    even: f64,
+    odd: f64,
+    magnitude: f64,
+}
+
+/// The sums that backends have so far, in the orders in which they add.
+struct Walks {
+    /// Stretches there will be, and those there were.
+    stretches: usize,
+    done: usize,
+    in_a_row: Order,
+    /// For each size of stages: every other one apart; the two halves apart; both.
+    staged: [[Order; 3]; STAGES.len()],
+    by_parity: [Walk; 2],
+}
+
+impl Walks {
+    fn new(k: usize) -> Self {
+        let (stretches, done, in_a_row) = (k.div_ceil(STRETCH), 0, Order::default());
+        Self { stretches, done, in_a_row, staged: Default::default(), by_parity: Default::default() }
+    }
+
+    fn step(&mut self, stretch: &Stretch) {
+        self.in_a_row.step(0, stretch);
+        for (orders, size) in self.staged.iter_mut().zip(STAGES) {
+            // As the kernels divide K: the first half has the odd stage.
+            let (stage, stages) = (self.done / size, self.stretches.div_ceil(size));
+            let (parity, half) = (stage % 2, usize::from(stage >= stages.div_ceil(2)));
+            let [apart, halved, both] = orders;
+            apart.step(parity, stretch);
+            halved.step(half, stretch);
+            both.step(2 * half + parity, stretch);
+        }
+        self.by_parity[0].step(stretch.even);
+        self.by_parity[1].step(stretch.odd);
+        self.done += 1;
+    }
+
+    fn worst(&self, of: fn(&Order) -> f64) -> f64 {
+        self.staged.iter().flatten().map(of).fold(of(&self.in_a_row), f64::max)
+    }
 }
 
 /// Multiplies and adds two rows, the first one of a group whose largest activation is `largest`. Eight running sums instead of one, so that an f64 pipeline is kept busy.
 pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     const LANES: usize = 8;
-    let (mut sums, mut magnitudes) = ([0f64; LANES], [0f64; LANES]);
-    for (a, b) in a.values.chunks_exact(LANES).zip(b.values.chunks_exact(LANES)) {
-        for lane in 0..LANES {
-            let product = f64::from(a[lane]) * f64::from(b[lane]);
-            sums[lane] += product;
-            magnitudes[lane] += product.abs();
+    let (mut walks, mut magnitude, mut burst) = (Walks::new(a.values.len()), 0f64, 0f64);
+    for (a, b) in a.values.chunks(STRETCH).zip(b.values.chunks(STRETCH)) {
+        let (mut sums, mut magnitudes) = ([0f64; LANES], [0f64; LANES]);
+        for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
+            for lane in 0..LANES {
+                let product = f64::from(a[lane]) * f64::from(b[lane]);
+                sums[lane] += product;
+                magnitudes[lane] += product.abs();
+            }
         }
+        let [even, odd] = [0, 1].map(|parity| sums[parity..].iter().step_by(2).sum());
+        let stretch = Stretch { products: a.len() as f64, even, odd, magnitude: magnitudes.iter().sum() };
+        walks.step(&stretch);
+        magnitude += stretch.magnitude;
+        burst = burst.max(stretch.magnitude);
     }
-    let (value, magnitude) = (sums.iter().sum::<f64>(), magnitudes.iter().sum::<f64>());
     // 2²⁴ quanta are exact in f32; half of that leaves room for operands split into parts.
-    let exact = magnitude == 0.0 || magnitude / (a.quantum * b.quantum) <= f64::from(1 << 23);
+    let quantum = a.quantum * b.quantum;
+    let exact = magnitude == 0.0 || magnitude / quantum <= f64::from(1 << 23);
     let overflows = magnitude > f64::from(f32::MAX) / 2.0;
+    let scale = alpha.abs();
     Sum {
-        value: alpha * value,
-        magnitude: if overflows { f64::INFINITY } else { alpha.abs() * magnitude },
+        value: alpha * walks.in_a_row.sums[0],
+        magnitude: if overflows { f64::INFINITY } else { scale * magnitude },
         exact,
-        negligible: alpha.abs() * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),
+        negligible: scale * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),
+        peak: scale * walks.worst(|order| order.peak),
+        average: scale * walks.worst(|order| order.travel) / a.values.len() as f64,
+        parity: scale * walks.by_parity.map(|walk| walk.most - walk.least).into_iter().fold(0.0, f64::max),
+        burst: scale * burst,
+        quantum: scale * quantum,
+        operands: [a.largest, b.largest],
+        alpha: scale,
     }
 }
 
@@ -181,6 +329,28 @@ mod tests {
         let sum = dot(&Row::new(a), &Row::new(b), 2.0, 0.0);
         assert_eq!((sum.value, sum.magnitude, sum.exact), (0.0, 12.0, true));
         assert!(sum.negligible < 1e-33);
+    }
+
+    #[test]
+    fn the_peak_is_the_largest_sum_in_any_order_that_a_backend_has() {
+        let peak = |sign: fn(usize) -> f32| {
+            let a = Row::new((0..1024).map(sign).collect());
+            dot(&a, &Row::new(vec![1.0; 1024]), -2.0, 0.0).peak
+        };
+        assert_eq!(peak(|_| 1.0), 2048.0, "all of one sign");
+        assert_eq!(peak(|k| if k < 512 { 1.0 } else { -1.0 }), 1024.0, "up and down again");
+        assert_eq!(peak(|k| if k / 256 % 2 == 0 { 1.0 } else { -1.0 }), 1024.0, "every other stage of 256");
+        assert_eq!(peak(|k| if k % 512 < 256 { 1.0 } else { -1.0 }), 1024.0, "the same in both halves");
+        assert_eq!(peak(|k| if k / 4 % 2 == 0 { 1.0 } else { -1.0 }), 0.0, "no backend adds such products apart");
+    }
+
+    #[test]
+    fn the_average_sum_so_far_is_half_of_a_sum_that_grows_and_all_of_one_that_stands() {
+        let average = |a: Vec<f32>| dot(&Row::new(a), &Row::new(vec![1.0; 6400]), 1.0, 0.0).average / 6400.0;
+        assert!((average(vec![1.0; 6400]) - 0.505).abs() < 1e-9);
+        assert!(average([vec![6400.0], vec![0.0; 6399]].concat()) > 0.99);
+        let alternating = (0..6400).map(|k| if k % 2 == 0 { 1.0 } else { -1.0 }).collect();
+        assert!(average(alternating) <= 0.01);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A [`Case`] is sizes, types and a kind of inputs; [`Case::instance`] makes the numbers from a seed. Suites group them:
 //! `dual` and `group` are the shapes (and input distributions) that the GPU MODE community measures and checks,
-//! `decode` what serving a few tokens needs, `edge` everything that has gone wrong in the wild or could.
+//! `decode` what serving a few tokens needs, `edge` everything that has gone wrong in the wild or could, `adverse` what makes
+//! rounding errors of sums add up.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,11 +25,13 @@ pub enum Suite {
     Decode,
     /// Small and odd problems, each with a reason of its own.
     Edge,
+    /// Sums whose rounding errors all go the same way, in single precision: there the bound itself is tested.
+    Adverse,
 }
 
 impl Suite {
     /// Every suite.
-    pub const ALL: [Suite; 4] = [Suite::Dual, Suite::Group, Suite::Decode, Suite::Edge];
+    pub const ALL: [Suite; 5] = [Suite::Dual, Suite::Group, Suite::Decode, Suite::Edge, Suite::Adverse];
 }
 
 impl fmt::Display for Suite {
@@ -38,6 +41,7 @@ impl fmt::Display for Suite {
             Suite::Group => "group",
             Suite::Decode => "decode",
             Suite::Edge => "edge",
+            Suite::Adverse => "adverse",
         })
     }
 }
@@ -49,7 +53,7 @@ impl FromStr for Suite {
         Suite::ALL.into_iter().find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
             what: "suite",
             name: name.to_owned(),
-            known: "dual, group, decode, edge".to_owned(),
+            known: "dual, group, decode, edge, adverse".to_owned(),
         })
     }
 }
@@ -77,6 +81,12 @@ pub enum Inputs {
     SmallestScales,
     /// Zeros of both signs.
     NegativeZero,
+    /// As realistic, but all products of a column have one sign: sums grow along K, and so do errors.
+    OneSign,
+    /// One product of 2²⁰ and then, all of the same sign, products of 15/32 or 27/64 of the last place of an f32 sum that large.
+    /// Added one by one each is lost; added by sixteens, or by thirty-twos, they end halfway between two numbers every time;
+    /// cut off two bits behind the last place, they lose nearly half of themselves.
+    Stagnant,
 }
 
 /// One problem of the list.
@@ -113,7 +123,7 @@ pub struct Instance {
 
 /// Every case.
 pub fn all() -> Vec<Case> {
-    [dual(), group(), decode(), edge()].concat()
+    Suite::ALL.into_iter().flat_map(suite).collect()
 }
 
 /// The cases of one suite.
@@ -123,13 +133,23 @@ pub fn suite(suite: Suite) -> Vec<Case> {
         Suite::Group => group(),
         Suite::Decode => decode(),
         Suite::Edge => edge(),
+        Suite::Adverse => adverse(),
     }
 }
 
 impl Case {
     fn new(suite: Suite, groups: Vec<Shape>, inputs: Inputs, why: &'static str) -> Self {
         let (activation, output) = (Activation::NvFp4, Output::F16);
-        Self { suite, why, groups, gate: Gate::Silu, activation, output, inputs, timed: suite != Suite::Edge }
+        Self {
+            suite,
+            why,
+            groups,
+            gate: Gate::Silu,
+            activation,
+            output,
+            inputs,
+            timed: !matches!(suite, Suite::Edge | Suite::Adverse),
+        }
     }
 
     /// What is computed.
@@ -150,15 +170,15 @@ impl Case {
         for shape in &self.groups {
             let alpha = self.inputs.alpha(self.activation, shape.k);
             activations.push(match self.activation {
-                Activation::NvFp4 => self.inputs.matrix(&mut rng, shape.m, shape.k, 0.5)?.into(),
+                Activation::NvFp4 => self.inputs.matrix(&mut rng, shape.m, shape.k, 0.5, true)?.into(),
                 dense => self.inputs.dense(&mut rng, shape.m, shape.k, dense)?.into(),
             });
-            let gate = self.inputs.matrix(&mut rng, shape.n, shape.k, alpha)?;
+            let gate = self.inputs.matrix(&mut rng, shape.n, shape.k, alpha, false)?;
             weights.push(if self.gate == Gate::None {
                 Weights::plain(gate)
             } else {
                 let apart = if self.inputs == Inputs::GlobalsApart { 10.0 } else { 1.25 };
-                Weights::gated(gate, self.inputs.matrix(&mut rng, shape.n, shape.k, apart * alpha)?)?
+                Weights::gated(gate, self.inputs.matrix(&mut rng, shape.n, shape.k, apart * alpha, false)?)?
             });
         }
         Ok(Instance { activations, weights, problem })
@@ -183,17 +203,18 @@ impl Inputs {
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
     fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
-            Inputs::Realistic | Inputs::GlobalsApart => {
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign => {
                 // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
                 let weight = 2.93 * 1.69;
                 let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
                 1.0 / (token * weight * (k as f32).sqrt())
             }
+            Inputs::Stagnant => 2f32.powi(-20),
             _ => 1.0,
         }
     }
 
-    fn matrix(self, rng: &mut Rng, rows: usize, k: usize, global: f32) -> Result<Matrix<'static>> {
+    fn matrix(self, rng: &mut Rng, rows: usize, k: usize, global: f32, of_tokens: bool) -> Result<Matrix<'static>> {
         let mut codes = vec![0u8; rows * k / 2];
         rng.fill(&mut codes);
         let mut scales = vec![0u8; rows * k / BLOCK];
@@ -213,6 +234,15 @@ impl Inputs {
             }
             // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
             Inputs::Realistic | Inputs::GlobalsApart => scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F)),
+            Inputs::OneSign => {
+                scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
+                // Rows alternate, so that there are sums below zero too.
+                let row_bytes = k / 2;
+                codes.iter_mut().enumerate().for_each(|(at, code)| {
+                    *code = *code & 0x77 | if at / row_bytes % 2 == 1 { 0x88 } else { 0 };
+                });
+            }
+            Inputs::Stagnant => stagnant(&mut codes, &mut scales, k, of_tokens),
             Inputs::HardScales => scales.iter_mut().filter(|s| e4m3::is_nan(**s)).for_each(|s| *s = 0),
             Inputs::Integers => {
                 mask(&mut codes, 0xEE, 0);
@@ -236,7 +266,7 @@ impl Inputs {
     }
 
     fn dense(self, rng: &mut Rng, rows: usize, k: usize, element: Activation) -> Result<Dense<'static>> {
-        let values: Vec<f32> = (0..rows * k).map(|_| self.value(rng)).collect();
+        let values: Vec<f32> = (0..rows * k).map(|at| self.value(rng, at / k, at % k)).collect();
         let values: Values<'static> = match element {
             Activation::F16 => values.into_iter().map(f16::from_f32).collect::<Vec<_>>().into(),
             Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
@@ -245,7 +275,7 @@ impl Inputs {
         Ok(Dense::new(rows, k, values, 1.0)?)
     }
 
-    fn value(self, rng: &mut Rng) -> f32 {
+    fn value(self, rng: &mut Rng, row: usize, column: usize) -> f32 {
         // Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
         let normal = (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0;
         match self {
@@ -256,7 +286,35 @@ impl Inputs {
             // A token whose channels differ by factors of a thousand, as real ones do.
             Inputs::HardScales => normal * [1e-3, 1.0, 1.0, 30.0][rng.usize(..4)],
             Inputs::SmallestScales => normal * 1e-4,
+            Inputs::OneSign => normal.abs().copysign(if row % 2 == 1 { -1.0 } else { 1.0 }),
+            Inputs::Stagnant if column < BLOCK => [LARGE, 0.0][column.min(1)],
+            Inputs::Stagnant => SMALL_TOKENS[row % 2].1,
             _ => normal,
+        }
+    }
+}
+
+/// 2¹⁰, as a code and a scale: the operands of the large product.
+const LARGE: f32 = 1024.0;
+const LARGE_CODE: u8 = 6;
+const LARGE_SCALE: u8 = 0x78;
+/// The small tokens of even and odd rows, 15/16 and 27/32: each 1½ times a scale.
+const SMALL_TOKENS: [(u8, f32); 2] = [(0x32, 0.9375), (0x31, 0.84375)];
+const SMALL_TOKEN_CODE: u8 = 0x33;
+/// Two weights of 1 and their scale of 2⁻⁴.
+const SMALL_WEIGHT: (u8, u8) = (0x22, 0x18);
+
+/// The operands of [`Inputs::Stagnant`]: a block with one large element, then small ones. Every other column is negative.
+fn stagnant(codes: &mut [u8], scales: &mut [u8], k: usize, of_tokens: bool) {
+    let rows = codes.chunks_exact_mut(k / 2).zip(scales.chunks_exact_mut(k / BLOCK)).enumerate();
+    for (row, (codes, scales)) in rows {
+        let (code, scale) = if of_tokens { (SMALL_TOKEN_CODE, SMALL_TOKENS[row % 2].0) } else { SMALL_WEIGHT };
+        codes.fill(code);
+        scales.fill(scale);
+        codes[..BLOCK / 2].fill(0);
+        (codes[0], scales[0]) = (LARGE_CODE, LARGE_SCALE);
+        if !of_tokens && row % 2 == 1 {
+            mask(codes, 0xFF, 0x88);
         }
     }
 }
@@ -385,6 +443,21 @@ fn edge() -> Vec<Case> {
     for (activation, m) in [(Activation::F16, 200), (Activation::BF16, 150), (Activation::F32, 100)] {
         let why = "dense activations over several tiles and a long K, exact to the bit";
         cases.push(Case { activation, inputs: Inputs::Integers, output: Output::F32, ..one(m, 50, 320, why) });
+    }
+    cases
+}
+
+fn adverse() -> Vec<Case> {
+    let long = "a long K, in which errors that all go one way have room to grow";
+    let short = "a short K, in which little is forgiven";
+    let mut cases = Vec::new();
+    for inputs in [Inputs::OneSign, Inputs::Stagnant] {
+        for activation in Activation::ALL {
+            for (gate, k, why) in [(Gate::None, 7168, long), (Gate::None, 208, short), (Gate::Silu, 1024, long)] {
+                let case = Case::new(Suite::Adverse, vec![Shape::new(5, 36, k)], inputs, why);
+                cases.push(Case { gate, activation, output: Output::F32, ..case });
+            }
+        }
     }
     cases
 }

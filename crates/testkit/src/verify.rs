@@ -10,7 +10,7 @@ use fastrand::Rng;
 use format::{Dense, Values};
 
 use op::reference::{Element, Reference};
-use op::{Gate, Output, Team, bound};
+use op::{Arithmetic, Gate, Output, Team, bound};
 
 use crate::cases::Instance;
 
@@ -109,19 +109,25 @@ impl Expected {
         Self { groups, gate: problem.gate(), community: community && problem.output() == Output::F16 }
     }
 
-    /// Judges results.
-    pub fn check(&self, results: &[Dense<'_>]) -> Report {
+    /// Judges results of products that were added up in one way.
+    pub fn check(&self, results: &[Dense<'_>], arithmetic: Arithmetic) -> Report {
+        self.check_groups(results, |_| arithmetic)
+    }
+
+    /// Judges results whose groups may have been computed in different ways.
+    pub fn check_groups(&self, results: &[Dense<'_>], arithmetic: impl Fn(usize) -> Arithmetic) -> Report {
         assert_eq!(results.len(), self.groups.len(), "one result a group");
         let mut report = Report::default();
         for (group, (grid, result)) in self.groups.iter().zip(results).enumerate() {
+            let arithmetic = arithmetic(group);
             report.elements += result.rows() * result.k();
             let places = grid.rows.iter().flat_map(|&row| grid.columns.iter().map(move |&column| (row, column)));
             for ((row, column), element) in places.zip(&grid.elements) {
                 let (found, output) = value(result.values(), row * grid.n + column);
-                let accepted = bound::accepts(element, found, self.gate, grid.k, output)
+                let accepted = bound::accepts(element, found, self.gate, grid.k, output, arithmetic)
                     && (!self.community || within_community(found, element.value));
                 let (error, allowed) =
-                    ((found - element.value).abs(), bound::bound(element, self.gate, grid.k, output));
+                    ((found - element.value).abs(), bound::bound(element, self.gate, grid.k, output, arithmetic));
                 report.compared += 1;
                 if found.is_finite() {
                     report.max_error = report.max_error.max(error);

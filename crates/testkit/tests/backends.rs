@@ -58,8 +58,9 @@ fn assert_correct(case: &Case, seed: u64, backend: &'static dyn Backend, wanted:
     }
     let instance = case.instance(seed).unwrap();
     let expected = Expected::new(&instance, case.is_community(), seed, &cpu::team(None).unwrap());
+    let arithmetic = backend.arithmetic(case.activation);
     for request in requests {
-        let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance));
+        let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
         let name = backend.name();
         assert!(

@@ -59,7 +59,7 @@ fn gates_are_right_at_the_ends_of_the_range_on_every_backend() {
                 engine.run_into(&layer, &instance.activations, &mut Target::all(&mut results)).unwrap();
                 let results: Vec<_> = results.into_iter().map(|c| Dense::new(1, 1, c, 1.0).unwrap()).collect();
                 let expected = Expected::new(&instance, false, 0, &cpu::team(Some(1)).unwrap());
-                let report = expected.check(&results);
+                let report = expected.check(&results, backend.arithmetic(Activation::F32));
                 let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
                 assert!(report.passed(), "{gate} on {}: {} wrong; {first}", backend.name(), report.failures);
             }

@@ -44,7 +44,8 @@ fn check(case: &Case, request: &str, schedule: Schedule) {
     let threads = cpu::team(Some(1)).unwrap();
     let instance = case.instance(7).unwrap();
     let expected = Expected::new(&instance, false, 7, &threads);
-    let report = expected.check(&simulate(&instance, request, schedule));
+    let arithmetic = Simulated(schedule).arithmetic(case.activation);
+    let report = expected.check(&simulate(&instance, request, schedule), arithmetic);
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(report.passed(), "{case} with {request} under {schedule}: {} wrong; {first}", report.failures);
 }
@@ -162,7 +163,9 @@ fn every_edge_case_is_within_the_bound() {
         let threads = cpu::team(Some(1)).unwrap();
         let instance = case.instance(seed as u64).unwrap();
         let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
-        let report = expected.check(&simulate(&instance, "", Schedule::Random(seed as u64)));
+        let schedule = Schedule::Random(seed as u64);
+        let arithmetic = Simulated(schedule).arithmetic(case.activation);
+        let report = expected.check(&simulate(&instance, "", schedule), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
         assert!(report.passed(), "{case} ({}): {} wrong; {first}", case.why, report.failures);
     });

@@ -36,7 +36,7 @@ use super::model::{Rates, Speed};
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
 use super::source::Source;
 use super::{avx512, schedule};
-use op::{Activation, Config, Error, Operands, Problem, Result, Team};
+use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// The backend for AMX with bf16.
 #[derive(Debug)]
@@ -61,6 +61,10 @@ impl InstructionSet for Amx {
             return unavailable("the system does not grant this process the tile registers", "use Linux 5.16 or later");
         }
         Ok(())
+    }
+
+    fn arithmetic(activation: Activation) -> Arithmetic {
+        Arithmetic::Tiles { parts: parts(activation) as u32 }
     }
 
     fn rates(activation: Activation) -> Rates {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
 use hammerhead::reference::Reference;
-use hammerhead::{Gate, Shape, bound};
+use hammerhead::{Arithmetic, Gate, Shape, bound};
 use hammerhead::{Team, cpu};
 use testkit::cases::Case;
 
@@ -265,7 +265,7 @@ impl<'a> Pool<'a> {
             let mut values = vec![0.0; shape.n];
             results[group].row(row, &mut values);
             let found = f64::from(values[column]);
-            if !bound::accepts(&element, found, case.gate, shape.k, case.output) {
+            if !bound::accepts(&element, found, case.gate, shape.k, case.output, Arithmetic::Unknown) {
                 let expected = element.value;
                 return Err(wrong(format!(
                     "a timed output: group {group}, c[{row}, {column}] is {found}, not {expected}"

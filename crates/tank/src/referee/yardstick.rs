@@ -12,7 +12,7 @@
 use hammerhead::bound;
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::reference::{Element, Sum};
-use hammerhead::{Activations, Engine, Gate, Options, Output, Problem, Weights};
+use hammerhead::{Activations, Arithmetic, Engine, Gate, Options, Output, Problem, Weights};
 
 use crate::Result;
 
@@ -105,7 +105,7 @@ impl Product {
             Values::F32(values) => values[row * self.values.k() + column].into(),
             _ => f64::NAN,
         };
-        Sum { value, magnitude: self.token_norms[row] * self.column_norms[column], exact: false, negligible: 0.0 }
+        Sum::rough(value, self.token_norms[row] * self.column_norms[column])
     }
 }
 
@@ -114,12 +114,12 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output) -> bool {
-    let allowed = 2.0 * bound::bound(element, gate, k, output);
+    let allowed = 2.0 * bound::bound(element, gate, k, output, Arithmetic::Unknown);
     // What f32 cannot hold the yardstick cannot measure.
     if !allowed.is_finite() || !element.gate.value.is_finite() || element.up.is_some_and(|up| !up.value.is_finite()) {
         return true;
     }
-    (found - element.value).abs() <= allowed || bound::accepts(element, found, gate, k, output)
+    (found - element.value).abs() <= allowed || bound::accepts(element, found, gate, k, output, Arithmetic::Unknown)
 }
 
 #[cfg(test)]

@@ -10,13 +10,15 @@ mod model;
 mod multiply;
 
 use format::Matrix;
-use op::{Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::Kernel;
 
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
 use crate::pack;
+
+use kernel::Tokens;
 
 pub use choice::kernel_config;
 
@@ -39,6 +41,13 @@ impl Family for Sm90 {
 
     fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
         pack::pack(matrix)
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        match Tokens::of(activation) {
+            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
+            bf16 => Arithmetic::bf16_tensor_cores(bf16.parts()),
+        }
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
