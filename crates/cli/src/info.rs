@@ -1,9 +1,12 @@
 //! `hammerhead info`: the machine, and which backends it can run.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use hammerhead::cpu::Speeds;
 use hammerhead::machine::Machine;
+use hammerhead::speeds::{self, Origin};
 use hammerhead::tuning::{self, TUNING_VARIABLE, Tuning};
 use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backends};
 use serde::Serialize;
@@ -37,6 +40,43 @@ struct Report {
     /// What the environment variable says.
     forced_by_environment: Option<String>,
     tuning: TuningReport,
+    speeds: SpeedsReport,
+}
+
+/// What the planner knows of the processor's speed.
+#[derive(Serialize)]
+struct SpeedsReport {
+    /// The file that they are kept in; none if they are those of the kernels' authors.
+    file: Option<PathBuf>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    /// Bytes per second, and seconds per piece of work.
+    numbers: BTreeMap<String, f64>,
+}
+
+impl SpeedsReport {
+    fn new() -> Self {
+        let (file, reason) = match speeds::settled() {
+            Origin::Measured(file) => (Some(file.clone()), None),
+            Origin::Off => (None, Some(format!("{TUNING_VARIABLE} is off, or there is no home to keep them in"))),
+            Origin::Refused(reason) => (None, Some(reason.clone())),
+        };
+        Self { file, reason, numbers: Speeds::installed().entries().into_iter().collect() }
+    }
+
+    fn text(&self) -> String {
+        let gigabytes = |name: &str| self.numbers.get(name).map_or(0.0, |bytes| bytes / 1e9);
+        let memory = format!(
+            "memory {:.1} GB/s per thread, {:.1} in all",
+            gigabytes("bytes thread"),
+            gigabytes("bytes machine")
+        );
+        match (&self.file, &self.reason) {
+            (Some(file), _) => format!("speeds    measured: {memory}; in {}\n", file.display()),
+            (None, reason) => format!("speeds    assumed: {memory} ({})\n", reason.as_deref().unwrap_or_default()),
+        }
+    }
 }
 
 /// What the planner knows from the tank.
@@ -93,6 +133,7 @@ pub fn info(args: &Args) -> Result<()> {
             buckets: Tuning::installed().len(),
             complaint: Tuning::installed().complaint().map(str::to_owned),
         },
+        speeds: SpeedsReport::new(),
         machine,
     };
     if args.json { console::print_json(&report) } else { console::print(&text(&report)) }
@@ -121,6 +162,7 @@ fn text(report: &Report) -> String {
             format!("tuning    {buckets} kinds of problems measured by the tank, in {}\n", folder.display())
         }
     };
+    text += &report.speeds.text();
     let mut table = Table::new(&["backend", "here", "what it uses, or why it is not there"]);
     for listed in &report.backends {
         let here = if listed.available { "yes" } else { "no" };

@@ -50,7 +50,8 @@ use error::{Error, Result};
         Start with `hammerhead run`: it makes problems, computes them, checks the results against a double-precision \
         reference and says how fast that was.",
     after_help = "The environment variable HAMMERHEAD_BACKEND forces a backend where --backend does not.\n\
-        HAMMERHEAD_TUNING names the folder of the tuning cache, which the tank fills and the planner reads; `off` disables it.\n\
+        HAMMERHEAD_TUNING names the folder of the tuning cache, which the tank fills and the planner reads, and of the \
+        processor's measured speeds; `off` disables both.\n\
         Exit status: 0 success, 1 failure, 2 a command line that cannot be understood."
 )]
 struct Cli {

@@ -15,16 +15,20 @@ use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
 use super::kernel::{Kernel, Product};
-use super::model::{Rates, Speed};
+use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::source::Source;
+use super::speeds::Speed;
 use super::sums::Lanes;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 4;
+/// Seconds to finish a result.
+const FINISH: f64 = 1.2e-9;
+
 /// Columns of a vector.
 const HALF: usize = COLUMNS / 2;
 
@@ -55,8 +59,8 @@ impl InstructionSet for Avx2 {
 
     fn rates(activation: Activation) -> Rates {
         match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, Speed { expand: 10e-9, multiply: 10e-9 }),
-            _ => Rates::of(&FloatKernel, Speed { expand: 22e-9, multiply: 12e-9 }),
+            Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 10e-9, multiply: 10e-9 }),
+            _ => Rates::of(&FloatKernel, "float", FINISH, Speed { expand: 22e-9, multiply: 12e-9 }),
         }
     }
 

@@ -16,16 +16,20 @@ use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
 use super::kernel::{Kernel, Product, TileStream};
-use super::model::{Rates, Speed};
+use super::model::Rates;
 use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels, prefetch_stream};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::source::Source;
+use super::speeds::Speed;
 use super::sums::Lanes;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
 const SHARED: usize = 8;
+
+/// Seconds to finish a result.
+pub(super) const FINISH: f64 = 0.7e-9;
 
 /// Tiles that are streamed: a few tokens, and a panel of gate and one of up.
 const STREAMED: [(usize, usize); SHARED] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
@@ -61,9 +65,9 @@ impl InstructionSet for Avx512 {
 
     fn rates(activation: Activation) -> Rates {
         match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, Speed { expand: 5e-9, multiply: 3.5e-9 })
+            Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 5e-9, multiply: 3.5e-9 })
                 .with_stream(Speed { expand: 3e-9, multiply: 2.5e-9 }, &STREAMED),
-            _ => Rates::of(&FloatKernel, Speed { expand: 11e-9, multiply: 6e-9 }),
+            _ => Rates::of(&FloatKernel, "float", FINISH, Speed { expand: 11e-9, multiply: 6e-9 }),
         }
     }
 

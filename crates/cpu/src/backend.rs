@@ -10,6 +10,7 @@ use op::{Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights,
 use super::environment::in_default_mode;
 use super::model;
 use super::pack::{LAYOUT, PackedPanels, Panels};
+use super::speeds::Speeds;
 
 /// What tells one CPU backend from another; the rest is theirs in common.
 pub(super) trait InstructionSet: Send + Sync {
@@ -43,6 +44,18 @@ pub(super) trait InstructionSet: Send + Sync {
 #[cfg(target_arch = "x86_64")]
 pub(super) fn vector_arithmetic(activation: Activation) -> Arithmetic {
     if activation == Activation::NvFp4 { Arithmetic::Blocks } else { Arithmetic::Fused }
+}
+
+/// A backend of this crate, with what the model knows of it.
+pub(super) trait CpuBackend: Backend {
+    /// The speeds of the kernel that handles such activations, as its author found them.
+    fn rates(&self, activation: Activation) -> model::Rates;
+}
+
+impl<T: InstructionSet> CpuBackend for Cpu<T> {
+    fn rates(&self, activation: Activation) -> model::Rates {
+        T::rates(activation)
+    }
 }
 
 /// The CPU, by one instruction set.
@@ -81,7 +94,9 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
     }
 
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
-        model::check(T::NAME, problem, config, &T::rates(problem.activation()), threads)
+        let speeds = Speeds::installed();
+        let rates = T::rates(problem.activation()).at(T::NAME, speeds);
+        model::check(T::NAME, problem, config, (&rates, speeds.bandwidth()), threads)
     }
 
     fn legal(&self, problem: &Problem, config: &Config, threads: usize) -> Result<()> {

@@ -48,8 +48,13 @@ pub struct Prober {
 impl Prober {
     /// Sets memory aside to read from.
     pub fn new() -> Result<Self> {
-        let failed = |source| Error::Memory { bytes: BUFFER, what: "the bandwidth probe", source };
-        let mut memory = MmapMut::map_anon(BUFFER).map_err(failed)?;
+        Self::with_memory(BUFFER)
+    }
+
+    /// The same with so many bytes, a multiple of what is read in one sample.
+    pub(super) fn with_memory(bytes: usize) -> Result<Self> {
+        let failed = |source| Error::Memory { bytes, what: "the bandwidth probe", source };
+        let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         // Pages that were never written are all the same page of zeros, which a cache would hold.
@@ -69,18 +74,19 @@ impl Prober {
 
     /// Reads through so much memory, by which whatever the caches held before goes out of them.
     pub fn sweep(&self, bytes: u64, team: &Team) {
-        let samples = bytes.min(BUFFER as u64).div_ceil(SAMPLE as u64);
+        let samples = bytes.min(self.memory.len() as u64).div_ceil(SAMPLE as u64);
         (0..samples).for_each(|_| self.read_sample(team));
     }
 
-    fn bytes(&self, team: &Team) -> f64 {
+    /// Bytes per second read from memory, in one sample.
+    pub(super) fn bytes(&self, team: &Team) -> f64 {
         let clock = Instant::now();
         self.read_sample(team);
         SAMPLE as f64 / clock.elapsed().as_secs_f64()
     }
 
     fn read_sample(&self, team: &Team) {
-        let start = self.position.fetch_add(SAMPLE, Ordering::Relaxed) % BUFFER;
+        let start = self.position.fetch_add(SAMPLE, Ordering::Relaxed) % self.memory.len();
         let taken = AtomicUsize::new(0);
         team.run(|| {
             let mut sum = 0;

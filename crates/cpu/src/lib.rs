@@ -4,7 +4,8 @@
 //! work that it is handed: tokens as they came (`source`) are prepared, packed blocks are expanded (`expansion`) into slabs (`slab`),
 //! products are added up (`sums`), and a tile's sums become values of C (`finish`, `scale`, `target`). `schedule` cuts a
 //! problem into tiles and walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
-//! `environment` of ours. `model` predicts what that costs.
+//! `environment` of ours. `model` predicts what that costs, at the `speeds` that `measure` finds or
+//! the kernels' authors found.
 //!
 //! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
 
@@ -22,6 +23,7 @@ mod finish;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;
+mod measure;
 mod memory;
 mod model;
 mod pack;
@@ -30,18 +32,24 @@ mod scale;
 mod schedule;
 mod slab;
 mod source;
+mod speeds;
 mod sums;
 mod target;
 mod threads;
 
 pub use backend::Cpu;
 pub use pack::LAYOUT;
+pub use speeds::{KERNELS, Speeds};
 pub use threads::team;
 
-use op::Backend;
+use std::sync::OnceLock;
+
+use op::{Backend, Result};
+
+use backend::CpuBackend;
 
 /// Every CPU backend, best first. Adding one is adding its file and its line here.
-pub fn backends() -> &'static [&'static dyn Backend] {
+fn table() -> &'static [&'static dyn CpuBackend] {
     &[
         #[cfg(target_arch = "x86_64")]
         &Cpu::<amx::Amx>::NEW,
@@ -51,4 +59,15 @@ pub fn backends() -> &'static [&'static dyn Backend] {
         &Cpu::<avx2::Avx2>::NEW,
         &Cpu::<scalar::Scalar>::NEW,
     ]
+}
+
+/// Every CPU backend, best first.
+pub fn backends() -> &'static [&'static dyn Backend] {
+    static BACKENDS: OnceLock<Vec<&'static dyn Backend>> = OnceLock::new();
+    BACKENDS.get_or_init(|| table().iter().map(|backend| *backend as &dyn Backend).collect())
+}
+
+/// Measures how fast this machine is at what the planner weighs, which takes less than a second.
+pub fn measure() -> Result<Speeds> {
+    measure::measure(table())
 }

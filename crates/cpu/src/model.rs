@@ -1,23 +1,21 @@
 //! What a configuration costs: which are legal, what they need, and a prediction of their time.
 //!
 //! The prediction counts, for every tile, blocks to expand, blocks to multiply and passes over the sums, at speeds that
-//! the kernel's author measured once; spreads the tiles over the threads; and takes the time that the weights need from
-//! memory where that is longer. It has to rank configurations, not to be right to the
-//! microsecond.
+//! were measured on this machine or else by the kernel's author; spreads the tiles over the threads; and takes the time that the
+//! weights need from memory where that is longer. It has to rank configurations, not to be right to the microsecond. For the
+//! same speeds it always says the same.
 
 use format::BLOCK;
 
 use super::kernel::Kernel;
 use super::pack::{CHUNK, COLUMNS};
 use super::schedule::OWN_TOKENS;
+use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
 use op::Tile;
 use op::{Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy};
 
-/// Bytes a second that one thread reads from memory, and all together.
-const THREAD_BANDWIDTH: f64 = 13e9;
-const MACHINE_BANDWIDTH: f64 = 200e9;
-/// Bytes a second of sums carried from one stretch of K to the next, and of planes between passes.
+/// Bytes per second of sums carried from one stretch of K to the next, and of planes between passes.
 const SUM_BANDWIDTH: f64 = 30e9;
 const PLANE_BANDWIDTH: f64 = 10e9;
 /// What a tile costs to start and a run to spread over threads.
@@ -32,11 +30,14 @@ const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
 /// A kernel's sizes and speeds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
+    kernel: &'static str,
     rows: usize,
     parts: usize,
     panels: usize,
     block_bytes: usize,
     token_bytes: usize,
+    /// Seconds to scale, gate, round and store one result.
+    finish: f64,
     speed: Speed,
     /// The speed of [`Kernel::stream`], and the shapes of tile it takes: tokens and columns.
     stream: Option<(Speed, &'static [(usize, usize)])>,
@@ -55,24 +56,25 @@ pub(super) struct Resident {
     pub tile_groups: usize,
 }
 
-/// What a kernel's author measured, in seconds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Speed {
-    /// To expand one block of 16 × 16.
-    pub expand: f64,
-    /// To multiply one group of rows with one block.
-    pub multiply: f64,
+/// One of a kernel's loops, and two configurations that it computes and that differ in their tokens.
+pub(super) struct Loop {
+    pub name: &'static str,
+    pub stated: Speed,
+    pub configs: [Config; 2],
 }
 
 impl Rates {
-    /// The sizes of a kernel, and its speed.
-    pub(super) fn of<K: Kernel>(kernel: &K, speed: Speed) -> Self {
+    /// The sizes of a kernel, what it is called among those of its instruction set, and what its author found:
+    /// seconds per result, and the speed of the loop that takes every shape.
+    pub(super) fn of<K: Kernel>(kernel: &K, name: &'static str, finish: f64, speed: Speed) -> Self {
         Self {
+            kernel: name,
             rows: K::ROWS,
             parts: kernel.parts(),
             panels: K::PANELS,
             block_bytes: size_of::<K::Block>(),
             token_bytes: size_of::<K::Token>() * kernel.group_len(K::BLOCKS) / K::BLOCKS,
+            finish,
             speed,
             stream: None,
             resident: None,
@@ -87,6 +89,58 @@ impl Rates {
     /// With a loop for tiles of many tokens and columns.
     pub(super) fn with_resident(self, resident: Resident) -> Self {
         Self { resident: Some(resident), ..self }
+    }
+
+    /// The same at the speeds that were measured, where they were.
+    pub(super) fn at(self, backend: &str, speeds: &Speeds) -> Self {
+        let find = |way: &str, what: &str, stated| speeds.find([backend, self.kernel, way, what]).unwrap_or(stated);
+        let measured = |way: &str, stated: Speed| Speed {
+            expand: find(way, "expand", stated.expand),
+            multiply: find(way, "multiply", stated.multiply),
+        };
+        Self {
+            finish: speeds.find([backend, self.kernel, "finish"]).unwrap_or(self.finish),
+            speed: measured("walk", self.speed),
+            stream: self.stream.map(|(speed, tiles)| (measured("stream", speed), tiles)),
+            resident: self.resident.map(|each| Resident { speed: measured("resident", each.speed), ..each }),
+            ..self
+        }
+    }
+
+    /// The same with every loop at one speed, and results as well.
+    fn at_once(self, speed: Speed, finish: f64) -> Self {
+        Self {
+            finish,
+            speed,
+            stream: self.stream.map(|(_, tiles)| (speed, tiles)),
+            resident: self.resident.map(|each| Resident { speed, ..each }),
+            ..self
+        }
+    }
+
+    /// What the kernel is called, and what its author found one result to take.
+    pub(super) fn kernel(&self) -> (&'static str, f64) {
+        (self.kernel, self.finish)
+    }
+
+    /// The kernel's loops, the one for every shape first.
+    pub(super) fn loops(&self) -> Vec<Loop> {
+        let configs = |strategy, groups: [usize; 2], columns, depth, stages| {
+            let tokens = |groups: usize| (groups * self.rows).div_ceil(self.parts);
+            groups.map(|groups| plain(strategy, Tile { tokens: tokens(groups), columns }, depth, stages))
+        };
+        let walk = configs(Strategy::Interleaved, [1, 8], 128, 256, 1);
+        let mut loops = vec![Loop { name: "walk", stated: self.speed, configs: walk }];
+        if let Some((stated, [first, .., last])) = self.stream {
+            let tile = |&(rows, columns): &(usize, usize)| Tile { tokens: rows / self.parts, columns };
+            let configs = [first, last].map(|shape| plain(Strategy::PingPong, tile(shape), CHUNK, 2));
+            loops.push(Loop { name: "stream", stated, configs });
+        }
+        if let Some(Resident { speed: stated, depth, groups, panels, .. }) = self.resident {
+            let configs = configs(Strategy::PingPong, [1, groups], panels / 2 * COLUMNS, depth, 2);
+            loops.push(Loop { name: "resident", stated, configs });
+        }
+        loops
     }
 
     /// Whether a configuration is one whose tokens stay in the first-level cache.
@@ -229,31 +283,25 @@ pub(super) fn check(
     backend: &'static str,
     problem: &Problem,
     config: &Config,
-    rates: &Rates,
+    (rates, bandwidth): (&Rates, Bandwidth),
     threads: usize,
 ) -> Result<Cost> {
     let scratch_bytes = legal(backend, problem, config, rates, threads)?;
-    let mut tiles = 0.0;
-    let (mut expansion, mut products, mut traffic) = (0.0, 0.0, 0.0);
-    for shape in problem.groups().iter().filter(|s| s.m > 0) {
-        let work = group_work(shape, problem, config, rates);
-        tiles += work.tiles;
-        expansion += work.expansion;
-        products += work.products;
-        traffic += work.traffic;
-    }
-    let computing = expansion + products + traffic + tiles * TILE_OVERHEAD;
+    let Work { tiles, expansion, products, traffic, results } = work(problem, config, rates);
+    let computing = expansion + products + traffic + results + tiles * TILE_OVERHEAD;
     // The last round of tiles may leave threads idle.
     let threads = threads as f64;
     let spread = if tiles > 0.0 { (tiles / threads).ceil() / tiles } else { 1.0 };
-    let memory = problem.bytes() / (threads * THREAD_BANDWIDTH).min(MACHINE_BANDWIDTH);
+    let memory = problem.bytes() / (threads * bandwidth.thread).min(bandwidth.machine);
     let computing_seconds = computing * spread;
     let bound_by = if memory > computing_seconds {
         "memory"
-    } else if products >= expansion && products >= traffic {
+    } else if products >= expansion && products >= traffic && products >= results {
         "products"
-    } else if expansion >= traffic {
+    } else if expansion >= traffic && expansion >= results {
         "dequantisation"
+    } else if results >= traffic {
+        "results"
     } else {
         "cache traffic"
     };
@@ -262,12 +310,43 @@ pub(super) fn check(
     Ok(Cost { seconds, bound_by, copying: 0.0, scratch_bytes })
 }
 
-/// Seconds of one thread, for a whole group.
+/// How often each measured piece of work is done, on one thread, and the seconds that the rest takes.
+pub(super) struct Parts {
+    pub expansions: f64,
+    pub products: f64,
+    pub results: f64,
+    pub rest: f64,
+}
+
+/// What one thread takes for a problem, in parts: the model turned round, for whoever measures speeds by it.
+pub(super) fn parts(problem: &Problem, config: &Config, rates: &Rates) -> Parts {
+    let units = rates.at_once(Speed { expand: 1.0, multiply: 1.0 }, 1.0);
+    let Work { tiles, expansion, products, traffic, results } = work(problem, config, &units);
+    Parts { expansions: expansion, products, results, rest: traffic + tiles * TILE_OVERHEAD + RUN_OVERHEAD }
+}
+
+/// Seconds of one thread.
+#[derive(Default)]
 struct Work {
     tiles: f64,
     expansion: f64,
     products: f64,
     traffic: f64,
+    results: f64,
+}
+
+/// All groups together.
+fn work(problem: &Problem, config: &Config, rates: &Rates) -> Work {
+    let mut total = Work::default();
+    for shape in problem.groups().iter().filter(|s| s.m > 0) {
+        let work = group_work(shape, problem, config, rates);
+        total.tiles += work.tiles;
+        total.expansion += work.expansion;
+        total.products += work.products;
+        total.traffic += work.traffic;
+        total.results += work.results;
+    }
+    total
 }
 
 fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) -> Work {
@@ -301,5 +380,41 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
         expansion: expanded as f64 * panels * blocks * speed.expand,
         products: row_groups * panels * blocks * speed.multiply,
         traffic: sums + (planes as f64 + tokens) / PLANE_BANDWIDTH,
+        results: (shape.m * shape.n) as f64 * rates.finish,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use op::{Activation, Gate, Output};
+
+    use super::*;
+    use crate::table;
+
+    /// Seconds that the portable backend's first candidate is predicted to take, at these speeds.
+    fn predicted(speeds: &[(&str, f64)]) -> f64 {
+        let problem = Problem::new(vec![Shape::new(64, 256, 512)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap();
+        let mut entries = Speeds::stated().entries();
+        for &(name, number) in speeds {
+            entries.retain(|(known, _)| known != name);
+            entries.push((name.to_owned(), number));
+        }
+        let speeds = Speeds::from_entries(&entries).unwrap();
+        let backend = table().last().unwrap();
+        let rates = backend.rates(problem.activation()).at(backend.name(), &speeds);
+        let config = candidates(&problem, &rates, 2)[0];
+        check(backend.name(), &problem, &config, (&rates, speeds.bandwidth()), 2).unwrap().seconds
+    }
+
+    #[test]
+    fn the_same_speeds_make_the_same_prediction_and_each_of_them_counts() {
+        let stated = predicted(&[]);
+        assert_eq!(stated, predicted(&[]));
+        assert_eq!(stated, predicted(&[("amx tiles walk expand", 1.0)]), "another backend's speed");
+        for slower in ["scalar float walk expand", "scalar float walk multiply", "scalar float finish"] {
+            assert!(predicted(&[(slower, 1e-6)]) > stated, "{slower}");
+        }
+        assert!(predicted(&[("bytes thread", 1e6)]) > stated);
+        assert!(predicted(&[("bytes machine", 1e6)]) > stated);
     }
 }

@@ -11,10 +11,11 @@ use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Kernel, Product};
-use super::model::{Rates, Speed};
+use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::schedule;
 use super::source::Source;
+use super::speeds::Speed;
 use super::sums::Lanes;
 use op::{Activation, Arithmetic, Config, Operands, Problem, Result, Team};
 
@@ -35,7 +36,7 @@ impl InstructionSet for Scalar {
     }
 
     fn rates(_: Activation) -> Rates {
-        Rates::of(&ScalarKernel, Speed { expand: 150e-9, multiply: 30e-9 })
+        Rates::of(&ScalarKernel, "float", 4e-9, Speed { expand: 150e-9, multiply: 30e-9 })
     }
 
     unsafe fn run(

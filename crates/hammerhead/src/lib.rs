@@ -13,6 +13,7 @@ pub mod machine;
 mod plan;
 mod planner;
 mod queue;
+pub mod speeds;
 pub mod tuning;
 
 pub use checkpoint::{Experts, declared_gate};

@@ -5,6 +5,7 @@
 //! faster for problems of this kind. The list of what was considered stays with the plan, so that the choice can be
 //! explained.
 
+use crate::speeds;
 use crate::tuning::{Bucket, Tuned, Tuning};
 use op::{Arithmetic, Backend, Config, Cost, Error, Problem, Request, Result};
 
@@ -45,13 +46,16 @@ pub struct Plan {
 
 impl Plan {
     /// The best known way among these backends that grants the request: what the tank has measured on this machine, else
-    /// what the model predicts to be the cheapest.
+    /// what the model predicts to be the cheapest, at the speeds that this machine was measured to have.
     pub fn best(
         problem: Problem,
         backends: &[&'static dyn Backend],
         request: &Request,
         threads: usize,
     ) -> Result<Self> {
+        if backends.iter().any(|backend| backend.layout() == cpu::LAYOUT) {
+            speeds::settled();
+        }
         Ok(Self::modelled(problem, backends, request, threads)?.tuned(Tuning::installed(), backends, request, threads))
     }
 

@@ -32,9 +32,10 @@ use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Kernel, Product, TileStream};
-use super::model::{Rates, Speed};
+use super::model::Rates;
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
 use super::source::Source;
+use super::speeds::Speed;
 use super::{avx512, schedule};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
@@ -68,9 +69,14 @@ impl InstructionSet for Amx {
     }
 
     fn rates(activation: Activation) -> Rates {
-        Rates::of(&AmxKernel { parts: parts(activation) }, Speed { expand: 15e-9, multiply: 9e-9 })
-            .with_stream(Speed { expand: 11e-9, multiply: 5e-9 }, &STREAMED)
-            .with_resident(resident::RATES)
+        Rates::of(
+            &AmxKernel { parts: parts(activation) },
+            "tiles",
+            avx512::FINISH,
+            Speed { expand: 15e-9, multiply: 9e-9 },
+        )
+        .with_stream(Speed { expand: 11e-9, multiply: 5e-9 }, &STREAMED)
+        .with_resident(resident::RATES)
     }
 
     unsafe fn run(

@@ -18,8 +18,9 @@ use std::ops::Range;
 use super::expand::Expander;
 use super::stream::RING;
 use super::tiles::{HalfTile, TILE_ROWS, TokenTile, load, load_past, own, product, store, zero};
-use crate::model::{self, Speed};
+use crate::model;
 use crate::pack::{CHUNK, CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
+use crate::speeds::Speed;
 use crate::sums::Lanes;
 
 /// Chunks of a stretch, and K in one.
