@@ -107,9 +107,9 @@ pub enum Error {
     )]
     Record { path: PathBuf, problem: String },
 
-    /// Threads of a device that has none of ours.
-    #[error("--scaling compares numbers of a processor's threads, of which {backend} uses none; leave it out")]
-    NoScaling { backend: &'static str },
+    /// A comparison that is not made on a device.
+    #[error("{option} compares ways to compute on a processor's threads, of which {backend} uses none; leave it out")]
+    NoScaling { option: &'static str, backend: &'static str },
 
     /// Results were wrong.
     #[error("{failed} of {all} checks failed; {remedy}")]

@@ -31,6 +31,7 @@ use crate::selection::{self, Selection};
     hammerhead bench --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
     hammerhead bench --suite group --scaling\n  \
+    hammerhead bench --shape 256x1024x32 --regret\n  \
     hammerhead bench --suite decode --html decode.html --against before.json\n  \
     hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
@@ -44,6 +45,9 @@ pub struct Args {
     /// Time each case on one thread too, and a group's problems one after another, in the same rounds (CPU only)
     #[arg(long)]
     pub scaling: bool,
+    /// Time the planner's choice against its other candidates instead, on each CPU backend by itself and on all
+    #[arg(long, conflicts_with_all = ["scaling", "html"])]
+    pub regret: bool,
     /// Write a record to this file as well, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -1,5 +1,5 @@
 //! `hammerhead bench`: how fast, and how near to what the machine could do. The host's clock times cold and warm weights
-//! (`rounds`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
+//! (`rounds`), or the planner's choice against its other candidates (`regret`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
 
 mod args;
 mod checked;
@@ -7,6 +7,7 @@ mod gpu;
 mod page;
 mod reading;
 mod record;
+mod regret;
 mod rotation;
 mod rounds;
 mod scaling;
@@ -60,6 +61,11 @@ impl Results<'_> {
 }
 
 fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
+    if results.args.regret {
+        let record = regret::measure(results.args, cases, engine)?;
+        results.keep(&record)?;
+        return console::print(&regret::table(&record));
+    }
     let record = rounds::measure(results.args, cases, engine)?;
     results.keep(&record)?;
     console::print(&tables::host(&record))?;
@@ -68,8 +74,10 @@ fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result
 }
 
 fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
-    if results.args.scaling {
-        return Err(Error::NoScaling { backend: engine.backends()[0].name() });
+    let args = results.args;
+    let option = [(args.scaling, "--scaling"), (args.regret, "--regret")].into_iter().find(|(asked, _)| *asked);
+    if let Some((_, option)) = option {
+        return Err(Error::NoScaling { option, backend: engine.backends()[0].name() });
     }
     let (record, wrong) = gpu::measure(results.args, cases, engine)?;
     results.keep(&record)?;
