@@ -30,7 +30,7 @@ pub(crate) struct Core<'k> {
     pub(crate) log: Log,
     pub(crate) profile: Profile,
     schedule: Schedule,
-    chooser: Chooser,
+    pub(crate) chooser: Chooser,
     /// Instructions since something changed that another could see.
     pub(crate) idle: u64,
     /// Cycle counter: instructions in all, and how many there may be.
@@ -147,7 +147,7 @@ pub(crate) fn run(
 impl Core<'_> {
     fn run(&mut self, limits: &Limits) -> Result<(), Box<Fault>> {
         let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
-        let mut waiting = 0..x * y * z;
+        let mut waiting = self.chooser.starts(x * y * z).into_iter();
         let room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
         let mut running: Vec<Cluster> = Vec::new();
         loop {

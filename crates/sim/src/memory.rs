@@ -30,6 +30,11 @@ impl Written {
         Self::masks(start, bytes).for_each(|(word, mask)| self.0[word] |= mask);
     }
 
+    /// Forgets that bytes were written.
+    pub(crate) fn clear(&mut self, start: usize, bytes: usize) {
+        Self::masks(start, bytes).for_each(|(word, mask)| self.0[word] &= !mask);
+    }
+
     /// The first unwritten byte of a range.
     pub(crate) fn missing(&self, start: usize, bytes: usize) -> Option<usize> {
         Self::masks(start, bytes).find_map(|(word, mask)| {

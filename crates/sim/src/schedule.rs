@@ -5,6 +5,8 @@ use std::fmt;
 
 use fastrand::Rng;
 
+use crate::warp::lanes;
+
 /// How warps take turns and when asynchronous work completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schedule {
@@ -48,6 +50,7 @@ pub(crate) enum Choice {
 pub(crate) struct Chooser {
     schedule: Schedule,
     rng: Rng,
+    seed: u64,
     /// Chance in 256 that asynchronous work is completed rather than a warp run.
     haste: u8,
     /// Chance in 256 that a warp gives up its turn after an instruction that others can see.
@@ -63,7 +66,7 @@ impl Chooser {
         let haste = [8, 64, 128, 240][rng.usize(..4)];
         let restlessness = [16, 96, 224][rng.usize(..3)];
         let laggard = rng.usize(..64);
-        Chooser { schedule, rng, haste, restlessness, laggard }
+        Chooser { schedule, rng, seed, haste, restlessness, laggard }
     }
 
     /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there. `stalled` counts the
@@ -95,6 +98,29 @@ impl Chooser {
             Schedule::Earliest => 0,
             Schedule::Latest => running - 1,
             Schedule::Random(_) => self.rng.usize(..running),
+        }
+    }
+
+    /// The order in which so many clusters start: hardware promises none.
+    pub(crate) fn starts(&mut self, clusters: u32) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..clusters).collect();
+        match self.schedule {
+            Schedule::Earliest => {}
+            Schedule::Latest => order.reverse(),
+            Schedule::Random(_) => self.rng.shuffle(&mut order),
+        }
+        order
+    }
+
+    /// The lane that the lanes of a mask elect: any of them, but the same one whenever the same lanes ask.
+    pub(crate) fn elected(&self, mask: u32) -> usize {
+        match self.schedule {
+            Schedule::Earliest => mask.trailing_zeros() as usize,
+            Schedule::Latest => 31 - mask.leading_zeros() as usize,
+            Schedule::Random(_) => {
+                let mut rng = Rng::with_seed(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(mask));
+                lanes(mask).nth(rng.usize(..mask.count_ones() as usize)).unwrap_or(0)
+            }
         }
     }
 

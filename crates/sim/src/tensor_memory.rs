@@ -79,6 +79,12 @@ impl TensorMemory {
         (0..COLUMNS / columns).map(|i| i * columns).find(free)
     }
 
+    /// Allocates columns. What another has left there is not this one's to read.
+    pub(crate) fn allocate(&mut self, column: u32, columns: u32) {
+        self.allocated.push((column, columns));
+        self.written.clear(Self::byte(0, column), (LANES * columns) as usize * CELL);
+    }
+
     /// Whether columns lie within one allocation.
     pub(crate) fn owns(&self, column: u32, columns: u32) -> bool {
         self.allocated.iter().any(|(at, n)| *at <= column && column + columns <= at + n)
@@ -162,7 +168,7 @@ mod tests {
     #[test]
     fn allocations_do_not_overlap() {
         let mut memory = TensorMemory::default();
-        memory.allocated.push((0, 32));
+        memory.allocate(0, 32);
         assert_eq!(memory.room(32), Some(32));
         assert_eq!(memory.room(128), Some(128));
         assert_eq!(memory.room(512), None);

@@ -46,7 +46,7 @@ impl Exec<'_, '_> {
                 self.set(*dst, &[holds.into(); 32]);
             }
             WarpOp::Elect { pred, .. } => {
-                let leader = mask.trailing_zeros() as usize;
+                let leader = self.core.chooser.elected(mask);
                 self.set(*pred, &std::array::from_fn(|lane| (lane == leader).into()));
             }
             WarpOp::Reduce { op, ty, dst, a, .. } => {

@@ -94,7 +94,7 @@ impl Exec<'_, '_> {
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
         }
         let Some(start) = memory.room(columns) else { return Ok(Flow::Wait(Wait::Tensor { columns })) };
-        memory.allocated.push((start, columns));
+        memory.allocate(start, columns);
         let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
         let record = self.record(false);
         self.touch_shared(span, 4, true, Some(0), record)?;

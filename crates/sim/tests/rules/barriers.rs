@@ -292,3 +292,19 @@ fn a_peek_at_a_barrier_may_fail_and_go_on() {
         b.finish()
     });
 }
+
+#[test]
+fn the_elected_lane_need_not_be_the_first() {
+    rule("race", |kept| {
+        let mut b = Bench::new(32, None);
+        let word = b.k.shared("word", 4, 4);
+        let (first, elected) = (b.k.eq(b.thread, 0), b.k.elect());
+        let zero = b.k.variable::<U32>(0);
+        b.k.when(first, |k| k.store(word.at(0), zero));
+        if kept == Kept::Yes {
+            b.k.sync_warp();
+        }
+        b.k.when(elected, |k| k.store(word.at(0), b.thread));
+        b.finish()
+    });
+}

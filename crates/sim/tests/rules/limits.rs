@@ -1,7 +1,8 @@
 //! Limits of the device, of registers and of launches.
 
+use ptx::instr::{LoadOrder, StoreOrder};
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Addr, Builder, Global, Launch as Shape, RegisterChange, Target, U32};
+use ptx::{Addr, Builder, Global, Launch as Shape, RegisterChange, Scope, SpecialRegister, Target, U32};
 use sim::{Arg, FaultKind, Gpu, Launch, Limits, Schedule};
 
 use crate::{Bench, Kept, caught, device, rule};
@@ -133,4 +134,38 @@ fn what_the_preceding_grid_writes_is_touched_only_after_waiting_for_it() {
     };
     assert!(run(true).is_ok());
     assert_eq!(run(false).expect_err("too early").kind.name(), "before grid dependency");
+}
+
+/// Four blocks on two multiprocessors, one after the other by a flag in global memory.
+#[test]
+fn blocks_start_in_no_particular_order() {
+    let run = |by_ticket: bool, schedule: Schedule| {
+        let mut b = Bench::new(32, None);
+        let lead = b.k.eq(b.thread, 0);
+        let block = b.k.special(SpecialRegister::CtaidX);
+        // The input is full of ones: its second word is the flag, its third counts blocks.
+        let (flag, counter) = (Addr::<Global>::of(b.input).plus(4), Addr::<Global>::of(b.input).plus(8));
+        b.k.if_(lead, |k| {
+            let order = match by_ticket {
+                true => k.atomic_add::<U32, _>(Scope::Gpu, counter, 1),
+                false => k.add(block, 1),
+            };
+            k.repeat_while(|k| {
+                let [seen] = k.load_as::<U32, _, 1>(LoadOrder::Acquire(Scope::Gpu), flag);
+                k.ne(seen, order)
+            });
+            let next = k.add(order, 1);
+            k.store_as(StoreOrder::Release(Scope::Gpu), flag, [next]);
+        });
+        let mut gpu = Gpu::new(Limits { multiprocessors: 2, ..Limits::h200() });
+        let ones: Vec<u8> = (0..16).flat_map(|_| 1u32.to_le_bytes()).collect();
+        let (input, output) = (gpu.upload("input", &ones), gpu.alloc("output", 64));
+        let launch = Launch { grid: [4, 1, 1], args: vec![input.into(), output.into()] };
+        gpu.run(&b.finish(), &launch, schedule)
+    };
+    for schedule in Schedule::several(8) {
+        assert!(run(true, schedule).is_ok(), "{schedule}");
+    }
+    let found: Vec<_> = Schedule::several(8).into_iter().filter_map(|schedule| run(false, schedule).err()).collect();
+    assert!(found.iter().any(|fault| fault.kind.name() == "no progress"), "{found:?}");
 }

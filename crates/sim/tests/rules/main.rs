@@ -5,6 +5,7 @@ mod clusters;
 mod limits;
 mod memory;
 mod tensor_cores;
+mod tensor_memory;
 
 use ptx::{Addr, Builder, Global, Kernel, Launch as Shape, Reg, SpecialRegister, Target, U32, U64};
 use sim::{Arg, Fault, Gpu, Launch, Limits, Schedule};
@@ -29,7 +30,11 @@ struct Bench {
 
 impl Bench {
     fn new(threads: u32, cluster: Option<[u32; 3]>) -> Self {
-        let mut k = Builder::new("rule", Target::Sm90a, Shape { threads, cluster, min_blocks: Some(1) });
+        Self::on(Target::Sm90a, threads, cluster)
+    }
+
+    fn on(target: Target, threads: u32, cluster: Option<[u32; 3]>) -> Self {
+        let mut k = Builder::new("rule", target, Shape { threads, cluster, min_blocks: Some(1) });
         let (input, output) = (k.pointer("input"), k.pointer("output"));
         let thread = k.special(SpecialRegister::TidX);
         Bench { k, input, output, thread }
