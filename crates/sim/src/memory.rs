@@ -140,8 +140,14 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// Where the kernel's shared memory starts in the window: behind what the system keeps for itself.
     pub(crate) const START: u32 = 1024;
-    /// Distance between two blocks' windows in the cluster window. The own window is at zero, too.
+    /// Distance between two blocks' windows in the cluster window, which begins with that of rank 0. A block's own addresses
+    /// are those of its window there, so that bit 24 of one tells the blocks of a pair apart.
     pub(crate) const WINDOW: u32 = 1 << 24;
+
+    /// The address of a byte of a block, by its rank in the cluster.
+    pub(crate) fn address(block: usize, offset: u32) -> u32 {
+        block as u32 * Self::WINDOW + Self::START + offset
+    }
 
     pub(crate) fn new(bytes: u32, unit: u32) -> Self {
         let bytes = bytes as usize;

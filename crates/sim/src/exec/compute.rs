@@ -80,7 +80,10 @@ impl Exec<'_, '_> {
             Arith::ParamAddress { dst, param } | Arith::ParamTable { dst, param } => {
                 self.set(dst, &[Launch::PARAMS + u64::from(param.0) * Launch::PARAM_STRIDE; 32]);
             }
-            Arith::SharedAddress { dst, offset } => self.set(dst, &[u64::from(SharedMemory::START + offset); 32]),
+            Arith::SharedAddress { dst, offset } => {
+                let address = SharedMemory::address(self.rank, offset);
+                self.set(dst, &[address.into(); 32]);
+            }
             Arith::ToGlobal { dst, a } => {
                 let a = *warp.get(a);
                 self.set(dst, &a);
@@ -138,7 +141,7 @@ impl Exec<'_, '_> {
             return Err(FaultKind::BadOperand { what, found, wanted: "less than the number of blocks in the cluster" });
         }
         let window = u64::from(SharedMemory::WINDOW);
-        let values = std::array::from_fn(|lane| a[lane] % window + (rank[lane] + 1) * window);
+        let values = std::array::from_fn(|lane| a[lane] % window + rank[lane] * window);
         self.set(dst, &values);
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use ptx::instr::AsyncCopy;
 use ptx::tensor_map::TensorMap;
-use ptx::{Address, Operand, RegId, Space};
+use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
@@ -40,10 +40,10 @@ impl Exec<'_, '_> {
                     found.ok_or_else(|| self.core.beyond(src[lane], bytes[lane]))?;
                 }
             }
-            AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy: _, cta_group: None } => {
-                self.tensor_load(*dst, *map, coords, *bar, *multicast)?;
+            AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy: _, cta_group } => {
+                let pair = *cta_group == Some(CtaGroup::Two);
+                self.tensor_load(*dst, *map, coords, *bar, *multicast, pair)?;
             }
-            AsyncCopy::TensorLoad { cta_group: Some(_), .. } => return Err(self.unsupported()),
             AsyncCopy::TensorStore { map, coords, src, policy: _ } => self.tensor_store(*map, coords, *src)?,
             AsyncCopy::TensorPrefetch { map, coords } => {
                 for lane in lanes(self.mask) {
@@ -86,9 +86,14 @@ impl Exec<'_, '_> {
         if address.is_multiple_of(wanted) { Ok(()) } else { Err(FaultKind::Misaligned { what, address, wanted }) }
     }
 
-    /// The blocks that receive a lane's copy: this one, or those of the mask.
-    pub(crate) fn receivers(&self, multicast: Option<RegId>, lane: usize) -> Result<Vec<usize>, FaultKind> {
-        let Some(mask) = multicast else { return Ok(vec![self.rank]) };
+    /// The blocks that receive what a lane sends to this place: the place's own, or those of the mask.
+    pub(crate) fn receivers(
+        &self,
+        to: SharedSpan,
+        multicast: Option<RegId>,
+        lane: usize,
+    ) -> Result<Vec<usize>, FaultKind> {
+        let Some(mask) = multicast else { return Ok(vec![to.block]) };
         let mask = self.warp.get(mask)[lane];
         if mask >> self.cluster.blocks.len() != 0 || mask == 0 {
             let what = "the mask of a multicast";
@@ -99,8 +104,24 @@ impl Exec<'_, '_> {
 
     /// The same place in another block of the cluster.
     pub(crate) fn elsewhere(&self, span: SharedSpan, block: usize, bytes: u32) -> Result<SharedSpan, FaultKind> {
-        let address = span.offset + SharedMemory::START + (block as u32 + 1) * SharedMemory::WINDOW;
-        self.shared_span(Space::Cluster, address.into(), bytes)
+        self.shared_span(Space::Cluster, SharedMemory::address(block, span.offset).into(), bytes)
+    }
+
+    /// The barrier that counts what a block receives: its own, or for a pair of blocks the one of the pair that `bar` is in.
+    fn signalled(
+        &self,
+        block: usize,
+        bar: SharedSpan,
+        multicast: Option<RegId>,
+        pair: bool,
+    ) -> Result<SharedSpan, FaultKind> {
+        let wanted = if pair { block & !1 | bar.block & 1 } else { block };
+        if multicast.is_none() && bar.block != wanted {
+            let (what, found) = ("the block of the barrier that counts a copy", bar.block as u64);
+            let wanted = if pair { "one of the pair that the copy goes to" } else { "the block that the copy goes to" };
+            return Err(FaultKind::BadOperand { what, found, wanted });
+        }
+        self.elsewhere(bar, wanted, 8)
     }
 
     /// Sends a copy into shared memory on its way.
@@ -147,8 +168,8 @@ impl Exec<'_, '_> {
             Self::demand("the source of a bulk copy", src[lane], 16)?;
             Self::demand("the destination of a bulk copy", dst[lane], 16)?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
-            for block in self.receivers(multicast, lane)? {
-                let (to, bar) = (self.elsewhere(to, block, bytes)?, self.elsewhere(bar, block, 8)?);
+            for block in self.receivers(to, multicast, lane)? {
+                let (to, bar) = (self.elsewhere(to, block, bytes)?, self.signalled(block, bar, multicast, false)?);
                 let parts = vec![(to.offset, bytes, Source::Global(src[lane]))];
                 let barrier = (bar.block, bar.offset);
                 let (proxy, source_block) = (Proxy::Async, None);
@@ -182,7 +203,7 @@ impl Exec<'_, '_> {
             Self::demand("the destination of a bulk copy", dst[lane], 16)?;
             let from = self.shared_span(Space::Shared, src[lane], bytes)?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
-            self.same_block(to, bar)?;
+            let bar = self.signalled(to.block, bar, None, false)?;
             let parts = vec![(to.offset, bytes, Source::Shared(from.offset))];
             let (barrier, source_block, target) = ((bar.block, bar.offset), Some(self.rank), to.block);
             self.send(Request { lane, proxy: Proxy::Async, target, barrier, parts, source_block, bytes })?;
@@ -191,21 +212,13 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn same_block(&self, to: SharedSpan, bar: SharedSpan) -> Result<(), FaultKind> {
-        if to.block == bar.block {
-            return Ok(());
-        }
-        let (what, found) = ("the block of the barrier", bar.block as u64);
-        Err(FaultKind::BadOperand { what, found, wanted: "the block of the destination" })
-    }
-
     fn store_async(&mut self, dst: Address, srcs: &[RegId], bar: Address) -> Result<(), FaultKind> {
         let (dst, bar) = (self.addresses(dst), self.addresses(bar));
         let bytes = 4 * srcs.len() as u32;
         for lane in lanes(self.mask) {
             Self::demand("the destination of st.async", dst[lane], bytes.into())?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
-            self.same_block(to, bar)?;
+            let bar = self.signalled(to.block, bar, None, false)?;
             let mut data = [0; 16];
             for (at, src) in srcs.iter().enumerate() {
                 let word = self.warp.get(*src)[lane] as u32;
@@ -232,6 +245,7 @@ impl Exec<'_, '_> {
         coords: &[Operand],
         bar: Address,
         multicast: Option<RegId>,
+        pair: bool,
     ) -> Result<(), FaultKind> {
         let (dst, bar) = (self.addresses(dst), self.addresses(bar));
         for lane in lanes(self.mask) {
@@ -249,9 +263,9 @@ impl Exec<'_, '_> {
                     done += length;
                 }
             }
-            for block in self.receivers(multicast, lane)? {
+            for block in self.receivers(to, multicast, lane)? {
                 self.elsewhere(to, block, bytes)?;
-                let bar = self.elsewhere(bar, block, 8)?;
+                let bar = self.signalled(block, bar, multicast, pair)?;
                 let (barrier, parts) = ((bar.block, bar.offset), parts.clone());
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;

@@ -150,7 +150,7 @@ impl Exec<'_, '_> {
     pub(crate) fn addresses(&self, address: Address) -> Lanes {
         let base = match address.base {
             Base::Reg(reg) => *self.warp.get(reg),
-            Base::SharedStart => [SharedMemory::START.into(); 32],
+            Base::SharedStart => [SharedMemory::address(self.rank, 0).into(); 32],
         };
         let wide = matches!(address.base, Base::Reg(reg) if reg.bank == Bank::B64);
         let keep = if wide { u64::MAX } else { 0xffff_ffff };
@@ -169,15 +169,15 @@ impl Exec<'_, '_> {
 
     /// Finds the bytes of a shared address, within bounds.
     pub(crate) fn shared_span(&self, space: Space, address: u64, bytes: u32) -> Result<SharedSpan, FaultKind> {
-        let (window, at) = (address as u32 / SharedMemory::WINDOW, address as u32 % SharedMemory::WINDOW);
-        let block = if window == 0 { self.rank } else { window as usize - 1 };
-        let reachable = block < self.cluster.blocks.len() && (window == 0 || space == Space::Cluster);
+        let (block, at) = (address as u32 / SharedMemory::WINDOW, address as u32 % SharedMemory::WINDOW);
+        let block = block as usize;
+        let reachable = block == self.rank || block < self.cluster.blocks.len() && space == Space::Cluster;
         let size = if reachable { self.cluster.blocks[block].shared.data.len() as u32 } else { 0 };
         let offset = at.wrapping_sub(SharedMemory::START);
         if offset.checked_add(bytes).is_none_or(|end| end > size) {
-            let name = match window {
-                0 => format!("the block has {size} bytes from {:#x} on", SharedMemory::START),
-                _ => "not in this block's window".to_string(),
+            let name = match reachable {
+                true => format!("the block has {size} bytes from {:#x} on", SharedMemory::address(block, 0)),
+                false => "not in this block's window".to_string(),
             };
             let block = Some(self.cluster.blocks[self.rank].id);
             let place = error::Place { space: "shared", block, name, address, bytes: bytes.into() };
@@ -188,6 +188,12 @@ impl Exec<'_, '_> {
             return Err(FaultKind::BlockEnded { place });
         }
         Ok(SharedSpan { block, offset })
+    }
+
+    /// Finds the bytes of an address that a matrix descriptor gives: it has too few bits to name a block, and means this one.
+    pub(crate) fn described_span(&self, address: u32, bytes: u32) -> Result<SharedSpan, FaultKind> {
+        let base = SharedMemory::address(self.rank, 0) - SharedMemory::START;
+        self.shared_span(Space::Shared, u64::from(base + address), bytes)
     }
 
     /// A record of this instruction's access by the threads themselves.

@@ -252,7 +252,7 @@ impl Exec<'_, '_> {
 
     fn read_operand(&mut self, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
         for (address, bytes) in tensor_core::joined(pieces) {
-            let span = self.shared_span(Space::Shared, address.into(), bytes)?;
+            let span = self.described_span(address, bytes)?;
             self.touch_shared(span, bytes, false, Some(lane), record)?;
         }
         Ok(())
@@ -313,7 +313,7 @@ impl Exec<'_, '_> {
         }
         let bar = self.shared_span(Space::Cluster, address, 8)?;
         let mut barriers = Vec::new();
-        for block in self.receivers(multicast, lane)? {
+        for block in self.receivers(bar, multicast, lane)? {
             let span: SharedSpan = self.elsewhere(bar, block, 8)?;
             self.find_barrier(span, lane, Proxy::Async)?;
             barriers.push((span.block, span.offset));

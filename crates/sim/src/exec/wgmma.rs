@@ -2,7 +2,7 @@
 
 use ptx::descriptor::WgmmaDescriptor;
 use ptx::instr::{Accumulate, MatrixA, Wgmma};
-use ptx::{Operand, RegId, Space};
+use ptx::{Operand, RegId};
 
 use super::{Exec, Flow};
 use crate::error::FaultKind;
@@ -152,7 +152,7 @@ impl Exec<'_, '_> {
         let (complete, record, n, a, b) = (mma.issued == 15, mma.record, mma.n, mma.a, mma.b);
         for (desc, rows, transposed) in [a.map(|(desc, t)| (desc, 64, t)), Some((b.0, n, b.1))].into_iter().flatten() {
             for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&desc, rows, transposed)) {
-                let span = self.shared_span(Space::Shared, address.into(), bytes)?;
+                let span = self.described_span(address, bytes)?;
                 self.touch_shared(span, bytes, false, None, record)?;
             }
         }

@@ -1,7 +1,7 @@
 //! Blocks of a cluster: reaching into each other's memory, and staying until nobody needs it.
 
 use ptx::instr::{Barrier, Semantics};
-use ptx::{Addr, Cluster, CopyOptions, Kernel, Reg, Scope, Shared, SpecialRegister, U16, U32};
+use ptx::{Addr, Cluster, CopyOptions, CtaGroup, Kernel, Reg, Scope, Shared, SpecialRegister, Target, U16, U32};
 
 use crate::{Bench, Kept, caught, rule};
 
@@ -168,6 +168,66 @@ fn threads_that_have_exited_are_not_awaited_at_the_clusters_barrier() {
             Kept::Yes => k.exit(),
             Kept::No => k.wait(never.at(0), 0),
         });
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}
+
+/// Both blocks' first threads, and the address of a region in the block of rank 0.
+fn in_first_block(b: &mut Bench, region: ptx::SharedRegion) -> Reg<U32> {
+    let own = b.k.shared_address(region);
+    b.k.map_shared(own, 0)
+}
+
+/// Block 1 has a tile copied into block 0's memory, where it is read.
+#[test]
+fn a_copy_to_another_block_is_counted_by_a_barrier_there() {
+    rule("bad operand", |kept| {
+        let (mut b, rank) = pair();
+        let tile = b.k.shared("tile", 128, 128);
+        let bars = b.k.barriers("bars", 1);
+        let (lead, second) = (b.k.eq(b.thread, 0), b.k.eq(rank, 1));
+        b.k.if_(lead, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.fence_barrier_init();
+            k.arrive_expecting(bars.at(0), 128);
+        });
+        cluster_barrier(&mut b);
+        let (to, bar) = (in_first_block(&mut b, tile), in_first_block(&mut b, bars.region()));
+        let sender = b.k.both(second, lead);
+        b.k.if_(sender, |k| {
+            let bar = if kept == Kept::Yes { Addr::<Shared>::of(bar) } else { bars.at(0) };
+            k.bulk_load(Addr::of(to), Addr::of(b.input), 128, bar, CopyOptions::default());
+            // So that its own barrier is in balance.
+            k.bulk_load(tile.at(0), Addr::of(b.input), 128, bars.at(0), CopyOptions::default());
+        });
+        b.k.wait(bars.at(0), 0);
+        b.k.load::<U32, Shared>(tile.at(0));
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}
+
+/// Block 1 tells block 0 that its tensor cores are done.
+#[test]
+fn a_commit_arrives_at_the_barrier_of_the_block_that_it_names() {
+    rule("deadlock", |kept| {
+        let mut b = Bench::on(Target::Sm100a, 32, Some([2, 1, 1]));
+        let rank = b.k.special(SpecialRegister::ClusterCtaRank);
+        let bars = b.k.barriers("bars", 1);
+        let (lead, second) = (b.k.eq(b.thread, 0), b.k.eq(rank, 1));
+        b.k.if_(lead, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.fence_barrier_init();
+        });
+        cluster_barrier(&mut b);
+        let bar = in_first_block(&mut b, bars.region());
+        let (sender, first) = (b.k.both(second, lead), b.k.opposite(second));
+        b.k.if_(sender, |k| {
+            let bar = if kept == Kept::Yes { Addr::<Shared>::of(bar) } else { bars.at(0) };
+            k.tensor_commit(CtaGroup::One, bar, None);
+        });
+        b.k.if_(first, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
         cluster_barrier(&mut b);
         b.finish()
     });
