@@ -346,8 +346,10 @@ pub enum FaultKind {
         /// The multiplication.
         owner: Box<Site>,
     },
-    /// A register was written and used by a multiplication without a fence between.
-    #[error("register {reg} was written since the last wgmma.fence and is used by a multiplication")]
+    /// A register was used otherwise, and then by a multiplication, without a fence between.
+    #[error(
+        "register {reg} is used by a multiplication, and was used otherwise since the last wgmma.fence: by a thread, by a multiplication of another shape, or before there was any fence"
+    )]
     MissingFence {
         /// The register.
         reg: RegId,

@@ -62,6 +62,19 @@ pub(crate) struct Owned {
     pub(crate) accumulator: bool,
 }
 
+/// What has used a register since the last wgmma.fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Nothing.
+    None,
+    /// A thread; or there has been no fence yet.
+    Thread,
+    /// Multiplications of so many columns, as an accumulator.
+    Accumulator(u32),
+    /// Multiplications, as a part of A.
+    Fragment,
+}
+
 /// A warp.
 #[derive(Debug)]
 pub(crate) struct Warp {
@@ -89,8 +102,8 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<u32>,
     /// Number up to which multiplications are known to be done.
     pub(crate) retired: u32,
-    /// 32-bit registers written since the last wgmma.fence.
-    pub(crate) dirty: Vec<bool>,
+    /// What has used each 32-bit register since the last wgmma.fence.
+    pub(crate) used: Vec<Use>,
     /// Register budget per thread.
     pub(crate) budget: u32,
     /// Slot and count of the warp's loads from and stores to tensor memory.
@@ -126,7 +139,7 @@ impl Warp {
             issued: 0,
             groups: Vec::new(),
             retired: 0,
-            dirty: vec![false; words],
+            used: vec![Use::Thread; words],
             budget,
             at_cluster: 0,
             cluster_phase: 0,
@@ -191,7 +204,7 @@ impl Warp {
         }
         bank.defined[index] |= mask;
         if reg.bank == Bank::B32 {
-            self.dirty[index] = true;
+            self.used[index] = Use::Thread;
         }
     }
 

@@ -17,7 +17,7 @@ use crate::error::{self, FaultKind};
 use crate::machine::{Cluster, Core};
 use crate::memory::SharedMemory;
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
-use crate::warp::{FULL, Lanes, Wait, Warp, lanes};
+use crate::warp::{FULL, Lanes, Use, Wait, Warp, lanes};
 
 /// One instruction of one warp, being executed.
 pub(crate) struct Exec<'a, 'k> {
@@ -118,8 +118,9 @@ impl Exec<'_, '_> {
     }
 
     /// Registers must be defined before they are read, and left alone while a multiplication owns them.
-    pub(crate) fn check_registers(&self, op: &Op) -> Result<(), FaultKind> {
+    pub(crate) fn check_registers(&mut self, op: &Op) -> Result<(), FaultKind> {
         let in_flight = self.warp.issued > self.warp.retired;
+        let by_threads = !matches!(op, Op::Wgmma(_));
         for &(reg, access) in self.core.program.registers(self.pc) {
             if access != Access::Write {
                 self.check_defined(reg, self.mask)?;
@@ -129,8 +130,11 @@ impl Exec<'_, '_> {
                 let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
                 return Err(FaultKind::RegisterInFlight { reg, owner });
             }
-            if in_flight && reg.bank == Bank::B32 && !matches!(op, Op::Wgmma(_)) {
-                self.check_owned(reg)?;
+            if reg.bank == Bank::B32 && by_threads {
+                if in_flight {
+                    self.check_owned(reg)?;
+                }
+                self.warp.used[reg.index as usize] = Use::Thread;
             }
         }
         Ok(())

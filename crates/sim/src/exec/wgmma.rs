@@ -9,7 +9,7 @@ use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
 use crate::race::Proxy;
 use crate::tensor_core;
-use crate::warp::{FULL, Owned, Wait};
+use crate::warp::{FULL, Owned, Use, Wait};
 
 impl Exec<'_, '_> {
     pub(crate) fn wgmma(&mut self, op: &Wgmma) -> Result<Flow, FaultKind> {
@@ -21,7 +21,7 @@ impl Exec<'_, '_> {
             return Err(FaultKind::BadOperand { what, found, wanted: "4" });
         }
         match op {
-            Wgmma::Fence => self.warp.dirty.fill(false),
+            Wgmma::Fence => self.warp.used.fill(Use::None),
             Wgmma::Mma { .. } => self.issue(op)?,
             Wgmma::Commit => self.warp.groups.push(self.warp.issued),
             Wgmma::Wait { pending } => return Ok(self.wait_groups(*pending)),
@@ -42,15 +42,18 @@ impl Exec<'_, '_> {
         Flow::Next
     }
 
-    /// A register may enter a multiplication only behind a fence, and not while another one owns it otherwise.
-    fn enter(&self, reg: RegId, accumulator: bool) -> Result<(), FaultKind> {
+    /// A register may enter a multiplication only behind a fence, and not while another one owns it otherwise. Only
+    /// multiplications of the same shape may follow each other on an accumulator without one.
+    fn enter(&mut self, reg: RegId, used: Use) -> Result<(), FaultKind> {
         let owned = self.warp.owned[reg.index as usize];
-        if owned.number > self.warp.retired && (owned.accumulator != accumulator) {
+        if owned.number > self.warp.retired && (owned.accumulator != matches!(used, Use::Accumulator(_))) {
             return self.check_owned(reg);
         }
-        if self.warp.dirty[reg.index as usize] {
+        let last = &mut self.warp.used[reg.index as usize];
+        if *last != Use::None && *last != used {
             return Err(FaultKind::MissingFence { reg });
         }
+        *last = used;
         Ok(())
     }
 
@@ -72,13 +75,13 @@ impl Exec<'_, '_> {
             });
         }
         for reg in d {
-            self.enter(*reg, true)?;
+            self.enter(*reg, Use::Accumulator(*n))?;
         }
         let mut fragments = None;
         let a_desc = match a {
             MatrixA::Registers(regs) => {
                 for reg in regs {
-                    self.enter(*reg, false)?;
+                    self.enter(*reg, Use::Fragment)?;
                 }
                 fragments = Some(regs.map(|reg| *self.warp.get(reg)));
                 None

@@ -95,6 +95,87 @@ fn registers_written_need_a_fence_before_they_are_multiplied() {
     slip("missing wgmma fence", Slip::NoRegisterFence);
 }
 
+/// Two multiplications, one after the other, with what comes between them.
+fn twice(between: impl Fn(&mut Bench, &[Reg<F32>]), widths: [usize; 2]) -> Kernel {
+    let mut b = Bench::new(128, None);
+    let tile = b.k.shared("tile", 2048, 1024);
+    let base = b.k.shared_address(tile);
+    let at = b.k.mul_add(b.thread, 16, base);
+    let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
+    b.k.store_vector(Addr::<Shared>::of(at), zero);
+    b.k.fence_async_shared();
+    b.k.sync_threads();
+    let acc: [Reg<F32>; 8] = [0.0; 8].map(|zero| b.k.variable(zero));
+    let layout = MatrixLayout::K_MAJOR_128;
+    let low = b.k.descriptor_low(layout, base);
+    let desc = b.k.wgmma_descriptor(layout, low);
+    let a: [Reg<F16x2>; 4] = std::array::from_fn(|_| b.k.bits::<F16x2>(0));
+    for (round, width) in widths.into_iter().enumerate() {
+        match round {
+            0 => b.k.wgmma_fence(),
+            _ => between(&mut b, &acc),
+        }
+        b.k.wgmma(&acc[..width], MatrixOperand::F16(a), desc, Accumulate::Add);
+        b.k.wgmma_commit();
+        b.k.wgmma_wait(0);
+    }
+    b.finish()
+}
+
+#[test]
+fn an_accumulator_that_was_read_needs_a_fence_before_it_is_added_to() {
+    rule("missing wgmma fence", |kept| {
+        let between = |b: &mut Bench, acc: &[Reg<F32>]| {
+            if kept == Kept::No {
+                b.k.wgmma_fence();
+            }
+            b.k.add(acc[0], 1.0);
+            if kept == Kept::Yes {
+                b.k.wgmma_fence();
+            }
+        };
+        twice(between, [4, 4])
+    });
+}
+
+#[test]
+fn accumulators_of_another_shape_need_a_fence() {
+    rule("missing wgmma fence", |kept| {
+        let between = |b: &mut Bench, _: &[Reg<F32>]| {
+            if kept == Kept::Yes {
+                b.k.wgmma_fence();
+            }
+        };
+        twice(between, [4, 8])
+    });
+}
+
+#[test]
+fn the_first_multiplication_needs_a_fence() {
+    rule("missing wgmma fence", |kept| {
+        let mut b = Bench::new(128, None);
+        let tile = b.k.shared("tile", 8192, 1024);
+        let base = b.k.shared_address(tile);
+        let at = b.k.mul_add(b.thread, 64, base);
+        let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
+        (0..4).for_each(|i| b.k.store_vector(Addr::<Shared>::of(at).plus(16 * i), zero));
+        b.k.fence_async_shared();
+        b.k.sync_threads();
+        let layout = MatrixLayout::K_MAJOR_128;
+        let low = b.k.descriptor_low(layout, base);
+        let desc = b.k.wgmma_descriptor(layout, low);
+        // Accumulators that nobody has written, to be replaced.
+        let acc: [Reg<F32>; 4] = b.k.registers();
+        if kept == Kept::Yes {
+            b.k.wgmma_fence();
+        }
+        b.k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, desc), desc, Accumulate::Replace);
+        b.k.wgmma_commit();
+        b.k.wgmma_wait(0);
+        b.finish()
+    });
+}
+
 #[test]
 fn an_accumulator_may_not_be_read_before_the_wait() {
     let fault = slip("register in flight", Slip::ReadBeforeWait);
