@@ -354,6 +354,11 @@ pub enum FaultKind {
         /// The register.
         reg: RegId,
     },
+    /// A multiplication wants from the collector what is not in it.
+    #[error(
+        "the collector does not hold this A as it is now: fill it with this matrix, and multiply with no other until its last use"
+    )]
+    NotCollected,
     /// Columns of tensor memory were used that are not allocated, or not as said.
     #[error("{columns} columns of tensor memory from {column} on are not allocated, or not together")]
     TensorMemory {
@@ -427,6 +432,7 @@ impl FaultKind {
             FaultKind::UndefinedRegister { .. } => "undefined register",
             FaultKind::RegisterInFlight { .. } => "register in flight",
             FaultKind::MissingFence { .. } => "missing wgmma fence",
+            FaultKind::NotCollected => "not collected",
             FaultKind::TensorMemory { .. } => "tensor memory not allocated",
             FaultKind::TensorMemoryLeak { .. } => "tensor memory leaked",
             FaultKind::OverLimit { .. } => "over limit",

@@ -276,6 +276,12 @@ impl Shadow {
         Ok(())
     }
 
+    /// A number that changes when any of the bytes is written anew.
+    pub(crate) fn fingerprint(&self, start: usize, bytes: usize) -> u64 {
+        let mix = |sum: u64, cell: &Cell| (sum ^ u64::from(cell.write.0)).wrapping_mul(0x0000_0100_0000_01b3);
+        self.cells[self.units(start, bytes)].iter().fold(0xcbf2_9ce4_8422_2325, mix)
+    }
+
     /// Whether any of the bytes were written by this kernel.
     pub(crate) fn written(&self, start: usize, bytes: usize) -> bool {
         self.cells[self.units(start, bytes)].iter().any(|cell| !cell.write.is_none())

@@ -31,6 +31,8 @@ pub(crate) struct TensorMemory {
     pub(crate) allocated: Vec<(u32, u32)>,
     /// Whether the block has given up the right to allocate.
     pub(crate) closed: bool,
+    /// What a multiplication may take from the collector instead of from shared memory.
+    pub(crate) collected: Option<Collected>,
 }
 
 impl Default for TensorMemory {
@@ -42,6 +44,7 @@ impl Default for TensorMemory {
             shadow: Shadow::new(cells * CELL, CELL as u32),
             allocated: Vec::new(),
             closed: false,
+            collected: None,
         }
     }
 }
@@ -124,6 +127,16 @@ impl TensorMemory {
             }
         }
     }
+}
+
+/// What the collector buffer holds: the matrix A that one thread's multiplications have read, as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Slot of the thread's pipeline.
+    pub(crate) pipe: u32,
+    pub(crate) a: WgmmaDescriptor,
+    /// Stands for the writes that made the matrix what it is.
+    pub(crate) writes: u64,
 }
 
 /// A block-scaled multiplication; tensor memory by first column.

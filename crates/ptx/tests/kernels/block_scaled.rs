@@ -72,7 +72,7 @@ pub fn kernel() -> Result<Kernel, Error> {
                     k.tensor_copy_scales(group, scale, source);
                 }
                 let accumulate = k.bits((step > 0).into());
-                let collector = if step == 0 { Collector::Fill } else { Collector::LastUse };
+                let collector = Collector::Discard;
                 let d = base;
                 k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
             }

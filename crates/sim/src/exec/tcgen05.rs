@@ -5,15 +5,16 @@
 //! synchronises them, besides the synchronisation itself.
 
 use ptx::descriptor::{BlockScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
-use ptx::instr::Tcgen05;
+use ptx::instr::{Collector, Tcgen05};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::flight::{Job, TensorOp, TensorPipe, Work};
+use crate::memory::SharedMemory;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
-use crate::tensor_memory::{BlockScaled, LANES, TensorMemory};
+use crate::tensor_memory::{BlockScaled, Collected, LANES, TensorMemory};
 use crate::warp::{FULL, Wait, lanes};
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
@@ -271,7 +272,7 @@ impl Exec<'_, '_> {
     }
 
     fn block_scaled(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
-        let Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, .. } = op else { return Ok(()) };
+        let Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, collector, .. } = op else { return Ok(()) };
         let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
         let bits = word(shape);
         let shape = BlockScaledShape::decode(bits)
@@ -293,6 +294,7 @@ impl Exec<'_, '_> {
         let (slot, record) = self.pipe(lane);
         self.read_operand(&tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
         self.read_operand(&tensor_core::pieces(&mma.b, mma.n, false), lane, record)?;
+        self.collect(slot, mma.a, *collector)?;
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
             let cells = Cells { lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
             self.touch_tensor(cells, false, Some(lane), record, slot)?;
@@ -303,6 +305,24 @@ impl Exec<'_, '_> {
         }
         self.touch_tensor(cells, true, Some(lane), record, slot)?;
         self.enqueue_tensor(lane, TensorOp::Multiply(mma));
+        Ok(())
+    }
+
+    /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all the same,
+    /// so what it has to be is what it was when the collector was filled.
+    fn collect(&mut self, pipe: u32, a: WgmmaDescriptor, collector: Collector) -> Result<(), FaultKind> {
+        let shared = &self.cluster.blocks[self.rank].shared;
+        let mut writes = 0u64;
+        for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&a, LANES, false)) {
+            let start = (address - SharedMemory::START) as usize;
+            writes = writes.rotate_left(7) ^ shared.shadow.fingerprint(start, bytes as usize);
+        }
+        let now = Some(Collected { pipe, a, writes });
+        let memory = self.tensor_memory();
+        if matches!(collector, Collector::Use | Collector::LastUse) && memory.collected != now {
+            return Err(FaultKind::NotCollected);
+        }
+        memory.collected = if matches!(collector, Collector::Fill | Collector::Use) { now } else { None };
         Ok(())
     }
 

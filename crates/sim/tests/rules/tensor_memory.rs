@@ -1,6 +1,8 @@
 //! Tensor memory: whose it is, and what is in it.
 
-use ptx::{Addr, CtaGroup, Global, Shared, Target, TensorAddress, U32};
+use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
+use ptx::instr::Collector;
+use ptx::{Addr, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32};
 
 use crate::{Bench, Kept, rule};
 
@@ -65,5 +67,84 @@ fn columns_allocated_anew_hold_nothing_of_their_former_owners() {
         b.k.store(Addr::<Global>::of(to), value);
         free(&mut b, base);
         b.finish()
+    });
+}
+
+/// Where a multiplication's operands are: steps of 32 bytes along A and B, and columns of tensor memory.
+#[derive(Clone, Copy)]
+struct Step {
+    a: u32,
+    columns: u32,
+    d: u32,
+    scales: u32,
+    collector: Collector,
+    /// Whether its scales are copied there before it.
+    copies: bool,
+}
+
+const FIRST: Step = Step { a: 0, columns: 8, d: 0, scales: 16, collector: Collector::Discard, copies: true };
+
+/// One thread multiplies zeros, step by step, and tells when all is done.
+fn multiply(steps: &[Step]) -> Kernel {
+    let (mut b, address) = bench();
+    let (rows, packed) = (MatrixLayout::K_MAJOR_128, MatrixLayout { swizzle: Swizzle::None, leading: 16, stride: 128 });
+    let (a, other) = (b.k.shared("a", 128 * 128, 1024), b.k.shared("b", 16 * 128, 1024));
+    let factors = b.k.shared("factors", 512, 128);
+    let bars = b.k.barriers("bars", 1);
+    let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
+    for region in [a, other, factors] {
+        let base = b.k.shared_address(region);
+        let at = Addr::<Shared>::of(b.k.mul_add(b.thread, 16, base));
+        for round in 0..region.bytes.div_ceil(2048) {
+            let inside = b.k.lt(b.thread, (region.bytes - 2048 * round) / 16);
+            b.k.when(inside, |k| k.store_vector(at.plus(2048 * round as i32), zero));
+        }
+    }
+    let lead = b.k.eq(b.thread, 0);
+    b.k.if_(lead, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.fence_barrier_init();
+    });
+    b.k.fence_async_shared();
+    let base = allocate(&mut b, address);
+    b.k.if_(lead, |k| {
+        let start = [a, other, factors].map(|region| k.shared_address(region));
+        let (a, other) = (k.descriptor_low(rows, start[0]), k.descriptor_low(rows, start[1]));
+        let source = k.descriptor_low(packed, start[2]);
+        let (other, source) = (k.tcgen05_descriptor(rows, other), k.tcgen05_descriptor(packed, source));
+        for step in steps {
+            let low = k.add(a, 2 * step.a);
+            let a: Reg<Tcgen05Matrix> = k.tcgen05_descriptor(rows, low);
+            let mut column = |column: u32| k.add(base.cast::<U32>(), column).cast::<TensorAddress>();
+            let (d, scale_a, scale_b) = (column(step.d), column(step.scales), column(step.scales + 4));
+            if step.copies {
+                k.tensor_copy_scales(CtaGroup::One, scale_a, source);
+                k.tensor_copy_scales(CtaGroup::One, scale_b, source);
+            }
+            let shape = BlockScaledShape { m: 128, n: step.columns, scale_a_id: 0, scale_b_id: 0 };
+            let (shape, accumulate) = (k.block_scaled_shape(shape), k.bits(0));
+            let (group, b, collector) = (CtaGroup::One, other, step.collector);
+            k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
+        }
+        k.tensor_commit(CtaGroup::One, bars.at(0), None);
+    });
+    b.k.wait(bars.at(0), 0);
+    b.k.tensor_fence_after_sync();
+    free(&mut b, base);
+    b.finish()
+}
+
+#[test]
+fn the_collector_is_used_for_the_matrix_that_filled_it() {
+    let again = Step { copies: false, ..FIRST };
+    rule("not collected", |kept| {
+        let a = u32::from(kept == Kept::No);
+        let filling = Step { collector: Collector::Fill, ..FIRST };
+        multiply(&[filling, Step { collector: Collector::LastUse, a, ..again }])
+    });
+    rule("not collected", |kept| {
+        let collector = if kept == Kept::Yes { Collector::Use } else { Collector::LastUse };
+        let filling = Step { collector: Collector::Fill, ..FIRST };
+        multiply(&[filling, Step { collector, ..again }, Step { collector: Collector::LastUse, ..again }])
     });
 }
