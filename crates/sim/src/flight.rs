@@ -167,19 +167,49 @@ pub(crate) enum TensorOp {
     },
 }
 
-/// The work that one thread has issued to Blackwell's tensor cores: done in order.
+impl TensorOp {
+    /// What it is to those that come after it; nothing if it does no work itself.
+    pub(crate) fn piece(&self) -> Option<Piece> {
+        match self {
+            TensorOp::CopyScales { .. } => Some(Piece::Copy),
+            TensorOp::Multiply(mma) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::Commit { .. } => None,
+        }
+    }
+}
+
+/// A copy or a multiplication, as far as others are ordered behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Copy,
+    /// By the accumulator's first column, and columns.
+    Multiply(u32, u32),
+}
+
+impl Piece {
+    /// Whether the ISA lists the pair as pipelined: this one is done before another that the same thread issues later.
+    pub(crate) fn precedes(self, later: Piece) -> bool {
+        match self {
+            Piece::Copy => matches!(later, Piece::Multiply(..)),
+            Piece::Multiply(..) => self == later,
+        }
+    }
+}
+
+/// The work that one thread has issued to Blackwell's tensor cores. It is done in order here; what may rely on that is
+/// for [`Piece::precedes`] to say.
 #[derive(Debug)]
 pub(crate) struct TensorPipe {
     pub(crate) slot: u32,
     pub(crate) queue: VecDeque<TensorOp>,
-    /// Copies and multiplications issued, and done.
-    pub(crate) issued: u32,
+    /// Copies and multiplications issued, and how many are done.
+    pub(crate) issued: Vec<Piece>,
     done: u32,
 }
 
 impl TensorPipe {
     pub(crate) fn new(slot: u32) -> Self {
-        TensorPipe { slot, queue: VecDeque::new(), issued: 0, done: 0 }
+        TensorPipe { slot, queue: VecDeque::new(), issued: Vec::new(), done: 0 }
     }
 }
 

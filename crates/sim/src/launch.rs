@@ -46,6 +46,17 @@ impl Limits {
     }
 }
 
+/// Whose word counts where the ISA promises less than hardware has been seen to keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// The ISA's alone.
+    #[default]
+    Letter,
+    /// Also what published kernels rely on: a thread's copies and multiplications for Blackwell's tensor cores run in the order
+    /// of their issue.
+    Practice,
+}
+
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arg {
@@ -213,13 +224,19 @@ impl Launch {
 #[derive(Clone, Debug)]
 pub struct Gpu {
     limits: Limits,
+    rules: Rules,
     memory: GlobalMemory,
 }
 
 impl Gpu {
-    /// A device without buffers.
+    /// A device without buffers, that holds kernels to the letter of the ISA.
     pub fn new(limits: Limits) -> Self {
-        Gpu { limits, memory: GlobalMemory::default() }
+        Gpu { limits, rules: Rules::default(), memory: GlobalMemory::default() }
+    }
+
+    /// The same device with other rules.
+    pub fn with_rules(self, rules: Rules) -> Self {
+        Gpu { rules, ..self }
     }
 
     /// A buffer that holds these bytes.
@@ -263,6 +280,6 @@ impl Gpu {
 
     /// Runs a kernel to its end under a schedule.
     pub fn run(&mut self, kernel: &Kernel, launch: &Launch, schedule: Schedule) -> Result<Profile, Box<Fault>> {
-        machine::run(kernel, launch, &self.limits, &mut self.memory, schedule)
+        machine::run(kernel, launch, (&self.limits, self.rules), &mut self.memory, schedule)
     }
 }

@@ -152,7 +152,7 @@ mod warp;
 
 pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
 pub use explore::{Finding, explore};
-pub use launch::{Arg, Gpu, Launch, Limits};
+pub use launch::{Arg, Gpu, Launch, Limits, Rules};
 pub use memory::Buffer;
 pub use profile::Profile;
 pub use schedule::Schedule;

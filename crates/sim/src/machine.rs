@@ -11,7 +11,7 @@ use crate::clock::Knowledge;
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
-use crate::launch::{Launch, Limits};
+use crate::launch::{Launch, Limits, Rules};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
@@ -22,6 +22,7 @@ use crate::warp::{FULL, Wait, Warp, lanes};
 
 /// What all clusters share.
 pub(crate) struct Core<'k> {
+    pub(crate) rules: Rules,
     pub(crate) program: Program<'k>,
     pub(crate) launch: &'k Launch,
     pub(crate) cluster_shape: [u32; 3],
@@ -117,7 +118,7 @@ impl Block {
 pub(crate) fn run(
     kernel: &Kernel,
     launch: &Launch,
-    limits: &Limits,
+    (limits, rules): (&Limits, Rules),
     memory: &mut GlobalMemory,
     schedule: Schedule,
 ) -> Result<Profile, Box<Fault>> {
@@ -127,6 +128,7 @@ pub(crate) fn run(
     let program = Program::new(kernel).map_err(refused)?;
     let trace = GlobalTrace::new(memory, program.global_unit);
     let mut core = Core {
+        rules,
         cluster_shape: kernel.launch.cluster.unwrap_or([1, 1, 1]),
         program,
         launch,

@@ -8,6 +8,8 @@
 //! stamp is out of everyone's reach, so touching those bytes is a race at any time before.
 
 use crate::clock::{Clock, Knowledge};
+use crate::flight::Piece;
+use crate::launch::Rules;
 use crate::warp::lanes;
 
 /// The way to memory.
@@ -109,8 +111,9 @@ pub(crate) struct Observer<'a> {
     pub(crate) replaces: bool,
     /// Whether the memory is tensor memory.
     pub(crate) tensor: bool,
-    /// Slot of a pipeline whose work is in order with this access, or zero.
-    pub(crate) pipe: u32,
+    /// The pipeline that this access belongs to: its slot, what it was given, and what this is.
+    pub(crate) pipe: Option<(u32, &'a [Piece], Piece)>,
+    pub(crate) rules: Rules,
 }
 
 impl Observer<'_> {
@@ -128,7 +131,11 @@ impl Observer<'_> {
             (false, true) => &self.knowledge.executed,
             (false, false) => &self.knowledge.generic,
         };
-        if record.detached && self.pipe != 0 && record.slot == self.pipe && record.cluster == self.cluster {
+        if let Some((slot, pieces, piece)) = self.pipe
+            && record.detached
+            && (record.slot, record.cluster) == (slot, self.cluster)
+            && (self.rules == Rules::Practice || pieces[record.count as usize - 1].precedes(piece))
+        {
             return true;
         }
         if record.detached {

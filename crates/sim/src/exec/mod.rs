@@ -14,6 +14,7 @@ use ptx::instr::{Access, Control};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Space};
 
 use crate::error::{self, FaultKind};
+use crate::launch::Rules;
 use crate::machine::{Cluster, Core};
 use crate::memory::SharedMemory;
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
@@ -248,8 +249,10 @@ impl Exec<'_, '_> {
         }
         let access = self.core.log.get(record);
         let replaces = write && access.detached;
-        let observer =
-            Observer { replaces, ..observer(self.warp, self.cluster.index, lane, record, access.proxy, false) };
+        let observer = Observer {
+            replaces,
+            ..observer(self.warp, self.cluster.index, lane, record, access.proxy, (false, self.core.rules))
+        };
         let shadow = &mut block.shared.shadow;
         let noted = match write {
             true => shadow.write(&self.core.log, &observer, start, length),
@@ -279,8 +282,10 @@ impl Exec<'_, '_> {
         let buffer = &self.core.memory.buffers[span.buffer];
         let access = self.core.log.get(record);
         let replaces = write && access.detached;
-        let observer =
-            Observer { replaces, ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, true) };
+        let observer = Observer {
+            replaces,
+            ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, (true, self.core.rules))
+        };
         if buffer.awaited && observer.knowledge.generic.get(self.cluster.index, crate::machine::PREDECESSOR) == 0 {
             return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
         }
@@ -336,7 +341,7 @@ fn observer(
     lane: Option<usize>,
     record: RecordId,
     proxy: Proxy,
-    global: bool,
+    (global, rules): (bool, Rules),
 ) -> Observer<'_> {
     let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
     let lane = lane.map(|lane| lane as u32);
@@ -350,6 +355,7 @@ fn observer(
         global,
         replaces: false,
         tensor: false,
-        pipe: 0,
+        pipe: None,
+        rules,
     }
 }

@@ -1,7 +1,7 @@
 //! Blackwell's tensor cores: allocating tensor memory, issuing copies and multiplications, reading results back.
 //!
-//! Copies into tensor memory and multiplications of one thread run one after another, in the order of issue; a commit behind
-//! them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05 fences around whatever
+//! Of the copies into tensor memory and multiplications of one thread, only those pairs are in order that the ISA lists; a
+//! commit behind them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05 fences around whatever
 //! synchronises them, besides the synchronisation itself.
 
 use ptx::descriptor::{BlockScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
@@ -10,7 +10,8 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{Job, TensorOp, TensorPipe, Work};
+use crate::flight::{Job, Piece, TensorOp, TensorPipe, Work};
+use crate::machine::Block;
 use crate::memory::SharedMemory;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
@@ -120,7 +121,7 @@ impl Exec<'_, '_> {
         self.warp.learn(FULL, |known| known.tensor.join(&known.generic));
         let (slot, count) = self.number(STORES);
         let record = self.detached(Proxy::Generic, FULL, slot, count);
-        self.touch_tensor(Cells { lane: 0, lanes: LANES, column: start, columns }, true, None, record, 0)?;
+        self.touch_tensor(Cells { lane: 0, lanes: LANES, column: start, columns }, true, None, record, None)?;
         self.warp.learn(FULL, |known| known.tensor.raise(slot, count));
         self.tensor_memory().allocated.remove(found);
         Ok(Flow::Next)
@@ -133,23 +134,29 @@ impl Exec<'_, '_> {
         (*slot, *issued)
     }
 
-    /// Notes an access to tensor memory and checks it against all others. `pipe` is the slot of the thread's own pipeline, whose
-    /// work is in order.
+    /// Notes an access to tensor memory and checks it against all others. `piece` is what the thread's pipeline is given, if the
+    /// access is that one's.
     fn touch_tensor(
         &mut self,
         cells: Cells,
         write: bool,
         lane: Option<usize>,
         record: RecordId,
-        pipe: u32,
+        piece: Option<Piece>,
     ) -> Result<(), FaultKind> {
         let Cells { lane: first, lanes, column, columns } = cells;
         let (index, block) = (self.cluster.index, self.cluster.blocks[self.rank].id);
-        let memory = self.cluster.blocks[self.rank].tensor.get_or_insert_default();
+        let Block { tensor, pipes, .. } = &mut self.cluster.blocks[self.rank];
+        let memory = tensor.get_or_insert_default();
         if !memory.owns(column, columns) {
             return Err(FaultKind::TensorMemory { column, columns });
         }
-        let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, false);
+        let pipe = piece.and_then(|piece| {
+            let pipe = pipes.get(&(self.warp.index, lane?))?;
+            Some((pipe.slot, &pipe.issued[..], piece))
+        });
+        let rules = self.core.rules;
+        let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, (false, rules));
         let observer = Observer { tensor: true, pipe, ..observer };
         for column in column..column + columns {
             let (start, bytes) = (TensorMemory::byte(first, column), 4 * lanes as usize);
@@ -164,7 +171,7 @@ impl Exec<'_, '_> {
             }
             // What a pipeline reads may have to be written by it first: that is judged when it comes to it.
             if !write
-                && pipe == 0
+                && piece.is_none()
                 && let Some(byte) = memory.written.missing(start, bytes)
             {
                 return Err(FaultKind::Uninitialised { place: place((byte / 4) as u32 % LANES), byte: 0 });
@@ -187,7 +194,7 @@ impl Exec<'_, '_> {
         }
         let (slot, count) = self.number(way);
         let record = self.detached(Proxy::Generic, FULL, slot, count);
-        self.touch_tensor(Cells { lane, lanes: 32, column, columns }, way == STORES, None, record, 0)?;
+        self.touch_tensor(Cells { lane, lanes: 32, column, columns }, way == STORES, None, record, None)?;
         for (column, reg) in (column..).zip(regs) {
             if way == STORES {
                 let values = *self.warp.get(*reg);
@@ -238,14 +245,14 @@ impl Exec<'_, '_> {
                 slot
             }
         };
-        let issued = self.cluster.blocks[self.rank].pipes.get(&key).map_or(0, |pipe| pipe.issued) + 1;
+        let issued = self.cluster.blocks[self.rank].pipes.get(&key).map_or(0, |pipe| pipe.issued.len() as u32) + 1;
         (slot, self.detached(Proxy::Async, 1 << lane, slot, issued))
     }
 
     fn enqueue_tensor(&mut self, lane: usize, op: TensorOp) {
         let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
         if let Some(pipe) = self.cluster.blocks[block].pipes.get_mut(&(warp, lane)) {
-            pipe.issued += u32::from(!matches!(op, TensorOp::Commit { .. }));
+            pipe.issued.extend(op.piece());
             pipe.queue.push_back(op);
         }
         self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work: Work::Tensor { lane } });
@@ -263,10 +270,10 @@ impl Exec<'_, '_> {
         let column = self.warp.get(dst)[lane] as u32 & 0xffff;
         let pieces: Vec<u32> =
             tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
-        let (slot, record) = self.pipe(lane);
+        let (_, record) = self.pipe(lane);
         self.read_operand(&pieces, lane, record)?;
         let cells = Cells { lane: 0, lanes: LANES, column, columns: 4 };
-        self.touch_tensor(cells, true, Some(lane), record, slot)?;
+        self.touch_tensor(cells, true, Some(lane), record, Some(Piece::Copy))?;
         self.enqueue_tensor(lane, TensorOp::CopyScales { column, pieces });
         Ok(())
     }
@@ -295,15 +302,16 @@ impl Exec<'_, '_> {
         self.read_operand(&tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
         self.read_operand(&tensor_core::pieces(&mma.b, mma.n, false), lane, record)?;
         self.collect(slot, mma.a, *collector)?;
+        let piece = Some(Piece::Multiply(mma.d, mma.n));
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
             let cells = Cells { lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
-            self.touch_tensor(cells, false, Some(lane), record, slot)?;
+            self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
         let cells = Cells { lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
         if mma.accumulate {
-            self.touch_tensor(cells, false, Some(lane), record, slot)?;
+            self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
-        self.touch_tensor(cells, true, Some(lane), record, slot)?;
+        self.touch_tensor(cells, true, Some(lane), record, piece)?;
         self.enqueue_tensor(lane, TensorOp::Multiply(mma));
         Ok(())
     }

@@ -4,7 +4,9 @@ use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
 use ptx::{Addr, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32};
 
-use crate::{Bench, Kept, rule};
+use sim::{Launch, Rules, Schedule};
+
+use crate::{Bench, Kept, device, rule};
 
 const COLUMNS: u32 = 32;
 
@@ -147,4 +149,27 @@ fn the_collector_is_used_for_the_matrix_that_filled_it() {
         let filling = Step { collector: Collector::Fill, ..FIRST };
         multiply(&[filling, Step { collector, ..again }, Step { collector: Collector::LastUse, ..again }])
     });
+}
+
+#[test]
+fn scales_that_a_multiplication_may_still_read_are_not_overwritten() {
+    let again = |kept| Step { scales: if kept == Kept::Yes { 24 } else { 16 }, ..FIRST };
+    rule("race", |kept| multiply(&[FIRST, again(kept)]));
+}
+
+#[test]
+fn multiplications_follow_each_other_on_one_accumulator_of_one_shape() {
+    let again = Step { copies: false, ..FIRST };
+    rule("race", |kept| multiply(&[FIRST, Step { columns: if kept == Kept::Yes { 8 } else { 16 }, ..again }]));
+}
+
+#[test]
+fn work_in_the_order_of_its_issue_is_what_practice_relies_on() {
+    let kernel = multiply(&[FIRST, FIRST]);
+    for schedule in Schedule::several(4) {
+        let (gpu, args) = device();
+        let launch = Launch { grid: [1, 1, 1], args };
+        let mut gpu = gpu.with_rules(Rules::Practice);
+        gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+    }
 }
