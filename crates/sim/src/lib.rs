@@ -136,6 +136,7 @@ mod deadlock;
 mod error;
 mod exec;
 mod explore;
+mod flag;
 mod flight;
 mod launch;
 mod machine;

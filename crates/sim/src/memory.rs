@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::barrier::Mbarrier;
-use crate::clock::Knowledge;
+use crate::flag::Flag;
 use crate::race::Shadow;
 
 /// One bit per byte: written or not.
@@ -114,7 +114,7 @@ impl GlobalMemory {
 #[derive(Debug)]
 pub(crate) struct GlobalTrace {
     pub(crate) shadows: Vec<Shadow>,
-    pub(crate) flags: BTreeMap<u64, Knowledge>,
+    pub(crate) flags: BTreeMap<u64, Flag>,
 }
 
 impl GlobalTrace {
@@ -132,7 +132,7 @@ pub(crate) struct SharedMemory {
     pub(crate) shadow: Shadow,
     /// Live barriers, by offset.
     pub(crate) barriers: BTreeMap<u32, Mbarrier>,
-    pub(crate) flags: BTreeMap<u64, Knowledge>,
+    pub(crate) flags: BTreeMap<u64, Flag>,
     /// Whether the block has exited.
     pub(crate) ended: bool,
 }

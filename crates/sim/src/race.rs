@@ -7,7 +7,10 @@
 //! What an asynchronous operation touches is checked and remembered when it is *issued*; until its completion is known, its
 //! stamp is out of everyone's reach, so touching those bytes is a race at any time before.
 
+use ptx::Scope;
+
 use crate::clock::{Clock, Knowledge};
+use crate::flag::Agent;
 use crate::flight::Piece;
 use crate::launch::Rules;
 use crate::warp::lanes;
@@ -40,8 +43,19 @@ pub(crate) struct Record {
     pub(crate) proxy: Proxy,
     /// Whether the access belongs to an asynchronous operation, whichever way it reaches memory.
     pub(crate) detached: bool,
-    /// Atomic, or ordered by the instruction itself: two of these do not race.
-    pub(crate) strong: bool,
+    /// The scope of an access that is strong: two of these do not race if each is in the other's.
+    pub(crate) strong: Option<Scope>,
+}
+
+impl Record {
+    /// Whether two accesses are strong, and in each other's scope.
+    fn strong_with(&self, other: &Record) -> bool {
+        let agent = |record: &Record| Agent { cluster: record.cluster, block: record.block };
+        match (self.strong, other.strong) {
+            (Some(mine), Some(others)) => agent(self).mutual(mine, agent(other), others),
+            _ => false,
+        }
+    }
 }
 
 /// Every access so far. Records are named by their position, from one.
@@ -204,12 +218,12 @@ impl Shadow {
     /// Notes a read.
     pub(crate) fn read(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
         let mark = Mark::new(who.record, who.lane);
-        let strong = log.get(who.record).strong;
+        let mine = log.get(who.record);
         let mut cleared = Mark::default();
         for unit in self.units(start, bytes) {
             let cell = &mut self.cells[unit];
             if !cell.write.is_none() && cell.write != cleared {
-                let ordered = strong && log.get(cell.write.record()).strong || who.knows(log, cell.write, false);
+                let ordered = mine.strong_with(log.get(cell.write.record())) || who.knows(log, cell.write, false);
                 if !ordered {
                     return Err(Conflict { record: cell.write.record(), was_write: true, byte: unit << self.shift });
                 }
@@ -245,9 +259,10 @@ impl Shadow {
 
     /// Notes a write.
     pub(crate) fn write(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
-        let strong = log.get(who.record).strong;
+        let mine = log.get(who.record);
+        let strong = mine.strong.is_some();
         let race = |mark: Mark, was_write: bool, unit: usize, shift: u32| {
-            let ordered = strong && log.get(mark.record()).strong || who.knows(log, mark, !was_write);
+            let ordered = mine.strong_with(log.get(mark.record())) || who.knows(log, mark, !was_write);
             if ordered { Ok(()) } else { Err(Conflict { record: mark.record(), was_write, byte: unit << shift }) }
         };
         let (mut written, mut read) = (Mark::default(), Mark::default());
@@ -275,7 +290,7 @@ impl Shadow {
                 if cell.crowd != 0 {
                     self.crowds[cell.crowd as usize - 1].clear();
                 }
-            } else if !cell.write.is_none() && !log.get(cell.write.record()).strong {
+            } else if !cell.write.is_none() && log.get(cell.write.record()).strong.is_none() {
                 cell.plain = cell.write;
             }
             cell.write = Mark::new(who.record, who.lane);

@@ -112,6 +112,16 @@ impl Chooser {
         order
     }
 
+    /// How many steps before the newest the value is that a load sees, of so many that it may see.
+    pub(crate) fn staleness(&mut self, visible: usize) -> usize {
+        match self.schedule {
+            _ if visible < 2 => 0,
+            Schedule::Earliest => 0,
+            Schedule::Latest => visible - 1,
+            Schedule::Random(_) => self.rng.usize(..visible),
+        }
+    }
+
     /// The lane that the lanes of a mask elect: any of them, but the same one whenever the same lanes ask.
     pub(crate) fn elected(&self, mask: u32) -> usize {
         match self.schedule {

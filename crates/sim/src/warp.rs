@@ -3,9 +3,12 @@
 //! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again where
 //! their paths join. Lanes that wait let the others go on.
 
+use std::rc::Rc;
+
 use ptx::{Bank, Operand, RegId};
 
 use crate::clock::Knowledge;
+use crate::flag::Publication;
 
 /// All lanes.
 pub(crate) const FULL: u32 = u32::MAX;
@@ -91,10 +94,10 @@ pub(crate) struct Warp {
     pub(crate) apart: [Apart; 32],
     /// Count with which the warp's accesses are stamped. It rises whenever a lane publishes.
     pub(crate) tick: u32,
-    /// What the last fence.acq_rel covered, published by relaxed stores after it.
-    pub(crate) fenced: Option<Box<Knowledge>>,
-    /// What relaxed loads have seen, learnt at the next fence.acq_rel.
-    pub(crate) glimpsed: Option<Box<Knowledge>>,
+    /// What each lane's last fence.acq_rel covered, published by its relaxed stores after it.
+    pub(crate) fenced: [Option<Publication>; 32],
+    /// What each lane's relaxed loads have seen, learnt at its next fence.acq_rel.
+    pub(crate) glimpsed: [Vec<Publication>; 32],
     /// 32-bit registers owned by multiplications in flight.
     pub(crate) owned: Vec<Owned>,
     /// Multiplications issued, and the number up to which each committed group goes.
@@ -133,8 +136,8 @@ impl Warp {
             known,
             apart: Default::default(),
             tick: 1,
-            fenced: None,
-            glimpsed: None,
+            fenced: Default::default(),
+            glimpsed: Default::default(),
             owned: vec![Owned { number: 0, pc: 0, accumulator: false }; words],
             issued: 0,
             groups: Vec::new(),
@@ -229,6 +232,14 @@ impl Warp {
             for lane in lanes(mask) {
                 learn(self.apart[lane].get_or_insert_with(|| Box::new(self.known.clone())));
             }
+        }
+    }
+
+    /// A lane has seen what it will have learnt after its next fence.
+    pub(crate) fn glimpse(&mut self, lane: usize, publication: Publication) {
+        let seen = &mut self.glimpsed[lane];
+        if !seen.iter().any(|other| Rc::ptr_eq(&other.knowledge, &publication.knowledge)) {
+            seen.push(publication);
         }
     }
 

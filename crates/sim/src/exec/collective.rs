@@ -102,7 +102,7 @@ impl Exec<'_, '_> {
 
     /// The row addresses of `count` matrices, checked and noted as accesses of the whole warp.
     fn rows(&mut self, addr: Address, count: usize, write: bool) -> Result<Vec<(usize, usize)>, FaultKind> {
-        let (addresses, record) = (self.addresses(addr), self.record(false));
+        let (addresses, record) = (self.addresses(addr), self.record(None));
         let mut rows = Vec::with_capacity(8 * count);
         for &address in &addresses[..8 * count] {
             if !address.is_multiple_of(16) {

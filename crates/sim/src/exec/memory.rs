@@ -1,13 +1,17 @@
 //! Loads, stores and atomics of single threads.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use ptx::instr::{AtomicOp, LoadOrder, Memory, StoreOrder};
-use ptx::{Address, DataType, RegId, Space};
+use ptx::{Address, DataType, RegId, Scope, Space};
 
 use super::compute::bank_bytes;
 use super::{Exec, SharedSpan};
 use crate::arith;
 use crate::clock::Knowledge;
-use crate::error::FaultKind;
+use crate::error::{FaultKind, Place};
+use crate::flag::{Flag, Publication, Stamp, Version, narrower};
 use crate::race::RecordId;
 use crate::warp::lanes;
 
@@ -83,7 +87,10 @@ impl Exec<'_, '_> {
         dsts: &[RegId],
         addr: Address,
     ) -> Result<(), FaultKind> {
-        let strong = matches!(order, LoadOrder::Relaxed(_) | LoadOrder::Acquire(_));
+        let strong = match order {
+            LoadOrder::Relaxed(scope) | LoadOrder::Acquire(scope) => Some(scope),
+            LoadOrder::Weak | LoadOrder::ReadOnly | LoadOrder::Streaming => None,
+        };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * dsts.len() as u32;
         let mut values = vec![[0u64; 32]; dsts.len()];
@@ -95,12 +102,15 @@ impl Exec<'_, '_> {
             {
                 return Err(FaultKind::NotReadOnly { place: self.core.global_place(address, total.into()) });
             }
-            let bytes = self.bytes(spot, total as usize);
+            let seen = match strong {
+                Some(scope) => {
+                    self.observe_flag(spot, total, lane, scope, matches!(order, LoadOrder::Acquire(_)), false)?
+                }
+                None => None,
+            };
+            let bytes = seen.as_deref().unwrap_or_else(|| self.bytes(spot, total as usize));
             for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width as usize)) {
                 value[lane] = word(bytes);
-            }
-            if strong {
-                self.observe_flag(spot, lane, matches!(order, LoadOrder::Acquire(_)));
             }
         }
         for (dst, values) in dsts.iter().zip(&values) {
@@ -118,7 +128,10 @@ impl Exec<'_, '_> {
         srcs: &[RegId],
         addr: Address,
     ) -> Result<(), FaultKind> {
-        let strong = order != StoreOrder::Weak;
+        let strong = match order {
+            StoreOrder::Relaxed(scope) | StoreOrder::Release(scope) => Some(scope),
+            StoreOrder::Weak => None,
+        };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * srcs.len() as u32;
         let values: Vec<_> = srcs.iter().map(|src| *self.warp.get(*src)).collect();
@@ -126,29 +139,29 @@ impl Exec<'_, '_> {
             let spot = self.touch(space, addresses[lane], total, true, lane, record)?;
             let data: Vec<u8> =
                 values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width as usize)).collect();
+            self.raise_flag(spot, lane, &data, matches!(order, StoreOrder::Release(_)), strong, false);
             self.put(spot, &data);
-            self.raise_flag(spot, lane, matches!(order, StoreOrder::Release(_)), strong, false);
         }
         self.count(space, &addresses, total, true);
         Ok(())
     }
 
     fn atomic(&mut self, op: &Memory) -> Result<(), FaultKind> {
-        let Memory::Atomic { space, op, ty, acq_rel, scope: _, dst, addr, a } = op else { return Ok(()) };
+        let Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a } = op else { return Ok(()) };
         let width = bank_bytes(ty.bank());
-        let (record, addresses) = (self.record(true), self.addresses(*addr));
+        let (record, addresses) = (self.record(Some(*scope)), self.addresses(*addr));
         let operand = self.warp.value(*a);
         let mut old = [0; 32];
         for lane in lanes(self.mask) {
             self.touch(*space, addresses[lane], width, false, lane, record)?;
             let spot = self.touch(*space, addresses[lane], width, true, lane, record)?;
             old[lane] = word(self.bytes(spot, width as usize));
-            let new = combine(*op, *ty, old[lane], operand[lane]);
-            self.put(spot, &new.to_le_bytes()[..width as usize]);
+            let new = combine(*op, *ty, old[lane], operand[lane]).to_le_bytes();
             if *acq_rel || dst.is_some() {
-                self.observe_flag(spot, lane, *acq_rel);
+                self.observe_flag(spot, width, lane, *scope, *acq_rel, true)?;
             }
-            self.raise_flag(spot, lane, *acq_rel, true, true);
+            self.raise_flag(spot, lane, &new[..width as usize], *acq_rel, Some(*scope), true);
+            self.put(spot, &new[..width as usize]);
         }
         if let Some(dst) = dst {
             self.set(*dst, &old);
@@ -172,48 +185,100 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn flag(&mut self, spot: Spot) -> (&mut std::collections::BTreeMap<u64, Knowledge>, u64) {
+    fn flag(&mut self, spot: Spot) -> (&mut BTreeMap<u64, Flag>, u64) {
         match spot {
             Spot::Global { address, .. } => (&mut self.core.trace.flags, address),
             Spot::Shared(span) => (&mut self.cluster.blocks[span.block].shared.flags, span.offset.into()),
         }
     }
 
-    /// A load that may synchronise: what the flag's writer published is learnt now, or at the next fence.
-    fn observe_flag(&mut self, spot: Spot, lane: usize, acquire: bool) {
+    /// A load that may synchronise: what the flag's writer published is learnt now, or at the next fence. Gives the value that is
+    /// seen, if it is an older one; an atomic sees the newest.
+    fn observe_flag(
+        &mut self,
+        spot: Spot,
+        bytes: u32,
+        lane: usize,
+        scope: Scope,
+        acquire: bool,
+        atomic: bool,
+    ) -> Result<Option<Vec<u8>>, FaultKind> {
+        let newest = self.bytes(spot, bytes as usize).to_vec();
         let (flags, at) = self.flag(spot);
-        let Some(published) = flags.get(&at).cloned() else { return };
-        if acquire {
-            self.warp.learn(1 << lane, |known| known.join(&published));
-        } else {
-            match &mut self.warp.glimpsed {
-                Some(glimpsed) => glimpsed.join(&published),
-                none => *none = Some(Box::new(published)),
+        let Some(mut flag) = flags.remove(&at).filter(|flag| flag.holds(&newest)) else { return Ok(None) };
+        let thread = (self.cluster.index, self.warp.slot + lane as u32);
+        let known = &self.warp.knowledge(lane).generic;
+        let knows =
+            |stamp: Stamp| (stamp.cluster, stamp.slot) == thread || known.get(stamp.cluster, stamp.slot) >= stamp.count;
+        let visible = if atomic { 1 } else { flag.visible(thread, knows) };
+        let back = self.core.chooser.staleness(visible);
+        let version = flag.see(thread, back).clone();
+        self.flag(spot).0.insert(at, flag);
+        if !version.written {
+            return Err(FaultKind::Uninitialised { place: self.place(spot, bytes), byte: 0 });
+        }
+        for publication in version.published {
+            match acquire {
+                true => self.acquire(lane, scope, &publication),
+                false => self.warp.glimpse(lane, publication),
             }
+        }
+        Ok((back > 0).then_some(version.data))
+    }
+
+    fn place(&self, spot: Spot, bytes: u32) -> Place {
+        match spot {
+            Spot::Global { address, .. } => self.core.global_place(address, bytes.into()),
+            Spot::Shared(span) => self.core.shared_place(self.cluster.blocks[span.block].id, span.offset, bytes),
+        }
+    }
+
+    /// A lane learns what was published, if it and the publisher are in each other's scope.
+    pub(crate) fn acquire(&mut self, lane: usize, scope: Scope, publication: &Publication) {
+        if self.agent().mutual(scope, publication.by, publication.scope) {
+            self.warp.learn(1 << lane, |known| known.join(&publication.knowledge));
         }
     }
 
     /// A store that may synchronise: it publishes what the thread knows, or what its last fence covered. A plain store takes
     /// the flag's meaning away; an atomic adds to it.
-    fn raise_flag(&mut self, spot: Spot, lane: usize, release: bool, strong: bool, atomic: bool) {
-        let mut published = Knowledge::new(self.cluster.index);
+    fn raise_flag(&mut self, spot: Spot, lane: usize, data: &[u8], release: bool, strong: Option<Scope>, atomic: bool) {
+        let Some(scope) = strong else {
+            let (flags, at) = self.flag(spot);
+            flags.remove(&at);
+            return;
+        };
+        let (by, count) = (self.agent(), self.warp.tick);
+        let writer = Stamp { cluster: self.cluster.index, slot: self.warp.slot + lane as u32, count };
+        let mut published = Vec::new();
         if release {
-            self.warp.publish(1 << lane, &mut published);
-        } else if strong && let Some(fenced) = &self.warp.fenced {
-            published.join(fenced);
+            let mut knowledge = Knowledge::new(self.cluster.index);
+            self.warp.publish(1 << lane, &mut knowledge);
+            published.push(Publication { by, scope, knowledge: Rc::new(knowledge) });
+        } else if let Some(fenced) = &self.warp.fenced[lane] {
+            published.push(Publication { scope: narrower(scope, fenced.scope), ..fenced.clone() });
         }
+        let before = self.bytes(spot, data.len()).to_vec();
+        let written = match spot {
+            Spot::Global { buffer, offset, .. } => {
+                self.core.memory.buffers[buffer].written.missing(offset, data.len()).is_none()
+            }
+            Spot::Shared(span) => {
+                let shared = &self.cluster.blocks[span.block].shared;
+                shared.written.missing(span.offset as usize, data.len()).is_none()
+            }
+        };
         let (flags, at) = self.flag(spot);
-        match (flags.get_mut(&at), strong) {
-            (Some(old), true) if atomic => old.join(&published),
-            (Some(old), true) => *old = published,
-            (Some(_), false) => {
-                flags.remove(&at);
-            }
-            (None, true) => {
-                flags.insert(at, published);
-            }
-            (None, false) => {}
+        if flags.get(&at).is_some_and(|flag| !flag.holds(&before)) {
+            flags.remove(&at);
         }
+        let flag = flags
+            .entry(at)
+            .or_insert_with(|| Flag::new(Version { data: before, written, writer: None, published: Vec::new() }));
+        if atomic {
+            published.extend_from_slice(flag.published());
+        }
+        flag.push(Version { data: data.to_vec(), written: true, writer: Some(writer), published });
     }
 }
 

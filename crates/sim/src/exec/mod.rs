@@ -11,9 +11,10 @@ mod wgmma;
 pub(crate) use sync::{settle_cluster, settle_named};
 
 use ptx::instr::{Access, Control};
-use ptx::{Address, Bank, Base, Op, Operand, RegId, Space};
+use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::error::{self, FaultKind};
+use crate::flag::Agent;
 use crate::launch::Rules;
 use crate::machine::{Cluster, Core};
 use crate::memory::SharedMemory;
@@ -201,15 +202,20 @@ impl Exec<'_, '_> {
         self.shared_span(Space::Shared, u64::from(base + address), bytes)
     }
 
+    /// The executing block, for scopes.
+    pub(crate) fn agent(&self) -> Agent {
+        Agent { cluster: self.cluster.index, block: self.rank as u32 }
+    }
+
     /// A record of this instruction's access by the threads themselves.
-    pub(crate) fn record(&mut self, strong: bool) -> RecordId {
+    pub(crate) fn record(&mut self, strong: Option<Scope>) -> RecordId {
         let (slot, count) = (self.warp.slot, self.warp.tick);
         self.add_record(slot, count, Proxy::Generic, false, strong, self.mask)
     }
 
     /// A record of an asynchronous access, done when `slot` reaches `count`.
     pub(crate) fn detached(&mut self, proxy: Proxy, lanes: u32, slot: u32, count: u32) -> RecordId {
-        self.add_record(slot, count, proxy, true, false, lanes)
+        self.add_record(slot, count, proxy, true, None, lanes)
     }
 
     /// A record of an asynchronous access whose completion a barrier will announce.
@@ -223,7 +229,7 @@ impl Exec<'_, '_> {
         count: u32,
         proxy: Proxy,
         detached: bool,
-        strong: bool,
+        strong: Option<Scope>,
         lanes: u32,
     ) -> RecordId {
         let (cluster, block, warp, pc) = (self.cluster.index, self.rank as u32, self.warp.index as u32, self.pc);

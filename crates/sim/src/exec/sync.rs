@@ -1,5 +1,7 @@
 //! Barriers, fences and register budgets.
 
+use std::rc::Rc;
+
 use ptx::instr::{Barrier, Fence, Semantics};
 use ptx::{Address, Operand, RegisterChange, Scope, Space};
 
@@ -7,6 +9,7 @@ use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
 use crate::clock::Knowledge;
 use crate::error::FaultKind;
+use crate::flag::Publication;
 use crate::machine::{Block, Cluster};
 use crate::race::{Conflict, Proxy};
 use crate::warp::{FULL, Wait, Warp, lanes};
@@ -55,7 +58,7 @@ impl Exec<'_, '_> {
 
     fn init(&mut self, bar: Address, count: Operand) -> Result<(), FaultKind> {
         let (addresses, counts) = (self.addresses(bar), self.warp.value(count));
-        let record = self.record(false);
+        let record = self.record(None);
         for lane in lanes(self.mask) {
             let span = self.barrier_span(Space::Shared, addresses[lane])?;
             let block = &self.cluster.blocks[span.block];
@@ -77,7 +80,7 @@ impl Exec<'_, '_> {
 
     fn invalidate(&mut self, bar: Address) -> Result<(), FaultKind> {
         self.each_barrier(Space::Shared, bar, |_, _, _, _| Ok(()))?;
-        let (addresses, record) = (self.addresses(bar), self.record(false));
+        let (addresses, record) = (self.addresses(bar), self.record(None));
         for lane in lanes(self.mask) {
             let span = self.barrier_span(Space::Shared, addresses[lane])?;
             self.cluster.blocks[span.block].shared.barriers.remove(&span.offset);
@@ -101,7 +104,7 @@ impl Exec<'_, '_> {
         }
         let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());
         let record = match proxy {
-            Proxy::Generic => self.record(false),
+            Proxy::Generic => self.record(None),
             Proxy::Async => self.in_flight(proxy, lane),
         };
         Err(self.race(place, conflict, record, true))
@@ -335,14 +338,7 @@ impl Exec<'_, '_> {
     pub(crate) fn fence(&mut self, op: Fence) -> Result<(), FaultKind> {
         let (slot, tick, mask) = (self.warp.slot, self.warp.tick, self.mask);
         match op {
-            Fence::AcqRel(_) => {
-                if let Some(glimpsed) = self.warp.glimpsed.take() {
-                    self.warp.learn(mask, |known| known.join(&glimpsed));
-                }
-                let mut fenced = Knowledge::new(self.cluster.index);
-                self.warp.publish(mask, &mut fenced);
-                self.warp.fenced = Some(Box::new(fenced));
-            }
+            Fence::AcqRel(scope) => lanes(mask).for_each(|lane| self.fence_lane(lane, scope)),
             Fence::ProxyAsync(window) => {
                 self.warp.learn(mask, |known| {
                     if window != Some(Space::Global) {
@@ -362,6 +358,17 @@ impl Exec<'_, '_> {
             Fence::BarrierInit => self.publish_barriers(),
         }
         Ok(())
+    }
+
+    /// A fence is each thread's own: it learns what the thread's relaxed loads have seen, and its relaxed stores publish what the
+    /// thread has done by then.
+    fn fence_lane(&mut self, lane: usize, scope: Scope) {
+        for publication in std::mem::take(&mut self.warp.glimpsed[lane]) {
+            self.acquire(lane, scope, &publication);
+        }
+        let mut knowledge = Knowledge::new(self.cluster.index);
+        self.warp.publish(1 << lane, &mut knowledge);
+        self.warp.fenced[lane] = Some(Publication { by: self.agent(), scope, knowledge: Rc::new(knowledge) });
     }
 
     /// The barriers whose initialisation these lanes know of become visible to asynchronous work.

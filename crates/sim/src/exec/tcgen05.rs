@@ -98,7 +98,7 @@ impl Exec<'_, '_> {
         let Some(start) = memory.room(columns) else { return Ok(Flow::Wait(Wait::Tensor { columns })) };
         memory.allocate(start, columns);
         let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
-        let record = self.record(false);
+        let record = self.record(None);
         self.touch_shared(span, 4, true, Some(0), record)?;
         let shared = &mut self.cluster.blocks[self.rank].shared;
         let at = span.offset as usize;

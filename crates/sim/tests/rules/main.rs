@@ -2,6 +2,7 @@
 
 mod barriers;
 mod clusters;
+mod flags;
 mod limits;
 mod memory;
 mod tensor_cores;

@@ -1,6 +1,6 @@
 //! Races, reads of nothing, and accesses out of place.
 
-use ptx::instr::{LoadOrder, StoreOrder};
+use ptx::instr::LoadOrder;
 use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, U32};
 use sim::FaultKind;
 
@@ -172,38 +172,6 @@ fn reading_a_copys_bytes_before_its_barrier_is_a_race() {
 #[test]
 fn a_barrier_whose_initialisation_no_fence_published_cannot_count_a_copy() {
     rule("race", |kept| tile_in(Kept::Yes, kept == Kept::Yes));
-}
-
-/// A flag in global memory between the two blocks of a grid.
-#[test]
-fn a_flag_publishes_only_with_release_and_acquire() {
-    let flag_kernel = |kept: Kept| {
-        let mut b = Bench::new(32, Some([2, 1, 1]));
-        let block = b.k.special(ptx::SpecialRegister::CtaidX);
-        let (first, lead) = (b.k.eq(block, 0), b.k.eq(b.thread, 0));
-        let (writer, second) = (b.k.both(first, lead), b.k.ne(block, 0));
-        let reader = b.k.both(second, lead);
-        // The input is full of ones: its second word is the flag, raised to two.
-        let flag = Addr::<Global>::of(b.input).plus(4);
-        let data = Addr::<Global>::of(b.output);
-        b.k.if_(writer, |k| {
-            let value = k.variable::<U32>(2);
-            k.store(data, value);
-            match kept {
-                Kept::Yes => k.store_as(StoreOrder::Release(Scope::Gpu), flag, [value]),
-                Kept::No => k.store_as(StoreOrder::Relaxed(Scope::Gpu), flag, [value]),
-            }
-        });
-        b.k.if_(reader, |k| {
-            k.repeat_while(|k| {
-                let [seen] = k.load_as::<U32, _, 1>(LoadOrder::Acquire(Scope::Gpu), flag);
-                k.ne(seen, 2)
-            });
-            k.load::<U32, _>(data);
-        });
-        b.finish()
-    };
-    rule("race", flag_kernel);
 }
 
 #[test]
