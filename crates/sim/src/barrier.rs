@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
+use crate::flag::Stamp;
 use crate::race::RecordId;
 
 /// A warp of a cluster: block rank and warp in the block.
@@ -51,6 +52,9 @@ pub(crate) struct Mbarrier {
     pub(crate) init_lane: u32,
     /// Whether a fence has made the initialisation visible to asynchronous work.
     pub(crate) published: bool,
+    /// The threads that have released the initialisation to the cluster by fence.mbarrier_init. Whoever comes after that, however
+    /// it learnt of it, knows the barrier.
+    pub(crate) released: Vec<Stamp>,
     gathering: Published,
     pub(crate) done: Published,
     /// Who arrived in this phase, and in all phases.
@@ -69,6 +73,7 @@ impl Mbarrier {
             init,
             init_lane,
             published: false,
+            released: Vec::new(),
             gathering: Published::new(cluster),
             done: Published::new(cluster),
             arrived: Vec::new(),

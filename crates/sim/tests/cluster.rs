@@ -58,7 +58,7 @@ fn a_counter_in_the_way_of_a_bulk_store_is_reported_under_every_schedule() {
 }
 
 /// Mutants that nothing can tell from the original: the mistake, the instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 5] = [
+const EQUIVALENT: [(&str, &str, &str); 6] = [
     (
         "ordering relaxed",
         "arrive.expect_tx",
@@ -67,6 +67,11 @@ const EQUIVALENT: [(&str, &str, &str); 5] = [
     ("group wait dropped", "wait_group", "there are two waits, for the reads and for the whole; each alone would do"),
     ("one group more in flight", "wait_group.read", "the same: the wait for the whole follows"),
     ("one group more in flight", "wait_group 0", "the same: the wait for the reads came before"),
+    (
+        "ordering relaxed",
+        "prepare: barrier.cluster.arrive",
+        "there are only barriers to tell of, and the fence of their initialisation releases them",
+    ),
     ("cluster wait dropped", "store: barrier.cluster.wait", "all remote stores have been waited for by then"),
 ];
 

@@ -9,7 +9,7 @@ use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
 use crate::clock::Knowledge;
 use crate::error::FaultKind;
-use crate::flag::Publication;
+use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::machine::{Block, Cluster};
 use crate::race::{Conflict, Proxy};
 use crate::warp::{FULL, Wait, Warp, lanes};
@@ -99,7 +99,9 @@ impl Exec<'_, '_> {
         let init = self.core.log.get(bar.init);
         let known = self.warp.knowledge(lane).generic.get(init.cluster, init.slot + bar.init_lane);
         let own = init.slot == self.warp.slot && bar.init_lane == lane as u32;
-        if (own || known >= init.count) && (proxy == Proxy::Generic || bar.published) {
+        let executed = &self.warp.knowledge(lane).executed;
+        let released = || bar.released.iter().any(|by| executed.get(by.cluster, by.slot) >= by.count);
+        if (own || known >= init.count || released()) && (proxy == Proxy::Generic || bar.published) {
             return Ok(());
         }
         let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());
@@ -149,10 +151,12 @@ impl Exec<'_, '_> {
             for lane in lanes(together) {
                 self.find_barrier(span, lane, Proxy::Generic)?;
             }
-            let carry = match (order.sem, order.scope, span.block == self.rank) {
-                (Semantics::Ordered, _, true) => Carry::Local,
-                (Semantics::Ordered, Scope::Cluster | Scope::Gpu | Scope::System, false) => Carry::Remote,
-                _ => Carry::Executed,
+            if order.sem == Semantics::Relaxed {
+                lanes(together).for_each(|lane| self.publish_fenced(span, lane, order.scope));
+            }
+            let carry = match order.sem {
+                Semantics::Ordered => self.carry(span, order.scope),
+                Semantics::Relaxed => Carry::Executed,
             };
             let mut together = together;
             while together != 0 {
@@ -160,6 +164,25 @@ impl Exec<'_, '_> {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// How far an ordered arrival's knowledge goes, from this block to a barrier.
+    fn carry(&self, span: SharedSpan, scope: Scope) -> Carry {
+        match (span.block == self.rank, scope) {
+            (true, _) => Carry::Local,
+            (false, Scope::Block) => Carry::Executed,
+            (false, _) => Carry::Remote,
+        }
+    }
+
+    /// A relaxed arrival hands on what the lane's last fence covered.
+    fn publish_fenced(&mut self, span: SharedSpan, lane: usize, scope: Scope) {
+        let Some(fenced) = self.warp.fenced[lane].clone() else { return };
+        let carry = self.carry(span, narrower(scope, fenced.scope));
+        let cluster = self.cluster.index;
+        if let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get_mut(&span.offset) {
+            bar.publish(cluster, carry, &fenced.knowledge);
+        }
     }
 
     /// Arrives for the lanes that still belong to the barrier's current phase, and gives back those left for the next one.
@@ -241,11 +264,25 @@ impl Exec<'_, '_> {
     fn acquire_phase(&mut self, span: SharedSpan, mask: u32, order: Ordering) {
         let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get(&span.offset) else { return };
         let done = &bar.done;
+        if order.sem == Semantics::Relaxed {
+            // What was published is learnt at the next fence that reaches so far.
+            let (own, elsewhere) = (self.agent(), Agent { block: u32::MAX, ..self.agent() });
+            let glimpse = |by, knowledge: &Knowledge| Publication {
+                by,
+                scope: Scope::Cluster,
+                knowledge: Rc::new(knowledge.clone()),
+            };
+            let local = glimpse(own, &done.local);
+            let remote = done.remote.as_ref().map(|remote| glimpse(elsewhere, remote));
+            self.warp.learn(mask, |known| known.executed.join(&done.executed));
+            for lane in lanes(mask) {
+                self.warp.glimpse(lane, local.clone());
+                remote.iter().for_each(|remote| self.warp.glimpse(lane, remote.clone()));
+            }
+            return;
+        }
         self.warp.learn(mask, |known| {
             known.executed.join(&done.executed);
-            if order.sem == Semantics::Relaxed {
-                return;
-            }
             known.join(&done.local);
             if let (Some(remote), true) = (&done.remote, order.scope != Scope::Block) {
                 known.join(remote);
@@ -304,7 +341,13 @@ impl Exec<'_, '_> {
         let barrier = &mut self.cluster.barrier;
         match sem {
             Semantics::Ordered => barrier.gathered.join(&published),
-            Semantics::Relaxed => barrier.gathered.executed.join(&published.executed),
+            Semantics::Relaxed => {
+                barrier.gathered.executed.join(&published.executed);
+                let fenced = lanes(self.mask).filter_map(|lane| self.warp.fenced[lane].as_ref());
+                for fenced in fenced.filter(|fenced| fenced.scope != Scope::Block) {
+                    barrier.gathered.join(&fenced.knowledge);
+                }
+            }
         }
         barrier.arrived += self.mask.count_ones();
         settle_cluster(self.cluster, Some(self.warp));
@@ -352,10 +395,13 @@ impl Exec<'_, '_> {
                 });
                 self.warp.tick += 1;
                 if window != Some(Space::Global) {
-                    self.publish_barriers();
+                    self.publish_barriers(false);
                 }
             }
-            Fence::BarrierInit => self.publish_barriers(),
+            Fence::BarrierInit => {
+                self.publish_barriers(true);
+                self.warp.tick += 1;
+            }
         }
         Ok(())
     }
@@ -371,14 +417,19 @@ impl Exec<'_, '_> {
         self.warp.fenced[lane] = Some(Publication { by: self.agent(), scope, knowledge: Rc::new(knowledge) });
     }
 
-    /// The barriers whose initialisation these lanes know of become visible to asynchronous work.
-    fn publish_barriers(&mut self) {
+    /// The barriers whose initialisation these lanes know of become visible to asynchronous work, and to those in the cluster who
+    /// learn that the lanes were here.
+    fn publish_barriers(&mut self, release: bool) {
+        let (cluster, count) = (self.cluster.index, self.warp.tick);
         for lane in lanes(self.mask) {
             let (known, own) = (&self.warp.knowledge(lane).generic, self.warp.slot);
             for bar in self.cluster.blocks.iter_mut().flat_map(|block| block.shared.barriers.values_mut()) {
                 let init = self.core.log.get(bar.init);
                 let by_me = init.slot == own && bar.init_lane == lane as u32;
-                bar.published |= by_me || known.get(init.cluster, init.slot + bar.init_lane) >= init.count;
+                if by_me || known.get(init.cluster, init.slot + bar.init_lane) >= init.count {
+                    bar.published = true;
+                    bar.released.extend(release.then_some(Stamp { cluster, slot: own + lane as u32, count }));
+                }
             }
         }
     }

@@ -184,6 +184,11 @@ fn a_barriers_bytes_are_not_data() {
 
 /// The first warp writes a word per lane and signals; the second reads them.
 fn signal(sem: Semantics, one_lane: bool, sync: bool) -> Kernel {
+    signal_fenced(sem, one_lane, sync, false)
+}
+
+/// The same with fence.acq_rel before the signal.
+fn signal_fenced(sem: Semantics, one_lane: bool, sync: bool, fence: bool) -> Kernel {
     let mut b = Bench::new(64, None);
     let words = b.k.shared("words", 128, 16);
     let bar = with_barrier(&mut b, if one_lane { 1 } else { 32 });
@@ -197,6 +202,9 @@ fn signal(sem: Semantics, one_lane: bool, sync: bool) -> Kernel {
             k.store(at, lane);
             if sync {
                 k.sync_warp();
+            }
+            if fence {
+                k.fence(Scope::Block);
             }
             let arrive =
                 Barrier::Arrive { space: Space::Shared, sem, scope: Scope::Block, bar: bar.address(), count: None };
@@ -219,6 +227,11 @@ fn signal(sem: Semantics, one_lane: bool, sync: bool) -> Kernel {
 fn a_relaxed_arrive_publishes_nothing() {
     let sem = |kept| if kept == Kept::Yes { Semantics::Ordered } else { Semantics::Relaxed };
     rule("race", |kept| signal(sem(kept), false, false));
+}
+
+#[test]
+fn a_relaxed_arrive_behind_a_fence_publishes_what_the_fence_covered() {
+    rule("race", |kept| signal_fenced(Semantics::Relaxed, false, false, kept == Kept::Yes));
 }
 
 #[test]

@@ -232,3 +232,28 @@ fn a_commit_arrives_at_the_barrier_of_the_block_that_it_names() {
         b.finish()
     });
 }
+
+/// The idiom of every published kernel: barriers are initialised, released by their own fence, and the cluster's barrier is
+/// arrived at relaxed.
+#[test]
+fn the_fence_of_an_initialisation_releases_it_through_a_relaxed_cluster_barrier() {
+    rule("race", |kept| {
+        let (mut b, rank) = pair();
+        let bars = b.k.barriers("bars", 1);
+        let lead = b.k.eq(b.thread, 0);
+        b.k.if_(lead, |k| {
+            k.barrier_init(bars.at(0), 1);
+            if kept == Kept::Yes {
+                k.fence_barrier_init();
+            }
+        });
+        b.k.cluster_arrive(Semantics::Relaxed, true);
+        b.k.cluster_wait(true);
+        let (own, other) = (b.k.shared_address(bars.region()), b.k.xor(rank, 1));
+        let remote = b.k.map_shared(own, other);
+        b.k.when(lead, |k| k.arrive_remote(Addr::of(remote), Semantics::Ordered, Scope::Cluster));
+        b.k.if_(lead, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}
