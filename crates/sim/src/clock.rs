@@ -9,6 +9,8 @@
 //! Slots are numbered within a cluster of blocks, where nearly all synchronisation happens; what is known of other
 //! clusters (through flags in global memory) is kept beside, and is usually nothing.
 
+use std::ops::Range;
+
 /// Counts known, by slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
@@ -51,6 +53,12 @@ impl Clock {
             }
         };
         counts.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether anything is known of these slots of the own cluster.
+    pub(crate) fn any(&self, slots: &Range<u32>) -> bool {
+        let end = self.home.len().min(slots.end as usize);
+        self.home.get(slots.start as usize..end).is_some_and(|counts| counts.iter().any(|count| *count > 0))
     }
 
     /// Learns that a slot of the own cluster has reached a count.

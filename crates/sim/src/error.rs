@@ -206,6 +206,24 @@ pub enum FaultKind {
         /// The bytes.
         place: Place,
     },
+    /// A shared-memory access to a block that may not have begun.
+    #[error(
+        "access to {place}, a block that is not known to have started; blocks of a cluster must meet before they reach into each other"
+    )]
+    NotStarted {
+        /// The bytes.
+        place: Place,
+    },
+    /// A block ended that another may still have been about to reach into.
+    #[error(
+        "block {block:?} ends, and does not know this access to its memory to be over: {visit}; blocks of a cluster must wait for each other before they exit"
+    )]
+    Outlived {
+        /// The block that ended.
+        block: [u32; 3],
+        /// The access.
+        visit: Box<Site>,
+    },
     /// A read through the read-only path of bytes that this kernel writes.
     #[error("read-only load of {place}, which this kernel has written; load it without .nc")]
     NotReadOnly {
@@ -413,7 +431,8 @@ impl FaultKind {
             FaultKind::Race { .. } => "race",
             FaultKind::Uninitialised { .. } => "uninitialised read",
             FaultKind::OutOfBounds { .. } => "out of bounds",
-            FaultKind::BlockEnded { .. } => "block ended",
+            FaultKind::BlockEnded { .. } | FaultKind::Outlived { .. } => "block ended",
+            FaultKind::NotStarted { .. } => "block not started",
             FaultKind::NotReadOnly { .. } => "not read-only",
             FaultKind::BeforeGridDependency { .. } => "before grid dependency",
             FaultKind::Misaligned { .. } => "misaligned",

@@ -2,12 +2,13 @@
 //! on.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use ptx::instr::{Barrier, Memory};
 use ptx::{Kernel, Op};
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
-use crate::clock::Knowledge;
+use crate::clock::{Clock, Knowledge};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
@@ -89,7 +90,21 @@ pub(crate) struct Block {
     pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
     /// Registers free for the taking.
     pub(crate) pool: u32,
+    /// The slots of its threads.
+    pub(crate) slots: Range<u32>,
+    /// Threads of other blocks that have reached into this one's memory: the last time of each, by slot.
+    pub(crate) visits: BTreeMap<u32, Visit>,
+    /// What its threads knew to be over when they left.
+    pub(crate) farewell: Clock,
     recent: VecDeque<(usize, u32, u32)>,
+}
+
+/// An access to another block's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    pub(crate) count: u32,
+    /// Rank, warp, lane and instruction.
+    pub(crate) from: (usize, usize, usize, u32),
 }
 
 impl Block {
@@ -205,6 +220,9 @@ impl Core<'_> {
                 tensor: None,
                 pipes: BTreeMap::new(),
                 pool: 0,
+                slots: cluster.slots..cluster.slots,
+                visits: BTreeMap::new(),
+                farewell: Clock::new(index),
                 recent: VecDeque::new(),
             };
             for warp in 0..warps {
@@ -215,6 +233,7 @@ impl Core<'_> {
                 warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
                 block.warps.push(Some(Box::new(warp)));
             }
+            block.slots.end = cluster.slots;
             block.warpgroups = (0..warps.div_ceil(4)).map(|_| Warpgroup::new(cluster.slot())).collect();
             cluster.blocks.push(block);
         }
@@ -345,6 +364,12 @@ impl Core<'_> {
             let site = self.program.site(block.id, warp, 1 << lane, stores.last);
             return Err(FaultKind::Unfinished { work: Box::new(site) });
         }
+        let uncertain =
+            block.visits.iter().find(|(slot, visit)| block.farewell.get(cluster.index, **slot) < visit.count);
+        if let Some((_, Visit { from: (rank, warp, lane, pc), .. })) = uncertain {
+            let site = self.program.site(cluster.blocks[*rank].id, *warp, 1 << lane, *pc);
+            return Err(FaultKind::Outlived { block: block.id, visit: Box::new(site) });
+        }
         for warps in block.warps.chunks(4) {
             let mut budgets = warps.iter().flatten().map(|warp| warp.budget);
             let first = budgets.next();
@@ -390,6 +415,15 @@ fn looks_only(op: &Op) -> bool {
 }
 
 impl Exec<'_, '_> {
+    /// Some lanes exit.
+    fn leave(&mut self, mask: u32) {
+        if self.cluster.blocks.len() > 1 {
+            let farewell = &mut self.cluster.blocks[self.rank].farewell;
+            lanes(mask).for_each(|lane| farewell.join(&self.warp.knowledge(lane).executed));
+        }
+        self.warp.live &= !mask;
+    }
+
     /// Executes one instruction.
     fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
@@ -398,7 +432,7 @@ impl Exec<'_, '_> {
             return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
         }
         let Some(instr) = self.core.program.instr(self.pc) else {
-            self.warp.live &= !self.mask;
+            self.leave(self.mask);
             return Ok(Step { visible: true, together: None });
         };
         let (group, next) = (self.mask, self.pc + 1);
@@ -427,7 +461,7 @@ impl Exec<'_, '_> {
         }
         match flow {
             Flow::Wait(_) | Flow::Stay => self.core.profile.barrier_waits += 1,
-            Flow::Exit => self.warp.live &= !acting,
+            Flow::Exit => self.leave(acting),
             _ => {}
         }
         if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {

@@ -16,7 +16,7 @@ use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 use crate::error::{self, FaultKind};
 use crate::flag::Agent;
 use crate::launch::Rules;
-use crate::machine::{Cluster, Core};
+use crate::machine::{Cluster, Core, Visit};
 use crate::memory::SharedMemory;
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
 use crate::warp::{FULL, Lanes, Use, Wait, Warp, lanes};
@@ -236,6 +236,23 @@ impl Exec<'_, '_> {
         self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, strong })
     }
 
+    /// A lane reaches into a block of the cluster, by itself or by asynchronous work: another block must be known to have begun,
+    /// and must not end before it knows that this is over. (The end of asynchronous work is for its barrier to tell.)
+    pub(crate) fn visit(&mut self, span: SharedSpan, lane: usize, detached: bool) -> Result<(), FaultKind> {
+        if span.block == self.rank {
+            return Ok(());
+        }
+        let block = &mut self.cluster.blocks[span.block];
+        if !self.warp.knowledge(lane).executed.any(&block.slots) {
+            return Err(FaultKind::NotStarted { place: self.core.shared_place(block.id, span.offset, 8) });
+        }
+        if !detached {
+            let from = (self.rank, self.warp.index, lane, self.pc);
+            block.visits.insert(self.warp.slot + lane as u32, Visit { count: self.warp.tick, from });
+        }
+        Ok(())
+    }
+
     /// Notes an access to shared memory and checks it against all others.
     pub(crate) fn touch_shared(
         &mut self,
@@ -245,6 +262,10 @@ impl Exec<'_, '_> {
         lane: Option<usize>,
         record: RecordId,
     ) -> Result<(), FaultKind> {
+        if let Some(lane) = lane {
+            let detached = self.core.log.get(record).detached;
+            self.visit(span, lane, detached)?;
+        }
         let block = &mut self.cluster.blocks[span.block];
         let (start, length) = (span.offset as usize, bytes as usize);
         if start + length > block.shared.data.len() {

@@ -91,6 +91,7 @@ impl Exec<'_, '_> {
 
     /// Finds a barrier, alive and known to this lane to be initialised.
     pub(crate) fn find_barrier(&mut self, span: SharedSpan, lane: usize, proxy: Proxy) -> Result<(), FaultKind> {
+        self.visit(span, lane, proxy == Proxy::Async)?;
         let block = &self.cluster.blocks[span.block];
         let place = || self.core.shared_place(block.id, span.offset, 8);
         let Some(bar) = block.shared.barriers.get(&span.offset) else {
