@@ -44,6 +44,14 @@ pub(crate) enum Work {
 }
 
 impl Job {
+    /// The access that its end will complete.
+    pub(crate) fn record(&self) -> Option<RecordId> {
+        match &self.work {
+            Work::Incoming(copy) => Some(copy.record),
+            _ => None,
+        }
+    }
+
     /// Whether the work still needs a block's shared memory.
     pub(crate) fn touches(&self, rank: usize) -> bool {
         match &self.work {

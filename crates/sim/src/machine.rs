@@ -176,6 +176,9 @@ impl Core<'_> {
             if running.is_empty() {
                 return Ok(());
             }
+            if self.log.crowded() {
+                self.forget(&running)?;
+            }
             let chosen = self.chooser.cluster(running.len());
             let turns = if running.len() > 1 { 64 } else { u32::MAX };
             self.advance(&mut running[chosen], turns)?;
@@ -186,6 +189,28 @@ impl Core<'_> {
                 running.remove(chosen);
             }
         }
+    }
+
+    /// Makes room in the log of accesses.
+    fn forget(&mut self, running: &[Cluster]) -> Result<(), Box<Fault>> {
+        let mut remembered = self.log.nobody();
+        self.trace.shadows.iter().for_each(|shadow| shadow.remember(&mut remembered));
+        for cluster in running {
+            cluster.jobs.iter().filter_map(Job::record).for_each(|id| remembered.keep(id));
+            for block in &cluster.blocks {
+                block.shared.shadow.remember(&mut remembered);
+                block.tensor.iter().for_each(|memory| memory.shadow.remember(&mut remembered));
+                block.shared.barriers.values().for_each(|bar| remembered.keep(bar.init));
+                let queued = block.warpgroups.iter().flat_map(|group| &group.queue);
+                queued.for_each(|mma| remembered.keep(mma.record));
+            }
+        }
+        let (asked, limit) = (self.log.sweep(&remembered), Log::MOST);
+        if asked < limit {
+            return Ok(());
+        }
+        let (what, asked, limit) = ("accesses to be told apart", asked as u64, limit as u64);
+        Err(self.fault(FaultKind::OverLimit { what, asked, limit }, None, Vec::new()))
     }
 
     /// A block's place in the grid, from its cluster's number and its rank there.
@@ -244,6 +269,9 @@ impl Core<'_> {
     fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Box<Fault>> {
         let mut ready: Vec<(usize, usize)> = Vec::new();
         for _ in 0..turns {
+            if self.log.crowded() {
+                return Ok(());
+            }
             ready.clear();
             for (rank, block) in cluster.blocks.iter().enumerate() {
                 let phase = cluster.barrier.phase;
@@ -307,8 +335,8 @@ impl Core<'_> {
                 let kind = FaultKind::NoProgress { steps: PATIENCE };
                 break Err(self.raise(cluster, rank, index, mask, pc, kind));
             }
-            if self.idle.is_multiple_of(POLL) {
-                // A warp that polls must not keep the others from their turn.
+            if self.idle.is_multiple_of(POLL) || self.log.crowded() {
+                // A warp that polls must not keep the others from their turn, nor one that works the log from its sweep.
                 break Ok(());
             }
         };

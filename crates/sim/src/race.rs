@@ -58,16 +58,55 @@ impl Record {
     }
 }
 
-/// Every access so far. Records are named by their position, from one.
-#[derive(Debug, Default)]
+/// The accesses that some memory remembers. Records are named by their position, from one; when there are many, those that
+/// nobody remembers any more are found, and their places used again.
+#[derive(Debug)]
 pub(crate) struct Log {
     records: Vec<Record>,
+    /// Places that may be used again.
+    free: Vec<u32>,
+    /// Records at which it is time to look for some.
+    limit: usize,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Log { records: Vec::new(), free: Vec::new(), limit: Self::LEAST }
+    }
 }
 
 impl Log {
+    /// Records below which it is not worth looking.
+    const LEAST: usize = 1 << 18;
+    /// Records that can be told apart, less what may come between two looks.
+    pub(crate) const MOST: usize = 1 << 25;
+
     pub(crate) fn add(&mut self, record: Record) -> RecordId {
+        if let Some(place) = self.free.pop() {
+            self.records[place as usize] = record;
+            return RecordId(place + 1);
+        }
         self.records.push(record);
         RecordId(self.records.len() as u32)
+    }
+
+    /// Whether it is time to look for records that nobody remembers.
+    pub(crate) fn crowded(&self) -> bool {
+        self.free.is_empty() && self.records.len() >= self.limit
+    }
+
+    /// One flag per record, to be set for those that are remembered.
+    pub(crate) fn nobody(&self) -> Remembered {
+        Remembered(vec![false; self.records.len()])
+    }
+
+    /// Keeps what is remembered. Says how much that is.
+    pub(crate) fn sweep(&mut self, remembered: &Remembered) -> usize {
+        let forgotten = remembered.0.iter().enumerate().filter(|(_, kept)| !**kept);
+        self.free = forgotten.map(|(place, _)| place as u32).collect();
+        let kept = self.records.len() - self.free.len();
+        self.limit = self.records.len().max(2 * kept).clamp(Self::LEAST, Self::MOST);
+        kept
     }
 
     pub(crate) fn get(&self, id: RecordId) -> &Record {
@@ -84,6 +123,21 @@ impl Log {
 /// Name of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordId(u32);
+
+/// Which records are remembered.
+pub(crate) struct Remembered(Vec<bool>);
+
+impl Remembered {
+    pub(crate) fn keep(&mut self, id: RecordId) {
+        self.0[id.0 as usize - 1] = true;
+    }
+
+    fn keep_mark(&mut self, mark: Mark) {
+        if !mark.is_none() {
+            self.keep(mark.record());
+        }
+    }
+}
 
 /// A record and a lane of it (or all), in one word; zero is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -298,6 +352,14 @@ impl Shadow {
         Ok(())
     }
 
+    /// Tells which records it remembers.
+    pub(crate) fn remember(&self, remembered: &mut Remembered) {
+        for cell in &self.cells {
+            [cell.write, cell.plain, cell.read].into_iter().for_each(|mark| remembered.keep_mark(mark));
+        }
+        self.crowds.iter().flatten().for_each(|mark| remembered.keep_mark(*mark));
+    }
+
     /// A number that changes when any of the bytes is written anew.
     pub(crate) fn fingerprint(&self, start: usize, bytes: usize) -> u64 {
         let mix = |sum: u64, cell: &Cell| (sum ^ u64::from(cell.write.0)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -307,5 +369,32 @@ impl Shadow {
     /// Whether any of the bytes were written by this kernel.
     pub(crate) fn written(&self, start: usize, bytes: usize) -> bool {
         self.cells[self.units(start, bytes)].iter().any(|cell| !cell.write.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(pc: u32) -> Record {
+        let (cluster, block, warp, lanes, slot, count) = (0, 0, 0, 1, 1, 1);
+        let (proxy, detached, strong) = (Proxy::Generic, false, None);
+        Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, strong }
+    }
+
+    #[test]
+    fn the_log_forgets_what_nobody_remembers_and_keeps_the_rest() {
+        let mut log = Log::default();
+        let ids: Vec<RecordId> = (0..Log::LEAST as u32).map(|pc| log.add(record(pc))).collect();
+        assert!(log.crowded());
+        let mut remembered = log.nobody();
+        remembered.keep(ids[7]);
+        assert_eq!(log.sweep(&remembered), 1);
+        for pc in 0..Log::LEAST as u32 - 1 {
+            assert!(!log.crowded());
+            assert_ne!(log.add(record(pc)), ids[7]);
+        }
+        assert!(log.crowded() && log.records.len() == Log::LEAST);
+        assert_eq!(log.get(ids[7]).pc, 7);
     }
 }

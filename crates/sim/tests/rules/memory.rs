@@ -2,9 +2,9 @@
 
 use ptx::instr::LoadOrder;
 use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, U32};
-use sim::FaultKind;
+use sim::{FaultKind, Schedule};
 
-use crate::{Bench, Kept, caught, rule};
+use crate::{Bench, Kept, caught, rule, run};
 
 /// Each thread's word of a region.
 fn mine(b: &mut Bench, region: ptx::SharedRegion) -> Addr<Shared> {
@@ -298,4 +298,27 @@ fn a_poll_for_what_nobody_does_is_given_up() {
         k.ne(seen, 2)
     });
     caught("no progress", &b.finish());
+}
+
+/// The first warp writes a word; the second makes more accesses than are remembered at a time, and then overwrites it.
+#[test]
+fn a_race_is_found_however_long_ago_its_first_half_was() {
+    let kernel = |kept: Kept| {
+        let mut b = Bench::new(64, None);
+        let (word, other) = (b.k.shared("word", 4, 4), b.k.shared("other", 4, 4));
+        let (first, second) = (b.k.eq(b.thread, 0), b.k.eq(b.thread, 32));
+        b.k.when(first, |k| k.store(word.at(0), b.thread));
+        if kept == Kept::Yes {
+            b.k.sync_threads();
+        }
+        b.k.if_(second, |k| {
+            let rounds = k.variable::<U32>(70_000);
+            k.repeat(rounds, |k, _| (0..4).for_each(|_| k.store(other.at(0), b.thread)));
+            k.store(word.at(0), b.thread);
+        });
+        b.finish()
+    };
+    run(&kernel(Kept::Yes), Schedule::Earliest).unwrap_or_else(|fault| panic!("{fault}"));
+    let fault = run(&kernel(Kept::No), Schedule::Earliest).expect_err("nothing orders the two");
+    assert!(fault.kind.name() == "race" && fault.to_string().contains("word+0"), "{fault}");
 }
