@@ -278,8 +278,20 @@ impl Gpu {
         (0..contents.data.len() / 4).map(value).collect()
     }
 
+    /// Runs kernels of which each may begin before its predecessor has ended (programmatic dependent launch). What an earlier one
+    /// has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the grids before the
+    /// predecessor only if the predecessor has waited, too.
+    pub fn run_sequence(
+        &mut self,
+        sequence: &[(&Kernel, &Launch)],
+        schedule: Schedule,
+    ) -> Result<Vec<Profile>, Box<Fault>> {
+        machine::run(sequence, (&self.limits, self.rules), &mut self.memory, schedule)
+    }
+
     /// Runs a kernel to its end under a schedule.
     pub fn run(&mut self, kernel: &Kernel, launch: &Launch, schedule: Schedule) -> Result<Profile, Box<Fault>> {
-        machine::run(kernel, launch, (&self.limits, self.rules), &mut self.memory, schedule)
+        let mut profiles = self.run_sequence(&[(kernel, launch)], schedule)?;
+        Ok(profiles.pop().unwrap_or_default())
     }
 }

@@ -16,10 +16,16 @@ use crate::launch::{Launch, Limits, Rules};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
-use crate::race::Log;
+use crate::race::{Log, Record};
 use crate::schedule::{Choice, Chooser, Schedule};
 use crate::tensor_memory::TensorMemory;
 use crate::warp::{FULL, Wait, Warp, lanes};
+
+/// A kernel and its launch, ready to run.
+struct Grid<'k> {
+    program: Program<'k>,
+    launch: &'k Launch,
+}
 
 /// What all clusters share.
 pub(crate) struct Core<'k> {
@@ -27,6 +33,12 @@ pub(crate) struct Core<'k> {
     pub(crate) program: Program<'k>,
     pub(crate) launch: &'k Launch,
     pub(crate) cluster_shape: [u32; 3],
+    /// Number of the grid's first cluster: they are counted through all grids of a sequence.
+    first_cluster: u32,
+    /// The grids before this one.
+    earlier: Vec<Grid<'k>>,
+    /// Whether a thread of this grid has waited for the one before.
+    pub(crate) waited: bool,
     pub(crate) memory: &'k mut GlobalMemory,
     pub(crate) trace: GlobalTrace,
     pub(crate) log: Log,
@@ -129,24 +141,33 @@ impl Block {
     }
 }
 
-/// Runs a kernel to its end.
+/// Runs kernels to their end, one after the other. Of what an earlier one did, a later one knows what its waits tell it.
 pub(crate) fn run(
-    kernel: &Kernel,
-    launch: &Launch,
+    sequence: &[(&Kernel, &Launch)],
     (limits, rules): (&Limits, Rules),
     memory: &mut GlobalMemory,
     schedule: Schedule,
-) -> Result<Profile, Box<Fault>> {
-    let refused =
-        |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
-    launch.check(kernel, limits).map_err(refused)?;
-    let program = Program::new(kernel).map_err(refused)?;
-    let trace = GlobalTrace::new(memory, program.global_unit);
+) -> Result<Vec<Profile>, Box<Fault>> {
+    let mut grids = Vec::new();
+    for (kernel, launch) in sequence {
+        let refused =
+            |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
+        launch.check(kernel, limits).map_err(refused)?;
+        grids.push(Grid { program: Program::new(kernel).map_err(refused)?, launch });
+    }
+    let unit = grids.iter().map(|grid| grid.program.global_unit).min().unwrap_or(16);
+    grids.iter_mut().for_each(|grid| grid.program.global_unit = unit);
+    let trace = GlobalTrace::new(memory, unit);
+    let mut grids = grids.into_iter();
+    let Some(Grid { program, launch }) = grids.next() else { return Ok(Vec::new()) };
     let mut core = Core {
         rules,
-        cluster_shape: kernel.launch.cluster.unwrap_or([1, 1, 1]),
+        cluster_shape: program.kernel.launch.cluster.unwrap_or([1, 1, 1]),
         program,
         launch,
+        first_cluster: 0,
+        earlier: Vec::new(),
+        waited: false,
         memory,
         trace,
         log: Log::default(),
@@ -157,8 +178,29 @@ pub(crate) fn run(
         clock: 0,
         instructions: limits.instructions,
     };
-    core.run(limits)?;
-    Ok(core.profile)
+    let mut profiles = Vec::new();
+    loop {
+        core.run(limits)?;
+        profiles.push(std::mem::take(&mut core.profile));
+        match grids.next() {
+            Some(grid) => core.succeed(grid, limits),
+            None => return Ok(profiles),
+        }
+    }
+}
+
+impl<'k> Core<'k> {
+    /// Goes on to the next grid of the sequence.
+    fn succeed(&mut self, next: Grid<'k>, limits: &Limits) {
+        self.first_cluster += self.launch.grid.iter().product::<u32>() / self.cluster_shape.iter().product::<u32>();
+        self.cluster_shape = next.program.kernel.launch.cluster.unwrap_or([1, 1, 1]);
+        let program = std::mem::replace(&mut self.program, next.program);
+        let launch = std::mem::replace(&mut self.launch, next.launch);
+        self.earlier.push(Grid { program, launch });
+        self.log.succeed(self.first_cluster, std::mem::take(&mut self.waited));
+        self.trace.flags.clear();
+        (self.idle, self.clock, self.instructions) = (0, 0, limits.instructions);
+    }
 }
 
 impl Core<'_> {
@@ -171,7 +213,7 @@ impl Core<'_> {
             while running.len() < room
                 && let Some(index) = waiting.next()
             {
-                running.push(self.cluster(index, limits));
+                running.push(self.cluster(self.first_cluster + index, limits));
             }
             if running.is_empty() {
                 return Ok(());
@@ -213,14 +255,24 @@ impl Core<'_> {
         Err(self.fault(FaultKind::OverLimit { what, asked, limit }, None, Vec::new()))
     }
 
-    /// A block's place in the grid, from its cluster's number and its rank there.
-    pub(crate) fn block_id(&self, cluster: u32, rank: u32) -> [u32; 3] {
-        let shape = self.cluster_shape;
-        let clusters: [u32; 3] = std::array::from_fn(|axis| self.launch.grid[axis] / shape[axis]);
-        let split =
-            |number: u32, size: [u32; 3]| [number % size[0], number / size[0] % size[1], number / (size[0] * size[1])];
-        let (at, inside) = (split(cluster, clusters), split(rank, shape));
-        std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis])
+    /// The kernel that a cluster runs or has run, and the place of one of its blocks in the grid.
+    fn owner(&self, cluster: u32, rank: u32) -> (&Program<'_>, [u32; 3]) {
+        let mut first = 0;
+        for grid in &self.earlier {
+            let shape = grid.program.kernel.launch.cluster.unwrap_or([1, 1, 1]);
+            let clusters = grid.launch.grid.iter().product::<u32>() / shape.iter().product::<u32>();
+            if cluster - first < clusters {
+                return (&grid.program, block_id(grid.launch.grid, shape, cluster - first, rank));
+            }
+            first += clusters;
+        }
+        (&self.program, block_id(self.launch.grid, self.cluster_shape, cluster - first, rank))
+    }
+
+    /// Where an access was made, for people.
+    pub(crate) fn record_site(&self, record: &Record) -> Site {
+        let (program, block) = self.owner(record.cluster, record.block);
+        program.site(block, record.warp as usize, record.lanes, record.pc)
     }
 
     fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
@@ -236,7 +288,7 @@ impl Core<'_> {
         };
         for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {
-                id: self.block_id(index, rank),
+                id: block_id(self.launch.grid, self.cluster_shape, index - self.first_cluster, rank),
                 shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
                 named: Default::default(),
                 warps: Vec::new(),
@@ -427,6 +479,15 @@ impl Core<'_> {
     pub(crate) fn global_place(&self, address: u64, bytes: u64) -> Place {
         Place { space: "global", block: None, name: self.memory.name(address), address, bytes }
     }
+}
+
+/// A block's place in its grid, from its cluster's number there and its rank in that.
+fn block_id(grid: [u32; 3], shape: [u32; 3], cluster: u32, rank: u32) -> [u32; 3] {
+    let clusters: [u32; 3] = std::array::from_fn(|axis| grid[axis] / shape[axis]);
+    let split =
+        |number: u32, size: [u32; 3]| [number % size[0], number / size[0] % size[1], number / (size[0] * size[1])];
+    let (at, inside) = (split(cluster, clusters), split(rank, shape));
+    std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis])
 }
 
 /// What became of one instruction.

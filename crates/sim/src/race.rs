@@ -13,6 +13,7 @@ use crate::clock::{Clock, Knowledge};
 use crate::flag::Agent;
 use crate::flight::Piece;
 use crate::launch::Rules;
+use crate::machine::PREDECESSOR;
 use crate::warp::lanes;
 
 /// The way to memory.
@@ -67,11 +68,16 @@ pub(crate) struct Log {
     free: Vec<u32>,
     /// Records at which it is time to look for some.
     limit: usize,
+    /// The first cluster of each grid so far. What came before all of them counts as grid 0, so they are numbered from 1.
+    grids: Vec<u32>,
+    /// The first grid that those know to be over who have waited for this one's predecessor. A grid that has waited ends after
+    /// the one before it; one that has not may end earlier.
+    reach: usize,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Log { records: Vec::new(), free: Vec::new(), limit: Self::LEAST }
+        Log { records: Vec::new(), free: Vec::new(), limit: Self::LEAST, grids: vec![0], reach: 0 }
     }
 }
 
@@ -88,6 +94,21 @@ impl Log {
         }
         self.records.push(record);
         RecordId(self.records.len() as u32)
+    }
+
+    /// Goes on to the next grid, whose clusters are numbered from `first`. `waited` is whether the one that has ended waited for
+    /// its predecessor.
+    pub(crate) fn succeed(&mut self, first: u32, waited: bool) {
+        if !waited {
+            self.reach = self.grids.len();
+        }
+        self.grids.push(first);
+    }
+
+    /// The grid that made an access, unless it is the one that runs.
+    fn earlier(&self, record: &Record) -> Option<usize> {
+        let grid = self.grids.partition_point(|first| *first <= record.cluster);
+        (grid < self.grids.len()).then_some(grid)
     }
 
     /// Whether it is time to look for records that nobody remembers.
@@ -185,12 +206,25 @@ pub(crate) struct Observer<'a> {
 }
 
 impl Observer<'_> {
+    /// Whether the preceding grid is known to have ended.
+    fn waited(&self) -> bool {
+        self.knowledge.generic.get(self.cluster, PREDECESSOR) > 0
+    }
+
+    /// Whether what came before all grids is known to be over.
+    pub(crate) fn knows_origin(&self, log: &Log) -> bool {
+        self.waited() && log.reach == 0
+    }
+
     /// Whether the marked access is ordered before this one. Of a read it is enough that it was executed.
     fn knows(&self, log: &Log, mark: Mark, is_read: bool) -> bool {
         let record = log.get(mark.record());
         if mark.record() == self.record {
             // Lanes of one instruction: two of them writing the same bytes is a race, one of them is not.
             return mark.lane() == self.lane.unwrap_or(EVERY_LANE);
+        }
+        if let Some(grid) = log.earlier(record) {
+            return grid >= log.reach && self.waited();
         }
         // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
         let over = is_read || record.detached && self.replaces;
@@ -367,8 +401,9 @@ impl Shadow {
     }
 
     /// Whether any of the bytes were written by this kernel.
-    pub(crate) fn written(&self, start: usize, bytes: usize) -> bool {
-        self.cells[self.units(start, bytes)].iter().any(|cell| !cell.write.is_none())
+    pub(crate) fn written(&self, log: &Log, start: usize, bytes: usize) -> bool {
+        let by_this = |cell: &Cell| !cell.write.is_none() && log.earlier(log.get(cell.write.record())).is_none();
+        self.cells[self.units(start, bytes)].iter().any(by_this)
     }
 }
 

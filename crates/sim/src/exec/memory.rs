@@ -98,7 +98,7 @@ impl Exec<'_, '_> {
             let spot = self.touch(space, addresses[lane], total, false, lane, record)?;
             if let (LoadOrder::ReadOnly | LoadOrder::Streaming, Spot::Global { buffer, offset, address }) =
                 (order, spot)
-                && self.core.trace.shadows[buffer].written(offset, total as usize)
+                && self.core.trace.shadows[buffer].written(&self.core.log, offset, total as usize)
             {
                 return Err(FaultKind::NotReadOnly { place: self.core.global_place(address, total.into()) });
             }

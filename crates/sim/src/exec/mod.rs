@@ -86,6 +86,7 @@ impl Exec<'_, '_> {
             Control::Trap => Err(FaultKind::Trap),
             Control::SetMaxRegisters { change, count } => self.set_registers(change, count).map(|flow| (flow, true)),
             Control::GridDependencyWait => {
+                self.core.waited = true;
                 self.warp.learn(self.mask, |known| known.raise(crate::machine::PREDECESSOR, 1));
                 Ok((Flow::Next, true))
             }
@@ -313,7 +314,7 @@ impl Exec<'_, '_> {
             replaces,
             ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, (true, self.core.rules))
         };
-        if buffer.awaited && observer.knowledge.generic.get(self.cluster.index, crate::machine::PREDECESSOR) == 0 {
+        if buffer.awaited && !observer.knows_origin(&self.core.log) {
             return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
         }
         let (shadow, length) = (&mut self.core.trace.shadows[span.buffer], bytes as usize);
@@ -337,8 +338,7 @@ impl Exec<'_, '_> {
     pub(crate) fn race(&self, place: error::Place, conflict: Conflict, record: RecordId, write: bool) -> FaultKind {
         let access = |id: RecordId, write: bool| {
             let record = self.core.log.get(id);
-            let block = self.core.block_id(record.cluster, record.block);
-            let site = self.core.program.site(block, record.warp as usize, record.lanes, record.pc);
+            let site = self.core.record_site(record);
             let in_flight = record.detached && record.count == IN_FLIGHT;
             error::Access { write, asynchronous: record.detached, in_flight, site }
         };

@@ -169,3 +169,54 @@ fn blocks_start_in_no_particular_order() {
     let found: Vec<_> = Schedule::several(8).into_iter().filter_map(|schedule| run(false, schedule).err()).collect();
     assert!(found.iter().any(|fault| fault.kind.name() == "no progress"), "{found:?}");
 }
+
+/// A kernel that may let the next one begin at once, waits for the one before or does not, and does something with the output.
+fn link(waits: bool, body: impl Fn(&mut Bench, Addr<Global>)) -> ptx::Kernel {
+    let mut b = Bench::new(32, None);
+    b.k.launch_dependents();
+    if waits {
+        b.k.grid_dependency_wait();
+    }
+    let at = b.k.mul_wide_add(b.thread, 4, b.output);
+    body(&mut b, Addr::of(at));
+    b.finish()
+}
+
+fn chain(kernels: &[&ptx::Kernel], schedule: Schedule) -> Result<(), Box<sim::Fault>> {
+    let (mut gpu, args) = device();
+    let launch = Launch { grid: [1, 1, 1], args };
+    let sequence: Vec<_> = kernels.iter().map(|kernel| (*kernel, &launch)).collect();
+    gpu.run_sequence(&sequence, schedule).map(drop)
+}
+
+#[test]
+fn a_grid_waits_for_the_one_that_it_overlaps() {
+    let write = |b: &mut Bench, at| b.k.store(at, b.thread);
+    let read = |b: &mut Bench, at: Addr<Global>| {
+        b.k.load::<U32, _>(at);
+    };
+    let (writer, rewriter) = (link(true, write), link(false, write));
+    for schedule in Schedule::several(2) {
+        chain(&[&writer, &link(true, read)], schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        let fault = chain(&[&writer, &link(false, read)], schedule).expect_err("too early");
+        assert!(fault.kind.name() == "race" && fault.to_string().contains("output+0"), "{fault}");
+        // What the one before still reads may not be overwritten, either.
+        let fault = chain(&[&writer, &link(true, read), &rewriter], schedule).expect_err("too early");
+        assert_eq!(fault.kind.name(), "race", "{fault}");
+    }
+}
+
+#[test]
+fn a_wait_reaches_beyond_the_predecessor_only_if_that_has_waited() {
+    let write = |b: &mut Bench, at| b.k.store(at, b.thread);
+    let read = |b: &mut Bench, at: Addr<Global>| {
+        b.k.load::<U32, _>(at);
+    };
+    let (writer, reader) = (link(true, write), link(true, read));
+    let between = |waits| link(waits, |_, _| {});
+    for schedule in Schedule::several(2) {
+        chain(&[&writer, &between(true), &reader], schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        let fault = chain(&[&writer, &between(false), &reader], schedule).expect_err("the writer may still run");
+        assert_eq!(fault.kind.name(), "race", "{fault}");
+    }
+}
