@@ -52,8 +52,9 @@ pub enum Rules {
     /// The ISA's alone.
     #[default]
     Letter,
-    /// Also what published kernels rely on: a thread's copies and multiplications for Blackwell's tensor cores run in the order
-    /// of their issue.
+    /// Also what published kernels rely on. A thread's copies and multiplications for Blackwell's tensor cores run in the order of
+    /// their issue. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was
+    /// read, or what another copy wrote, it is enough that it is over, told by however relaxed a barrier.
     Practice,
 }
 

@@ -110,20 +110,29 @@
 //! What is checked does not rest on luck: whether two accesses are ordered is told from vector clocks (who has learnt of whose
 //! work, by which barrier, fence, group or flag), not from the order in which they happened to run. The rules:
 //!
-//! * Bytes written by threads and read or overwritten by the async proxy (bulk and tensor copies, wgmma operands) need a
-//!   `fence.proxy.async` somewhere between, besides the ordering itself. Overwriting what threads have only *read* does not.
+//! * Bytes that threads have written or read, and the async proxy (bulk and tensor copies, wgmma operands) reads or overwrites,
+//!   need a `fence.proxy.async` somewhere between, besides the ordering itself.
 //! * Bytes written by a copy are there for those who have waited for the right phase of the barrier that counts them.
 //! * Bytes read by a store or a multiplication may be overwritten by those who have waited for its group, or learnt from
-//!   them that it is over. To learn that, a relaxed arrive or one of block scope is enough; to see written data it is not.
+//!   them, by release and acquire, that it is over.
 //! * One warp's `wgmma.wait_group` tells that the whole warpgroup's multiplications are over, in which all four warps take part.
-//! * Accumulators and A fragments belong to the tensor cores from `wgmma` to its wait, and need a `wgmma.fence` before.
-//! * Lanes of a warp are threads: `bar.warp.sync` orders them, convergence alone does not.
+//! * Accumulators and A fragments belong to the tensor cores from `wgmma` to its wait, and need a `wgmma.fence` before the first
+//!   one, after any other use, and between shapes.
+//! * Lanes of a warp are threads: `bar.warp.sync` orders them, convergence alone does not; and a fence is each thread's own.
+//! * A release reaches those in its scope who have it in theirs; strong accesses out of each other's scope race. A load may see
+//!   an old value of a flag, unless its thread has learnt of the newer one.
 //! * A barrier is eight bytes that nobody else touches, initialised once, known to be so by those who use it.
+//! * A block of a cluster is reached into only when it is known to have started, and ends only when it knows that to be over.
 //! * A block ends with its copies landed, its stores read, its multiplications waited for, and its barriers in balance.
+//! * Of kernels that follow each other by programmatic launch ([`Gpu::run_sequence`]), one touches what the grids before it touch
+//!   only behind `griddepcontrol.wait`.
 //!
-//! * Tensor memory (`tcgen05`) is allocated before use and given back; a thread's copies and multiplications run in order and a
-//!   commit tells a barrier of their end; loads and stores have their own waits; and between threads it takes
-//!   `tcgen05.fence::before_thread_sync` on one side of the barrier and `after_thread_sync` on the other.
+//! * Tensor memory (`tcgen05`) is allocated before use and given back; of a thread's copies and multiplications only the pairs
+//!   that the ISA lists run in order, and a commit tells a barrier of their end; loads and stores have their own waits; and
+//!   between threads it takes `tcgen05.fence::before_thread_sync` on one side of the barrier and `after_thread_sync` on the
+//!   other. A comes from the collector only where the same A, as it is, was kept.
+//!
+//! These are the letter of the ISA. [`Rules::Practice`] leaves out what every published kernel leaves out.
 //!
 //! Not simulated: pairs of blocks (`cta_group::2`, reported as [`FaultKind::Unsupported`]); the weak ordering of a single
 //! thread's own accesses; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after

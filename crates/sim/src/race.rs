@@ -216,7 +216,7 @@ impl Observer<'_> {
         self.waited() && log.reach == 0
     }
 
-    /// Whether the marked access is ordered before this one. Of a read it is enough that it was executed.
+    /// Whether the marked access is ordered before this one. In practice, of a read it is enough that it was executed.
     fn knows(&self, log: &Log, mark: Mark, is_read: bool) -> bool {
         let record = log.get(mark.record());
         if mark.record() == self.record {
@@ -226,8 +226,10 @@ impl Observer<'_> {
         if let Some(grid) = log.earlier(record) {
             return grid >= log.reach && self.waited();
         }
-        // A finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is involved.
-        let over = is_read || record.detached && self.replaces;
+        // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is
+        // involved.
+        let letter = self.rules == Rules::Letter;
+        let over = !letter && (is_read || record.detached && self.replaces);
         let clock = match (self.tensor, over) {
             (true, _) => &self.knowledge.tensor,
             (false, true) => &self.knowledge.executed,
@@ -249,7 +251,7 @@ impl Observer<'_> {
         let mine = record.cluster == self.cluster && record.slot == self.slot;
         lanes(who).all(|lane| {
             let ordered = mine && self.lane == Some(lane as u32) || seen(clock, lane);
-            ordered && (is_read || self.proxy == Proxy::Generic || seen(fenced, lane))
+            ordered && (self.proxy == Proxy::Generic || is_read && !letter || seen(fenced, lane))
         })
     }
 }

@@ -356,7 +356,9 @@ fn remedy(first: &error::Access, second: &error::Access, proxy: Proxy) -> &'stat
         (false, true) if first.write && proxy == Proxy::Async => {
             "after the write: fence.proxy.async, then a barrier between writer and issuer"
         }
-        (false, true) => "let the readers arrive at a barrier for which the issuer waits",
+        (false, true) => {
+            "let the readers arrive at a barrier for which the issuer waits, with fence.proxy.async on either side of it"
+        }
         (false, false) => "put a barrier, or release and acquire, between the two",
     }
 }

@@ -97,10 +97,10 @@ fn a_remote_arrive_publishes_only_at_cluster_scope() {
     rule("race", |kept| send(if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
 }
 
-/// Block 0 multicasts a tile into both blocks, again and again; each block says when it has read it, at block scope.
+/// Block 0 multicasts a tile into both blocks, again and again; each block says when it has read it.
 #[test]
-fn a_remote_arrive_at_block_scope_suffices_to_let_a_copy_overwrite_what_was_read() {
-    rule("race", |kept| {
+fn a_remote_arrive_at_cluster_scope_lets_a_copy_overwrite_what_was_read() {
+    let kernel = |waits: bool, scope: Scope| {
         let (mut b, rank) = pair();
         let tile = b.k.shared("tile", 128, 128);
         let (full, empty) = (b.k.barriers("full", 1), b.k.barriers("empty", 1));
@@ -116,8 +116,9 @@ fn a_remote_arrive_at_block_scope_suffices_to_let_a_copy_overwrite_what_was_read
         for round in 0..2 {
             b.k.when(lead, |k| k.arrive_expecting(full.at(0), 128));
             b.k.if_(producer, |k| {
-                if kept == Kept::Yes || round == 0 {
-                    k.wait(empty.at(0), 1 - round);
+                if waits || round == 0 {
+                    k.wait_at(empty.at(0), 1 - round, Scope::Cluster);
+                    k.fence_async_shared();
                 }
                 let multicast = Some(k.variable::<U16>(3u16));
                 let options = CopyOptions { multicast, policy: None };
@@ -130,11 +131,13 @@ fn a_remote_arrive_at_block_scope_suffices_to_let_a_copy_overwrite_what_was_read
             b.k.sync_warp();
             let bar = b.k.shared_address(empty.region());
             let bar = b.k.map_shared(bar, 0);
-            b.k.when(lead, |k| k.arrive_remote(Addr::of(bar), Semantics::Ordered, Scope::Block));
+            b.k.when(lead, |k| k.arrive_remote(Addr::of(bar), Semantics::Ordered, scope));
         }
         cluster_barrier(&mut b);
         b.finish()
-    });
+    };
+    rule("race", |kept| kernel(kept == Kept::Yes, Scope::Cluster));
+    rule("race", |kept| kernel(true, if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
 }
 
 #[test]

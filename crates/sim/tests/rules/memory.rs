@@ -1,10 +1,10 @@
 //! Races, reads of nothing, and accesses out of place.
 
-use ptx::instr::LoadOrder;
-use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, U32};
-use sim::{FaultKind, Schedule};
+use ptx::instr::{Barrier, LoadOrder, Semantics};
+use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, Space, U32};
+use sim::{FaultKind, Launch, Rules, Schedule};
 
-use crate::{Bench, Kept, caught, rule, run};
+use crate::{Bench, Kept, caught, device, rule, run};
 
 /// Each thread's word of a region.
 fn mine(b: &mut Bench, region: ptx::SharedRegion) -> Addr<Shared> {
@@ -298,6 +298,71 @@ fn a_poll_for_what_nobody_does_is_given_up() {
         k.ne(seen, 2)
     });
     caught("no progress", &b.finish());
+}
+
+/// Threads read a tile, and another is copied over it, with what is between.
+fn tile_again(between: impl Fn(&mut Bench, Barriers)) -> Kernel {
+    let mut b = Bench::new(64, None);
+    let tile = b.k.shared("tile", 256, 128);
+    let bars: Barriers = b.k.barriers("bars", 2);
+    let first = b.k.eq(b.thread, 0);
+    b.k.if_(first, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.barrier_init(bars.at(1), 64);
+        k.fence_barrier_init();
+    });
+    b.k.sync_threads();
+    let at = mine(&mut b, tile);
+    for round in 0..2 {
+        if round > 0 {
+            between(&mut b, bars);
+        }
+        b.k.if_(first, |k| {
+            k.arrive_expecting(bars.at(0), 256);
+            k.bulk_load(tile.at(0), Addr::of(b.input), 256, bars.at(0), CopyOptions::default());
+        });
+        b.k.wait(bars.at(0), round);
+        b.k.load::<U32, _>(at);
+    }
+    b.finish()
+}
+
+/// Whether practice is content with a kernel.
+fn passes_in_practice(kernel: &Kernel) {
+    for schedule in Schedule::several(8) {
+        let (gpu, args) = device();
+        let mut gpu = gpu.with_rules(Rules::Practice);
+        gpu.run(kernel, &Launch { grid: [1, 1, 1], args }, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+    }
+}
+
+#[test]
+fn what_threads_have_read_needs_a_proxy_fence_before_a_copy_overwrites_it() {
+    let kernel = |kept: Kept| {
+        tile_again(|b, _| {
+            b.k.sync_threads();
+            if kept == Kept::Yes {
+                b.k.fence_async_shared();
+            }
+        })
+    };
+    rule("race", kernel);
+    passes_in_practice(&kernel(Kept::No));
+}
+
+#[test]
+fn a_relaxed_arrive_does_not_let_a_copy_overwrite_what_was_read() {
+    let kernel = |kept: Kept| {
+        tile_again(|b, bars| {
+            let sem = if kept == Kept::Yes { Semantics::Ordered } else { Semantics::Relaxed };
+            let (space, scope, bar) = (Space::Shared, Scope::Block, bars.at(1));
+            b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count: None });
+            b.k.wait(bar, 0);
+            b.k.fence_async_shared();
+        })
+    };
+    rule("race", kernel);
+    passes_in_practice(&kernel(Kept::No));
 }
 
 /// The first warp writes a word; the second makes more accesses than are remembered at a time, and then overwrites it.
