@@ -48,20 +48,14 @@ const SHAPES: [Shape; 3] =
 const MOST_INSTRUCTIONS: u64 = 4_000_000;
 
 /// Mistakes that nothing can tell from the original: which, in which instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 13] = [
+const EQUIVALENT: [(&str, &str, &str); 11] = [
     ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
     ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
-    (
-        "ordering relaxed",
-        "/produce: mbarrier.try_wait",
-        "the producer only overwrites what was read; that the reads were executed is enough, and any wait tells that",
-    ),
     (
         "ordering relaxed",
         "mbarrier.arrive.expect_tx",
         "who announces bytes publishes nothing by it: the copies signal for themselves",
     ),
-    ("ordering relaxed", "/release: ", "the consumers have written nothing that the producer will read"),
     (
         "register budget left alone",
         "setmaxnreg.inc",

@@ -107,8 +107,10 @@ impl Weights {
 }
 
 impl Source for Weights {
-    /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored.
+    /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored. What is overwritten
+    /// was read by threads, hence the fence between the two proxies; tokens are read by the tensor cores alone.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
+        k.fence_async_shared();
         let units = place.units(k, parts);
         let bytes = k.mul(units, parts.config.unit_bytes()[1]);
         let full = parts.pipe.announce(k, turn, bytes);
