@@ -81,9 +81,15 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
     PackedGroup { bytes: weights.bytes, matrices: matrices.collect() }
 }
 
-fn run_launch(gpu: &mut sim::Gpu, launch: &Launch, schedule: Schedule) -> Result<Profile> {
-    let sim_launch = sim::Launch { grid: launch.grid, args: launch.arguments.iter().map(argument).collect() };
-    gpu.run(&launch.kernel.build()?, &sim_launch, schedule).map_err(|fault| Error::Fault(fault))
+/// Runs launches as a queue does: each may begin before the one before it has ended.
+fn run_launches(gpu: &mut sim::Gpu, launches: &[Launch], schedule: Schedule) -> Result<Vec<Profile>> {
+    let simulated = |launch: &Launch| {
+        let args = launch.arguments.iter().map(argument).collect();
+        Ok((launch.kernel.build()?, sim::Launch { grid: launch.grid, args }))
+    };
+    let launches: Vec<_> = launches.iter().map(simulated).collect::<Result<_>>()?;
+    let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+    gpu.run_sequence(&sequence, schedule).map_err(|fault| Error::Fault(fault))
 }
 
 // SAFETY: the simulator checks every access of the kernels that it runs.
@@ -173,7 +179,7 @@ impl Simulated {
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
         let device = (workspace.address, MULTIPROCESSORS);
         let launches = launches(FAMILY, problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
-        let profiles = launches.iter().map(|launch| run_launch(&mut gpu, launch, self.0)).collect::<Result<_>>()?;
+        let profiles = run_launches(&mut gpu, &launches, self.0)?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
             target.bytes_mut().copy_from_slice(found);
