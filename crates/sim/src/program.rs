@@ -57,6 +57,28 @@ impl<'k> Program<'k> {
         self.spins[pc as usize]
     }
 
+    /// Whether a lane may come from one instruction to another.
+    pub(crate) fn reaches(&self, from: u32, to: u32) -> bool {
+        let mut seen = vec![false; self.kernel.body.len()];
+        let mut next = vec![from];
+        while let Some(at) = next.pop() {
+            if at == to {
+                return true;
+            }
+            let Some(instr) = self.instr(at).filter(|_| !std::mem::replace(&mut seen[at as usize], true)) else {
+                continue;
+            };
+            if let Op::Control(Control::Branch { target, .. }) = instr.op {
+                next.push(self.target(target));
+            }
+            let goes_on = !matches!(instr.op, Op::Control(Control::Branch { .. } | Control::Exit | Control::Trap));
+            if goes_on || instr.guard.is_some() {
+                next.push(at + 1);
+            }
+        }
+        false
+    }
+
     /// An instruction of a warp, for people.
     pub(crate) fn site(&self, block: [u32; 3], warp: usize, lanes: u32, pc: u32) -> Site {
         let (instruction, phase) = match self.instr(pc) {

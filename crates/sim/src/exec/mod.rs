@@ -100,13 +100,16 @@ impl Exec<'_, '_> {
         FaultKind::Unsupported { instruction: text.unwrap_or_default() }
     }
 
-    /// Whether the lanes of `wanted` are all here; if some are behind and on their way, or wait here already, these wait too.
+    /// Whether the lanes of `wanted` are all here; if the others may still come, or wait here already, these wait too.
     pub(crate) fn gather(&mut self, wanted: u32) -> Result<Option<Flow>, FaultKind> {
         let missing = wanted & !self.mask;
         if missing == 0 {
             return Ok(None);
         }
-        let comes = |lane: usize| self.warp.live >> lane & 1 == 1 && self.warp.pc[lane] <= self.pc;
+        let comes = |lane: usize| {
+            let (lives, at) = (self.warp.live >> lane & 1 == 1, self.warp.pc[lane]);
+            lives && (at <= self.pc || self.core.program.reaches(at, self.pc))
+        };
         if lanes(missing).all(comes) {
             return Ok(Some(Flow::Wait(Wait::Lanes { mask: wanted })));
         }

@@ -321,3 +321,28 @@ fn the_elected_lane_need_not_be_the_first() {
         b.finish()
     });
 }
+
+/// A loop that half of the lanes go round by a shorter way, to meet the others at its head.
+#[test]
+fn lanes_that_loop_back_are_waited_for() {
+    rule("divergence", |kept| {
+        let mut b = Bench::new(32, None);
+        let (head, end) = (b.k.label(), b.k.label());
+        let round = b.k.variable::<U32>(0);
+        let half = b.k.lt(b.thread, 16);
+        b.k.place(head);
+        b.k.sync_warp();
+        let next = b.k.add(round, 1);
+        b.k.set(round, next);
+        let over = b.k.ge(round, 3);
+        b.k.branch_if(over, end);
+        b.k.branch_if(half, head);
+        b.k.add(round, 1);
+        match kept {
+            Kept::Yes => b.k.branch(head),
+            Kept::No => b.k.branch(end),
+        }
+        b.k.place(end);
+        b.finish()
+    });
+}
