@@ -14,18 +14,18 @@ use crate::error::FaultKind;
 /// Depth of one instruction.
 pub(crate) const DEPTH: usize = 16;
 
-/// Refuses descriptors whose swizzle pattern would start out of phase.
+/// Refuses descriptors whose swizzle pattern would start out of phase: it begins at a multiple of its period, or with the row of
+/// 128 bytes in which the matrix does, if the base offset says so.
 pub(crate) fn check(desc: &WgmmaDescriptor) -> Result<(), FaultKind> {
-    if desc.base_offset != 0 {
+    let row = desc.start >> 7 & 7;
+    if desc.base_offset != 0 && desc.base_offset != row {
         let (what, found) = ("the base offset of a matrix descriptor", desc.base_offset.into());
-        return Err(FaultKind::BadOperand {
-            what,
-            found,
-            wanted: "0, with the matrix at a multiple of the swizzle's period",
-        });
+        let wanted = "0, or bits 7 to 9 of the address at which the swizzle's pattern begins";
+        return Err(FaultKind::BadOperand { what, found, wanted });
     }
     let swizzle = desc.layout.swizzle;
-    if swizzle != Swizzle::None && desc.start % swizzle.period() >= swizzle.span() {
+    let inside = (desc.start - (desc.base_offset << 7)) % swizzle.period();
+    if swizzle != Swizzle::None && inside >= swizzle.span() {
         let (what, address, wanted) = ("a swizzled matrix", desc.start.into(), swizzle.period().into());
         return Err(FaultKind::Misaligned { what, address, wanted });
     }
@@ -38,7 +38,8 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
     let (start, leading, stride) = (desc.start, desc.layout.leading, desc.layout.stride);
     let (swizzle, span) = (desc.layout.swizzle, desc.layout.swizzle.span());
     let plain = swizzle == Swizzle::None;
-    let at = |linear: u32| swizzle.apply(start + linear);
+    let phase = desc.base_offset << 7;
+    let at = |linear: u32| swizzle.apply(start + linear - phase) + phase;
     if transposed {
         let across = span / 16;
         let piece = |k: u32, block: u32| match plain {
@@ -137,6 +138,12 @@ mod tests {
         assert!(check(&desc).is_ok());
         desc.start += 32;
         assert!(matches!(check(&desc), Err(FaultKind::Misaligned { wanted: 1024, .. })));
+        // Unless the pattern begins there, too.
+        desc.base_offset = 1;
+        assert!(check(&desc).is_ok());
+        assert_eq!(pieces(&desc, 16, false)[..4], [2176, 2192, 2176 + 128 + 16, 2176 + 128]);
+        desc.base_offset = 2;
+        assert!(matches!(check(&desc), Err(FaultKind::BadOperand { .. })));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub enum AsyncCopy {
     },
     /// A box of a tensor to shared memory, laid out and bounds-checked as the tensor map says.
     TensorLoad {
-        /// Shared destination; 128-byte aligned, more if swizzled.
+        /// Shared destination; 128-byte aligned.
         dst: Address,
         /// Register with the tensor map's address.
         map: RegId,
@@ -74,7 +74,7 @@ pub enum AsyncCopy {
         map: RegId,
         /// First element of the box, innermost dimension first; 1 to 5 of them.
         coords: Vec<Operand>,
-        /// Shared source; 128-byte aligned, more if swizzled.
+        /// Shared source; 128-byte aligned.
         src: Address,
         /// L2 policy.
         policy: Option<RegId>,

@@ -2,7 +2,7 @@
 
 use ptx::instr::{LoadOrder, StoreOrder};
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Addr, Builder, Global, Launch as Shape, RegisterChange, Scope, SpecialRegister, Target, U32};
+use ptx::{Addr, Builder, CtaGroup, Global, Launch as Shape, RegisterChange, Scope, SpecialRegister, Target, U32};
 use sim::{Arg, FaultKind, Gpu, Launch, Limits, Schedule};
 
 use crate::{Bench, Kept, caught, device, rule};
@@ -80,40 +80,64 @@ fn an_argument_must_suit_its_parameter() {
     assert!(fault.to_string().contains("parameter output"), "{fault}");
 }
 
-#[test]
-fn a_box_must_lie_where_its_swizzle_begins() {
-    let run = |offset: u32| {
-        let mut k = Builder::new("boxes", Target::Sm90a, Shape { threads: 32, cluster: None, min_blocks: None });
-        let map = k.tensor_map("map");
-        let tile = k.shared("tile", 2048, 1024);
-        let bars = k.barriers("bars", 1);
-        let map = k.tensor_map_address(map);
-        let elected = k.elect();
-        k.if_(elected, |k| {
-            k.barrier_init(bars.at(0), 1);
-            k.fence_barrier_init();
-            k.arrive_expecting(bars.at(0), 1024);
-            k.tensor_load(tile.at(offset), map, &[0.into(), 0.into()], bars.at(0), Default::default());
-            k.wait(bars.at(0), 0);
-        });
-        let mut gpu = Gpu::new(Limits::h200());
-        let data = gpu.upload("data", &[0; 1024]);
-        let map = TensorMap {
-            element: Element::U16,
-            address: data.address,
-            dims: vec![64, 8],
-            strides: vec![128],
-            tile: vec![64, 8],
-            swizzle: ptx::descriptor::Swizzle::B128,
-        };
-        gpu.run(
-            &k.finish().expect("well formed"),
-            &Launch { grid: [1, 1, 1], args: vec![map.into()] },
-            Schedule::Latest,
-        )
+/// Copies a box of eight rows of 64 numbers to this byte of shared memory, and gives them back as they came to lie there.
+fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>, Box<sim::Fault>> {
+    let mut k = Builder::new("boxes", target, Shape { threads: 32, cluster: None, min_blocks: None });
+    let (map, out) = (k.tensor_map("map"), k.pointer("out"));
+    let tile = k.shared("tile", 2048, 1024);
+    let bars = k.barriers("bars", 1);
+    let map = k.tensor_map_address(map);
+    let thread = k.special(SpecialRegister::TidX);
+    let first = k.eq(thread, 0);
+    k.if_(first, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.fence_barrier_init();
+        k.arrive_expecting(bars.at(0), 1024);
+        k.tensor_load(tile.at(offset), map, &[0.into(), 0.into()], bars.at(0), Default::default());
+        k.wait(bars.at(0), 0);
+        k.bulk_store(Addr::of(out), tile.at(offset), 1024, None);
+        k.bulk_commit();
+        k.bulk_wait(0);
+    });
+    let mut kernel = k.finish().expect("well formed");
+    for instr in &mut kernel.body {
+        if let ptx::Op::Copy(ptx::instr::AsyncCopy::TensorLoad { cta_group, .. }) = &mut instr.op {
+            *cta_group = group;
+        }
+    }
+    let mut gpu = Gpu::new(Limits::h200());
+    let numbers: Vec<u8> = (0..1024).map(|i| (i / 16) as u8).collect();
+    let (data, out) = (gpu.upload("data", &numbers), gpu.alloc("out", 1024));
+    let map = TensorMap {
+        element: Element::U16,
+        address: data.address,
+        dims: vec![64, 8],
+        strides: vec![128],
+        tile: vec![64, 8],
+        swizzle: ptx::descriptor::Swizzle::B128,
     };
-    assert!(run(0).is_ok());
-    assert_eq!(run(128).expect_err("out of phase").kind.name(), "misaligned");
+    let launch = Launch { grid: [1, 1, 1], args: vec![map.into(), out.into()] };
+    gpu.run(&kernel, &launch, Schedule::Latest)?;
+    Ok(gpu.download(out).expect("all was written").to_vec())
+}
+
+#[test]
+fn a_box_lies_at_a_multiple_of_128_bytes_and_is_swizzled_by_its_address() {
+    let pieces = |offset| {
+        let bytes = boxed(Target::Sm90a, offset, None).unwrap_or_else(|fault| panic!("{fault}"));
+        bytes.chunks_exact(16).map(|piece| u32::from(piece[0])).collect::<Vec<u32>>()
+    };
+    for offset in [0, 128, 384] {
+        let expected = |at: u32| at ^ ((offset / 128 + at / 8) % 8);
+        assert_eq!(pieces(offset), (0..64).map(expected).collect::<Vec<u32>>());
+    }
+    assert_eq!(boxed(Target::Sm90a, 64, None).expect_err("half a row").kind.name(), "misaligned");
+}
+
+#[test]
+fn a_copy_for_one_block_of_a_pair_is_a_copy() {
+    let [plain, alone] = [None, Some(CtaGroup::One)].map(|group| boxed(Target::Sm100a, 0, group));
+    assert_eq!(plain.expect("nothing wrong"), alone.expect("nothing wrong"));
 }
 
 #[test]
