@@ -184,8 +184,8 @@ pub enum FaultKind {
         /// What usually orders such a pair.
         remedy: &'static str,
     },
-    /// Bytes were read that nobody wrote.
-    #[error("read of {place}, of which byte {byte} was never written")]
+    /// Bytes were read that nobody wrote, and what came of them was used: as an address, to decide something, or as a result.
+    #[error("read of {place}, of which byte {byte} was never written, and use of what came of it")]
     Uninitialised {
         /// The bytes.
         place: Place,

@@ -17,7 +17,7 @@ use crate::memory::SharedMemory;
 use crate::race::RecordId;
 use crate::tensor_core;
 use crate::tensor_memory::{self, BlockScaled};
-use crate::warp::Lanes;
+use crate::warp::{Lanes, lanes};
 
 /// A piece of work, and the instruction that issued it.
 #[derive(Debug)]
@@ -137,6 +137,8 @@ pub(crate) struct Mma {
     pub(crate) d: Vec<RegId>,
     /// Each warp's fragments, or a descriptor and whether the matrix is M-major.
     pub(crate) fragments: Vec<[Lanes; 4]>,
+    /// Lanes in which each fragment's register comes of what was never written.
+    pub(crate) tainted: Vec<[u32; 4]>,
     pub(crate) a: Option<(WgmmaDescriptor, bool)>,
     pub(crate) b: (WgmmaDescriptor, bool),
     pub(crate) accumulate: bool,
@@ -256,21 +258,31 @@ impl Core<'_> {
 
     fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
         for &(offset, bytes, source) in &copy.parts {
-            let data: Vec<u8> = match source {
-                Source::Zero => vec![0; bytes as usize],
-                Source::Bytes(data) => data[..bytes as usize].to_vec(),
+            let (offset, bytes) = (offset as usize, bytes as usize);
+            let (data, from) = match source {
+                Source::Zero => (vec![0; bytes], None),
+                Source::Bytes(data) => (data[..bytes].to_vec(), None),
                 Source::Shared(from) => {
-                    cluster.blocks[block].shared.data[from as usize..(from + bytes) as usize].to_vec()
+                    let (shared, from) = (&cluster.blocks[block].shared, from as usize);
+                    (shared.data[from..from + bytes].to_vec(), Some((shared.written.clone(), from)))
                 }
                 Source::Global(address) => {
-                    let span =
-                        self.memory.find(address, bytes.into()).ok_or_else(|| self.beyond(address, bytes.into()))?;
-                    self.memory.buffers[span.buffer].data[span.offset..span.offset + bytes as usize].to_vec()
+                    let found = self.memory.find(address, bytes as u64);
+                    let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
+                    let buffer = &self.memory.buffers[span.buffer];
+                    let data = buffer.data[span.offset..span.offset + bytes].to_vec();
+                    let shared = &mut cluster.blocks[copy.target].shared;
+                    shared.written.copy(offset, &buffer.written, span.offset, bytes);
+                    (data, None)
                 }
             };
             let shared = &mut cluster.blocks[copy.target].shared;
-            shared.data[offset as usize..(offset + bytes) as usize].copy_from_slice(&data);
-            shared.written.set(offset as usize, bytes as usize);
+            shared.data[offset..offset + bytes].copy_from_slice(&data);
+            match (source, from) {
+                (Source::Global(_), _) => {}
+                (_, Some((written, from))) => shared.written.copy(offset, &written, from, bytes),
+                (_, None) => shared.written.set(offset, bytes),
+            }
         }
         let (rank, offset) = copy.barrier;
         let name = self.program.shared_name(offset);
@@ -306,19 +318,23 @@ impl Core<'_> {
         let Some(mma) = block.warpgroups[group].queue.pop_front() else { return };
         block.warpgroups[group].done += 1;
         let n = mma.n as usize;
+        // The elements of an operand, and which of its rows were never written.
         let operand = |(desc, transposed): &(WgmmaDescriptor, bool), rows: u32, negate: bool| {
-            let bits = gather(&block.shared.data, &tensor_core::pieces(desc, rows, *transposed));
-            let mut elements = tensor_core::widen(mma.element, &bits);
+            let pieces = tensor_core::pieces(desc, rows, *transposed);
+            let mut elements = tensor_core::widen(mma.element, &gather(&block.shared.data, &pieces));
             if negate {
                 elements.iter_mut().for_each(|x| *x = -*x);
             }
-            tensor_core::by_depth(&elements, rows as usize, *transposed)
+            let lacks =
+                |address: u32| block.shared.written.missing((address - SharedMemory::START) as usize, 16).is_some();
+            let missing = tensor_core::rows_missing(&pieces, rows as usize, *transposed, lacks);
+            (tensor_core::by_depth(&elements, rows as usize, *transposed), missing)
         };
-        let a = match &mma.a {
+        let (a, rows) = match &mma.a {
             Some(a) => operand(a, 64, mma.negate[0]),
-            None => from_fragments(&mma),
+            None => (from_fragments(&mma), tainted_rows(&mma)),
         };
-        let b = operand(&mma.b, mma.n, mma.negate[1]);
+        let (b, columns) = operand(&mma.b, mma.n, mma.negate[1]);
         let mut d = vec![0.0f32; 64 * n];
         let place = |warp: usize, lane: usize, reg: usize| {
             let (row, column) = (16 * warp + lane / 4 + 8 * (reg / 2 % 2), 8 * (reg / 4) + 2 * (lane % 4) + reg % 2);
@@ -336,7 +352,17 @@ impl Core<'_> {
         tensor_core::multiply(&mut d, &a, &b, n);
         for (index, warp) in warps.iter_mut().flatten().enumerate() {
             for (reg, id) in mma.d.iter().enumerate() {
+                let before = if mma.accumulate { warp.tainted(*id) } else { 0 };
                 (0..32).for_each(|lane| warp.deposit(*id, lane, d[place(index, lane, reg)].to_bits()));
+                let missing = |lane: usize| {
+                    let at = place(index, lane, reg);
+                    let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
+                    is_in(&rows, at / n) || is_in(&columns, at % n)
+                };
+                if before != 0 || rows.is_some() || columns.is_some() {
+                    let mask = (0..32).filter(|&lane| missing(lane)).fold(before, |mask, lane| mask | 1 << lane);
+                    warp.taint(*id, mask, mma.pc);
+                }
             }
         }
         self.profile.tensor_macs += 64 * u64::from(mma.n) * tensor_core::DEPTH as u64;
@@ -385,6 +411,17 @@ impl Core<'_> {
         }
         Ok(())
     }
+}
+
+/// The rows of A of which a part was never written, if it is in registers and there are some.
+fn tainted_rows(mma: &Mma) -> Option<Vec<bool>> {
+    let mut rows = vec![false; 64];
+    for (warp, registers) in mma.tainted.iter().enumerate() {
+        for (reg, mask) in registers.iter().enumerate() {
+            lanes(*mask).for_each(|lane| rows[16 * warp + lane / 4 + 8 * (reg % 2)] = true);
+        }
+    }
+    rows.contains(&true).then_some(rows)
 }
 
 /// The bytes at these shared addresses, sixteen at each.

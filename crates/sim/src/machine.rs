@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use ptx::instr::{Barrier, Memory};
+use ptx::instr::{Access, Barrier, Memory};
 use ptx::{Kernel, Op};
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
@@ -45,6 +45,8 @@ pub(crate) struct Core<'k> {
     pub(crate) profile: Profile,
     schedule: Schedule,
     pub(crate) chooser: Chooser,
+    /// For each instruction that has read what was never written, what that was.
+    pub(crate) origins: BTreeMap<u32, FaultKind>,
     /// Instructions since something changed that another could see.
     pub(crate) idle: u64,
     /// Cycle counter: instructions in all, and how many there may be.
@@ -171,6 +173,7 @@ pub(crate) fn run(
         memory,
         trace,
         log: Log::default(),
+        origins: BTreeMap::new(),
         profile: Profile::default(),
         schedule,
         chooser: Chooser::new(schedule),
@@ -199,6 +202,7 @@ impl<'k> Core<'k> {
         self.earlier.push(Grid { program, launch });
         self.log.succeed(self.first_cluster, std::mem::take(&mut self.waited));
         self.trace.flags.clear();
+        self.origins.clear();
         (self.idle, self.clock, self.instructions) = (0, 0, limits.instructions);
     }
 }
@@ -364,7 +368,8 @@ impl Core<'_> {
             let Some((pc, mask)) = next else { break Ok(()) };
             lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
             let jobs = cluster.jobs.len();
-            let step = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask }.step();
+            let exec = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask, spread: 0, origin: 0 };
+            let step = { exec }.step();
             let visible = match step {
                 Ok(step) => {
                     together = step.together;
@@ -468,6 +473,11 @@ impl Core<'_> {
         Ok(())
     }
 
+    /// What an instruction has read that was never written.
+    pub(crate) fn uninitialised(&self, origin: u32) -> FaultKind {
+        self.origins.get(&origin).cloned().unwrap_or(FaultKind::Trap)
+    }
+
     /// Bytes of a block's shared memory, for people.
     pub(crate) fn shared_place(&self, block: [u32; 3], offset: u32, bytes: u32) -> Place {
         let name = self.program.shared_name(offset);
@@ -513,6 +523,15 @@ impl Exec<'_, '_> {
         self.warp.live &= !mask;
     }
 
+    /// What was computed with what was never written is of that kind, too.
+    fn taint_results(&mut self) {
+        for &(reg, access) in self.core.program.registers(self.pc) {
+            if access != Access::Read {
+                self.warp.taint(reg, self.spread & self.mask, self.origin);
+            }
+        }
+    }
+
     /// Executes one instruction.
     fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
@@ -528,6 +547,9 @@ impl Exec<'_, '_> {
         let whole = group == self.warp.live;
         if let Some(guard) = instr.guard {
             self.check_defined(guard.pred, group)?;
+            if self.warp.tainted(guard.pred) & group != 0 {
+                return Err(self.core.uninitialised(self.warp.origin(guard.pred)));
+            }
             let holds = self.warp.holds(guard.pred);
             self.mask &= if guard.negated { !holds } else { holds };
         }
@@ -539,6 +561,9 @@ impl Exec<'_, '_> {
         self.check_registers(&instr.op)?;
         let (flow, visible) = self.execute(&instr.op)?;
         let acting = self.mask;
+        if self.spread != 0 {
+            self.taint_results();
+        }
         for lane in lanes(group) {
             let acted = acting >> lane & 1 == 1;
             match flow {

@@ -35,6 +35,16 @@ impl Written {
         Self::masks(start, bytes).for_each(|(word, mask)| self.0[word] &= !mask);
     }
 
+    /// Takes over what another memory knows of the bytes that were copied from there.
+    pub(crate) fn copy(&mut self, start: usize, other: &Written, from: usize, bytes: usize) {
+        self.set(start, bytes);
+        if other.missing(from, bytes).is_some() {
+            (0..bytes)
+                .filter(|byte| other.missing(from + byte, 1).is_some())
+                .for_each(|byte| self.clear(start + byte, 1));
+        }
+    }
+
     /// The first unwritten byte of a range.
     pub(crate) fn missing(&self, start: usize, bytes: usize) -> Option<usize> {
         Self::masks(start, bytes).find_map(|(word, mask)| {

@@ -56,6 +56,29 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
     }
 }
 
+/// Which rows of an operand lack something, if any does; `lacks` says it of the piece at an address.
+pub(crate) fn rows_missing(
+    pieces: &[u32],
+    rows: usize,
+    transposed: bool,
+    lacks: impl Fn(u32) -> bool,
+) -> Option<Vec<bool>> {
+    if !pieces.iter().any(|address| lacks(*address)) {
+        return None;
+    }
+    let mut missing = vec![false; rows];
+    for (at, _) in pieces.iter().enumerate().filter(|(_, address)| lacks(**address)) {
+        match transposed {
+            false => missing[at / 2] = true,
+            true => {
+                let block = at % (rows / 8);
+                missing[8 * block..8 * block + 8].fill(true);
+            }
+        }
+    }
+    Some(missing)
+}
+
 /// Pieces as ranges of bytes (start, length), neighbours in the list joined where they are neighbours in memory.
 pub(crate) fn joined(pieces: &[u32]) -> impl Iterator<Item = (u32, u32)> {
     pieces

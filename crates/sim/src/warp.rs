@@ -44,11 +44,14 @@ pub(crate) enum Wait {
     Lanes { mask: u32 },
 }
 
-/// A register bank's contents: values and, per register, the lanes in which it is defined.
+/// A register bank's contents: values and, per register, the lanes in which it is defined, those in which its value comes of
+/// memory that was never written, and the instruction that read that.
 #[derive(Debug, Default)]
 struct Registers {
     values: Vec<Lanes>,
     defined: Vec<u32>,
+    tainted: Vec<u32>,
+    origin: Vec<u32>,
 }
 
 /// What a lane that went its own way knows, or nothing while it knows what the warp knows.
@@ -89,6 +92,8 @@ pub(crate) struct Warp {
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
     banks: [Registers; 4],
+    /// Whether any register was ever tainted.
+    pub(crate) taints: bool,
     /// Common knowledge of the lanes.
     pub(crate) known: Knowledge,
     pub(crate) apart: [Apart; 32],
@@ -123,7 +128,8 @@ impl Warp {
     pub(crate) fn new(index: usize, slot: u32, counts: [u32; 4], known: Knowledge, budget: u32) -> Self {
         let bank = |bank: Bank| {
             let count = counts[bank.index()] as usize;
-            Registers { values: vec![[0; 32]; count], defined: vec![0; count] }
+            let none = vec![0; count];
+            Registers { values: vec![[0; 32]; count], defined: none.clone(), tainted: none.clone(), origin: none }
         };
         let words = counts[Bank::B32.index()] as usize;
         Warp {
@@ -133,6 +139,7 @@ impl Warp {
             waits: [Wait::None; 32],
             live: FULL,
             banks: Bank::ALL.map(bank),
+            taints: false,
             known,
             apart: Default::default(),
             tick: 1,
@@ -206,6 +213,7 @@ impl Warp {
             lanes(mask).for_each(|lane| bank.values[index][lane] = values[lane] & keep);
         }
         bank.defined[index] |= mask;
+        bank.tainted[index] &= !mask;
         if reg.bank == Bank::B32 {
             self.used[index] = Use::Thread;
         }
@@ -216,6 +224,27 @@ impl Warp {
         let bank = &mut self.banks[reg.bank.index()];
         bank.values[reg.index as usize][lane] = bits.into();
         bank.defined[reg.index as usize] |= 1 << lane;
+        bank.tainted[reg.index as usize] &= !(1 << lane);
+    }
+
+    /// Lanes in which a register's value comes of memory that was never written.
+    pub(crate) fn tainted(&self, reg: RegId) -> u32 {
+        self.banks[reg.bank.index()].tainted[reg.index as usize]
+    }
+
+    /// The instruction that read what was never written.
+    pub(crate) fn origin(&self, reg: RegId) -> u32 {
+        self.banks[reg.bank.index()].origin[reg.index as usize]
+    }
+
+    /// A register's value in these lanes comes of memory that was never written, and that this instruction read.
+    pub(crate) fn taint(&mut self, reg: RegId, mask: u32, origin: u32) {
+        if mask != 0 {
+            let bank = &mut self.banks[reg.bank.index()];
+            bank.tainted[reg.index as usize] |= mask;
+            bank.origin[reg.index as usize] = origin;
+            self.taints = true;
+        }
     }
 
     /// What a lane knows.

@@ -3,7 +3,7 @@
 use ptx::instr::{ReduceOp, ShuffleMode, VoteMode, Warp as WarpOp};
 use ptx::{Address, DataType, Operand, RegId, Space};
 
-use super::{Exec, Flow};
+use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::warp::{FULL, Lanes, lanes};
 
@@ -71,7 +71,7 @@ impl Exec<'_, '_> {
         lane: Operand,
         clamp: u32,
     ) -> Result<(), FaultKind> {
-        let (a, by) = (*self.warp.get(a), self.warp.value(lane));
+        let (a_reg, a, by) = (a, *self.warp.get(a), self.warp.value(lane));
         let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
         let source = |lane: usize| -> (usize, bool) {
             let (lane, by) = (lane as u32, by[lane] as u32 & 31);
@@ -91,9 +91,13 @@ impl Exec<'_, '_> {
             let (what, found) = ("the lane a shuffle reads from", source(lane).0 as u64);
             return Err(FaultKind::BadOperand { what, found, wanted: "a lane that takes part" });
         }
+        let tainted = self.warp.tainted(a_reg);
+        let tainted = lanes(self.mask).filter(|&lane| tainted >> source(lane).0 & 1 == 1).fold(0, |m, l| m | 1 << l);
+        let origin = self.warp.origin(a_reg);
         let values: Lanes = std::array::from_fn(|lane| a[source(lane).0 & 31]);
         let inside: Lanes = std::array::from_fn(|lane| source(lane).1.into());
         self.set(dst, &values);
+        self.warp.taint(dst, tainted, origin);
         if let Some(valid) = valid {
             self.set(valid, &inside);
         }
@@ -139,14 +143,27 @@ impl Exec<'_, '_> {
                 }
             });
             self.set(*dst, &values);
+            self.taint_loaded(transpose, *dst, matrix);
         }
         Ok(())
+    }
+
+    /// The lanes that a row of a matrix goes to have what was never written, if some of the row was not.
+    fn taint_loaded(&mut self, transpose: bool, dst: RegId, matrix: &[(usize, usize)]) {
+        for (row, &(block, offset)) in matrix.iter().enumerate() {
+            let span = SharedSpan { block, offset: offset as u32 };
+            if let Some(fault) = self.unwritten(span, 16) {
+                self.core.origins.entry(self.pc).or_insert(fault);
+                let mask = if transpose { 0x1111_1111 << (row / 2) } else { 0xf << (4 * row) };
+                self.warp.taint(dst, mask, self.pc);
+            }
+        }
     }
 
     fn store_matrix(&mut self, transpose: bool, srcs: &[RegId], addr: Address) -> Result<(), FaultKind> {
         let rows = self.rows(addr, srcs.len(), true)?;
         for (matrix, src) in rows.chunks_exact(8).zip(srcs) {
-            let values = *self.warp.get(*src);
+            let (values, tainted) = (*self.warp.get(*src), self.warp.tainted(*src));
             for (row, &(block, offset)) in matrix.iter().enumerate() {
                 let shared = &mut self.cluster.blocks[block].shared;
                 for column in 0..8 {
@@ -155,6 +172,12 @@ impl Exec<'_, '_> {
                     shared.data[offset + 2 * column..offset + 2 * column + 2].copy_from_slice(&bits.to_le_bytes());
                 }
                 shared.written.set(offset, 16);
+                for column in (0..8).filter(|_| tainted != 0) {
+                    let (r, c) = if transpose { (column, row) } else { (row, column) };
+                    if tainted >> (4 * r + c / 2) & 1 == 1 {
+                        shared.written.clear(offset + 2 * column, 2);
+                    }
+                }
             }
         }
         Ok(())

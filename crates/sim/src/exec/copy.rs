@@ -299,7 +299,11 @@ impl Exec<'_, '_> {
         let reading: RecordId = self.detached(Proxy::Async, 1 << lane, read_slot, group);
         let writing: RecordId = self.detached(Proxy::Async, 1 << lane, write_slot, group);
         for &(offset, bytes, address) in &parts {
-            self.touch_shared(SharedSpan { block: self.rank, offset }, bytes, false, Some(lane), reading)?;
+            let from = SharedSpan { block: self.rank, offset };
+            self.touch_shared(from, bytes, false, Some(lane), reading)?;
+            if let Some(fault) = self.unwritten(from, bytes) {
+                return Err(fault);
+            }
             self.touch_global(address, bytes.into(), true, lane, writing)?;
             self.core.profile.copied_out += u64::from(bytes);
         }

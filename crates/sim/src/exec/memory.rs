@@ -54,6 +54,19 @@ impl Exec<'_, '_> {
         Ok(Spot::Shared(span))
     }
 
+    /// What is wrong with reading some of the bytes from a place on, if they were never written.
+    fn unwritten_at(&self, spot: Spot, at: u32, bytes: u32) -> Option<FaultKind> {
+        match spot {
+            Spot::Global { buffer, offset, address } => {
+                let start = offset + at as usize;
+                let byte = self.core.memory.buffers[buffer].written.missing(start, bytes as usize)?;
+                let place = self.core.global_place(address + u64::from(at), bytes.into());
+                Some(FaultKind::Uninitialised { place, byte: (byte - start) as u64 })
+            }
+            Spot::Shared(span) => self.unwritten(SharedSpan { offset: span.offset + at, ..span }, bytes),
+        }
+    }
+
     fn bytes(&self, spot: Spot, bytes: usize) -> &[u8] {
         match spot {
             Spot::Global { buffer, offset, .. } => &self.core.memory.buffers[buffer].data[offset..offset + bytes],
@@ -94,8 +107,18 @@ impl Exec<'_, '_> {
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * dsts.len() as u32;
         let mut values = vec![[0u64; 32]; dsts.len()];
+        let mut tainted = vec![0u32; dsts.len()];
         for lane in lanes(self.mask) {
             let spot = self.touch(space, addresses[lane], total, false, lane, record)?;
+            if let Some(fault) = self.unwritten_at(spot, 0, total) {
+                if strong.is_some() {
+                    return Err(fault);
+                }
+                self.core.origins.entry(self.pc).or_insert(fault);
+                for (at, tainted) in (0..).step_by(width as usize).zip(&mut tainted) {
+                    *tainted |= u32::from(self.unwritten_at(spot, at, width).is_some()) << lane;
+                }
+            }
             if let (LoadOrder::ReadOnly | LoadOrder::Streaming, Spot::Global { buffer, offset, address }) =
                 (order, spot)
                 && self.core.trace.shadows[buffer].written(&self.core.log, offset, total as usize)
@@ -113,8 +136,9 @@ impl Exec<'_, '_> {
                 value[lane] = word(bytes);
             }
         }
-        for (dst, values) in dsts.iter().zip(&values) {
+        for ((dst, values), tainted) in dsts.iter().zip(&values).zip(tainted) {
             self.set(*dst, values);
+            self.warp.taint(*dst, tainted, self.pc);
         }
         self.count(space, &addresses, total, false);
         Ok(())
@@ -141,6 +165,14 @@ impl Exec<'_, '_> {
                 values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width as usize)).collect();
             self.raise_flag(spot, lane, &data, matches!(order, StoreOrder::Release(_)), strong, false);
             self.put(spot, &data);
+            if let (true, Spot::Shared(span)) = (self.warp.taints, spot) {
+                let written = &mut self.cluster.blocks[span.block].shared.written;
+                for (at, src) in (span.offset..).step_by(width as usize).zip(srcs) {
+                    if self.warp.tainted(*src) >> lane & 1 == 1 {
+                        written.clear(at as usize, width as usize);
+                    }
+                }
+            }
         }
         self.count(space, &addresses, total, true);
         Ok(())
@@ -153,7 +185,10 @@ impl Exec<'_, '_> {
         let operand = self.warp.value(*a);
         let mut old = [0; 32];
         for lane in lanes(self.mask) {
-            self.touch(*space, addresses[lane], width, false, lane, record)?;
+            let read = self.touch(*space, addresses[lane], width, false, lane, record)?;
+            if let Some(fault) = self.unwritten_at(read, 0, width) {
+                return Err(fault);
+            }
             let spot = self.touch(*space, addresses[lane], width, true, lane, record)?;
             old[lane] = word(self.bytes(spot, width as usize));
             let new = combine(*op, *ty, old[lane], operand[lane]).to_le_bytes();

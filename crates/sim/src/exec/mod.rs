@@ -10,7 +10,7 @@ mod wgmma;
 
 pub(crate) use sync::{settle_cluster, settle_named};
 
-use ptx::instr::{Access, Control};
+use ptx::instr::{Access, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::error::{self, FaultKind};
@@ -31,6 +31,9 @@ pub(crate) struct Exec<'a, 'k> {
     pub(crate) pc: u32,
     /// The lanes that execute it.
     pub(crate) mask: u32,
+    /// The lanes in which it computes with what was never written, and the load that read that.
+    pub(crate) spread: u32,
+    pub(crate) origin: u32,
 }
 
 /// How an instruction ended.
@@ -125,6 +128,9 @@ impl Exec<'_, '_> {
 
     /// Registers must be defined before they are read, and left alone while a multiplication owns them.
     pub(crate) fn check_registers(&mut self, op: &Op) -> Result<(), FaultKind> {
+        if self.warp.taints {
+            self.check_taints(op)?;
+        }
         let in_flight = self.warp.issued > self.warp.retired;
         let by_threads = !matches!(op, Op::Wgmma(_));
         for &(reg, access) in self.core.program.registers(self.pc) {
@@ -142,6 +148,31 @@ impl Exec<'_, '_> {
                 }
                 self.warp.used[reg.index as usize] = Use::Thread;
             }
+        }
+        Ok(())
+    }
+
+    /// A value of which a part was never written may be moved and computed with, but not acted upon.
+    fn check_taints(&mut self, op: &Op) -> Result<(), FaultKind> {
+        for &(reg, access) in self.core.program.registers(self.pc) {
+            let tainted = self.warp.tainted(reg) & self.mask;
+            if access == Access::Write || tainted == 0 {
+                continue;
+            }
+            if !may_be_tainted(op, reg) {
+                return Err(self.core.uninitialised(self.warp.origin(reg)));
+            }
+            let chosen = match op {
+                Op::Arith(Arith::Select { a, b, pred, .. }) if reg != *pred => {
+                    let holds = self.warp.holds(*pred);
+                    let side = |operand: Operand| if operand == Operand::Reg(reg) { FULL } else { 0 };
+                    holds & side(*a) | !holds & side(*b)
+                }
+                Op::Arith(_) => FULL,
+                _ => 0,
+            };
+            self.spread |= tainted & chosen;
+            self.origin = self.warp.origin(reg);
         }
         Ok(())
     }
@@ -293,11 +324,15 @@ impl Exec<'_, '_> {
             let place = self.core.shared_place(block.id, conflict.byte as u32, self.core.program.shared_unit);
             return Err(self.race(place, conflict, record, write));
         }
-        if !write && let Some(byte) = block.shared.written.missing(start, length) {
-            let place = self.core.shared_place(block.id, span.offset, bytes);
-            return Err(FaultKind::Uninitialised { place, byte: (byte - start) as u64 });
-        }
         Ok(())
+    }
+
+    /// What is wrong with reading bytes of shared memory, if some of them were never written.
+    pub(crate) fn unwritten(&self, span: SharedSpan, bytes: u32) -> Option<FaultKind> {
+        let (block, start) = (&self.cluster.blocks[span.block], span.offset as usize);
+        let byte = block.shared.written.missing(start, bytes as usize)?;
+        let place = self.core.shared_place(block.id, span.offset, bytes);
+        Some(FaultKind::Uninitialised { place, byte: (byte - start) as u64 })
     }
 
     /// Notes an access to global memory and checks it against all others.
@@ -330,11 +365,6 @@ impl Exec<'_, '_> {
             let place = self.core.global_place(at, self.core.program.global_unit.into());
             return Err(self.race(place, conflict, record, write));
         }
-        let buffer = &self.core.memory.buffers[span.buffer];
-        if !write && let Some(byte) = buffer.written.missing(span.offset, length) {
-            let place = self.core.global_place(address, bytes);
-            return Err(FaultKind::Uninitialised { place, byte: (byte - span.offset) as u64 });
-        }
         Ok(span)
     }
 
@@ -348,6 +378,21 @@ impl Exec<'_, '_> {
         let (first, second) = (access(conflict.record, conflict.was_write), access(record, write));
         let remedy = remedy(&first, &second, self.core.log.get(record).proxy);
         FaultKind::Race { place, first: Box::new(first), second: Box::new(second), remedy }
+    }
+}
+
+/// Whether an instruction takes this register as a value that it only computes with or hands on.
+fn may_be_tainted(op: &Op, reg: RegId) -> bool {
+    match op {
+        Op::Arith(Arith::ParamWord { .. } | Arith::MapShared { .. }) => false,
+        Op::Arith(_) => true,
+        Op::Memory(Memory::Store { space, order: StoreOrder::Weak, srcs, addr, .. }) => {
+            *space != Space::Global && srcs.contains(&reg) && addr.base != Base::Reg(reg)
+        }
+        Op::Warp(WarpOp::Shuffle { a, lane, .. }) => reg == *a && *lane != Operand::Reg(reg),
+        Op::Warp(WarpOp::StoreMatrix { srcs, addr, .. }) => srcs.contains(&reg) && addr.base != Base::Reg(reg),
+        Op::Wgmma(Wgmma::Mma { .. }) => reg.bank == Bank::B32,
+        _ => false,
     }
 }
 

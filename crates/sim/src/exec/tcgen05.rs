@@ -262,6 +262,9 @@ impl Exec<'_, '_> {
         for (address, bytes) in tensor_core::joined(pieces) {
             let span = self.described_span(address, bytes)?;
             self.touch_shared(span, bytes, false, Some(lane), record)?;
+            if let Some(fault) = self.unwritten(span, bytes) {
+                return Err(fault);
+            }
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
 use crate::race::Proxy;
 use crate::tensor_core;
-use crate::warp::{FULL, Owned, Use, Wait};
+use crate::warp::{FULL, Lanes, Owned, Use, Wait};
 
 impl Exec<'_, '_> {
     pub(crate) fn wgmma(&mut self, op: &Wgmma) -> Result<Flow, FaultKind> {
@@ -83,7 +83,11 @@ impl Exec<'_, '_> {
                 for reg in regs {
                     self.enter(*reg, Use::Fragment)?;
                 }
-                fragments = Some(regs.map(|reg| *self.warp.get(reg)));
+                fragments = Some(regs.map(|reg| (*self.warp.get(reg), self.warp.tainted(reg))));
+                regs.iter().filter(|reg| self.warp.tainted(**reg) != 0).for_each(|reg| {
+                    let fault = self.core.uninitialised(self.warp.origin(*reg));
+                    self.core.origins.entry(self.pc).or_insert(fault);
+                });
                 None
             }
             MatrixA::Shared { desc, transpose } => Some((self.descriptor(*desc)?, *transpose)),
@@ -101,6 +105,7 @@ impl Exec<'_, '_> {
             element: *element,
             d: d.clone(),
             fragments: Vec::new(),
+            tainted: Vec::new(),
             a: a_desc,
             b: b_desc,
             accumulate,
@@ -126,7 +131,7 @@ impl Exec<'_, '_> {
     }
 
     /// Joins the other warps of the warpgroup at this multiplication; it can run once all four are there.
-    fn enqueue(&mut self, mma: Mma, fragments: Option<[crate::warp::Lanes; 4]>) -> Result<(), FaultKind> {
+    fn enqueue(&mut self, mma: Mma, fragments: Option<[(Lanes, u32); 4]>) -> Result<(), FaultKind> {
         let (group, part) = (self.warp.index / 4, self.warp.index % 4);
         self.warp.issued += 1;
         let number = self.warp.issued;
@@ -150,13 +155,19 @@ impl Exec<'_, '_> {
         mma.issued |= 1 << part;
         if let Some(fragments) = fragments {
             mma.fragments.resize(4, [[0; 32]; 4]);
-            mma.fragments[part] = fragments;
+            mma.tainted.resize(4, [0; 4]);
+            mma.fragments[part] = fragments.map(|(values, _)| values);
+            mma.tainted[part] = fragments.map(|(_, tainted)| tainted);
         }
         let (complete, record, n, a, b) = (mma.issued == 15, mma.record, mma.n, mma.a, mma.b);
         for (desc, rows, transposed) in [a.map(|(desc, t)| (desc, 64, t)), Some((b.0, n, b.1))].into_iter().flatten() {
             for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&desc, rows, transposed)) {
                 let span = self.described_span(address, bytes)?;
                 self.touch_shared(span, bytes, false, None, record)?;
+                if let Some(fault) = self.unwritten(span, bytes) {
+                    // What was never written is in the results of its rows; that is for those to tell who use them.
+                    self.core.origins.entry(self.pc).or_insert(fault);
+                }
             }
         }
         if complete {

@@ -183,10 +183,52 @@ fn shared_bytes_that_nobody_wrote_cannot_be_read() {
         if kept == Kept::Yes {
             b.k.store(at, b.thread);
         }
-        b.k.load::<U32, _>(at);
+        let value = b.k.load::<U32, _>(at);
+        store_own_word(&mut b, value);
         b.finish()
     });
     assert!(fault.to_string().contains("words+0"), "{fault}");
+}
+
+/// Four words, of which three were written, are read, added to, and brought elsewhere as one.
+#[test]
+fn what_nobody_wrote_may_be_carried_about_as_long_as_nothing_depends_on_it() {
+    rule("uninitialised read", |kept| {
+        let mut b = Bench::new(32, None);
+        let (words, copy) = (b.k.shared("words", 512, 16), b.k.shared("copy", 512, 16));
+        let [from, to] = [words, copy].map(|region| {
+            let base = b.k.shared_address(region);
+            Addr::<Shared>::of(b.k.mul_add(b.thread, 16, base))
+        });
+        (0..3).for_each(|word| b.k.store(from.plus(4 * word), b.thread));
+        let four: [ptx::Reg<U32>; 4] = b.k.load_vector(from);
+        let sums = four.map(|word| b.k.add(word, 1));
+        b.k.store_vector(to, sums);
+        let four: [ptx::Reg<U32>; 4] = b.k.load_vector(to);
+        let wanted = b.k.lt(b.thread, 32);
+        let value = b.k.select(wanted, four[2], four[3]);
+        store_own_word(&mut b, if kept == Kept::Yes { value } else { four[3] });
+        b.finish()
+    });
+}
+
+#[test]
+fn nothing_is_decided_by_what_nobody_wrote() {
+    rule("uninitialised read", |kept| {
+        let mut b = Bench::new(32, None);
+        let words = b.k.shared("words", 128, 16);
+        let at = mine(&mut b, words);
+        if kept == Kept::Yes {
+            b.k.store(at, b.thread);
+        }
+        let value = b.k.load::<U32, _>(at);
+        let odd = b.k.and(value, 1);
+        let is_odd = b.k.eq(odd, 1);
+        b.k.if_(is_odd, |k| {
+            k.add(value, 1);
+        });
+        b.finish()
+    });
 }
 
 #[test]
@@ -194,7 +236,8 @@ fn global_bytes_that_nobody_wrote_cannot_be_read() {
     rule("uninitialised read", |kept| {
         let mut b = Bench::new(32, None);
         let from = if kept == Kept::Yes { b.input } else { b.output };
-        b.k.load::<U32, _>(Addr::<Global>::of(from));
+        let value = b.k.load::<U32, _>(Addr::<Global>::of(from).plus(2048));
+        store_own_word(&mut b, value);
         b.finish()
     });
 }

@@ -2,7 +2,7 @@
 
 use ptx::descriptor::MatrixLayout;
 use ptx::instr::{Accumulate, WgmmaElement};
-use ptx::{Addr, F16x2, F32, Kernel, MatrixOperand, Reg, Shared, U32};
+use ptx::{Addr, F16x2, F32, Global, Kernel, MatrixOperand, Reg, Shared, U32};
 
 use crate::{Bench, Kept, caught, rule};
 
@@ -227,4 +227,34 @@ fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
     let mut kernel = b.finish();
     kernel.launch.threads = 64;
     caught("bad operand", &kernel);
+}
+
+/// Of the eight rows of B the last was never written: the last column of the product is nobody's to use, the others are.
+#[test]
+fn a_row_that_nobody_wrote_spoils_its_own_column_of_a_product() {
+    let fault = rule("uninitialised read", |kept| {
+        let mut b = Bench::new(128, None);
+        let tile = b.k.shared("tile", 1024, 1024);
+        let base = b.k.shared_address(tile);
+        let at = b.k.mul_add(b.thread, 16, base);
+        let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
+        let seven = b.k.lt(b.thread, 7 * 8);
+        b.k.when(seven, |k| k.store_vector(Addr::<Shared>::of(at), zero));
+        b.k.fence_async_shared();
+        b.k.sync_threads();
+        let layout = MatrixLayout::K_MAJOR_128;
+        let low = b.k.descriptor_low(layout, base);
+        let desc = b.k.wgmma_descriptor(layout, low);
+        let acc: [Reg<F32>; 4] = [0.0; 4].map(|zero| b.k.variable(zero));
+        let a: [Reg<F16x2>; 4] = std::array::from_fn(|_| b.k.bits::<F16x2>(0));
+        b.k.wgmma_fence();
+        b.k.wgmma(&acc, MatrixOperand::F16(a), desc, Accumulate::Add);
+        b.k.wgmma_commit();
+        b.k.wgmma_wait(0);
+        // Row 7 begins with its last two pieces, as swizzled. A thread's first sum is of column 2 · (lane % 4), its second of the next.
+        let to = b.k.mul_wide_add(b.thread, 4, b.output);
+        b.k.store(Addr::<Global>::of(to), acc[usize::from(kept == Kept::No)]);
+        b.finish()
+    });
+    assert!(fault.to_string().contains("tile+992"), "{fault}");
 }
