@@ -4,6 +4,7 @@
 //! a barrier for copies into shared memory, the issuing thread's groups for stores, the warpgroup for multiplications.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use ptx::RegId;
 use ptx::descriptor::WgmmaDescriptor;
@@ -12,7 +13,7 @@ use ptx::instr::WgmmaElement;
 use crate::barrier::Carry;
 use crate::clock::Knowledge;
 use crate::error::FaultKind;
-use crate::machine::{Cluster, Core};
+use crate::machine::{Block, Cluster, Core};
 use crate::memory::SharedMemory;
 use crate::race::RecordId;
 use crate::tensor_core;
@@ -40,7 +41,11 @@ pub(crate) enum Work {
     /// The next multiplication of a warpgroup.
     Multiply { group: usize },
     /// The next piece of work of a lane's tcgen05 pipeline.
-    Tensor { lane: usize },
+    Tensor {
+        lane: usize,
+        /// The blocks whose memory it needs, one bit each.
+        touched: u32,
+    },
 }
 
 impl Job {
@@ -56,7 +61,8 @@ impl Job {
     pub(crate) fn touches(&self, rank: usize) -> bool {
         match &self.work {
             Work::Incoming(copy) => copy.target == rank || copy.source_block == Some(rank),
-            Work::Reading(_) | Work::Multiply { .. } | Work::Tensor { .. } => self.block == rank,
+            Work::Reading(_) | Work::Multiply { .. } => self.block == rank,
+            Work::Tensor { touched, .. } => touched >> rank & 1 == 1,
             Work::Writing(..) => false,
         }
     }
@@ -167,14 +173,15 @@ impl Warpgroup {
 pub(crate) enum TensorOp {
     /// 32 rows of 16 bytes at these shared addresses, to four columns from this one on, for each quarter of the lanes.
     CopyScales {
+        /// The blocks that do it, each within its own memories.
+        workers: Range<usize>,
         column: u32,
         pieces: Vec<u32>,
     },
-    Multiply(BlockScaled),
+    /// By the blocks that do it: each has its rows of A, and all of them together those of B.
+    Multiply(Range<usize>, BlockScaled),
     /// Tells barriers (by block and offset) that all before it is done.
-    Commit {
-        barriers: Vec<(usize, u32)>,
-    },
+    Commit { barriers: Vec<(usize, u32)> },
 }
 
 impl TensorOp {
@@ -182,8 +189,18 @@ impl TensorOp {
     pub(crate) fn piece(&self) -> Option<Piece> {
         match self {
             TensorOp::CopyScales { .. } => Some(Piece::Copy),
-            TensorOp::Multiply(mma) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::Multiply(_, mma) => Some(Piece::Multiply(mma.d, mma.n)),
             TensorOp::Commit { .. } => None,
+        }
+    }
+
+    /// The blocks whose memory or barriers it needs, one bit each.
+    pub(crate) fn blocks(&self) -> u32 {
+        match self {
+            TensorOp::CopyScales { workers, .. } | TensorOp::Multiply(workers, _) => {
+                workers.clone().fold(0, |blocks, rank| blocks | 1 << rank)
+            }
+            TensorOp::Commit { barriers } => barriers.iter().fold(0, |blocks, (rank, _)| blocks | 1 << rank),
         }
     }
 }
@@ -246,7 +263,7 @@ impl Core<'_> {
                 self.multiply(cluster, block, group);
                 Ok(())
             }
-            Work::Tensor { lane } => self.tensor(cluster, block, (warp, lane)),
+            Work::Tensor { lane, .. } => self.tensor(cluster, block, (warp, lane)),
         }
     }
 
@@ -372,31 +389,39 @@ impl Core<'_> {
 impl Core<'_> {
     /// Does the next piece of work of a tcgen05 pipeline.
     fn tensor(&mut self, cluster: &mut Cluster, rank: usize, key: (usize, usize)) -> Result<(), FaultKind> {
-        let block = &mut cluster.blocks[rank];
-        let Some(pipe) = block.pipes.get_mut(&key) else { return Ok(()) };
+        let Some(pipe) = cluster.blocks[rank].pipes.get_mut(&key) else { return Ok(()) };
         let Some(op) = pipe.queue.pop_front() else { return Ok(()) };
-        let memory = block.tensor.get_or_insert_default();
+        pipe.done += u32::from(op.piece().is_some());
+        let (slot, done) = (pipe.slot, pipe.done);
         match op {
-            TensorOp::CopyScales { column, pieces } => {
-                pipe.done += 1;
-                let bytes = bytes_at(&block.shared.data, &pieces);
-                for (cell, word) in bytes.chunks_exact(4).enumerate() {
-                    let (row, column) = (cell as u32 / 4, column + cell as u32 % 4);
-                    let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-                    (0..4).for_each(|quarter| memory.put(32 * quarter + row, column, bits));
+            TensorOp::CopyScales { workers, column, pieces } => {
+                for block in &mut cluster.blocks[workers] {
+                    let memory = block.tensor.get_or_insert_default();
+                    let bytes = bytes_at(&block.shared.data, &pieces);
+                    for (cell, word) in bytes.chunks_exact(4).enumerate() {
+                        let (row, column) = (cell as u32 / 4, column + cell as u32 % 4);
+                        let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                        (0..4).for_each(|quarter| memory.put(32 * quarter + row, column, bits));
+                    }
                 }
             }
-            TensorOp::Multiply(mma) => {
-                pipe.done += 1;
-                let operand = |desc, rows| bytes_at(&block.shared.data, &tensor_core::pieces(desc, rows, false));
-                let (a, b) = (operand(&mma.a, tensor_memory::LANES), operand(&mma.b, mma.n));
-                memory.check_operands(block.id, &mma)?;
-                memory.multiply(&mma, &a, &b);
-                self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
+            TensorOp::Multiply(workers, mma) => {
+                let blocks = &mut cluster.blocks[workers];
+                let rows_of_b = mma.n / blocks.len() as u32;
+                let operand =
+                    |block: &Block, desc, rows| bytes_at(&block.shared.data, &tensor_core::pieces(desc, rows, false));
+                let b: Vec<u8> = blocks.iter().flat_map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                for block in blocks {
+                    let a = operand(block, &mma.a, tensor_memory::LANES);
+                    let memory = block.tensor.get_or_insert_default();
+                    memory.check_operands(block.id, &mma)?;
+                    memory.multiply(&mma, &a, &b);
+                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
+                }
             }
             TensorOp::Commit { barriers } => {
                 let mut published = Knowledge::new(cluster.index);
-                published.raise(pipe.slot, pipe.done);
+                published.raise(slot, done);
                 for (rank, offset) in barriers {
                     let name = self.program.shared_name(offset);
                     let block = &mut cluster.blocks[rank];

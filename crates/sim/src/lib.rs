@@ -134,8 +134,7 @@
 //!
 //! These are the letter of the ISA. [`Rules::Practice`] leaves out what every published kernel leaves out.
 //!
-//! Not simulated: pairs of blocks (`cta_group::2`, reported as [`FaultKind::Unsupported`]); the weak ordering of a single
-//! thread's own accesses; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
+//! Not simulated: pairs of blocks with 64 rows each (reported as [`FaultKind::Unsupported`]); the weak ordering of a single thread's own accesses; blocks that share a multiprocessor; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
 //! each product, by rising k: equal to the hardware's where they are exact, and within the usual bound elsewhere.
 
 mod arith;

@@ -388,6 +388,12 @@ impl Shadow {
         Ok(())
     }
 
+    /// Forgets all accesses to some bytes.
+    pub(crate) fn clear(&mut self, start: usize, bytes: usize) {
+        let units = self.units(start, bytes);
+        self.cells[units].fill(Cell::default());
+    }
+
     /// Tells which records it remembers.
     pub(crate) fn remember(&self, remembered: &mut Remembered) {
         for cell in &self.cells {

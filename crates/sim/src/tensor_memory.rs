@@ -29,6 +29,8 @@ pub(crate) struct TensorMemory {
     pub(crate) shadow: Shadow,
     /// First column and number of columns of each allocation.
     pub(crate) allocated: Vec<(u32, u32)>,
+    /// Columns of the block's last allocation.
+    pub(crate) least: Option<u32>,
     /// Whether the block has given up the right to allocate.
     pub(crate) closed: bool,
     /// What a multiplication may take from the collector instead of from shared memory.
@@ -43,6 +45,7 @@ impl Default for TensorMemory {
             written: Written::new(cells * CELL, false),
             shadow: Shadow::new(cells * CELL, CELL as u32),
             allocated: Vec::new(),
+            least: None,
             closed: false,
             collected: None,
         }
@@ -85,6 +88,7 @@ impl TensorMemory {
     /// Allocates columns. What another has left there is not this one's to read.
     pub(crate) fn allocate(&mut self, column: u32, columns: u32) {
         self.allocated.push((column, columns));
+        self.least = Some(columns);
         self.written.clear(Self::byte(0, column), (LANES * columns) as usize * CELL);
     }
 

@@ -4,6 +4,8 @@
 //! commit behind them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05 fences around whatever
 //! synchronises them, besides the synchronisation itself.
 
+use std::ops::Range;
+
 use ptx::descriptor::{BlockScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
 use ptx::instr::{Collector, Tcgen05};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
@@ -11,7 +13,6 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::flight::{Job, Piece, TensorOp, TensorPipe, Work};
-use crate::machine::Block;
 use crate::memory::SharedMemory;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
@@ -25,6 +26,8 @@ const STORES: usize = 1;
 /// Some cells of tensor memory: lanes × columns.
 #[derive(Clone, Copy)]
 struct Cells {
+    /// Whose tensor memory.
+    block: usize,
     lane: u32,
     lanes: u32,
     column: u32,
@@ -34,14 +37,8 @@ struct Cells {
 impl Exec<'_, '_> {
     pub(crate) fn tcgen05(&mut self, op: &Tcgen05) -> Result<Flow, FaultKind> {
         match op {
-            Tcgen05::Alloc { group: CtaGroup::Two, .. }
-            | Tcgen05::Dealloc { group: CtaGroup::Two, .. }
-            | Tcgen05::RelinquishAllocPermit { group: CtaGroup::Two }
-            | Tcgen05::CopyScales { group: CtaGroup::Two, .. }
-            | Tcgen05::Mma { group: CtaGroup::Two, .. }
-            | Tcgen05::Commit { group: CtaGroup::Two, .. } => Err(self.unsupported()),
             Tcgen05::Alloc { dst, columns, .. } => self.tensor_alloc(*dst, *columns),
-            Tcgen05::Dealloc { addr, columns, .. } => self.tensor_free(*addr, *columns),
+            Tcgen05::Dealloc { addr, columns, group } => self.tensor_free(*addr, *columns, *group),
             Tcgen05::RelinquishAllocPermit { .. } => {
                 if let Some(wait) = self.gather(FULL)? {
                     return Ok(wait);
@@ -49,7 +46,9 @@ impl Exec<'_, '_> {
                 self.tensor_memory().closed = true;
                 Ok(Flow::Next)
             }
-            Tcgen05::CopyScales { dst, src, .. } => self.each_lane(|exec, lane| exec.copy_scales(*dst, *src, lane)),
+            Tcgen05::CopyScales { dst, src, group } => {
+                self.each_lane(|exec, lane| exec.copy_scales(*dst, *src, *group, lane))
+            }
             Tcgen05::Mma { .. } => self.each_lane(|exec, lane| exec.block_scaled(op, lane)),
             Tcgen05::Commit { bar, multicast, .. } => self.each_lane(|exec, lane| exec.commit(*bar, *multicast, lane)),
             Tcgen05::Load { dsts, addr } => self.tensor_columns(*addr, dsts, LOADS),
@@ -91,6 +90,10 @@ impl Exec<'_, '_> {
             return Err(FaultKind::BadOperand { what, found, wanted: "a power of two from 32 to 512" });
         }
         let memory = self.tensor_memory();
+        if memory.least.is_some_and(|least| columns > least) {
+            let (what, found) = ("columns of tensor memory", columns.into());
+            return Err(FaultKind::BadOperand { what, found, wanted: "no more than in the block's allocation before" });
+        }
         if memory.closed {
             let (what, found) = ("an allocation of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
@@ -107,7 +110,25 @@ impl Exec<'_, '_> {
         Ok(Flow::Next)
     }
 
-    fn tensor_free(&mut self, addr: RegId, columns: Operand) -> Result<Flow, FaultKind> {
+    /// The blocks that work for an instruction: this one, or the pair of which it is the first.
+    fn workers(&self, group: CtaGroup) -> Result<Range<usize>, FaultKind> {
+        match group {
+            CtaGroup::One => Ok(self.rank..self.rank + 1),
+            CtaGroup::Two if self.rank.is_multiple_of(2) && self.rank + 1 < self.cluster.blocks.len() => {
+                Ok(self.rank..self.rank + 2)
+            }
+            CtaGroup::Two => {
+                let (what, found) = ("the rank of a block that gives work to a pair", self.rank as u64);
+                Err(FaultKind::BadOperand {
+                    what,
+                    found,
+                    wanted: "an even one, with the other block of the pair behind it",
+                })
+            }
+        }
+    }
+
+    fn tensor_free(&mut self, addr: RegId, columns: Operand, group: CtaGroup) -> Result<Flow, FaultKind> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
@@ -117,12 +138,21 @@ impl Exec<'_, '_> {
         let Some(found) = found else {
             return Err(FaultKind::TensorMemory { column: start & 0xffff, columns });
         };
-        // Giving columns back is the last access to them: everything else must be known to be over.
+        // Giving columns back is the last access to them: everything else must be known to be over, of a pair in both blocks.
         self.warp.learn(FULL, |known| known.tensor.join(&known.generic));
         let (slot, count) = self.number(STORES);
         let record = self.detached(Proxy::Generic, FULL, slot, count);
-        self.touch_tensor(Cells { lane: 0, lanes: LANES, column: start, columns }, true, None, record, None)?;
-        self.warp.learn(FULL, |known| known.tensor.raise(slot, count));
+        let pair = self.rank & !1..(self.rank | 1) + 1;
+        let blocks = if group == CtaGroup::Two { pair } else { self.rank..self.rank + 1 };
+        for block in blocks.start..blocks.end.min(self.cluster.blocks.len()) {
+            let owned = self.cluster.blocks[block].tensor.as_ref().is_some_and(|memory| memory.owns(start, columns));
+            if owned {
+                let cells = Cells { block, lane: 0, lanes: LANES, column: start, columns };
+                self.touch_tensor(cells, true, None, record, None)?;
+                let memory = self.cluster.blocks[block].tensor.get_or_insert_default();
+                memory.shadow.clear(TensorMemory::byte(0, start), TensorMemory::byte(0, columns));
+            }
+        }
         self.tensor_memory().allocated.remove(found);
         Ok(Flow::Next)
     }
@@ -144,17 +174,31 @@ impl Exec<'_, '_> {
         record: RecordId,
         piece: Option<Piece>,
     ) -> Result<(), FaultKind> {
-        let Cells { lane: first, lanes, column, columns } = cells;
-        let (index, block) = (self.cluster.index, self.cluster.blocks[self.rank].id);
-        let Block { tensor, pipes, .. } = &mut self.cluster.blocks[self.rank];
-        let memory = tensor.get_or_insert_default();
+        // The pipeline is the issuer's, whosever memory it works on. It is taken out while others are borrowed.
+        let key = lane.map(|lane| (self.warp.index, lane)).filter(|_| piece.is_some());
+        let pipe = key.and_then(|key| self.cluster.blocks[self.rank].pipes.remove(&key));
+        let order = pipe.as_ref().zip(piece).map(|(pipe, piece)| (pipe.slot, &pipe.issued[..], piece));
+        let result = self.touch_cells(cells, write, lane, record, order);
+        if let (Some(key), Some(pipe)) = (key, pipe) {
+            self.cluster.blocks[self.rank].pipes.insert(key, pipe);
+        }
+        result
+    }
+
+    fn touch_cells(
+        &mut self,
+        cells: Cells,
+        write: bool,
+        lane: Option<usize>,
+        record: RecordId,
+        pipe: Option<(u32, &[Piece], Piece)>,
+    ) -> Result<(), FaultKind> {
+        let Cells { block: rank, lane: first, lanes, column, columns } = cells;
+        let (index, block) = (self.cluster.index, self.cluster.blocks[rank].id);
+        let memory = self.cluster.blocks[rank].tensor.get_or_insert_default();
         if !memory.owns(column, columns) {
             return Err(FaultKind::TensorMemory { column, columns });
         }
-        let pipe = piece.and_then(|piece| {
-            let pipe = pipes.get(&(self.warp.index, lane?))?;
-            Some((pipe.slot, &pipe.issued[..], piece))
-        });
         let rules = self.core.rules;
         let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, (false, rules));
         let observer = Observer { tensor: true, pipe, ..observer };
@@ -171,7 +215,7 @@ impl Exec<'_, '_> {
             }
             // What a pipeline reads may have to be written by it first: that is judged when it comes to it.
             if !write
-                && piece.is_none()
+                && pipe.is_none()
                 && let Some(byte) = memory.written.missing(start, bytes)
             {
                 return Err(FaultKind::Uninitialised { place: place((byte / 4) as u32 % LANES), byte: 0 });
@@ -194,7 +238,13 @@ impl Exec<'_, '_> {
         }
         let (slot, count) = self.number(way);
         let record = self.detached(Proxy::Generic, FULL, slot, count);
-        self.touch_tensor(Cells { lane, lanes: 32, column, columns }, way == STORES, None, record, None)?;
+        self.touch_tensor(
+            Cells { block: self.rank, lane, lanes: 32, column, columns },
+            way == STORES,
+            None,
+            record,
+            None,
+        )?;
         for (column, reg) in (column..).zip(regs) {
             if way == STORES {
                 let values = *self.warp.get(*reg);
@@ -251,16 +301,18 @@ impl Exec<'_, '_> {
 
     fn enqueue_tensor(&mut self, lane: usize, op: TensorOp) {
         let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
+        let touched = op.blocks();
         if let Some(pipe) = self.cluster.blocks[block].pipes.get_mut(&(warp, lane)) {
             pipe.issued.extend(op.piece());
             pipe.queue.push_back(op);
         }
-        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work: Work::Tensor { lane } });
+        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work: Work::Tensor { lane, touched } });
     }
 
-    fn read_operand(&mut self, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
+    fn read_operand(&mut self, block: usize, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
         for (address, bytes) in tensor_core::joined(pieces) {
             let span = self.described_span(address, bytes)?;
+            let span = self.elsewhere(span, block, bytes)?;
             self.touch_shared(span, bytes, false, Some(lane), record)?;
             if let Some(fault) = self.unwritten(span, bytes) {
                 return Err(fault);
@@ -269,28 +321,42 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn copy_scales(&mut self, dst: RegId, src: RegId, lane: usize) -> Result<(), FaultKind> {
+    fn copy_scales(&mut self, dst: RegId, src: RegId, group: CtaGroup, lane: usize) -> Result<(), FaultKind> {
         let column = self.warp.get(dst)[lane] as u32 & 0xffff;
         let pieces: Vec<u32> =
             tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
         let (_, record) = self.pipe(lane);
-        self.read_operand(&pieces, lane, record)?;
-        let cells = Cells { lane: 0, lanes: LANES, column, columns: 4 };
-        self.touch_tensor(cells, true, Some(lane), record, Some(Piece::Copy))?;
-        self.enqueue_tensor(lane, TensorOp::CopyScales { column, pieces });
+        let workers = self.workers(group)?;
+        for block in workers.clone() {
+            self.read_operand(block, &pieces, lane, record)?;
+            let cells = Cells { block, lane: 0, lanes: LANES, column, columns: 4 };
+            self.touch_tensor(cells, true, Some(lane), record, Some(Piece::Copy))?;
+        }
+        self.enqueue_tensor(lane, TensorOp::CopyScales { workers, column, pieces });
         Ok(())
     }
 
     fn block_scaled(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
-        let Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, collector, .. } = op else { return Ok(()) };
+        let Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = op else { return Ok(()) };
+        let workers = self.workers(*group)?;
+        let blocks = workers.len() as u32;
         let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
         let bits = word(shape);
-        let shape = BlockScaledShape::decode(bits)
-            .ok()
-            .filter(|shape| (shape.m, shape.scale_a_id, shape.scale_b_id) == (128, 0, 0));
+        let decoded = BlockScaledShape::decode(bits).ok();
+        if decoded.is_some_and(|shape| shape.m < LANES * blocks) {
+            // 64 rows in each block of a pair.
+            return Err(self.unsupported());
+        }
+        let shape = decoded
+            .filter(|shape| (shape.m, shape.scale_a_id, shape.scale_b_id) == (LANES * blocks, 0, 0))
+            .filter(|shape| shape.n.is_multiple_of(8 * blocks));
         let Some(shape) = shape else {
             let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
-            return Err(FaultKind::BadOperand { what, found, wanted: "e2m1 elements, 128 rows, scale ids 0" });
+            return Err(FaultKind::BadOperand {
+                what,
+                found,
+                wanted: "e2m1 elements, 128 rows and multiples of 8 columns (of a pair 256 and 16), scale ids 0",
+            });
         };
         let mma = BlockScaled {
             d: word(d) & 0xffff,
@@ -302,31 +368,53 @@ impl Exec<'_, '_> {
             accumulate: self.warp.get(*accumulate)[lane] == 1,
         };
         let (slot, record) = self.pipe(lane);
-        self.read_operand(&tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
-        self.read_operand(&tensor_core::pieces(&mma.b, mma.n, false), lane, record)?;
-        self.collect(slot, mma.a, *collector)?;
+        for block in workers.clone() {
+            self.touch_multiplied(block, &mma, mma.n / blocks, lane, record)?;
+        }
+        self.collect(slot, mma.a, *collector, workers.clone())?;
+        self.enqueue_tensor(lane, TensorOp::Multiply(workers, mma));
+        Ok(())
+    }
+
+    /// What a multiplication reads and writes in one block: 128 rows of A with their scales and their accumulators, a part of the
+    /// rows of B, and the scales of all of them.
+    fn touch_multiplied(
+        &mut self,
+        block: usize,
+        mma: &BlockScaled,
+        rows_of_b: u32,
+        lane: usize,
+        record: RecordId,
+    ) -> Result<(), FaultKind> {
+        self.read_operand(block, &tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
+        self.read_operand(block, &tensor_core::pieces(&mma.b, rows_of_b, false), lane, record)?;
         let piece = Some(Piece::Multiply(mma.d, mma.n));
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
-            let cells = Cells { lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
+            let cells = Cells { block, lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
-        let cells = Cells { lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
+        let cells = Cells { block, lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
         if mma.accumulate {
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
-        self.touch_tensor(cells, true, Some(lane), record, piece)?;
-        self.enqueue_tensor(lane, TensorOp::Multiply(mma));
-        Ok(())
+        self.touch_tensor(cells, true, Some(lane), record, piece)
     }
 
     /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all the same,
     /// so what it has to be is what it was when the collector was filled.
-    fn collect(&mut self, pipe: u32, a: WgmmaDescriptor, collector: Collector) -> Result<(), FaultKind> {
-        let shared = &self.cluster.blocks[self.rank].shared;
+    fn collect(
+        &mut self,
+        pipe: u32,
+        a: WgmmaDescriptor,
+        collector: Collector,
+        workers: Range<usize>,
+    ) -> Result<(), FaultKind> {
         let mut writes = 0u64;
-        for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&a, LANES, false)) {
-            let start = (address - SharedMemory::START) as usize;
-            writes = writes.rotate_left(7) ^ shared.shadow.fingerprint(start, bytes as usize);
+        for shared in self.cluster.blocks[workers].iter().map(|block| &block.shared) {
+            for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&a, LANES, false)) {
+                let start = (address - SharedMemory::START) as usize;
+                writes = writes.rotate_left(7) ^ shared.shadow.fingerprint(start, bytes as usize);
+            }
         }
         let now = Some(Collected { pipe, a, writes });
         let memory = self.tensor_memory();
