@@ -49,11 +49,13 @@ impl Bank {
     pub const ALL: [Bank; 4] = [Bank::Pred, Bank::B16, Bank::B32, Bank::B64];
 
     /// A small number for tables with one row per bank.
+    #[inline]
     pub fn index(self) -> usize {
         self as usize
     }
 
     /// Bits in one register of this bank.
+    #[inline]
     pub fn bits(self) -> u32 {
         match self {
             Bank::Pred => 1,
@@ -112,6 +114,7 @@ pub enum DataType {
 
 impl DataType {
     /// The bank whose registers hold this type.
+    #[inline]
     pub fn bank(self) -> Bank {
         match self {
             DataType::Pred => Bank::Pred,

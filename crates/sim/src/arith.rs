@@ -8,6 +8,8 @@ use half::{bf16, f16};
 use ptx::instr::{BinaryOp, Rounding, TernaryOp, UnaryOp};
 use ptx::{Comparison, DataType};
 
+use crate::warp::Lanes;
+
 fn float(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
@@ -89,6 +91,24 @@ fn flushed(value: f32) -> f32 {
     if value.is_subnormal() { 0f32.copysign(value) } else { value }
 }
 
+/// Two values in, one out, in every lane. What kernels do most is written out, so that the choice is made once for all lanes.
+pub(crate) fn binary_lanes(op: BinaryOp, ty: DataType, a: &Lanes, b: &Lanes) -> Lanes {
+    let each = |f: fn(u64, u64) -> u64| -> Lanes { std::array::from_fn(|lane| f(a[lane], b[lane])) };
+    match (op, ty) {
+        (BinaryOp::And, _) => std::array::from_fn(|lane| a[lane] & b[lane]),
+        (BinaryOp::Or, _) => std::array::from_fn(|lane| a[lane] | b[lane]),
+        (BinaryOp::Xor, _) => std::array::from_fn(|lane| a[lane] ^ b[lane]),
+        (BinaryOp::Add, DataType::F32) => each(|a, b| bits(float(a) + float(b))),
+        (BinaryOp::Mul, DataType::F32) => each(|a, b| bits(float(a) * float(b))),
+        (_, DataType::F32) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
+        (_, ty) if is_half(ty) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
+        (BinaryOp::Add, _) => std::array::from_fn(|lane| a[lane].wrapping_add(b[lane])),
+        (BinaryOp::Sub, _) => std::array::from_fn(|lane| a[lane].wrapping_sub(b[lane])),
+        (BinaryOp::Mul, _) => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane])),
+        (_, ty) => std::array::from_fn(|lane| integer(op, ty, a[lane], b[lane])),
+    }
+}
+
 /// Two values in, one out.
 pub(crate) fn binary(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
     match ty {
@@ -151,26 +171,36 @@ fn integer(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Three values in, one out.
-pub(crate) fn ternary(op: TernaryOp, ty: DataType, [a, b, c]: [u64; 3]) -> u64 {
+/// Three values in, one out, in every lane.
+pub(crate) fn ternary_lanes(op: TernaryOp, ty: DataType, [a, b, c]: [&Lanes; 3]) -> Lanes {
     match op {
-        TernaryOp::MulAdd => a.wrapping_mul(b).wrapping_add(c),
+        TernaryOp::MulAdd => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane])),
+        TernaryOp::Lop3(table) => {
+            let mut words = [0; 32];
+            for row in (0..8).filter(|row| table >> row & 1 == 1) {
+                let [x, y, z] = [2, 1, 0].map(|bit| if row >> bit & 1 == 1 { 0 } else { u64::MAX });
+                for (lane, word) in words.iter_mut().enumerate() {
+                    *word |= (a[lane] ^ x) & (b[lane] ^ y) & (c[lane] ^ z);
+                }
+            }
+            words
+        }
+        _ => std::array::from_fn(|lane| ternary(op, ty, [a[lane], b[lane], c[lane]])),
+    }
+}
+
+/// Three values in, one out.
+fn ternary(op: TernaryOp, ty: DataType, [a, b, c]: [u64; 3]) -> u64 {
+    match op {
         TernaryOp::Fma if ty == DataType::F32 => bits(float(a).mul_add(float(b), float(c))),
         // The product of two halves is exact in f64, and so is the sum unless the terms differ by 2^31 and more.
         TernaryOp::Fma => halves(ty, [a, b, c], |[a, b, c]| a * b + c),
-        TernaryOp::Lop3(table) => lop3(a as u32, b as u32, c as u32, table).into(),
         TernaryOp::Permute => permute(a, b, c),
         TernaryOp::FunnelLeft => ((b << 32 | a) << (c & 31)) >> 32,
         TernaryOp::FunnelRight => (b << 32 | a) >> (c & 31) & 0xffff_ffff,
         TernaryOp::BitExtract => bit_extract(ty, a, b, c),
+        TernaryOp::MulAdd | TernaryOp::Lop3(_) => ternary_lanes(op, ty, [&[a; 32], &[b; 32], &[c; 32]])[0],
     }
-}
-
-fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
-    (0..8).filter(|row| table >> row & 1 == 1).fold(0, |sum, row| {
-        let pick = |word: u32, bit: u32| if row >> bit & 1 == 1 { word } else { !word };
-        sum | pick(a, 2) & pick(b, 1) & pick(c, 0)
-    })
 }
 
 fn permute(a: u64, b: u64, selector: u64) -> u64 {
@@ -247,8 +277,9 @@ mod tests {
     #[test]
     fn lop3_follows_its_table() {
         let (a, b, c) = (0xdead_beef, 0x1234_5678, 0x0f0f_f0f0);
-        assert_eq!(lop3(a, b, c, 0xea), a & b | c);
-        assert_eq!(lop3(a, b, c, 0x96), a ^ b ^ c);
+        let lop3 = |table| ternary(TernaryOp::Lop3(table), DataType::U32, [a, b, c]) & 0xffff_ffff;
+        assert_eq!(lop3(0xea), a & b | c);
+        assert_eq!(lop3(0x96), a ^ b ^ c);
     }
 
     #[test]

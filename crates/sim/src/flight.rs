@@ -276,30 +276,29 @@ impl Core<'_> {
     fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
         for &(offset, bytes, source) in &copy.parts {
             let (offset, bytes) = (offset as usize, bytes as usize);
-            let (data, from) = match source {
-                Source::Zero => (vec![0; bytes], None),
-                Source::Bytes(data) => (data[..bytes].to_vec(), None),
-                Source::Shared(from) => {
-                    let (shared, from) = (&cluster.blocks[block].shared, from as usize);
-                    (shared.data[from..from + bytes].to_vec(), Some((shared.written.clone(), from)))
-                }
+            if let Source::Shared(from) = source {
+                let (shared, from) = (&cluster.blocks[block].shared, from as usize);
+                let (data, written) = (shared.data[from..from + bytes].to_vec(), shared.written.clone());
+                let shared = &mut cluster.blocks[copy.target].shared;
+                shared.data[offset..offset + bytes].copy_from_slice(&data);
+                shared.written.copy(offset, &written, from, bytes);
+                continue;
+            }
+            let shared = &mut cluster.blocks[copy.target].shared;
+            let to = &mut shared.data[offset..offset + bytes];
+            match source {
+                Source::Bytes(data) => to.copy_from_slice(&data[..bytes]),
                 Source::Global(address) => {
                     let found = self.memory.find(address, bytes as u64);
                     let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
                     let buffer = &self.memory.buffers[span.buffer];
-                    let data = buffer.data[span.offset..span.offset + bytes].to_vec();
-                    let shared = &mut cluster.blocks[copy.target].shared;
+                    to.copy_from_slice(&buffer.data[span.offset..span.offset + bytes]);
                     shared.written.copy(offset, &buffer.written, span.offset, bytes);
-                    (data, None)
+                    continue;
                 }
-            };
-            let shared = &mut cluster.blocks[copy.target].shared;
-            shared.data[offset..offset + bytes].copy_from_slice(&data);
-            match (source, from) {
-                (Source::Global(_), _) => {}
-                (_, Some((written, from))) => shared.written.copy(offset, &written, from, bytes),
-                (_, None) => shared.written.set(offset, bytes),
+                Source::Zero | Source::Shared(_) => to.fill(0),
             }
+            shared.written.set(offset, bytes);
         }
         let (rank, offset) = copy.barrier;
         let name = self.program.shared_name(offset);

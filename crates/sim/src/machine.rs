@@ -19,7 +19,7 @@ use crate::program::Program;
 use crate::race::{Log, Record};
 use crate::schedule::{Choice, Chooser, Schedule};
 use crate::tensor_memory::TensorMemory;
-use crate::warp::{FULL, Wait, Warp, lanes};
+use crate::warp::{FULL, Rest, Wait, Warp, lanes};
 
 /// A kernel and its launch, ready to run.
 struct Grid<'k> {
@@ -135,6 +135,15 @@ impl Block {
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
             Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).is_some()),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
+        }
+    }
+
+    /// Whether a warp can go on.
+    fn awake(&self, cluster_phase: u32, warp: &Warp) -> bool {
+        match warp.rest {
+            Rest::Awake => true,
+            Rest::Asleep(lane) => self.ready(cluster_phase, warp, lane, warp.waits[lane]),
+            Rest::Mixed => self.next(cluster_phase, warp).is_some(),
         }
     }
 
@@ -331,7 +340,7 @@ impl Core<'_> {
             ready.clear();
             for (rank, block) in cluster.blocks.iter().enumerate() {
                 let phase = cluster.barrier.phase;
-                let warps = block.warps.iter().flatten().filter(|warp| block.next(phase, warp).is_some());
+                let warps = block.warps.iter().flatten().filter(|warp| block.awake(phase, warp));
                 ready.extend(warps.map(|warp| (rank, warp.index)));
             }
             if ready.is_empty() && cluster.jobs.is_empty() {
@@ -345,9 +354,12 @@ impl Core<'_> {
                 Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
                 Choice::Complete(chosen) => {
                     let job = cluster.jobs.remove(chosen);
-                    let site = self.job_site(cluster, &job);
+                    let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
                     self.idle = 0;
-                    self.complete(cluster, job).map_err(|kind| self.fault(kind, Some(site), Vec::new()))?;
+                    self.complete(cluster, job).map_err(|kind| {
+                        let site = self.program.site(cluster.blocks[block].id, warp, lanes, pc);
+                        self.fault(kind, Some(site), Vec::new())
+                    })?;
                 }
             }
         }
@@ -398,6 +410,7 @@ impl Core<'_> {
             }
         };
         let live = warp.live;
+        warp.settle();
         cluster.blocks[rank].warps[index] = Some(warp);
         result?;
         if live == 0 {

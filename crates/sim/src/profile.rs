@@ -81,14 +81,23 @@ impl Profile {
             let first = addresses[at].0 / lanes_a_turn;
             let end = addresses[at..].iter().position(|(lane, _)| lane / lanes_a_turn != first);
             let group = &addresses[at..end.map_or(addresses.len(), |n| at + n)];
-            let mut rows: Vec<u32> =
-                group.iter().flat_map(|(_, a)| (a / 4..(a + bytes).div_ceil(4)).collect::<Vec<_>>()).collect();
-            rows.sort_unstable();
-            rows.dedup();
+            // A group takes 128 bytes at most, and a few more words where it is not aligned.
+            let (mut words, mut count) = ([0u32; 96], 0);
+            for word in group.iter().flat_map(|(_, a)| a / 4..(a + bytes).div_ceil(4)).take(words.len()) {
+                words[count] = word;
+                count += 1;
+            }
+            let words = &mut words[..count];
+            words.sort_unstable();
+            let distinct = words.chunk_by(|a, b| a == b).map(|same| same[0]);
             let mut load = [0u64; 32];
-            rows.iter().for_each(|row| load[*row as usize % 32] += 1);
+            let mut rows = 0;
+            distinct.for_each(|word| {
+                load[word as usize % 32] += 1;
+                rows += 1usize;
+            });
             turns += load.iter().copied().max().unwrap_or(0);
-            least += rows.len().div_ceil(32) as u64;
+            least += rows.div_ceil(32) as u64;
             at += group.len();
         }
         self.shared_turns += turns;

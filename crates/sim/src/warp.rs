@@ -17,8 +17,13 @@ pub(crate) const FULL: u32 = u32::MAX;
 pub(crate) type Lanes = [u64; 32];
 
 /// The positions of the set bits.
-pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> + Clone {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (lane < 32).then_some(lane)
+    })
 }
 
 /// What a lane waits for.
@@ -42,6 +47,17 @@ pub(crate) enum Wait {
     Tensor { columns: u32 },
     /// Other lanes of the warp to come here.
     Lanes { mask: u32 },
+}
+
+/// Whether a warp can go on, as far as its own lanes tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Some lane waits for nothing.
+    Awake,
+    /// All lanes wait for the same thing as this one.
+    Asleep(usize),
+    /// They wait for different things, or for each other.
+    Mixed,
 }
 
 /// A register bank's contents: values and, per register, the lanes in which it is defined, those in which its value comes of
@@ -91,6 +107,8 @@ pub(crate) struct Warp {
     pub(crate) pc: [u32; 32],
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
+    /// What its waits come to, as of the end of its last turn.
+    pub(crate) rest: Rest,
     banks: [Registers; 4],
     /// Whether any register was ever tainted.
     pub(crate) taints: bool,
@@ -138,6 +156,7 @@ impl Warp {
             pc: [0; 32],
             waits: [Wait::None; 32],
             live: FULL,
+            rest: Rest::Awake,
             banks: Bank::ALL.map(bank),
             taints: false,
             known,
@@ -158,8 +177,31 @@ impl Warp {
         }
     }
 
+    /// Sums up what the lanes wait for.
+    pub(crate) fn settle(&mut self) {
+        let first = self.live.trailing_zeros() as usize;
+        self.rest = match self.live {
+            0 => Rest::Mixed,
+            live if lanes(live).any(|lane| self.waits[lane] == Wait::None) => Rest::Awake,
+            live => {
+                let alike = !matches!(self.waits[first], Wait::Lanes { .. } | Wait::Bulk { .. })
+                    && lanes(live).all(|lane| self.waits[lane] == self.waits[first]);
+                if alike { Rest::Asleep(first) } else { Rest::Mixed }
+            }
+        };
+    }
+
     /// The ready lanes with the smallest program counter. `ready` judges a lane's wait.
     pub(crate) fn next(&self, ready: impl Fn(usize, Wait) -> bool) -> Option<(u32, u32)> {
+        let first = self.live.trailing_zeros() as usize;
+        if first == 32 {
+            return None;
+        }
+        let (pc, wait) = (self.pc[first], self.waits[first]);
+        let alone = matches!(wait, Wait::Lanes { .. } | Wait::Bulk { .. });
+        if !alone && lanes(self.live).all(|lane| (self.pc[lane], self.waits[lane]) == (pc, wait)) {
+            return (wait == Wait::None || ready(first, wait)).then_some((pc, self.live));
+        }
         let able = |lane: usize| match self.waits[lane] {
             Wait::None => true,
             Wait::Lanes { mask } => lanes(mask & self.live).all(|other| self.pc[other] == self.pc[lane]),

@@ -18,6 +18,7 @@ pub enum Width {
 
 impl Width {
     /// Bytes of one element.
+    #[inline]
     pub fn bytes(self) -> u32 {
         match self {
             Width::B8 => 1,

@@ -25,11 +25,11 @@ impl Exec<'_, '_> {
             }
             Arith::Binary { op, ty, dst, a, b } => {
                 let (a, b) = (warp.value(a), warp.value(b));
-                self.set(dst, &each(&|lane| arith::binary(op, ty, a[lane], b[lane])));
+                self.set(dst, &arith::binary_lanes(op, ty, &a, &b));
             }
             Arith::Ternary { op, ty, dst, a, b, c } => {
                 let (a, b, c) = (warp.value(a), warp.value(b), warp.value(c));
-                self.set(dst, &each(&|lane| arith::ternary(op, ty, [a[lane], b[lane], c[lane]])));
+                self.set(dst, &arith::ternary_lanes(op, ty, [&a, &b, &c]));
             }
             Arith::MulWide { dst, a, b, c } => {
                 let (a, b) = (warp.value(a), warp.value(b));

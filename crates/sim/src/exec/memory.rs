@@ -161,10 +161,13 @@ impl Exec<'_, '_> {
         let values: Vec<_> = srcs.iter().map(|src| *self.warp.get(*src)).collect();
         for lane in lanes(self.mask) {
             let spot = self.touch(space, addresses[lane], total, true, lane, record)?;
-            let data: Vec<u8> =
-                values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width as usize)).collect();
-            self.raise_flag(spot, lane, &data, matches!(order, StoreOrder::Release(_)), strong, false);
-            self.put(spot, &data);
+            let mut data = [0u8; 32];
+            for (value, to) in values.iter().zip(data.chunks_exact_mut(width as usize)) {
+                to.copy_from_slice(&value[lane].to_le_bytes()[..width as usize]);
+            }
+            let data = &data[..total as usize];
+            self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);
+            self.put(spot, data);
             if let (true, Spot::Shared(span)) = (self.warp.taints, spot) {
                 let written = &mut self.cluster.blocks[span.block].shared.written;
                 for (at, src) in (span.offset..).step_by(width as usize).zip(srcs) {
@@ -215,8 +218,12 @@ impl Exec<'_, '_> {
             (_, true) => profile.shared_written += total,
         }
         if space != Space::Global {
-            let places: Vec<_> = lanes(self.mask).map(|lane| (lane as u32, addresses[lane] as u32)).collect();
-            profile.shared_access(&places, bytes);
+            let (mut places, mut count) = ([(0, 0); 32], 0);
+            for lane in lanes(self.mask) {
+                places[count] = (lane as u32, addresses[lane] as u32);
+                count += 1;
+            }
+            profile.shared_access(&places[..count], bytes);
         }
     }
 

@@ -12,7 +12,7 @@ use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::machine::{Block, Cluster};
 use crate::race::{Conflict, Proxy};
-use crate::warp::{FULL, Wait, Warp, lanes};
+use crate::warp::{FULL, Rest, Wait, Warp, lanes};
 
 /// How an arrival orders memory.
 #[derive(Clone, Copy)]
@@ -488,6 +488,7 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mu
                 warp.pc[lane] += 1;
             }
         }
+        warp.rest = Rest::Awake;
     }
     true
 }
