@@ -39,6 +39,11 @@ impl Limits {
         }
     }
 
+    /// A B200.
+    pub fn b200() -> Self {
+        Limits { multiprocessors: 148, ..Limits::h200() }
+    }
+
     /// Registers per thread that a kernel starts with: what its declared occupancy leaves it.
     pub(crate) fn launch_registers(&self, kernel: &Kernel) -> u32 {
         let threads = kernel.launch.threads.next_multiple_of(32).max(32) * kernel.launch.min_blocks.unwrap_or(1).max(1);

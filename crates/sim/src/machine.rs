@@ -52,6 +52,7 @@ pub(crate) struct Core<'k> {
     /// Cycle counter: instructions in all, and how many there may be.
     pub(crate) clock: u64,
     instructions: u64,
+    pub(crate) multiprocessors: u32,
 }
 
 /// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
@@ -95,6 +96,8 @@ pub(crate) struct Block {
     pub(crate) named: [NamedBarrier; 16],
     /// The warps; `None` while one runs.
     pub(crate) warps: Vec<Option<Box<Warp>>>,
+    /// What each warp's waits come to, as of the end of its last turn.
+    pub(crate) rests: Vec<Rest>,
     pub(crate) warpgroups: Vec<Warpgroup>,
     /// Bulk stores, by warp and lane.
     pub(crate) stores: BTreeMap<(usize, usize), Stores>,
@@ -139,11 +142,12 @@ impl Block {
     }
 
     /// Whether a warp can go on.
-    fn awake(&self, cluster_phase: u32, warp: &Warp) -> bool {
-        match warp.rest {
-            Rest::Awake => true,
-            Rest::Asleep(lane) => self.ready(cluster_phase, warp, lane, warp.waits[lane]),
-            Rest::Mixed => self.next(cluster_phase, warp).is_some(),
+    fn awake(&self, cluster_phase: u32, index: usize) -> bool {
+        match (self.rests[index], &self.warps[index]) {
+            (Rest::Awake, _) => true,
+            (Rest::Asleep(wait), Some(warp)) => self.ready(cluster_phase, warp, 0, wait),
+            (Rest::Mixed, Some(warp)) => self.next(cluster_phase, warp).is_some(),
+            (_, None) => false,
         }
     }
 
@@ -189,6 +193,7 @@ pub(crate) fn run(
         idle: 0,
         clock: 0,
         instructions: limits.instructions,
+        multiprocessors: limits.multiprocessors.max(1),
     };
     let mut profiles = Vec::new();
     loop {
@@ -305,6 +310,7 @@ impl Core<'_> {
                 shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
                 named: Default::default(),
                 warps: Vec::new(),
+                rests: vec![Rest::Awake; warps as usize],
                 warpgroups: Vec::new(),
                 stores: BTreeMap::new(),
                 tensor: None,
@@ -340,8 +346,8 @@ impl Core<'_> {
             ready.clear();
             for (rank, block) in cluster.blocks.iter().enumerate() {
                 let phase = cluster.barrier.phase;
-                let warps = block.warps.iter().flatten().filter(|warp| block.awake(phase, warp));
-                ready.extend(warps.map(|warp| (rank, warp.index)));
+                let warps = (0..block.rests.len()).filter(|index| block.awake(phase, *index));
+                ready.extend(warps.map(|index| (rank, index)));
             }
             if ready.is_empty() && cluster.jobs.is_empty() {
                 return if cluster.running() {
@@ -410,7 +416,7 @@ impl Core<'_> {
             }
         };
         let live = warp.live;
-        warp.settle();
+        cluster.blocks[rank].rests[index] = warp.rest();
         cluster.blocks[rank].warps[index] = Some(warp);
         result?;
         if live == 0 {

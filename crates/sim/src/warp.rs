@@ -54,9 +54,9 @@ pub(crate) enum Wait {
 pub(crate) enum Rest {
     /// Some lane waits for nothing.
     Awake,
-    /// All lanes wait for the same thing as this one.
-    Asleep(usize),
-    /// They wait for different things, or for each other.
+    /// All lanes wait for this.
+    Asleep(Wait),
+    /// They wait for different things, or for what depends on who waits.
     Mixed,
 }
 
@@ -107,8 +107,6 @@ pub(crate) struct Warp {
     pub(crate) pc: [u32; 32],
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
-    /// What its waits come to, as of the end of its last turn.
-    pub(crate) rest: Rest,
     banks: [Registers; 4],
     /// Whether any register was ever tainted.
     pub(crate) taints: bool,
@@ -156,7 +154,6 @@ impl Warp {
             pc: [0; 32],
             waits: [Wait::None; 32],
             live: FULL,
-            rest: Rest::Awake,
             banks: Bank::ALL.map(bank),
             taints: false,
             known,
@@ -178,17 +175,14 @@ impl Warp {
     }
 
     /// Sums up what the lanes wait for.
-    pub(crate) fn settle(&mut self) {
-        let first = self.live.trailing_zeros() as usize;
-        self.rest = match self.live {
-            0 => Rest::Mixed,
-            live if lanes(live).any(|lane| self.waits[lane] == Wait::None) => Rest::Awake,
-            live => {
-                let alike = !matches!(self.waits[first], Wait::Lanes { .. } | Wait::Bulk { .. })
-                    && lanes(live).all(|lane| self.waits[lane] == self.waits[first]);
-                if alike { Rest::Asleep(first) } else { Rest::Mixed }
-            }
-        };
+    pub(crate) fn rest(&self) -> Rest {
+        if lanes(self.live).any(|lane| self.waits[lane] == Wait::None) {
+            return Rest::Awake;
+        }
+        let wait = self.waits[self.live.trailing_zeros() as usize % 32];
+        let own = matches!(wait, Wait::Lanes { .. } | Wait::Bulk { .. } | Wait::Registers { .. });
+        let alike = self.live != 0 && !own && lanes(self.live).all(|lane| self.waits[lane] == wait);
+        if alike { Rest::Asleep(wait) } else { Rest::Mixed }
     }
 
     /// The ready lanes with the smallest program counter. `ready` judges a lane's wait.

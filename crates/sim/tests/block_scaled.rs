@@ -62,7 +62,7 @@ fn scales() -> Vec<u8> {
 }
 
 fn prepare() -> (Gpu, Launch, Buffer) {
-    let mut gpu = Gpu::new(Limits::h200());
+    let mut gpu = Gpu::new(Limits::b200());
     let (a, b) = (gpu.upload("a", &codes(1, 128)), gpu.upload("b", &codes(2, 64)));
     let (scales, out) = (gpu.upload("scales", &scales()), gpu.alloc("out", 128 * 128));
     let map = |buffer: Buffer, rows: u32| TensorMap {

@@ -122,7 +122,7 @@ fn kernel(slip: Slip) -> Kernel {
 }
 
 fn run(slip: Slip, schedule: Schedule) -> Result<Vec<f32>, Box<Fault>> {
-    let mut gpu = Gpu::new(Limits::h200());
+    let mut gpu = Gpu::new(Limits::b200());
     let out = gpu.alloc("out", 256 * COLUMNS as usize * 4);
     gpu.run(&kernel(slip), &Launch { grid: [2, 1, 1], args: vec![out.into()] }, schedule)?;
     Ok(gpu.floats(out))

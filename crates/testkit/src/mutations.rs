@@ -111,6 +111,8 @@ struct Problem {
     launch: Launch,
     sums: Buffer,
     expected: Vec<f32>,
+    /// How many are summed in all.
+    products: usize,
 }
 
 impl Trial {
@@ -142,7 +144,10 @@ impl Trial {
     }
 
     fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
-        let found = self.problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err());
+        // The smallest problem first: most mistakes show there already.
+        let mut problems: Vec<&Problem> = self.problems.iter().collect();
+        problems.sort_by_key(|problem| problem.products);
+        let found = problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err());
         let known =
             EQUIVALENT.iter().find(|(mistake, text, _)| mutant.mistake == *mistake && mutant.name.contains(text));
         match (found, known) {
@@ -201,7 +206,8 @@ impl Problem {
             Dealing::Persistent => 1,
             Dealing::PerTile | Dealing::SplitK => tiles * config.blocks_per_tile(),
         };
-        Ok(Problem { gpu, launch: Launch { grid: [blocks, 1, 1], args }, sums, expected })
+        let products = expected.len() * k as usize;
+        Ok(Problem { gpu, launch: Launch { grid: [blocks, 1, 1], args }, sums, expected, products })
     }
 
     fn examine(&self, kernel: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {

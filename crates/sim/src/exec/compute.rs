@@ -168,7 +168,10 @@ impl Exec<'_, '_> {
             S::ClusterNctaRank => self.cluster.blocks.len() as u64,
             // Hardware promises no relation between the slot and the thread index, so neither does this.
             S::WarpId => (self.warp.index ^ 1) as u64,
-            S::SmId => (u64::from(self.cluster.index) * self.cluster.blocks.len() as u64 + self.rank as u64) % 132,
+            S::SmId => {
+                let block = u64::from(self.cluster.index) * self.cluster.blocks.len() as u64 + self.rank as u64;
+                block % u64::from(self.core.multiprocessors)
+            }
             S::Clock | S::Clock64 | S::GlobalTimer => self.core.clock,
         };
         [value; 32]

@@ -488,7 +488,7 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mu
                 warp.pc[lane] += 1;
             }
         }
-        warp.rest = Rest::Awake;
+        block.rests[index] = Rest::Awake;
     }
     true
 }
