@@ -4,6 +4,7 @@
 //! tanh) give the correctly rounded value, from which hardware may differ by its documented error. Division by zero gives all
 //! ones, as hardware does for unsigned integers; PTX leaves it open.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ptx::instr::{BinaryOp, Rounding, TernaryOp, UnaryOp};
 use ptx::{Comparison, DataType};
@@ -101,12 +102,30 @@ pub(crate) fn binary_lanes(op: BinaryOp, ty: DataType, a: &Lanes, b: &Lanes) -> 
         (BinaryOp::Add, DataType::F32) => each(|a, b| bits(float(a) + float(b))),
         (BinaryOp::Mul, DataType::F32) => each(|a, b| bits(float(a) * float(b))),
         (_, DataType::F32) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
+        (BinaryOp::Mul, DataType::F16x2) => multiply_pairs(a, b),
         (_, ty) if is_half(ty) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
         (BinaryOp::Add, _) => std::array::from_fn(|lane| a[lane].wrapping_add(b[lane])),
         (BinaryOp::Sub, _) => std::array::from_fn(|lane| a[lane].wrapping_sub(b[lane])),
         (BinaryOp::Mul, _) => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane])),
         (_, ty) => std::array::from_fn(|lane| integer(op, ty, a[lane], b[lane])),
     }
+}
+
+/// Products of pairs of halves: exact in f32, so rounded once, and converted all at a time.
+fn multiply_pairs(a: &Lanes, b: &Lanes) -> Lanes {
+    let widened = |words: &Lanes| {
+        let halves: [f16; 64] = std::array::from_fn(|i| f16::from_bits((words[i / 2] >> (16 * (i % 2))) as u16));
+        let mut wide = [0f32; 64];
+        halves.convert_to_f32_slice(&mut wide);
+        wide
+    };
+    let (mut a, b) = (widened(a), widened(b));
+    a.iter_mut().zip(b).for_each(|(a, b)| *a *= b);
+    let mut products = [f16::ZERO; 64];
+    products.convert_from_f32_slice(&a);
+    std::array::from_fn(|lane| {
+        u64::from(products[2 * lane].to_bits()) | u64::from(products[2 * lane + 1].to_bits()) << 16
+    })
 }
 
 /// Two values in, one out.
@@ -311,6 +330,10 @@ mod tests {
         let pair = |low: f32, high: f32| round_half(DataType::F16x2, low) | round_half(DataType::F16x2, high) << 16;
         let product = binary(BinaryOp::Mul, DataType::F16x2, pair(1.5, -2.0), pair(2.0, 0.25));
         assert_eq!(product, pair(3.0, -0.5));
+        let word = |seed: u64, lane: usize| (seed * 0x9e37_79b9 * (lane as u64 + 1)) & 0x7bff_7bff;
+        let (a, b) = (std::array::from_fn(|lane| word(3, lane)), std::array::from_fn(|lane| word(7, lane)));
+        let all = binary_lanes(BinaryOp::Mul, DataType::F16x2, &a, &b);
+        (0..32).for_each(|lane| assert_eq!(all[lane], binary(BinaryOp::Mul, DataType::F16x2, a[lane], b[lane])));
     }
 
     #[test]
