@@ -15,7 +15,7 @@ use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
     Weights,
 };
-use sim::{Arg, Buffer, Limits, Profile, Schedule};
+use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
 use super::facts::Facts;
 use super::families;
@@ -168,7 +168,7 @@ impl Simulated {
     ) -> Result<Vec<Profile>> {
         let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, LAYOUT)?;
         let groups = packed.groups();
-        let mut gpu = sim::Gpu::new(Limits::h200());
+        let mut gpu = sim::Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());
         for (group, shape) in problem.groups().iter().enumerate() {
             tokens.push(place(&mut gpu, &operands.activations[group], operands.largest[group]));

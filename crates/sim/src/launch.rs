@@ -51,16 +51,15 @@ impl Limits {
     }
 }
 
-/// Whose word counts where the ISA promises less than hardware has been seen to keep.
+/// Whose word counts where published kernels rely on more than the ISA promises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// The ISA's alone.
+    /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
+    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope.
     #[default]
-    Letter,
-    /// Also what published kernels rely on. A thread's copies and multiplications for Blackwell's tensor cores run in the order of
-    /// their issue. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was
-    /// read, or what another copy wrote, it is enough that it is over, told by however relaxed a barrier.
     Practice,
+    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies.
+    Letter,
 }
 
 /// An argument of a kernel.
@@ -235,12 +234,12 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A device without buffers, that holds kernels to the letter of the ISA.
+    /// A device without buffers.
     pub fn new(limits: Limits) -> Self {
         Gpu { limits, rules: Rules::default(), memory: GlobalMemory::default() }
     }
 
-    /// The same device with other rules.
+    /// The same device with other rules: [`Rules::Letter`] is the strict mode.
     pub fn with_rules(self, rules: Rules) -> Self {
         Gpu { rules, ..self }
     }

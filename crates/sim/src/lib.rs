@@ -110,11 +110,12 @@
 //! What is checked does not rest on luck: whether two accesses are ordered is told from vector clocks (who has learnt of whose
 //! work, by which barrier, fence, group or flag), not from the order in which they happened to run. The rules:
 //!
-//! * Bytes that threads have written or read, and the async proxy (bulk and tensor copies, wgmma operands) reads or overwrites,
-//!   need a `fence.proxy.async` somewhere between, besides the ordering itself.
+//! * Bytes written by threads and read or overwritten by the async proxy (bulk and tensor copies, wgmma operands) need a
+//!   `fence.proxy.async` somewhere between, besides the ordering itself; by the letter, bytes only read and then overwritten do, too.
 //! * Bytes written by a copy are there for those who have waited for the right phase of the barrier that counts them.
 //! * Bytes read by a store or a multiplication may be overwritten by those who have waited for its group, or learnt from
-//!   them, by release and acquire, that it is over.
+//!   them that it is over. To learn that, a relaxed arrive or one of block scope is enough, though not by the letter; to see
+//!   written data it is not.
 //! * One warp's `wgmma.wait_group` tells that the whole warpgroup's multiplications are over, in which all four warps take part.
 //! * Accumulators and A fragments belong to the tensor cores from `wgmma` to its wait, and need a `wgmma.fence` before the first
 //!   one, after any other use, and between shapes.
@@ -132,7 +133,7 @@
 //!   between threads it takes `tcgen05.fence::before_thread_sync` on one side of the barrier and `after_thread_sync` on the
 //!   other. A comes from the collector only where the same A, as it is, was kept.
 //!
-//! These are the letter of the ISA. [`Rules::Practice`] leaves out what every published kernel leaves out.
+//! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels are run.
 //!
 //! Not simulated: pairs of blocks with 64 rows each (reported as [`FaultKind::Unsupported`]); the weak ordering of a single thread's own accesses; blocks that share a multiprocessor; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
 //! each product, by rising k: equal to the hardware's where they are exact, and within the usual bound elsewhere.

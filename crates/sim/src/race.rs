@@ -238,7 +238,7 @@ impl Observer<'_> {
         if let Some((slot, pieces, piece)) = self.pipe
             && record.detached
             && (record.slot, record.cluster) == (slot, self.cluster)
-            && (self.rules == Rules::Practice || pieces[record.count as usize - 1].precedes(piece))
+            && pieces[record.count as usize - 1].precedes(piece)
         {
             return true;
         }

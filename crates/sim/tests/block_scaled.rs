@@ -7,7 +7,7 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Tcgen05;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Instr, Kernel, Op};
-use sim::{Buffer, Fault, Gpu, Launch, Limits, Schedule, explore, mutate};
+use sim::{Buffer, Fault, Gpu, Launch, Limits, Rules, Schedule, explore, mutate};
 
 const DEPTH: usize = 256;
 
@@ -62,7 +62,7 @@ fn scales() -> Vec<u8> {
 }
 
 fn prepare() -> (Gpu, Launch, Buffer) {
-    let mut gpu = Gpu::new(Limits::b200());
+    let mut gpu = Gpu::new(Limits::b200()).with_rules(Rules::Letter);
     let (a, b) = (gpu.upload("a", &codes(1, 128)), gpu.upload("b", &codes(2, 64)));
     let (scales, out) = (gpu.upload("scales", &scales()), gpu.alloc("out", 128 * 128));
     let map = |buffer: Buffer, rows: u32| TensorMap {

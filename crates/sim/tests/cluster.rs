@@ -7,14 +7,14 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Memory;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Instr, Op};
-use sim::{Buffer, FaultKind, Gpu, Launch, Limits, Schedule, explore, mutate};
+use sim::{Buffer, FaultKind, Gpu, Launch, Limits, Rules, Schedule, explore, mutate};
 
 fn is_atomic(instr: &Instr) -> bool {
     matches!(instr.op, Op::Memory(Memory::Atomic { .. }))
 }
 
 fn prepare() -> (Gpu, Launch, [Buffer; 2]) {
-    let mut gpu = Gpu::new(Limits::h200());
+    let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
     let values: Vec<u8> = (0..512).flat_map(|i| (i as f32 * 0.5).to_le_bytes()).collect();
     let input = gpu.upload("input", &values);
     gpu.await_predecessor(input);

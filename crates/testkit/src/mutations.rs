@@ -7,7 +7,7 @@
 
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
-use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Schedule, explore};
+use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Rules, Schedule, explore};
 
 use gpu::families::sm90::kernel::{self, Products, Record, Tokens};
 use gpu::gating::Function;
@@ -185,7 +185,7 @@ impl Problem {
                 expected[at * n + column] = sum;
             }
         }
-        let mut gpu = Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() });
+        let mut gpu = Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() }).with_rules(Rules::Letter);
         let packed = gpu.upload("weights", &pack::pack(weights));
         let tokens = gpu.upload("tokens", &tokens);
         let sums = gpu.alloc("sums", m * n * 4);

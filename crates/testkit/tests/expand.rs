@@ -7,7 +7,7 @@ use hammerhead::gpu::expand::{PARTS, Source};
 use hammerhead::gpu::expansion::{self, Segment};
 use hammerhead::gpu::{Argument, Launch};
 use sim::mutate::mutants;
-use sim::{Arg, Buffer, Gpu, Limits, Schedule, explore};
+use sim::{Arg, Buffer, Gpu, Limits, Rules, Schedule, explore};
 
 fn simulated(launch: &Launch) -> sim::Launch {
     let args = launch.arguments.iter().map(|argument| match argument {
@@ -31,7 +31,8 @@ struct Codes {
 
 impl Codes {
     fn new(lengths: &[usize]) -> Self {
-        let (mut gpu, mut segments, mut expected) = (Gpu::new(Limits::h200()), Vec::new(), Vec::new());
+        let (mut gpu, mut segments, mut expected) =
+            (Gpu::new(Limits::h200()).with_rules(Rules::Letter), Vec::new(), Vec::new());
         let finite: Vec<u8> = (0..=255u8).filter(|scale| scale & 0x7F != 0x7F).collect();
         for (group, &blocks) in lengths.iter().enumerate() {
             let scales: Vec<u8> = finite.iter().copied().cycle().skip(31 * group).take(blocks).collect();
@@ -102,7 +103,7 @@ fn floats_are_the_sum_of_their_three_parts_to_the_last_bit_that_bf16_has() {
     let elements = values.len();
     assert_eq!(elements % 16, 0);
     for factor in [1.0, 2f32.powi(-40)] {
-        let mut gpu = Gpu::new(Limits::h200());
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let (source, target) = (gpu.upload("floats", &bytes), gpu.alloc("parts", PARTS * elements * 2));
         [source, target].iter().for_each(|buffer| gpu.await_predecessor(*buffer));

@@ -7,7 +7,7 @@ use half::f16;
 use ptx::Kernel;
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
-use sim::{Arg, Buffer, Gpu, Launch, Limits};
+use sim::{Arg, Buffer, Gpu, Launch, Limits, Rules};
 
 /// A problem of M×N×K, its inputs small integers so that every sum is exact.
 pub struct Problem {
@@ -35,7 +35,7 @@ impl Problem {
 
     /// A device with the inputs, the launch, and where the product will be.
     pub fn prepare(&self) -> (Gpu, Launch, Buffer) {
-        let mut gpu = Gpu::new(Limits::h200());
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let halves = |rows: usize, value: &dyn Fn(usize, usize) -> f32| -> Vec<u8> {
             let width = self.width();
             (0..rows * width).flat_map(|i| f16::from_f32(value(i / width, i % width)).to_le_bytes()).collect()

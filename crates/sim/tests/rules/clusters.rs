@@ -3,7 +3,7 @@
 use ptx::instr::{Barrier, Semantics};
 use ptx::{Addr, Cluster, CopyOptions, CtaGroup, Kernel, Reg, Scope, Shared, SpecialRegister, Target, U16, U32};
 
-use crate::{Bench, Kept, caught, rule};
+use crate::{Bench, Kept, caught, rule, rule_of_the_letter};
 
 fn pair() -> (Bench, Reg<U32>) {
     let mut b = Bench::new(32, Some([2, 1, 1]));
@@ -137,7 +137,7 @@ fn a_remote_arrive_at_cluster_scope_lets_a_copy_overwrite_what_was_read() {
         b.finish()
     };
     rule("race", |kept| kernel(kept == Kept::Yes, Scope::Cluster));
-    rule("race", |kept| kernel(true, if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
+    rule_of_the_letter("race", |kept| kernel(true, if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod tensor_cores;
 mod tensor_memory;
 
 use ptx::{Addr, Builder, Global, Kernel, Launch as Shape, Reg, SpecialRegister, Target, U32, U64};
-use sim::{Arg, Fault, Gpu, Launch, Limits, Schedule};
+use sim::{Arg, Fault, Gpu, Launch, Limits, Rules, Schedule};
 
 /// Bytes of the two buffers every kernel here is given.
 const BUFFER: usize = 4096;
@@ -58,27 +58,50 @@ fn device() -> (Gpu, Vec<Arg>) {
     (gpu, vec![input.into(), output.into()])
 }
 
+/// By the rules that most kernels are held to.
 fn run(kernel: &Kernel, schedule: Schedule) -> Result<(), Box<Fault>> {
-    let (mut gpu, args) = device();
+    run_by(Rules::Practice, kernel, schedule)
+}
+
+fn run_by(rules: Rules, kernel: &Kernel, schedule: Schedule) -> Result<(), Box<Fault>> {
+    let (gpu, args) = device();
+    let mut gpu = gpu.with_rules(rules);
     let blocks: u32 = kernel.launch.cluster.map_or(1, |shape| shape.iter().product());
     gpu.run(kernel, &Launch { grid: [blocks, 1, 1], args }, schedule).map(|_| ())
 }
 
-/// The rule kept passes under every schedule; broken, it is reported by this name under some.
+/// The rule kept passes under every schedule, by the letter too; broken, it is reported by this name under some.
 fn rule(name: &str, kernel: impl Fn(Kept) -> Kernel) -> Fault {
-    let kept = kernel(Kept::Yes);
+    lawful(&kernel(Kept::Yes));
+    caught(name, &kernel(Kept::No))
+}
+
+/// The same for a rule of the letter alone, that practice does not keep.
+fn rule_of_the_letter(name: &str, kernel: impl Fn(Kept) -> Kernel) -> Fault {
+    lawful(&kernel(Kept::Yes));
+    let broken = kernel(Kept::No);
     for schedule in Schedule::several(8) {
-        if let Err(fault) = run(&kept, schedule) {
+        run(&broken, schedule).unwrap_or_else(|fault| panic!("in practice this passes, and yet: {fault}"));
+    }
+    caught_by(Rules::Letter, name, &broken)
+}
+
+fn lawful(kernel: &Kernel) {
+    for schedule in Schedule::several(8) {
+        if let Err(fault) = run_by(Rules::Letter, kernel, schedule) {
             panic!("the rule is kept, and yet: {fault}");
         }
     }
-    caught(name, &kernel(Kept::No))
 }
 
 /// What a kernel without a lawful twin is reported for, under some schedule.
 fn caught(name: &str, kernel: &Kernel) -> Fault {
+    caught_by(Rules::Practice, name, kernel)
+}
+
+fn caught_by(rules: Rules, name: &str, kernel: &Kernel) -> Fault {
     let faults: Vec<Fault> =
-        Schedule::several(8).into_iter().filter_map(|s| run(kernel, s).err()).map(|f| *f).collect();
+        Schedule::several(8).into_iter().filter_map(|s| run_by(rules, kernel, s).err()).map(|f| *f).collect();
     let others: Vec<String> = faults.iter().map(Fault::to_string).collect();
     let named = faults.into_iter().find(|fault| fault.kind.name() == name);
     named.unwrap_or_else(|| panic!("the broken rule is not reported as {name:?}, but: {others:?}"))

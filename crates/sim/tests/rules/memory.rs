@@ -2,9 +2,9 @@
 
 use ptx::instr::{Barrier, LoadOrder, Semantics};
 use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, Space, U32};
-use sim::{FaultKind, Launch, Rules, Schedule};
+use sim::{FaultKind, Schedule};
 
-use crate::{Bench, Kept, caught, device, rule, run};
+use crate::{Bench, Kept, caught, rule, rule_of_the_letter, run};
 
 /// Each thread's word of a region.
 fn mine(b: &mut Bench, region: ptx::SharedRegion) -> Addr<Shared> {
@@ -370,32 +370,21 @@ fn tile_again(between: impl Fn(&mut Bench, Barriers)) -> Kernel {
     b.finish()
 }
 
-/// Whether practice is content with a kernel.
-fn passes_in_practice(kernel: &Kernel) {
-    for schedule in Schedule::several(8) {
-        let (gpu, args) = device();
-        let mut gpu = gpu.with_rules(Rules::Practice);
-        gpu.run(kernel, &Launch { grid: [1, 1, 1], args }, schedule).unwrap_or_else(|fault| panic!("{fault}"));
-    }
-}
-
 #[test]
 fn what_threads_have_read_needs_a_proxy_fence_before_a_copy_overwrites_it() {
-    let kernel = |kept: Kept| {
+    rule_of_the_letter("race", |kept| {
         tile_again(|b, _| {
             b.k.sync_threads();
             if kept == Kept::Yes {
                 b.k.fence_async_shared();
             }
         })
-    };
-    rule("race", kernel);
-    passes_in_practice(&kernel(Kept::No));
+    });
 }
 
 #[test]
 fn a_relaxed_arrive_does_not_let_a_copy_overwrite_what_was_read() {
-    let kernel = |kept: Kept| {
+    rule_of_the_letter("race", |kept| {
         tile_again(|b, bars| {
             let sem = if kept == Kept::Yes { Semantics::Ordered } else { Semantics::Relaxed };
             let (space, scope, bar) = (Space::Shared, Scope::Block, bars.at(1));
@@ -403,9 +392,7 @@ fn a_relaxed_arrive_does_not_let_a_copy_overwrite_what_was_read() {
             b.k.wait(bar, 0);
             b.k.fence_async_shared();
         })
-    };
-    rule("race", kernel);
-    passes_in_practice(&kernel(Kept::No));
+    });
 }
 
 /// The first warp writes a word; the second makes more accesses than are remembered at a time, and then overwrites it.

@@ -4,9 +4,7 @@ use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
 use ptx::{Addr, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32};
 
-use sim::{Launch, Rules, Schedule};
-
-use crate::{Bench, Kept, device, rule};
+use crate::{Bench, Kept, rule};
 
 const COLUMNS: u32 = 32;
 
@@ -161,15 +159,4 @@ fn scales_that_a_multiplication_may_still_read_are_not_overwritten() {
 fn multiplications_follow_each_other_on_one_accumulator_of_one_shape() {
     let again = Step { copies: false, ..FIRST };
     rule("race", |kept| multiply(&[FIRST, Step { columns: if kept == Kept::Yes { 8 } else { 16 }, ..again }]));
-}
-
-#[test]
-fn work_in_the_order_of_its_issue_is_what_practice_relies_on() {
-    let kernel = multiply(&[FIRST, FIRST]);
-    for schedule in Schedule::several(4) {
-        let (gpu, args) = device();
-        let launch = Launch { grid: [1, 1, 1], args };
-        let mut gpu = gpu.with_rules(Rules::Practice);
-        gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
-    }
 }
