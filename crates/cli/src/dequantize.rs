@@ -57,7 +57,7 @@ struct Written {
     shape: [usize; 2],
 }
 
-/// Does the command.
+/// Writes the weights that match, one after another.
 pub fn dequantize(args: &Args) -> Result<()> {
     let model = args.reading.open(&args.model)?;
     for input in model.files() {

@@ -50,8 +50,16 @@ pub enum Error {
     SameFile { path: PathBuf },
 
     /// A place where no file can be put.
-    #[error("cannot write {path:?}: {problem}; name a file in an existing folder")]
+    #[error("cannot write {path:?}: {problem}; name another file, in a folder that exists")]
     Destination { path: PathBuf, problem: &'static str },
+
+    /// Two results in one file.
+    #[error("--json and --html both name {path:?}; give each a file of its own")]
+    OneFile { path: PathBuf },
+
+    /// A ledger that nobody has begun.
+    #[error("there is no ledger {path:?} yet; begin one with hammerhead tank play, or name another with --ledger")]
+    NoLedger { path: PathBuf },
 
     /// A report could not be written.
     #[error("cannot write {path:?}: {cause}; check that its folder exists and that you may write there")]

@@ -1,7 +1,7 @@
 //! Where output goes: checked before the work, written whole or not at all.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use tempfile::NamedTempFile;
@@ -41,6 +41,12 @@ fn same_file(left: &Path, right: &Path) -> bool {
     }
 }
 
+/// Whether two files that need not be there yet would be one.
+pub fn same_place(left: &Path, right: &Path) -> bool {
+    let place = |path: &Path| Some((fs::canonicalize(folder_of(path)).ok()?, path.file_name()?.to_owned()));
+    same_file(left, right) || place(left).is_some_and(|left| Some(left) == place(right))
+}
+
 /// The folder a file is in; a bare name is in the current one.
 fn folder_of(path: &Path) -> &Path {
     match path.parent() {
@@ -68,6 +74,9 @@ fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     if path.is_dir() {
         return Err(Error::Destination { path: path.to_path_buf(), problem: "it is a folder" });
     }
+    if !folder_of(path).is_dir() {
+        return Err(Error::Destination { path: path.to_path_buf(), problem: "its folder does not exist" });
+    }
     let mut builder = tempfile::Builder::new();
     builder.prefix(".hammerhead-").suffix(".partial");
     #[cfg(unix)]
@@ -76,5 +85,7 @@ fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
         // The user's mask is applied to this, as it is to files made without ceremony.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(folder_of(path)).map_err(|cause| Error::Write { path: path.to_path_buf(), cause })
+    // What went wrong is of interest, the temporary name is not.
+    let failed = |cause: io::Error| Error::Write { path: path.to_path_buf(), cause: cause.kind().into() };
+    builder.tempfile_in(folder_of(path)).map_err(failed)
 }

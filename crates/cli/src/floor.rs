@@ -24,9 +24,9 @@ pub struct Floor {
 pub struct Rates {
     /// The unit whose rate is the ceiling of computing.
     pub unit: &'static str,
-    /// Floating-point operations a second.
+    /// Floating-point operations per second.
     pub flops_per_second: Rate,
-    /// Bytes a second from memory.
+    /// Bytes per second from memory.
     pub bytes_per_second: Rate,
     /// How many samples there were.
     pub samples: usize,

@@ -114,7 +114,7 @@ impl Listed {
     }
 }
 
-/// Does the command.
+/// Describes the machine; a backend that is missing is no failure here.
 pub fn info(args: &Args) -> Result<()> {
     let machine = Machine::detect();
     let (auto, threads, auto_error) = match Engine::auto() {

@@ -91,7 +91,7 @@ struct LayerReport {
     files: Vec<usize>,
 }
 
-/// Does the command.
+/// Describes a checkpoint from its headers alone.
 pub fn inspect(args: &Args) -> Result<()> {
     let report = report(&args.reading.open(&args.model)?)?;
     if args.json { console::print_json(&report) } else { console::print(&text(&report)) }

@@ -24,7 +24,7 @@ pub struct Choice {
     /// The number of the layer
     #[arg(long, value_name = "N", requires = "checkpoint")]
     layer: Option<usize>,
-    /// Which experts, a group each: numbers such as 0,3,5, `shared`, or `all`, which is every numbered one
+    /// Which experts, one group per expert: numbers such as 0,3,5, `shared`, or `all`, which is every numbered one
     #[arg(long, value_name = "LIST", default_value = "all", requires = "checkpoint")]
     experts: Experts,
     /// Read tokens from this safetensors file: `a` (and `a_scale`, `a_global`) for every expert, or g0.a, g1.a, … for each

@@ -31,9 +31,9 @@ pub struct ProblemFile<'a> {
     pub path: PathBuf,
     /// What the names of each group begin with.
     pub prefixes: Vec<String>,
-    /// A, a group each.
+    /// A, one per group.
     pub activations: Vec<Activations<'a>>,
-    /// B1 and B2, a group each.
+    /// B1 and B2, one pair per group.
     pub weights: Vec<Weights<'a>>,
     /// What joins them.
     pub gate: Gate,
@@ -224,7 +224,7 @@ impl<'a> Group<'a, '_> {
     fn weights(&self, gate: Gate) -> Result<Weights<'a>> {
         let b1 = self.matrix("b1")?;
         if b1.rows() == 0 {
-            return self.refuse("b1", "it has no rows", "a weight matrix needs at least one, a column of c each");
+            return self.refuse("b1", "it has no rows", "a weight matrix needs at least one, as each is a column of c");
         }
         if gate == Gate::None {
             return match ["b2_scale", "b2_global"].into_iter().find(|part| self.file.contains(&self.name(part))) {

@@ -56,7 +56,7 @@ enum Arch {
     Sm90a,
 }
 
-/// Does the command.
+/// Plans the problem for the GPU and prints its kernels, or writes them.
 pub fn ptx(args: &Args) -> Result<()> {
     let Arch::Sm90a = args.arch;
     let problem = Problem::new(args.shape.0.clone(), args.gate, Activation::F16, args.out)?;
@@ -83,7 +83,7 @@ fn declared(kernel: &Kernel) -> String {
     let registers = [(Bank::Pred, "predicates"), (Bank::B16, "of 16 bits"), (Bank::B32, "of 32"), (Bank::B64, "of 64")]
         .map(|(bank, name)| format!("{} {name}", kernel.register_count(bank)));
     let mut text = format!(
-        "// {}: {} threads a block, {} bytes of shared memory, {} instructions\n//   declares registers: {}\n",
+        "// {}: {} threads per block, {} bytes of shared memory, {} instructions\n//   declares registers: {}\n",
         kernel.name,
         kernel.launch.threads,
         kernel.shared_bytes(),

@@ -22,14 +22,14 @@ use crate::{Error, Result, console, files};
 #[command(
     long_about = "Quantise every two-dimensional F16, BF16 or F32 tensor of a safetensors file, or those that match \
     a pattern, to NVFP4 in the layout that ModelOpt writes:\n\n  \
-    X        U8 [N, K/2]         two codes a byte, even k in the low nibble\n  \
+    X          U8 [N, K/2]         two codes per byte, even k in the low nibble\n  \
     X_scale    F8_E4M3 [N, K/16]   a scale for every 16 elements\n  \
     X_scale_2  F32 []              a scale for the whole matrix; it multiplies\n\n\
     so `q.weight` becomes `q.weight`, `q.weight_scale` and `q.weight_scale_2`. All other tensors and the file's metadata \
     are copied. A matrix whose K is no multiple of 16 is copied too, and named; if a pattern asks for it, it is an \
     error. Embeddings, routers and scales of other kinds of quantisation are matrices as well: name what you mean with \
     --tensor.\n\n\
-    The input is read in place; the quantised tensors are held in memory until they are written, about 0.57 bytes an \
+    The input is read in place; the quantised tensors are held in memory until they are written, about 0.57 bytes per \
     element.\n\n\
     Examples:\n  \
     hammerhead quantize model.safetensors model-nvfp4.safetensors --tensor '*_proj.weight'\n  \
@@ -78,7 +78,7 @@ struct Uneven {
     shape: Vec<usize>,
 }
 
-/// Does the command.
+/// Quantises what matches and copies the rest.
 pub fn quantize(args: &Args) -> Result<()> {
     files::check_output(&args.input, &args.output)?;
     let file = File::open(&args.input)?;

@@ -1,5 +1,5 @@
 //! `hammerhead run`: the main job. Computes one problem from a file, or, without one, problems that it makes, checked
-//! against the reference before their time is told.
+//! against the reference before their time is given.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -48,7 +48,7 @@ const SECONDS: f64 = 1.0;
     a_global, …                  F32 scalars that multiply, 1 if absent\n\
     `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
     prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
-    With --checkpoint and --layer, the weights are those of a model's layer, a group for each expert. With --output the \
+    With --checkpoint and --layer, the weights are those of a model's layer, one group per expert. With --output the \
     result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites.\n\n\
     Examples:\n  \
     hammerhead run\n  \
@@ -85,7 +85,7 @@ pub struct Args {
     how: How,
 }
 
-/// Does the command.
+/// Takes the problem from where the options say.
 pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.choice.checkpoint, &args.output) {
         (Some(input), _, Some(output)) => run_file(args, input, output),
@@ -126,7 +126,7 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
         }
         None => {
             let problem = opened.problem(args.selection.gate, args.selection.seed)?;
-            // The weights are held as they came, for the reference, and packed.
+            // The weights are held as they are in the file, for the reference, and packed.
             let bytes: usize = problem.weights.iter().map(Weights::checkpoint_bytes).sum();
             memory::require(2.0 * bytes as f64, "checking this layer", "choose fewer --experts, or give an --output")?;
             let instance = problem.into_instance(args.selection.out.unwrap_or_default())?;
@@ -273,7 +273,7 @@ fn run_selected(args: &Args) -> Result<()> {
     conclude(args, rows, &floor, &engine)
 }
 
-/// Adds to every row how near it came to the least possible time, prints them, and fails if one is wrong.
+/// Adds to every row how near it is to the least possible time, prints them, and fails if one is wrong.
 fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> Result<()> {
     let ceilings = floor.rates();
     for row in &mut rows {
@@ -285,7 +285,7 @@ fn conclude(args: &Args, mut rows: Vec<Row>, floor: &Floor, engine: &Engine) -> 
     tell_suites(args, SuiteReport { seed: args.selection.seed, threads: engine.threads(), ceilings, cases: rows })?;
     match failed {
         0 => Ok(()),
-        _ => Err(Error::Failed { failed, all, remedy: "see the verdicts above; hammerhead verify tells more" }),
+        _ => Err(Error::Failed { failed, all, remedy: "see the verdicts above; hammerhead verify says more" }),
     }
 }
 

@@ -56,7 +56,8 @@ pub fn numbers(problem: &Problem) -> Vec<[usize; 3]> {
 /// Bytes of the weights of those groups that are counted.
 pub fn weight_bytes(problem: &Problem, counted: impl Fn(&Shape) -> bool) -> f64 {
     let bytes = |s: &Shape| problem.matrices() as f64 * s.n as f64 * (s.k / 2 + s.k / 16) as f64;
-    problem.groups().iter().filter(|s| counted(s)).map(bytes).sum()
+    // The sum of no floats is a negative zero.
+    problem.groups().iter().filter(|s| counted(s)).map(bytes).fold(0.0, |sum, bytes| sum + bytes)
 }
 
 #[cfg(test)]
@@ -82,6 +83,14 @@ mod tests {
             let read: Shapes = text.parse().unwrap();
             assert_eq!(problem(&read).unwrap().to_string().parse(), Ok(read));
         }
+    }
+
+    #[test]
+    fn groups_that_are_not_counted_have_no_bytes() {
+        let groups = vec![Shape::new(0, 4, 32), Shape::new(1, 4, 32)];
+        let problem = Problem::new(groups, Gate::Silu, Activation::F16, Output::F16).unwrap();
+        assert_eq!(weight_bytes(&problem, |s| s.m > 0), 2.0 * 4.0 * 18.0);
+        assert!(weight_bytes(&problem, |_| false).is_sign_positive(), "nobody wants to read -0.00");
     }
 
     #[test]

@@ -69,7 +69,7 @@ struct Row {
     reason: Option<&'static str>,
 }
 
-/// Does the command.
+/// Runs the kernel, and its mutations where they are asked for.
 pub fn sim(args: &Args) -> Result<()> {
     let (way, config) = WAYS[usize::from(args.way) - 1];
     let (trial, schedules) = (Trial::new(config)?, Schedule::several(args.seeds));

@@ -30,7 +30,7 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-/// Does the command.
+/// Prints the vectors, or writes them.
 pub fn vectors(args: &Args) -> Result<()> {
     let text = text()?;
     match &args.output {
@@ -39,7 +39,7 @@ pub fn vectors(args: &Args) -> Result<()> {
     }
 }
 
-/// The whole file: each section a list with an entry a line, so that a change shows as the lines it touches.
+/// The whole file: each section a list with one entry per line, so that a change shows as the lines it touches.
 fn text() -> Result<String> {
     let sections = [
         ("e2m1", e2m1_codes()),

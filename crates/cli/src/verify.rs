@@ -16,7 +16,7 @@ use crate::selection::{self, Chosen, Defaults, Selection};
 use crate::subject::Subject;
 use crate::{Error, Result, console};
 
-/// Operations up to which a case is tried in every configuration; beyond, once a strategy.
+/// Operations up to which a case is tried in every configuration; beyond, once per strategy.
 const SMALL: f64 = 1e9;
 
 /// Check results against a double-precision reference
@@ -43,7 +43,8 @@ pub struct Args {
     /// machine has]
     #[arg(long, value_name = "NAME", value_parser = known_backend)]
     backend: Vec<String>,
-    /// Check this configuration, any part of one; may be given several times [default: a range of them]
+    /// Check this configuration, any part of one, with the keys of `hammerhead run --config`; may be given several times
+    /// [default: a range of them]
     #[arg(long, value_name = "KEY=VALUE,…")]
     config: Vec<Request>,
     /// Threads to use [default: as many as this process may run on]
@@ -111,7 +112,7 @@ struct Wrong {
     first: String,
 }
 
-/// Does the command.
+/// Checks every case in every way, and fails if one is wrong or none could be checked.
 pub fn verify(args: &Args) -> Result<()> {
     let (engines, skipped) = engines(args)?;
     let defaults = Defaults { suites: &[Suite::Edge, Suite::Adverse, Suite::Decode], activations: &[], timed: false };
@@ -144,7 +145,7 @@ pub fn verify(args: &Args) -> Result<()> {
     let (failed, all) = (summary.failed, summary.passed + summary.failed);
     match failed {
         0 => Ok(()),
-        _ => Err(Error::Failed { failed, all, remedy: "each is told above with what reproduces it" }),
+        _ => Err(Error::Failed { failed, all, remedy: "each is listed above with what reproduces it" }),
     }
 }
 

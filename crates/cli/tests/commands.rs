@@ -178,3 +178,31 @@ fn a_full_disk_behind_stdout_is_an_error_and_behind_stderr_nobody_s_business() {
     let status = command().args(["run", "--input", "no such file", "--output", "c"]).stderr(full()).status().unwrap();
     assert_eq!(status.code(), Some(1));
 }
+
+#[test]
+fn a_file_that_cannot_be_written_is_named_and_no_temporary_one() {
+    let output = hammerhead(["vectors", "--output", "/no such folder/vectors.json"]);
+    assert_refused(&output, &["/no such folder/vectors.json", "its folder does not exist"]);
+    // Where not even root may make files.
+    #[cfg(target_os = "linux")]
+    {
+        let output = hammerhead(["vectors", "--output", "/proc/self/fdinfo/vectors.json"]);
+        assert_refused(&output, &["/proc/self/fdinfo/vectors.json"]);
+        assert!(!stderr(&output).contains("partial"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_record_and_a_page_are_not_written_to_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, html) = (folder.path().join("one"), folder.path().join(".").join("one"));
+    let output =
+        hammerhead(["bench".as_ref(), "--json".as_ref(), json.as_os_str(), "--html".as_ref(), html.as_os_str()]);
+    assert_refused(&output, &["--json and --html", "one"]);
+}
+
+#[test]
+fn a_problem_without_tokens_has_no_negative_rate() {
+    let text = succeed(["bench", "--shape", "0x64x64", "--seconds", "0.001"]);
+    assert!(!text.contains("-0.00"), "{text}");
+}

@@ -25,8 +25,8 @@ fn ptx_is_one_module_with_every_kernel_and_what_it_takes() {
         &format!("// 64x200x320, gate silu, result f16: {CONFIG}\n"),
         ".visible .entry nvfp4_dual_gemm(",
         ".visible .entry join(",
-        "nvfp4_dual_gemm: 384 threads a block, 38448 bytes of shared memory",
-        "join: 256 threads a block, 0 bytes of shared memory",
+        "nvfp4_dual_gemm: 384 threads per block, 38448 bytes of shared memory",
+        "join: 256 threads per block, 0 bytes of shared memory",
         "declares registers",
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{}", &text[..2000]);

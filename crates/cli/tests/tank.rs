@@ -85,6 +85,23 @@ fn the_example_of_a_pitch_is_complete_and_is_not_written_over_anything() {
 }
 
 #[test]
+fn a_pitch_s_file_has_a_name_that_no_shell_minds() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(succeed(folder.path(), &["new-pitch", "/deeper stages."]), "deeper-stages.toml\n");
+    assert_eq!(succeed(folder.path(), &["new-pitch", "./."]), "pitch.toml\n");
+    assert_refused(&output(folder.path(), &["new-pitch", "deeper stages"]), &["deeper-stages.toml", "there already"]);
+}
+
+#[test]
+fn where_no_ledger_was_begun_one_is_told_how() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["log", "report", "graveyard", "calibration", "verify-ledger"] {
+        let output = output(folder.path(), &[command]);
+        assert_refused(&output, &["no ledger", "hammerhead-tank/ledger.jsonl", "hammerhead tank play", "--ledger"]);
+    }
+}
+
+#[test]
 fn settings_and_the_season_are_printed_as_files_that_can_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let settings = succeed(folder.path(), &["settings"]);

@@ -16,7 +16,7 @@ use crate::selection::{self, Selection};
     long_about = "Measure speed. Each case is checked against the reference first, then timed with cold weights (a \
     different copy each time, more than 1.2 GB of them, as in a model of many layers) and with warm ones (the same copy \
     again). Timings of all cases and of the machine's own ceilings, arithmetic and memory, are interleaved in rounds. \
-    The medians are told with the range of the middle eight tenths; `of floor` is the least time that the ceilings would \
+    The medians are given with the range of the middle eight tenths; `of floor` is the least time that the ceilings would \
     allow as a part of the median. Warm weights may beat the floor, because caches are faster than memory.\n\n\
     The copies take up to 1.2 GB for each size of weights, and less where memory is short; the report says how many \
     bytes were rotated.\n\n\

@@ -32,6 +32,11 @@ pub fn bench(args: &Args) -> Result<()> {
     let suites = &[Suite::Dual, Suite::Group, Suite::Decode];
     let cases = args.selection.cases(Defaults { suites, activations, timed: !args.all })?;
     // Better now than after minutes of work.
+    if let (Some(json), Some(html)) = (&args.json, &args.html)
+        && files::same_place(json, html)
+    {
+        return Err(Error::OneFile { path: html.clone() });
+    }
     args.json.iter().chain(&args.html).try_for_each(|path| files::check_report(path))?;
     let against = args.against.iter().map(|path| Record::open(path)).collect::<Result<Vec<Record>>>()?;
     let results = Results { args, against };

@@ -10,7 +10,7 @@ use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
 
-/// List what happened, a line each
+/// List what happened, one line per record
 #[derive(Debug, ClapArgs)]
 pub struct Log {
     #[command(flatten)]
@@ -66,6 +66,9 @@ pub struct Calibration {
 
 /// Reads a ledger, and says if its last line was torn.
 pub fn read(place: &Where) -> Result<Vec<Record>> {
+    if !place.ledger.exists() {
+        return Err(Error::NoLedger { path: place.ledger.clone() });
+    }
     let Checked { records, torn, .. } = book::read(&place.ledger)?;
     if !torn.is_empty() {
         console::remark(&format!(

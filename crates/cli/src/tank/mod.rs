@@ -54,7 +54,7 @@ enum Command {
     Serve(play::Serve),
 }
 
-/// Does the command.
+/// Hands over to the command that was named.
 pub fn tank(args: &Args) -> Result<()> {
     match &args.command {
         Command::Play(args) => play::play(args),

@@ -29,7 +29,7 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// Does the command.
+/// Writes the page, and what else was asked for.
 pub fn report(args: &Args) -> Result<()> {
     let records = ledger::read(&args.place)?;
     let page = args.html.clone().unwrap_or_else(|| beside(&args.place.ledger));

@@ -25,7 +25,7 @@ use crate::{Error, Result, console};
     tiles, stages, epilogue and schedule, with claims written beforehand. Progress goes to stderr, the verdicts to stdout, \
     and a report is written beside the ledger.\n\n\
     Killed at any point, the same command goes on where it stopped, and measures nothing twice. A season that is \
-    finished is told again, not played again, unless --again says so.\n\n\
+    finished is printed again, not played again, unless --again says so.\n\n\
     With --pitch, one round is played with those pitches against what the planner chooses today.\n\n\
     Examples:\n  \
     hammerhead tank play\n  \
@@ -86,7 +86,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((round.trim().to_owned(), pitch.trim().to_owned()))
 }
 
-/// Does the command.
+/// Plays, or goes on where an earlier play stopped.
 pub fn play(args: &Args) -> Result<()> {
     let season = chosen(args)?;
     let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));

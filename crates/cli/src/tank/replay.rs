@@ -19,7 +19,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Does the command.
+/// Counts the recorded rounds again.
 pub fn replay(args: &Args) -> Result<()> {
     let rounds = first_season()?;
     if args.json {

@@ -1,7 +1,7 @@
 //! What people write for the tank: pitches, settings, seasons.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
@@ -32,13 +32,24 @@ pub struct CheckPitch {
 /// Writes an example; a file that is there is left alone.
 pub fn new_pitch(args: &NewPitch) -> Result<()> {
     let plain = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let file_name = || PathBuf::from(args.name.chars().map(plain).collect::<String>() + ".toml");
+    let file_name = || {
+        let name: String = args.name.chars().map(plain).collect();
+        // A dash in front would be taken for an option, a dot would hide the file.
+        let name = name.trim_matches(['-', '.']);
+        PathBuf::from(if name.is_empty() { "pitch" } else { name }.to_owned() + ".toml")
+    };
     let path = args.output.clone().unwrap_or_else(file_name);
-    let failed = |cause| Error::Write { path: path.clone(), cause };
+    let failed = |cause: io::Error| match cause.kind() {
+        io::ErrorKind::AlreadyExists => Error::Destination { path: path.clone(), problem: "it is there already" },
+        _ => Error::Write { path: path.clone(), cause },
+    };
     let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
     file.write_all(Pitch::example(&args.name).as_bytes()).map_err(failed)?;
     console::print(&format!("{}\n", path.display()))?;
-    console::remark("edit it, then: hammerhead tank check-pitch, and hammerhead tank play --pitch");
+    let name = path.display();
+    console::remark(&format!(
+        "edit it, then: hammerhead tank check-pitch {name}, and hammerhead tank play --pitch {name}"
+    ));
     Ok(())
 }
 
