@@ -281,8 +281,10 @@ pub unsafe extern "C" fn hammerhead_quantize(
             // SAFETY: the caller's promise.
             unsafe { slice_mut(place, bytes, what) }?.copy_from_slice(source);
         }
+        // Exact: the scale that quantising chooses multiplies.
+        let global = quantised.global().value() as f32;
         // SAFETY: not null, and the caller's promise.
-        unsafe { global_scale.write(quantised.global()) };
+        unsafe { global_scale.write(global) };
         Ok(())
     })
 }

@@ -118,7 +118,7 @@ fn write(model: &Checkpoint, weight: &Weight, writer: &mut Writer) -> Result<()>
     for row in 0..matrix.rows() {
         matrix.unscaled_row(row, &mut values);
         for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(&values) {
-            *bytes = (value * matrix.global()).to_le_bytes();
+            *bytes = matrix.global().apply(*value).to_le_bytes();
         }
         writer.push(&bytes)?;
     }

@@ -85,8 +85,8 @@ struct LayerReport {
     has_bias: bool,
     has_pre_scale: bool,
     /// The smallest and the largest global scale, each a number that multiplies.
-    gate_globals: Option<[f32; 2]>,
-    up_globals: Option<[f32; 2]>,
+    gate_globals: Option<[f64; 2]>,
+    up_globals: Option<[f64; 2]>,
     /// Positions in the list of files.
     files: Vec<usize>,
 }
@@ -141,13 +141,13 @@ fn length(file: &Path) -> u64 {
 }
 
 fn describe(model: &Checkpoint, layer: &Layer, files: &[&Path]) -> Result<LayerReport> {
-    let mut gate_globals: Option<[f32; 2]> = None;
-    let mut up_globals: Option<[f32; 2]> = None;
+    let mut gate_globals: Option<[f64; 2]> = None;
+    let mut up_globals: Option<[f64; 2]> = None;
     let mut used = BTreeSet::new();
     for pair in &layer.pairs {
         if format_of(&pair.content).is_some() {
-            widen(&mut gate_globals, model.global(&pair.gate)?);
-            widen(&mut up_globals, model.global(&pair.up)?);
+            widen(&mut gate_globals, model.global(&pair.gate)?.value());
+            widen(&mut up_globals, model.global(&pair.up)?.value());
         }
         for weight in [&pair.gate, &pair.up] {
             used.extend(model.files_of(weight).into_iter().filter_map(|file| files.iter().position(|f| *f == file)));
@@ -172,7 +172,7 @@ fn describe(model: &Checkpoint, layer: &Layer, files: &[&Path]) -> Result<LayerR
     })
 }
 
-fn widen(range: &mut Option<[f32; 2]>, value: f32) {
+fn widen(range: &mut Option<[f64; 2]>, value: f64) {
     *range = Some(range.map_or([value; 2], |[least, most]| [least.min(value), most.max(value)]));
 }
 
@@ -230,7 +230,7 @@ fn text(report: &Report) -> String {
     text + &table.text()
 }
 
-fn range(globals: Option<[f32; 2]>) -> String {
+fn range(globals: Option<[f64; 2]>) -> String {
     match globals {
         Some([least, most]) if least == most => format!("{least:.4e}"),
         Some([least, most]) => format!("{least:.4e} … {most:.4e}"),

@@ -188,17 +188,19 @@ fn quantize_one(path: &Path, tensor: Tensor<'_>) -> Result<(Quantised, [Tensor<'
     let matrix = format::quantize(&source, None).map_err(in_tensor)?;
     let Loss { max_abs, rms, relative } = format::loss(&source, &matrix).map_err(in_tensor)?;
     let (rows, k) = (matrix.rows(), matrix.k());
+    // Exact: the scale that quantising chooses multiplies.
+    let global = matrix.global().value() as f32;
     let [scale, scale_2] = scale_names(&name);
     let parts = [
         Tensor::from_bytes(&name, Dtype::U8, [rows, k / 2], matrix.codes().to_vec()),
         Tensor::from_bytes(scale, Dtype::F8_E4M3, [rows, k / BLOCK], matrix.scales().to_vec()),
-        Tensor::from_f32(scale_2, [], vec![matrix.global()]),
+        Tensor::from_f32(scale_2, [], vec![global]),
     ];
     let quantised = Quantised {
         name,
         shape: [rows, k],
         dtype: dtype.to_string(),
-        global: matrix.global(),
+        global,
         relative_error: relative,
         rms_error: rms,
         max_error: max_abs,

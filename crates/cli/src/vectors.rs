@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use format::{BLOCK, Dense, Matrix, e2m1, e4m3, scales};
+use format::{BLOCK, Dense, GlobalScale, Matrix, e2m1, e4m3, scales};
 use hammerhead::reference::Reference;
 use hammerhead::{Activations, Gate, Weights};
 use serde_json::{Value, json};
@@ -89,12 +89,12 @@ fn quantised() -> Result<Vec<Value>> {
     let mut entries = Vec::new();
     for (why, rows, input, given) in cases {
         let k = input.len() / rows;
-        let matrix = format::quantize(&Dense::new(rows, k, input.as_slice(), 1.0)?, given)?;
+        let matrix = format::quantize(&Dense::new(rows, k, input.as_slice(), 1.0)?, given.map(Into::into))?;
         entries.push(json!({
             "why": why, "rows": rows, "k": k,
             "input": input.iter().map(|&x| bits(x)).collect::<Vec<_>>(),
             "given_global": given.map(bits),
-            "global": bits(matrix.global()),
+            "global": global(matrix.global()),
             "codes": hex(matrix.codes()),
             "scales": hex(matrix.scales()),
         }));
@@ -145,7 +145,7 @@ fn problems() -> Result<Vec<Value>> {
 }
 
 fn problem(why: &str, a: &Activations<'_>, weights: Weights<'_>) -> Value {
-    let of_matrix = |matrix: &Matrix<'_>| json!({"codes": hex(matrix.codes()), "scales": hex(matrix.scales()), "global": bits(matrix.global())});
+    let of_matrix = |matrix: &Matrix<'_>| json!({"codes": hex(matrix.codes()), "scales": hex(matrix.scales()), "global": global(matrix.global())});
     let operand = match a {
         Activations::NvFp4(matrix) => of_matrix(matrix),
         Activations::Dense(dense) => {
@@ -155,7 +155,7 @@ fn problem(why: &str, a: &Activations<'_>, weights: Weights<'_>) -> Value {
                 dense.row(index, &mut row);
                 values.extend(row.iter().map(|&x| bits(x)));
             }
-            json!({"values": values, "global": bits(dense.global())})
+            json!({"values": values, "global": global(dense.global())})
         }
     };
     let mut results = serde_json::Map::new();
@@ -168,6 +168,11 @@ fn problem(why: &str, a: &Activations<'_>, weights: Weights<'_>) -> Value {
         "why": why, "m": a.rows(), "n": weights.n(), "k": weights.k(),
         "a": operand, "b1": of_matrix(weights.gate()), "b2": weights.up().map(of_matrix), "c": results,
     })
+}
+
+/// A global scale. Those of the vectors all multiply, so this is exact.
+fn global(scale: GlobalScale) -> String {
+    bits(scale.value() as f32)
 }
 
 /// The bits of an f32.

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use format::{BLOCK, Matrix};
+use format::{BLOCK, GlobalScale, Matrix};
 use memmap2::MmapMut;
 
 use op::{Error, PackedWeights, Result, Weights};
@@ -104,7 +104,7 @@ unsafe impl PackedWeights for PackedPanels {
 pub(super) struct PanelMatrix {
     n: usize,
     k: usize,
-    global: f32,
+    global: GlobalScale,
     bytes: MmapMut,
 }
 
@@ -132,7 +132,7 @@ impl PanelMatrix {
         Ok(Self { n, k, global: matrix.global(), bytes })
     }
 
-    pub(super) fn global(&self) -> f32 {
+    pub(super) fn global(&self) -> GlobalScale {
         self.global
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let packed = PanelMatrix::new(&matrix).unwrap();
         let (wide, blocks) = widened(packed.stretch(0, 0..1).bytes, 3);
         assert_eq!(blocks, 2);
-        let wide = PanelMatrix { n: 16, k: 32, global: 1.0, bytes: map(&wide[..2 * BLOCK_BYTES]) };
+        let wide = PanelMatrix { n: 16, k: 32, global: 1.0.into(), bytes: map(&wide[..2 * BLOCK_BYTES]) };
         for row in 0..16 {
             for k in 0..32 {
                 let expected = if row < 3 { [0.5, 1.0][k % 2] } else { 0.0 };

@@ -274,13 +274,13 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             layout,
             matrix: matrix % together,
         };
-        let unit = kernel.unit(group.source) * f64::from(group.source.activations.global());
+        let unit = kernel.unit(group.source) * group.source.activations.global().value();
         let last = group.matrices.len() - 1;
         kernel.finish(Finish {
             gate: of(0),
             up: if gate == Gate::None { of(0) } else { of(1) },
             function: gate,
-            alpha: [0, last].map(|matrix| unit * f64::from(group.matrices[matrix].global())),
+            alpha: [0, last].map(|matrix| unit * group.matrices[matrix].global().value()),
             parts: kernel.parts(),
             tokens: tile.tokens.clone(),
             columns: tile.columns.clone(),

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::matrix::{check_global, check_length};
-use crate::{Error, Result};
+use crate::matrix::check_length;
+use crate::{Error, GlobalScale, Result};
 
 /// The elements of a [`Dense`] matrix, in the type they came in.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub struct Dense<'a> {
     rows: usize,
     k: usize,
     values: Values<'a>,
-    global: f32,
+    global: GlobalScale,
 }
 
 impl<'a> Dense<'a> {
@@ -94,15 +94,14 @@ impl<'a> Dense<'a> {
     ///
     /// If `k` is zero, if the shape is too large to address, if the number of values does not fit the
     /// shape, or if `global` is not finite.
-    pub fn new(rows: usize, k: usize, values: impl Into<Values<'a>>, global: f32) -> Result<Self> {
+    pub fn new(rows: usize, k: usize, values: impl Into<Values<'a>>, global: impl Into<GlobalScale>) -> Result<Self> {
         if k == 0 {
             return Err(Error::ZeroK);
         }
         let elements = rows.checked_mul(k).ok_or(Error::TooLarge { rows, columns: k })?;
         let values = values.into();
         check_length("values", rows, k, elements, values.len())?;
-        check_global(global)?;
-        Ok(Self { rows, k, values, global })
+        Ok(Self { rows, k, values, global: global.into().check()? })
     }
 
     /// The number of rows.
@@ -115,8 +114,8 @@ impl<'a> Dense<'a> {
         self.k
     }
 
-    /// The scale that multiplies every element.
-    pub fn global(&self) -> f32 {
+    /// The scale of every element.
+    pub fn global(&self) -> GlobalScale {
         self.global
     }
 
@@ -130,9 +129,8 @@ impl<'a> Dense<'a> {
     /// # Errors
     ///
     /// If `global` is not finite.
-    pub fn with_global(self, global: f32) -> Result<Self> {
-        check_global(global)?;
-        Ok(Self { global, ..self })
+    pub fn with_global(self, global: impl Into<GlobalScale>) -> Result<Self> {
+        Ok(Self { global: global.into().check()?, ..self })
     }
 
     /// The same matrix, independent of what it borrowed from.

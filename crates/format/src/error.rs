@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use safetensors::Dtype;
 
+use crate::GlobalScale;
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -60,13 +62,13 @@ pub enum Error {
         /// The byte itself.
         byte: u8,
     },
-    /// A global scale that is NaN or infinite.
+    /// A global scale that makes no number.
     #[error(
         "the global scale is {came}, where a finite number is expected: check which tensor it was read from, and whether it multiplies or divides"
     )]
     Global {
         /// The global scale that came.
-        came: f32,
+        came: GlobalScale,
     },
     /// A global scale that nothing can be quantised with.
     #[error(
@@ -74,7 +76,7 @@ pub enum Error {
     )]
     QuantizingGlobal {
         /// The global scale that came.
-        came: f32,
+        came: GlobalScale,
     },
     /// An element that cannot be quantised.
     #[error(
@@ -206,6 +208,16 @@ pub enum Error {
         most: i32,
         /// Its row and block.
         most_at: [usize; 2],
+    },
+    /// A global scale that has no room for what widening MXFP4 adds to it.
+    #[error(
+        "its global scale is {came}, which times 2^{exponent} is no f32: this matrix has no exact NVFP4 form; quantise its bf16 source anew"
+    )]
+    WideningGlobal {
+        /// The global scale that came.
+        came: GlobalScale,
+        /// The power of two that the block scales cannot take up.
+        exponent: i32,
     },
     /// A file that is not valid GGUF.
     #[error(

@@ -1,7 +1,7 @@
 //! What NVFP4 bytes mean.
 //!
 //! NVFP4 keeps a matrix as 4-bit floats ([`e2m1`]), one 8-bit float scale ([`e4m3`]) for every
-//! [`BLOCK`] consecutive elements of a row, and one f32 global scale for the whole matrix:
+//! [`BLOCK`] consecutive elements of a row, and one f32 global scale for the whole matrix, which multiplies or divides ([`GlobalScale`]):
 //!
 //! ```text
 //! element = e2m1(code) · e4m3(scale of its block) · global
@@ -28,6 +28,7 @@ mod dense;
 pub mod e2m1;
 pub mod e4m3;
 mod error;
+mod global;
 mod map;
 mod matrix;
 mod quantize;
@@ -36,6 +37,7 @@ pub mod tensors;
 
 pub use dense::{Dense, Values};
 pub use error::{Error, Result};
+pub use global::GlobalScale;
 pub use matrix::Matrix;
 pub use quantize::{Loss, loss, quantize};
 

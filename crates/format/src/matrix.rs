@@ -7,20 +7,20 @@
 
 use std::borrow::Cow;
 
-use crate::{BLOCK, Error, Result, e2m1, e4m3};
+use crate::{BLOCK, Error, GlobalScale, Result, e2m1, e4m3};
 
 /// An NVFP4 matrix of shape [rows, K].
 ///
 /// `codes` holds two e2m1 codes a byte, the even k in the low nibble, row after row; `scales` one e4m3
-/// byte for each sixteen elements, row-major [rows, K/16]; the global scale multiplies. A negative scale
-/// is a legal e4m3 number and means what it says.
+/// byte for each sixteen elements, row-major [rows, K/16]. A negative scale is a legal e4m3 number and
+/// means what it says.
 #[derive(Clone, Debug)]
 pub struct Matrix<'a> {
     rows: usize,
     k: usize,
     codes: Cow<'a, [u8]>,
     scales: Cow<'a, [u8]>,
-    global: f32,
+    global: GlobalScale,
 }
 
 impl<'a> Matrix<'a> {
@@ -35,7 +35,7 @@ impl<'a> Matrix<'a> {
         k: usize,
         codes: impl Into<Cow<'a, [u8]>>,
         scales: impl Into<Cow<'a, [u8]>>,
-        global: f32,
+        global: impl Into<GlobalScale>,
     ) -> Result<Self> {
         check_k(k)?;
         let elements = rows.checked_mul(k).ok_or(Error::TooLarge { rows, columns: k })?;
@@ -46,8 +46,7 @@ impl<'a> Matrix<'a> {
             let blocks = k / BLOCK;
             return Err(Error::NanScale { row: position / blocks, block: position % blocks, byte: scales[position] });
         }
-        check_global(global)?;
-        Ok(Self { rows, k, codes, scales, global })
+        Ok(Self { rows, k, codes, scales, global: global.into().check()? })
     }
 
     /// The number of rows.
@@ -65,8 +64,8 @@ impl<'a> Matrix<'a> {
         self.k / BLOCK
     }
 
-    /// The scale that multiplies every element.
-    pub fn global(&self) -> f32 {
+    /// The scale of every element.
+    pub fn global(&self) -> GlobalScale {
         self.global
     }
 
@@ -103,9 +102,8 @@ impl<'a> Matrix<'a> {
     /// # Errors
     ///
     /// If `global` is not finite.
-    pub fn with_global(self, global: f32) -> Result<Self> {
-        check_global(global)?;
-        Ok(Self { global, ..self })
+    pub fn with_global(self, global: impl Into<GlobalScale>) -> Result<Self> {
+        Ok(Self { global: global.into().check()?, ..self })
     }
 
     /// The same matrix, independent of what it borrowed from.
@@ -150,12 +148,12 @@ impl<'a> Matrix<'a> {
     }
 
     /// The whole matrix, row-major, as (code · scale) · global in f32. The one rounding is that of the
-    /// last product.
+    /// last product, or quotient.
     pub fn dequantize(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.rows * self.k];
         for (row, out) in values.chunks_exact_mut(self.k).enumerate() {
             self.unscaled_row(row, out);
-            out.iter_mut().for_each(|value| *value *= self.global);
+            out.iter_mut().for_each(|value| *value = self.global.apply(*value));
         }
         values
     }
@@ -173,14 +171,6 @@ pub(crate) fn check_k(k: usize) -> Result<()> {
 pub(crate) fn check_length(part: &'static str, rows: usize, k: usize, expected: usize, came: usize) -> Result<()> {
     if came != expected {
         return Err(Error::Length { part, rows, columns: k, expected, came });
-    }
-    Ok(())
-}
-
-/// Refuses a global scale that would make every element NaN or infinite.
-pub(crate) fn check_global(global: f32) -> Result<()> {
-    if !global.is_finite() {
-        return Err(Error::Global { came: global });
     }
     Ok(())
 }

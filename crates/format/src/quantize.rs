@@ -3,10 +3,11 @@
 //! The recipe is the common one: global = amax/(6·448), so that the largest element meets the largest
 //! code under the largest scale; each block's scale is its own amax/6 in units of the global scale,
 //! rounded to e4m3 and kept within [2⁻⁹, 448]; each element is rounded to the nearest e2m1 code in units
-//! of scale · global. Everything is decided in f64, where those products are exact.
+//! of scale · global. Everything is decided in f64, where those products are exact, or rounded once where a
+//! global scale divides.
 
 use crate::matrix::check_k;
-use crate::{BLOCK, Dense, Error, Matrix, Result, e2m1, e4m3};
+use crate::{BLOCK, Dense, Error, GlobalScale, Matrix, Result, e2m1, e4m3};
 
 const LARGEST_CODE: f64 = 6.0;
 
@@ -20,20 +21,21 @@ const LARGEST_CODE: f64 = 6.0;
 ///
 /// If K is no multiple of 16, if an element is NaN or infinite, or if `global` is not finite and above
 /// zero.
-pub fn quantize(source: &Dense<'_>, global: Option<f32>) -> Result<Matrix<'static>> {
+pub fn quantize(source: &Dense<'_>, global: Option<GlobalScale>) -> Result<Matrix<'static>> {
     let (rows, k) = (source.rows(), source.k());
     check_k(k)?;
     let global = match global {
-        Some(given) if given.is_finite() && given > 0.0 => given,
+        Some(given) if given.is_usable() && given.value() > 0.0 => given,
         Some(given) => return Err(Error::QuantizingGlobal { came: given }),
         None => fitting_global(source)?,
     };
+    let factor = global.value();
     let mut codes = Vec::with_capacity(rows * k / 2);
     let mut scales = Vec::with_capacity(rows * k / BLOCK);
     for_each_row(source, |row| {
         for block in row.chunks_exact(BLOCK) {
-            let scale = block_scale(amax(block), global);
-            let unit = f64::from(e4m3::decode(scale)) * f64::from(global);
+            let scale = block_scale(amax(block), factor);
+            let unit = f64::from(e4m3::decode(scale)) * factor;
             let midpoints = e2m1::midpoints(unit);
             scales.push(scale);
             codes.extend(
@@ -47,36 +49,37 @@ pub fn quantize(source: &Dense<'_>, global: Option<f32>) -> Result<Matrix<'stati
 }
 
 /// The scale a block is given, as an e4m3 byte.
-fn block_scale(amax: f64, global: f32) -> u8 {
-    let wanted = amax / (LARGEST_CODE * f64::from(global));
+fn block_scale(amax: f64, global: f64) -> u8 {
+    let wanted = amax / (LARGEST_CODE * global);
     e4m3::nearest(wanted.clamp(f64::from(e4m3::MIN_POSITIVE), f64::from(e4m3::MAX)))
 }
 
 /// The global scale of the recipe, but never a subnormal one, which has few bits and which many processors take
 /// for zero. Only matrices whose amax is below 10⁻³⁴ notice; their block scales take up what they can.
-fn fitting_global(source: &Dense<'_>) -> Result<f32> {
+fn fitting_global(source: &Dense<'_>) -> Result<GlobalScale> {
     let mut largest = 0.0f64;
     for_each_row(source, |row| largest = largest.max(amax(row)))?;
     if largest == 0.0 {
-        return Ok(1.0);
+        return Ok(1.0.into());
     }
     let global = largest / (LARGEST_CODE * f64::from(e4m3::MAX));
-    Ok((global as f32).max(f32::MIN_POSITIVE))
+    Ok((global as f32).max(f32::MIN_POSITIVE).into())
 }
 
 fn amax(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()))
 }
 
-/// Calls `visit` with each row times the source's global scale, which is exact in f64. An element that is
-/// NaN, or not within f32's range after scaling, is an error.
+/// Calls `visit` with each row times the source's global scale. An element that is NaN, or not within f32's
+/// range after scaling, is an error.
 fn for_each_row(source: &Dense<'_>, mut visit: impl FnMut(&[f64])) -> Result<()> {
     let mut narrow = vec![0.0f32; source.k()];
     let mut wide = vec![0.0f64; source.k()];
+    let own = source.global().value();
     for row in 0..source.rows() {
         source.row(row, &mut narrow);
         for (wide, &narrow) in wide.iter_mut().zip(&narrow) {
-            *wide = f64::from(narrow) * f64::from(source.global());
+            *wide = f64::from(narrow) * own;
         }
         let finite = |value: &f64| value.abs() <= f64::from(f32::MAX);
         if !wide.iter().fold(true, |all, value| all & finite(value)) {
@@ -109,7 +112,7 @@ pub fn loss(source: &Dense<'_>, quantised: &Matrix<'_>) -> Result<Loss> {
     if shape != other {
         return Err(Error::ShapesDiffer { source_shape: shape, quantised_shape: other });
     }
-    let global = f64::from(quantised.global());
+    let global = quantised.global().value();
     let mut unscaled = vec![0.0f32; quantised.k()];
     let (mut row, mut max_abs, mut noise, mut signal) = (0, 0.0f64, 0.0f64, 0.0f64);
     for_each_row(source, |values| {

@@ -20,7 +20,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::map::map;
-use crate::{BLOCK, Dense, Error, Matrix, Result, Values, scales};
+use crate::{BLOCK, Dense, Error, GlobalScale, Matrix, Result, Values, scales};
 
 mod write;
 pub use write::{Writer, write};
@@ -305,7 +305,7 @@ impl<'a> Tensor<'a> {
     /// # Errors
     ///
     /// As of [`Tensor::shape2`], [`Tensor::into_values`] and [`Dense::new`].
-    pub fn into_dense(self, global: f32) -> Result<Dense<'a>> {
+    pub fn into_dense(self, global: impl Into<GlobalScale>) -> Result<Dense<'a>> {
         let (rows, k) = self.shape2()?;
         Dense::new(rows, k, self.into_values()?, global)
     }
@@ -340,12 +340,12 @@ fn reinterpret<T: bytemuck::Pod>(bytes: Cow<'_, [u8]>) -> Cow<'_, [T]> {
 }
 
 /// The NVFP4 matrix made of two of a file's tensors, borrowing both: `codes`, U8 [rows, K/2], and
-/// `scales`, F8_E4M3 [rows, K/16], row-major. The global scale multiplies.
+/// `scales`, F8_E4M3 [rows, K/16], row-major. A bare number as global scale multiplies.
 ///
 /// # Errors
 ///
 /// If a tensor is missing, has another type or shape, or holds what [`Matrix::new`] refuses.
-pub fn matrix<'a>(file: &'a File, codes: &str, scales: &str, global: f32) -> Result<Matrix<'a>> {
+pub fn matrix<'a>(file: &'a File, codes: &str, scales: &str, global: impl Into<GlobalScale>) -> Result<Matrix<'a>> {
     let in_file = |reason| Error::InFile { path: file.path.clone(), reason: Box::new(reason) };
     let (codes, scales) = (file.tensor(codes)?, file.tensor(scales)?);
     let (rows, k) = codes_shape(&codes).map_err(in_file)?;

@@ -77,7 +77,7 @@ fn folder(tensors: &[Tensor<'_>], config: &str) -> TempDir {
 }
 
 fn assert_is(matrix: &Matrix<'_>, part: &Part, global: f32) {
-    assert_eq!((matrix.rows(), matrix.k(), matrix.global()), (N, K, global));
+    assert_eq!((matrix.rows(), matrix.k(), matrix.global()), (N, K, global.into()));
     assert_eq!((matrix.codes(), matrix.scales()), (&part.codes[..], &part.scales[..]));
 }
 
@@ -130,7 +130,7 @@ fn global_scales_may_be_one_for_all_one_an_expert_or_one_a_half() {
         let folder = folder(&fused(GateUpOrder::GateFirst, false, globals), r#"{"model_type":"llama4"}"#);
         let model = Checkpoint::open(folder.path()).unwrap();
         let expert = model.expert(0, 1).unwrap();
-        assert_eq!((expert.gate.global(), expert.up.global()), (gate, up));
+        assert_eq!((expert.gate.global(), expert.up.global()), (gate.into(), up.into()));
     }
     let five = Tensor::from_f32("", [5], vec![1.0; 5]);
     let folder = folder(&fused(GateUpOrder::GateFirst, false, five), r#"{"model_type":"llama4"}"#);
@@ -294,7 +294,9 @@ fn mxfp4_that_has_no_exact_form_is_refused_with_both_places() {
 
 #[test]
 fn a_global_scale_that_is_no_number_is_refused_by_name() {
-    for (stored, divide) in [(f32::NAN, false), (f32::INFINITY, false), (0.0, true), (f32::NAN, true)] {
+    for (stored, divide) in
+        [(f32::NAN, false), (f32::INFINITY, false), (0.0, true), (f32::NAN, true), (f32::INFINITY, true)]
+    {
         let Part { codes, scales } = part(0);
         let (code_name, global_name) =
             if divide { ("weight_packed", "weight_global_scale") } else { ("weight", "weight_scale_2") };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hammerhead_format::tensors::{self, File};
-use hammerhead_format::{Matrix, quantize};
+use hammerhead_format::{GlobalScale, Matrix, quantize};
 
 /// 2⁻⁶ as e4m3.
 const SMALLEST_NORMAL_SCALE: u8 = 0x08;
@@ -32,7 +32,8 @@ fn modelopt<'a>(file: &'a File, projection: &str) -> Matrix<'a> {
 fn compressed_tensors<'a>(file: &'a File, projection: &str) -> Matrix<'a> {
     let weight = format!("model.layers.0.mlp.{projection}.weight");
     let divisor = file.tensor(&format!("{weight}_global_scale")).unwrap().scalar_f32().unwrap();
-    tensors::matrix(file, &format!("{weight}_packed"), &format!("{weight}_scale"), 1.0 / divisor).unwrap()
+    tensors::matrix(file, &format!("{weight}_packed"), &format!("{weight}_scale"), GlobalScale::Divides(divisor))
+        .unwrap()
 }
 
 fn assert_close(ours: &[f32], theirs: &[f32]) {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16};
-use hammerhead_format::{Dense, Error, Matrix, Values, e2m1, e4m3};
+use hammerhead_format::{Dense, Error, GlobalScale, Matrix, Values, e2m1, e4m3};
 use proptest::prelude::*;
 
 /// Scale byte 0x38 is 1.
@@ -37,7 +37,7 @@ fn each_block_has_its_own_scale_and_the_global_scale_multiplies() {
     }
     assert_eq!(matrix.row_scales(1), [0x7E, 0x81]);
     assert_eq!(matrix.row_codes(1), [0x22; 16]);
-    assert_eq!((matrix.rows(), matrix.k(), matrix.blocks(), matrix.global()), (2, 32, 2, 0.25));
+    assert_eq!((matrix.rows(), matrix.k(), matrix.blocks(), matrix.global()), (2, 32, 2, 0.25.into()));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn global_scales_must_be_finite_and_may_be_negative_or_zero() {
     }
     assert_eq!(matrix.clone().with_global(-2.0).unwrap().dequantize(), [-2.0; 16]);
     assert_eq!(matrix.with_global(0.0).unwrap().dequantize(), [0.0; 16]);
-    assert_eq!(dense.with_global(-3.0).unwrap().global(), -3.0);
+    assert_eq!(dense.with_global(-3.0).unwrap().global(), GlobalScale::Multiplies(-3.0));
 }
 
 #[test]

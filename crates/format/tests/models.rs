@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hammerhead_format::Error;
 use hammerhead_format::checkpoint::{
     Arrangement, Checkpoint, Content, Format, GateFunction, GateUpOrder, Precision, Role,
 };
 use hammerhead_format::tensors::File;
+use hammerhead_format::{Error, GlobalScale};
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
@@ -65,7 +65,7 @@ fn a_compressed_tensors_model_is_read_as_compressed_tensors_reads_it() {
     assert_eq!(pair.content, quantised(Format::CompressedTensors));
     let stored = File::open(data("compressed_tensors_dense/model.safetensors")).unwrap();
     let divisor = stored.tensor("model.layers.0.mlp.up_proj.weight_global_scale").unwrap().scalar_f32().unwrap();
-    assert_eq!(model.global(&pair.up).unwrap(), 1.0 / divisor);
+    assert_eq!(model.global(&pair.up).unwrap(), GlobalScale::Divides(divisor));
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn the_largest_element_meets_the_largest_code_and_scale() {
     let mut values = vec![0.125f32; 32];
     values[20] = -2688.0;
     let matrix = quantize(&Dense::new(1, 32, values, 1.0).unwrap(), None).unwrap();
-    assert_eq!(matrix.global(), 1.0);
+    assert_eq!(matrix.global(), 1.0.into());
     assert_eq!(code(&matrix, 0, 20), 15);
     assert_eq!(matrix.scales()[1], 0x7E);
     // 0.125/6 lies between 10/512 and 11/512; nearest is 11/512, and 0.125 in units of that rounds to 6.
@@ -37,12 +37,12 @@ fn a_zero_tensor_has_global_one_and_the_smallest_scales() {
     let mut values = vec![0f32; 32];
     values[3] = -0.0;
     let matrix = quantize(&Dense::new(2, 16, values, 5.0).unwrap(), None).unwrap();
-    assert_eq!(matrix.global(), 1.0);
+    assert_eq!(matrix.global(), 1.0.into());
     assert_eq!(matrix.scales(), [0x01, 0x01]);
     assert_eq!(code(&matrix, 0, 3), 8, "the sign of zero is kept");
     assert!(matrix.dequantize().iter().all(|&value| value == 0.0));
     let empty = quantize(&Dense::new(0, 16, Vec::<f32>::new(), 1.0).unwrap(), None).unwrap();
-    assert_eq!((empty.rows(), empty.global()), (0, 1.0));
+    assert_eq!((empty.rows(), empty.global()), (0, 1.0.into()));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn bad_elements_are_refused_by_position() {
         let mut values = vec![1f32; 48];
         values[37] = bad;
         let source = Dense::new(3, 16, values, 1.0).unwrap();
-        for global in [None, Some(1.0)] {
+        for global in [None, Some(1.0.into())] {
             let error = quantize(&source, global).unwrap_err();
             assert!(matches!(error, Error::NotFinite { row: 2, column: 5, .. }), "{error}");
             assert!(error.to_string().contains("row 2, column 5"), "{error}");
@@ -76,7 +76,7 @@ fn bad_elements_are_refused_by_position() {
 fn an_unusable_global_scale_or_k_is_refused() {
     let source = Dense::new(1, 16, vec![1f32; 16], 1.0).unwrap();
     for global in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
-        assert!(matches!(quantize(&source, Some(global)), Err(Error::QuantizingGlobal { .. })));
+        assert!(matches!(quantize(&source, Some(global.into())), Err(Error::QuantizingGlobal { .. })));
     }
     let uneven = Dense::new(1, 20, vec![1f32; 20], 1.0).unwrap();
     assert!(matches!(quantize(&uneven, None), Err(Error::UnevenK { k: 20 })));
@@ -85,20 +85,20 @@ fn an_unusable_global_scale_or_k_is_refused() {
 #[test]
 fn a_given_global_scale_that_does_not_fit_clamps_the_block_scales() {
     let source = Dense::new(1, 16, vec![100f32; 16], 1.0).unwrap();
-    let too_small = quantize(&source, Some(1e-6)).unwrap();
+    let too_small = quantize(&source, Some(1e-6.into())).unwrap();
     assert_eq!((too_small.scales()[0], code(&too_small, 0, 0)), (0x7E, 7));
-    let too_large = quantize(&source, Some(1e9)).unwrap();
+    let too_large = quantize(&source, Some(1e9.into())).unwrap();
     assert_eq!((too_large.scales()[0], code(&too_large, 0, 0)), (0x01, 0));
 }
 
 #[test]
 fn the_ends_of_the_f32_range_survive() {
     for magnitude in [f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x0000_1234)] {
-        for global in [None, Some(f32::from_bits(1)), Some(f32::MAX)] {
+        for global in [None, Some(f32::from_bits(1).into()), Some(f32::MAX.into())] {
             let source = Dense::new(1, 16, vec![magnitude; 16], 1.0).unwrap();
             let matrix = quantize(&source, global).unwrap();
             if global.is_none() {
-                assert!(matrix.global().is_normal());
+                assert!((matrix.global().value() as f32).is_normal());
                 let back = f64::from(matrix.dequantize()[0]);
                 let distance = (back - f64::from(magnitude)).abs();
                 // The smallest normal global under the smallest scale makes steps of 2⁻¹³⁶: nothing finer is kept.
@@ -154,8 +154,8 @@ proptest! {
         given in prop::option::of(1e-5f32..10.0),
     ) {
         let source = Dense::new(2, 32, &values[..], own_global).unwrap();
-        let matrix = quantize(&source, given).unwrap();
-        let global = f64::from(matrix.global());
+        let matrix = quantize(&source, given.map(Into::into)).unwrap();
+        let global = matrix.global().value();
         let exact: Vec<f64> = values.iter().map(|&value| f64::from(value) * f64::from(own_global)).collect();
         for (index, block) in exact.chunks(16).enumerate() {
             let amax = block.iter().fold(0f64, |largest, value| largest.max(value.abs()));
@@ -200,7 +200,7 @@ proptest! {
         let measured = loss(&source, &matrix).unwrap();
         // The widest gap, 4 to 6, is two units wide; beyond 6 a scale that rounded down leaves at most 3/8 of a unit.
         let widest = matrix.scales().iter().map(|&scale| f64::from(e4m3::decode(scale))).fold(0.0, f64::max);
-        prop_assert!(measured.max_abs <= widest * f64::from(matrix.global()) * (1.0 + 1e-9));
+        prop_assert!(measured.max_abs <= widest * matrix.global().value() * (1.0 + 1e-9));
         prop_assert!(measured.rms <= measured.max_abs);
     }
 }

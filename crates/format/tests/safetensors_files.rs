@@ -117,7 +117,7 @@ fn a_matrix_is_read_from_codes_and_scales() {
     let file = File::open(sample_file(&folder)).unwrap();
     let global = file.tensor("w_scale_2").unwrap().scalar_f32().unwrap();
     let matrix = tensors::matrix(&file, "w", "w_scale", global).unwrap();
-    assert_eq!((matrix.rows(), matrix.k(), matrix.global()), (2, 32, 0.5));
+    assert_eq!((matrix.rows(), matrix.k(), matrix.global()), (2, 32, 0.5.into()));
     assert_eq!(matrix.dequantize()[..2], [0.25, 0.5]);
 }
 
@@ -155,7 +155,7 @@ fn dense_matrices_come_in_three_types() {
     let folder = folder();
     let file = File::open(sample_file(&folder)).unwrap();
     let half = file.tensor("h").unwrap().into_dense(3.0).unwrap();
-    assert_eq!((half.rows(), half.k(), half.global()), (1, 3, 3.0));
+    assert_eq!((half.rows(), half.k(), half.global()), (1, 3, 3.0.into()));
     assert!(matches!(half.values(), Values::F16(_)));
     let brain = file.tensor("b").unwrap().into_dense(1.0).unwrap();
     assert!(matches!(brain.values(), Values::BF16(_)));

@@ -3,7 +3,7 @@
 //! All memory is somebody else's: operands where the caller has them, and a workspace of [`workspace_bytes`] for what lies
 //! between the launches. Only launches come out, so the same problem can be queued again and again.
 
-use format::Values;
+use format::{GlobalScale, Values};
 
 use super::expand::Source;
 use super::expansion::{self, Segment};
@@ -21,7 +21,7 @@ pub(crate) struct TokenPlace {
     pub values: u64,
     /// Where the scales are, if they are NVFP4.
     pub scales: u64,
-    pub global: f32,
+    pub global: GlobalScale,
     /// Single precision is multiplied by two to this power before it is split, and the sums by its inverse.
     pub exponent: i32,
 }
@@ -86,7 +86,7 @@ pub(super) fn launches<M>(
             values = target;
         }
         let (addresses, globals) = weights[group].both(&address);
-        let scale = f64::from(place.global) * 2f64.powi(-place.exponent);
+        let scale = place.global.value() * 2f64.powi(-place.exponent);
         let (tokens, out) = (values, outputs[group]);
         let alphas = globals.map(|global| global * scale);
         operands.push(GroupOperands { weights: addresses, tokens, part_bytes: plane, out, alphas });

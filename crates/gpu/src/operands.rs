@@ -1,5 +1,6 @@
 //! Tensors of the caller's in the device's memory: what they are, and whether they can be there.
 
+use format::GlobalScale;
 use op::operands::TokenShape;
 use op::{Activation, Activations, Error, Output, Result};
 
@@ -22,7 +23,7 @@ pub struct DeviceTokens {
 
 impl DeviceTokens {
     fn dense(element: Activation, values: u64, rows: usize, k: usize) -> Self {
-        DeviceTokens { element, place: TokenPlace { values, scales: 0, global: 1.0, exponent: 0 }, rows, k }
+        DeviceTokens { element, place: TokenPlace { values, scales: 0, global: 1.0.into(), exponent: 0 }, rows, k }
     }
 
     /// Half-precision tokens at an address that is a multiple of 16.
@@ -42,14 +43,14 @@ impl DeviceTokens {
 
     /// NVFP4 tokens: codes `[rows, k/2]` at an address that is a multiple of 4, the low half of a byte first; row-major e4m3
     /// scales `[rows, k/16]`, none of them NaN; and the scale of the whole.
-    pub fn nvfp4(codes: u64, scales: u64, rows: usize, k: usize, global: f32) -> Self {
-        let place = TokenPlace { values: codes, scales, global, exponent: 0 };
+    pub fn nvfp4(codes: u64, scales: u64, rows: usize, k: usize, global: impl Into<GlobalScale>) -> Self {
+        let place = TokenPlace { values: codes, scales, global: global.into(), exponent: 0 };
         DeviceTokens { element: Activation::NvFp4, place, rows, k }
     }
 
-    /// The same tokens, all multiplied by a number.
-    pub fn scaled_by(self, global: f32) -> Self {
-        DeviceTokens { place: TokenPlace { global, ..self.place }, ..self }
+    /// The same tokens under this scale of the whole.
+    pub fn scaled_by(self, global: impl Into<GlobalScale>) -> Self {
+        DeviceTokens { place: TokenPlace { global: global.into(), ..self.place }, ..self }
     }
 
     /// Copies of the host's activations at these addresses, of which the largest magnitude is known if they are dense.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use format::Matrix;
+use format::{GlobalScale, Matrix};
 use op::{PackedWeights, Result, Weights};
 
 use super::family::Family;
@@ -10,7 +10,7 @@ use super::family::Family;
 /// A packed weight matrix, somewhere.
 #[derive(Debug)]
 pub struct PackedMatrix<M> {
-    pub(super) global: f32,
+    pub(super) global: GlobalScale,
     pub(super) memory: M,
 }
 
@@ -44,7 +44,7 @@ impl<M> PackedGroup<M> {
     /// Where the matrices are, and their global scales; the only one twice if there is one.
     pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
         let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
-        ([address(&gate.memory), address(&up.memory)], [gate.global.into(), up.global.into()])
+        ([address(&gate.memory), address(&up.memory)], [gate.global.value(), up.global.value()])
     }
 }
 

@@ -325,7 +325,7 @@ fn key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[Dev
     Arc::as_ptr(weights).addr().hash(&mut hasher);
     for token in tokens {
         let TokenPlace { values, scales, global, exponent } = token.place;
-        (values, scales, global.to_bits(), exponent, token.rows).hash(&mut hasher);
+        (values, scales, global.value().to_bits(), exponent, token.rows).hash(&mut hasher);
     }
     outputs.iter().for_each(|output| output.address.hash(&mut hasher));
     hasher.finish()

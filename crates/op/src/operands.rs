@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use format::{Dense, Matrix, Values};
+use format::{Dense, GlobalScale, Matrix, Values};
 
 use crate::{Activation, Error, Gate, Output, Problem, Result, Shape};
 
@@ -32,8 +32,8 @@ impl Activations<'_> {
         }
     }
 
-    /// The scale that multiplies the whole operand.
-    pub fn global(&self) -> f32 {
+    /// The scale of the whole operand.
+    pub fn global(&self) -> GlobalScale {
         match self {
             Activations::NvFp4(a) => a.global(),
             Activations::Dense(a) => a.global(),

@@ -284,7 +284,7 @@ impl<'a, 'b> Reference<'a, 'b> {
 
     /// The element where a token and a column meet.
     pub fn element(&self, token: &Row, column: &[Row]) -> Element {
-        let alpha = |matrix: &format::Matrix<'_>| f64::from(self.activations.global()) * f64::from(matrix.global());
+        let alpha = |matrix: &format::Matrix<'_>| self.activations.global().value() * matrix.global().value();
         let gate = dot(token, &column[0], alpha(self.weights.gate()), self.largest);
         let up = match (self.gate, self.weights.up()) {
             (Gate::None, _) | (_, None) => None,

@@ -84,7 +84,7 @@ fn device_tokens(tokens: &BorrowedTokens) -> Result<(DeviceTokens, usize)> {
             let BorrowedMatrix { codes, scales, global } = matrix;
             codes.expect_bytes()?;
             scales.expect_bytes()?;
-            if !global.is_finite() {
+            if !global.is_usable() {
                 return Err(Error::value(codes.what(), format!("their global scale is {global}; it must be finite")));
             }
             Ok((DeviceTokens::nvfp4(codes.address(), scales.address(), rows, k, *global), rows))

@@ -1,7 +1,7 @@
 //! Weights packed for an engine, as Python holds them, and the runs over them.
 
 use hammerhead::Target;
-use hammerhead::format::{Dense, Matrix};
+use hammerhead::format::{Dense, GlobalScale, Matrix};
 use hammerhead::{Activations, Experts, Gate, Weights};
 use pyo3::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::engines::Wish;
 use crate::error::{Error, Result};
 
 /// An NVFP4 matrix as Python gives it: codes, scales and the global scale.
-pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f32);
+pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f64);
 /// An array of numbers as Python gives it, with the name its owner has for its type.
 pub type NumberParts<'py> = (Bound<'py, PyAny>, String);
 
@@ -29,7 +29,7 @@ pub enum TokenParts<'py> {
 pub struct BorrowedMatrix {
     pub codes: Array,
     pub scales: Array,
-    pub global: f32,
+    pub global: GlobalScale,
 }
 
 impl BorrowedMatrix {
@@ -37,7 +37,7 @@ impl BorrowedMatrix {
     pub fn new((codes, scales, global): &MatrixParts<'_>, what: &str, in_order: bool) -> Result<Self> {
         let codes = Array::borrow(codes, format!("the codes of {what}"), in_order)?;
         let scales = Array::borrow(scales, format!("the scales of {what}"), in_order)?;
-        Ok(Self { codes, scales, global: *global })
+        Ok(Self { codes, scales, global: GlobalScale::nearest(*global) })
     }
 
     /// Its rows and K.

@@ -12,7 +12,7 @@ mod engines;
 mod error;
 mod layer;
 
-use hammerhead::format::{self, Dense};
+use hammerhead::format::{self, Dense, GlobalScale};
 use hammerhead::{Backend, Target};
 use pyo3::prelude::*;
 
@@ -29,17 +29,17 @@ fn quantize(
     values: NumberParts<'_>,
     codes: Bound<'_, PyAny>,
     scales: Bound<'_, PyAny>,
-    global_scale: Option<f32>,
-) -> Result<f32> {
+    global_scale: Option<f64>,
+) -> Result<f64> {
     let source = Array::borrow(&values.0, "the array to quantise", false)?;
     let mut codes = Array::borrow(&codes, "the codes", false)?;
     let mut scales = Array::borrow(&scales, "the scales", false)?;
     let (rows, k) = source.matrix_shape()?;
     let dense = Dense::new(rows, k, source.values(&values.1)?, 1.0)?;
-    let quantised = py.detach(|| format::quantize(&dense, global_scale))?;
+    let quantised = py.detach(|| format::quantize(&dense, global_scale.map(GlobalScale::nearest)))?;
     fill(&mut codes, quantised.codes())?;
     fill(&mut scales, quantised.scales())?;
-    Ok(quantised.global())
+    Ok(quantised.global().value())
 }
 
 /// Writes the numbers that an NVFP4 matrix stands for into `values`, f32.

@@ -32,6 +32,13 @@ def test_a_global_scale_can_be_prescribed(rng):
     assert matrix.global_scale == 0.25
 
 
+def test_a_reciprocal_means_the_divisor_that_it_is_of():
+    matrix = NvFp4(np.full((1, 8), 0x77, np.uint8), np.full((1, 1), 0x38, np.uint8), 1 / 61)
+    quotient = np.float32(6) / np.float32(61)
+    assert quotient != np.float32(6) * np.float32(1 / 61), "this divisor would show nothing"
+    assert (matrix.dequantize() == quotient).all()
+
+
 @named
 def test_tokens_of_every_type_give_results_of_their_type(rng, matrices, dtype):
     b1, b2 = matrices(2, 72, 96)

@@ -10,7 +10,7 @@ use std::path::Path;
 use super::parts::Parts;
 use super::store::View;
 use super::{Precision, mxfp4};
-use crate::{BLOCK, Error, Matrix, Result, scales};
+use crate::{BLOCK, Error, GlobalScale, Matrix, Result, scales};
 
 /// Which rows of a member of the stack make a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,13 +88,13 @@ impl<'a> Globals<'a> {
         self.tensor.map_or(1, |tensor| tensor.bytes.len() / 4)
     }
 
-    /// One of them, as a number that multiplies.
-    fn get(&self, at: usize) -> Result<f32> {
-        let Some(tensor) = self.tensor else { return Ok(1.0) };
+    /// One of them.
+    fn get(&self, at: usize) -> Result<GlobalScale> {
+        let Some(tensor) = self.tensor else { return Ok(GlobalScale::Multiplies(1.0)) };
         let bytes = tensor.bytes.as_chunks::<4>().0;
         let stored = bytes.get(at).map_or(f32::NAN, |&bytes| f32::from_le_bytes(bytes));
-        let global = if self.divide { 1.0 / stored } else { stored };
-        if global.is_finite() {
+        let global = if self.divide { GlobalScale::Divides(stored) } else { GlobalScale::Multiplies(stored) };
+        if global.is_usable() {
             return Ok(global);
         }
         let does = if self.divide { "divides" } else { "multiplies" };
@@ -219,7 +219,7 @@ impl<'a> Coded<'a> {
     }
 
     /// The global scale of a matrix. Where a fused matrix has two, they are those of its rows in their order.
-    pub fn global(&self, member: usize, rows: Rows) -> Result<f32> {
+    pub fn global(&self, member: usize, rows: Rows) -> Result<GlobalScale> {
         self.globals.get(match (self.globals.count(), rows) {
             (1, _) => 0,
             (count, _) if count == self.stack => member,

@@ -19,7 +19,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Matrix, Result};
+use crate::{Error, GlobalScale, Matrix, Result};
 
 mod coded;
 mod config;
@@ -264,12 +264,12 @@ impl Checkpoint {
         self.coded(&weight.stem)?.matrix(weight.member, weight.rows)
     }
 
-    /// The global scale of a matrix, which multiplies; nothing else of it is read.
+    /// The global scale of a matrix, as it is stored; nothing else of it is read.
     ///
     /// # Errors
     ///
     /// If it is not quantised, or if the scale is not finite.
-    pub fn global(&self, weight: &Weight) -> Result<f32> {
+    pub fn global(&self, weight: &Weight) -> Result<GlobalScale> {
         self.coded(&weight.stem)?.global(weight.member, weight.rows)
     }
 

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use crate::matrix::check_length;
-use crate::{Error, Matrix, Result};
+use crate::{Error, GlobalScale, Matrix, Result};
 
 /// Elements that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -29,7 +29,7 @@ pub(super) fn widen<'a>(
     k: usize,
     codes: Cow<'a, [u8]>,
     exponents: &[u8],
-    global: f32,
+    global: GlobalScale,
 ) -> Result<Matrix<'a>> {
     check_length("codes", rows, k, rows * k / 2, codes.len())?;
     check_length("scales", rows, k, rows * k / BLOCK, exponents.len())?;
@@ -61,8 +61,10 @@ pub(super) fn widen<'a>(
     };
     let scales =
         exponents.iter().flat_map(|&exponent| [power(i32::from(exponent) - BIAS - shift); 2]).collect::<Vec<_>>();
-    let global = f64::from(global) * 2f64.powi(shift);
-    Matrix::new(rows, k, codes, scales, global as f32)
+    let Some(shifted) = global.times_power_of_two(shift) else {
+        return Err(Error::WideningGlobal { came: global, exponent: shift });
+    };
+    Matrix::new(rows, k, codes, scales, shifted)
 }
 
 /// 2^`exponent` as e4m3, for a block that needs it; for a block of zeros the nearest there is.
@@ -84,6 +86,8 @@ mod tests {
     use super::*;
     use crate::e4m3;
 
+    const ONE: GlobalScale = GlobalScale::Multiplies(1.0);
+
     #[test]
     fn every_power_of_two_of_e4m3_is_found() {
         for exponent in LOWEST..=HIGHEST {
@@ -96,7 +100,7 @@ mod tests {
         for lowest in [1u8, 60, 110, 127, 200, 234] {
             let exponents: Vec<u8> = (lowest..lowest + 18).collect();
             let codes: Vec<u8> = (0..18 * 16).map(|i| (i * 37 + 1) as u8).collect();
-            let matrix = widen(18, 32, Cow::Borrowed(&codes), &exponents, 1.0).unwrap();
+            let matrix = widen(18, 32, Cow::Borrowed(&codes), &exponents, ONE).unwrap();
             let values = matrix.dequantize();
             for (at, &value) in values.iter().enumerate() {
                 let code = codes[at / 2] >> (4 * (at % 2)) & 0xF;
@@ -109,17 +113,29 @@ mod tests {
     #[test]
     fn nineteen_powers_are_refused_unless_the_outlier_is_a_block_of_zeros() {
         let mut codes = vec![0x11; 32];
-        let wide = widen(1, 64, Cow::Borrowed(&codes), &[100, 118], 1.0);
+        let wide = widen(1, 64, Cow::Borrowed(&codes), &[100, 118], ONE);
         assert!(matches!(wide, Err(Error::Widening { least: -27, most: -9, at: [0, 0], most_at: [0, 1] })));
         codes[..16].fill(0x80);
-        let zero = widen(1, 64, Cow::Borrowed(&codes), &[0, 118], 1.0).unwrap().dequantize();
+        let zero = widen(1, 64, Cow::Borrowed(&codes), &[0, 118], ONE).unwrap().dequantize();
         assert!(zero[..32].iter().all(|&value| value == 0.0));
         assert!(zero[32..].iter().all(|&value| f64::from(value) == 0.5 * 2f64.powi(-9)));
     }
 
     #[test]
+    fn a_global_scale_is_shifted_exactly_or_refused() {
+        let widened = |global| widen(1, 32, Cow::Borrowed(&[0x11; 16]), &[BIAS as u8 - 30], global);
+        let third = GlobalScale::Divides(3.0);
+        assert_eq!(widened(third).unwrap().global(), GlobalScale::Divides(3.0 * 2f32.powi(21)));
+        // Shifted by 2⁻²¹, this one would lose bits as a subnormal number.
+        let small = GlobalScale::Multiplies(1.5 * f32::MIN_POSITIVE);
+        assert!(widened(small).is_ok(), "two bits fit");
+        let full = GlobalScale::Multiplies(f32::from_bits(f32::MIN_POSITIVE.to_bits() | 0x7F_FFFF));
+        assert!(matches!(widened(full), Err(Error::WideningGlobal { exponent: -21, .. })));
+    }
+
+    #[test]
     fn a_nan_scale_is_refused_even_of_zeros() {
-        let refused = widen(1, 32, Cow::Borrowed(&[0; 16]), &[NAN], 1.0);
+        let refused = widen(1, 32, Cow::Borrowed(&[0; 16]), &[NAN], ONE);
         assert!(matches!(refused, Err(Error::NanScale { row: 0, block: 0, byte: NAN })));
     }
 }

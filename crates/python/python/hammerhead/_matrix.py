@@ -26,7 +26,8 @@ class NvFp4(Generic[A]):
     """One e4m3 byte for 16 consecutive elements: uint8 or float8_e4m3fn ``[rows, K/16]``, row-major, not blocked."""
 
     global_scale: float = 1.0
-    """The scale of the whole matrix. It multiplies; if your checkpoint's divides, give its reciprocal."""
+    """The scale of the whole matrix. It multiplies; if your checkpoint's divides, give its reciprocal as a Python float
+    (``1 / float(g)``): that says exactly "divides by g", where a reciprocal in float32 would be rounded."""
 
     @property
     def shape(self) -> tuple[int, int]:

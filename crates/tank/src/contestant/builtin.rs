@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use hammerhead::Team;
-use hammerhead::format::{Dense, Matrix};
+use hammerhead::format::{Dense, GlobalScale, Matrix};
 use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
 use hammerhead::{Target, backends};
 use memmap2::{Mmap, MmapMut};
@@ -281,7 +281,7 @@ fn part(bytes: &[u8], offset: u64, length: usize) -> Result<&[u8]> {
 
 fn matrix_at<'a>(bytes: &'a [u8], rows: usize, k: usize, place: &MatrixPlace) -> Result<Matrix<'a>> {
     let (codes, scales) = (part(bytes, place.codes, rows * k / 2)?, part(bytes, place.scales, rows * k / 16)?);
-    Ok(Matrix::new(rows, k, codes, scales, place.global as f32).map_err(hammerhead::Error::from)?)
+    Ok(Matrix::new(rows, k, codes, scales, GlobalScale::nearest(place.global)).map_err(hammerhead::Error::from)?)
 }
 
 fn weights_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -> Result<Vec<Weights<'a>>> {
@@ -300,7 +300,7 @@ fn tokens_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[TokensPlace]) -> 
         TokensPlace::Quantised(place) => Ok(matrix_at(bytes, shape.m, shape.k, place)?.into()),
         TokensPlace::Dense { values, global } => {
             let elements = shape.m * shape.k;
-            let global = *global as f32;
+            let global = GlobalScale::nearest(*global);
             let wide = |width: usize| part(bytes, *values, elements * width);
             let dense = match problem.activation() {
                 Activation::F16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f16>(wide(2)?), global),

@@ -323,7 +323,7 @@ impl Region {
         self.write(codes, matrix.codes())?;
         self.write(scales, matrix.scales())?;
         *end = scales + matrix.scales().len() as u64;
-        Ok(MatrixPlace { codes, scales, global: matrix.global().into() })
+        Ok(MatrixPlace { codes, scales, global: matrix.global().value() })
     }
 
     fn lay_layers(&self, layers: &[LayerWeights]) -> Result<Vec<Vec<WeightsPlace>>> {
@@ -347,7 +347,7 @@ impl Region {
                 let bytes = bytes(dense.values());
                 self.write(values, bytes)?;
                 end = values + bytes.len() as u64;
-                Ok(TokensPlace::Dense { values, global: dense.global().into() })
+                Ok(TokensPlace::Dense { values, global: dense.global().value() })
             }
         };
         let inputs = inputs.iter().map(|input| input.iter().map(&mut group).collect()).collect::<Result<Vec<_>>>()?;

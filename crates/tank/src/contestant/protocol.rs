@@ -156,7 +156,7 @@ pub struct MatrixPlace {
     pub codes: u64,
     /// Of its block scales, rows × k/16 bytes.
     pub scales: u64,
-    /// Its global scale, exactly.
+    /// Its global scale, which multiplies: exactly, or the f64 nearest to the reciprocal of one that divides.
     pub global: f64,
 }
 
@@ -180,7 +180,7 @@ pub enum TokensPlace {
     Dense {
         /// Their offset.
         values: u64,
-        /// Their global scale, exactly.
+        /// Their global scale, as of a matrix.
         global: f64,
     },
 }

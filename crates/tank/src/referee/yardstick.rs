@@ -82,12 +82,12 @@ impl Yardstick {
         let mut row_values = vec![0.0; tokens.k()];
         let token_norms = (0..tokens.rows()).map(|row| {
             tokens.unscaled_row(row, &mut row_values);
-            norm(&row_values) * f64::from(tokens.global()).abs()
+            norm(&row_values) * tokens.global().value().abs()
         });
         let token_norms = token_norms.collect();
         let column_norms = (0..matrix.rows()).map(|row| {
             matrix.unscaled_row(row, &mut row_values);
-            norm(&row_values) * f64::from(matrix.global()).abs()
+            norm(&row_values) * matrix.global().value().abs()
         });
         Ok(Product { values, token_norms, column_norms: column_norms.collect() })
     }
