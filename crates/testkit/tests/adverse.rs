@@ -59,7 +59,7 @@ fn errors_that_all_go_one_way_are_beyond_what_random_ones_would_be() {
 /// smallest that is no smaller than the average.
 fn whole_and_forgetful(instance: &Instance) -> [Dense<'static>; 2] {
     let (tokens, weights) = (&instance.activations[0], instance.weights[0].gate());
-    let alpha = f64::from(tokens.global()) * f64::from(weights.global());
+    let alpha = tokens.global().value() * weights.global().value();
     let (mut a, mut b) = (vec![0f32; tokens.k()], vec![0f32; tokens.k()]);
     let (mut whole, mut forgetful) = (Vec::new(), Vec::new());
     for row in 0..tokens.rows() {

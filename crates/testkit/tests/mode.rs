@@ -55,7 +55,9 @@ fn tiny(activation: Activation) -> cases::Instance {
     let mut instance = case.instance(5).unwrap();
     for a in &mut instance.activations {
         *a = match a {
-            Activations::NvFp4(matrix) => matrix.clone().with_global(matrix.global() * 2f32.powi(-63)).unwrap().into(),
+            Activations::NvFp4(matrix) => {
+                matrix.clone().with_global((matrix.global().value() * 2f64.powi(-63)) as f32).unwrap().into()
+            }
             Activations::Dense(dense) => {
                 let values = match dense.values() {
                     // Subnormal tokens, where there are such.
