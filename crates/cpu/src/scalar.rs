@@ -51,7 +51,7 @@ impl InstructionSet for Scalar {
 }
 
 /// f32 tokens, f32 weights.
-struct ScalarKernel;
+pub(super) struct ScalarKernel;
 
 /// A block as f32: for each k, the 16 columns.
 #[derive(Clone, Copy, Pod, Zeroable)]

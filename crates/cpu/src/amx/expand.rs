@@ -2,14 +2,15 @@
 //!
 //! The way goes through half precision, where there is a vector multiplication: a table look-up makes 2⁸·w, the scale's
 //! byte shifted by seven is 2⁻⁸·s, and their product w·s is exact. Shifting its fields right by three makes it a bf16
-//! number that is 2⁻¹¹² times as large (the exponent's bias differs by 112), without ever being subnormal.
+//! number that is 2⁻¹¹² times as large (the exponent's bias differs by 112), without ever being subnormal. In half precision
+//! w·s is not subnormal either: it is 2⁻¹⁰ at least, and the smallest normal number 2⁻¹⁴.
 
 use std::arch::x86_64::*;
 
 use super::tiles::HalfTile;
 use crate::pack::COLUMNS;
 
-/// What expanded weights are smaller by, as a power of two: half precision's exponent bias is 15, bf16's 127.
+/// What weights expanded to bf16 are smaller by, as a power of two: half precision's exponent bias is 15, bf16's 127.
 pub(super) const WEIGHT_EXPONENT: i32 = 127 - 15;
 
 /// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus zero
@@ -37,15 +38,15 @@ const SPREAD: [u8; 64] = {
     spread
 };
 
-/// The constants of the expansion, in registers.
+/// The constants of the expansion, in registers. For tiles of f16 the way ends at half precision.
 #[derive(Clone, Copy)]
-pub(super) struct Expander {
+pub(super) struct Expander<const F16: bool> {
     table: __m512i,
     spread: __m512i,
     keep: __m512i,
 }
 
-impl Expander {
+impl<const F16: bool> Expander<F16> {
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     pub(super) fn new() -> Self {
@@ -61,6 +62,9 @@ impl Expander {
     pub(super) fn weights(&self, codes: __m512i, scales: __m512h) -> __m512i {
         let weights = _mm512_castsi512_ph(_mm512_permutexvar_epi16(codes, self.table));
         let product = _mm512_castph_si512(_mm512_mul_ph(weights, scales));
+        if F16 {
+            return product;
+        }
         // The sign stays on top; its three copies below are cleared.
         _mm512_and_si512(_mm512_srai_epi16::<3>(product), self.keep)
     }

@@ -4,6 +4,10 @@
 //! in the f32 sums. Tokens that bf16 cannot hold are split into parts that it can (an f16 into two, an f32 into three):
 //! each part is a row of its own and the rows' sums are added in the end. Nothing is rounded but the sums.
 //!
+//! Processors with AMX-FP16 multiply tiles of f16 as well: there f16 tokens are one part, unless some are so small beside the
+//! largest that they would be subnormal, which that instruction may take for zero. Both kinds of tile go through the same
+//! loops. No such processor was at hand: its tiles are tested up to the instruction, which has not been run.
+//!
 //! `expand` makes tiles of packed weights and `tokens` of activations, each scaled by a power of two so that no sum is
 //! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have time
 //! to expand weights, if the products' own operands come quickly enough: tokens from the second-level cache, weights,
@@ -70,7 +74,7 @@ impl InstructionSet for Amx {
 
     fn rates(activation: Activation) -> Rates {
         Rates::of(
-            &AmxKernel { parts: parts(activation) },
+            &AmxKernel::<false> { parts: planned_parts(activation) },
             "tiles",
             avx512::FINISH,
             Speed { expand: 15e-9, multiply: 9e-9 },
@@ -86,9 +90,26 @@ impl InstructionSet for Amx {
         operands: Operands<'_, '_, '_>,
         team: &Team,
     ) -> Result<()> {
-        let kernel = AmxKernel { parts: parts(problem.activation()) };
+        let mut sources = operands.activations.iter().zip(operands.largest);
+        let fits = |(activations, &largest)| tokens::fit_f16(Source { activations, largest });
+        if problem.activation() == Activation::F16 && processor_has_f16_tiles() && sources.all(fits) {
+            return schedule::run(&AmxKernel::<true> { parts: 1 }, problem, config, panels, operands, team);
+        }
+        let kernel = AmxKernel::<false> { parts: parts(problem.activation()) };
         schedule::run(&kernel, problem, config, panels, operands, team)
     }
+}
+
+/// Parts that tokens of this type become as a rule: f16 tokens whose range is too wide for tiles of f16 still become two.
+fn planned_parts(activation: Activation) -> usize {
+    if activation == Activation::F16 && processor_has_f16_tiles() { 1 } else { parts(activation) }
+}
+
+/// CPUID leaf 7, second part: AMX-FP16 is bit 21 of EAX. The first part's EAX says whether there is a second.
+fn processor_has_f16_tiles() -> bool {
+    static HAS_F16_TILES: OnceLock<bool> = OnceLock::new();
+    let ask = || processor_has_tiles() && __cpuid_count(7, 0).eax >= 1 && __cpuid_count(7, 1).eax & 1 << 21 != 0;
+    *HAS_F16_TILES.get_or_init(ask)
 }
 
 /// CPUID leaf 7: AMX-BF16 is bit 22 and AMX-TILE bit 24 of EDX; XCR0 bits 17 and 18 say that the system saves tiles.
@@ -124,12 +145,12 @@ fn permitted() -> bool {
     *PERMITTED.get_or_init(ask)
 }
 
-/// Tokens in so many parts.
-struct AmxKernel {
+/// Tiles of f16 or of bf16; tokens in so many parts.
+struct AmxKernel<const F16: bool> {
     parts: usize,
 }
 
-impl Expand for AmxKernel {
+impl<const F16: bool> Expand for AmxKernel<F16> {
     type Block = HalfTile;
 
     const BLANK: HalfTile = HalfTile([[0; 2 * COLUMNS]; BLOCK / 2]);
@@ -138,11 +159,11 @@ impl Expand for AmxKernel {
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16 scales and 128
         // bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
-        unsafe { Expander::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+        unsafe { Expander::<F16>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 }
 
-impl Kernel for AmxKernel {
+impl<const F16: bool> Kernel for AmxKernel<F16> {
     type Token = TokenTile;
 
     const ROWS: usize = TILE_ROWS;
@@ -160,23 +181,32 @@ impl Kernel for AmxKernel {
 
     fn prepare(&self, source: Source<'_>, group: usize, out: &mut [TokenTile]) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { tokens::prepare(source, self.parts, group, out) }
+        unsafe {
+            match F16 {
+                true => tokens::prepare_f16(source, group, out),
+                false => tokens::prepare(source, self.parts, group, out),
+            }
+        }
     }
 
     fn unit(&self, source: Source<'_>) -> f64 {
-        2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source))
+        match F16 {
+            true => 2f64.powi(-tokens::f16_exponent(source)),
+            false => 2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source)),
+        }
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
         // `enter` returned, so that their tiles are configured.
-        unsafe { walk::multiply(product, ahead) }
+        unsafe { walk::multiply::<F16, _>(product, ahead) }
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
         let Some(weights) = whole_chunks(&tile.panels) else { return false };
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
-        let stream = Stream { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
+        let stream =
+            Stream::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
         // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
         // `enter` returned, so that their tiles are configured.
         unsafe { stream.run() }
@@ -186,7 +216,7 @@ impl Kernel for AmxKernel {
         let Some(weights) = whole_chunks(&tile.panels) else { return false };
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let (ring, sums) = (tile.ring, tile.sums);
-        let resident = Resident { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
+        let resident = Resident::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
         // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
         // `enter` returned, so that their tiles are configured.
         unsafe { resident.run() }
@@ -223,13 +253,97 @@ pub(super) fn flops() -> f64 {
         for _ in 0..ROUNDS {
             load!(4, tokens);
             load!(6, weights);
-            product!(0, 4, 6);
+            product!(false, 0, 4, 6);
             load!(7, weights.add(1024));
-            product!(1, 4, 7);
+            product!(false, 1, 4, 7);
             load!(5, tokens.add(1024));
-            product!(2, 5, 6);
-            product!(3, 5, 7);
+            product!(false, 2, 5, 6);
+            product!(false, 3, 5, 7);
         }
     }
     (4 * 2 * TILE_ROWS * COLUMNS * TILE_K * ROUNDS) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use format::{Dense, Values};
+    use half::f16;
+    use op::Activations;
+
+    use super::*;
+    use crate::scalar::{FloatBlock, ScalarKernel};
+
+    const K: usize = 48;
+
+    /// Tokens of every size from the largest down by so many powers of two, and zeros.
+    fn tokens(rows: usize, largest: i32, range: i32) -> Activations<'static> {
+        let value = |i: usize| match i % 7 {
+            0 => 0.0,
+            _ => (1.0 + (i % 1021) as f64 / 1024.0) * 2f64.powi(largest - (i as i32 * 5) % range) * [1.0, -1.0][i % 2],
+        };
+        let values: Vec<f16> = (0..rows * K).map(|i| f16::from_f64(value(i + 1))).collect();
+        Dense::new(rows, K, values, 1.0).unwrap().into()
+    }
+
+    fn source<'a>(activations: &'a Activations<'a>) -> Source<'a> {
+        let Activations::Dense(dense) = activations else { panic!("tokens are dense") };
+        let Values::F16(values) = dense.values() else { panic!("tokens are f16") };
+        Source { activations, largest: values.iter().map(|v| v.to_f32().abs()).fold(0.0, f32::max) }
+    }
+
+    #[test]
+    fn f16_tokens_go_to_tiles_of_f16_unless_some_would_be_subnormal() {
+        for (largest, range, fit) in [(15, 30, true), (15, 31, false), (0, 30, true), (-10, 15, true), (7, 32, false)] {
+            assert_eq!(tokens::fit_f16(source(&tokens(20, largest, range))), fit, "2^{largest} and 2^{range} below");
+        }
+        let zeros = Dense::new(2, K, vec![f16::ZERO; 2 * K], 1.0).unwrap().into();
+        assert!(tokens::fit_f16(source(&zeros)));
+    }
+
+    /// What the instruction multiplies, looked at number by number: each exact, none subnormal.
+    #[test]
+    fn tiles_of_f16_hold_tokens_and_weights_exactly() {
+        if Amx::available().is_err() {
+            return eprintln!("not tested here: no AVX-512 FP16");
+        }
+        for (rows, largest, range) in [(20, 15, 30), (16, -10, 14), (3, 2, 20)] {
+            let activations = tokens(rows, largest, range);
+            let (source, kernel) = (source(&activations), AmxKernel::<true> { parts: 1 });
+            let groups = rows.div_ceil(TILE_ROWS);
+            let mut tiles = vec![TokenTile([[0x7FFF; TILE_K]; TILE_ROWS]); kernel.group_len(K / BLOCK)];
+            for group in 0..groups {
+                kernel.prepare(source, group, &mut tiles);
+                for (row, k) in (0..TILE_ROWS).flat_map(|row| (0..K.next_multiple_of(TILE_K)).map(move |k| (row, k))) {
+                    let found = f16::from_bits(tiles[k / TILE_K].0[row][k % TILE_K]);
+                    let token = group * TILE_ROWS + row;
+                    let mut values = [0.0; K];
+                    if token < rows {
+                        activations.unscaled_row(token, &mut values);
+                    }
+                    let expected = values.get(k).map_or(0.0, |&value| f64::from(value));
+                    assert_eq!(found.to_f64() * kernel.unit(source), expected, "token {token}, k {k}");
+                    assert!(found.to_f32() == 0.0 || found.is_normal());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_expanded_to_tiles_of_f16_exactly() {
+        if Amx::available().is_err() {
+            return eprintln!("not tested here: no AVX-512 FP16");
+        }
+        // Every scale that packed weights can have with every code: 127 scales by 16 codes.
+        for scale in 0..=0x7E {
+            let codes: [u8; CODE_BYTES] = std::array::from_fn(|i| (i * 17 + i / 3) as u8);
+            let (mut tile, mut plain) = (AmxKernel::<true>::BLANK, FloatBlock::BLANK);
+            AmxKernel::<true> { parts: 1 }.expand(&[scale; COLUMNS], &codes, &mut tile);
+            ScalarKernel.expand(&[scale; COLUMNS], &codes, &mut plain);
+            for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
+                let found = f16::from_bits(tile.0[k / 2][2 * column + k % 2]);
+                assert_eq!(found.to_f32(), plain.0[k][column], "scale {scale:#x}, k {k}, column {column}");
+                assert!(found.to_f32() == 0.0 || found.is_normal());
+            }
+        }
+    }
 }

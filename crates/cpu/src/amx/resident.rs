@@ -43,7 +43,7 @@ const LINE: usize = 64;
 const SUMS: usize = TILE_ROWS * size_of::<Lanes>();
 
 /// One tile.
-pub(super) struct Resident<'a> {
+pub(super) struct Resident<'a, const F16: bool> {
     /// For each group of rows, its tiles along K.
     pub tokens: &'a [&'a [TokenTile]],
     /// For each panel, its chunks along K.
@@ -70,7 +70,7 @@ struct Pass {
     half: usize,
 }
 
-impl Resident<'_> {
+impl<const F16: bool> Resident<'_, F16> {
     /// Computes the sums of every row and panel.
     ///
     /// # Safety
@@ -83,7 +83,7 @@ impl Resident<'_> {
         assert!(self.weights.iter().all(|panel| panel.len() == chunks));
         assert!(self.ring.len() >= RING && self.sums.len() == panels * groups * TILE_ROWS);
         let blocks = groups.div_ceil(BLOCK_GROUPS);
-        let expander = Expander::new();
+        let expander = Expander::<F16>::new();
         let (scales, codes) = self.weights[0][0].split_at(CHUNK_BLOCKS * COLUMNS);
         for block in 0..CHUNK_BLOCKS {
             // SAFETY: a chunk has four blocks, and the ring room for eight.
@@ -128,7 +128,7 @@ impl Resident<'_> {
         let (panels, rows) = (self.weights.len(), self.tokens.len() * TILE_ROWS);
         let (fresh, count) = (chunks.start == 0, chunks.len());
         let last = chunks.end == self.weights[0].len();
-        let expander = Expander::new();
+        let expander = Expander::<F16>::new();
         let ring = self.ring.as_mut_ptr();
         let tokens: [*const u8; GROUPS] =
             std::array::from_fn(|group| self.tokens[groups.start + group][2 * chunks.start..].as_ptr().cast());
@@ -206,7 +206,7 @@ impl Resident<'_> {
                         load!(7, ring.add(half * RING / 2 + 2 * $half));
                         load!(6, a[0]);
                         swap!($swap, 0);
-                        product!(0, 6, 7);
+                        product!(F16, 0, 6, 7);
                         if GROUPS > 1 {
                             load!(5, a[1]);
                         }
@@ -217,13 +217,13 @@ impl Resident<'_> {
                         expand!($half, 0);
                         if GROUPS > 1 {
                             swap!($swap, 1);
-                            product!(1, 5, 7);
+                            product!(F16, 1, 5, 7);
                             own_four!($own);
                         }
                         if GROUPS > 2 {
                             load!(6, a[2]);
                             swap!($swap, 2);
-                            product!(2, 6, 7);
+                            product!(F16, 2, 6, 7);
                             own_four!($own);
                         }
                         if GROUPS > 3 {
@@ -240,7 +240,7 @@ impl Resident<'_> {
                         expand!($half, 1);
                         if GROUPS > 3 {
                             swap!($swap, 3);
-                            product!(3, 5, 7);
+                            product!(F16, 3, 5, 7);
                             own_four!($own);
                         }
                         a = a.map(|tile| tile.add(size_of::<TokenTile>()));

@@ -20,7 +20,7 @@ use crate::sums::Lanes;
 pub(super) const STREAMED: [(usize, usize); 5] = [(16, 32), (32, 16), (48, 16), (64, 16), (80, 16)];
 
 /// One tile.
-pub(super) struct Stream<'a> {
+pub(super) struct Stream<'a, const F16: bool> {
     /// For each group of rows, its tiles along K.
     pub tokens: &'a [&'a [TokenTile]],
     /// For each panel, gate before up, its chunks along K.
@@ -39,7 +39,7 @@ pub(super) const RING: usize = 8;
 /// processor's own prefetchers are ahead of that.
 const FETCH_AHEAD: usize = 4;
 
-impl Stream<'_> {
+impl<const F16: bool> Stream<'_, F16> {
     /// Runs the stream if its shape is one that has been written out; says whether it did.
     ///
     /// # Safety
@@ -73,7 +73,7 @@ impl Stream<'_> {
             let next = later.or(self.next.first().copied());
             let next = next.as_slice();
             // SAFETY: `walk` wants what this function's caller promises.
-            unsafe { Stream { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>() }
+            unsafe { Stream::<F16> { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>() }
         }
     }
 
@@ -88,7 +88,7 @@ impl Stream<'_> {
         assert!(chunks > 0 && self.tokens.len() == GROUPS && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
         assert!(self.weights.len() == PANELS && self.weights.iter().all(|panel| panel.len() == chunks));
         assert!(self.ring.len() >= PANELS * RING && self.sums.len() == PANELS * GROUPS * TILE_ROWS);
-        let expander = Expander::new();
+        let expander = Expander::<F16>::new();
         let ring = self.ring.as_mut_ptr();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(|group| self.tokens[group].as_ptr().cast());
         let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr().cast());
@@ -135,12 +135,12 @@ impl Stream<'_> {
                             (1, _) => {
                                 load_past!(4, a[0]);
                                 load!(6, b(0));
-                                product!(0, 4, 6);
+                                product!(F16, 0, 4, 6);
                                 load!(7, b(1));
                                 fetch!(0, $half);
                                 expand!(0, $half, 0, to);
                                 expand!(0, $half, 1, to);
-                                product!(1, 4, 7);
+                                product!(F16, 1, 4, 7);
                                 if PANELS == 4 {
                                     load!(5, b(2));
                                 }
@@ -148,12 +148,12 @@ impl Stream<'_> {
                                 expand!(1, $half, 0, to);
                                 expand!(1, $half, 1, to);
                                 if PANELS == 4 {
-                                    product!(2, 4, 5);
+                                    product!(F16, 2, 4, 5);
                                     load!(6, b(3));
                                     fetch!(2, $half);
                                     expand!(2, $half, 0, to);
                                     expand!(2, $half, 1, to);
-                                    product!(3, 4, 6);
+                                    product!(F16, 3, 4, 6);
                                     fetch!(3, $half);
                                     expand!(3, $half, 0, to);
                                     expand!(3, $half, 1, to);
@@ -162,39 +162,39 @@ impl Stream<'_> {
                             (2, _) => {
                                 load_past!(4, a[0]);
                                 load!(6, b(0));
-                                product!(0, 4, 6);
+                                product!(F16, 0, 4, 6);
                                 load!(7, b(1));
                                 fetch!(0, $half);
                                 expand!(0, $half, 0, to);
-                                product!(1, 4, 7);
+                                product!(F16, 1, 4, 7);
                                 load_past!(5, a[1]);
                                 expand!(0, $half, 1, to);
-                                product!(2, 5, 6);
+                                product!(F16, 2, 5, 6);
                                 fetch!(1, $half);
                                 expand!(1, $half, 0, to);
-                                product!(3, 5, 7);
+                                product!(F16, 3, 5, 7);
                                 expand!(1, $half, 1, to);
                             }
                             _ => {
                                 load!(7, b(0));
                                 load_past!(6, a[0]);
-                                product!(0, 6, 7);
+                                product!(F16, 0, 6, 7);
                                 load_past!(5, a[1]);
                                 fetch!(0, $half);
                                 expand!(0, $half, 0, to);
-                                product!(1, 5, 7);
+                                product!(F16, 1, 5, 7);
                                 load_past!(6, a[2]);
-                                product!(2, 6, 7);
+                                product!(F16, 2, 6, 7);
                                 if GROUPS > 3 {
                                     load_past!(5, a[3]);
                                 }
                                 expand!(0, $half, 1, to);
                                 if GROUPS > 3 {
-                                    product!(3, 5, 7);
+                                    product!(F16, 3, 5, 7);
                                 }
                                 if GROUPS > 4 {
                                     load_past!(6, a[4]);
-                                    product!(4, 6, 7);
+                                    product!(F16, 4, 6, 7);
                                 }
                             }
                         }

@@ -127,15 +127,24 @@ macro_rules! zero {
     };
 }
 
-/// Adds the product of a token tile and a weight tile to a tile of sums.
+/// Adds the product of a token tile and a weight tile, of f16 or of bf16, to a tile of sums.
 macro_rules! product {
-    ($sums:tt, $tokens:tt, $weights:tt) => {
-        $crate::amx::tiles::changing!(
-            $sums,
-            concat!("tdpbf16ps tmm", $sums, ", tmm", $tokens, ", tmm", $weights),
-            [],
-            nomem
-        )
+    ($f16:expr, $sums:tt, $tokens:tt, $weights:tt) => {
+        if $f16 {
+            $crate::amx::tiles::changing!(
+                $sums,
+                concat!("tdpfp16ps tmm", $sums, ", tmm", $tokens, ", tmm", $weights),
+                [],
+                nomem
+            )
+        } else {
+            $crate::amx::tiles::changing!(
+                $sums,
+                concat!("tdpbf16ps tmm", $sums, ", tmm", $tokens, ", tmm", $weights),
+                [],
+                nomem
+            )
+        }
     };
 }
 

@@ -1,4 +1,5 @@
-//! Tokens as tiles of bf16: quantised ones in one part, dense ones in as many as hold all their bits.
+//! Tokens as tiles: quantised ones in one part of bf16, dense ones in as many as hold all their bits; and f16
+//! tokens as they are, for processors that multiply tiles of f16.
 //!
 //! Tokens are scaled up by a power of two, because expanded weights are scaled down by one: so the sums stand in the middle
 //! of f32's range. AMX takes subnormal numbers for zero, and there are none, but for products 2¹²⁴ times smaller than
@@ -70,6 +71,49 @@ pub(super) unsafe fn prepare(source: Source<'_>, parts: usize, group: usize, out
             Values::BF16(values) => each_tile(&values[place], |values| widened_bf16(values), &mut put),
             Values::F32(values) => each_tile(&values[place], |values| widened_f32(values), &mut put),
         }
+    }
+}
+
+/// The power of two by which f16 tokens are scaled for tiles of f16: it brings the largest to the top of their range.
+pub(super) fn f16_exponent(source: Source<'_>) -> i32 {
+    source.exponent_to(15)
+}
+
+/// Whether f16 tokens, so scaled, are normal numbers or zero. Matrix instructions may take subnormal ones for zero, and forty
+/// powers of two from a subnormal number to the largest are more than the thirty of f16's normal ones.
+pub(super) fn fit_f16(source: Source<'_>) -> bool {
+    let Activations::Dense(dense) = source.activations else { return false };
+    let Values::F16(values) = dense.values() else { return false };
+    // Less one, zero is the largest of all; magnitudes compare like their bits do.
+    let smallest =
+        values.iter().map(|value| (value.to_bits() & 0x7FFF).wrapping_sub(1)).min().map(|m| m.wrapping_add(1));
+    let smallest = f16::from_bits(smallest.unwrap_or(0)).to_f32();
+    smallest == 0.0 || smallest * 2f32.powi(f16_exponent(source)) >= f16::MIN_POSITIVE.to_f32()
+}
+
+/// Writes a group of 16 rows of f16 tokens as tiles of f16, zeros where there are no tokens or no K.
+///
+/// # Safety
+///
+/// The processor must have the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
+pub(super) unsafe fn prepare_f16(source: Source<'_>, group: usize, out: &mut [TokenTile]) {
+    let Activations::Dense(dense) = source.activations else { return };
+    let Values::F16(values) = dense.values() else { return };
+    let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(dense.rows());
+    if rows.len() < TILE_ROWS {
+        out.fill(TokenTile::zeroed());
+    }
+    let power = _mm512_set1_ps(2f32.powi(f16_exponent(source)));
+    for row in rows {
+        let mut put = |tile: usize, values: [__m512; 2]| {
+            // Exact: a normal number of f16 times a power of two that leaves it in range.
+            let halves = values.map(|v| _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_mul_ps(v, power)));
+            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
+            // SAFETY: a row of the tile is 64 bytes.
+            unsafe { _mm512_storeu_si512(out[tile].0[row % TILE_ROWS].as_mut_ptr().cast(), both) };
+        };
+        each_tile(&values[row * dense.k()..(row + 1) * dense.k()], |values| widened_f16(values), &mut put);
     }
 }
 
@@ -145,7 +189,7 @@ impl Places<'_> {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 fn expand_row(matrix: &Matrix<'_>, row: usize, to: usize, out: &mut [TokenTile]) {
     const LIFT: i16 = ((QUANTISED_EXPONENT + WEIGHT_EXPONENT) << 7) as i16;
-    let expander = Expander::new();
+    let expander = Expander::<false>::new();
     let (magnitude, lift) = (_mm512_set1_epi16(0x7FFF), _mm512_set1_epi16(LIFT));
     let codes = matrix.row_codes(row).chunks(TILE_K / 2);
     let scales = matrix.row_scales(row).chunks(TILE_K / BLOCK);

@@ -14,14 +14,14 @@ const SUM_TILES: usize = 4;
 ///
 /// The processor must have the instructions, and this thread's tiles must be configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-pub(super) unsafe fn multiply<K: Kernel<Block = HalfTile, Token = TokenTile>>(
+pub(super) unsafe fn multiply<const F16: bool, K: Kernel<Block = HalfTile, Token = TokenTile>>(
     product: Product<'_, K>,
     ahead: &mut Expansion<'_, K>,
 ) {
     let (groups, panels, tiles) = (product.rows() / TILE_ROWS, product.panels(), product.depth() / K::BLOCKS);
     // Sums that are complete in one pass, and are the only ones of the tile, stay in the registers.
     let stay = product.alone && groups <= 2 && panels <= 2;
-    let mut walk = Walk {
+    let mut walk = Walk::<F16, K> {
         pace: Pace::new(ahead.remaining(), groups * panels * tiles),
         zero: product.fresh,
         load: !product.fresh && !stay,
@@ -45,7 +45,7 @@ pub(super) unsafe fn multiply<K: Kernel<Block = HalfTile, Token = TokenTile>>(
 }
 
 /// One product on its way through the tile registers.
-struct Walk<'a, K: Kernel> {
+struct Walk<'a, const F16: bool, K: Kernel> {
     product: Product<'a, K>,
     pace: Pace,
     /// Tiles along K.
@@ -55,7 +55,7 @@ struct Walk<'a, K: Kernel> {
     store: bool,
 }
 
-impl<K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, K> {
+impl<const F16: bool, K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, F16, K> {
     /// `GROUPS` groups of rows against `PANELS` panels: the sums of group g and panel p are in tile 2·g + p. Between any two
     /// tile products there is room for a part of what is ahead: the processor looks only so far, and a longer stretch of
     /// other work would hide the next product from it.
@@ -121,19 +121,19 @@ impl<K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, K> {
             for _ in 0..self.tiles {
                 load_past!(4, a[0]);
                 load!(6, b[0]);
-                product!(0, 4, 6);
+                product!(F16, 0, 4, 6);
                 if PANELS == 2 {
                     load!(7, b[1]);
                     ahead!();
-                    product!(1, 4, 7);
+                    product!(F16, 1, 4, 7);
                 }
                 if GROUPS == 2 {
                     load_past!(5, a[1]);
                     ahead!();
-                    product!(2, 5, 6);
+                    product!(F16, 2, 5, 6);
                     if PANELS == 2 {
                         ahead!();
-                        product!(3, 5, 7);
+                        product!(F16, 3, 5, 7);
                     }
                 }
                 ahead!();
