@@ -1,0 +1,47 @@
+"""The charts are what the records say, and the README shows them."""
+
+import charts
+import compare_torch
+import pytest
+
+ROOT = charts.HERE.parent
+
+
+def record(times, floor=0.001):
+    """A record as compare_torch.py writes it, with one problem."""
+    ours = {"problem": "1×4096×7168", "floor_seconds": floor, "cold": times}
+    theirs = {"problem": "1×4096×7168", "who": "torch bf16", "cold": {**times, "median": 0.009}}
+    return {"machine": {"cpu": "A & B"}, "threads": 2, "rounds": 3, "torch": "2", "cases": [theirs, ours]}
+
+
+def test_every_committed_chart_is_what_the_script_makes_of_its_record():
+    made = dict(charts.charts())
+    assert charts.HERE / "h200" / "peers.svg" in made
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path} is stale: run python3 benchmarks/charts.py"
+
+
+def test_the_readme_shows_every_chart_with_words_for_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path, _ in charts.charts():
+        assert f"]({path.relative_to(ROOT)})" in readme
+
+
+def test_a_chart_has_both_sides_to_scale_and_escapes_names():
+    times = {"median": 0.003, "p25": 0.002, "p75": 0.005}
+    text = charts.svg(*charts.cpu(record(times)))
+    assert "A &amp; B" in text and "3.00 ms" in text and "9.00 ms, 3.0×" in text
+    width = lambda kind: float(text.split(f'<rect class="{kind}" x="250"')[1].split('width="')[1].split('"')[0])
+    assert width("peer") == pytest.approx(3 * width("ours"), abs=0.2)
+
+
+def test_summaries_of_rounds_are_joined_by_their_medians_and_the_best():
+    first, second, third = (compare_torch.summary([x + shift for x in range(1, 10)]) for shift in (0, 1, 5))
+    assert first["median"] == 5 and first["best"] == 1 and first["p25"] == 3 and first["p75"] == 7 and first["samples"] == 9
+    joined = compare_torch.joined([first, second, third])
+    assert (joined["median"], joined["best"], joined["samples"]) == (6, 1, 27)
+
+
+def test_a_row_is_in_milliseconds_with_both_ratios():
+    peer, ours = ({"cold": {"median": median, "best": best}} for median, best in ((0.006, 0.004), (0.002, 0.001)))
+    assert compare_torch.row(8, peer, ours) == "| 8 | 6.00 (4.00) | 2.00 (1.00) | 3.0× | 4.0× |"
