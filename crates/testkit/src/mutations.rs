@@ -48,13 +48,18 @@ const SHAPES: [Shape; 3] =
 const MOST_INSTRUCTIONS: u64 = 4_000_000;
 
 /// Mistakes that nothing can tell from the original: which, in which instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 11] = [
+const EQUIVALENT: [(&str, &str, &str); 12] = [
     ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
     ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
     (
         "ordering relaxed",
         "mbarrier.arrive.expect_tx",
         "who announces bytes publishes nothing by it: the copies signal for themselves",
+    ),
+    (
+        "ordering relaxed",
+        "/prepare: barrier.cluster.arrive",
+        "there are only barriers to tell of, and the fence of their initialisation releases them",
     ),
     (
         "register budget left alone",
