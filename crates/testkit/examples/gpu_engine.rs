@@ -466,8 +466,8 @@ fn mistakes() -> Result<Value> {
         attempt(&[tokens_at(address + tensors.results[0].bytes() as u64 - 16)], &[out]),
     );
     expect("k = 24", "multiple of 16", attempt(&[DeviceTokens::f16(address, 16, 24)], &[out]));
-    expect("another k", "k of the tokens", attempt(&[DeviceTokens::f16(address, 16, 512)], &[out]));
-    expect("no groups", "number of groups", attempt(&[], &[]));
+    expect("another k", "k of the activations", attempt(&[DeviceTokens::f16(address, 16, 512)], &[out]));
+    expect("no groups", "number of outputs", attempt(&[], &[]));
     expect("two outputs", "number of outputs", attempt(&[token], &[out, out]));
     expect("device 7", "no GPU 7", Queue::new(7).map(|_| ()));
     let huge = DeviceMemory::new(context, "everything", 1 << 44).map(|_| ());
