@@ -77,11 +77,7 @@ impl<'a> ProblemFile<'a> {
     /// The same problem, independent of the files it came from.
     pub fn into_instance(self, output: Output) -> Result<Instance> {
         let problem = self.problem(output)?;
-        let own = |weights: Weights<'_>| match weights.up() {
-            Some(up) => Weights::gated(weights.gate().clone().into_owned(), up.clone().into_owned()),
-            None => Ok(Weights::plain(weights.gate().clone().into_owned())),
-        };
-        let weights = self.weights.into_iter().map(own).collect::<Result<_, _>>()?;
+        let weights = self.weights.into_iter().map(Weights::into_owned).collect();
         let activations = self.activations.into_iter().map(|a| match a {
             Activations::NvFp4(matrix) => matrix.into_owned().into(),
             Activations::Dense(dense) => dense.into_owned().into(),

@@ -200,7 +200,7 @@ mod tests {
     fn what_hopper_is_described_to_do_is_within_the_bound_and_a_good_part_of_it() {
         let mut rng = Rng::with_seed(3);
         let small = |first: f32, rest: f32| [vec![first], vec![0.0; 15], vec![rest; K - 16]].concat();
-        let mut values = |one_sign| row(&mut rng, one_sign).values().to_vec();
+        let mut values = |one_sign| row(&mut rng, one_sign).values();
         // Of one large product and small ones, each just below what is cut off, nothing is left but the large one.
         let inputs = [
             (values(false), values(false), 0.0),

@@ -98,7 +98,7 @@ pub unsafe trait Backend: Send + Sync {
     /// What a configuration costs, or why it is not legal.
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost>;
 
-    /// Lays weights out for this backend. Done once; the result serves every problem with these weights.
+    /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>>;
 
     /// Computes.

@@ -3,7 +3,7 @@
 //! Write ε = 2⁻²⁴, the rounding error of one f32 operation.
 //!
 //! **Operands** are exact: a code times its block scale has six significant bits, and backends may not round
-//! activations. **A sum** is off by what the backend's [`Arithmetic`] loses in additions; `arithmetic.rs` derives it. Where all
+//! activations, but once each where these are multiplied with an input scale first. **A sum** is off by what the backend's [`Arithmetic`] loses in additions; `arithmetic.rs` derives it. Where all
 //! products are multiples of a quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is
 //! forgiven: community inputs for groups are of that kind.
 //!
@@ -26,7 +26,7 @@ const LIPSCHITZ: f64 = 1.13;
 pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic: Arithmetic) -> f64 {
     let smallest = f64::from(f32::MIN_POSITIVE);
     let sum_error = |sum: &Sum| {
-        let accumulated = arithmetic.error(sum, k) + sum.negligible;
+        let accumulated = arithmetic.error(sum, k) + sum.negligible + sum.rounded;
         accumulated + 2.0 * EPSILON * (sum.value.abs() + accumulated)
     };
     if element.sums().any(|sum| sum.value.abs() + sum_error(sum) > f64::from(f32::MAX)) {

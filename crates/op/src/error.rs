@@ -94,6 +94,50 @@ pub enum Error {
         value: f32,
     },
 
+    /// An input scale that does not belong to its weights.
+    #[error("the input scale has {length} numbers for weights of k = {k}; it has one per column of the tokens")]
+    InputScaleLength {
+        /// How many there are.
+        length: usize,
+        /// The weights' k.
+        k: usize,
+    },
+
+    /// An input scale that no token survives.
+    #[error("the input scale's number for column {column} is {value}; they must be finite")]
+    InputScaleValue {
+        /// The column.
+        column: usize,
+        /// The number.
+        value: f32,
+    },
+
+    /// Tokens that cannot be multiplied column by column.
+    #[error(
+        "group {group}: its tokens are NVFP4, and its weights want them multiplied with an input scale before they are quantised; give dense tokens (f16, bf16, f32), or quantise the products and load the weights without the input scale"
+    )]
+    QuantizedTokens {
+        /// The group.
+        group: usize,
+    },
+
+    /// A token that its input scale brings beyond single precision.
+    #[error(
+        "group {group}: the activation at row {row}, column {column} is {value}, and {factor} times that, as its input scale asks, is beyond f32; scale tokens down and the weights' global scales up"
+    )]
+    ScaledBeyond {
+        /// The group.
+        group: usize,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// The value.
+        value: f32,
+        /// What it is multiplied with.
+        factor: f32,
+    },
+
     /// A name that is not in the list.
     #[error("unknown {what} '{name}'; known: {known}")]
     UnknownName {

@@ -1,5 +1,6 @@
 //! What goes into the operation: activations and weights, borrowed from wherever they lie.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use format::{Dense, GlobalScale, Matrix, Values};
@@ -79,10 +80,12 @@ impl<'a> From<Dense<'a>> for Activations<'a> {
 }
 
 /// The weights of one group: gate and up (`B1`, `B2`, each `[n, k]` with its own global scale), or one plain matrix.
+/// Tokens may have to be multiplied with an input scale first, one factor per column of A; that is part of the operation.
 #[derive(Clone, Debug)]
 pub struct Weights<'a> {
     gate: Matrix<'a>,
     up: Option<Matrix<'a>>,
+    input_scale: Option<Cow<'a, [f32]>>,
 }
 
 impl<'a> Weights<'a> {
@@ -92,12 +95,39 @@ impl<'a> Weights<'a> {
         if shapes[0] != shapes[1] {
             return Err(Error::GateAndUp { gate: shapes[0], up: shapes[1] });
         }
-        Ok(Self { gate, up: Some(up) })
+        Ok(Self { gate, up: Some(up), input_scale: None })
     }
 
     /// One matrix, for a plain GEMM.
     pub fn plain(matrix: Matrix<'a>) -> Self {
-        Self { gate: matrix, up: None }
+        Self { gate: matrix, up: None, input_scale: None }
+    }
+
+    /// The same weights, for tokens that are multiplied with k finite numbers first, column by column: what AWQ leaves in a checkpoint
+    /// as `pre_quant_scale`.
+    pub fn with_input_scale(self, scale: impl Into<Cow<'a, [f32]>>) -> Result<Self> {
+        let scale = scale.into();
+        if scale.len() != self.k() {
+            return Err(Error::InputScaleLength { length: scale.len(), k: self.k() });
+        }
+        if let Some(column) = scale.iter().position(|factor| !factor.is_finite()) {
+            return Err(Error::InputScaleValue { column, value: scale[column] });
+        }
+        Ok(Self { input_scale: Some(scale), ..self })
+    }
+
+    /// What tokens are multiplied with first, column by column, if there is that.
+    pub fn input_scale(&self) -> Option<&[f32]> {
+        self.input_scale.as_deref()
+    }
+
+    /// The same weights, independent of whoever lent them.
+    pub fn into_owned(self) -> Weights<'static> {
+        Weights {
+            gate: self.gate.into_owned(),
+            up: self.up.map(Matrix::into_owned),
+            input_scale: self.input_scale.map(|scale| Cow::Owned(scale.into_owned())),
+        }
     }
 
     /// Rows of each matrix: columns of C.
@@ -127,7 +157,8 @@ impl<'a> Weights<'a> {
 
     /// The bytes that these weights take in a checkpoint.
     pub fn checkpoint_bytes(&self) -> usize {
-        self.matrices().map(|m| m.codes().len() + m.scales().len()).sum()
+        let matrices = self.matrices().map(|m| m.codes().len() + m.scales().len()).sum::<usize>();
+        matrices + self.input_scale().map_or(0, size_of_val)
     }
 }
 
@@ -226,4 +257,21 @@ fn not_finite(group: usize, dense: &Dense<'_>) -> Error {
         }
     }
     unreachable!("the caller found a value that is not finite")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_scale_is_k_finite_numbers() {
+        let weights = || Weights::plain(Matrix::new(1, 16, vec![0; 8], vec![0; 1], 1.0).unwrap());
+        let refused = |scale: Vec<f32>| weights().with_input_scale(scale).unwrap_err();
+        assert!(matches!(refused(vec![1.0; 15]), Error::InputScaleLength { length: 15, k: 16 }));
+        let mut infinite = vec![1.0; 16];
+        infinite[9] = f32::INFINITY;
+        assert!(matches!(refused(infinite), Error::InputScaleValue { column: 9, .. }));
+        let scaled = weights().with_input_scale(vec![-2.0; 16]).unwrap().into_owned();
+        assert_eq!(scaled.input_scale(), Some(&[-2.0; 16][..]));
+    }
 }

@@ -6,6 +6,8 @@
 //! gate = αₐ·α₁ · Σₖ a[k]·b1[k]      up = αₐ·α₂ · Σₖ a[k]·b2[k]      c = silu(gate)·up
 //! ```
 //!
+//! Where the weights have an input scale s, a[k]·s[k] stands in the place of a[k]. It is exact in f64; backends round it to f32.
+//!
 //! The operands are read exactly: a code times its block scale has at most six significant bits. A product of two
 //! operands is exact in f64, and sums are kept in f64, so a reference value is good to about K·2⁻⁵³ of the sum of
 //! magnitudes, which is nothing beside the f32 arithmetic that it judges.
@@ -19,26 +21,40 @@ use crate::{Activations, Gate, Weights};
 /// A row of an operand, exact and without its global scale, and the largest power of two that divides its values.
 #[derive(Clone, Debug)]
 pub struct Row {
-    values: Vec<f32>,
+    values: Vec<f64>,
     quantum: f64,
     /// The largest magnitude.
     largest: f64,
+    /// Whether backends round these numbers to f32.
+    rounded: bool,
 }
 
 impl Row {
     /// Keeps a row and finds its quantum: the least place value that any of its numbers uses.
     pub fn new(values: Vec<f32>) -> Self {
         let lowest = values.iter().filter_map(|&x| lowest_place(x)).min();
-        let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs())).into();
-        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest }
+        Self::of(values.into_iter().map(f64::from).collect(), lowest, false)
+    }
+
+    /// A row times an input scale: the lowest places of two numbers add up to that of their product.
+    pub fn scaled(values: &[f32], scale: &[f32]) -> Self {
+        let pairs = || values.iter().zip(scale);
+        let lowest = pairs().filter_map(|(&x, &s)| Some(lowest_place(x)? + lowest_place(s)?)).min();
+        let values = pairs().map(|(&x, &s)| f64::from(x) * f64::from(s)).collect();
+        Self::of(values, lowest, true)
+    }
+
+    fn of(values: Vec<f64>, lowest: Option<i32>, rounded: bool) -> Self {
+        let largest = values.iter().fold(0f64, |largest, x| largest.max(x.abs()));
+        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest, rounded }
     }
 }
 
 #[cfg(test)]
 impl Row {
-    /// The numbers.
-    pub(crate) fn values(&self) -> &[f32] {
-        &self.values
+    /// The numbers, of a row that is not scaled.
+    pub(crate) fn values(&self) -> Vec<f32> {
+        self.values.iter().map(|&x| x as f32).collect()
     }
 }
 
@@ -64,6 +80,9 @@ pub struct Sum {
     pub exact: bool,
     /// What products may be lost that vanish beside the group's largest activation, or in f32 altogether.
     pub negligible: f64,
+    /// What rounding the row's products with an input scale to f32 may have moved it by; nothing where the sum is exact, since
+    /// they are too then.
+    pub rounded: f64,
     /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them: in a
     /// row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K apart; both.
     pub peak: f64,
@@ -89,6 +108,7 @@ impl Sum {
             magnitude,
             exact: false,
             negligible: 0.0,
+            rounded: 0.0,
             peak: magnitude,
             average: magnitude,
             parity: magnitude,
@@ -194,7 +214,7 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
         let (mut sums, mut magnitudes) = ([0f64; LANES], [0f64; LANES]);
         for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
             for lane in 0..LANES {
-                let product = f64::from(a[lane]) * f64::from(b[lane]);
+                let product = a[lane] * b[lane];
                 sums[lane] += product;
                 magnitudes[lane] += product.abs();
             }
@@ -210,11 +230,13 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     let exact = magnitude == 0.0 || magnitude / quantum <= f64::from(1 << 23);
     let overflows = magnitude > f64::from(f32::MAX) / 2.0;
     let scale = alpha.abs();
+    let rounding = if a.rounded && !exact { 2f64.powi(-24) } else { 0.0 };
     Sum {
         value: alpha * walks.in_a_row.sums[0],
         magnitude: if overflows { f64::INFINITY } else { scale * magnitude },
         exact,
         negligible: scale * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),
+        rounded: rounding * scale * magnitude,
         peak: scale * walks.worst(|order| order.peak),
         average: scale * walks.worst(|order| order.travel) / a.values.len() as f64,
         parity: scale * walks.by_parity.map(|walk| walk.most - walk.least).into_iter().fold(0.0, f64::max),
@@ -255,20 +277,22 @@ pub struct Reference<'a, 'b> {
 impl<'a, 'b> Reference<'a, 'b> {
     /// A group's operands and its gate. With [`Gate::None`] the up matrix is not looked at.
     pub fn new(activations: &'a Activations<'b>, weights: &'a Weights<'b>, gate: Gate) -> Self {
-        let mut values = vec![0f32; activations.k()];
-        let mut largest = 0f32;
+        let mut reference = Self { activations, weights, gate, largest: 0.0 };
         for row in 0..activations.rows() {
-            activations.unscaled_row(row, &mut values);
-            largest = values.iter().fold(largest, |largest, x| largest.max(x.abs()));
+            let token = reference.token(row);
+            reference.largest = reference.largest.max(token.largest);
         }
-        Self { activations, weights, gate, largest: largest.into() }
+        reference
     }
 
-    /// A row of A.
+    /// A row of A, times the input scale if there is one.
     pub fn token(&self, row: usize) -> Row {
         let mut values = vec![0.0; self.activations.k()];
         self.activations.unscaled_row(row, &mut values);
-        Row::new(values)
+        match self.weights.input_scale() {
+            Some(scale) => Row::scaled(&values, scale),
+            None => Row::new(values),
+        }
     }
 
     /// The rows of B1 and B2 that make one column of C.
@@ -329,6 +353,18 @@ mod tests {
         let sum = dot(&Row::new(a), &Row::new(b), 2.0, 0.0);
         assert_eq!((sum.value, sum.magnitude, sum.exact), (0.0, 12.0, true));
         assert!(sum.negligible < 1e-33);
+    }
+
+    #[test]
+    fn an_input_scale_is_applied_exactly_and_granted_one_rounding_where_that_rounds() {
+        let third = 1.0 / 3.0f32;
+        let a = Row::scaled(&[0.1; 16], &[third; 16]);
+        let b = Row::new(vec![2.0; 16]);
+        let sum = dot(&a, &b, -1.0, 0.0);
+        assert_eq!(sum.value, -32.0 * (f64::from(0.1f32) * f64::from(third)));
+        assert_eq!(sum.rounded, sum.magnitude * 2f64.powi(-24));
+        let whole = dot(&Row::scaled(&[3.0; 16], &[-0.75; 16]), &b, 1.0, 0.0);
+        assert_eq!((whole.value, whole.exact, whole.rounded), (-72.0, true, 0.0));
     }
 
     #[test]

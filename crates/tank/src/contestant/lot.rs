@@ -90,6 +90,10 @@ impl Poison {
 impl Lot {
     /// Lays out a problem: its layers' weights, as many inputs as there are tokens, and so many outputs.
     pub fn new(problem: Problem, layers: Arc<Vec<LayerWeights>>, inputs: Vec<Tokens>, outputs: usize) -> Result<Self> {
+        if layers.iter().flatten().any(|weights| weights.input_scale().is_some()) {
+            let reason = "weights with an input scale have no words in it; judge the layer without, on tokens that are multiplied";
+            return Err(Error::Protocol { reason: reason.to_owned() });
+        }
         let folder = Folder::new(&root())?;
         let [weights, tokens, outputs_file] = FILES.map(|name| Region::create(folder.place.path().join(name)));
         let (weights, tokens, outputs_file) = (weights?, tokens?, outputs_file?);
