@@ -8,7 +8,7 @@
 //! The matrix unit does not look at the mode. On other processors than x86-64 nothing is done.
 
 /// Calls `work` in the mode that a process starts with, and puts the caller's back, also if `work` panics.
-pub(super) fn in_default_mode<R>(work: impl FnOnce() -> R) -> R {
+pub fn in_default_mode<R>(work: impl FnOnce() -> R) -> R {
     let _restored_when_dropped = Mode::default_until_dropped();
     apart(work)
 }

@@ -38,6 +38,7 @@ mod target;
 mod threads;
 
 pub use backend::Cpu;
+pub use environment::in_default_mode;
 pub use pack::LAYOUT;
 pub use speeds::{KERNELS, Speeds};
 pub use threads::team;

@@ -9,11 +9,12 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
-    Activation, Activations, Backend, Call, Error, Gate, Output, PackedWeights, Problem, Request, Result, Shape,
-    Target, Team, Weights,
+    Activation, Activations, Backend, Call, Config, Error, Gate, Output, PackedWeights, Problem, Request, Result,
+    Shape, Target, Team, Weights,
 };
 
 use crate::planner::Planner;
+use crate::scaling::InputScales;
 use crate::{Plan, backends};
 
 /// The environment variable that forces a backend by name.
@@ -46,6 +47,7 @@ pub struct Engine {
 pub struct Layer {
     packed: Arc<dyn PackedWeights>,
     gate: Gate,
+    input_scales: InputScales,
     checkpoint_bytes: usize,
 }
 
@@ -58,6 +60,17 @@ impl Layer {
     /// The gate.
     pub fn gate(&self) -> Gate {
         self.gate
+    }
+
+    /// What the tokens of a group are multiplied with, column by column, before they meet its weights, if there is that. Every
+    /// run of the layer does it.
+    pub fn input_scale(&self, group: usize) -> Option<&[f32]> {
+        self.input_scales.get(group)
+    }
+
+    /// All of them.
+    pub(crate) fn input_scales(&self) -> &InputScales {
+        &self.input_scales
     }
 
     /// The packed weights.
@@ -137,6 +150,7 @@ impl Engine {
         Ok(Layer {
             packed: self.pack(weights, gate)?,
             gate,
+            input_scales: InputScales::of(weights),
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),
         })
     }
@@ -147,7 +161,8 @@ impl Engine {
         let mut planners: Vec<&Planner> = self.planners.iter().collect();
         if planners.len() > 1 {
             let groups = weights.iter().map(|w| Shape::new(TYPICAL_TOKENS, w.n(), w.k())).collect();
-            let typical = Problem::new(groups, gate, Activation::BF16, Output::BF16)?;
+            let typical =
+                InputScales::of(weights).problem(Problem::new(groups, gate, Activation::BF16, Output::BF16)?)?;
             let seconds = |planner: &&Planner| {
                 let cost = planner.plan(&typical).map(|plan| plan.cost().seconds + plan.cost().copying);
                 cost.unwrap_or(f64::INFINITY)
@@ -177,7 +192,8 @@ impl Engine {
     }
 
     fn problem(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
-        problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)
+        let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
+        layer.input_scales.problem(problem)
     }
 
     /// How these activations would be computed.
@@ -189,9 +205,9 @@ impl Engine {
     pub fn run(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Vec<Dense<'static>>> {
         let problem = self.problem(layer, activations, output)?;
         let results = problem.groups().iter().map(|s| match output {
-            Output::F16 => Ok(filled(s.m * s.n, f16::ZERO)?.into()),
-            Output::BF16 => Ok(filled(s.m * s.n, bf16::ZERO)?.into()),
-            Output::F32 => Ok(filled(s.m * s.n, 0f32)?.into()),
+            Output::F16 => Ok(filled(s.m * s.n, f16::ZERO, "the results")?.into()),
+            Output::BF16 => Ok(filled(s.m * s.n, bf16::ZERO, "the results")?.into()),
+            Output::F32 => Ok(filled(s.m * s.n, 0f32, "the results")?.into()),
         });
         let mut results = results.collect::<Result<Vec<Values<'static>>>>()?;
         self.compute(&problem, layer, activations, &mut Target::all(&mut results))?;
@@ -213,8 +229,20 @@ impl Engine {
         activations: &[Activations<'_>],
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let choice = self.planner(layer)?.choose(problem)?;
-        Call::new(choice, problem, layer.packed.as_ref(), activations, targets, &self.team)?.run()
+        self.call(self.planner(layer)?.choose(problem)?, problem, layer, activations, targets)
+    }
+
+    /// Computes in one way, once tokens are multiplied with what the layer asks for.
+    fn call(
+        &self,
+        choice: (&dyn Backend, Config),
+        problem: &Problem,
+        layer: &Layer,
+        activations: &[Activations<'_>],
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        let activations = layer.input_scales.apply(activations, &self.team)?;
+        Call::new(choice, problem, layer.packed.as_ref(), &activations, targets, &self.team)?.run()
     }
 
     /// Computes as planned, into memory of the caller's. The plan may be kept for as long as the shapes stay the same.
@@ -234,8 +262,7 @@ impl Engine {
                 expected: format!("{}, as planned,", plan.problem()),
             });
         }
-        let choice = (plan.backend(), *plan.config());
-        Call::new(choice, plan.problem(), layer.packed.as_ref(), activations, targets, &self.team)?.run()
+        self.call((plan.backend(), *plan.config()), plan.problem(), layer, activations, targets)
     }
 }
 
@@ -256,12 +283,12 @@ fn available() -> Result<Vec<&'static dyn Backend>> {
     }
 }
 
-/// Memory for results, or an error where there is none.
-fn filled<T: Copy>(length: usize, value: T) -> Result<Vec<T>> {
+/// Memory for something, or an error where there is none.
+pub(crate) fn filled<T: Copy>(length: usize, value: T, what: &'static str) -> Result<Vec<T>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(length).map_err(|_| Error::Memory {
         bytes: length * size_of::<T>(),
-        what: "the results",
+        what,
         source: std::io::ErrorKind::OutOfMemory.into(),
     })?;
     memory.resize(length, value);

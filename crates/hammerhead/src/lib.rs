@@ -13,6 +13,7 @@ pub mod machine;
 mod plan;
 mod planner;
 mod queue;
+mod scaling;
 pub mod speeds;
 pub mod tuning;
 

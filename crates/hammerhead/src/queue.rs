@@ -129,7 +129,8 @@ fn device_problem(layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutpu
         let expected = format!("{}, as group 0 has,", first.element());
         return Err(mismatch(group, "the output's element type", outputs[group].element().to_string(), expected));
     }
-    problem_of(tokens.iter().map(DeviceTokens::shape), layer.shapes(), layer.gate(), first.element())
+    let problem = problem_of(tokens.iter().map(DeviceTokens::shape), layer.shapes(), layer.gate(), first.element())?;
+    layer.input_scales().problem(problem)
 }
 
 #[cfg(test)]
@@ -158,6 +159,18 @@ mod tests {
         let problem = device_problem(&layer(), &tokens, &[DeviceOutput::f32(0); 2]).unwrap();
         assert_eq!(problem.groups(), [Shape::new(3, 8, 32), Shape::new(0, 4, 64)]);
         assert_eq!((problem.activation(), problem.output()), (Activation::BF16, Output::F32));
+    }
+
+    #[test]
+    fn tokens_with_an_input_scale_are_a_problem_of_single_precision_and_cannot_be_quantised() {
+        let options = Options { backend: Some("scalar".into()), threads: Some(1), ..Options::default() };
+        let matrix = Matrix::new(8, 32, vec![0; 128], vec![0; 16], 1.0).unwrap();
+        let weights = [Weights::plain(matrix).with_input_scale(vec![2.0; 32]).unwrap()];
+        let layer = Engine::new(options).unwrap().load(&weights, Gate::None).unwrap();
+        let problem = device_problem(&layer, &[DeviceTokens::f16(0, 3, 32)], &[DeviceOutput::f16(0)]).unwrap();
+        assert_eq!((problem.activation(), problem.output()), (Activation::F32, Output::F16));
+        let refused = device_problem(&layer, &[DeviceTokens::nvfp4(0, 0, 3, 32, 1.0)], &[DeviceOutput::f16(0)]);
+        assert!(matches!(refused, Err(Error::QuantizedTokens { group: 0 })), "{refused:?}");
     }
 
     #[test]
