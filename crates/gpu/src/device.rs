@@ -119,6 +119,11 @@ impl DeviceWeights {
         Ok(weights)
     }
 
+    /// Whether tokens must be multiplied with factors first.
+    pub(super) fn are_scaled(&self) -> bool {
+        self.packed.are_scaled()
+    }
+
     /// Each group's.
     pub(super) fn groups(&self) -> &[PackedGroup<DeviceMemory>] {
         self.packed.groups()

@@ -6,7 +6,10 @@
 //! overflow; only bits below 2⁻¹³³, bf16's last, are lost. A power of two that is multiplied on beforehand keeps groups of very
 //! small or very large numbers away from there.
 //!
-//! Neither needs to know rows and columns: elements, blocks of 16 and scales follow each other in the same order. So a
+//! Tokens that a layer's input scale multiplies, one factor per column, become floats by that (the one rounding here) and are split
+//! in the same breath.
+//!
+//! The others need not know rows and columns: elements, blocks of 16 and scales follow each other in the same order. So a
 //! launch is over [`Segment`]s, runs of elements; groups that lie one after another in memory are one run.
 //!
 //! A thread takes eight elements at a time, so that what it writes is 16 bytes and what a warp writes is whole lines. The
@@ -39,6 +42,19 @@ pub enum Source {
     NvFp4,
     /// Floats, which become three planes of bf16.
     Single,
+    /// Rows of numbers that are multiplied with a factor per column, as floats, and become three planes of bf16.
+    Scaled(Float),
+}
+
+/// A type of numbers that can be multiplied with factors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Float {
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Single precision.
+    F32,
 }
 
 impl Source {
@@ -51,17 +67,28 @@ impl Source {
         }
     }
 
+    /// How tokens of a type are expanded that must be multiplied with factors first; NVFP4 cannot be.
+    pub fn scaled(activation: Activation) -> Option<Self> {
+        match activation {
+            Activation::NvFp4 => None,
+            Activation::F16 => Some(Source::Scaled(Float::F16)),
+            Activation::BF16 => Some(Source::Scaled(Float::BF16)),
+            Activation::F32 => Some(Source::Scaled(Float::F32)),
+        }
+    }
+
     /// Bytes of the source that are one unit, scales aside.
     pub(crate) fn unit_bytes(self) -> u32 {
         match self {
             Source::NvFp4 => UNIT as u32 / 2,
-            Source::Single => UNIT as u32 * 4,
+            Source::Single | Source::Scaled(Float::F32) => UNIT as u32 * 4,
+            Source::Scaled(Float::F16 | Float::BF16) => UNIT as u32 * 2,
         }
     }
 
     /// Bytes that the expanded elements take, all parts together.
     pub fn expanded_bytes(self, elements: usize) -> usize {
-        let parts = if self == Source::Single { PARTS } else { 1 };
+        let parts = if self == Source::NvFp4 { 1 } else { PARTS };
         parts * elements * Output::F16.bytes()
     }
 }
@@ -103,9 +130,12 @@ pub fn by_few_blocks(source: Source, elements: usize) -> bool {
 #[derive(Clone, Copy)]
 struct Run {
     source: Reg<U64>,
-    /// NVFP4: where the scales are. Single: bytes from one part to the next.
+    /// NVFP4: where the scales are. Else: bytes from one part to the next.
     beside: Reg<U64>,
+    /// Single: what all numbers are multiplied by.
     factor: Option<Reg<F32>>,
+    /// Scaled: where the factors of the columns are, and units of a row.
+    columns: Option<(Reg<U64>, Reg<U32>)>,
     target: Reg<U64>,
     units: Reg<U32>,
     first_block: Reg<U32>,
@@ -114,14 +144,20 @@ struct Run {
 impl Run {
     fn declare(k: &mut Builder, source: Source, index: usize) -> Self {
         let at = k.pointer(&format!("source{index}"));
-        let (beside, factor) = match source {
-            Source::NvFp4 => (k.pointer(&format!("scales{index}")), None),
-            Source::Single => (k.param(&format!("plane{index}")), Some(k.param(&format!("factor{index}")))),
+        let (beside, factor, columns) = match source {
+            Source::NvFp4 => (k.pointer(&format!("scales{index}")), None, None),
+            Source::Single => (k.param(&format!("plane{index}")), Some(k.param(&format!("factor{index}"))), None),
+            Source::Scaled(_) => {
+                let factors = k.pointer(&format!("factors{index}"));
+                let row_units = k.param(&format!("row_units{index}"));
+                (k.param(&format!("plane{index}")), None, Some((factors, row_units)))
+            }
         };
         Run {
             source: at,
             beside,
             factor,
+            columns,
             target: k.pointer(&format!("target{index}")),
             units: k.param(&format!("units{index}")),
             first_block: k.param(&format!("first_block{index}")),
@@ -134,6 +170,10 @@ impl Run {
             source: k.select(chosen, self.source, other.source),
             beside: k.select(chosen, self.beside, other.beside),
             factor: self.factor.zip(other.factor).map(|(this, that)| k.select(chosen, this, that)),
+            columns: self
+                .columns
+                .zip(other.columns)
+                .map(|(this, that)| (k.select(chosen, this.0, that.0), k.select(chosen, this.1, that.1))),
             target: k.select(chosen, self.target, other.target),
             units: k.select(chosen, self.units, other.units),
             first_block: k.select(chosen, self.first_block, other.first_block),
@@ -141,13 +181,16 @@ impl Run {
     }
 }
 
-/// Builds the kernel. Its arguments, for each segment: source; scales, or bytes between parts and the factor; target; units
-/// of eight elements; its first block.
+/// Builds the kernel. Its arguments, for each segment: source; scales, or bytes between parts and the factor, or factors, units of
+/// a row and bytes between parts; target; units of eight elements; its first block.
 pub fn kernel(config: Config) -> Result<Kernel, Error> {
     let shape = ptx::Launch { threads: THREADS, cluster: None, min_blocks: None };
     let name = match config.source {
         Source::NvFp4 => "expand_nvfp4",
         Source::Single => "expand_single",
+        Source::Scaled(Float::F16) => "expand_scaled_f16",
+        Source::Scaled(Float::BF16) => "expand_scaled_bf16",
+        Source::Scaled(Float::F32) => "expand_scaled_f32",
     };
     let mut k = Builder::new(name, Target::Sm90a, shape);
     let runs: Vec<Run> = (0..config.segments).map(|index| Run::declare(&mut k, config.source, index)).collect();
@@ -160,7 +203,8 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
     let places: Vec<(Reg<U32>, Pred)> = (0..config.rounds).map(|round| unit(&mut k, &run, first, round)).collect();
     match config.source {
         Source::NvFp4 => expand_codes(&mut k, &run, &places),
-        Source::Single => split_floats(&mut k, &run, &places),
+        Source::Single => split_floats(&mut k, &run, Float::F32, &places),
+        Source::Scaled(float) => split_floats(&mut k, &run, float, &places),
     }
     k.finish()
 }
@@ -237,15 +281,19 @@ fn expand_word(k: &mut Builder, codes: Reg<U32>, scales: Reg<F16x2>) -> [Reg<U32
 
 /// A bf16 number is the upper half of a float. Cutting the lower half off leaves the part, and subtracting the part leaves the
 /// rest, exactly.
-fn split_floats(k: &mut Builder, run: &Run, places: &[(Reg<U32>, Pred)]) {
+fn split_floats(k: &mut Builder, run: &Run, float: Float, places: &[(Reg<U32>, Pred)]) {
     for &(unit, exists) in places {
-        let mut rest: [Reg<F32>; UNIT] = k.phase("load", |k| {
-            let at = Addr::<Global>::of(k.mul_wide_add(unit, Source::Single.unit_bytes(), run.source));
-            let (low, high): ([Reg<F32>; 4], [Reg<F32>; 4]) = (k.load_vector(at), k.load_vector(at.plus(16)));
-            std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] })
-        });
+        let mut rest = k.phase("load", |k| load_floats(k, float, run.source, unit));
         if let Some(factor) = run.factor {
             rest = rest.map(|x| k.mul(x, factor));
+        }
+        if let Some((factors, row_units)) = run.columns {
+            // A row is whole units, so all eight elements are of one.
+            let factors = k.phase("load", |k| {
+                let column = k.rem(unit, row_units);
+                load_floats(k, Float::F32, factors, column)
+            });
+            rest = std::array::from_fn(|i| k.mul(rest[i], factors[i]));
         }
         let mut target = run.target;
         for part in 0..PARTS {
@@ -262,6 +310,21 @@ fn split_floats(k: &mut Builder, run: &Run, places: &[(Reg<U32>, Pred)]) {
             target = k.add(target, run.beside);
         }
     }
+}
+
+/// The eight numbers of a unit, as floats: exactly.
+fn load_floats(k: &mut Builder, float: Float, source: Reg<U64>, unit: Reg<U32>) -> [Reg<F32>; UNIT] {
+    let at = Addr::<Global>::of(k.mul_wide_add(unit, Source::Scaled(float).unit_bytes(), source));
+    if float == Float::F32 {
+        let (low, high): ([Reg<F32>; 4], [Reg<F32>; 4]) = (k.load_vector(at), k.load_vector(at.plus(16)));
+        return std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] });
+    }
+    let words: [Reg<U32>; 4] = k.load_vector(at);
+    let pairs = words.map(|word| match float {
+        Float::F16 => k.unpack_pair(word.cast::<F16x2>()).map(|half| k.convert(half)),
+        _ => [k.shl(word, 16), k.and(word, 0xFFFF_0000u32)].map(|bits| bits.cast()),
+    });
+    std::array::from_fn(|i| pairs[i / 2][i % 2])
 }
 
 fn without_leading_part(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {

@@ -8,16 +8,19 @@ use super::launch::{Argument, KernelSpec, Launch};
 /// A run of elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment {
-    /// Where the codes or floats are: a multiple of 4 for codes, of 16 for floats.
+    /// Where the codes or numbers are: a multiple of 4 for codes, of 16 for numbers.
     pub source: u64,
-    /// Where the scales are, one byte for each 16 elements. Not looked at for floats.
+    /// Where the scales are: one byte for each 16 elements of codes; a float for each column, at a multiple of 16, where numbers are
+    /// multiplied with those. Else not looked at.
     pub scales: u64,
     /// Where the (first) expanded values go, a multiple of 16.
     pub target: u64,
     /// Bytes from one part to the next, a multiple of 16. Not looked at for codes.
     pub plane: u64,
-    /// What floats are multiplied by first: a power of two. Not looked at for codes.
+    /// What floats are multiplied by first: a power of two. Not looked at for codes, nor where each column has a factor.
     pub factor: f32,
+    /// Elements of a row, a multiple of 16, of which the run has a whole number. Only looked at where each column has a factor.
+    pub k: usize,
     /// How many elements, a multiple of 16.
     pub elements: usize,
 }
@@ -31,6 +34,7 @@ impl Segment {
             && match source {
                 Source::NvFp4 => next.scales == self.scales + units / 2,
                 Source::Single => next.plane == self.plane && next.factor == self.factor,
+                Source::Scaled(_) => next.plane == self.plane && next.scales == self.scales && next.k == self.k,
             };
         follows.then_some(Segment { elements: self.elements + next.elements, ..*self })
     }
@@ -63,6 +67,10 @@ pub fn launch(config: Config, runs: &[Segment]) -> Launch {
         match config.source {
             Source::NvFp4 => arguments.push(Argument::Pointer(run.scales)),
             Source::Single => arguments.extend([Argument::U64(run.plane), Argument::F32(run.factor)]),
+            Source::Scaled(_) => {
+                let row_units = Argument::U32((run.k / UNIT) as u32);
+                arguments.extend([Argument::Pointer(run.scales), row_units, Argument::U64(run.plane)]);
+            }
         }
         arguments.extend([Argument::Pointer(run.target), Argument::U32(units), Argument::U32(blocks)]);
         if index < runs.len() {
@@ -74,10 +82,11 @@ pub fn launch(config: Config, runs: &[Segment]) -> Launch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::expand::Float;
     use super::*;
 
     fn segment(source: u64, target: u64, elements: usize) -> Segment {
-        Segment { source, scales: 0x9000 + source / 8, target, plane: 0, factor: 1.0, elements }
+        Segment { source, scales: 0x9000 + source / 8, target, plane: 0, factor: 1.0, k: 16, elements }
     }
 
     #[test]
@@ -104,6 +113,24 @@ mod tests {
         let scaled = Segment { source: 0x1100, factor: 2.0, ..next };
         assert_eq!(first.joined(&scaled, Source::Single), None);
         assert!(first.joined(&Segment { factor: 1.0, ..scaled }, Source::Single).is_some());
+    }
+
+    #[test]
+    fn groups_with_factors_of_their_own_are_runs_of_their_own() {
+        let source = Source::Scaled(Float::F16);
+        let first = segment(0x1000, 0x4000, 64);
+        let next = Segment { source: 0x1080, scales: first.scales, ..segment(0, 0x4080, 32) };
+        assert!(first.joined(&next, source).is_some());
+        assert_eq!(first.joined(&Segment { scales: first.scales + 64, ..next }, source), None);
+        assert_eq!(first.joined(&Segment { k: 32, ..next }, source), None);
+        let launches = launches(source, &[first]);
+        let expected = [
+            Argument::Pointer(first.source),
+            Argument::Pointer(first.scales),
+            Argument::U32(2),
+            Argument::U64(first.plane),
+        ];
+        assert_eq!(launches[0].arguments[..4], expected);
     }
 
     #[test]

@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TokenPlace {
     pub values: u64,
-    /// Where the scales are, if they are NVFP4.
+    /// Where the scales are, if they are NVFP4; where the input scale is, if they must be multiplied with it.
     pub scales: u64,
     pub global: GlobalScale,
     /// Single precision is multiplied by two to this power before it is split, and the sums by its inverse.
@@ -62,18 +62,18 @@ fn expanded_bytes(problem: &Problem) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// The launches that compute a problem, in their order.
+/// The launches that compute a problem, in their order. `source` is how tokens are expanded, if they are: as the problem's type of
+/// activation asks, or with factors by which they become that type.
 pub(super) fn launches<M>(
     family: &dyn Family,
     problem: &Problem,
     config: &Config,
     weights: &[PackedGroup<M>],
     address: impl Fn(&M) -> u64,
-    tokens: &[TokenPlace],
+    (source, tokens): (Option<Source>, &[TokenPlace]),
     outputs: &[u64],
     (workspace, multiprocessors): (u64, u32),
 ) -> Result<Vec<Launch>> {
-    let source = Source::of(problem.activation());
     let (mut segments, mut operands, mut next) = (Vec::new(), Vec::new(), workspace);
     for (group, shape) in problem.groups().iter().enumerate() {
         let (place, elements) = (tokens[group], shape.m * shape.k);
@@ -81,7 +81,7 @@ pub(super) fn launches<M>(
         let mut values = place.values;
         if let Some(source) = source {
             let (target, scales, factor) = (next, place.scales, 2f32.powi(place.exponent));
-            segments.push(Segment { source: values, scales, target, plane, factor, elements });
+            segments.push(Segment { source: values, scales, target, plane, factor, k: shape.k, elements });
             next += source.expanded_bytes(elements) as u64;
             values = target;
         }

@@ -21,11 +21,18 @@ pub struct PackedGroup<M> {
     pub(super) bytes: usize,
     /// Gate and up, or the only one.
     pub(super) matrices: Vec<PackedMatrix<M>>,
+    /// What tokens are multiplied with first, k floats; ones where only other groups of the layer have that, none where no group has.
+    pub(super) input_scale: Option<M>,
 }
 
 impl<M> PackedGroup<M> {
-    /// Packs a group's weights and puts them where `place` does.
-    fn new(family: &dyn Family, weights: &Weights<'_>, mut place: impl FnMut(Vec<u8>) -> Result<M>) -> Result<Self> {
+    /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or not.
+    fn new(
+        family: &dyn Family,
+        weights: &Weights<'_>,
+        scaled: bool,
+        mut place: impl FnMut(Vec<u8>) -> Result<M>,
+    ) -> Result<Self> {
         let mut bytes = 0;
         let mut each = |matrix: &Matrix<'_>| {
             let packed = family.pack(matrix);
@@ -33,7 +40,10 @@ impl<M> PackedGroup<M> {
             Ok(PackedMatrix { global: matrix.global(), memory: place(packed)? })
         };
         let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
-        Ok(PackedGroup { bytes, matrices })
+        let scale = scaled.then(|| weights.input_scale().map_or_else(|| vec![1.0; weights.k()], <[f32]>::to_vec));
+        bytes += scale.as_ref().map_or(0, |scale| size_of_val(&scale[..]));
+        let input_scale = scale.map(|scale| place(bytemuck::cast_slice(&scale).to_vec())).transpose()?;
+        Ok(PackedGroup { bytes, matrices, input_scale })
     }
 
     /// Bytes of the packed weights.
@@ -64,14 +74,20 @@ impl<M> PackedGroups<M> {
         weights: &[Weights<'_>],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
-        let groups =
-            weights.iter().map(|weights| PackedGroup::new(family, weights, &mut place)).collect::<Result<_>>()?;
+        let scaled = weights.iter().any(|weights| weights.input_scale().is_some());
+        let pack = |weights| PackedGroup::new(family, weights, scaled, &mut place);
+        let groups = weights.iter().map(pack).collect::<Result<_>>()?;
         Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
     }
 
     /// Takes them out, so that they can be dropped elsewhere.
     pub(super) fn take(&mut self) -> Vec<PackedGroup<M>> {
         std::mem::take(&mut self.groups)
+    }
+
+    /// Whether tokens must be multiplied with factors first.
+    pub(super) fn are_scaled(&self) -> bool {
+        self.groups.iter().any(|group| group.input_scale.is_some())
     }
 
     /// Each group's.

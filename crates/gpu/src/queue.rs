@@ -9,12 +9,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use op::operands::TokenShape;
-use op::{Config, Error, PackedWeights, Problem, Result, check_weights};
+use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weights};
 
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
+use super::expand::Source;
 use super::launches::{self, TokenPlace};
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
+use super::packed::PackedGroup;
 
 /// Calls that a queue remembers.
 const REMEMBERED: usize = 512;
@@ -127,9 +129,11 @@ impl LaunchQueue {
         let illegal = |reason| Error::Illegal { backend: device::NAME, config: *config, reason };
         self.device.family.legal(problem, config).map_err(illegal)?;
         check_weights(problem, weights.as_ref())?;
-        check_operands(self.stream.context(), problem, tokens, outputs)?;
+        let element = token_type(DeviceWeights::on(weights.as_ref(), self.device)?, problem, tokens)?;
+        check_operands(self.stream.context(), problem, (element, tokens), outputs)?;
         let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
-        let launches = self.launches(weights.as_ref(), problem, config, (tokens, outputs), workspace.as_deref())?;
+        let launches =
+            self.launches(weights.as_ref(), problem, config, (tokens, true, outputs), workspace.as_deref())?;
         self.ready.retain(|_, ready| ready.weights.strong_count() > 0);
         if self.ready.len() >= REMEMBERED {
             self.ready.clear();
@@ -191,14 +195,15 @@ impl LaunchQueue {
             captured.workspace = Some(workspace);
         }
         let workspace = captured.workspace.clone();
-        let operands = (&ready.tokens[..], &ready.outputs[..]);
+        let operands = (&ready.tokens[..], true, &ready.outputs[..]);
         let launches =
             self.launches(weights.as_ref(), &ready.problem, &ready.config, operands, workspace.as_deref())?;
         // SAFETY: the operands are the caller's promise, and the graph keeps weights and working memory.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// Queues a problem whose plan is made and whose operands are known to be right.
+    /// Queues a problem whose plan is made and whose operands are known to be right: tokens are multiplied with what the weights
+    /// ask for.
     ///
     /// # Safety
     ///
@@ -212,32 +217,33 @@ impl LaunchQueue {
         outputs: &[DeviceOutput],
     ) -> Result<()> {
         let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
-        let launches = self.launches(weights, problem, config, (tokens, outputs), workspace.as_deref())?;
+        let launches = self.launches(weights, problem, config, (tokens, false, outputs), workspace.as_deref())?;
         // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives it back.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// The launches of a problem, over memory of as many bytes as they need to work in.
+    /// The launches of a problem, over memory of as many bytes as they need to work in. Tokens are still to be multiplied with the
+    /// weights' input scales, or not.
     fn launches(
         &self,
         weights: &dyn PackedWeights,
         problem: &Problem,
         config: &Config,
-        (tokens, outputs): (&[DeviceTokens], &[DeviceOutput]),
+        (tokens, multiply, outputs): (&[DeviceTokens], bool, &[DeviceOutput]),
         workspace: Option<&DeviceMemory>,
     ) -> Result<Vec<EncodedLaunch>> {
         let context = self.device.context;
-        let groups = DeviceWeights::on(weights, self.device)?.groups();
-        let places: Vec<TokenPlace> = tokens.iter().map(|tokens| tokens.place).collect();
+        let weights = DeviceWeights::on(weights, self.device)?;
+        let (source, places) = sources(weights.groups(), problem, tokens, multiply);
         let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
         let place = (workspace.map_or(0, DeviceMemory::address), self.device.facts.multiprocessors);
         let launches = launches::launches(
             self.device.family,
             problem,
             config,
-            groups,
+            weights.groups(),
             DeviceMemory::address,
-            &places,
+            (source, &places),
             &targets,
             place,
         )?;
@@ -287,11 +293,44 @@ impl Drop for LaunchQueue {
     }
 }
 
-/// Whether tokens and places for results have a problem's shapes and types, and can be where they are said to be.
+/// How tokens are expanded, and from where. Where they are still to be multiplied, the factors lie with the weights.
+fn sources(
+    groups: &[PackedGroup<DeviceMemory>],
+    problem: &Problem,
+    tokens: &[DeviceTokens],
+    multiply: bool,
+) -> (Option<Source>, Vec<TokenPlace>) {
+    let factors: Option<Vec<u64>> =
+        groups.iter().map(|group| group.input_scale.as_ref().map(DeviceMemory::address)).collect();
+    match factors.filter(|_| multiply).zip(tokens.first()) {
+        Some((factors, first)) => {
+            let places = tokens.iter().zip(factors).map(|(tokens, scales)| TokenPlace { scales, ..tokens.place });
+            (Source::scaled(first.element), places.collect())
+        }
+        None => (Source::of(problem.activation()), tokens.iter().map(|tokens| tokens.place).collect()),
+    }
+}
+
+/// The type that tokens must have: the problem's, or any dense one where weights have input scales, by which it becomes the problem's.
+fn token_type(weights: &DeviceWeights, problem: &Problem, tokens: &[DeviceTokens]) -> Result<Activation> {
+    let Some(first) = tokens.first().filter(|_| weights.are_scaled()) else { return Ok(problem.activation()) };
+    match (first.element, problem.activation()) {
+        (Activation::NvFp4, _) => Err(Error::QuantizedTokens { group: 0 }),
+        (element, Activation::F32) => Ok(element),
+        (_, other) => Err(Error::Mismatch {
+            group: 0,
+            what: "the problem's type of activations",
+            found: other.to_string(),
+            expected: "f32, as tokens times an input scale are,".to_owned(),
+        }),
+    }
+}
+
+/// Whether tokens and places for results have a problem's shapes and types (tokens this one), and can be where they are said to be.
 fn check_operands(
     context: &Context,
     problem: &Problem,
-    tokens: &[DeviceTokens],
+    (element, tokens): (Activation, &[DeviceTokens]),
     outputs: &[DeviceOutput],
 ) -> Result<()> {
     let mismatch = |group, what, found: String, expected: String| Error::Mismatch { group, what, found, expected };
@@ -302,7 +341,7 @@ fn check_operands(
         }
     }
     for (group, ((tokens, output), shape)) in tokens.iter().zip(outputs).zip(groups).enumerate() {
-        let expected = TokenShape { element: problem.activation(), rows: shape.m, k: shape.k };
+        let expected = TokenShape { element, rows: shape.m, k: shape.k };
         if tokens.shape() != expected {
             let [found, expected] = [tokens.shape(), expected].map(|shape| shape.to_string());
             return Err(mismatch(group, "the tokens", found, expected));

@@ -17,6 +17,7 @@ use op::{
 };
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
+use super::expand::Source;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
@@ -78,7 +79,9 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
         .matrices
         .iter()
         .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
-    PackedGroup { bytes: weights.bytes, matrices: matrices.collect() }
+    let matrices = matrices.collect();
+    let input_scale = weights.input_scale.as_ref().map(|scale| gpu.upload("factors", scale));
+    PackedGroup { bytes: weights.bytes, matrices, input_scale }
 }
 
 /// Runs launches as a queue does: each may begin before the one before it has ended.
@@ -166,19 +169,47 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
+        self.launch_from(Source::of(problem.activation()), problem, config, operands)
+    }
+
+    /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the input scales
+    /// that the weights have, so that they become the problem's single precision.
+    pub fn launch_multiplying(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+    ) -> Result<Vec<Profile>> {
+        let source = operands.activations.first().and_then(|tokens| Source::scaled(tokens.element()));
+        self.launch_from(source, problem, config, operands)
+    }
+
+    fn launch_from(
+        &self,
+        source: Option<Source>,
+        problem: &Problem,
+        config: &Config,
+        operands: Operands<'_, '_, '_>,
+    ) -> Result<Vec<Profile>> {
         let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, LAYOUT)?;
         let groups = packed.groups();
         let mut gpu = sim::Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());
         for (group, shape) in problem.groups().iter().enumerate() {
-            tokens.push(place(&mut gpu, &operands.activations[group], operands.largest[group]));
-            weights.push(place_weights(&mut gpu, &groups[group]));
+            let (packed, given) = (place_weights(&mut gpu, &groups[group]), &operands.activations[group]);
+            let place = place(&mut gpu, given, operands.largest[group]);
+            tokens.push(match (source, &packed.input_scale) {
+                (Some(Source::Scaled(_)), Some(scale)) => TokenPlace { scales: scale.address, exponent: 0, ..place },
+                _ => place,
+            });
+            weights.push(packed);
             results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
         }
         let workspace = gpu.alloc("workspace", workspace_bytes(FAMILY, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
         let device = (workspace.address, MULTIPROCESSORS);
-        let launches = launches(FAMILY, problem, config, &weights, |buffer| buffer.address, &tokens, &outputs, device)?;
+        let tokens = (source, &tokens[..]);
+        let launches = launches(FAMILY, problem, config, &weights, |buffer| buffer.address, tokens, &outputs, device)?;
         let profiles = run_launches(&mut gpu, &launches, self.0)?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;

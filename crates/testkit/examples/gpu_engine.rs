@@ -153,6 +153,7 @@ fn expansion() -> Result<Value> {
         target: target.address(),
         plane: 2 * elements as u64,
         factor: 1.0,
+        k,
         elements,
     };
     let encode = |source, segment| {

@@ -3,7 +3,7 @@
 
 use format::Matrix;
 use half::{bf16, f16};
-use hammerhead::gpu::expand::{PARTS, Source};
+use hammerhead::gpu::expand::{Float, PARTS, Source};
 use hammerhead::gpu::expansion::{self, Segment};
 use hammerhead::gpu::{Argument, Launch};
 use sim::mutate::mutants;
@@ -53,6 +53,7 @@ impl Codes {
                 target: target.address,
                 plane: 0,
                 factor: 1.0,
+                k: 16,
                 elements: blocks * 16,
             });
             expected.push((target, halves));
@@ -108,7 +109,7 @@ fn floats_are_the_sum_of_their_three_parts_to_the_last_bit_that_bf16_has() {
         let (source, target) = (gpu.upload("floats", &bytes), gpu.alloc("parts", PARTS * elements * 2));
         [source, target].iter().for_each(|buffer| gpu.await_predecessor(*buffer));
         let (plane, source, scales) = (2 * elements as u64, source.address, 0);
-        let segment = Segment { source, scales, target: target.address, plane, factor, elements };
+        let segment = Segment { source, scales, target: target.address, plane, factor, k: elements, elements };
         let [launch] = &expansion::launches(Source::Single, &[segment])[..] else { panic!("one run") };
         let kernel = launch.kernel.build().unwrap();
         gpu.run(&kernel, &simulated(launch), Schedule::Latest).unwrap_or_else(|fault| panic!("{fault}"));
@@ -120,6 +121,89 @@ fn floats_are_the_sum_of_their_three_parts_to_the_last_bit_that_bf16_has() {
             // bf16's last bit; a float this large has no bits below it.
             let lost = if exact.abs() < 2f64.powi(24 - 133) { 2f64.powi(-133) } else { 0.0 };
             assert!((sum - exact).abs() <= lost, "{x} at {index} times {factor}: {sum}");
+        }
+    }
+}
+
+/// Groups of rows of numbers, each with a factor per column and in memory of its own.
+struct Scaled {
+    gpu: Gpu,
+    segments: Vec<Segment>,
+    /// Where each group's parts go, and the products as the host rounds them.
+    expected: Vec<(Buffer, Vec<f32>)>,
+}
+
+impl Scaled {
+    fn new(float: Float, groups: &[(usize, usize)]) -> Self {
+        let (mut gpu, mut segments, mut expected) = (Gpu::new(Limits::h200()), Vec::new(), Vec::new());
+        for (group, &(rows, k)) in groups.iter().enumerate() {
+            let value = |i: usize| ((i * 7919 + group) % 10_007) as f32 * 1.234_567e-3 - 6.0;
+            let factors: Vec<f32> = (0..k).map(|i| 0.3 + ((i * 31 + group) % 97) as f32 * 0.013_37).collect();
+            let (bytes, values): (Vec<u8>, Vec<f32>) = match float {
+                Float::F16 => {
+                    let values: Vec<f16> = (0..rows * k).map(|i| f16::from_f32(value(i))).collect();
+                    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    (bytes, values.iter().map(|x| x.to_f32()).collect())
+                }
+                Float::BF16 => {
+                    let values: Vec<bf16> = (0..rows * k).map(|i| bf16::from_f32(value(i))).collect();
+                    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    (bytes, values.iter().map(|x| x.to_f32()).collect())
+                }
+                Float::F32 => {
+                    let values: Vec<f32> = (0..rows * k).map(value).collect();
+                    (values.iter().flat_map(|x| x.to_le_bytes()).collect(), values)
+                }
+            };
+            let factor_bytes: Vec<u8> = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (source, scales) = (gpu.upload("numbers", &bytes), gpu.upload("factors", &factor_bytes));
+            let target = gpu.alloc("parts", PARTS * rows * k * 2);
+            [source, target].iter().for_each(|buffer| gpu.await_predecessor(*buffer));
+            segments.push(Segment {
+                source: source.address,
+                scales: scales.address,
+                target: target.address,
+                plane: (2 * rows * k) as u64,
+                factor: 1.0,
+                k,
+                elements: rows * k,
+            });
+            expected.push((target, values.iter().enumerate().map(|(i, x)| x * factors[i % k]).collect()));
+        }
+        Scaled { gpu, segments, expected }
+    }
+
+    /// Whether every part is, to the bit, what is cut off the product on the host.
+    fn verify(&self, gpu: &Gpu) -> Result<(), String> {
+        for (group, (buffer, products)) in self.expected.iter().enumerate() {
+            let bytes = gpu.download(*buffer).map_err(|first| format!("group {group}: byte {first} not written"))?;
+            let mut rest = products.clone();
+            for (part, plane) in bytes.chunks_exact(2 * products.len()).enumerate() {
+                for (at, (found, rest)) in plane.chunks_exact(2).zip(&mut rest).enumerate() {
+                    let leading = rest.to_bits() & 0xFFFF_0000;
+                    if u32::from(u16::from_le_bytes([found[0], found[1]])) << 16 != leading {
+                        return Err(format!("group {group}: part {part} of element {at} differs"));
+                    }
+                    *rest -= f32::from_bits(leading);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn numbers_times_a_factor_per_column_are_split_as_the_host_rounds_them_to_the_bit() {
+    // Rows of one block, rows that no power of two divides, and more units than a block of threads takes.
+    for (groups, most) in [(&[(3, 16), (2, 48), (1, 16), (21, 208)][..], 1), (&[(37, 80)][..], 1)] {
+        for float in [Float::F16, Float::BF16, Float::F32] {
+            let scaled = Scaled::new(float, groups);
+            let launches = expansion::launches(Source::Scaled(float), &scaled.segments);
+            assert_eq!(launches.len(), most);
+            let prepare = || (scaled.gpu.clone(), simulated(&launches[0]));
+            let kernel = launches[0].kernel.build().unwrap();
+            let found = explore(&kernel, &Schedule::several(2), prepare, |gpu| scaled.verify(gpu));
+            found.unwrap_or_else(|finding| panic!("{float:?}: {finding}"));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
-use hammerhead::gpu::expand::{self, MOST_SEGMENTS, Source};
+use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, Source};
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, Config, Products, Tokens};
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
@@ -102,8 +102,10 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
         .into_iter()
         .zip(Output::ALL)
         .map(|(function, output)| KernelSpec::Join(join::Config { function, output, groups: 8 }));
+    let scaled = [Float::F16, Float::BF16, Float::F32].map(Source::Scaled);
     let expansions = [Source::NvFp4, Source::Single]
         .into_iter()
+        .chain(scaled)
         .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::Expand(expand::Config::new(source, runs, 16))));
     let mut wrong = Vec::new();
     for which in configs().into_iter().map(KernelSpec::Multiply).chain(joins).chain(expansions) {
