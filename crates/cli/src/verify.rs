@@ -188,7 +188,7 @@ fn check_case(
     bar: &ProgressBar,
 ) -> Result<()> {
     let case = &chosen.case;
-    let problem = case.problem()?;
+    let problem = case.computed_problem()?;
     let mut ways = Vec::new();
     for engine in engines {
         match plans(args, &problem, engine)? {

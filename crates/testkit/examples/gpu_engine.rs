@@ -198,14 +198,18 @@ struct Tensors {
 
 impl Tensors {
     fn new(groups: &[(usize, usize, usize)], activation: Activation, seed: u64) -> Result<Self> {
+        Self::of(&case(groups, activation), seed)
+    }
+
+    fn of(case: &Case, seed: u64) -> Result<Self> {
         let context = device::context(0)?;
         let stream = Stream::new(context)?;
         let engine = engine()?;
-        let Instance { activations, weights, .. } = case(groups, activation).instance(seed)?;
+        let Instance { activations, weights, .. } = case.instance(seed)?;
         let layer = engine.load(&weights, Gate::Silu)?;
         let expected = engine.run(&layer, &activations, Output::F16)?.iter().map(bits).collect();
         let (mut tokens, mut results, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-        for (activations, &(m, n, k)) in activations.iter().zip(groups) {
+        for (activations, &Shape { m, n, k }) in activations.iter().zip(&case.groups) {
             let mut place = |bytes: &[u8]| {
                 let memory = DeviceMemory::holding(context, "tokens", bytes, &stream)?;
                 kept.push(memory);
@@ -253,12 +257,15 @@ fn bits(result: &Dense<'_>) -> Vec<u16> {
 
 const GROUPS: [(usize, usize, usize); 4] = [(64, 512, 1024), (0, 256, 512), (17, 256, 512), (130, 136, 208)];
 
-/// Every type of tokens, from memory of the caller's, on a stream of ours and on the default stream.
+/// Every type of tokens, taken as they are and multiplied with input scales, from memory of the caller's, on a stream of ours and on the
+/// default stream.
 fn device_tensors() -> Result<Value> {
     let mut rows = Vec::new();
     let mut passed = true;
-    for activation in Activation::ALL {
-        let tensors = Tensors::new(&GROUPS, activation, 3)?;
+    let scaled = |activation| Case { inputs: Inputs::InputScales, ..case(&GROUPS, activation) };
+    let dense = Activation::ALL.into_iter().filter(|activation| *activation != Activation::NvFp4);
+    for case in Activation::ALL.into_iter().map(|activation| case(&GROUPS, activation)).chain(dense.map(scaled)) {
+        let tensors = Tensors::of(&case, 3)?;
         // SAFETY: the default stream is always there.
         for (mut queue, which) in [(Queue::new(0)?, "own"), (unsafe { Queue::on_stream(0, 0) }?, "default")] {
             tensors.poison(queue.stream())?;
@@ -270,8 +277,11 @@ fn device_tensors() -> Result<Value> {
             let microseconds = begun.elapsed().as_secs_f64() * 1e6 / 200.0;
             let right = tensors.right(queue.stream())?;
             passed &= right;
-            rows.push(json!({"tokens": activation.to_string(), "stream": which, "right": right,
-                "host microseconds a call": microseconds}));
+            let scaled = case.inputs == Inputs::InputScales;
+            rows.push(
+                json!({"tokens": case.activation.to_string(), "input scales": scaled, "stream": which, "right": right,
+                "host microseconds a call": microseconds}),
+            );
         }
     }
     Ok(json!({"passed": passed, "calls": rows}))

@@ -87,6 +87,8 @@ pub enum Inputs {
     /// Added one by one each is lost; added by sixteens, or by thirty-twos, they end halfway between two numbers every time;
     /// cut off two bits behind the last place, they lose nearly half of themselves.
     Stagnant,
+    /// As realistic, with an input scale in every other group, the first among them: factors from 1/8 to 8.
+    InputScales,
 }
 
 /// One problem of the list.
@@ -157,6 +159,17 @@ impl Case {
         Problem::new(self.groups.clone(), self.gate, self.activation, self.output)
     }
 
+    /// What backends get to compute: tokens that are multiplied with an input scale first are single precision then.
+    pub fn computed_problem(&self) -> Result<Problem> {
+        let activation = if self.is_scaled() { Activation::F32 } else { self.activation };
+        Problem::new(self.groups.clone(), self.gate, activation, self.output)
+    }
+
+    /// Whether some of its weights have an input scale. Quantised tokens cannot be multiplied with one.
+    fn is_scaled(&self) -> bool {
+        self.inputs == Inputs::InputScales && self.activation != Activation::NvFp4
+    }
+
     /// Whether the community's own tolerance, 10⁻³ absolute and relative, is asked for beside ours.
     pub fn is_community(&self) -> bool {
         matches!(self.inputs, Inputs::CommunityDual | Inputs::CommunityGroup)
@@ -174,11 +187,17 @@ impl Case {
                 dense => self.inputs.dense(&mut rng, shape.m, shape.k, dense)?.into(),
             });
             let gate = self.inputs.matrix(&mut rng, shape.n, shape.k, alpha, false)?;
-            weights.push(if self.gate == Gate::None {
+            let group = if self.gate == Gate::None {
                 Weights::plain(gate)
             } else {
                 let apart = if self.inputs == Inputs::GlobalsApart { 10.0 } else { 1.25 };
                 Weights::gated(gate, self.inputs.matrix(&mut rng, shape.n, shape.k, apart * alpha, false)?)?
+            };
+            weights.push(if self.is_scaled() && weights.len().is_multiple_of(2) {
+                let factors: Vec<f32> = (0..shape.k).map(|_| 2f32.powf(rng.f32() * 6.0 - 3.0)).collect();
+                group.with_input_scale(factors)?
+            } else {
+                group
             });
         }
         Ok(Instance { activations, weights, problem })
@@ -203,7 +222,7 @@ impl Inputs {
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
     fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign => {
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign | Inputs::InputScales => {
                 // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
                 let weight = 2.93 * 1.69;
                 let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
@@ -233,7 +252,9 @@ impl Inputs {
                 global = 1.0;
             }
             // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
-            Inputs::Realistic | Inputs::GlobalsApart => scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F)),
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales => {
+                scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
+            }
             Inputs::OneSign => {
                 scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
                 // Rows alternate, so that there are sums below zero too.
@@ -439,6 +460,12 @@ fn edge() -> Vec<Case> {
                 cases.push(Case { gate, activation, output, ..one(18, 35, 112, why) });
             }
         }
+    }
+    for activation in [Activation::F16, Activation::BF16, Activation::F32] {
+        let why = "tokens times an input scale, in groups with one and without: it may be neither dropped nor taken from another";
+        let groups = vec![Shape::new(20, 40, 208), Shape::new(3, 33, 64), Shape::new(0, 8, 32), Shape::new(9, 24, 48)];
+        let case = Case::new(Suite::Edge, groups, Inputs::InputScales, why);
+        cases.push(Case { activation, output: Output::F32, ..case });
     }
     for (activation, m) in [(Activation::F16, 200), (Activation::BF16, 150), (Activation::F32, 100)] {
         let why = "dense activations over several tiles and a long K, exact to the bit";

@@ -51,14 +51,15 @@ fn tried(backend: &'static dyn Backend, problem: &Problem, wanted: &[Request]) -
 
 /// The one tester: this case, this seed, this backend, so configured.
 fn assert_correct(case: &Case, seed: u64, backend: &'static dyn Backend, wanted: &[Request]) {
-    let requests = tried(backend, &case.problem().unwrap(), wanted);
+    let problem = case.computed_problem().unwrap();
+    let requests = tried(backend, &problem, wanted);
     if requests.is_empty() {
         eprintln!("not tested: {} refuses {case}", backend.name());
         return;
     }
     let instance = case.instance(seed).unwrap();
     let expected = Expected::new(&instance, case.is_community(), seed, &cpu::team(None).unwrap());
-    let arithmetic = backend.arithmetic(case.activation);
+    let arithmetic = backend.arithmetic(problem.activation());
     for request in requests {
         let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();

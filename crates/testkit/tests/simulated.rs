@@ -7,26 +7,37 @@ use format::Dense;
 use hammerhead::gpu::Simulated;
 use hammerhead::reference::Reference;
 use hammerhead::{
-    Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Request, Shape, Target, cpu,
+    Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Problem, Request, Shape, Target, cpu,
 };
 use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
 use hammerhead_testkit::verify::{Expected, poisoned};
-use op::Call;
+use op::{Call, Operands};
 use rayon::prelude::*;
 use sim::Schedule;
 
-/// What the simulated GPU makes of an instance, in poisoned memory.
+/// What the simulated GPU makes of an instance, in poisoned memory. Input scales are multiplied with on the device, as a queue does.
 fn simulate(instance: &Instance, request: &str, schedule: Schedule) -> Vec<Dense<'static>> {
     let backend: &'static dyn Backend = Box::leak(Box::new(Simulated(schedule)));
     let request: Request = request.parse().unwrap();
-    let plan = Plan::best(instance.problem.clone(), &[backend], &request, 1)
-        .unwrap_or_else(|error| panic!("{request:?}: {error}"));
+    let scaled = instance.weights.iter().any(|weights| weights.input_scale().is_some());
+    let problem = &instance.problem;
+    let activation = if scaled { Activation::F32 } else { problem.activation() };
+    let problem = Problem::new(problem.groups().to_vec(), problem.gate(), activation, problem.output()).unwrap();
+    let plan =
+        Plan::best(problem.clone(), &[backend], &request, 1).unwrap_or_else(|error| panic!("{request:?}: {error}"));
     let packed = backend.prepack(&instance.weights).unwrap();
     let mut results = poisoned(instance);
     let (team, targets) = (cpu::team(Some(1)).unwrap(), &mut Target::all(&mut results));
     let choice = (plan.backend(), *plan.config());
-    let call = Call::new(choice, &instance.problem, packed.as_ref(), &instance.activations, targets, &team);
-    if let Err(error) = call.and_then(Call::run) {
+    let ran = if scaled {
+        let largest = vec![0.0; instance.activations.len()];
+        let (weights, activations) = (packed.as_ref(), &instance.activations[..]);
+        let operands = Operands { weights, activations, largest: &largest, targets };
+        Simulated(schedule).launch_multiplying(&problem, plan.config(), operands).map(drop)
+    } else {
+        Call::new(choice, &problem, packed.as_ref(), &instance.activations, targets, &team).and_then(Call::run)
+    };
+    if let Err(error) = ran {
         panic!("{} of {} under {schedule}: {error}", plan.config(), instance.problem);
     }
     let shapes = instance.problem.groups().iter();
@@ -44,7 +55,7 @@ fn check(case: &Case, request: &str, schedule: Schedule) {
     let threads = cpu::team(Some(1)).unwrap();
     let instance = case.instance(7).unwrap();
     let expected = Expected::new(&instance, false, 7, &threads);
-    let arithmetic = Simulated(schedule).arithmetic(case.activation);
+    let arithmetic = Simulated(schedule).arithmetic(case.computed_problem().unwrap().activation());
     let report = expected.check(&simulate(&instance, request, schedule), arithmetic);
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(report.passed(), "{case} with {request} under {schedule}: {} wrong; {first}", report.failures);
@@ -164,7 +175,7 @@ fn every_edge_case_is_within_the_bound() {
         let instance = case.instance(seed as u64).unwrap();
         let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
         let schedule = Schedule::Random(seed as u64);
-        let arithmetic = Simulated(schedule).arithmetic(case.activation);
+        let arithmetic = Simulated(schedule).arithmetic(case.computed_problem().unwrap().activation());
         let report = expected.check(&simulate(&instance, "", schedule), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
         assert!(report.passed(), "{case} ({}): {} wrong; {first}", case.why, report.failures);

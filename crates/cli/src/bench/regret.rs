@@ -5,7 +5,7 @@
 //! flatters itself, it then meets the planned one in rounds of their own, and the median of those pairs' ratios is the regret: 1.00 where
 //! the planner chose the best.
 
-use hammerhead::{Backend, Config, Engine, Plan, Request, cpu};
+use hammerhead::{Backend, Config, Engine, Plan, Problem, Request, cpu};
 use serde::Serialize;
 use testkit::cases::Instance;
 
@@ -67,7 +67,7 @@ pub fn measure(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<RegretR
         let mut layers = Rotation::load(Kind::of(case), instance.weights.clone(), *copies, engine)?;
         for planner in &planners {
             bar.set_message(format!("timing candidates for {case}"));
-            record.cases.push(Field::new(args, &instance, planner, engine)?.play(
+            record.cases.push(Field::new(args, case.computed_problem()?, &instance, planner, engine)?.play(
                 args,
                 planner,
                 engine,
@@ -102,12 +102,18 @@ impl Runner {
 }
 
 impl Field {
-    fn new(args: &Args, instance: &Instance, planner: &[&'static dyn Backend], engine: &Engine) -> Result<Self> {
-        let plan = Plan::best(instance.problem.clone(), planner, &args.how.request(), engine.threads())?;
+    fn new(
+        args: &Args,
+        problem: Problem,
+        instance: &Instance,
+        planner: &[&'static dyn Backend],
+        engine: &Engine,
+    ) -> Result<Self> {
+        let plan = Plan::best(problem.clone(), planner, &args.how.request(), engine.threads())?;
         let limit = HOPELESS * plan.cost().seconds;
         let hopeful = plan.considered().iter().filter(|way| way.cost.seconds <= limit);
         let runner = |(backend, config): (&'static dyn Backend, Config)| -> Result<Runner> {
-            let fixed = Plan::modelled(instance.problem.clone(), &[backend], &Request::from(config), engine.threads())?;
+            let fixed = Plan::modelled(problem.clone(), &[backend], &Request::from(config), engine.threads())?;
             Ok(Runner { subject: Subject::new(instance, fixed), seconds: Vec::new() })
         };
         let runners = hopeful.map(|way| runner((way.backend, way.config))).collect::<Result<_>>()?;
