@@ -104,6 +104,14 @@ typedef struct HammerheadWeights {
   struct HammerheadMatrix b2;
 } HammerheadWeights;
 
+// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's pre_quant_scale.
+typedef struct HammerheadInputScale {
+  // k finite numbers, or NULL if the group's tokens are taken as they are.
+  const float *factors;
+  // The bytes at `factors`: 4·k; or 0.
+  size_t factors_bytes;
+} HammerheadInputScale;
+
 // The tokens of one group: [rows, k], row-major.
 typedef struct HammerheadTokens {
   // HAMMERHEAD_F16, HAMMERHEAD_BF16, HAMMERHEAD_F32 or HAMMERHEAD_NVFP4; the same for all groups of a call.
@@ -179,6 +187,20 @@ int32_t hammerhead_layer_load(const struct HammerheadEngine *engine,
                               uint32_t gate,
                               float clamp,
                               struct HammerheadLayer **layer);
+
+// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one a group. Every run of
+// the layer multiplies its tokens, which must not be NVFP4.
+//
+// # Safety
+//
+// As for hammerhead_layer_load, for `input_scales` too.
+int32_t hammerhead_layer_load_scaled(const struct HammerheadEngine *engine,
+                                     const struct HammerheadWeights *groups,
+                                     const struct HammerheadInputScale *input_scales,
+                                     size_t count,
+                                     uint32_t gate,
+                                     float clamp,
+                                     struct HammerheadLayer **layer);
 
 // Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
 //

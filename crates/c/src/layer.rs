@@ -7,8 +7,8 @@ use hammerhead::format::{self, Dense};
 use hammerhead::{Experts, Options};
 
 use crate::operands::{
-    self, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, Output, Tokens, Weights,
-    check_apart, gate_of, numbers, slice, slice_mut,
+    self, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, InputScale, Output, Tokens,
+    Weights, check_apart, gate_of, numbers, slice, slice_mut,
 };
 use crate::status::{Error, Result, guard};
 
@@ -121,18 +121,66 @@ pub unsafe extern "C" fn hammerhead_layer_load(
     layer: *mut *mut Layer,
 ) -> i32 {
     guard(|| {
-        let gate = gate_of(gate, clamp)?;
         // SAFETY: the caller's promise.
-        let (engine, groups) = unsafe { (at(engine, "engine")?, structures(groups, count, "groups")?) };
-        if groups.is_empty() {
-            return Err(hammerhead::Error::NoGroups.into());
-        }
+        let made = unsafe { loaded(engine, groups, None, count, (gate, clamp)) }?;
         // SAFETY: the caller's promise.
-        let weights = groups.iter().enumerate().map(|(group, weights)| unsafe { weights.borrow(group, gate) });
-        let made = engine.0.load(&weights.collect::<Result<Vec<_>>>()?, gate)?;
-        // SAFETY: the caller's promise.
-        unsafe { hand_out(Layer(made), layer, "layer") }
+        unsafe { hand_out(made, layer, "layer") }
     })
+}
+
+/// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one a group. Every run of
+/// the layer multiplies its tokens, which must not be NVFP4.
+///
+/// # Safety
+///
+/// As for hammerhead_layer_load, for `input_scales` too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_load_scaled(
+    engine: *const Engine,
+    groups: *const Weights,
+    input_scales: *const InputScale,
+    count: usize,
+    gate: u32,
+    clamp: f32,
+    layer: *mut *mut Layer,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let made = unsafe { loaded(engine, groups, Some(input_scales), count, (gate, clamp)) }?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(made, layer, "layer") }
+    })
+}
+
+/// A layer of so many groups, with input scales or without.
+///
+/// # Safety
+///
+/// All pointers lead to what the functions above say.
+unsafe fn loaded(
+    engine: *const Engine,
+    groups: *const Weights,
+    input_scales: Option<*const InputScale>,
+    count: usize,
+    (gate, clamp): (u32, f32),
+) -> Result<Layer> {
+    let gate = gate_of(gate, clamp)?;
+    // SAFETY: the caller's promise.
+    let (engine, groups) = unsafe { (at(engine, "engine")?, structures(groups, count, "groups")?) };
+    if groups.is_empty() {
+        return Err(hammerhead::Error::NoGroups.into());
+    }
+    // SAFETY: the caller's promise.
+    let weights = groups.iter().enumerate().map(|(group, weights)| unsafe { weights.borrow(group, gate) });
+    let mut weights = weights.collect::<Result<Vec<_>>>()?;
+    if let Some(scales) = input_scales {
+        // SAFETY: the caller's promise.
+        let scales = unsafe { structures(scales, count, "input_scales") }?.iter().enumerate();
+        // SAFETY: the caller's promise.
+        let scaled = scales.zip(weights).map(|((group, scale), weights)| unsafe { scale.added_to(group, weights) });
+        weights = scaled.collect::<Result<_>>()?;
+    }
+    Ok(Layer(engine.0.load(&weights, gate)?))
 }
 
 /// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.

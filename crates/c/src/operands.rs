@@ -64,6 +64,16 @@ pub struct Weights {
     pub b2: Matrix,
 }
 
+/// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's pre_quant_scale.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct InputScale {
+    /// k finite numbers, or NULL if the group's tokens are taken as they are.
+    pub factors: *const f32,
+    /// The bytes at `factors`: 4·k; or 0.
+    pub factors_bytes: usize,
+}
+
 /// The tokens of one group: [rows, k], row-major.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -207,6 +217,26 @@ impl Weights {
         // SAFETY: the caller's promise.
         let b2 = unsafe { self.b2.borrow(&format!("b2 of group {group}")) }?;
         Ok(hammerhead::Weights::gated(b1, b2)?)
+    }
+}
+
+impl InputScale {
+    /// A group's weights with this scale, borrowed from the caller, if it is one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`slice`].
+    pub(crate) unsafe fn added_to<'a>(
+        &self,
+        group: usize,
+        weights: hammerhead::Weights<'a>,
+    ) -> Result<hammerhead::Weights<'a>> {
+        if self.factors.is_null() && self.factors_bytes == 0 {
+            return Ok(weights);
+        }
+        // SAFETY: the caller's promise.
+        let factors = unsafe { slice(self.factors, self.factors_bytes, &format!("the input scale of group {group}")) }?;
+        Ok(weights.with_input_scale(factors)?)
     }
 }
 

@@ -142,6 +142,49 @@ fn groups_run_to_what_the_library_itself_computes() {
 }
 
 #[test]
+fn tokens_are_multiplied_with_the_input_scale_of_their_group() {
+    let (b1, engine) = (Owned::new(N, 1.0), engine());
+    let weights = [Weights { b1: b1.matrix(), b2: NOTHING }; 2];
+    let factors: Vec<f32> = (0..K).map(|k| 0.1 + k as f32 / 3.0).collect();
+    let scale = InputScale { factors: factors.as_ptr(), factors_bytes: 4 * K };
+    let none = InputScale { factors: null(), factors_bytes: 0 };
+    let load_scaled = |first: InputScale| {
+        let (scales, mut layer) = ([first, none], null_mut());
+        let gate = HAMMERHEAD_GATE_NONE;
+        // SAFETY: all sizes are those of the slices.
+        let status = unsafe {
+            let (groups, scales) = (weights.as_ptr(), scales.as_ptr());
+            hammerhead_layer_load_scaled(engine, groups, scales, 2, gate, 0.0, &mut layer)
+        };
+        if status == HAMMERHEAD_OK { Ok(layer) } else { Err(status) }
+    };
+    let run = |layer: *mut Layer, a: &[f32]| {
+        let (mut first, mut second) = (vec![0f32; M * N], vec![0f32; M * N]);
+        let (all, results) = ([tokens(a), tokens(a)], [output(&mut first), output(&mut second)]);
+        // SAFETY: all sizes are those of the slices.
+        let status = unsafe { hammerhead_run(engine, layer, all.as_ptr(), results.as_ptr(), 2) };
+        assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+        (first, second)
+    };
+    let (scaled, plain) = (load_scaled(scale).unwrap(), load(engine, &weights, HAMMERHEAD_GATE_NONE).unwrap());
+    let a = numbers(M * K);
+    let products: Vec<f32> = a.iter().enumerate().map(|(i, x)| x * factors[i % K]).collect();
+    let found = run(scaled, &a);
+    assert_eq!(found, (run(plain, &products).0, run(plain, &a).1));
+    assert_ne!(found.0, found.1);
+    assert_eq!(load_scaled(InputScale { factors_bytes: 4 * (K - 1), ..scale }), Err(HAMMERHEAD_INVALID));
+    assert!(last_error().contains("input scale"), "{}", last_error());
+    assert_eq!(load_scaled(InputScale { factors: null(), ..scale }), Err(HAMMERHEAD_INVALID));
+    assert!(last_error().contains("the input scale of group 0 is NULL"), "{}", last_error());
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_layer_destroy(scaled);
+        hammerhead_layer_destroy(plain);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
+#[test]
 fn every_kind_of_tokens_and_outputs_is_taken() {
     let (b1, engine) = (Owned::new(N, 1.0), engine());
     let layer = load(engine, &[Weights { b1: b1.matrix(), b2: NOTHING }], HAMMERHEAD_GATE_NONE).unwrap();
