@@ -146,7 +146,7 @@ impl Layer {
     #[pyo3(signature = (groups, gate, clamp, backend, threads, config))]
     fn pack(
         py: Python<'_>,
-        groups: Vec<(MatrixParts<'_>, Option<MatrixParts<'_>>)>,
+        groups: Vec<(MatrixParts<'_>, Option<MatrixParts<'_>>, Option<Vec<f32>>)>,
         gate: &str,
         clamp: Option<f32>,
         backend: Option<String>,
@@ -158,15 +158,19 @@ impl Layer {
             return Err(hammerhead::Error::NoGroups.into());
         }
         let mut borrowed = Vec::with_capacity(groups.len());
-        for (group, (b1, b2)) in groups.iter().enumerate() {
+        for (group, (b1, b2, _)) in groups.iter().enumerate() {
             let named =
                 |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of group {group}"), false);
             borrowed.push((named(b1, "b1")?, b2.as_ref().map(|b2| named(b2, "b2")).transpose()?));
         }
-        let weights = borrowed.iter().map(|(b1, b2)| {
-            Ok(match b2 {
+        let weights = borrowed.iter().zip(&groups).map(|((b1, b2), (_, _, input_scale))| {
+            let weights = match b2 {
                 Some(b2) => Weights::gated(b1.matrix()?, b2.matrix()?)?,
                 None => Weights::plain(b1.matrix()?),
+            };
+            Ok(match input_scale {
+                Some(scale) => weights.with_input_scale(&scale[..])?,
+                None => weights,
             })
         });
         let weights = weights.collect::<Result<Vec<Weights<'_>>>>()?;
@@ -232,6 +236,12 @@ impl Layer {
     #[getter]
     fn columns(&self) -> Vec<(usize, usize)> {
         self.layer.shapes().to_vec()
+    }
+
+    /// What each group's tokens are multiplied with first, if they are.
+    #[getter]
+    fn input_scales(&self) -> Vec<Option<Vec<f32>>> {
+        (0..self.layer.shapes().len()).map(|group| self.layer.input_scale(group).map(<[f32]>::to_vec)).collect()
     }
 
     /// The gate's name.

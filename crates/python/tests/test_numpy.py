@@ -48,6 +48,38 @@ def test_tokens_of_every_type_give_results_of_their_type(rng, matrices, dtype):
     reference.expect_close(c, x, b1, b2)
 
 
+@named
+def test_an_input_scale_multiplies_the_tokens_of_its_group(rng, matrices, dtype):
+    b1, b2 = matrices(2, 40, 64)
+    scale = np.exp2(rng.uniform(-3, 3, 64)).astype(np.float32)
+    x = rng.standard_normal((4, 64)).astype(dtype)
+    weights = DualWeights.from_arrays(b1, b2, input_scale=scale)
+    assert weights.input_scales == [scale.tolist()]
+    product = x.astype(np.float32) * scale
+    np.testing.assert_array_equal(weights(x, dtype=np.float32), DualWeights.from_arrays(b1, b2)(product))
+    both = DualWeights.from_arrays([b1, b1], [b2, b2], input_scale=[None, scale])
+    plain, scaled = both.grouped([x, x], dtype=np.float32)
+    reference.expect_close(plain, x, b1, b2)
+    reference.expect_close(scaled, product, b1, b2)
+
+
+def test_what_cannot_be_an_input_scale_or_be_multiplied_with_one_is_refused(matrices):
+    b1, b2 = matrices(2, 40, 64)
+    for scale, match in [
+        (np.ones(63), "63 numbers"),
+        (np.full(64, np.inf), "inf"),
+        (np.ones((1, 64)), "one dimension"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            DualWeights.from_arrays(b1, b2, input_scale=scale)
+    with pytest.raises(ValueError, match="one or None for each"):
+        DualWeights.from_arrays([b1, b1], [b2, b2], input_scale=[None])
+    with pytest.raises(ValueError, match="NVFP4"):
+        DualWeights.from_arrays(b1, b2, input_scale=np.ones(64))(b1)
+    with pytest.raises(ValueError, match="beyond f32"):
+        DualWeights.from_arrays(b1, b2, input_scale=np.full(64, 1e30))(np.full((1, 64), 1e30, np.float32))
+
+
 @pytest.mark.parametrize("gate", ["silu", "gelu-tanh", "gpt-oss", "none"])
 def test_every_gate_agrees_with_its_definition(rng, matrices, gate):
     b1, b2 = matrices(2, 40, 64)

@@ -38,7 +38,7 @@ class Checkpoint:
 class Layer:
     @staticmethod
     def pack(
-        groups: list[tuple[_Matrix, _Matrix | None]],
+        groups: list[tuple[_Matrix, _Matrix | None, list[float] | None]],
         gate: str,
         clamp: float | None,
         backend: str | None,
@@ -60,6 +60,8 @@ class Layer:
     def run(self, tokens: list[_Matrix | _Numbers], outputs: list[_Numbers], stream: int | None) -> None: ...
     @property
     def columns(self) -> list[tuple[int, int]]: ...
+    @property
+    def input_scales(self) -> list[list[float] | None]: ...
     @property
     def gate(self) -> str: ...
     @property

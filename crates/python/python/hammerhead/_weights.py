@@ -45,6 +45,7 @@ class DualWeights:
         b1: NvFp4[A] | Sequence[NvFp4[A]],
         b2: NvFp4[A] | Sequence[NvFp4[A]] | None = None,
         *,
+        input_scale: Any = None,
         gate: str = "silu",
         clamp: float | None = None,
         backend: str | None = None,
@@ -55,6 +56,8 @@ class DualWeights:
 
         The arrays are copied into the packed layout and not needed afterwards.
 
+        - ``input_scale``: ``k`` numbers that every call multiplies its tokens with first, column by column (AWQ's ``pre_quant_scale``); or
+          a sequence with such an array or None for each group. Tokens must not be :class:`NvFp4` then.
         - ``gate``: ``"silu"``, ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its limit, 7 if not given), or ``"none"`` for a plain
           product with ``b1`` alone.
         - ``backend``: a name from :func:`backends`; if not given, the GPU that the arrays lie on, else what the environment's
@@ -72,9 +75,20 @@ class DualWeights:
             raise ValueError(f"b2: there are {len(seconds)} matrices, and {len(firsts)} in b1; every group needs both")
         if backend is None and firsts and isinstance(firsts[0], NvFp4):
             backend = library_of(firsts[0].codes, "b1").backend(firsts[0].codes)
+        scales: list[Any]
+        if input_scale is None:
+            scales = [None] * len(firsts)
+        else:
+            scales = [input_scale] if isinstance(b1, NvFp4) else list(input_scale)
+        if len(firsts) != len(scales):
+            raise ValueError(f"input_scale: there are {len(scales)}, and {len(firsts)} groups; give one or None for each")
         groups = [
-            (_matrix(first, f"b1 of group {group}"), None if second is None else _matrix(second, f"b2 of group {group}"))
-            for group, (first, second) in enumerate(zip(firsts, seconds))
+            (
+                _matrix(first, f"b1 of group {group}"),
+                None if second is None else _matrix(second, f"b2 of group {group}"),
+                None if scale is None else _vector(scale, f"input_scale of group {group}"),
+            )
+            for group, (first, second, scale) in enumerate(zip(firsts, seconds, scales))
         ]
         return cls._of(_native.Layer.pack(groups, gate, clamp, backend, threads, config))
 
@@ -99,7 +113,8 @@ class DualWeights:
           layer's one pair if it has no experts. Each becomes a group.
         - ``gate``: if not given, as the model declares.
 
-        The rest is as for :meth:`from_arrays`. What this operation does not compute, such as biases, is refused.
+        A model's ``pre_quant_scale`` (AWQ) is applied by every call. The rest is as for :meth:`from_arrays`. What this operation does not
+        compute, such as biases, is refused.
         """
         if not isinstance(model, Checkpoint):
             model = Checkpoint(model)
@@ -183,6 +198,11 @@ class DualWeights:
     def shapes(self) -> list[tuple[int, int]]:
         """``(n, k)`` of every group."""
         return self._layer.columns
+
+    @property
+    def input_scales(self) -> list[list[float] | None]:
+        """What every call multiplies the tokens of each group with first, column by column, or None."""
+        return self._layer.input_scales
 
     @property
     def gate(self) -> str:
@@ -269,6 +289,13 @@ def _number(value: Any, what: str) -> int:
     if number < 0:
         raise ValueError(f"{what}: {number} is negative; they are counted from 0")
     return number
+
+
+def _vector(numbers: Any, what: str) -> list[float]:
+    values = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
+    if not isinstance(values, list) or any(isinstance(value, list) for value in values):
+        raise ValueError(f"{what}: an array of k numbers in one dimension is expected")
+    return [float(value) for value in values]
 
 
 def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float]:
