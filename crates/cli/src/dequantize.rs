@@ -21,7 +21,8 @@ use crate::{Error, Result, console, files, table};
     `…experts.gate_up_proj` gives `…experts.0.gate_proj.weight`, `…experts.0.up_proj.weight` and so on, and GGUF's \
     `blk.0.ffn_gate_exps` gives `model.layers.0.mlp.experts.0.gate_proj.weight`. What is not quantised is left out.\n\n\
     MODEL is a folder, an index of shards (*.safetensors.index.json), or one .safetensors or .gguf file. Values are \
-    (code · block scale) · global scale, rounded once. Memory use does not grow with the model; the output takes 7 \
+    (code · block scale) · global scale, rounded once. Where a model multiplies tokens with a vector before they meet a \
+    weight (pre_quant_scale, from AWQ), that vector is not folded into the weight, and a note says so. Memory use does not grow with the model; the output takes 7 \
     times the bytes of the quantised weights.\n\n\
     Examples:\n  \
     hammerhead dequantize Qwen3-30B-A3B-NVFP4 layer0.safetensors --tensor 'model.layers.0.mlp.*'\n  \
@@ -55,6 +56,8 @@ struct Report {
 struct Written {
     name: String,
     shape: [usize; 2],
+    /// Whether the model multiplies tokens with a vector before they meet this weight.
+    has_pre_scale: bool,
 }
 
 /// Writes the weights that match, one after another.
@@ -64,6 +67,11 @@ pub fn dequantize(args: &Args) -> Result<()> {
         files::check_output(input, &args.output)?;
     }
     let chosen = choose(&model, &args.tensor)?;
+    let mut weights = Vec::new();
+    for weight in &chosen {
+        let has_pre_scale = model.pre_scale(weight)?.is_some();
+        weights.push(Written { name: weight.name.clone(), shape: weight.shape, has_pre_scale });
+    }
     let described = chosen.iter().map(|weight| (weight.name.as_str(), Dtype::F32, &weight.shape[..]));
     let mut writer = Writer::new(&args.output, described, None)?;
     let bar = console::progress(chosen.len());
@@ -75,7 +83,6 @@ pub fn dequantize(args: &Args) -> Result<()> {
     bar.finish_and_clear();
     writer.finish()?;
     let bytes = chosen.iter().map(|weight| weight.shape[0] * weight.shape[1] * size_of::<f32>()).sum();
-    let weights: Vec<_> = chosen.into_iter().map(|Weight { name, shape, .. }| Written { name, shape }).collect();
     let report = Report { weights, bytes, output: args.output.display().to_string() };
     if args.json {
         return console::print_json(&report);
@@ -86,6 +93,12 @@ pub fn dequantize(args: &Args) -> Result<()> {
         table::bytes(bytes as f64),
         args.output.display()
     ));
+    let scaled = report.weights.iter().filter(|weight| weight.has_pre_scale).count();
+    if scaled > 0 {
+        console::remark(&format!(
+            "note: {scaled} of them are as stored: the model multiplies tokens with its pre_quant_scale before they meet these"
+        ));
+    }
     Ok(())
 }
 

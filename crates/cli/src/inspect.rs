@@ -15,7 +15,8 @@ use crate::{Result, console};
 #[derive(Debug, ClapArgs)]
 #[command(
     long_about = "Say what a checkpoint holds and how it would be read: whose layout, which layers and experts, their \
-    sizes, how gate and up stand, their global scales, and which files they are in. Weights themselves are not read.\n\n\
+    sizes, how gate and up stand, their global scales, whether tokens are multiplied with a vector first (pre_quant_scale, \
+    from AWQ), and which files they are in. Weights themselves are not read.\n\n\
     MODEL is a folder, an index of shards (*.safetensors.index.json), or one .safetensors or .gguf file. What could be \
     read in two ways is refused, with the option that settles it.\n\n\
     Examples:\n  \
@@ -83,6 +84,7 @@ struct LayerReport {
     k: usize,
     gate_up: Vec<String>,
     has_bias: bool,
+    /// Whether tokens must be multiplied with the model's `pre_quant_scale` first.
     has_pre_scale: bool,
     /// The smallest and the largest global scale, each a number that multiplies.
     gate_globals: Option<[f64; 2]>,
@@ -215,7 +217,7 @@ fn text(report: &Report) -> String {
     for layer in &report.layers {
         let shared = if layer.shared > 0 { format!("+{}", layer.shared) } else { String::new() };
         let bias = if layer.has_bias { ", biases" } else { "" };
-        let pre_scale = if layer.has_pre_scale { ", pre-scaled tokens" } else { "" };
+        let pre_scale = if layer.has_pre_scale { ", tokens × pre_quant_scale" } else { "" };
         table.row([
             layer.name.clone(),
             layer.stored.join("; "),

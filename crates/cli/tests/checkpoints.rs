@@ -12,10 +12,11 @@ use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 /// Every model, and the name of what its package decodes it to.
-const MODELS: [(&str, &str); 9] = [
+const MODELS: [(&str, &str); 10] = [
     ("modelopt_dense", "modelopt_dense"),
     ("modelopt_qwen3_moe", "modelopt_qwen3_moe"),
     ("modelopt_llama4", "modelopt_llama4"),
+    ("modelopt_awq", "modelopt_awq"),
     ("compressed_tensors_dense", "compressed_tensors_dense"),
     ("compressed_tensors_mixtral", "compressed_tensors_mixtral"),
     ("compressed_tensors_mxfp4", "compressed_tensors_mxfp4"),
@@ -86,6 +87,22 @@ fn patterns_choose_what_is_dequantised() {
     assert_eq!(File::open(&out).unwrap().names().count(), 3);
     let none = hammerhead(["dequantize", path(&model), path(&out), "--tensor", "*.q_proj.weight"]);
     assert_refused(&none, &["no quantised weight", "q_proj", "in all"]);
+}
+
+#[test]
+fn the_vector_of_awq_is_mentioned_wherever_it_matters() {
+    let (folder, model) = (tempdir().unwrap(), data("modelopt_awq"));
+    let out = folder.path().join("out.safetensors");
+    assert!(succeed(["inspect", path(&model)]).contains("apart, tokens × pre_quant_scale"));
+    let written = hammerhead(["dequantize", path(&model), path(&out)]);
+    assert!(stderr(&written).contains("note: 4 of them are as stored"), "{}", stderr(&written));
+    let report = succeed(["dequantize", path(&model), path(&out), "--json", "--tensor", "*experts.0.*"]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let weights = report["weights"].as_array().unwrap();
+    let told: Vec<bool> = weights.iter().map(|weight| weight["has_pre_scale"].as_bool().unwrap()).collect();
+    assert_eq!(told, [false, true, true], "of down, gate and up");
+    let run = hammerhead(["run", "--checkpoint", path(&model), "--layer", "0"]);
+    assert!(stderr(&run).contains("pre_quant_scale first, which is left to you"), "{}", stderr(&run));
 }
 
 #[test]

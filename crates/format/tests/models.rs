@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use hammerhead_format::checkpoint::{
     Arrangement, Checkpoint, Content, Format, GateFunction, GateUpOrder, Precision, Role,
 };
-use hammerhead_format::tensors::File;
+use hammerhead_format::tensors::{File, Tensor};
 use hammerhead_format::{Error, GlobalScale};
 
 fn data(name: &str) -> PathBuf {
@@ -79,6 +79,23 @@ fn experts_are_found_in_shards() {
     assert_eq!(layer.experts[3].name, "model.layers.0.mlp.experts.3");
     assert_eq!(layer.experts[3].up.codes(), model.expert(0, 3).unwrap().up.codes());
     assert_eq!(model.layers()[1].pairs[0].role, Role::Dense);
+}
+
+#[test]
+fn experts_of_awq_bring_the_vector_that_tokens_are_multiplied_with() {
+    let model = open("modelopt_awq");
+    assert_decodes_as_expected(&model, &data("modelopt_awq.expected.safetensors"));
+    let stored = File::open(data("modelopt_awq/model.safetensors")).unwrap();
+    let vector = stored.tensor("model.layers.0.mlp.experts.1.up_proj.pre_quant_scale").unwrap();
+    let mut expected = vec![0.0; 32];
+    let shape = vec![1, 32];
+    Tensor { shape, ..vector }.into_dense(1.0).unwrap().row(0, &mut expected);
+    let layer = model.layer(0).unwrap();
+    assert_eq!(layer.experts[1].pre_scale.as_deref(), Some(&expected[..]));
+    assert_eq!(expected[..2], [1.125, 1.203125]);
+    assert!(model.layers()[0].pairs.iter().all(|pair| pair.has_pre_scale));
+    // That of the dense layer went into its norm.
+    assert_eq!(model.expert(1, 0).unwrap().pre_scale, None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! From a layer of a model on disk to weights ready to run.
 //!
 //! `format::checkpoint` finds gated pairs and reads them; here they become a [`Layer`](crate::Layer) with the gate that the model declares. What
-//! this operation does not compute (another gate, biases) is refused rather than left out.
+//! this operation does not compute (another gate, biases, tokens that are multiplied first) is refused rather than left out.
 
 use format::checkpoint::{Checkpoint, GateFunction};
 
@@ -59,6 +59,9 @@ impl Engine {
         if let Some(pair) = biased.next() {
             return Err(Error::Bias { name: pair.name.clone() });
         }
+        if let Some(pair) = pairs.iter().find(|pair| pair.pre_scale.is_some()) {
+            return Err(Error::PreScale { name: pair.name.clone() });
+        }
         let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
         let weights = pairs.into_iter().map(|pair| Weights::gated(pair.gate, pair.up));
         self.load(&weights.collect::<Result<Vec<_>>>()?, gate)
@@ -108,6 +111,18 @@ mod tests {
         assert!(load(0, Experts::Only(&[7])).contains("no expert 7"));
         assert!(load(0, Experts::Only(&[])).contains("no groups"));
         assert!(load(0, Experts::Shared).contains("no groups"));
+    }
+
+    #[test]
+    fn tokens_that_must_be_multiplied_first_are_not_forgotten() {
+        let (model, engine) = (model("modelopt_awq"), engine());
+        for experts in [Experts::All, Experts::Only(&[1])] {
+            let refused = engine.load_checkpoint(&model, 0, experts, None);
+            assert!(
+                matches!(refused, Err(Error::PreScale { name }) if name.starts_with("model.layers.0.mlp.experts."))
+            );
+        }
+        assert!(engine.load_checkpoint(&model, 1, Experts::All, None).is_ok());
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod layouts;
 mod mxfp4;
 mod names;
 mod parts;
+mod pre_scale;
 mod store;
 mod torchao;
 
@@ -87,6 +88,9 @@ pub struct Expert<'a> {
     pub gate: Matrix<'a>,
     /// The up matrix, `[N, K]`, with a global scale of its own.
     pub up: Matrix<'a>,
+    /// K numbers that tokens must be multiplied with, column by column, before they meet either matrix, if the model has
+    /// them (ModelOpt's `pre_quant_scale`, from AWQ).
+    pub pre_scale: Option<Vec<f32>>,
 }
 
 /// What a layer computes with, read.
@@ -100,8 +104,6 @@ pub struct Mlp<'a> {
     pub shared: Vec<Expert<'a>>,
     /// Whether the model adds biases to the sums, which are not read.
     pub has_bias: bool,
-    /// Whether the model multiplies tokens with a vector first (ModelOpt's `pre_quant_scale`, from AWQ), which is not read.
-    pub has_pre_scale: bool,
 }
 
 impl Checkpoint {
@@ -223,7 +225,6 @@ impl Checkpoint {
             experts: experts.into_iter().map(read).collect::<Result<_>>()?,
             shared: layer.shared().into_iter().map(read).collect::<Result<_>>()?,
             has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
-            has_pre_scale: layer.pairs.iter().any(|pair| pair.has_pre_scale),
         })
     }
 
@@ -249,10 +250,10 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If it is not quantised, or if a matrix holds what [`Matrix::new`] refuses.
+    /// If it is not quantised, if a matrix holds what [`Matrix::new`] refuses, or if gate and up want different tokens.
     pub fn pair(&self, pair: &Pair) -> Result<Expert<'_>> {
         let (gate, up) = (self.matrix(&pair.gate)?, self.matrix(&pair.up)?);
-        Ok(Expert { name: pair.name.clone(), gate, up })
+        Ok(Expert { name: pair.name.clone(), gate, up, pre_scale: self.pre_scale_of_pair(pair)? })
     }
 
     /// Reads one matrix.

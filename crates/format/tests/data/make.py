@@ -150,6 +150,36 @@ def modelopt_llama4():
     expected(path.name, decoded)
 
 
+def modelopt_awq():
+    """Experts whose tokens are multiplied with a vector first; that of the dense layer went into its norm."""
+    from modelopt.torch.quantization import tensor_quant
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    # AWQ tries weights in fake quantisation, for which ModelOpt has kernels alone; this is the same in torch.
+    def on_cpu(values, block, amax, *_):
+        flat = values.reshape(-1, values.shape[-1])
+        codes, scale, scale_2 = NVFP4QTensor.quantize(flat, block, None, amax.amax().float() / (6 * 448))
+        decoded = codes.dequantize(dtype=values.dtype, scale=scale, double_scale=scale_2, block_sizes={-1: block})
+        return decoded.reshape(values.shape)
+
+    tensor_quant.dynamic_block_quantize_op = on_cpu
+    seed()
+    path = folder("modelopt_awq")
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2, num_experts_per_tok=1,
+        max_position_embeddings=64, mlp_only_layers=[1], architectures=["Qwen3MoeForCausalLM"],
+    )
+    modelopt_export(Qwen3MoeForCausalLM(config).bfloat16(), path, "NVFP4_AWQ_LITE_CFG", "5GB")
+    keep_mlps(path)
+    tensors = stored(path)
+    expected(path.name, {
+        key: modelopt_decode(codes, tensors[key + "_scale"], tensors[key + "_scale_2"])
+        for key, codes in tensors.items() if key + "_scale_2" in tensors
+    })
+
+
 # compressed-tensors
 
 
@@ -367,7 +397,8 @@ def torchao():
 
 
 MODELS = [
-    modelopt_qwen3_moe, modelopt_llama4, compressed_tensors_mixtral, compressed_tensors_mxfp4, gpt_oss, gguf_moe, torchao,
+    modelopt_qwen3_moe, modelopt_llama4, modelopt_awq, compressed_tensors_mixtral, compressed_tensors_mxfp4, gpt_oss,
+    gguf_moe, torchao,
 ]
 
 if __name__ == "__main__":
