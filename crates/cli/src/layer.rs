@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use format::checkpoint::{Checkpoint, Layer, Pair, Role};
 use format::tensors::File;
-use hammerhead::{Activation, Activations, Gate, Output, Shape, Weights};
+use hammerhead::{Activation, Activations, Gate, Output, Shape, Weights, weights_of};
 use testkit::cases::{Case, Inputs, Suite};
 
 use crate::model::{self, Reading};
@@ -92,8 +92,7 @@ impl Opened {
         let gate = model::gate(&self.model, gate)?;
         let mut weights = Vec::new();
         for pair in self.pairs()? {
-            let expert = self.model.pair(pair)?;
-            weights.push(Weights::gated(expert.gate, expert.up)?);
+            weights.push(weights_of(self.model.pair(pair)?)?);
         }
         let activations = match &self.tokens {
             Some(file) => tokens(file, &weights)?,
@@ -112,9 +111,6 @@ impl Opened {
         let pairs = self.pairs()?;
         if pairs.iter().any(|pair| pair.has_bias) {
             console::remark("note: the model adds biases to these sums, which are not part of this operation");
-        }
-        if pairs.iter().any(|pair| pair.has_pre_scale) {
-            console::remark("note: the model multiplies tokens with its pre_quant_scale first, which is left to you");
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! From a layer of a model on disk to weights ready to run.
 //!
 //! `format::checkpoint` finds gated pairs and reads them; here they become a [`Layer`](crate::Layer) with the gate that the model declares. What
-//! this operation does not compute (another gate, biases, tokens that are multiplied first) is refused rather than left out.
+//! this operation does not compute (another gate, biases) is refused rather than left out.
 
-use format::checkpoint::{Checkpoint, GateFunction};
+use format::checkpoint::{Checkpoint, Expert, GateFunction};
 
 use op::{Error, Gate, Result, Weights};
 
@@ -59,12 +59,17 @@ impl Engine {
         if let Some(pair) = biased.next() {
             return Err(Error::Bias { name: pair.name.clone() });
         }
-        if let Some(pair) = pairs.iter().find(|pair| pair.pre_scale.is_some()) {
-            return Err(Error::PreScale { name: pair.name.clone() });
-        }
         let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
-        let weights = pairs.into_iter().map(|pair| Weights::gated(pair.gate, pair.up));
-        self.load(&weights.collect::<Result<Vec<_>>>()?, gate)
+        self.load(&pairs.into_iter().map(weights_of).collect::<Result<Vec<_>>>()?, gate)
+    }
+}
+
+/// A pair's weights, with the input scale that the model has for them.
+pub fn weights_of(pair: Expert<'_>) -> Result<Weights<'_>> {
+    let weights = Weights::gated(pair.gate, pair.up)?;
+    match pair.pre_scale {
+        Some(scale) => weights.with_input_scale(scale),
+        None => Ok(weights),
     }
 }
 
@@ -73,6 +78,7 @@ mod tests {
     use std::path::PathBuf;
 
     use format::Dense;
+    use format::tensors::{self, File, Tensor};
 
     use super::*;
     use crate::{Options, Output};
@@ -104,6 +110,33 @@ mod tests {
     }
 
     #[test]
+    fn tokens_are_multiplied_with_the_models_pre_quant_scale() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let (plain, engine) = (model("modelopt_dense"), engine());
+        let file = File::open(plain.files().next().unwrap()).unwrap();
+        let mut tensors: Vec<Tensor<'_>> = file.names().map(|name| file.tensor(name).unwrap()).collect();
+        let pair = plain.expert(0, 0).unwrap();
+        let (name, k) = (&pair.name, pair.gate.k());
+        let scale: Vec<f32> = (0..k).map(|i| 0.25 + (i % 13) as f32 / 3.0).collect();
+        for part in ["gate_proj", "up_proj"] {
+            tensors.push(Tensor::from_f32(format!("{name}.{part}.pre_quant_scale"), [k], scale.clone()));
+        }
+        tensors::write(&path, &tensors, None).unwrap();
+        let scaled = engine.load_checkpoint(&Checkpoint::open(&path).unwrap(), 0, Experts::All, None).unwrap();
+        assert_eq!(scaled.input_scale(0), Some(&scale[..]));
+        let plain = engine.load_checkpoint(&plain, 0, Experts::All, None).unwrap();
+        let numbers: Vec<f32> = (0..2 * k).map(|i| (i as f32).sin()).collect();
+        let products: Vec<f32> = numbers.iter().enumerate().map(|(i, x)| x * scale[i % k]).collect();
+        let run = |layer, numbers: Vec<f32>| {
+            let results = engine.run(layer, &[Dense::new(2, k, numbers, 1.0).unwrap().into()], Output::F32).unwrap();
+            format!("{results:?}")
+        };
+        assert_eq!(run(&scaled, numbers.clone()), run(&plain, products));
+        assert_ne!(run(&scaled, numbers.clone()), run(&plain, numbers));
+    }
+
+    #[test]
     fn what_is_not_there_is_refused() {
         let (model, engine) = (model("modelopt_dense"), engine());
         let load = |layer, experts| engine.load_checkpoint(&model, layer, experts, None).unwrap_err().to_string();
@@ -116,13 +149,14 @@ mod tests {
     #[test]
     fn tokens_that_must_be_multiplied_first_are_not_forgotten() {
         let (model, engine) = (model("modelopt_awq"), engine());
-        for experts in [Experts::All, Experts::Only(&[1])] {
-            let refused = engine.load_checkpoint(&model, 0, experts, None);
-            assert!(
-                matches!(refused, Err(Error::PreScale { name }) if name.starts_with("model.layers.0.mlp.experts."))
-            );
+        for (experts, numbers) in [(Experts::All, &[0, 1][..]), (Experts::Only(&[1]), &[1])] {
+            let layer = engine.load_checkpoint(&model, 0, experts, None).unwrap();
+            for (group, &expert) in numbers.iter().enumerate() {
+                let scale = model.expert(0, expert).unwrap().pre_scale;
+                assert!(scale.is_some() && layer.input_scale(group) == scale.as_deref(), "expert {expert}");
+            }
         }
-        assert!(engine.load_checkpoint(&model, 1, Experts::All, None).is_ok());
+        assert_eq!(engine.load_checkpoint(&model, 1, Experts::All, None).unwrap().input_scale(0), None);
     }
 
     #[test]

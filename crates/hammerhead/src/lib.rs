@@ -17,7 +17,7 @@ mod scaling;
 pub mod speeds;
 pub mod tuning;
 
-pub use checkpoint::{Experts, declared_gate};
+pub use checkpoint::{Experts, declared_gate, weights_of};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
 pub use plan::{Considered, Plan, Source};
 

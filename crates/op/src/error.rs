@@ -68,15 +68,6 @@ pub enum Error {
         name: String,
     },
 
-    /// A model that multiplies its tokens first.
-    #[error(
-        "{name} multiplies tokens with a vector first (its pre_quant_scale, from AWQ), which is not done here; read its matrices with Checkpoint::expert and multiply the tokens yourself"
-    )]
-    PreScale {
-        /// The gated pair.
-        name: String,
-    },
-
     /// Two operands of one group do not fit together.
     #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
     Mismatch {
