@@ -1,12 +1,6 @@
 //! How to compute a problem, and nothing that changes the result beyond rounding.
-//!
-//! A [`Config`] is complete. A [`Request`] is what a person writes (`strategy=interleaved,tile=128x64`): any subset,
-//! the rest is planned.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::{Error, Result};
 
 /// The order in which the two products of a dual GEMM are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,14 +31,6 @@ impl fmt::Display for Strategy {
     }
 }
 
-impl FromStr for Strategy {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        named("strategy", &Strategy::ALL, name)
-    }
-}
-
 /// The part of C that one worker computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tile {
@@ -57,21 +43,6 @@ pub struct Tile {
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}", self.tokens, self.columns)
-    }
-}
-
-impl FromStr for Tile {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let sides = text.split_once('x').and_then(|(t, c)| Some((t.parse().ok()?, c.parse().ok()?)));
-        match sides {
-            Some((tokens, columns)) if tokens > 0 && columns > 0 => Ok(Tile { tokens, columns }),
-            _ => Err(Error::ConfigSyntax {
-                entry: format!("tile={text}"),
-                reason: "a tile is written TOKENSxCOLUMNS, for example tile=128x64".to_owned(),
-            }),
-        }
     }
 }
 
@@ -101,14 +72,6 @@ impl fmt::Display for Epilogue {
     }
 }
 
-impl FromStr for Epilogue {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        named("epilogue", &Epilogue::ALL, name)
-    }
-}
-
 /// Who computes which tile, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Schedule {
@@ -135,23 +98,6 @@ impl fmt::Display for Schedule {
     }
 }
 
-impl FromStr for Schedule {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        named("schedule", &Schedule::ALL, name)
-    }
-}
-
-/// The one of these with that name.
-fn named<T: Copy + fmt::Display>(what: &'static str, all: &[T], name: &str) -> Result<T> {
-    all.iter().copied().find(|each| each.to_string() == name).ok_or_else(|| Error::UnknownName {
-        what,
-        name: name.to_owned(),
-        known: all.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
-    })
-}
-
 /// How to compute: complete, and legal for a problem once a backend's `check` has said so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Config {
@@ -175,135 +121,5 @@ impl fmt::Display for Config {
         f.pad(&format!(
             "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}"
         ))
-    }
-}
-
-/// What a person asks of a configuration; what is absent is planned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Request {
-    /// The order of the two products.
-    pub strategy: Option<Strategy>,
-    /// The part of C computed at a time.
-    pub tile: Option<Tile>,
-    /// How much of K is dequantised at a time.
-    pub depth: Option<usize>,
-    /// How many dequantised panels are held.
-    pub stages: Option<usize>,
-    /// How finished values get to C.
-    pub epilogue: Option<Epilogue>,
-    /// Who computes which tile.
-    pub schedule: Option<Schedule>,
-}
-
-impl Request {
-    /// The configuration with every wish of this request in place of its own value.
-    pub fn applied_to(&self, config: Config) -> Config {
-        Config {
-            strategy: self.strategy.unwrap_or(config.strategy),
-            tile: self.tile.unwrap_or(config.tile),
-            depth: self.depth.unwrap_or(config.depth),
-            stages: self.stages.unwrap_or(config.stages),
-            epilogue: self.epilogue.unwrap_or(config.epilogue),
-            schedule: self.schedule.unwrap_or(config.schedule),
-        }
-    }
-}
-
-impl Request {
-    /// The configuration that this asks for, where it leaves nothing to be planned.
-    pub fn complete(&self) -> Option<Config> {
-        Some(Config {
-            strategy: self.strategy?,
-            tile: self.tile?,
-            depth: self.depth?,
-            stages: self.stages?,
-            epilogue: self.epilogue?,
-            schedule: self.schedule?,
-        })
-    }
-}
-
-impl From<Config> for Request {
-    fn from(config: Config) -> Self {
-        Request {
-            strategy: Some(config.strategy),
-            tile: Some(config.tile),
-            depth: Some(config.depth),
-            stages: Some(config.stages),
-            epilogue: Some(config.epilogue),
-            schedule: Some(config.schedule),
-        }
-    }
-}
-
-impl FromStr for Request {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut request = Request::default();
-        for entry in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
-            let refuse = |reason: &str| Error::ConfigSyntax { entry: entry.to_owned(), reason: reason.to_owned() };
-            let (key, value) = entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
-            let number = || match value.parse::<usize>() {
-                Ok(number) if number > 0 => Ok(number),
-                _ => Err(refuse("the value must be a positive whole number")),
-            };
-            match key {
-                "strategy" => request.strategy = Some(value.parse()?),
-                "tile" => request.tile = Some(value.parse()?),
-                "depth" => request.depth = Some(number()?),
-                "stages" => request.stages = Some(number()?),
-                "epilogue" => request.epilogue = Some(value.parse()?),
-                "schedule" => request.schedule = Some(value.parse()?),
-                _ => return Err(refuse("known keys are strategy, tile, depth, stages, epilogue and schedule")),
-            }
-        }
-        Ok(request)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_config_reads_back_as_itself() {
-        let config = Config {
-            strategy: Strategy::PingPong,
-            tile: Tile { tokens: 128, columns: 64 },
-            depth: 256,
-            stages: 2,
-            epilogue: Epilogue::Staged,
-            schedule: Schedule::SplitK,
-        };
-        let request = config.to_string().parse::<Request>().unwrap();
-        assert_eq!((request, request.complete()), (Request::from(config), Some(config)));
-        assert_eq!(Request { depth: None, ..request }.complete(), None);
-    }
-
-    #[test]
-    fn any_subset_may_be_asked_for() {
-        let request: Request = "tile=16x32, strategy=two-pass".parse().unwrap();
-        assert_eq!(request.tile, Some(Tile { tokens: 16, columns: 32 }));
-        assert_eq!((request.depth, request.stages), (None, None));
-        assert_eq!("".parse::<Request>().unwrap(), Request::default());
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_named() {
-        for (text, part) in [
-            ("tile=128", "tile=128"),
-            ("tile=0x16", "tile=0x16"),
-            ("stages=0", "stages=0"),
-            ("stages=-1", "stages=-1"),
-            ("colour=red", "colour=red"),
-            ("strategy=fast", "fast"),
-            ("epilogue=tma", "direct, staged"),
-            ("schedule=stream-k", "tile, persistent, split-k"),
-            ("interleaved", "interleaved"),
-        ] {
-            let error = text.parse::<Request>().unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
     }
 }
