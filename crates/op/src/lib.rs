@@ -9,6 +9,7 @@
 pub mod arithmetic;
 pub mod backend;
 pub mod bound;
+pub mod cache;
 mod call;
 mod config;
 mod error;

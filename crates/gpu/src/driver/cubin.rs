@@ -1,7 +1,7 @@
 //! Compiled kernels, kept on disk.
 //!
 //! The driver's compiler takes from twenty milliseconds to some tenths of a second for a kernel, and a process needs several. So
-//! the machine code that its linker hands out is kept in the user's cache folder, under a name made of all that it depends on:
+//! the machine code that its linker hands out is kept on disk ([`op::cache`] says where), under a name made of all that it depends on:
 //! the version of this crate, the PTX, the driver's version and the GPU's architecture. A file begins with a digest of its
 //! contents and is written beside its place and renamed, so that nobody ever reads half of one.
 //!
@@ -14,7 +14,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use ptx::instr::Control;
@@ -22,10 +22,9 @@ use ptx::{Kernel, Op};
 
 use super::symbols::Handle;
 use super::{Context, words};
-use op::{Error, Result};
+use op::{Error, Result, cache};
 
-/// The environment variable that names the folder of compiled kernels; `off` for none. Without it they are under
-/// `$XDG_CACHE_HOME/hammerhead`, or `~/.cache/hammerhead`.
+/// The environment variable that names the folder of compiled kernels; `off` for none. [`op::cache`] has the rule.
 pub const CUBIN_VARIABLE: &str = "HAMMERHEAD_CUBINS";
 
 /// What a file begins with, before the digest of the rest.
@@ -54,7 +53,7 @@ pub enum Origin {
 /// Loads a kernel, from disk if it is there.
 pub(super) fn load(context: &Context, kernel: &Kernel) -> Result<(Handle, Origin)> {
     let text = kernel.to_ptx();
-    let place = folder().filter(|_| is_linkable(kernel)).map(|folder| {
+    let place = cache::folder(CUBIN_VARIABLE).filter(|_| is_linkable(kernel)).map(|folder| {
         let digest = digest(&[env!("CARGO_PKG_VERSION").as_bytes(), text.as_bytes()]);
         let (arch, driver) = (kernel.target.name(), context.info().driver);
         folder.join(format!("{}-{arch}-{driver}-{digest:032x}.cubin", kernel.name))
@@ -79,19 +78,6 @@ pub(super) fn load(context: &Context, kernel: &Kernel) -> Result<(Handle, Origin
 /// Whether the linker makes the same of a kernel as the compiler alone.
 fn is_linkable(kernel: &Kernel) -> bool {
     !kernel.body.iter().any(|instr| matches!(instr.op, Op::Control(Control::SetMaxRegisters { .. })))
-}
-
-/// Where compiled kernels are kept, if anywhere.
-fn folder() -> Option<PathBuf> {
-    let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    choose_folder(named(CUBIN_VARIABLE), named("XDG_CACHE_HOME"), named("HOME").or_else(|| named("LOCALAPPDATA")))
-}
-
-fn choose_folder(asked: Option<PathBuf>, cache: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
-    match asked {
-        Some(asked) => (asked.as_os_str() != "off").then_some(asked),
-        None => cache.or_else(|| Some(home?.join(".cache"))).map(|cache| cache.join("hammerhead")),
-    }
 }
 
 /// 128 bits of Fowler, Noll and Vo over all parts and their lengths.
@@ -179,6 +165,8 @@ fn compile(context: &Context, kernel: &Kernel, source: &CStr) -> Result<Handle> 
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {
@@ -224,16 +212,6 @@ mod tests {
         fs::write(directory.join("file"), b"in the way").unwrap();
         assert!(write(&directory.join("file").join("kernel.cubin"), b"machine code").is_err());
         fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
-    fn the_folder_is_the_one_asked_for_else_in_the_users_cache() {
-        let path = |text: &str| Some(PathBuf::from(text));
-        assert_eq!(choose_folder(path("/a"), path("/c"), path("/h")), path("/a"));
-        assert_eq!(choose_folder(path("off"), path("/c"), path("/h")), None);
-        assert_eq!(choose_folder(None, path("/c"), path("/h")), path("/c/hammerhead"));
-        assert_eq!(choose_folder(None, None, path("/h")), path("/h/.cache/hammerhead"));
-        assert_eq!(choose_folder(None, None, None), None);
     }
 
     #[test]
