@@ -12,9 +12,9 @@ use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
 use hammerhead::{Layer, Output};
 use pyo3::prelude::*;
 
+use crate::borrowed::{BorrowedMatrix, BorrowedTokens};
 use crate::dlpack::Array;
 use crate::error::{Error, Result};
-use crate::layer::{BorrowedMatrix, BorrowedTokens};
 
 /// By device and stream.
 type Queues = HashMap<(usize, u64), Arc<Mutex<Queue>>>;

@@ -5,6 +5,7 @@
 //! torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases Python's lock, and computes
 //! on an engine that all layers share (`engines`). `_native.pyi` is its signature.
 
+mod borrowed;
 mod checkpoint;
 mod cuda;
 mod dlpack;
@@ -16,10 +17,11 @@ use hammerhead::format::{self, Dense, GlobalScale};
 use hammerhead::{Backend, Target};
 use pyo3::prelude::*;
 
+use crate::borrowed::{BorrowedMatrix, MatrixParts, NumberParts};
 use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
 use crate::error::{Error, Result};
-use crate::layer::{BorrowedMatrix, Layer, MatrixParts, NumberParts};
+use crate::layer::Layer;
 
 /// Quantises `values` into `codes` and `scales` and returns the global scale.
 #[pyfunction]
