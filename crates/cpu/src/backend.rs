@@ -81,6 +81,10 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
         LAYOUT
     }
 
+    fn kernels(&self) -> &'static str {
+        crate::KERNELS
+    }
+
     fn available(&self) -> Result<()> {
         T::available()
     }

@@ -40,7 +40,7 @@ mod threads;
 pub use backend::Cpu;
 pub use environment::in_default_mode;
 pub use pack::LAYOUT;
-pub use speeds::{KERNELS, Speeds};
+pub use speeds::Speeds;
 pub use threads::team;
 
 use std::sync::OnceLock;
@@ -48,6 +48,9 @@ use std::sync::OnceLock;
 use op::{Backend, Result};
 
 use backend::CpuBackend;
+
+/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by `build.rs`.
+pub const KERNELS: &str = env!("HAMMERHEAD_KERNELS");
 
 /// Every CPU backend, best first. Adding one is adding its file and its line here.
 fn table() -> &'static [&'static dyn CpuBackend] {

@@ -6,9 +6,6 @@
 
 use std::sync::OnceLock;
 
-/// The version of the kernels. Whoever makes one faster or slower raises it, and what was measured before is measured anew.
-pub const KERNELS: u32 = 1;
-
 /// What the model goes by where nothing was measured: bytes per second that one thread reads from memory, and all together.
 const STATED_BANDWIDTH: Bandwidth = Bandwidth { thread: 13e9, machine: 200e9 };
 

@@ -122,6 +122,14 @@ unsafe impl Backend for Cuda {
         self.family().layout()
     }
 
+    fn device_model(&self) -> &str {
+        context(self.device).map_or("", |context| &context.info().name)
+    }
+
+    fn kernels(&self) -> &'static str {
+        crate::KERNELS
+    }
+
     fn available(&self) -> Result<()> {
         Device::of(self.device).map(drop)
     }

@@ -35,3 +35,6 @@ pub use operands::{DeviceOutput, DeviceTokens};
 pub use queue::{LaunchQueue, Prepared};
 #[cfg(feature = "sim")]
 pub use simulated::Simulated;
+
+/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by `build.rs`.
+pub const KERNELS: &str = env!("HAMMERHEAD_KERNELS");

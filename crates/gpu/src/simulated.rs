@@ -109,6 +109,10 @@ unsafe impl Backend for Simulated {
         LAYOUT
     }
 
+    fn kernels(&self) -> &'static str {
+        crate::KERNELS
+    }
+
     fn available(&self) -> Result<()> {
         Ok(())
     }

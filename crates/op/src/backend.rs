@@ -82,6 +82,20 @@ pub unsafe trait Backend: Send + Sync {
     /// The name of the layout that its `prepack` makes. Backends of one layout can run each other's weights.
     fn layout(&self) -> &'static str;
 
+    /// The name without the number of a device: of `cuda:1` it is `cuda`.
+    fn base_name(&self) -> &'static str {
+        let name = self.name();
+        name.split_once(':').map_or(name, |(family, _)| family)
+    }
+
+    /// The model of the device that computes. Empty where that is the processor.
+    fn device_model(&self) -> &str {
+        ""
+    }
+
+    /// The version of its kernels and of their prices. Times that were measured with another say nothing about this one.
+    fn kernels(&self) -> &'static str;
+
     /// Whether it can run here; if not, [`Error::Unavailable`] with the reason and the remedy. Asked before every run, so the
     /// answer is remembered.
     fn available(&self) -> Result<()>;

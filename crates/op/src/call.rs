@@ -180,6 +180,10 @@ mod tests {
             "ones"
         }
 
+        fn kernels(&self) -> &'static str {
+            "1"
+        }
+
         fn available(&self) -> Result<()> {
             let (reason, remedy) = (String::new(), String::new());
             if self.there { Ok(()) } else { Err(Error::Unavailable { backend: "ones", reason, remedy }) }
