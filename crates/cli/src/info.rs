@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use hammerhead::cpu::Speeds;
 use hammerhead::machine::Machine;
 use hammerhead::speeds::{self, Origin};
-use hammerhead::tuning::{self, TUNING_VARIABLE, Tuning};
+use hammerhead::tuning::{self, Standing, TUNING_VARIABLE, Tuning};
 use hammerhead::{BACKEND_VARIABLE, Backend, Engine, backends};
 use serde::Serialize;
 
@@ -84,8 +84,10 @@ impl SpeedsReport {
 struct TuningReport {
     /// Where it is kept; nowhere if it is switched off.
     folder: Option<PathBuf>,
-    /// Kinds of problems that it knows a configuration for.
-    buckets: usize,
+    /// Configurations that it knows, each for a kind of problems and a backend.
+    champions: usize,
+    /// Those that were measured with other kernels, and are not used.
+    outdated: usize,
     /// What is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     complaint: Option<String>,
@@ -121,6 +123,7 @@ pub fn info(args: &Args) -> Result<()> {
         Ok(engine) => (engine.backends().iter().map(|b| b.name()).collect(), engine.threads(), None),
         Err(error) => (Vec::new(), machine.cores, Some(error.to_string())),
     };
+    let tuned = Tuning::installed();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads,
@@ -130,8 +133,9 @@ pub fn info(args: &Args) -> Result<()> {
         forced_by_environment: std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty()),
         tuning: TuningReport {
             folder: tuning::folder(),
-            buckets: Tuning::installed().len(),
-            complaint: Tuning::installed().complaint().map(str::to_owned),
+            champions: tuned.len(),
+            outdated: tuned.history().iter().filter(|entry| tuned.standing(entry) == Standing::Outdated).count(),
+            complaint: tuned.complaint().map(str::to_owned),
         },
         speeds: SpeedsReport::new(),
         machine,
@@ -158,8 +162,9 @@ fn text(report: &Report) -> String {
     text += &match &report.tuning {
         TuningReport { complaint: Some(complaint), .. } => format!("tuning    {complaint}\n"),
         TuningReport { folder: None, .. } => format!("tuning    off ({TUNING_VARIABLE}, or no home to keep it in)\n"),
-        TuningReport { folder: Some(folder), buckets, .. } => {
-            format!("tuning    {buckets} kinds of problems measured by the tank, in {}\n", folder.display())
+        TuningReport { folder: Some(folder), champions, outdated, .. } => {
+            let others = if *outdated > 0 { format!(", {outdated} of other kernels") } else { String::new() };
+            format!("tuning    {champions} configurations measured by the tank{others}, in {}\n", folder.display())
         }
     };
     text += &report.speeds.text();

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::{assert_refused, command, stderr, stdout};
-use hammerhead::tuning::{self, Bucket, Tuned};
-use hammerhead::{Activation, Gate, Output as Element, Problem, Shape};
+use hammerhead::tuning::{self, Bucket, Measured, Tuned};
+use hammerhead::{Activation, Gate, Output as Element, Problem, Shape, backends};
 use serde_json::Value;
 
 /// `hammerhead tank` in a folder, with a tuning cache of its own.
@@ -202,15 +202,17 @@ fn a_champion_is_used_by_the_planner_shown_and_taken_back() {
     let config = "strategy=two-pass,tile=32x48,depth=192,stages=3,epilogue=direct,schedule=tile";
     let entry = Tuned {
         bucket: bucket.clone(),
+        measured: Measured::of(backends::by_name("scalar").unwrap()),
         problem: problem.to_string(),
-        backend: "scalar".into(),
         config: config.into(),
         speedup: 1.25,
         record: "0123456789abcdef".into(),
         at: "2026-01-01T00:00:00Z".into(),
         retired: false,
     };
-    tuning::install(&folder.join("tuning"), vec![entry]).unwrap();
+    let measured = Measured { kernels: "older".into(), ..entry.measured.clone() };
+    let old = Tuned { measured, record: "fedcba9876543210".into(), ..entry.clone() };
+    tuning::install(&folder.join("tuning"), vec![entry, old]).unwrap();
     let explained = || {
         let mut run = command();
         run.env("HAMMERHEAD_TUNING", folder.join("tuning"));
@@ -218,7 +220,8 @@ fn a_champion_is_used_by_the_planner_shown_and_taken_back() {
         stdout(&run.output().unwrap())
     };
     assert!(explained().contains("the tank measured it 1.250× as fast"));
-    assert!(succeed(folder, &["champions"]).contains(config));
+    let listed = succeed(folder, &["champions"]);
+    assert!(listed.contains(config) && listed.contains("champion") && listed.contains("other kernels"), "{listed}");
     let rollback = ["rollback", bucket.as_str(), "--by", "ada", "--because", "it was noise", "--ledger", "l.jsonl"];
     assert!(succeed(folder, &rollback).contains("the planner's own choice counts again"));
     assert!(succeed(folder, &["champions"]).contains("taken back"));

@@ -37,3 +37,25 @@ pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
         known: all().iter().map(|b| b.name()).chain(["auto"]).collect::<Vec<_>>().join(", "),
     })
 }
+
+/// The backends that can run here and read the weights of this one: what a plan chooses among, for a layer that is packed so, when nobody
+/// forces one of them. Other devices of its kind are not among them, since weights lie in the memory of one device.
+pub fn sharing(backend: &'static dyn Backend) -> Vec<&'static dyn Backend> {
+    let listed = all().iter().copied().filter(|b| b.layout() == backend.layout());
+    let one_device = listed.map(|b| if b.base_name() == backend.base_name() { backend } else { b });
+    one_device.filter(|b| b.available().is_ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_reads_the_same_weights_shares_them() {
+        let names = |name: &str| -> Vec<&str> { sharing(by_name(name).unwrap()).iter().map(|b| b.name()).collect() };
+        let here = |b: &&&'static dyn Backend| b.available().is_ok();
+        let cpus: Vec<&str> = cpu::backends().iter().filter(here).map(|b| b.name()).collect();
+        assert_eq!(names("scalar"), cpus);
+        assert!(!names("cuda:1").contains(&"cuda"), "another device's memory is not this one's");
+    }
+}

@@ -59,8 +59,8 @@ impl Plan {
         Ok(Self::modelled(problem, backends, request, threads)?.tuned(Tuning::installed(), backends, request, threads))
     }
 
-    /// This plan, or what the tank has measured to be faster for problems of this kind, if it is among these backends, grants
-    /// the request and is legal.
+    /// This plan, or the newest of what the tank has measured to be faster for problems of this kind that is among these backends,
+    /// grants the request and is legal.
     pub fn tuned(
         mut self,
         tuning: &Tuning,
@@ -71,16 +71,19 @@ impl Plan {
         if tuning.is_empty() {
             return self;
         }
-        let Some((tuned, config)) = tuning.find(&Bucket::of(&self.problem, threads)) else { return self };
-        let backend = backends.iter().copied().find(|backend| backend.name() == tuned.backend);
-        let Some(backend) = backend.filter(|_| request.applied_to(*config) == *config) else { return self };
-        match backend.check(&self.problem, config, threads) {
-            Ok(cost) => {
-                self.considered.retain(|way| way.backend.name() != backend.name() || way.config != *config);
-                self.considered.insert(0, Considered { backend, config: *config, cost });
-                self.source = Source::Tank(tuned.clone());
+        for (backend, tuned, config) in tuning.known(&Bucket::of(&self.problem, threads), backends) {
+            if request.applied_to(config) != config {
+                continue;
             }
-            Err(error) => self.source = Source::Illegal { tuned: tuned.clone(), reason: error.to_string() },
+            match backend.check(&self.problem, &config, threads) {
+                Ok(cost) => {
+                    self.considered.retain(|way| way.backend.name() != backend.name() || way.config != config);
+                    self.considered.insert(0, Considered { backend, config, cost });
+                    self.source = Source::Tank(tuned.clone());
+                    return self;
+                }
+                Err(error) => self.source = Source::Illegal { tuned: tuned.clone(), reason: error.to_string() },
+            }
         }
         self
     }
@@ -174,30 +177,39 @@ mod tests {
     use super::*;
     use op::{Activation, Gate, Output, Shape};
 
-    use crate::{backends, tuning};
+    use crate::backends;
+    use crate::tuning::{self, Measured};
 
     fn problem() -> Problem {
         Problem::new(vec![Shape::new(16, 64, 128)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap()
     }
 
-    /// The model's plan for the portable backend, and the same with one entry in the tuning cache.
-    fn planned(config: &str, request: &Request) -> (Plan, Plan) {
-        let folder = tempfile::tempdir().unwrap();
-        let entry = Tuned {
+    fn entry(backend: &str, config: &str, speedup: f64) -> Tuned {
+        Tuned {
             bucket: Bucket::of(&problem(), 1).to_string(),
+            measured: Measured::of(backends::by_name(backend).unwrap()),
             problem: problem().to_string(),
-            backend: "scalar".into(),
             config: config.into(),
-            speedup: 1.25,
+            speedup,
             record: "r".into(),
             at: String::new(),
             retired: false,
-        };
-        tuning::install(folder.path(), vec![entry]).unwrap();
-        let backends = [backends::by_name("scalar").unwrap()];
+        }
+    }
+
+    /// The model's plan for some backends, and the same with these entries in the tuning cache.
+    fn planned_among(names: &[&str], entries: Vec<Tuned>, request: &Request) -> (Plan, Plan) {
+        let folder = tempfile::tempdir().unwrap();
+        tuning::install(folder.path(), entries).unwrap();
+        let backends: Vec<_> = names.iter().map(|name| backends::by_name(name).unwrap()).collect();
         let modelled = Plan::modelled(problem(), &backends, request, 1).unwrap();
         let tuned = modelled.clone().tuned(&Tuning::load(folder.path()), &backends, request, 1);
         (modelled, tuned)
+    }
+
+    /// The same for the portable backend and one entry.
+    fn planned(config: &str, request: &Request) -> (Plan, Plan) {
+        planned_among(&["scalar"], vec![entry("scalar", config, 1.25)], request)
     }
 
     const TUNED: &str = "strategy=two-pass,tile=32x48,depth=192,stages=3,epilogue=direct,schedule=tile";
@@ -225,5 +237,34 @@ mod tests {
         let (modelled, tuned) = planned(&TUNED.replace("32x48", "32x7"), &Request::default());
         assert_eq!(modelled.config(), tuned.config());
         assert!(matches!(tuned.source(), Source::Illegal { reason, .. } if reason.contains("7 columns")));
+    }
+
+    const ON_GPU: &str = "strategy=interleaved,tile=128x64,depth=64,stages=4,epilogue=direct,schedule=tile";
+
+    #[test]
+    fn a_later_entry_of_a_backend_that_is_not_weighed_changes_nothing() {
+        let entries = || vec![entry("scalar", TUNED, 1.25), entry("cuda", ON_GPU, 40.0)];
+        let (_, tuned) = planned_among(&["scalar"], entries(), &Request::default());
+        assert_eq!((tuned.backend().name(), tuned.config().to_string().as_str()), ("scalar", TUNED));
+        let (_, tuned) = planned_among(&["cuda"], entries(), &Request::default());
+        assert!(matches!(tuned.source(), Source::Tank(entry) if entry.speedup == 40.0), "{:?}", tuned.source());
+    }
+
+    #[test]
+    fn the_second_device_uses_what_was_measured_on_the_first_of_its_model() {
+        let second = Measured::of(backends::by_name("cuda:1").unwrap());
+        let entry = Tuned { measured: second, ..entry("cuda", ON_GPU, 1.25) };
+        let (_, tuned) = planned_among(&["cuda:1"], vec![entry], &Request::default());
+        assert!(matches!(tuned.source(), Source::Tank(_)), "{:?}", tuned.source());
+        assert_eq!((tuned.backend().name(), tuned.config().to_string().as_str()), ("cuda:1", ON_GPU));
+    }
+
+    #[test]
+    fn where_the_newest_entry_is_not_legal_the_one_before_counts() {
+        let (illegal, legal) = (TUNED.replace("32x48", "32x7"), "strategy=sequential,tile=16x32,depth=64,stages=1");
+        let legal = format!("{legal},epilogue=direct,schedule=tile");
+        let entries = vec![entry("scalar", &legal, 1.1), entry("cuda", &illegal, 1.25)];
+        let (_, tuned) = planned_among(&["scalar", "cuda"], entries, &Request::default());
+        assert_eq!((tuned.backend().name(), tuned.config().to_string()), ("scalar", legal));
     }
 }

@@ -89,6 +89,18 @@ pub struct Way {
 }
 
 impl Way {
+    /// The way of a plan.
+    fn of(spec: &ProblemSpec, plan: &Plan) -> Result<Self> {
+        let (backend, config) = (plan.backend().name().to_owned(), plan.config().to_string());
+        Ok(Way { problem: spec.name()?, backend, config })
+    }
+
+    /// Whether both ways read the same weights, so that one may take the other's place.
+    pub fn shares_weights_with(&self, other: &Way) -> bool {
+        let weights = |way: &Way| backends::by_name(&way.backend).map(|b| (b.layout(), b.device_model())).ok();
+        weights(self).is_some() && weights(self) == weights(other)
+    }
+
     /// The plan for its problem: this backend and this configuration, or why that cannot be run here.
     pub fn plan(&self, problem: Problem, threads: usize) -> Result<Plan> {
         let request = self.config.parse::<Request>()?;
@@ -135,9 +147,21 @@ impl Entry {
         }
         let way = |spec: &ProblemSpec| {
             let plan = Plan::best(spec.problem()?, backends, request, threads)?;
-            let (backend, config) = (plan.backend().name().to_owned(), plan.config().to_string());
-            Ok::<_, Error>(Way { problem: spec.name()?, backend, config })
+            Way::of(spec, &plan)
         };
         Ok(Entry::Builtin { ways: problems.iter().map(way).collect::<Result<_>>()? })
+    }
+
+    /// What the planner chooses for each of these problems, which this entry computes, if nobody forces a backend: the best among all
+    /// that read the weights which this entry's backend reads. A program stands for itself.
+    pub fn unforced(&self, problems: &[ProblemSpec], threads: usize) -> Result<Self> {
+        let Entry::Builtin { ways } = self else { return Ok(self.clone()) };
+        let mut unforced = Vec::new();
+        for (way, spec) in ways.iter().zip(problems) {
+            let among = backends::sharing(backends::by_name(&way.backend)?);
+            let plan = Plan::best(spec.problem()?, &among, &Request::default(), threads)?;
+            unforced.push(Way::of(spec, &plan)?);
+        }
+        Ok(Entry::Builtin { ways: unforced })
     }
 }

@@ -3,6 +3,8 @@
 //! A season is a fixed sequence of steps, each of which leaves one of these behind. What a step computed or measured is in
 //! its event, so that a season that was interrupted takes it from there and measures nothing twice.
 
+use std::collections::BTreeMap;
+
 use hammerhead::machine::Machine;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +20,7 @@ use crate::verdict::{Judgement, Verdict};
 
 /// Declares the events once: each is a struct of its own, and a line of the ledger.
 macro_rules! events {
-    ($($(#[doc = $doc:literal])+ $name:ident { $($(#[doc = $field_doc:literal])+ $field:ident: $type:ty,)* })+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident { $($(#[$field_meta:meta])+ $field:ident: $type:ty,)* })+) => {
         /// What happened.
         #[derive(Clone, Debug, Serialize, Deserialize)]
         #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -39,7 +41,7 @@ macro_rules! events {
             $(#[doc = $doc])+
             #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
             pub struct $name {
-                $($(#[doc = $field_doc])+ pub $field: $type,)*
+                $($(#[$field_meta])+ pub $field: $type,)*
             }
 
             impl From<$name> for Event {
@@ -75,8 +77,11 @@ events! {
         version: String,
         /// Who is to be beaten.
         champion: Entry,
-        /// What the planner would run if nobody played.
+        /// What the planner would run if nobody played and no backend were forced.
         planned: Entry,
+        /// The version of every backend's kernels; empty in seasons that were begun before it was written down.
+        #[serde(default)]
+        kernels: BTreeMap<String, String>,
     }
     /// The champion was timed alone.
     BaselineTaken {

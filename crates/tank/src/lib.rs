@@ -2,9 +2,8 @@
 //!
 //! A claim is written down first, judged by sharks of distinct temperaments, checked for correctness before any clock
 //! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
-
 //!
-//! [`season`] plays the rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
+//! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
 //! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`])
 //! examines and times, [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard.
 
@@ -17,6 +16,7 @@ pub mod evidence;
 pub mod history;
 pub mod ledger;
 pub mod pitch;
+pub mod play;
 pub mod referee;
 pub mod replay;
 pub mod report;

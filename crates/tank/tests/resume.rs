@@ -10,7 +10,8 @@ use scripted::{Fate, Scripted, champion, pitch, played, season, two, verdicts};
 use tank::Error;
 use tank::event::Event;
 use tank::ledger;
-use tank::season::{Options, Season};
+use tank::play::Options;
+use tank::season::Season;
 
 const FATES: [(&str, Fate); 4] =
     [("first", Fate::Wrong), ("second", Fate::Void(1, 1.3)), ("third", Fate::Speed(1.2)), ("fourth", Fate::Speed(1.2))];

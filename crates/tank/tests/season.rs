@@ -2,11 +2,15 @@
 
 mod scripted;
 
+use hammerhead::tuning::{Standing, Tuning};
+use hammerhead::{Backend, Plan, Request, Source as PlanSource, backends};
 use scripted::{Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, two, verdicts};
+use tank::entry::{Entry, ProblemSpec};
 use tank::event::Event;
-use tank::ledger::{self, Record};
+use tank::ledger::{self, Ledger, Record};
 use tank::pitch::{Deal, Kind, Pitch};
-use tank::season::{Choices, Options, RoundKind};
+use tank::play::{Choices, Options};
+use tank::season::{PLANNED, RoundKind, Season};
 use tank::settings::Settings;
 use tank::shark::{Ballot, Shark, Source, Veto, default_criteria};
 use tank::verdict::Verdict;
@@ -375,4 +379,96 @@ fn a_partial_verdict_can_wait_for_a_person_who_may_take_its_part() {
         Options { choices: Choices { accepts, by: "ada".into(), ..Choices::default() }, ..Options::default() };
     played(&season, &path, &mut referee, &options).unwrap();
     assert_eq!(champion(&ledger::read(&path).unwrap().records).as_deref(), Some("first"));
+}
+
+/// Two pitches on the portable backend that its own plan does not run.
+fn unplanned() -> Vec<Pitch> {
+    vec![
+        claiming(pitch("first", "strategy=interleaved,tile=16x48,depth=64,stages=1"), 1.5),
+        claiming(pitch("second", "strategy=ping-pong,tile=48x48,depth=128,stages=4"), 1.02),
+    ]
+}
+
+/// A season on the portable backend, against that backend's own plan; its records, and what it left for a plan among some backends.
+fn forced(title: Fate, among: &[&'static dyn Backend]) -> (Vec<Record>, Vec<Plan>) {
+    let season = Season { baseline: PLANNED.into(), ..season(&[("one", unplanned())]) };
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tuning) = (folder.path().join("l"), folder.path().join("tuning"));
+    let mut referee = Scripted::new(&season, &[("first", Fate::Speed(1.4)), ("first for the title", title)]);
+    played(&season, &path, &mut referee, &Options { tuning: Some(tuning.clone()), ..Options::default() }).unwrap();
+    let tuning = Tuning::load(&tuning);
+    let plan = |spec: &ProblemSpec| {
+        let modelled = Plan::modelled(spec.problem().unwrap(), among, &Request::default(), 1).unwrap();
+        modelled.tuned(&tuning, among, &Request::default(), 1)
+    };
+    (ledger::read(&path).unwrap().records, season.problems.iter().map(plan).collect())
+}
+
+/// What the planner chooses among on this machine if nobody forces anything. The tests here mean something where that is more than
+/// the portable backend.
+fn unforced() -> Vec<&'static dyn Backend> {
+    backends::sharing(backends::by_name("scalar").unwrap())
+}
+
+#[test]
+fn the_best_on_a_forced_backend_meets_what_the_planner_chooses_among_all() {
+    let all = unforced();
+    let (records, _) = forced(Fate::Speed(1.1), &all);
+    let opponents: Vec<&Entry> = records
+        .iter()
+        .filter_map(|r| match &r.event {
+            Event::Begun(begun) if begun.round == "title" => Some(&begun.champion),
+            _ => None,
+        })
+        .collect();
+    let problems = [ProblemSpec::single(4, 32, 64), ProblemSpec::single(16, 64, 128)];
+    let choice = Entry::planned(&problems, &all, &Request::default(), 1).unwrap();
+    let needed = if all.len() > 1 { vec![&choice] } else { Vec::new() };
+    assert_eq!(opponents, needed);
+}
+
+#[test]
+fn the_best_on_a_poor_backend_is_champion_of_its_season_and_of_nobody_else() {
+    let all = unforced();
+    let (records, plans) = forced(Fate::Speed(0.2), &all);
+    assert_eq!(champion(&records).as_deref(), Some("first"));
+    assert_eq!(records.iter().any(|r| matches!(r.event, Event::Installed(_))), all.len() == 1);
+    assert_eq!(plans.iter().all(|plan| matches!(plan.source(), PlanSource::Model)), all.len() > 1);
+    let (_, alone) = forced(Fate::Speed(0.2), &[backends::by_name("scalar").unwrap()]);
+    assert_eq!(alone.iter().all(|plan| matches!(plan.source(), PlanSource::Model)), all.len() > 1);
+}
+
+#[test]
+fn what_beats_the_choice_among_all_backends_is_used_when_none_is_forced() {
+    let (records, plans) = forced(Fate::Speed(1.1), &unforced());
+    assert!(records.iter().any(|r| matches!(r.event, Event::Installed(_))));
+    for plan in plans {
+        assert_eq!(plan.backend().name(), "scalar");
+        assert!(matches!(plan.source(), PlanSource::Tank(_)), "{:?}", plan.source());
+    }
+}
+
+#[test]
+fn what_was_measured_before_the_kernels_changed_is_installed_for_the_kernels_that_were_measured() {
+    let season = Season { baseline: PLANNED.into(), ..season(&[("one", unplanned())]) };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let mut referee = Scripted::new(&season, &[("first", Fate::Speed(1.4))]);
+    played(&season, &path, &mut referee, &Options::default()).unwrap();
+    // The same season in a ledger that another build has begun.
+    let (mut ledger, now) = (Ledger::open(&folder.path().join("old")).unwrap(), ledger::read(&path).unwrap().records);
+    for record in &now {
+        let mut event = record.event.clone();
+        if let Event::SeasonOpened(opened) = &mut event {
+            opened.kernels.values_mut().for_each(|version| *version = "another build's".into());
+        }
+        ledger.append(record.season, event).unwrap();
+    }
+    drop(ledger);
+    let tuning = folder.path().join("tuning");
+    let options = Options { tuning: Some(tuning.clone()), ..Options::default() };
+    assert!(played(&season, &folder.path().join("old"), &mut referee, &options).unwrap().finished_before);
+    let tuning = Tuning::load(&tuning);
+    assert!(tuning.history().iter().all(|tuned| tuning.standing(tuned) == Standing::Outdated));
+    assert_eq!((tuning.history().len(), tuning.len()), (2, 0));
 }

@@ -3,7 +3,7 @@
 
 use fastrand::Rng;
 use hammerhead::backends;
-use hammerhead::tuning::{self, Bucket, Tuned, Tuning};
+use hammerhead::tuning::{self, Bucket, Measured, Tuned, Tuning};
 use hammerhead::{
     Activation, Config, Epilogue, Error, Gate, Output, Plan, Problem, Request, Schedule, Shape, Strategy, Tile,
 };
@@ -179,8 +179,8 @@ fn any_entry_of_a_tuning_cache_leaves_a_plan() {
         for &backend in backends::all() {
             let entry = Tuned {
                 bucket: Bucket::of(&problem, 2).to_string(),
+                measured: Measured::of(backend),
                 problem: problem.to_string(),
-                backend: backend.name().into(),
                 config: config(&mut rng).to_string(),
                 speedup: [1.1, f64::MAX, -1.0][rng.usize(..3)],
                 record: format!("{round} {}", backend.name()),

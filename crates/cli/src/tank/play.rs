@@ -9,9 +9,10 @@ use hammerhead::tuning;
 use tank::contestant::{Builtin, serve as serve_contestant};
 use tank::ledger::Ledger;
 use tank::pitch::Pitch;
+use tank::play::{self, Choices, Options, Watch};
 use tank::referee::Official;
 use tank::report::Report;
-use tank::season::{self, Choices, Options, PLANNED, Round, Season, Watch};
+use tank::season::{self, PLANNED, Round, Season};
 
 use super::pages;
 use super::place::Where;
@@ -106,7 +107,7 @@ pub fn play(args: &Args) -> Result<()> {
         tuning: tuning::folder(),
     };
     let mut referee = Official::new(&season.problems, season.settings.referee.clone(), worker()?, season.threads)?;
-    let played = season::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
+    let played = play::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
     let report = pages::write(ledger.records(), None, &page);
     let played = played?;

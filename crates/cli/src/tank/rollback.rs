@@ -1,7 +1,7 @@
 //! The tuning cache as the tank sees it: who is champion for which problems, and how to take one back.
 
 use clap::Args as ClapArgs;
-use hammerhead::tuning::{self, Tuning};
+use hammerhead::tuning::{self, Measured, Standing, Tuned, Tuning};
 use serde::Serialize;
 use tank::event::RolledBack;
 use tank::ledger::Ledger;
@@ -23,6 +23,9 @@ pub struct Champions {
 pub struct Rollback {
     /// The kind of problems, as `hammerhead tank champions` writes it; `all` for each
     bucket: String,
+    /// Only the champion of this backend; without it, each backend's is taken back
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
     /// Who takes it back
     #[arg(long, value_name = "NAME")]
     by: String,
@@ -36,8 +39,18 @@ pub struct Rollback {
 #[derive(Serialize)]
 struct Listed<'a> {
     #[serde(flatten)]
-    tuned: &'a tuning::Tuned,
-    current: bool,
+    tuned: &'a Tuned,
+    standing: &'static str,
+}
+
+/// An entry's standing in words.
+fn words(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Champion => "champion",
+        Standing::Before => "before",
+        Standing::TakenBack => "taken back",
+        Standing::Outdated => "other kernels",
+    }
 }
 
 /// Lists them.
@@ -45,12 +58,9 @@ pub fn champions(args: &Champions) -> Result<()> {
     let folder = tuning::folder().ok_or(Error::NoTuning)?;
     let tuning = Tuning::load(&folder);
     tuning.complaint().into_iter().for_each(console::remark);
-    let current = |t: &tuning::Tuned| {
-        let last = tuning.history().iter().rev().find(|other| other.bucket == t.bucket && !other.retired);
-        last.is_some_and(|last| last == t)
-    };
+    let standing = |tuned| words(tuning.standing(tuned));
     let listed: Vec<Listed<'_>> =
-        tuning.history().iter().map(|tuned| Listed { tuned, current: current(tuned) }).collect();
+        tuning.history().iter().map(|tuned| Listed { tuned, standing: standing(tuned) }).collect();
     if args.json {
         return console::print_json(&listed);
     }
@@ -62,18 +72,12 @@ pub fn champions(args: &Champions) -> Result<()> {
     }
     let mut table =
         Table::new(&["kind of problems", "", "backend", "configuration", ">speedup", "measured on", "when", "record"]);
-    for Listed { tuned, current } in listed {
-        let state = if current {
-            "champion"
-        } else if tuned.retired {
-            "taken back"
-        } else {
-            "before"
-        };
+    for Listed { tuned, standing } in listed {
+        let Measured { backend, device, .. } = &tuned.measured;
         table.row([
             tuned.bucket.clone(),
-            state.to_owned(),
-            tuned.backend.clone(),
+            standing.to_owned(),
+            if device.is_empty() { backend.clone() } else { format!("{backend} ({device})") },
             tuned.config.clone(),
             format!("{:.3}×", tuned.speedup),
             tuned.problem.clone(),
@@ -88,22 +92,27 @@ pub fn champions(args: &Champions) -> Result<()> {
 pub fn rollback(args: &Rollback) -> Result<()> {
     let folder = tuning::folder().ok_or(Error::NoTuning)?;
     let tuning = Tuning::load(&folder);
-    let mut buckets: Vec<String> = tuning.history().iter().filter(|t| !t.retired).map(|t| t.bucket.clone()).collect();
-    buckets.sort();
-    buckets.dedup();
-    if args.bucket != "all" {
-        buckets.retain(|bucket| *bucket == args.bucket);
+    let named = |t: &&Tuned| {
+        let backend = args.backend.as_ref().is_none_or(|backend| *backend == t.measured.backend);
+        backend && !t.retired && (args.bucket == "all" || args.bucket == t.bucket)
+    };
+    let mut each: Vec<(&String, &Measured)> = Vec::new();
+    for tuned in tuning.history().iter().filter(named) {
+        if !each.contains(&(&tuned.bucket, &tuned.measured)) {
+            each.push((&tuned.bucket, &tuned.measured));
+        }
     }
-    if buckets.is_empty() {
+    if each.is_empty() {
         return Err(Error::NoChampion { bucket: args.bucket.clone() });
     }
     let mut ledger = Ledger::open(&args.place.ledger)?;
-    for bucket in buckets {
+    for (bucket, measured) in each {
         let event = RolledBack { bucket: bucket.clone(), by: args.by.clone(), reason: args.because.clone() };
         ledger.append(0, event.into())?;
-        if let Some((gone, back)) = tuning::retire(&folder, &bucket)? {
+        if let Some((gone, back)) = tuning::retire(&folder, bucket, measured)? {
             let back = back.map_or_else(|| "the planner's own choice".to_owned(), |back| back.config);
-            console::print(&format!("{bucket}: {} is taken back, {back} counts again\n", gone.config))?;
+            let (backend, config) = (&measured.backend, gone.config);
+            console::print(&format!("{bucket}: {backend} {config} is taken back, {back} counts again\n"))?;
         }
     }
     Ok(())

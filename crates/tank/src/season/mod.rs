@@ -1,9 +1,6 @@
 //! A season: a series of rounds on one set of problems, as a file writes it.
 
 mod builtin;
-mod journal;
-mod play;
-mod title;
 
 use std::path::Path;
 
@@ -11,8 +8,8 @@ use hammerhead::{Engine, Options as EngineOptions, Request};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub(crate) use builtin::wild_card;
 pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
-pub use play::{Choices, Options, Played, Watch, play};
 
 use crate::entry::{Entry, ProblemSpec};
 use crate::evidence::{Arena, hex};
@@ -25,7 +22,7 @@ use crate::{Error, Result, written};
 pub const PLANNED: &str = "planned";
 
 /// The name of the round in which a season's champion meets the planner's choice.
-const TITLE: &str = "title";
+pub(crate) const TITLE: &str = "title";
 
 /// What kind of round it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,11 +12,12 @@ use tank::entry::ProblemSpec;
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::pitch::{Claim, Pitch};
+use tank::play::{Options, Played, Watch, play};
 use tank::referee::{
     Control, Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, ShapeResult, Side, Sitting, Speedup,
     Stop, Summary, Terms, Wrong,
 };
-use tank::season::{Options, Played, Round, Season, Watch, play};
+use tank::season::{Round, Season};
 use tank::settings::Settings;
 use tank::shark::builtin::Which;
 use tank::verdict::Verdict;
@@ -62,8 +63,8 @@ impl Scripted {
     }
 
     fn fate(&self, name: &str) -> Fate {
-        let name = name.trim_end_matches(" for the title");
-        self.fates.get(name).cloned().unwrap_or(Fate::Speed(1.0))
+        let before = name.trim_end_matches(" for the title");
+        self.fates.get(name).or_else(|| self.fates.get(before)).cloned().unwrap_or(Fate::Speed(1.0))
     }
 
     fn ask(&mut self, what: &str, name: &str) {

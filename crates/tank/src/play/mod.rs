@@ -1,14 +1,17 @@
 //! How a season is played: rounds, attempts, verdicts, and what follows from them.
 
+mod journal;
+mod title;
+
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 
 use hammerhead::machine::Machine;
+use hammerhead::{Backend, backends};
 use sha2::{Digest, Sha256};
 
-use super::journal::Journal;
-use super::{RoundKind, Season, builtin};
+use self::journal::Journal;
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
 use crate::event::{
@@ -19,6 +22,7 @@ use crate::evidence::{Arena, Evidence, entry_digest, gather};
 use crate::ledger::{Ledger, Record};
 use crate::pitch::{Deal, Kind, Pitch};
 use crate::referee::{Speedup, Summary};
+use crate::season::{self, RoundKind, Season};
 use crate::shark::agent::{Considered, Question, ask};
 use crate::shark::{Ballot, Shark, Source};
 use crate::tally::{Tally, Vote, count};
@@ -118,13 +122,16 @@ pub fn play(
     let opened: SeasonOpened = journal.step(
         |_| true,
         |_| {
+            let champion = season.baseline(&arena)?;
+            let version = |b: &&'static dyn Backend| (b.base_name().to_owned(), b.kernels().to_owned());
             Ok(SeasonOpened {
                 season: season.clone(),
                 digest: season.digest(),
                 machine: machine.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                champion: season.baseline(&arena)?,
-                planned: Entry::planned(&arena.problems, &arena.backends, &Default::default(), arena.threads)?,
+                planned: champion.unforced(&arena.problems, arena.threads)?,
+                champion,
+                kernels: backends::all().iter().map(version).collect(),
             })
         },
     )?;
@@ -135,9 +142,8 @@ pub fn play(
             remedy: "go on there, or play on this machine in a ledger of its own".to_owned(),
         });
     }
-    let champion = Champion { name: format!("baseline ({})", season.baseline), entry: opened.champion };
+    let champion = Champion { name: format!("baseline ({})", season.baseline), entry: opened.champion.clone() };
     let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
-    let planned = opened.planned;
     let fingerprint = machine.fingerprint;
     // A finished season is gone through once more, for the tuning cache's sake, but there is nothing to tell.
     let watch: &mut dyn Watch = if finished_before { &mut Silence } else { watch };
@@ -150,7 +156,7 @@ pub fn play(
         arena,
         fingerprint,
         champion,
-        planned,
+        opened,
         baseline,
         failures: 0,
         crowned: Vec::new(),
@@ -161,9 +167,9 @@ pub fn play(
 
 /// Who is to be beaten.
 #[derive(Clone, Debug)]
-pub(super) struct Champion {
-    pub(super) name: String,
-    pub(super) entry: Entry,
+struct Champion {
+    name: String,
+    entry: Entry,
 }
 
 impl Champion {
@@ -180,24 +186,24 @@ struct Candidate<'a> {
 }
 
 /// A coronation, with the figures that it rests on.
-pub(super) struct Coronation {
-    pub(super) pitch: String,
-    pub(super) shapes: Vec<(String, Speedup)>,
+struct Coronation {
+    pitch: String,
+    shapes: Vec<(String, Speedup)>,
 }
 
-pub(super) struct Play<'a> {
-    pub(super) season: &'a Season,
-    pub(super) journal: Journal<'a>,
+struct Play<'a> {
+    season: &'a Season,
+    journal: Journal<'a>,
     referee: &'a mut dyn Referee,
-    pub(super) options: &'a Options,
+    options: &'a Options,
     watch: &'a mut dyn Watch,
-    pub(super) arena: Arena,
+    arena: Arena,
     fingerprint: String,
-    pub(super) champion: Champion,
-    pub(super) planned: Entry,
+    champion: Champion,
+    opened: SeasonOpened,
     baseline: Baseline,
     failures: usize,
-    pub(super) crowned: Vec<Coronation>,
+    crowned: Vec<Coronation>,
 }
 
 impl Play<'_> {
@@ -218,7 +224,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    pub(super) fn say(&mut self, line: &str) {
+    fn say(&mut self, line: &str) {
         self.watch.say(line);
     }
 
@@ -265,7 +271,7 @@ impl Play<'_> {
         self.close_round(&name, Verdict::Inconclusive, "nothing was built; the findings are in the ledger")?;
         let wild = if self.season.wild_cards.is_empty() {
             let tried = |e: &Entry| self.tried(e);
-            builtin::wild_card(&self.arena, &self.champion.entry, tried, after).into_iter().collect()
+            season::wild_card(&self.arena, &self.champion.entry, tried, after).into_iter().collect()
         } else {
             self.season.wild_cards.clone()
         };
@@ -286,12 +292,12 @@ impl Play<'_> {
         self.journal.past()
     }
 
-    pub(super) fn open_round(&mut self, round: &str, round_kind: RoundKind, why: &str) -> Result<()> {
+    fn open_round(&mut self, round: &str, round_kind: RoundKind, why: &str) -> Result<()> {
         let opened = RoundOpened { round: round.to_owned(), round_kind, why: why.to_owned() };
         self.journal.step(|o: &RoundOpened| o.round == round, |_| Ok(opened)).map(drop)
     }
 
-    pub(super) fn close_round(&mut self, round: &str, verdict: Verdict, note: &str) -> Result<Verdict> {
+    fn close_round(&mut self, round: &str, verdict: Verdict, note: &str) -> Result<Verdict> {
         let closed = RoundClosed { round: round.to_owned(), verdict, note: note.to_owned() };
         self.journal.step(|c: &RoundClosed| c.round == round, |_| Ok(closed))?;
         self.say(&format!("  {round}: {verdict} ({note})"));
@@ -541,7 +547,7 @@ impl Play<'_> {
     }
 
     /// Correctness first; then sittings, until one's controls hold or patience ends.
-    pub(super) fn trial(
+    fn trial(
         &mut self,
         round: &str,
         challenger: &Champion,

@@ -1,9 +1,12 @@
 //! The end of a season: its champion meets the planner's own choice, and what wins goes into the tuning cache.
+//!
+//! That choice is made among all backends of this machine that read the champion's weights, whatever the season's file forces: the cache
+//! serves everyone, and to be the best on a poor backend is no title.
 
-use hammerhead::tuning::{self, Bucket, Tuned};
+use hammerhead::backends;
+use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 
-use super::play::{Champion, Play};
-use super::{PLANNED, RoundKind, TITLE};
+use super::{Champion, Play};
 use crate::Result;
 use crate::entry::{Entry, Way};
 use crate::event::{Event, Installed, InstalledWay, Judged};
@@ -11,6 +14,7 @@ use crate::evidence::entry_digest;
 use crate::ledger::Record;
 use crate::pitch::Deal;
 use crate::referee::Speedup;
+use crate::season::{RoundKind, TITLE};
 use crate::verdict::Verdict;
 
 impl Play<'_> {
@@ -18,18 +22,26 @@ impl Play<'_> {
     /// coronation, its figures say so already; otherwise the champion has to meet it now.
     pub(super) fn title(&mut self) -> Result<()> {
         let Some(last) = self.crowned.last() else { return Ok(()) };
-        let Entry::Builtin { ways } = &self.champion.entry else {
+        let (Entry::Builtin { ways }, Entry::Builtin { ways: planned }) = (&self.champion.entry, &self.opened.planned)
+        else {
             self.say(
                 "the champion is a program of its own, which the planner cannot run: the tuning cache stays as it is",
             );
             return Ok(());
         };
-        if self.champion.entry == self.planned {
+        if ways == planned {
             self.say("the champion is what the planner chooses anyway: the tuning cache stays as it is");
             return Ok(());
         }
+        if !ways.iter().zip(planned).all(|(way, planned)| way.shares_weights_with(planned)) {
+            self.say(
+                "the champion reads other weights than the season's backends do, so that no plan weighs the two: the tuning cache \
+                 stays as it is; name the champion's backend in a season of its own",
+            );
+            return Ok(());
+        }
         let (ways, pitch) = (ways.clone(), last.pitch.clone());
-        let shapes = if self.season.baseline == PLANNED && self.crowned.len() == 1 {
+        let shapes = if self.opened.champion == self.opened.planned && self.crowned.len() == 1 {
             last.shapes.clone()
         } else {
             match self.title_fight()? {
@@ -62,7 +74,7 @@ impl Play<'_> {
         let challenger = Champion { name: format!("{} for the title", self.champion.name), ..self.champion.clone() };
         let season_champion = std::mem::replace(
             &mut self.champion,
-            Champion { name: "the planner's choice".to_owned(), entry: self.planned.clone() },
+            Champion { name: "the planner's choice".to_owned(), entry: self.opened.planned.clone() },
         );
         let tried = self.trial(round, &challenger, &Deal::default(), None);
         self.champion = season_champion;
@@ -93,10 +105,13 @@ impl Play<'_> {
         let Some(record) = record else { return Ok(()) };
         let tuned = |way: &InstalledWay| {
             let spec = self.arena.problems.iter().find(|p| p.name().is_ok_and(|name| name == way.problem))?;
+            let measured = Measured::of(backends::by_name(&way.backend).ok()?);
+            let kernels = self.opened.kernels.get(&measured.backend);
             Some(Tuned {
                 bucket: Bucket::of(&spec.problem().ok()?, self.arena.threads).to_string(),
+                // If the kernels have changed since the season began, this is out of date already.
+                measured: Measured { kernels: kernels.cloned().unwrap_or_default(), ..measured },
                 problem: way.problem.clone(),
-                backend: way.backend.clone(),
                 config: way.config.clone(),
                 speedup: way.speedup.estimate,
                 record: record.hash.clone(),
