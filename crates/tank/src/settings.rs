@@ -145,7 +145,7 @@ fn entry(table: &toml::Table, name: &str, meaning: &str) -> String {
 
 /// The meanings of one section of the referee's settings, from the comments on its fields: they are written once.
 fn referee_meanings(section: &str) -> Vec<(String, String)> {
-    let source = include_str!("referee/settings.rs");
+    let source = concat!(include_str!("referee/settings.rs"), include_str!("contestant/limits.rs"));
     let mut meanings = Vec::new();
     let (mut inside, mut meaning) = (false, String::new());
     for line in source.lines().map(str::trim) {

@@ -225,7 +225,7 @@ fn there_is_no_network_and_no_way_to_others() {
 fn nothing_of_a_contestant_outlives_its_session() {
     // The child of the hanging one sleeps for ten minutes in its group; it is gone when the session is.
     let mut hanging = cheat("hang");
-    hanging.limits = tank::referee::Limits { run_seconds: 0.3, ..limits() };
+    hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..limits() };
     let sleeps = || {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut commands = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

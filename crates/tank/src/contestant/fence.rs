@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::referee::Limits;
+use super::limits::Limits;
 
 /// What is to be put around a process.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ mod system {
     use std::fs;
     use std::io;
 
-    use crate::referee::Limits;
+    use super::Limits;
 
     /// Everything between fork and exec.
     pub(super) fn enclose(limits: Option<&Limits>) -> io::Result<()> {
@@ -222,7 +222,7 @@ mod system {
 mod system {
     use std::io;
 
-    use crate::referee::Limits;
+    use super::Limits;
 
     pub(super) fn enclose(limits: Option<&Limits>) -> io::Result<()> {
         let Some(limits) = limits else { return Ok(()) };

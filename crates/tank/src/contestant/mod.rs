@@ -6,6 +6,7 @@
 
 mod builtin;
 mod fence;
+mod limits;
 mod lot;
 mod program;
 pub mod protocol;
@@ -13,6 +14,7 @@ pub mod protocol;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{Bench, Builtin, serve};
+pub use limits::Limits;
 pub use lot::{LayerWeights, Lot, Poison, Tokens, sweep};
 pub use program::Program;
 pub use protocol::Job;

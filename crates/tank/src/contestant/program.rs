@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fence::{self, Fence};
 use super::protocol::{Answer, Job, Request, VERSION, line};
-use super::{About, Builtin, Contestant, Fault, Lot, Readiness, Session, Stage};
-use crate::referee::Limits;
+use super::{About, Builtin, Contestant, Fault, Limits, Lot, Readiness, Session, Stage};
 use crate::{Error, Result};
 
 /// The longest answer.

@@ -17,11 +17,11 @@ use fastrand::Rng;
 
 use super::record::{
     Control, CourseReport, Look, Measurement, Outcome, Pairing, RooflineCheck, ShapeResult, Side, Sitting, Speedup,
-    Stop, Summary, Temperature, Terms,
+    Stop, Summary, Terms,
 };
 use super::samples::{Process, Samples};
 use super::seeds::derive;
-use super::settings::{RefereeSettings, Timing};
+use super::settings::{RefereeSettings, Temperature, Timing};
 use crate::contestant::Fault;
 use crate::{Error, Result};
 

@@ -25,7 +25,7 @@ pub use official::{Alone, Official};
 pub use pool::Pool;
 pub use record::{
     Control, Correctness, CourseReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck, ShapeResult,
-    Side, Sitting, Speedup, Stop, Summary, Temperature, Terms, Wrong,
+    Side, Sitting, Speedup, Stop, Summary, Terms, Wrong,
 };
-pub use settings::{Checking, Limits, RefereeSettings, Timing};
+pub use settings::{Checking, RefereeSettings, Temperature, Timing};
 pub use verify::{Examination, examine, questions};

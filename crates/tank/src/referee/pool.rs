@@ -28,9 +28,9 @@ use testkit::cases::Case;
 
 use super::clock::{Clock, jobs_a_sample};
 use super::duel::{Course, Floor, Halt};
-use super::record::{CourseReport, Pairing, Side, Temperature};
+use super::record::{CourseReport, Pairing, Side};
 use super::seeds::derive;
-use super::settings::RefereeSettings;
+use super::settings::{RefereeSettings, Temperature};
 use super::stats;
 use super::yardstick::Yardstick;
 use crate::contestant::{Contestant, Fault, Job, LayerWeights, Lot, Poison, Readiness, Session, Tokens};

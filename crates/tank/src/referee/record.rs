@@ -2,19 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::settings::RefereeSettings;
+use super::settings::{RefereeSettings, Temperature};
 use super::stats::LogRatio;
 use crate::contestant::Fault;
-
-/// Whether the weights of a sample were in the caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Temperature {
-    /// Another layer each time, through more than twice the last-level cache: what a model of many layers sees.
-    Cold,
-    /// The same layer again at once.
-    Warm,
-}
 
 /// One of the two that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! The samples of one measurement, process by process, and what they add up to.
 
-use super::record::{Look, Measurement, Pairing, ShapeResult, Stop, Summary, Temperature};
+use super::record::{Look, Measurement, Pairing, ShapeResult, Stop, Summary};
 use super::seeds::derive;
-use super::settings::Timing;
+use super::settings::{Temperature, Timing};
 use super::stats::{self, Quartets};
 use crate::{Error, Result};
 

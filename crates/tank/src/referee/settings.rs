@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Temperature;
 use super::stats::{Interval, Method};
+use crate::contestant::Limits;
 use crate::{Error, Result};
 
 /// What the referee goes by.
@@ -19,6 +19,16 @@ pub struct RefereeSettings {
     pub checking: Checking,
     /// What a contestant's process may take.
     pub limits: Limits,
+}
+
+/// Whether the weights of a sample were in the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Temperature {
+    /// Another layer each time, through more than twice the last-level cache: what a model of many layers sees.
+    Cold,
+    /// The same layer again at once.
+    Warm,
 }
 
 /// How speed is measured and judged.
@@ -157,46 +167,6 @@ pub struct Checking {
 impl Default for Checking {
     fn default() -> Self {
         Self { held_out: 12, elements: 16, whole_every: 8, precision_multiple: 4.0 }
-    }
-}
-
-/// What a contestant's process may take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Seconds for its build command.
-    pub build_seconds: f64,
-    /// Seconds until it answers `hello`.
-    pub hello_seconds: f64,
-    /// Seconds until it answers `prepare`.
-    pub prepare_seconds: f64,
-    /// Seconds until it answers `run`.
-    pub run_seconds: f64,
-    /// Seconds to leave after `bye` before it is killed.
-    pub bye_seconds: f64,
-    /// Bytes of address space.
-    pub memory_bytes: u64,
-    /// Processes and threads.
-    pub processes: u64,
-    /// Bytes of any file that it writes.
-    pub file_bytes: u64,
-    /// Whether it may use the network.
-    pub network: bool,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            build_seconds: 600.0,
-            hello_seconds: 20.0,
-            prepare_seconds: 120.0,
-            run_seconds: 60.0,
-            bye_seconds: 2.0,
-            memory_bytes: 64 << 30,
-            processes: 512,
-            file_bytes: 4 << 30,
-            network: false,
-        }
     }
 }
 

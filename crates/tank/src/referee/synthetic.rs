@@ -7,7 +7,8 @@
 use fastrand::Rng;
 
 use super::duel::{Course, Floor, Halt};
-use super::record::{CourseReport, Pairing, Side, Temperature};
+use super::record::{CourseReport, Pairing, Side};
+use super::settings::Temperature;
 
 /// A machine, and the truth about two contestants on it. Spreads are standard deviations of logarithms.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use hammerhead::{Output, Plan, Shape, backends};
-use tank::contestant::{Builtin, Program};
+use tank::contestant::{Builtin, Limits, Program};
 use tank::entry::Way;
-use tank::referee::{Checking, Clock, Limits, RefereeSettings, Timing};
+use tank::referee::{Checking, Clock, RefereeSettings, Timing};
 use testkit::cases::{self, Case, Inputs, Suite};
 
 /// A problem of one group with NVFP4 tokens and SiLU.
