@@ -8,6 +8,25 @@
 //! the kernels' authors found.
 //!
 //! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
+//!
+//! Programs use the crate `hammerhead`, which chooses among these backends. One by itself:
+//!
+//! ```
+//! use format::{Dense, Matrix, Values}; // the crate `hammerhead-format`
+//! use op::{Activation, Call, Error, Gate, Output, Problem, Shape, Target, Weights}; // `hammerhead-op`
+//!
+//! let problem = Problem::new(vec![Shape::new(1, 32, 64)], Gate::Silu, Activation::F32, Output::F32)?;
+//! let scalar = *hammerhead_cpu::backends().last().expect("plain Rust runs everywhere");
+//! let team = hammerhead_cpu::team(Some(1))?;
+//!
+//! let ones = || Matrix::new(32, 64, vec![0x22; 32 * 32], vec![0x38; 32 * 4], 1.0);
+//! let packed = scalar.prepack(&[Weights::gated(ones()?, ones()?)?])?;
+//! let config = scalar.candidates(&problem, team.count())[0];
+//! let tokens = [Dense::new(1, 64, vec![0.25f32; 64], 1.0)?.into()];
+//! let mut c = [Values::from(vec![0f32; 32])];
+//! Call::new((scalar, config), &problem, packed.as_ref(), &tokens, &mut Target::all(&mut c), &team)?.run()?;
+//! # Ok::<(), Error>(())
+//! ```
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

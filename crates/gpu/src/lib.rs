@@ -8,6 +8,21 @@
 //! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of the caller's), and
 //! `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a GPU would hide. The simulator is behind the
 //! feature `sim`: it serves tests and the command line, and a program that embeds this crate should not have to build it.
+//!
+//! Programs use the crate `hammerhead`. Here is what it loads, printed without a GPU:
+//!
+//! ```
+//! use hammerhead_gpu::facts::Facts;
+//! use hammerhead_gpu::families;
+//! use op::{Activation, Error, Gate, Output, Problem, Shape}; // the crate `hammerhead-op`
+//!
+//! let problem = Problem::new(vec![Shape::new(128, 4096, 7168)], Gate::Silu, Activation::F16, Output::F16)?;
+//! let family = families::ALL[0];
+//! let config = family.candidates(&problem, &Facts::h200())[0];
+//! let kernels = family.kernels(&problem, &config)?;
+//! assert!(kernels[0].to_ptx().contains(".target sm_90a"));
+//! # Ok::<(), Error>(())
+//! ```
 
 pub mod cuda;
 pub mod device;

@@ -5,6 +5,20 @@
 //! a backend may be from it, given its [`Arithmetic`]. No instruction set, no driver and no thread lives here: a [`Team`] is whatever threads it is given.
 //!
 //! Programs use the crate `hammerhead`, which plans, loads and runs; this one is for those who compute.
+//!
+//! ```
+//! use format::Matrix; // the crate `hammerhead-format`
+//! use hammerhead_op::reference::Reference;
+//! use hammerhead_op::{Gate, Weights};
+//!
+//! // Rows of 16 ones: code 2 is 1.0, two to a byte, and the scale 0x38 is 1.0 too.
+//! let ones = |rows: usize| Matrix::new(rows, 16, vec![0x22; 8 * rows], vec![0x38; rows], 1.0);
+//! let (tokens, weights) = (ones(3)?.into(), Weights::gated(ones(2)?, ones(2)?)?);
+//! let reference = Reference::new(&tokens, &weights, Gate::Silu);
+//! let element = reference.element(&reference.token(2), &reference.column(1));
+//! assert_eq!(element.gate.value, 16.0);
+//! # Ok::<(), hammerhead_op::Error>(())
+//! ```
 
 pub mod arithmetic;
 pub mod backend;
