@@ -62,18 +62,29 @@ fn expanded_bytes(problem: &Problem) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
+/// Where a problem is computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site {
+    /// The kernels.
+    pub family: &'static dyn Family,
+    /// The address of the workspace.
+    pub workspace: u64,
+    /// Multiprocessors that the launches are made for.
+    pub multiprocessors: u32,
+}
+
 /// The launches that compute a problem, in their order. `source` is how tokens are expanded, if they are: as the problem's type of
 /// activation asks, or with factors by which they become that type.
 pub(super) fn launches<M>(
-    family: &dyn Family,
+    site: Site,
     problem: &Problem,
     config: &Config,
     weights: &[PackedGroup<M>],
     address: impl Fn(&M) -> u64,
     (source, tokens): (Option<Source>, &[TokenPlace]),
     outputs: &[u64],
-    (workspace, multiprocessors): (u64, u32),
 ) -> Result<Vec<Launch>> {
+    let Site { family, workspace, multiprocessors } = site;
     let (mut segments, mut operands, mut next) = (Vec::new(), Vec::new(), workspace);
     for (group, shape) in problem.groups().iter().enumerate() {
         let (place, elements) = (tokens[group], shape.m * shape.k);

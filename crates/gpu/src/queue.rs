@@ -14,7 +14,7 @@ use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weight
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
 use super::expand::Source;
-use super::launches::{self, TokenPlace};
+use super::launches::{self, Site, TokenPlace};
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
 
@@ -236,17 +236,13 @@ impl LaunchQueue {
         let weights = DeviceWeights::on(weights, self.device)?;
         let (source, places) = sources(weights.groups(), problem, tokens, multiply);
         let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
-        let place = (workspace.map_or(0, DeviceMemory::address), self.device.facts.multiprocessors);
-        let launches = launches::launches(
-            self.device.family,
-            problem,
-            config,
-            weights.groups(),
-            DeviceMemory::address,
-            (source, &places),
-            &targets,
-            place,
-        )?;
+        let site = Site {
+            family: self.device.family,
+            workspace: workspace.map_or(0, DeviceMemory::address),
+            multiprocessors: self.device.facts.multiprocessors,
+        };
+        let (groups, tokens) = (weights.groups(), (source, &places[..]));
+        let launches = launches::launches(site, problem, config, groups, DeviceMemory::address, tokens, &targets)?;
         let encoded = launches.iter().map(|launch| {
             let function = match device::compiled(context, launch.kernel) {
                 Some(function) => function,

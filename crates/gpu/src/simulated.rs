@@ -22,7 +22,7 @@ use super::facts::Facts;
 use super::families;
 use super::family::Family;
 use super::launch::{Argument, Launch};
-use super::launches::{TokenPlace, bytes_of, launches, workspace_bytes};
+use super::launches::{Site, TokenPlace, bytes_of, launches, workspace_bytes};
 use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
 
 /// The backend's name.
@@ -211,9 +211,9 @@ impl Simulated {
         }
         let workspace = gpu.alloc("workspace", workspace_bytes(FAMILY, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
-        let device = (workspace.address, MULTIPROCESSORS);
-        let tokens = (source, &tokens[..]);
-        let launches = launches(FAMILY, problem, config, &weights, |buffer| buffer.address, tokens, &outputs, device)?;
+        let site = Site { family: FAMILY, workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
+        let address = |buffer: &Buffer| buffer.address;
+        let launches = launches(site, problem, config, &weights, address, (source, &tokens), &outputs)?;
         let profiles = run_launches(&mut gpu, &launches, self.0)?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;

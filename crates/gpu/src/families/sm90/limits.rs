@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn the_largest_expansion_counts_its_units_and_blocks() {
         let elements = MOST_EXPANDED;
-        let segment = Segment { source: 0, scales: 0, target: 0, plane: 0, factor: 1.0, elements };
+        let segment = Segment { source: 0, scales: 0, target: 0, plane: 0, factor: 1.0, elements, k: 16 };
         for source in [Source::NvFp4, Source::Single] {
             let [launch] = &expansion::launches(source, &[segment])[..] else { panic!("one run is one launch") };
             let KernelSpec::Expand(config) = launch.kernel else { panic!("{:?}", launch.kernel) };
