@@ -40,6 +40,17 @@ def test_a_layer_computes_with_the_weights_that_its_writer_sees(rng, name, opene
     np.testing.assert_allclose(weights(x), expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
+def test_tokens_are_multiplied_with_the_vector_that_awq_leaves(rng):
+    truth = f32_tensors(DATA / "modelopt_awq.expected.safetensors")
+    b1, b2 = (truth[f"model.layers.0.mlp.experts.1.{part}_proj.weight"].astype(np.float64) for part in ("gate", "up"))
+    weights = DualWeights.from_checkpoint(DATA / "modelopt_awq", 0, [1])
+    scale = np.array(weights.input_scales[0])
+    assert scale.shape == (b1.shape[1],) and np.ptp(scale) > 0, "a vector of equal numbers would show nothing"
+    x = rng.standard_normal((3, b1.shape[1]), dtype=np.float32)
+    expected = reference.GATES["silu"]((x * scale) @ b1.T, (x * scale) @ b2.T)
+    np.testing.assert_allclose(weights(x), expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
 def test_a_model_tells_what_it_has():
     model = Checkpoint(DATA / "modelopt_dense")
     assert model.path == DATA / "modelopt_dense" and model.gate == "silu" and 0 in model.layers
