@@ -168,7 +168,7 @@ def time_hammerhead(binary, suite, arguments):
 
 
 def ceilings():
-    """Operations and bytes a second that this device reaches at the moment."""
+    """Operations and bytes per second that this device reaches at the moment."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
     source = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)

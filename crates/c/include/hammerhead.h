@@ -174,7 +174,7 @@ void hammerhead_engine_destroy(struct HammerheadEngine *engine);
 // `layer` is NULL or was made by a load function and not yet freed, and no call uses it.
 void hammerhead_layer_destroy(struct HammerheadLayer *layer);
 
-// Packs the weights of `count` groups (one for a plain layer, one an expert else). They are not needed afterwards.
+// Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 //
 // gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
 //
@@ -188,7 +188,7 @@ int32_t hammerhead_layer_load(const struct HammerheadEngine *engine,
                               float clamp,
                               struct HammerheadLayer **layer);
 
-// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one a group. Every run of
+// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per group. Every run of
 // the layer multiplies its tokens, which must not be NVFP4.
 //
 // # Safety

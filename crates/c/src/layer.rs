@@ -104,7 +104,7 @@ fn destroy<T>(object: *mut T) {
     });
 }
 
-/// Packs the weights of `count` groups (one for a plain layer, one an expert else). They are not needed afterwards.
+/// Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 ///
 /// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
 ///
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn hammerhead_layer_load(
     })
 }
 
-/// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one a group. Every run of
+/// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per group. Every run of
 /// the layer multiplies its tokens, which must not be NVFP4.
 ///
 /// # Safety

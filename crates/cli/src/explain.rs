@@ -1,6 +1,6 @@
 //! Why a plan is what it is: what was weighed, and at what price.
 
-use hammerhead::{Considered, Plan, Source};
+use hammerhead::{Basis, Considered, Plan};
 use serde::Serialize;
 
 use crate::table::{self, Table};
@@ -70,13 +70,13 @@ fn reason(plan: &Plan) -> String {
     let cost = plan.cost();
     let taken = format!("taken: {} {}, because", plan.backend().name(), plan.config());
     let predicted = format!("{} is the least predicted time, bound by {}", table::seconds(cost.seconds), cost.bound_by);
-    match plan.source() {
-        Source::Model => format!("{taken} {predicted}\n"),
-        Source::Tank(tuned) => format!(
+    match plan.basis() {
+        Basis::Model => format!("{taken} {predicted}\n"),
+        Basis::Tank(tuned) => format!(
             "{taken} the tank measured it {:.3}× as fast as the planner's choice on this machine (record {:.12}, {})\n",
             tuned.speedup, tuned.record, tuned.at
         ),
-        Source::Illegal { tuned, reason } => {
+        Basis::Illegal { tuned, reason } => {
             format!("{taken} {predicted}; the tank's configuration of {} is not legal here ({reason})\n", tuned.problem)
         }
     }

@@ -19,7 +19,7 @@ use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
-use super::source::Source;
+use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::sums::Lanes;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
@@ -104,11 +104,11 @@ impl Kernel for IntegerKernel {
         blocks
     }
 
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [IntegerToken]) {
+    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [IntegerToken]) {
         integer::prepare(source.activations, group, out);
     }
 
-    fn unit(&self, _: Source<'_>) -> f64 {
+    fn unit(&self, _: GroupTokens<'_>) -> f64 {
         integer::UNIT
     }
 
@@ -215,11 +215,11 @@ impl Kernel for FloatKernel {
         blocks * BLOCK
     }
 
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
         source.scaled_row(group, source.f32_exponent(), out);
     }
 
-    fn unit(&self, source: Source<'_>) -> f64 {
+    fn unit(&self, source: GroupTokens<'_>) -> f64 {
         2f64.powi(-source.f32_exponent())
     }
 

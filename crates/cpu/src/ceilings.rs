@@ -25,7 +25,7 @@ const PREFETCH: usize = 4096;
 /// One sample of the machine's two rates, over all threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
-    /// Floating-point operations a second of the fastest unit, its operands in the first-level cache.
+    /// Floating-point operations per second of the fastest unit, its operands in L1.
     pub flops: f64,
     /// Bytes a second read from memory, no cache helping.
     pub bytes: f64,
@@ -147,7 +147,7 @@ fn fastest_unit() -> (&'static str, fn() -> f64) {
         use super::backend::InstructionSet;
         use super::{amx, avx2, avx512};
         if amx::Amx::available().is_ok() {
-            return ("AMX bf16, tiles from the first-level cache", amx::flops);
+            return ("AMX bf16, tiles from L1", amx::flops);
         } else if avx512::Avx512::available().is_ok() {
             return ("AVX-512 f32 multiply-add", avx512::flops);
         } else if avx2::Avx2::available().is_ok() {

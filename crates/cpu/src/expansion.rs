@@ -17,7 +17,7 @@ pub(super) trait Expand {
     /// A block of zeros.
     const BLANK: Self::Block;
 
-    /// Expands one block: a scale a column, then two vectors of codes.
+    /// Expands one block: a scale per column, then two vectors of codes.
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut Self::Block);
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Finish<'a> {
     pub function: Gate,
     /// What gate sums and up sums are multiplied with.
     pub alpha: [f64; 2],
-    /// Prepared rows a token.
+    /// Prepared rows per token.
     pub parts: usize,
     pub tokens: Range<usize>,
     pub columns: Range<usize>,

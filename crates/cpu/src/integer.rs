@@ -41,7 +41,7 @@ impl IntegerBlock {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct IntegerToken {
-    /// Twice the values, four bytes a word, in the order of the weights' nibbles.
+    /// Twice the values, four bytes per word, in the order of the weights' nibbles.
     pub values: [i32; 4],
     /// −12 times their sum.
     pub start: i32,

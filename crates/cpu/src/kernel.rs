@@ -1,6 +1,6 @@
 //! What an instruction set must be able to do, and the pieces of work it is handed.
 //!
-//! A kernel prepares tokens (once a run), expands blocks of codes into the form it multiplies (a *slab*: a few panels, a
+//! A kernel prepares tokens (once per run), expands blocks of codes into the form it multiplies (a *slab*: a few panels, a
 //! stretch of K, small enough for the L1 cache), and multiplies tokens with a slab into sums. The schedule
 //! decides what is done when; a kernel never sees a strategy. Only one hint reaches it: an [`Expansion`] of a later slab
 //! that it may advance between its products, so that dequantisation fills the gaps that matrix instructions leave.
@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use super::expansion::{Expand, Expansion, Pace};
 use super::finish::Finish;
 use super::slab::SlabView;
-use super::source::Source;
+use super::source::GroupTokens;
 use super::sums::Lanes;
 
 /// One instruction set's way with one kind of activations.
@@ -38,10 +38,10 @@ pub(super) trait Kernel: Expand + Sync + Sized {
     fn group_len(&self, blocks: usize) -> usize;
 
     /// Writes one group of prepared rows, zeros where there are no tokens or no K; `group` counts groups of rows.
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [Self::Token]);
+    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [Self::Token]);
 
     /// What the sums must be multiplied with, beside the global scales: a power of two.
-    fn unit(&self, _: Source<'_>) -> f64 {
+    fn unit(&self, _: GroupTokens<'_>) -> f64 {
         1.0
     }
 

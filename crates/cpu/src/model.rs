@@ -143,7 +143,7 @@ impl Rates {
         loops
     }
 
-    /// Whether a configuration is one whose tokens stay in the first-level cache.
+    /// Whether a configuration is one whose tokens stay in L1.
     fn resides(&self, config: &Config, matrices: usize) -> Option<Resident> {
         let fits = |resident: &Resident| {
             config.strategy == Strategy::PingPong

@@ -14,7 +14,7 @@ use super::kernel::{Kernel, Product};
 use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::schedule;
-use super::source::Source;
+use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::sums::Lanes;
 use op::{Activation, Arithmetic, Config, Operands, Problem, Result, Team};
@@ -94,11 +94,11 @@ impl Kernel for ScalarKernel {
         blocks * BLOCK
     }
 
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [f32]) {
+    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
         source.scaled_row(group, source.f32_exponent(), out);
     }
 
-    fn unit(&self, source: Source<'_>) -> f64 {
+    fn unit(&self, source: GroupTokens<'_>) -> f64 {
         2f64.powi(-source.f32_exponent())
     }
 

@@ -13,7 +13,7 @@
 //! The order in which an element's products are added depends on the configuration alone, so results are the same to
 //! the bit for any number of threads.
 //!
-//! Working memory, beside the operands: prepared tokens (at most 6 bytes an activation, their rows in whole
+//! Working memory, beside the operands: prepared tokens (at most 6 bytes per activation, their rows in whole
 //! groups of the kernel's); for each thread the slabs
 //! (`stages` × panels × `depth`), the sums of one tile, one row of results if those are staged, and a copy of the tile's
 //! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size; each piece above 512 KB in whole large pages.
@@ -33,7 +33,7 @@ use super::kernel::{Kernel, Product, TileStream};
 use super::memory::{Arena, Lease, Parts};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
 use super::slab::Slab;
-use super::source::Source;
+use super::source::GroupTokens;
 use super::sums::{Lanes, MatrixSums, SumLayout};
 use super::target::SharedTarget;
 use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
@@ -41,7 +41,7 @@ use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Str
 /// Bytes of tokens below which preparing them is not worth waking the other threads.
 const SERIAL_TOKENS: usize = 1 << 17;
 
-/// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of a second-level cache.
+/// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of an L2.
 pub(super) const OWN_TOKENS: usize = 2 << 20;
 
 /// Computes a problem.
@@ -53,9 +53,9 @@ pub(super) fn run<K: Kernel>(
     operands: Operands<'_, '_, '_>,
     team: &Team,
 ) -> Result<()> {
-    let sources: Vec<Source<'_>> = {
+    let sources: Vec<GroupTokens<'_>> = {
         let pairs = operands.activations.iter().zip(operands.largest);
-        pairs.map(|(activations, &largest)| Source { activations, largest }).collect()
+        pairs.map(|(activations, &largest)| GroupTokens { activations, largest }).collect()
     };
     let arena = team.kept::<Arena>();
     let tokens = prepare(kernel, problem, &sources, team, &arena)?;
@@ -95,7 +95,7 @@ fn share<'a>(targets: &'a mut [Target<'_>], shapes: &[Shape]) -> Vec<SharedTarge
 struct Group<'a, K: Kernel> {
     shape: Shape,
     matrices: &'a [PanelMatrix],
-    source: Source<'a>,
+    source: GroupTokens<'a>,
     tokens: &'a [K::Token],
     target: &'a SharedTarget<'a>,
 }
@@ -104,7 +104,7 @@ struct Group<'a, K: Kernel> {
 fn prepare<'a, K: Kernel>(
     kernel: &K,
     problem: &Problem,
-    sources: &[Source<'_>],
+    sources: &[GroupTokens<'_>],
     team: &Team,
     arena: &'a Arena,
 ) -> Result<Parts<'a, K::Token>> {
@@ -200,7 +200,7 @@ fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {
 }
 
 /// A thread's own copy of the tokens of its tile. Two cores that read the same lines again and again slow each other down,
-/// even where both have them in their second-level caches; a copy costs one reading, and a tile of tokens serves many
+/// even where both have them in their L2 caches; a copy costs one reading, and a tile of tokens serves many
 /// tiles of C.
 struct OwnTokens<'a, K: Kernel> {
     memory: Lease<'a, K::Token>,

@@ -8,7 +8,7 @@ use super::scale::{LARGEST_POWER, exponent_of, two_powers};
 
 /// One group's tokens as they came.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct GroupTokens<'a> {
     pub activations: &'a Activations<'a>,
     /// The largest magnitude among dense activations.
     pub largest: f32,
@@ -18,7 +18,7 @@ pub(super) struct Source<'a> {
 /// infinite: weights are between 2⁻¹⁰ and 2¹².
 const COMFORTABLE: Range<i32> = -20..60;
 
-impl Source<'_> {
+impl GroupTokens<'_> {
     /// The power of two that brings the largest dense token to 2^`place`, or as near as two factors of f32 can.
     pub(super) fn exponent_to(self, place: i32) -> i32 {
         if self.largest == 0.0 {

@@ -59,7 +59,7 @@ pub(crate) fn nearest(x: f64) -> u8 {
     let magnitude = x.abs().min(f64::from(MAX));
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(MIN_EXPONENT);
     // In units of the last place a normal magnitude is 8 to 16 and a subnormal one 0 to 8. Codes count on
-    // through the exponents, so adding eight a step gives the code, and a mantissa that rounds up to 16
+    // through the exponents, so adding eight per step gives the code, and a mantissa that rounds up to 16
     // carries into the next exponent by itself.
     let steps = (magnitude * power_of_two(3 - exponent)).round_ties_even() as i32;
     let code = (exponent - MIN_EXPONENT) * 8 + steps;

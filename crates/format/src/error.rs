@@ -1,5 +1,5 @@
 //! What can be wrong with bytes, shapes, numbers and files. Each message is one line that says where, what
-//! was expected, what came, and what to do about it.
+//! was expected, what was got, and what to do about it.
 
 use std::io;
 use std::path::PathBuf;

@@ -37,7 +37,7 @@ pub const PARTS: usize = 3;
 
 /// What is expanded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum TokenForm {
     /// Codes with a scale for each 16, which become f16.
     NvFp4,
     /// Floats, which become three planes of bf16.
@@ -57,12 +57,12 @@ pub enum Float {
     F32,
 }
 
-impl Source {
+impl TokenForm {
     /// How tokens of a type are expanded; f16 and bf16 are taken as they are.
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
-            Activation::NvFp4 => Some(Source::NvFp4),
-            Activation::F32 => Some(Source::Single),
+            Activation::NvFp4 => Some(TokenForm::NvFp4),
+            Activation::F32 => Some(TokenForm::Single),
             Activation::F16 | Activation::BF16 => None,
         }
     }
@@ -71,47 +71,47 @@ impl Source {
     pub fn scaled(activation: Activation) -> Option<Self> {
         match activation {
             Activation::NvFp4 => None,
-            Activation::F16 => Some(Source::Scaled(Float::F16)),
-            Activation::BF16 => Some(Source::Scaled(Float::BF16)),
-            Activation::F32 => Some(Source::Scaled(Float::F32)),
+            Activation::F16 => Some(TokenForm::Scaled(Float::F16)),
+            Activation::BF16 => Some(TokenForm::Scaled(Float::BF16)),
+            Activation::F32 => Some(TokenForm::Scaled(Float::F32)),
         }
     }
 
     /// Bytes of the source that are one unit, scales aside.
     pub(crate) fn unit_bytes(self) -> u32 {
         match self {
-            Source::NvFp4 => UNIT as u32 / 2,
-            Source::Single | Source::Scaled(Float::F32) => UNIT as u32 * 4,
-            Source::Scaled(Float::F16 | Float::BF16) => UNIT as u32 * 2,
+            TokenForm::NvFp4 => UNIT as u32 / 2,
+            TokenForm::Single | TokenForm::Scaled(Float::F32) => UNIT as u32 * 4,
+            TokenForm::Scaled(Float::F16 | Float::BF16) => UNIT as u32 * 2,
         }
     }
 
     /// Bytes that the expanded elements take, all parts together.
     pub fn expanded_bytes(self, elements: usize) -> usize {
-        let parts = if self == Source::NvFp4 { 1 } else { PARTS };
+        let parts = if self == TokenForm::NvFp4 { 1 } else { PARTS };
         parts * elements * Output::F16.bytes()
     }
 }
 
 /// Which of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
+pub struct ExpandSpec {
     /// What is expanded.
-    pub source: Source,
+    pub source: TokenForm,
     /// Segments that it has arguments for.
     pub segments: usize,
     /// Times that a thread takes a unit.
     pub rounds: u32,
 }
 
-impl Config {
+impl ExpandSpec {
     /// The kernel for so many runs of so many elements in all.
-    pub fn new(source: Source, runs: usize, elements: usize) -> Self {
+    pub fn new(source: TokenForm, runs: usize, elements: usize) -> Self {
         let segments = if runs == 1 { 1 } else { MOST_SEGMENTS };
         // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves few blocks.
-        let least = if source == Source::NvFp4 { MOST_ROUNDS / 2 } else { 1 };
-        let with = |rounds| Config { source, segments, rounds };
-        let few = |config: &Config| config.blocks(elements) <= FEW_BLOCKS;
+        let least = if source == TokenForm::NvFp4 { MOST_ROUNDS / 2 } else { 1 };
+        let with = |rounds| ExpandSpec { source, segments, rounds };
+        let few = |config: &ExpandSpec| config.blocks(elements) <= FEW_BLOCKS;
         [least, 2 * least].map(with).into_iter().find(few).unwrap_or(with(least))
     }
 
@@ -122,8 +122,8 @@ impl Config {
 }
 
 /// Whether so many elements are expanded by so few blocks that they are no trouble to others.
-pub fn by_few_blocks(source: Source, elements: usize) -> bool {
-    Config::new(source, 1, elements).blocks(elements) <= FEW_BLOCKS
+pub fn by_few_blocks(source: TokenForm, elements: usize) -> bool {
+    ExpandSpec::new(source, 1, elements).blocks(elements) <= FEW_BLOCKS
 }
 
 /// A segment as the kernel is told of it.
@@ -142,12 +142,12 @@ struct Run {
 }
 
 impl Run {
-    fn declare(k: &mut Builder, source: Source, index: usize) -> Self {
+    fn declare(k: &mut Builder, source: TokenForm, index: usize) -> Self {
         let at = k.pointer(&format!("source{index}"));
         let (beside, factor, columns) = match source {
-            Source::NvFp4 => (k.pointer(&format!("scales{index}")), None, None),
-            Source::Single => (k.param(&format!("plane{index}")), Some(k.param(&format!("factor{index}"))), None),
-            Source::Scaled(_) => {
+            TokenForm::NvFp4 => (k.pointer(&format!("scales{index}")), None, None),
+            TokenForm::Single => (k.param(&format!("plane{index}")), Some(k.param(&format!("factor{index}"))), None),
+            TokenForm::Scaled(_) => {
                 let factors = k.pointer(&format!("factors{index}"));
                 let row_units = k.param(&format!("row_units{index}"));
                 (k.param(&format!("plane{index}")), None, Some((factors, row_units)))
@@ -183,14 +183,14 @@ impl Run {
 
 /// Builds the kernel. Its arguments, for each segment: source; scales, or bytes between parts and the factor, or factors, units of
 /// a row and bytes between parts; target; units of eight elements; its first block.
-pub fn kernel(config: Config) -> Result<Kernel, Error> {
-    let shape = ptx::Launch { threads: THREADS, cluster: None, min_blocks: None };
+pub fn kernel(config: ExpandSpec) -> Result<Kernel, Error> {
+    let shape = ptx::LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let name = match config.source {
-        Source::NvFp4 => "expand_nvfp4",
-        Source::Single => "expand_single",
-        Source::Scaled(Float::F16) => "expand_scaled_f16",
-        Source::Scaled(Float::BF16) => "expand_scaled_bf16",
-        Source::Scaled(Float::F32) => "expand_scaled_f32",
+        TokenForm::NvFp4 => "expand_nvfp4",
+        TokenForm::Single => "expand_single",
+        TokenForm::Scaled(Float::F16) => "expand_scaled_f16",
+        TokenForm::Scaled(Float::BF16) => "expand_scaled_bf16",
+        TokenForm::Scaled(Float::F32) => "expand_scaled_f32",
     };
     let mut k = Builder::new(name, Target::Sm90a, shape);
     let runs: Vec<Run> = (0..config.segments).map(|index| Run::declare(&mut k, config.source, index)).collect();
@@ -202,9 +202,9 @@ pub fn kernel(config: Config) -> Result<Kernel, Error> {
     k.grid_dependency_wait();
     let places: Vec<(Reg<U32>, Pred)> = (0..config.rounds).map(|round| unit(&mut k, &run, first, round)).collect();
     match config.source {
-        Source::NvFp4 => expand_codes(&mut k, &run, &places),
-        Source::Single => split_floats(&mut k, &run, Float::F32, &places),
-        Source::Scaled(float) => split_floats(&mut k, &run, float, &places),
+        TokenForm::NvFp4 => expand_codes(&mut k, &run, &places),
+        TokenForm::Single => split_floats(&mut k, &run, Float::F32, &places),
+        TokenForm::Scaled(float) => split_floats(&mut k, &run, float, &places),
     }
     k.finish()
 }
@@ -230,7 +230,7 @@ fn unit(k: &mut Builder, run: &Run, first: Reg<U32>, round: u32) -> (Reg<U32>, P
 fn expand_codes(k: &mut Builder, run: &Run, places: &[(Reg<U32>, Pred)]) {
     let loaded: Vec<_> = k.phase("load", |k| {
         let load = |&(unit, _): &(Reg<U32>, Pred)| {
-            let at = k.mul_wide_add(unit, Source::NvFp4.unit_bytes(), run.source);
+            let at = k.mul_wide_add(unit, TokenForm::NvFp4.unit_bytes(), run.source);
             let block = k.shr(unit, 1);
             let scale_at = k.mul_wide_add(block, 1, run.beside);
             (k.load::<U32, Global>(Addr::of(at)), k.load_narrow::<Global>(Width::B8, Addr::of(scale_at)))
@@ -314,7 +314,7 @@ fn split_floats(k: &mut Builder, run: &Run, float: Float, places: &[(Reg<U32>, P
 
 /// The eight numbers of a unit, as floats: exactly.
 fn load_floats(k: &mut Builder, float: Float, source: Reg<U64>, unit: Reg<U32>) -> [Reg<F32>; UNIT] {
-    let at = Addr::<Global>::of(k.mul_wide_add(unit, Source::Scaled(float).unit_bytes(), source));
+    let at = Addr::<Global>::of(k.mul_wide_add(unit, TokenForm::Scaled(float).unit_bytes(), source));
     if float == Float::F32 {
         let (low, high): ([Reg<F32>; 4], [Reg<F32>; 4]) = (k.load_vector(at), k.load_vector(at.plus(16)));
         return std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] });

@@ -2,7 +2,7 @@
 //!
 //! Groups whose tokens follow each other in memory are one run; a launch takes as many runs as the kernel has arguments for.
 
-use super::expand::{Config, MOST_SEGMENTS, Source, UNIT};
+use super::expand::{ExpandSpec, MOST_SEGMENTS, TokenForm, UNIT};
 use super::launch::{Argument, KernelSpec, Launch};
 
 /// A run of elements.
@@ -27,21 +27,21 @@ pub struct Segment {
 
 impl Segment {
     /// The run of both, if the second begins where the first ends.
-    fn joined(&self, next: &Segment, source: Source) -> Option<Segment> {
+    fn joined(&self, next: &Segment, source: TokenForm) -> Option<Segment> {
         let units = (self.elements / UNIT) as u64;
         let follows = next.source == self.source + units * u64::from(source.unit_bytes())
             && next.target == self.target + 2 * self.elements as u64
             && match source {
-                Source::NvFp4 => next.scales == self.scales + units / 2,
-                Source::Single => next.plane == self.plane && next.factor == self.factor,
-                Source::Scaled(_) => next.plane == self.plane && next.scales == self.scales && next.k == self.k,
+                TokenForm::NvFp4 => next.scales == self.scales + units / 2,
+                TokenForm::Single => next.plane == self.plane && next.factor == self.factor,
+                TokenForm::Scaled(_) => next.plane == self.plane && next.scales == self.scales && next.k == self.k,
             };
         follows.then_some(Segment { elements: self.elements + next.elements, ..*self })
     }
 }
 
 /// The launches that expand these segments: one for every eight runs.
-pub fn launches(source: Source, segments: &[Segment]) -> Vec<Launch> {
+pub fn launches(source: TokenForm, segments: &[Segment]) -> Vec<Launch> {
     let mut runs: Vec<Segment> = Vec::new();
     for segment in segments.iter().filter(|segment| segment.elements > 0) {
         match runs.last_mut().and_then(|last| Some((last.joined(segment, source)?, last))) {
@@ -51,23 +51,23 @@ pub fn launches(source: Source, segments: &[Segment]) -> Vec<Launch> {
     }
     let launch_of = |runs: &[Segment]| {
         let elements = runs.iter().map(|run| run.elements).sum();
-        launch(Config::new(source, runs.len(), elements), runs)
+        launch(ExpandSpec::new(source, runs.len(), elements), runs)
     };
     runs.chunks(MOST_SEGMENTS).map(launch_of).collect()
 }
 
 /// One launch over at most as many runs as the kernel has arguments for. Where there are fewer, the last is repeated and begins
 /// beyond the grid.
-pub fn launch(config: Config, runs: &[Segment]) -> Launch {
+pub fn launch(config: ExpandSpec, runs: &[Segment]) -> Launch {
     let (mut arguments, mut blocks) = (Vec::new(), 0u32);
     for index in 0..config.segments {
         let run = runs[index.min(runs.len() - 1)];
         let units = (run.elements / UNIT) as u32;
         arguments.push(Argument::Pointer(run.source));
         match config.source {
-            Source::NvFp4 => arguments.push(Argument::Pointer(run.scales)),
-            Source::Single => arguments.extend([Argument::U64(run.plane), Argument::F32(run.factor)]),
-            Source::Scaled(_) => {
+            TokenForm::NvFp4 => arguments.push(Argument::Pointer(run.scales)),
+            TokenForm::Single => arguments.extend([Argument::U64(run.plane), Argument::F32(run.factor)]),
+            TokenForm::Scaled(_) => {
                 let row_units = Argument::U32((run.k / UNIT) as u32);
                 arguments.extend([Argument::Pointer(run.scales), row_units, Argument::U64(run.plane)]);
             }
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     fn groups_that_follow_each_other_in_memory_are_one_run() {
         let following = [segment(0x1000, 0x4000, 64), segment(0x1020, 0x4080, 0), segment(0x1020, 0x4080, 32)];
-        let launches = launches(Source::NvFp4, &following);
+        let launches = launches(TokenForm::NvFp4, &following);
         let [launch] = &launches[..] else { panic!("{launches:?}") };
-        assert_eq!(launch.kernel, KernelSpec::Expand(Config::new(Source::NvFp4, 1, 96)));
+        assert_eq!(launch.kernel, KernelSpec::Expand(ExpandSpec::new(TokenForm::NvFp4, 1, 96)));
         assert_eq!(launch.arguments[3], Argument::U32(96 / UNIT as u32));
     }
 
@@ -102,22 +102,22 @@ mod tests {
     fn a_gap_in_the_tokens_the_scales_or_the_target_begins_another_run() {
         let first = segment(0x1000, 0x4000, 64);
         let next = segment(0x1020, 0x4080, 32);
-        assert!(first.joined(&next, Source::NvFp4).is_some());
+        assert!(first.joined(&next, TokenForm::NvFp4).is_some());
         for apart in [
             Segment { source: 0x1030, ..next },
             Segment { scales: next.scales + 1, ..next },
             Segment { target: 0x4090, ..next },
         ] {
-            assert_eq!(first.joined(&apart, Source::NvFp4), None, "{apart:?}");
+            assert_eq!(first.joined(&apart, TokenForm::NvFp4), None, "{apart:?}");
         }
         let scaled = Segment { source: 0x1100, factor: 2.0, ..next };
-        assert_eq!(first.joined(&scaled, Source::Single), None);
-        assert!(first.joined(&Segment { factor: 1.0, ..scaled }, Source::Single).is_some());
+        assert_eq!(first.joined(&scaled, TokenForm::Single), None);
+        assert!(first.joined(&Segment { factor: 1.0, ..scaled }, TokenForm::Single).is_some());
     }
 
     #[test]
     fn groups_with_factors_of_their_own_are_runs_of_their_own() {
-        let source = Source::Scaled(Float::F16);
+        let source = TokenForm::Scaled(Float::F16);
         let first = segment(0x1000, 0x4000, 64);
         let next = Segment { source: 0x1080, scales: first.scales, ..segment(0, 0x4080, 32) };
         assert!(first.joined(&next, source).is_some());
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn nothing_to_expand_is_no_launch_and_nine_runs_are_two() {
-        assert_eq!(launches(Source::Single, &[segment(0, 0, 0)]), []);
+        assert_eq!(launches(TokenForm::Single, &[segment(0, 0, 0)]), []);
         let apart: Vec<Segment> = (0..9).map(|i| segment(0x10000 * i, 0x20000 * i, 16)).collect();
-        assert_eq!(launches(Source::NvFp4, &apart).len(), 2);
+        assert_eq!(launches(TokenForm::NvFp4, &apart).len(), 2);
     }
 }

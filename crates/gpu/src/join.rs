@@ -1,7 +1,7 @@
 //! What two passes need besides: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
 //! all groups in one launch.
 
-use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, Launch, Reg, SpecialRegister, Target, U32, U64};
+use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
 
 use super::families::sm90::kernel::{Elements, RECORD_BYTES, locate};
 use super::gating::{self, Function};
@@ -12,7 +12,7 @@ pub const THREADS: u32 = 256;
 
 /// Which of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
+pub struct JoinSpec {
     /// The gate's function.
     pub function: Function,
     /// The type of C.
@@ -21,7 +21,7 @@ pub struct Config {
     pub groups: u32,
 }
 
-impl Config {
+impl JoinSpec {
     /// Blocks for so many elements.
     pub fn blocks(&self, elements: usize) -> u32 {
         elements.div_ceil(THREADS as usize) as u32
@@ -30,8 +30,8 @@ impl Config {
 
 /// Builds the kernel. Its arguments, in order: the table of groups (addresses are those of S1, S2 and C, and tiles are
 /// blocks), the number of blocks, and the gate's limit.
-pub fn kernel(config: Config) -> Result<Kernel, Error> {
-    let launch = Launch { threads: THREADS, cluster: None, min_blocks: None };
+pub fn kernel(config: JoinSpec) -> Result<Kernel, Error> {
+    let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("join", Target::Sm90a, launch);
     let table = k.table("groups", config.groups * RECORD_BYTES / 4);
     let _: Reg<U32> = k.param("blocks");

@@ -31,11 +31,11 @@ pub enum Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelSpec {
     /// The products.
-    Multiply(kernel::Config),
+    Multiply(kernel::MultiplySpec),
     /// The gate over sums that went through memory.
-    Join(join::Config),
+    Join(join::JoinSpec),
     /// Tokens as the products take them.
-    Expand(expand::Config),
+    Expand(expand::ExpandSpec),
 }
 
 impl KernelSpec {

@@ -5,7 +5,7 @@
 
 use format::{GlobalScale, Values};
 
-use super::expand::Source;
+use super::expand::TokenForm;
 use super::expansion::{self, Segment};
 use super::family::{Family, GroupOperands};
 use super::launch::Launch;
@@ -57,7 +57,7 @@ pub(super) fn workspace_bytes(family: &dyn Family, problem: &Problem, config: &C
 
 /// Bytes of expanded tokens: all groups one after another, so that tokens that are so too are expanded as one run.
 fn expanded_bytes(problem: &Problem) -> usize {
-    let Some(source) = Source::of(problem.activation()) else { return 0 };
+    let Some(source) = TokenForm::of(problem.activation()) else { return 0 };
     let bytes: usize = problem.groups().iter().map(|shape| source.expanded_bytes(shape.m * shape.k)).sum();
     bytes.next_multiple_of(ALIGNMENT)
 }
@@ -81,7 +81,7 @@ pub(super) fn launches<M>(
     config: &Config,
     weights: &[PackedGroup<M>],
     address: impl Fn(&M) -> u64,
-    (source, tokens): (Option<Source>, &[TokenPlace]),
+    (source, tokens): (Option<TokenForm>, &[TokenPlace]),
     outputs: &[u64],
 ) -> Result<Vec<Launch>> {
     let Site { family, workspace, multiprocessors } = site;

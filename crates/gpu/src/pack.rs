@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! 0..1024     codes: for each of 4 warps (8 rows each), for each of 32 lanes, two words, one per 32 of k
-//! 1024..1152  scales: for each of 32 rows a word, a byte per 16 of k
+//! 1024..1152  scales: for each of 32 rows per word, a byte per 16 of k
 //! ```
 //!
 //! One such layout serves every strategy. A fragment of wgmma is 64 rows: rows r of its sixteens come from one chunk and rows

@@ -13,7 +13,7 @@ use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weight
 
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
-use super::expand::Source;
+use super::expand::TokenForm;
 use super::launches::{self, Site, TokenPlace};
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
@@ -295,15 +295,15 @@ fn sources(
     problem: &Problem,
     tokens: &[DeviceTokens],
     multiply: bool,
-) -> (Option<Source>, Vec<TokenPlace>) {
+) -> (Option<TokenForm>, Vec<TokenPlace>) {
     let factors: Option<Vec<u64>> =
         groups.iter().map(|group| group.input_scale.as_ref().map(DeviceMemory::address)).collect();
     match factors.filter(|_| multiply).zip(tokens.first()) {
         Some((factors, first)) => {
             let places = tokens.iter().zip(factors).map(|(tokens, scales)| TokenPlace { scales, ..tokens.place });
-            (Source::scaled(first.element), places.collect())
+            (TokenForm::scaled(first.element), places.collect())
         }
-        None => (Source::of(problem.activation()), tokens.iter().map(|tokens| tokens.place).collect()),
+        None => (TokenForm::of(problem.activation()), tokens.iter().map(|tokens| tokens.place).collect()),
     }
 }
 

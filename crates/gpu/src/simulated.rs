@@ -17,7 +17,7 @@ use op::{
 };
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
-use super::expand::Source;
+use super::expand::TokenForm;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
@@ -88,7 +88,7 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
 fn run_launches(gpu: &mut sim::Gpu, launches: &[Launch], schedule: Schedule) -> Result<Vec<Profile>> {
     let simulated = |launch: &Launch| {
         let args = launch.arguments.iter().map(argument).collect();
-        Ok((launch.kernel.build()?, sim::Launch { grid: launch.grid, args }))
+        Ok((launch.kernel.build()?, sim::Invocation { grid: launch.grid, args }))
     };
     let launches: Vec<_> = launches.iter().map(simulated).collect::<Result<_>>()?;
     let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
@@ -173,7 +173,7 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
-        self.launch_from(Source::of(problem.activation()), problem, config, operands)
+        self.launch_from(TokenForm::of(problem.activation()), problem, config, operands)
     }
 
     /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the input scales
@@ -184,13 +184,13 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
-        let source = operands.activations.first().and_then(|tokens| Source::scaled(tokens.element()));
+        let source = operands.activations.first().and_then(|tokens| TokenForm::scaled(tokens.element()));
         self.launch_from(source, problem, config, operands)
     }
 
     fn launch_from(
         &self,
-        source: Option<Source>,
+        source: Option<TokenForm>,
         problem: &Problem,
         config: &Config,
         operands: Operands<'_, '_, '_>,
@@ -203,7 +203,7 @@ impl Simulated {
             let (packed, given) = (place_weights(&mut gpu, &groups[group]), &operands.activations[group]);
             let place = place(&mut gpu, given, operands.largest[group]);
             tokens.push(match (source, &packed.input_scale) {
-                (Some(Source::Scaled(_)), Some(scale)) => TokenPlace { scales: scale.address, exponent: 0, ..place },
+                (Some(TokenForm::Scaled(_)), Some(scale)) => TokenPlace { scales: scale.address, exponent: 0, ..place },
                 _ => place,
             });
             weights.push(packed);

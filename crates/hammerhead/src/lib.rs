@@ -19,7 +19,7 @@ pub mod tuning;
 
 pub use checkpoint::{Experts, declared_gate, weights_of};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
-pub use plan::{Considered, Plan, Source};
+pub use plan::{Basis, Considered, Plan};
 
 pub use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, Gate, Output, Problem, Request,

@@ -11,7 +11,7 @@ use op::{Arithmetic, Backend, Config, Cost, Error, Problem, Request, Result};
 
 /// Whose word a plan follows.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum Basis {
     /// The analytic model's: the first is predicted to be the cheapest.
     Model,
     /// The tank's: it was measured on this machine.
@@ -41,7 +41,7 @@ pub struct Considered {
 pub struct Plan {
     problem: Problem,
     considered: Vec<Considered>,
-    source: Source,
+    basis: Basis,
 }
 
 impl Plan {
@@ -79,10 +79,10 @@ impl Plan {
                 Ok(cost) => {
                     self.considered.retain(|way| way.backend.name() != backend.name() || way.config != config);
                     self.considered.insert(0, Considered { backend, config, cost });
-                    self.source = Source::Tank(tuned.clone());
+                    self.basis = Basis::Tank(tuned.clone());
                     return self;
                 }
-                Err(error) => self.source = Source::Illegal { tuned: tuned.clone(), reason: error.to_string() },
+                Err(error) => self.basis = Basis::Illegal { tuned: tuned.clone(), reason: error.to_string() },
             }
         }
         self
@@ -118,7 +118,7 @@ impl Plan {
             return Err(refusal.unwrap_or_else(nothing));
         }
         considered.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
-        Ok(Self { problem, considered, source: Source::Model })
+        Ok(Self { problem, considered, basis: Basis::Model })
     }
 
     /// The same way for another problem, with what each way costs there; none where that is not legal.
@@ -151,7 +151,7 @@ impl Plan {
         self.backend().arithmetic(self.problem.activation())
     }
 
-    /// How.
+    /// The configuration that it is computed with.
     pub fn config(&self) -> &Config {
         &self.considered[0].config
     }
@@ -167,8 +167,8 @@ impl Plan {
     }
 
     /// Whose word this follows.
-    pub fn source(&self) -> &Source {
-        &self.source
+    pub fn basis(&self) -> &Basis {
+        &self.basis
     }
 }
 
@@ -218,7 +218,7 @@ mod tests {
     fn what_the_tank_measured_is_preferred_to_what_the_model_predicts() {
         let (modelled, tuned) = planned(TUNED, &Request::default());
         assert_eq!(tuned.config().to_string(), TUNED);
-        assert!(matches!(tuned.source(), Source::Tank(entry) if entry.speedup == 1.25));
+        assert!(matches!(tuned.basis(), Basis::Tank(entry) if entry.speedup == 1.25));
         assert_ne!(modelled.config(), tuned.config());
         assert_eq!(tuned.considered()[1].config, *modelled.config(), "the model's choice is still listed");
     }
@@ -236,7 +236,7 @@ mod tests {
     fn an_illegal_entry_never_breaks_a_plan_and_is_told() {
         let (modelled, tuned) = planned(&TUNED.replace("32x48", "32x7"), &Request::default());
         assert_eq!(modelled.config(), tuned.config());
-        assert!(matches!(tuned.source(), Source::Illegal { reason, .. } if reason.contains("7 columns")));
+        assert!(matches!(tuned.basis(), Basis::Illegal { reason, .. } if reason.contains("7 columns")));
     }
 
     const ON_GPU: &str = "strategy=interleaved,tile=128x64,depth=64,stages=4,epilogue=direct,schedule=tile";
@@ -247,7 +247,7 @@ mod tests {
         let (_, tuned) = planned_among(&["scalar"], entries(), &Request::default());
         assert_eq!((tuned.backend().name(), tuned.config().to_string().as_str()), ("scalar", TUNED));
         let (_, tuned) = planned_among(&["cuda"], entries(), &Request::default());
-        assert!(matches!(tuned.source(), Source::Tank(entry) if entry.speedup == 40.0), "{:?}", tuned.source());
+        assert!(matches!(tuned.basis(), Basis::Tank(entry) if entry.speedup == 40.0), "{:?}", tuned.basis());
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         let second = Measured::of(backends::by_name("cuda:1").unwrap());
         let entry = Tuned { measured: second, ..entry("cuda", ON_GPU, 1.25) };
         let (_, tuned) = planned_among(&["cuda:1"], vec![entry], &Request::default());
-        assert!(matches!(tuned.source(), Source::Tank(_)), "{:?}", tuned.source());
+        assert!(matches!(tuned.basis(), Basis::Tank(_)), "{:?}", tuned.basis());
         assert_eq!((tuned.backend().name(), tuned.config().to_string().as_str()), ("cuda:1", ON_GPU));
     }
 

@@ -106,7 +106,7 @@ pub struct Tuned {
     pub speedup: f64,
     /// The hash of the ledger's record that says so.
     pub record: String,
-    /// When.
+    /// When it was measured, as the ledger writes time.
     pub at: String,
     /// Whether it was taken back.
     #[serde(default)]

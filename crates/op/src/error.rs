@@ -75,7 +75,7 @@ pub enum Error {
         group: usize,
         /// What was compared.
         what: &'static str,
-        /// What came.
+        /// What was got.
         found: String,
         /// What was needed.
         expected: String,

@@ -1,6 +1,6 @@
 //! What to compute, and nothing about how.
 //!
-//! A [`Problem`] is a list of groups (one for a dense layer, one an expert for a mixture of experts), a gate, and the
+//! A [`Problem`] is a list of groups (one for a dense layer, one per expert for a mixture of experts), a gate, and the
 //! types that go in and come out. It is checked once, when it is made: whoever holds a `Problem` may multiply its sizes
 //! without fear of overflow.
 
@@ -163,7 +163,7 @@ impl Problem {
         if self.gate == Gate::None { 1 } else { 2 }
     }
 
-    /// Floating-point operations that must be done: two a product, gate and rounding not counted.
+    /// Floating-point operations that must be done: two per product, gate and rounding not counted.
     pub fn flops(&self) -> f64 {
         let products: f64 = self.groups.iter().map(|s| s.m as f64 * s.n as f64 * s.k as f64).sum();
         2.0 * self.matrices() as f64 * products

@@ -36,7 +36,7 @@ pub enum Error {
     /// A guard inside a guard.
     #[error("phase {phase:?}: an instruction takes one guard; combine the predicates, or branch with if_")]
     NestedGuard {
-        /// Where.
+        /// The phase of the kernel that has it.
         phase: String,
     },
     /// A matrix descriptor or tensor map field cannot be encoded.

@@ -70,7 +70,7 @@ pub struct Phase {
 
 /// How a kernel may be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct LaunchBounds {
     /// Threads per block, exactly (one dimension).
     pub threads: u32,
     /// Blocks per cluster along x, y, z, exactly; `None` for a kernel without clusters.
@@ -87,7 +87,7 @@ pub struct Kernel {
     /// The GPU it is for.
     pub target: Target,
     /// How it is launched.
-    pub launch: Launch,
+    pub launch: LaunchBounds,
     /// Its parameters, in order.
     pub params: Vec<Param>,
     /// Its shared memory, by rising offset.

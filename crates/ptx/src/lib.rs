@@ -17,14 +17,14 @@
 //!
 //! ```
 //! use ptx::{
-//!     Addr, Barriers, Builder, CopyOptions, Error, F32, Global, Kernel, Launch, Pred, Reg, Shared, SharedRegion,
+//!     Addr, Barriers, Builder, CopyOptions, Error, F32, Global, Kernel, LaunchBounds, Pred, Reg, Shared, SharedRegion,
 //!     SpecialRegister, Target, U32, U64,
 //! };
 //!
 //! const NUMBERS: u32 = 512;
 //!
 //! fn scale() -> Result<Kernel, Error> {
-//!     let mut k = Builder::new("scale", Target::Sm90a, Launch { threads: 128, cluster: None, min_blocks: None });
+//!     let mut k = Builder::new("scale", Target::Sm90a, LaunchBounds { threads: 128, cluster: None, min_blocks: None });
 //!     let data = k.pointer("data");
 //!     let factor = k.param::<F32>("factor");
 //!     let tile = k.shared("tile", NUMBERS * 4, 16);
@@ -131,6 +131,6 @@ pub use build::{
 pub use check::{Place, Rule, SHARED_LIMIT, Violation};
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
-pub use kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
+pub use kernel::{Kernel, LaunchBounds, Param, ParamId, ParamType, Phase, PhaseId, Region};
 pub use print::module;
 pub use types::*;

@@ -1,9 +1,9 @@
 //! Mistakes that the types cannot exclude are reported when the kernel is finished.
 
-use ptx::{Builder, Error, Launch, Rule, Target, U32};
+use ptx::{Builder, Error, LaunchBounds, Rule, Target, U32};
 
 fn builder() -> Builder {
-    Builder::new("small", Target::Sm90a, Launch { threads: 32, cluster: None, min_blocks: None })
+    Builder::new("small", Target::Sm90a, LaunchBounds { threads: 32, cluster: None, min_blocks: None })
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Core<'_> {
                 format!("multiplication {number}, which other warps of the warpgroup have not issued")
             }
             Wait::Registers { count } => {
-                format!("a budget of {count} registers a thread, with {} in the block's pool", block.pool)
+                format!("a budget of {count} registers per thread, with {} in the block's pool", block.pool)
             }
             Wait::Tensor { columns } => format!("{columns} columns of tensor memory"),
             Wait::Lanes { mask } => format!("lanes {mask:#010x} of its warp"),

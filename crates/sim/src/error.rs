@@ -239,9 +239,9 @@ pub enum FaultKind {
     /// An address that the hardware would refuse.
     #[error("{what} is at {address:#x}; it must be a multiple of {wanted}")]
     Misaligned {
-        /// What.
+        /// The operand that lies wrong.
         what: &'static str,
-        /// Where.
+        /// Its address.
         address: u64,
         /// The alignment it needs.
         wanted: u64,
@@ -249,7 +249,7 @@ pub enum FaultKind {
     /// An operand out of its range.
     #[error("{what} is {found}; the hardware wants {wanted}")]
     BadOperand {
-        /// Which.
+        /// The operand.
         what: &'static str,
         /// Its value.
         found: u64,

@@ -4,7 +4,7 @@ use ptx::Kernel;
 use thiserror::Error;
 
 use crate::error::Fault;
-use crate::launch::{Gpu, Launch};
+use crate::launch::{Gpu, Invocation};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 
@@ -47,7 +47,7 @@ impl Finding {
 pub fn explore(
     kernel: &Kernel,
     schedules: &[Schedule],
-    mut prepare: impl FnMut() -> (Gpu, Launch),
+    mut prepare: impl FnMut() -> (Gpu, Invocation),
     mut verify: impl FnMut(&Gpu) -> Result<(), String>,
 ) -> Result<Profile, Finding> {
     let mut profile = Profile::default();

@@ -70,7 +70,7 @@ impl Job {
 
 /// Where a part of a copy comes from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Source {
+pub(crate) enum CopySource {
     /// A global address.
     Global(u64),
     /// Zeros, for what lies outside of a tensor.
@@ -86,7 +86,7 @@ pub(crate) enum Source {
 pub(crate) struct Incoming {
     pub(crate) target: usize,
     /// (offset, bytes, source) of each part.
-    pub(crate) parts: Vec<(u32, u32, Source)>,
+    pub(crate) parts: Vec<(u32, u32, CopySource)>,
     /// Block whose shared memory is the source, if one is.
     pub(crate) source_block: Option<usize>,
     /// Block and offset of the barrier that counts.
@@ -276,7 +276,7 @@ impl Core<'_> {
     fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
         for &(offset, bytes, source) in &copy.parts {
             let (offset, bytes) = (offset as usize, bytes as usize);
-            if let Source::Shared(from) = source {
+            if let CopySource::Shared(from) = source {
                 let (shared, from) = (&cluster.blocks[block].shared, from as usize);
                 let (data, written) = (shared.data[from..from + bytes].to_vec(), shared.written.clone());
                 let shared = &mut cluster.blocks[copy.target].shared;
@@ -287,8 +287,8 @@ impl Core<'_> {
             let shared = &mut cluster.blocks[copy.target].shared;
             let to = &mut shared.data[offset..offset + bytes];
             match source {
-                Source::Bytes(data) => to.copy_from_slice(&data[..bytes]),
-                Source::Global(address) => {
+                CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
+                CopySource::Global(address) => {
                     let found = self.memory.find(address, bytes as u64);
                     let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
                     let buffer = &self.memory.buffers[span.buffer];
@@ -296,7 +296,7 @@ impl Core<'_> {
                     shared.written.copy(offset, &buffer.written, span.offset, bytes);
                     continue;
                 }
-                Source::Zero | Source::Shared(_) => to.fill(0),
+                CopySource::Zero | CopySource::Shared(_) => to.fill(0),
             }
             shared.written.set(offset, bytes);
         }

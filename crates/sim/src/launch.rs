@@ -138,14 +138,14 @@ impl Arg {
 
 /// A launch: how many blocks, with which arguments. Threads per block and clusters are the kernel's own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Launch {
+pub struct Invocation {
     /// Blocks along x, y, z.
     pub grid: [u32; 3],
     /// One argument for each parameter, in order.
     pub args: Vec<Arg>,
 }
 
-impl Launch {
+impl Invocation {
     /// Address of the first parameter.
     pub(crate) const PARAMS: u64 = 0x1000_0000;
     /// Distance between two parameters' addresses: more than all of them may take.
@@ -288,14 +288,14 @@ impl Gpu {
     /// predecessor only if the predecessor has waited, too.
     pub fn run_sequence(
         &mut self,
-        sequence: &[(&Kernel, &Launch)],
+        sequence: &[(&Kernel, &Invocation)],
         schedule: Schedule,
     ) -> Result<Vec<Profile>, Box<Fault>> {
         machine::run(sequence, (&self.limits, self.rules), &mut self.memory, schedule)
     }
 
     /// Runs a kernel to its end under a schedule.
-    pub fn run(&mut self, kernel: &Kernel, launch: &Launch, schedule: Schedule) -> Result<Profile, Box<Fault>> {
+    pub fn run(&mut self, kernel: &Kernel, launch: &Invocation, schedule: Schedule) -> Result<Profile, Box<Fault>> {
         let mut profiles = self.run_sequence(&[(kernel, launch)], schedule)?;
         Ok(profiles.pop().unwrap_or_default())
     }

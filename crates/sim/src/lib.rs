@@ -5,16 +5,16 @@
 //!
 //! # For whoever writes a kernel
 //!
-//! **Write** it as a Rust function over a builder, in named phases. **Run** it on a [`Gpu`] with some buffers, a [`Launch`]
+//! **Write** it as a Rust function over a builder, in named phases. **Run** it on a [`Gpu`] with some buffers, a [`Invocation`]
 //! and a [`Schedule`]:
 //!
 //! ```
 //! use ptx::{Addr, Builder, CopyOptions, Error, Global, Kernel, Shared, SpecialRegister, Target, U32};
-//! use sim::{Gpu, Launch, Limits, Schedule, explore, mutate};
+//! use sim::{Gpu, Invocation, Limits, Schedule, explore, mutate};
 //!
 //! /// Doubles 64 words: one thread fetches them into shared memory, all double them, one sends them back.
 //! fn double() -> Result<Kernel, Error> {
-//!     let shape = ptx::Launch { threads: 64, cluster: None, min_blocks: None };
+//!     let shape = ptx::LaunchBounds { threads: 64, cluster: None, min_blocks: None };
 //!     let mut k = Builder::new("double", Target::Sm90a, shape);
 //!     let (input, output) = (k.pointer("input"), k.pointer("output"));
 //!     let words = k.shared("words", 256, 128);
@@ -59,7 +59,7 @@
 //! let mut gpu = Gpu::new(Limits::h200());
 //! let numbers: Vec<u8> = (0..64u32).flat_map(u32::to_le_bytes).collect();
 //! let (input, output) = (gpu.upload("input", &numbers), gpu.alloc("output", 256));
-//! let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+//! let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
 //!
 //! // Under every schedule, on a fresh copy of the device, with the result checked:
 //! let doubled: Vec<u8> = (0..64u32).flat_map(|i| (2 * i).to_le_bytes()).collect();
@@ -162,7 +162,7 @@ mod warp;
 
 pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
 pub use explore::{Finding, explore};
-pub use launch::{Arg, Gpu, Launch, Limits, Rules};
+pub use launch::{Arg, Gpu, Invocation, Limits, Rules};
 pub use memory::Buffer;
 pub use profile::Profile;
 pub use schedule::Schedule;

@@ -12,7 +12,7 @@ use crate::clock::{Clock, Knowledge};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
-use crate::launch::{Launch, Limits, Rules};
+use crate::launch::{Invocation, Limits, Rules};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
@@ -24,14 +24,14 @@ use crate::warp::{FULL, Rest, Wait, Warp, lanes};
 /// A kernel and its launch, ready to run.
 struct Grid<'k> {
     program: Program<'k>,
-    launch: &'k Launch,
+    launch: &'k Invocation,
 }
 
 /// What all clusters share.
 pub(crate) struct Core<'k> {
     pub(crate) rules: Rules,
     pub(crate) program: Program<'k>,
-    pub(crate) launch: &'k Launch,
+    pub(crate) launch: &'k Invocation,
     pub(crate) cluster_shape: [u32; 3],
     /// Number of the grid's first cluster: they are counted through all grids of a sequence.
     first_cluster: u32,
@@ -158,7 +158,7 @@ impl Block {
 
 /// Runs kernels to their end, one after the other. Of what an earlier one did, a later one knows what its waits tell it.
 pub(crate) fn run(
-    sequence: &[(&Kernel, &Launch)],
+    sequence: &[(&Kernel, &Invocation)],
     (limits, rules): (&Limits, Rules),
     memory: &mut GlobalMemory,
     schedule: Schedule,

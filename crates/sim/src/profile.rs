@@ -71,8 +71,8 @@ impl Profile {
             + self.control
     }
 
-    /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row a turn; accesses of
-    /// 8 and 16 bytes a lane go by half and quarter warps.
+    /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row per turn; accesses of
+    /// 8 and 16 bytes per lane go by half and quarter warps.
     pub(crate) fn shared_access(&mut self, addresses: &[(u32, u32)], bytes: u32) {
         let lanes_a_turn = (128 / bytes.max(4)).max(1);
         let (mut turns, mut least) = (0, 0);

@@ -1,6 +1,6 @@
 //! Blackwell's tensor memory, and the work of its tensor cores on it.
 //!
-//! A block has 128 lanes × 512 columns of 32-bit cells, of which it allocates some columns. Accumulators lie one row a lane, one
+//! A block has 128 lanes × 512 columns of 32-bit cells, of which it allocates some columns. Accumulators lie one row per lane, one
 //! column a column. Block scales lie four to a cell: those of row r (of A, or of B) for four blocks of sixteen along k are the
 //! bytes of lane r mod 32, column r / 32, repeated for each quarter of the lanes.
 //!
@@ -111,7 +111,7 @@ impl TensorMemory {
         ue4m3((self.get(row % 32, column + row / 32) >> (8 * block)) as u8)
     }
 
-    /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 a row.
+    /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 per row.
     pub(crate) fn multiply(&mut self, mma: &BlockScaled, a: &[u8], b: &[u8]) {
         let expand = |bytes: &[u8], rows: u32, scales: u32| -> Vec<f32> {
             let element = |i: usize| {

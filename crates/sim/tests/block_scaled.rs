@@ -7,7 +7,7 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Tcgen05;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Instr, Kernel, Op};
-use sim::{Buffer, Fault, Gpu, Launch, Limits, Rules, Schedule, explore, mutate};
+use sim::{Buffer, Fault, Gpu, Invocation, Limits, Rules, Schedule, explore, mutate};
 
 const DEPTH: usize = 256;
 
@@ -61,7 +61,7 @@ fn scales() -> Vec<u8> {
     bytes
 }
 
-fn prepare() -> (Gpu, Launch, Buffer) {
+fn prepare() -> (Gpu, Invocation, Buffer) {
     let mut gpu = Gpu::new(Limits::b200()).with_rules(Rules::Letter);
     let (a, b) = (gpu.upload("a", &codes(1, 128)), gpu.upload("b", &codes(2, 64)));
     let (scales, out) = (gpu.upload("scales", &scales()), gpu.alloc("out", 128 * 128));
@@ -74,7 +74,7 @@ fn prepare() -> (Gpu, Launch, Buffer) {
         swizzle: Swizzle::B128,
     };
     let args = vec![map(a, 128).into(), map(b, 64).into(), scales.into(), out.into()];
-    (gpu, Launch { grid: [1, 1, 1], args }, out)
+    (gpu, Invocation { grid: [1, 1, 1], args }, out)
 }
 
 /// The first 32 columns of the tile, which the kernel stores.

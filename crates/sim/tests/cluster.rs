@@ -7,13 +7,13 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Memory;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Instr, Op};
-use sim::{Buffer, FaultKind, Gpu, Launch, Limits, Rules, Schedule, explore, mutate};
+use sim::{Buffer, FaultKind, Gpu, Invocation, Limits, Rules, Schedule, explore, mutate};
 
 fn is_atomic(instr: &Instr) -> bool {
     matches!(instr.op, Op::Memory(Memory::Atomic { .. }))
 }
 
-fn prepare() -> (Gpu, Launch, [Buffer; 2]) {
+fn prepare() -> (Gpu, Invocation, [Buffer; 2]) {
     let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
     let values: Vec<u8> = (0..512).flat_map(|i| (i as f32 * 0.5).to_le_bytes()).collect();
     let input = gpu.upload("input", &values);
@@ -28,7 +28,7 @@ fn prepare() -> (Gpu, Launch, [Buffer; 2]) {
         tile: vec![64, 8],
         swizzle: Swizzle::None,
     };
-    (gpu, Launch { grid: [2, 1, 1], args: vec![input.into(), output.into(), map.into()] }, [output, tensor])
+    (gpu, Invocation { grid: [2, 1, 1], args: vec![input.into(), output.into(), map.into()] }, [output, tensor])
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What the lanes of a warp do together, and matrices moved between registers and shared memory.
 
 use ptx::instr::{ReduceOp, ShuffleMode, VoteMode};
-use ptx::{Addr, Builder, Global, Launch as Shape, Reg, Shared, SpecialRegister, Target, U32};
-use sim::{Gpu, Launch, Limits, Schedule};
+use ptx::{Addr, Builder, Global, LaunchBounds as Shape, Reg, Shared, SpecialRegister, Target, U32};
+use sim::{Gpu, Invocation, Limits, Schedule};
 
 /// Runs one warp whose lanes each compute `COUNT` words, and gives back the words of every lane.
 fn compute<const COUNT: usize>(body: impl Fn(&mut Builder, Reg<U32>) -> [Reg<U32>; COUNT]) -> Vec<[u32; COUNT]> {
@@ -16,7 +16,7 @@ fn compute<const COUNT: usize>(body: impl Fn(&mut Builder, Reg<U32>) -> [Reg<U32
     }
     let mut gpu = Gpu::new(Limits::h200());
     let out = gpu.alloc("out", 32 * 4 * COUNT);
-    let launch = Launch { grid: [1, 1, 1], args: vec![out.into()] };
+    let launch = Invocation { grid: [1, 1, 1], args: vec![out.into()] };
     let kernel = k.finish().expect("the kernel is well formed");
     gpu.run(&kernel, &launch, Schedule::Latest).unwrap_or_else(|fault| panic!("{fault}"));
     let bytes = gpu.download(out).expect("every lane wrote");
@@ -125,7 +125,7 @@ fn lanes_that_wait_for_stores_of_their_own_meet_again_and_the_stores_arrive() {
     for schedule in Schedule::several(6) {
         let mut gpu = Gpu::new(Limits::h200());
         let out = gpu.alloc("out", (BLOCKS * 32 * 16) as usize);
-        let launch = Launch { grid: [BLOCKS, 1, 1], args: vec![out.into()] };
+        let launch = Invocation { grid: [BLOCKS, 1, 1], args: vec![out.into()] };
         gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
         let bytes = gpu.download(out).expect("every row arrived");
         let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));

@@ -6,10 +6,10 @@ use ptx::descriptor::{MatrixLayout, Swizzle};
 use ptx::instr::{Accumulate, MatrixA, Wgmma, WgmmaElement};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
-    Addr, Builder, CopyOptions, F32, Global, Kernel, Launch as Shape, Reg, RegId, SharedRegion, SpecialRegister,
+    Addr, Builder, CopyOptions, F32, Global, Kernel, LaunchBounds as Shape, Reg, RegId, SharedRegion, SpecialRegister,
     Target, U32, WgmmaMatrix,
 };
-use sim::{Gpu, Launch, Limits, Schedule};
+use sim::{Gpu, Invocation, Limits, Schedule};
 
 /// How B (n × 16) reaches the tensor cores.
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +173,7 @@ fn check(way: Way) {
         swizzle: Swizzle::B32,
     };
     let args = vec![a_map.into(), way.map(b_rows.address).into(), a_rows.into(), out.into()];
-    let launch = Launch { grid: [1, 1, 1], args };
+    let launch = Invocation { grid: [1, 1, 1], args };
     gpu.run(&kernel(&way), &launch, Schedule::Random(1)).unwrap_or_else(|fault| panic!("{way:?}: {fault}"));
     assert_eq!(gpu.floats(out), expected, "{way:?}");
 }

@@ -3,10 +3,10 @@
 use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::{Collector, Semantics};
 use ptx::{
-    Addr, Builder, CtaGroup, Global, Kernel, Launch as Shape, Multiply, Scope, Shared, SharedRegion, SpecialRegister,
-    Target, TensorAddress, U16, U32,
+    Addr, Builder, CtaGroup, Global, Kernel, LaunchBounds as Shape, Multiply, Scope, Shared, SharedRegion,
+    SpecialRegister, Target, TensorAddress, U16, U32,
 };
-use sim::{Fault, Gpu, Launch, Limits, Rules, Schedule};
+use sim::{Fault, Gpu, Invocation, Limits, Rules, Schedule};
 
 const COLUMNS: u32 = 32;
 const GROUP: CtaGroup = CtaGroup::Two;
@@ -124,7 +124,7 @@ fn kernel(slip: Slip) -> Kernel {
 fn run(slip: Slip, schedule: Schedule) -> Result<Vec<f32>, Box<Fault>> {
     let mut gpu = Gpu::new(Limits::b200()).with_rules(Rules::Letter);
     let out = gpu.alloc("out", 256 * COLUMNS as usize * 4);
-    gpu.run(&kernel(slip), &Launch { grid: [2, 1, 1], args: vec![out.into()] }, schedule)?;
+    gpu.run(&kernel(slip), &Invocation { grid: [2, 1, 1], args: vec![out.into()] }, schedule)?;
     Ok(gpu.floats(out))
 }
 

@@ -10,7 +10,7 @@ mod multiply;
 use fastrand::Rng;
 use ptx::instr::{Control, Guard};
 use ptx::{Kernel, Op, Operand, ParamType, RegId};
-use sim::{Arg, Gpu, Launch, Limits, Schedule};
+use sim::{Arg, Gpu, Invocation, Limits, Schedule};
 
 /// Does to a kernel what no author would: instructions dropped, doubled, swapped, their guards and literals changed.
 fn scramble(kernel: &Kernel, rng: &mut Rng) -> Kernel {
@@ -85,7 +85,7 @@ fn no_broken_kernel_breaks_the_simulator() {
         let mut gpu = Gpu::new(Limits { instructions: 100_000, ..Limits::h200() });
         let args = arguments(&kernel, &mut gpu);
         let grid = [kernel.launch.cluster.map_or(1, |shape| shape[0]), 1, 1];
-        passed += u32::from(gpu.run(&kernel, &Launch { grid, args }, Schedule::Random(round as u64)).is_ok());
+        passed += u32::from(gpu.run(&kernel, &Invocation { grid, args }, Schedule::Random(round as u64)).is_ok());
     }
     assert!(passed < 300, "most kernels should have been broken; {passed} of 600 passed");
 }

@@ -36,7 +36,7 @@ pub trait Referee {
 pub struct Baseline {
     /// Each problem.
     pub shapes: Vec<BaselineShape>,
-    /// Floating-point operations a second that the machine's fastest unit does.
+    /// Floating-point operations per second that the machine's fastest unit does.
     pub flops_per_second: Option<f64>,
     /// Bytes a second that its memory gives.
     pub bytes_per_second: Option<f64>,

@@ -225,7 +225,7 @@ events! {
     RoundClosed {
         /// The round.
         round: String,
-        /// How.
+        /// What became of its winner.
         verdict: Verdict,
         /// In words.
         note: String,

@@ -363,7 +363,7 @@ contestant = "your name"
 kind = "change"
 
 # What is slow now, with a number that can be measured.
-problem = "dequantised panels of 256 columns of K are read 3 times from the second-level cache"
+problem = "dequantised panels of 256 columns of K are read 3 times from L2"
 solution = "expand the next panel while this one is multiplied (ping-pong, two stages)"
 rollback = "none needed: the champion stays in the tuning cache until this wins"
 
@@ -382,7 +382,7 @@ hours = 0.5
 challenges = []
 
 [[risk]]
-what = "two panels no longer fit the first-level cache"
+what = "two panels no longer fit L1"
 mitigation = "the referee measures every problem, and none may lose more than 5 %"
 
 # prior-success, profile, literature or theory; at least one

@@ -15,7 +15,7 @@ const TIE: f64 = 1e-9;
 pub struct Vote<'a> {
     /// The shark.
     pub shark: &'a Shark,
-    /// Its ballots, one a pitch.
+    /// Its ballots, one per pitch.
     pub ballots: &'a [Ballot],
 }
 

@@ -3,7 +3,7 @@
 mod scripted;
 
 use hammerhead::tuning::{Standing, Tuning};
-use hammerhead::{Backend, Plan, Request, Source as PlanSource, backends};
+use hammerhead::{Backend, Plan, Request, Basis, backends};
 use scripted::{Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, two, verdicts};
 use tank::entry::{Entry, ProblemSpec};
 use tank::event::Event;
@@ -433,9 +433,9 @@ fn the_best_on_a_poor_backend_is_champion_of_its_season_and_of_nobody_else() {
     let (records, plans) = forced(Fate::Speed(0.2), &all);
     assert_eq!(champion(&records).as_deref(), Some("first"));
     assert_eq!(records.iter().any(|r| matches!(r.event, Event::Installed(_))), all.len() == 1);
-    assert_eq!(plans.iter().all(|plan| matches!(plan.source(), PlanSource::Model)), all.len() > 1);
+    assert_eq!(plans.iter().all(|plan| matches!(plan.basis(), Basis::Model)), all.len() > 1);
     let (_, alone) = forced(Fate::Speed(0.2), &[backends::by_name("scalar").unwrap()]);
-    assert_eq!(alone.iter().all(|plan| matches!(plan.source(), PlanSource::Model)), all.len() > 1);
+    assert_eq!(alone.iter().all(|plan| matches!(plan.basis(), Basis::Model)), all.len() > 1);
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn what_beats_the_choice_among_all_backends_is_used_when_none_is_forced() {
     assert!(records.iter().any(|r| matches!(r.event, Event::Installed(_))));
     for plan in plans {
         assert_eq!(plan.backend().name(), "scalar");
-        assert!(matches!(plan.source(), PlanSource::Tank(_)), "{:?}", plan.source());
+        assert!(matches!(plan.basis(), Basis::Tank(_)), "{:?}", plan.basis());
     }
 }
 

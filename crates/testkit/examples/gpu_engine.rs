@@ -11,7 +11,7 @@ use std::time::Instant;
 use format::{Dense, Matrix, Values};
 use half::{bf16, f16};
 use hammerhead::gpu::driver::{CUBIN_VARIABLE, Context, DeviceMemory, EncodedLaunch, Event, Function, Origin, Stream};
-use hammerhead::gpu::expand::{PARTS, Source};
+use hammerhead::gpu::expand::{PARTS, TokenForm};
 use hammerhead::gpu::expansion::{self, Segment};
 use hammerhead::gpu::{self, DeviceOutput, DeviceTokens, Queue, device};
 use hammerhead::{
@@ -160,7 +160,8 @@ fn expansion() -> Result<Value> {
         let launch = expansion::launches(source, &[segment]).remove(0);
         EncodedLaunch::new(device::function(context, launch.kernel)?, &launch)
     };
-    let launches = sets.iter().map(|(codes, scales, out)| encode(Source::NvFp4, segment(codes, scales.address(), out)));
+    let launches =
+        sets.iter().map(|(codes, scales, out)| encode(TokenForm::NvFp4, segment(codes, scales.address(), out)));
     let launches = launches.collect::<Result<Vec<_>>>()?;
     let nvfp4 = time(&stream, &launches)?;
     let equal = read::<u16>(&sets[0].2, &stream)? == halves;
@@ -168,7 +169,7 @@ fn expansion() -> Result<Value> {
     let floats: Vec<f32> = (0..elements).map(|i| ((i * 7919) % 100_003) as f32 * 1.234_567e-3 - 60.0).collect();
     let source = DeviceMemory::holding(context, "floats", bytemuck::cast_slice(&floats), &stream)?;
     let parts = DeviceMemory::new(context, "parts", PARTS * 2 * elements)?;
-    let launches = [encode(Source::Single, segment(&source, 0, &parts))?];
+    let launches = [encode(TokenForm::Single, segment(&source, 0, &parts))?];
     let single = time(&stream, &launches)?;
     let parts = read::<u16>(&parts, &stream)?;
     let part = |plane: usize, i: usize| f64::from(bf16::from_bits(parts[plane * elements + i]));
@@ -280,7 +281,7 @@ fn device_tensors() -> Result<Value> {
             let scaled = case.inputs == Inputs::InputScales;
             rows.push(
                 json!({"tokens": case.activation.to_string(), "input scales": scaled, "stream": which, "right": right,
-                "host microseconds a call": microseconds}),
+                "host microseconds per call": microseconds}),
             );
         }
     }
@@ -517,6 +518,6 @@ fn host_runs() -> Result<Value> {
     let (before, total) = Context::memory(device::context(0)?)?;
     drop((layer, engine));
     let (after, _) = Context::memory(device::context(0)?)?;
-    Ok(json!({"passed": right && both == [true, true] && after > before, "milliseconds a run": milliseconds,
+    Ok(json!({"passed": right && both == [true, true] && after > before, "milliseconds per run": milliseconds,
         "bytes given back": after - before, "bytes in all": total}))
 }

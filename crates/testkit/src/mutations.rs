@@ -7,7 +7,7 @@
 
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
-use sim::{Arg, Buffer, Finding, Gpu, Launch, Limits, Profile, Rules, Schedule, explore};
+use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Profile, Rules, Schedule, explore};
 
 use gpu::families::sm90::kernel::{self, Products, Record, Tokens};
 use gpu::gating::Function;
@@ -18,7 +18,7 @@ use crate::cases::{Case, Inputs, Suite};
 
 /// A way of putting the phases together that is broken: small enough to run thousands of times, with two consumer
 /// warpgroups so that they share stages and the registers of a block are contested. One matrix, so that sums are exact.
-const PLAIN: kernel::Config = kernel::Config {
+const PLAIN: kernel::MultiplySpec = kernel::MultiplySpec {
     products: Products::Single,
     ping_pong: false,
     tokens: 16,
@@ -34,9 +34,9 @@ const PLAIN: kernel::Config = kernel::Config {
 };
 
 /// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
-pub const WAYS: [(&str, kernel::Config); 2] = [
-    ("a tile a block, few tokens", kernel::Config { units: 2, ..PLAIN }),
-    ("two blocks a tile, many tokens", kernel::Config { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+pub const WAYS: [(&str, kernel::MultiplySpec); 2] = [
+    ("a tile per block, few tokens", kernel::MultiplySpec { units: 2, ..PLAIN }),
+    ("two blocks per tile, many tokens", kernel::MultiplySpec { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
 ];
 
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
@@ -113,7 +113,7 @@ pub struct Trial {
 #[derive(Debug)]
 struct Problem {
     gpu: Gpu,
-    launch: Launch,
+    launch: Invocation,
     sums: Buffer,
     expected: Vec<f32>,
     /// How many are summed in all.
@@ -122,7 +122,7 @@ struct Problem {
 
 impl Trial {
     /// Builds one of the kernels and its problems.
-    pub fn new(config: kernel::Config) -> Result<Self> {
+    pub fn new(config: kernel::MultiplySpec) -> Result<Self> {
         let problems = SHAPES.iter().map(|shape| Problem::new(config, *shape)).collect::<Result<_>>()?;
         Ok(Trial { kernel: kernel::kernel(config).map_err(|error| Error::Kernel(error.into()))?, problems })
     }
@@ -165,7 +165,7 @@ impl Trial {
 
 impl Problem {
     /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
-    fn new(config: kernel::Config, shape: Shape) -> Result<Self> {
+    fn new(config: kernel::MultiplySpec, shape: Shape) -> Result<Self> {
         let case = |inputs| Case {
             suite: Suite::Edge,
             why: "exact sums",
@@ -212,7 +212,7 @@ impl Problem {
             Dealing::PerTile | Dealing::SplitK => tiles * config.blocks_per_tile(),
         };
         let products = expected.len() * k as usize;
-        Ok(Problem { gpu, launch: Launch { grid: [blocks, 1, 1], args }, sums, expected, products })
+        Ok(Problem { gpu, launch: Invocation { grid: [blocks, 1, 1], args }, sums, expected, products })
     }
 
     fn examine(&self, kernel: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {

@@ -67,7 +67,7 @@ pub struct Failure {
     pub row: usize,
     /// Its column.
     pub column: usize,
-    /// What came.
+    /// What was computed.
     pub found: f64,
     /// What the reference says.
     pub expected: f64,
@@ -116,7 +116,7 @@ impl Expected {
 
     /// Judges results whose groups may have been computed in different ways.
     pub fn check_groups(&self, results: &[Dense<'_>], arithmetic: impl Fn(usize) -> Arithmetic) -> Report {
-        assert_eq!(results.len(), self.groups.len(), "one result a group");
+        assert_eq!(results.len(), self.groups.len(), "one result per group");
         let mut report = Report::default();
         for (group, (grid, result)) in self.groups.iter().zip(results).enumerate() {
             let arithmetic = arithmetic(group);

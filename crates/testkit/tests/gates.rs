@@ -1,6 +1,6 @@
 //! Every gate at the ends of f32's range, through real sums, on every backend that this machine has.
 //!
-//! A token holds a gate value and an up value and the weights pick them out, one pair a group, so that the sums are exact and
+//! A token holds a gate value and an up value and the weights pick them out, one pair per group, so that the sums are exact and
 //! what is judged is the scaling, the gate and the cast. Values beyond what activations should hold come from α.
 
 use format::{Dense, Matrix};

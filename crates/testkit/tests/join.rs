@@ -14,7 +14,7 @@ const ABSOLUTE: f64 = 2.1e-36;
 
 /// What the kernel makes of pairs of sums.
 fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
-    let config = join::Config { function: Function::of(gate), output: hammerhead::Output::F32, groups: 1 };
+    let config = join::JoinSpec { function: Function::of(gate), output: hammerhead::Output::F32, groups: 1 };
     let mut gpu = Gpu::new(Limits::h200());
     let planes = [0, 1].map(|side| {
         let bytes: Vec<u8> = pairs.iter().flat_map(|pair| pair[side].to_le_bytes()).collect();
@@ -28,7 +28,7 @@ fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
         Record { first_tile: 0, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors: [[1.0; 2]; 2] };
     let blocks = config.blocks(pairs.len());
     let args = vec![Arg::Words(table(&[record], 1)), Arg::U32(blocks), Arg::F32(gating::clamp(gate))];
-    let launch = sim::Launch { grid: [blocks, 1, 1], args };
+    let launch = sim::Invocation { grid: [blocks, 1, 1], args };
     gpu.run(&KernelSpec::Join(config).build().unwrap(), &launch, Schedule::Earliest).unwrap();
     let bytes = gpu.download(out).unwrap();
     bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()

@@ -1,7 +1,7 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
-use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, Source};
-use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, Config, Products, Tokens};
+use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
+use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
 use hammerhead::{Epilogue, Output, Schedule};
@@ -22,7 +22,7 @@ fn assembler() -> Option<Assembler> {
 }
 
 /// A common kernel, from which others differ.
-const COMMON: Config = Config {
+const COMMON: MultiplySpec = MultiplySpec {
     products: Products::Interleaved,
     ping_pong: false,
     tokens: 128,
@@ -37,13 +37,13 @@ const COMMON: Config = Config {
     groups: 1,
 };
 
-fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> Config {
+fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> MultiplySpec {
     let function = if products == Products::Single { Function::None } else { Function::Silu };
-    Config { products, tokens, columns, units, stages, schedule, function, ..COMMON }
+    MultiplySpec { products, tokens, columns, units, stages, schedule, function, ..COMMON }
 }
 
 /// The sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
-fn configs() -> Vec<Config> {
+fn configs() -> Vec<MultiplySpec> {
     use Products::{Interleaved, Sequential, Single};
     use Schedule::{PerTile, Persistent, SplitK};
     let mut all = vec![
@@ -74,24 +74,24 @@ fn configs() -> Vec<Config> {
         sized(Single, [256, 128, 1, 4], PerTile),
         sized(Single, [128, 192, 1, 4], Persistent),
         sized(Single, [64, 256, 1, 3], SplitK),
-        Config { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
-        Config { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
-        Config { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
+        MultiplySpec { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
+        MultiplySpec { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
+        MultiplySpec { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
     ];
     let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
     for element in [Tokens::Bf16, Tokens::Bf16Sum] {
         all.extend([
-            Config { element, ..common },
-            Config { element, ..sized(Interleaved, [128, 64, 1, 3], PerTile) },
-            Config { element, ..sized(Interleaved, [48, 32, 1, 4], SplitK) },
+            MultiplySpec { element, ..common },
+            MultiplySpec { element, ..sized(Interleaved, [128, 64, 1, 3], PerTile) },
+            MultiplySpec { element, ..sized(Interleaved, [48, 32, 1, 4], SplitK) },
         ]);
     }
     for (function, output) in [(Function::GeluTanh, Output::BF16), (Function::GptOss, Output::F32)] {
         for epilogue in Epilogue::ALL {
-            all.push(Config { function, output, epilogue, ..common });
+            all.push(MultiplySpec { function, output, epilogue, ..common });
         }
     }
-    all.extend(CAPACITIES.map(|groups| Config { groups, ..common }));
+    all.extend(CAPACITIES.map(|groups| MultiplySpec { groups, ..common }));
     all
 }
 
@@ -101,12 +101,11 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let joins = [Function::Silu, Function::GeluTanh, Function::GptOss]
         .into_iter()
         .zip(Output::ALL)
-        .map(|(function, output)| KernelSpec::Join(join::Config { function, output, groups: 8 }));
-    let scaled = [Float::F16, Float::BF16, Float::F32].map(Source::Scaled);
-    let expansions = [Source::NvFp4, Source::Single]
-        .into_iter()
-        .chain(scaled)
-        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::Expand(expand::Config::new(source, runs, 16))));
+        .map(|(function, output)| KernelSpec::Join(join::JoinSpec { function, output, groups: 8 }));
+    let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
+    let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
+        [1, MOST_SEGMENTS].map(|runs| KernelSpec::Expand(expand::ExpandSpec::new(source, runs, 16)))
+    });
     let mut wrong = Vec::new();
     for which in configs().into_iter().map(KernelSpec::Multiply).chain(joins).chain(expansions) {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
@@ -134,20 +133,20 @@ fn every_kernel_takes_the_shared_memory_that_its_config_says() {
 fn a_size_the_hardware_lacks_is_refused() {
     assert!(kernel::kernel(COMMON).is_ok());
     for broken in [
-        Config { tokens: 12, ..COMMON },
-        Config { tokens: 264, ..COMMON },
-        Config { columns: 48, ..COMMON },
-        Config { columns: 160, ..COMMON },
-        Config { columns: 32, products: Products::Sequential, ..COMMON },
-        Config { units: 3, ..COMMON },
-        Config { stages: 0, ..COMMON },
-        Config { stages: 17, ..COMMON },
-        Config { stages: 8, ..COMMON },
-        Config { tokens: 256, columns: 96, stages: 2, ..COMMON },
-        Config { tokens: 256, columns: 128, products: Products::Sequential, stages: 2, ..COMMON },
-        Config { tokens: 24, schedule: Schedule::SplitK, ..COMMON },
-        Config { ping_pong: true, ..COMMON },
-        Config { groups: 3, ..COMMON },
+        MultiplySpec { tokens: 12, ..COMMON },
+        MultiplySpec { tokens: 264, ..COMMON },
+        MultiplySpec { columns: 48, ..COMMON },
+        MultiplySpec { columns: 160, ..COMMON },
+        MultiplySpec { columns: 32, products: Products::Sequential, ..COMMON },
+        MultiplySpec { units: 3, ..COMMON },
+        MultiplySpec { stages: 0, ..COMMON },
+        MultiplySpec { stages: 17, ..COMMON },
+        MultiplySpec { stages: 8, ..COMMON },
+        MultiplySpec { tokens: 256, columns: 96, stages: 2, ..COMMON },
+        MultiplySpec { tokens: 256, columns: 128, products: Products::Sequential, stages: 2, ..COMMON },
+        MultiplySpec { tokens: 24, schedule: Schedule::SplitK, ..COMMON },
+        MultiplySpec { ping_pong: true, ..COMMON },
+        MultiplySpec { groups: 3, ..COMMON },
     ] {
         assert!(matches!(kernel::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
     }
@@ -155,16 +154,16 @@ fn a_size_the_hardware_lacks_is_refused() {
 
 #[test]
 fn tokens_are_cut_alike_and_into_widths_that_cover_them() {
-    let config = Config { tokens: 256, units: 1, ..COMMON };
+    let config = MultiplySpec { tokens: 256, units: 1, ..COMMON };
     assert_eq!(config.widths(), [64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]);
     assert_eq!(
         [1, 64, 256, 320, 512, 700].map(|m| config.cut(m)),
         [(1, 16), (1, 64), (1, 256), (2, 160), (2, 256), (3, 240)]
     );
-    let persistent = Config { schedule: Schedule::Persistent, ..config };
+    let persistent = MultiplySpec { schedule: Schedule::Persistent, ..config };
     assert_eq!(persistent.widths(), [64, 96, 128, 160, 192, 224, 256]);
     assert_eq!(persistent.cut(700), (3, 256));
-    let narrow = Config { tokens: 40, ..COMMON };
+    let narrow = MultiplySpec { tokens: 40, ..COMMON };
     assert_eq!((narrow.widths(), narrow.cut(100)), (vec![40], (3, 40)));
 }
 

@@ -65,7 +65,7 @@ fn check(case: &Case, request: &str, schedule: Schedule) {
 type Way = (&'static str, &'static [(usize, usize, usize)]);
 
 /// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
-/// last tile, more stages than steps and fewer, several tiles a block.
+/// last tile, more stages than steps and fewer, several tiles per block.
 const WAYS: [Way; 41] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),

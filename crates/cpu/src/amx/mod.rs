@@ -10,9 +10,9 @@
 //!
 //! `expand` makes tiles of packed weights and `tokens` of activations, each scaled by a power of two so that no sum is
 //! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have time
-//! to expand weights, if the products' own operands come quickly enough: tokens from the second-level cache, weights,
+//! to expand weights, if the products' own operands come quickly enough: tokens from L2, weights,
 //! just expanded, from the first. Three loops do that: `stream` for a tile whose sums stay in registers along all of K,
-//! `resident` for one of many tokens and many columns, whose tokens come from the first-level cache as well, and `walk`
+//! `resident` for one of many tokens and many columns, whose tokens come from L1 as well, and `walk`
 //! for any other.
 
 mod expand;
@@ -38,7 +38,7 @@ use super::finish::Finish;
 use super::kernel::{Kernel, Product, TileStream};
 use super::model::Rates;
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
-use super::source::Source;
+use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::{avx512, schedule};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
@@ -91,7 +91,7 @@ impl InstructionSet for Amx {
         team: &Team,
     ) -> Result<()> {
         let mut sources = operands.activations.iter().zip(operands.largest);
-        let fits = |(activations, &largest)| tokens::fit_f16(Source { activations, largest });
+        let fits = |(activations, &largest)| tokens::fit_f16(GroupTokens { activations, largest });
         if problem.activation() == Activation::F16 && processor_has_f16_tiles() && sources.all(fits) {
             return schedule::run(&AmxKernel::<true> { parts: 1 }, problem, config, panels, operands, team);
         }
@@ -130,7 +130,7 @@ fn ask_for_tiles() -> bool {
     unsafe { _xgetbv(0) & STATE == STATE }
 }
 
-/// Asks Linux, once a process, for the permission to use tile data.
+/// Asks Linux, once per process, for the permission to use tile data.
 fn permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     #[cfg(target_os = "linux")]
@@ -179,7 +179,7 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         blocks.div_ceil(Self::BLOCKS)
     }
 
-    fn prepare(&self, source: Source<'_>, group: usize, out: &mut [TokenTile]) {
+    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [TokenTile]) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions.
         unsafe {
             match F16 {
@@ -189,7 +189,7 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         }
     }
 
-    fn unit(&self, source: Source<'_>) -> f64 {
+    fn unit(&self, source: GroupTokens<'_>) -> f64 {
         match F16 {
             true => 2f64.powi(-tokens::f16_exponent(source)),
             false => 2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source)),
@@ -241,7 +241,7 @@ fn whole_chunks<'a>(panels: &[&'a [u8]]) -> Option<Vec<&'a [[u8; CHUNK_BYTES]]>>
     panels.iter().map(chunks).collect()
 }
 
-/// Keeps the tile unit busy from the first-level cache; returns the operations done.
+/// Keeps the tile unit busy from L1; returns the operations done.
 pub(super) fn flops() -> f64 {
     const ROUNDS: usize = 1 << 14;
     let tiles = [[TokenTile([[0x3F80; TILE_K]; TILE_ROWS]); 2]; 2];
@@ -285,10 +285,10 @@ mod tests {
         Dense::new(rows, K, values, 1.0).unwrap().into()
     }
 
-    fn source<'a>(activations: &'a Activations<'a>) -> Source<'a> {
+    fn source<'a>(activations: &'a Activations<'a>) -> GroupTokens<'a> {
         let Activations::Dense(dense) = activations else { panic!("tokens are dense") };
         let Values::F16(values) = dense.values() else { panic!("tokens are f16") };
-        Source { activations, largest: values.iter().map(|v| v.to_f32().abs()).fold(0.0, f32::max) }
+        GroupTokens { activations, largest: values.iter().map(|v| v.to_f32().abs()).fold(0.0, f32::max) }
     }
 
     #[test]

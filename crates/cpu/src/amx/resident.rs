@@ -1,13 +1,13 @@
-//! Many tokens against many panels: 64 rows by 256 of K stay in the first-level cache while every panel of the tile passes
+//! Many tokens against many panels: 64 rows by 256 of K stay in L1 while every panel of the tile passes
 //! by, so that the products' operands come from there. What moves instead are the sums: a tile in and a tile out for every
 //! eight products.
 //!
 //! K is walked in stretches of 256, a stretch in *blocks* of up to four groups of rows, and for each block all panels. A
 //! panel's stretch is expanded two tiles ahead of its products, between them, as `stream` does it. The packed bytes come
-//! from memory once for all blocks: during a stretch those of the next one are fetched into the second-level cache, and
+//! from memory once for all blocks: during a stretch those of the next one are fetched into L2, and
 //! its tokens too.
 //!
-//! The first-level cache is nearly full of tokens, so sums must not linger there. They are loaded past it; and as a store
+//! L1 is nearly full of tokens, so sums must not linger there. They are loaded past it; and as a store
 //! needs its line there, that is asked for shortly before the store: a line that is loaded at the beginning of a panel and
 //! stored at the end would be thrown out in between, and fetched twice. Without that the loop is no faster than `stream`;
 //! with it, it takes a sixth to a quarter less.
@@ -29,7 +29,7 @@ pub(super) const DEPTH: usize = STRETCH * CHUNK;
 /// Groups of rows in a block.
 const BLOCK_GROUPS: usize = 4;
 
-/// The tiles that pay: as many panels as make the tokens' way into the first-level cache worth while, and so few rows that
+/// The tiles that pay: as many panels as make the tokens' way into L1 worth while, and so few rows that
 /// all sums stay in the second, half a megabyte of them. Any other tile is computed as well.
 pub(super) const RATES: model::Resident = model::Resident {
     speed: Speed { expand: 18e-9, multiply: 1.6e-9 },

@@ -97,7 +97,7 @@ macro_rules! load {
     };
 }
 
-/// The same past the first-level cache, for what lies in the second and is not read again soon: a quarter faster from
+/// The same past L1, for what lies in the second and is not read again soon: a quarter faster from
 /// there, and the expanded weights stay in the first.
 macro_rules! load_past {
     ($tile:tt, $from:expr) => {

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::expand::{Expander, WEIGHT_EXPONENT};
 use super::tiles::{TILE_K, TILE_ROWS, TokenTile};
 use crate::scale::two_powers;
-use crate::source::Source;
+use crate::source::GroupTokens;
 use op::{Activation, Activations};
 
 /// Quantised tokens are at most 2688 < 2¹²; so scaled, they and their sums stay in range.
@@ -33,7 +33,7 @@ pub(super) fn parts(activation: Activation) -> usize {
 }
 
 /// The power of two that tokens are scaled by.
-pub(super) fn exponent(source: Source<'_>) -> i32 {
+pub(super) fn exponent(source: GroupTokens<'_>) -> i32 {
     match source.activations.element() {
         Activation::NvFp4 => QUANTISED_EXPONENT,
         _ => source.exponent_to(DENSE_EXPONENT),
@@ -46,7 +46,7 @@ pub(super) fn exponent(source: Source<'_>) -> i32 {
 ///
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-pub(super) unsafe fn prepare(source: Source<'_>, parts: usize, group: usize, out: &mut [TokenTile]) {
+pub(super) unsafe fn prepare(source: GroupTokens<'_>, parts: usize, group: usize, out: &mut [TokenTile]) {
     let activations = source.activations;
     let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(activations.rows() * parts);
     if rows.len() < TILE_ROWS || !activations.k().is_multiple_of(TILE_K) {
@@ -75,13 +75,13 @@ pub(super) unsafe fn prepare(source: Source<'_>, parts: usize, group: usize, out
 }
 
 /// The power of two by which f16 tokens are scaled for tiles of f16: it brings the largest to the top of their range.
-pub(super) fn f16_exponent(source: Source<'_>) -> i32 {
+pub(super) fn f16_exponent(source: GroupTokens<'_>) -> i32 {
     source.exponent_to(15)
 }
 
 /// Whether f16 tokens, so scaled, are normal numbers or zero. Matrix instructions may take subnormal ones for zero, and forty
 /// powers of two from a subnormal number to the largest are more than the thirty of f16's normal ones.
-pub(super) fn fit_f16(source: Source<'_>) -> bool {
+pub(super) fn fit_f16(source: GroupTokens<'_>) -> bool {
     let Activations::Dense(dense) = source.activations else { return false };
     let Values::F16(values) = dense.values() else { return false };
     // Less one, zero is the largest of all; magnitudes compare like their bits do.
@@ -97,7 +97,7 @@ pub(super) fn fit_f16(source: Source<'_>) -> bool {
 ///
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-pub(super) unsafe fn prepare_f16(source: Source<'_>, group: usize, out: &mut [TokenTile]) {
+pub(super) unsafe fn prepare_f16(source: GroupTokens<'_>, group: usize, out: &mut [TokenTile]) {
     let Activations::Dense(dense) = source.activations else { return };
     let Values::F16(values) = dense.values() else { return };
     let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(dense.rows());

@@ -1,6 +1,6 @@
 //! A quantised weight as it lies in a checkpoint, and the matrices that are cut out of it.
 //!
-//! A weight may be a stack of matrices, one an expert; it may be transposed; gate and up may be fused in it, one after the
+//! A weight may be a stack of matrices, one per expert; it may be transposed; gate and up may be fused in it, one after the
 //! other or row by row; its scales may be in the blocked layout. Whatever it is, a matrix comes out in the one form that
 //! the rest of the house knows. Where its bytes already lie in that form they are borrowed, else one matrix is copied.
 
@@ -67,7 +67,7 @@ pub(super) struct Coded<'a> {
     pub globals: Globals<'a>,
 }
 
-/// Global scales: one for all, one a matrix, or two a fused matrix; without a tensor 1.
+/// Global scales: one for all, one per matrix, or two a fused matrix; without a tensor 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Globals<'a> {
     tensor: Option<View<'a>>,
@@ -174,7 +174,7 @@ impl<'a> Coded<'a> {
         if ![1, stack, 2 * stack].contains(&globals.count()) {
             return parts.refuse(
                 format!("it has {} global scales for {stack} matrices", globals.count()),
-                "there must be one for all or one a matrix",
+                "there must be one for all or one per matrix",
             );
         }
         Ok(Self { name: codes.name, path: codes.path, precision, stack, rows, k, bytes, globals })

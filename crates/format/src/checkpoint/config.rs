@@ -13,7 +13,7 @@ use crate::Result;
 
 /// What was declared.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Config {
+pub(super) struct ModelConfig {
     /// Such as `qwen3_moe`, `llama4` or `gpt_oss`.
     pub model_type: Option<String>,
     /// The gate, and which declaration says so.
@@ -35,7 +35,7 @@ pub(super) struct Quantisation {
     pub ignored: Vec<String>,
 }
 
-impl Config {
+impl ModelConfig {
     /// Reads what stands beside the weights in `folder`; nothing has to.
     pub fn beside(folder: &Path) -> Result<Self> {
         let read = |name: &str| {

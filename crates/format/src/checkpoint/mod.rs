@@ -37,7 +37,7 @@ mod store;
 mod torchao;
 
 use coded::{Coded, Rows};
-use config::Config;
+use config::ModelConfig;
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
 pub use layers::{Arrangement, Content, Layer, Pair, Role};
 use layouts::Recognised;
@@ -60,7 +60,7 @@ pub struct Options {
 pub struct Checkpoint {
     store: Store,
     catalogue: Catalogue,
-    config: Config,
+    config: ModelConfig,
     options: Options,
     tower: String,
     others: Vec<String>,
@@ -126,11 +126,11 @@ impl Checkpoint {
         let found = folder::find(path)?;
         let (store, config) = match found.weights {
             folder::Weights::Safetensors { files, index } => {
-                (Store::safetensors(path, &files, index.as_ref())?, Config::beside(&found.folder)?)
+                (Store::safetensors(path, &files, index.as_ref())?, ModelConfig::beside(&found.folder)?)
             }
             folder::Weights::Gguf { files } => {
                 let store = Store::gguf(path, &files)?;
-                let config = store.first_gguf().map(Config::from_gguf).unwrap_or_default();
+                let config = store.first_gguf().map(ModelConfig::from_gguf).unwrap_or_default();
                 (store, config)
             }
         };

@@ -18,7 +18,7 @@ pub(super) enum Part {
     Qdata,
     /// Codes as gpt-oss names them.
     Blocks,
-    /// One scale a block.
+    /// One scale per block.
     BlockScale,
     /// A global scale that multiplies.
     Multiplier,

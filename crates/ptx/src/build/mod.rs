@@ -18,7 +18,7 @@ pub use tensor_core::{MatrixOperand, Multiply, WgmmaOptions};
 
 use crate::error::Error;
 use crate::instr::{Arith, Guard, Instr, Op};
-use crate::kernel::{Kernel, Launch, Param, ParamId, ParamType, Phase, PhaseId, Region};
+use crate::kernel::{Kernel, LaunchBounds, Param, ParamId, ParamType, Phase, PhaseId, Region};
 use crate::types::{Addr, Pred, Reg, Shared, Target, TensorMapAddress, Type, U32, U64, W32};
 
 /// Builds a [`Kernel`].
@@ -76,7 +76,7 @@ pub struct ParamTable(Reg<U64>);
 
 impl Builder {
     /// Starts a kernel. Its first phase bears its name.
-    pub fn new(name: &str, target: Target, launch: Launch) -> Self {
+    pub fn new(name: &str, target: Target, launch: LaunchBounds) -> Self {
         let kernel = Kernel {
             name: name.into(),
             target,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{Check, Rule, SHARED_LIMIT, Violation};
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op, RegisterChange};
-use crate::kernel::{Kernel, Launch, ParamType};
+use crate::kernel::{Kernel, LaunchBounds, ParamType};
 use crate::types::Bank;
 
 /// Registers of a multiprocessor.
@@ -56,7 +56,7 @@ impl Kernel {
 
 impl Check<'_> {
     pub(super) fn launch(&mut self) {
-        let Launch { threads, cluster, min_blocks } = self.kernel.launch;
+        let LaunchBounds { threads, cluster, min_blocks } = self.kernel.launch;
         self.value("threads per block", threads.into(), "1 to 1024", |n| (1..=1024).contains(&n));
         if let Some(blocks) = min_blocks {
             let together = u64::from(threads) * u64::from(blocks);
@@ -126,7 +126,7 @@ impl Check<'_> {
 
     pub(super) fn control(&mut self, op: Control) {
         let Control::SetMaxRegisters { change, count } = op else { return };
-        let Launch { threads, min_blocks, .. } = self.kernel.launch;
+        let LaunchBounds { threads, min_blocks, .. } = self.kernel.launch;
         let count = u64::from(count);
         self.value("the register budget", count, "a multiple of 8 from 24 to 256", |n| {
             n % 8 == 0 && (24..=256).contains(&n)
@@ -144,7 +144,7 @@ impl Check<'_> {
                     "no less than the registers at launch: the largest budget that all threads can have at once";
                 self.value("the raised register budget", count, wanted, |n| n >= at_launch);
                 let others = u64::from(threads.max(128) / 128 - 1) * 24;
-                let wanted = "so few that the block's other warpgroups keep 24 registers a thread each";
+                let wanted = "so few that the block's other warpgroups keep 24 registers per thread each";
                 let pool = at_launch * u64::from(threads / 128);
                 self.value("the raised register budget", count, wanted, |n| n + others <= pool);
             }

@@ -182,7 +182,7 @@ pub enum Rule {
     #[error("cta_group::2 pairs neighbouring blocks of a cluster; give the kernel a cluster of even size along x")]
     NoPair,
     /// `setmaxnreg` where the assembler would ignore it.
-    #[error("setmaxnreg is ignored unless the registers at launch are known: set `Launch::min_blocks`")]
+    #[error("setmaxnreg is ignored unless the registers at launch are known: set `LaunchBounds::min_blocks`")]
     UnknownBudget,
     /// A parameter that is not there.
     #[error("parameter {found} is read, but the kernel declares {declared}")]

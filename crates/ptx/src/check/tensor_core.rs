@@ -28,7 +28,7 @@ impl Check<'_> {
                 });
                 if d.len() as u64 * 2 != u64::from(*n) {
                     let (what, found) = ("accumulators of a wgmma", d.len());
-                    self.refuse(Rule::Count { what, found, wanted: "n/2 registers a thread" });
+                    self.refuse(Rule::Count { what, found, wanted: "n/2 registers per thread" });
                 }
                 self.banks("an accumulator", d, Bank::B32);
                 let mut own = d.clone();

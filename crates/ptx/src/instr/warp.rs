@@ -98,7 +98,7 @@ pub enum Warp {
     },
     /// A value combined over the participating lanes (`redux.sync`).
     Reduce {
-        /// How.
+        /// What makes one value of two.
         op: ReduceOp,
         /// `U32` or `S32`.
         ty: DataType,

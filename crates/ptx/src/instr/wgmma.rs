@@ -14,7 +14,7 @@ pub enum WgmmaElement {
 /// Where the 64×16 matrix A comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixA {
-    /// Four packed registers a thread: with r = lane/4 and c = lane%4 of warp w, rows 16w + r and 16w + r + 8 at
+    /// Four packed registers per thread: with r = lane/4 and c = lane%4 of warp w, rows 16w + r and 16w + r + 8 at
     /// columns 2c, 2c+1 (registers 0, 1) and at columns 2c+8, 2c+9 (registers 2, 3).
     Registers([RegId; 4]),
     /// Shared memory, by a 64-bit descriptor.
@@ -49,7 +49,7 @@ pub enum Wgmma {
         n: u32,
         /// Type of A and B.
         element: WgmmaElement,
-        /// n/2 registers a thread. Register 4j + 2h + i of lane (r, c) of warp w is row 16w + r + 8h, column
+        /// n/2 registers per thread. Register 4j + 2h + i of lane (r, c) of warp w is row 16w + r + 8h, column
         /// 8j + 2c + i.
         d: Vec<RegId>,
         /// A.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{assembler, families};
 use ptx::assemble::Assembler;
-use ptx::{Builder, Error, Instr, Launch, PhaseId, Target};
+use ptx::{Builder, Error, Instr, LaunchBounds, PhaseId, Target};
 
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
@@ -49,7 +49,7 @@ fn a_missing_assembler_is_an_error_with_a_remedy() {
 #[test]
 fn what_the_assembler_refuses_is_reported_in_its_own_words() {
     let Some(assembler) = assembler() else { return };
-    let k = Builder::new("torn", Target::Sm90a, Launch { threads: 32, cluster: None, min_blocks: None });
+    let k = Builder::new("torn", Target::Sm90a, LaunchBounds { threads: 32, cluster: None, min_blocks: None });
     let mut kernel = k.finish().expect("a legal kernel");
     let branch = ptx::instr::Control::Branch { target: ptx::Label(9), uniform: false };
     kernel.body.insert(0, Instr { guard: None, op: branch.into(), phase: PhaseId(0) });

@@ -4,14 +4,15 @@
 use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
 use ptx::{
-    Addr, Builder, CopyOptions, CtaGroup, Error, Global, Kernel, Launch, Multiply, Shared, SpecialRegister, Target,
-    TensorAddress, U16, U32,
+    Addr, Builder, CopyOptions, CtaGroup, Error, Global, Kernel, LaunchBounds, Multiply, Shared, SpecialRegister,
+    Target, TensorAddress, U16, U32,
 };
 
 const COLUMNS: u32 = 128;
 
 pub fn kernel() -> Result<Kernel, Error> {
-    let mut k = Builder::new("block_scaled", Target::Sm100a, Launch { threads: 128, cluster: None, min_blocks: None });
+    let mut k =
+        Builder::new("block_scaled", Target::Sm100a, LaunchBounds { threads: 128, cluster: None, min_blocks: None });
     let (a_map, b_map) = (k.tensor_map("a"), k.tensor_map("b"));
     let (scales, out) = (k.pointer("scales"), k.pointer("out"));
     let a = k.shared("a", 128 * 128, 1024);

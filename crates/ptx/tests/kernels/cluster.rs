@@ -3,12 +3,16 @@
 
 use ptx::instr::Semantics;
 use ptx::{
-    Addr, Builder, Cluster, CopyOptions, Error, F32, Global, Kernel, Launch, Scope, SpecialRegister, Target, U16, U32,
+    Addr, Builder, Cluster, CopyOptions, Error, F32, Global, Kernel, LaunchBounds, Scope, SpecialRegister, Target, U16,
+    U32,
 };
 
 pub fn kernel() -> Result<Kernel, Error> {
-    let mut k =
-        Builder::new("cluster_sum", Target::Sm90a, Launch { threads: 128, cluster: Some([2, 1, 1]), min_blocks: None });
+    let mut k = Builder::new(
+        "cluster_sum",
+        Target::Sm90a,
+        LaunchBounds { threads: 128, cluster: Some([2, 1, 1]), min_blocks: None },
+    );
     let (input, output, tensor) = (k.pointer("input"), k.pointer("output"), k.tensor_map("tensor"));
     let shared = k.shared("values", 2048, 128);
     let inbox = k.shared("inbox", 2048, 128);

@@ -7,7 +7,7 @@ use ptx::instr::{
     Warp, Wgmma, WgmmaElement, Width,
 };
 use ptx::{
-    Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Instr, Kernel, Label, Launch, Op, Operand,
+    Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Instr, Kernel, Label, LaunchBounds, Op, Operand,
     ParamId, PhaseId, RegId, RegisterChange, S32, Scope, Space, SpecialRegister, Target, U16, U32, U64,
 };
 
@@ -54,7 +54,7 @@ impl Family {
 
 /// An empty kernel with registers, parameters, shared memory and one label.
 fn frame(target: Target) -> Kernel {
-    let launch = Launch { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
+    let launch = LaunchBounds { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
     let mut k = Builder::new("specimen", target, launch);
     k.pointer("pointer");
     k.tensor_map("map");

@@ -4,7 +4,7 @@
 use ptx::descriptor::MatrixLayout;
 use ptx::instr::{Accumulate, WgmmaElement};
 use ptx::{
-    Addr, Barriers, Builder, CopyOptions, Error, F32, Global, Kernel, Launch, MatrixOperand, Reg, RegisterChange,
+    Addr, Barriers, Builder, CopyOptions, Error, F32, Global, Kernel, LaunchBounds, MatrixOperand, Reg, RegisterChange,
     SharedRegion, SpecialRegister, Target, TensorMapAddress, U32, Value,
 };
 
@@ -26,7 +26,8 @@ struct Turn {
 }
 
 pub fn kernel() -> Result<Kernel, Error> {
-    let mut k = Builder::new("multiply", Target::Sm90a, Launch { threads: 256, cluster: None, min_blocks: Some(1) });
+    let mut k =
+        Builder::new("multiply", Target::Sm90a, LaunchBounds { threads: 256, cluster: None, min_blocks: Some(1) });
     let (a, b) = (k.tensor_map("a"), k.tensor_map("b"));
     let out = k.pointer("out");
     let (n, steps) = (k.param::<U32>("n"), k.param::<U32>("k_steps"));

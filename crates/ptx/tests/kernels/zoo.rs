@@ -6,12 +6,13 @@ use ptx::instr::{
     ShuffleMode, StoreOrder, VoteMode, WgmmaElement, Width,
 };
 use ptx::{
-    Addr, Bf16, Bf16x2, Bool, Builder, Cluster, Error, F16, F16x2, F32, Global, Kernel, Launch, MatrixOperand, Reg,
-    S32, Scope, Shared, Space, SpecialRegister, Target, U16, U32, U64, Value, WgmmaOptions,
+    Addr, Bf16, Bf16x2, Bool, Builder, Cluster, Error, F16, F16x2, F32, Global, Kernel, LaunchBounds, MatrixOperand,
+    Reg, S32, Scope, Shared, Space, SpecialRegister, Target, U16, U32, U64, Value, WgmmaOptions,
 };
 
 pub fn kernel() -> Result<Kernel, Error> {
-    let mut k = Builder::new("zoo", Target::Sm90a, Launch { threads: 128, cluster: Some([2, 1, 1]), min_blocks: None });
+    let mut k =
+        Builder::new("zoo", Target::Sm90a, LaunchBounds { threads: 128, cluster: Some([2, 1, 1]), min_blocks: None });
     let data = k.pointer("data");
     let factor = k.param::<F32>("factor");
     let signed = k.param::<S32>("signed");

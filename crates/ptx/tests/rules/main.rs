@@ -15,7 +15,7 @@ use ptx::instr::{
     WgmmaElement, Width,
 };
 use ptx::{
-    Address, Bank, Base, Builder, CtaGroup, DataType, Error, Instr, Kernel, Label, Launch, Op, Operand, ParamId,
+    Address, Bank, Base, Builder, CtaGroup, DataType, Error, Instr, Kernel, Label, LaunchBounds, Op, Operand, ParamId,
     PhaseId, RegId, RegisterChange, Rule, Scope, Space, SpecialRegister, Target, U32,
 };
 
@@ -52,7 +52,7 @@ fn global() -> Address {
 
 /// A legal kernel with some of everything an instruction may want to name.
 fn kernel(target: Target) -> Kernel {
-    let launch = Launch { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
+    let launch = LaunchBounds { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
     let mut k = Builder::new("small", target, launch);
     k.param::<U32>("n");
     k.tensor_map("map");

@@ -79,7 +79,7 @@ fn a_raised_budget_below_that_at_launch_is_refused() {
 #[test]
 fn a_raised_budget_that_starves_the_others_is_refused() {
     let rule = changed(|kernel| {
-        kernel.launch = Launch { threads: 1024, cluster: None, min_blocks: Some(2) };
+        kernel.launch = LaunchBounds { threads: 1024, cluster: None, min_blocks: Some(2) };
         insert(kernel, vec![Control::SetMaxRegisters { change: RegisterChange::Increase, count: 256 }.into()]);
     });
     is_value(&rule, 256);

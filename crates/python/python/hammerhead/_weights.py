@@ -52,7 +52,7 @@ class DualWeights:
         threads: int | None = None,
         config: str | None = None,
     ) -> DualWeights:
-        """Packs gate weights ``b1`` and up weights ``b2``, ``[n, k]`` each; or a sequence of each, one an expert.
+        """Packs gate weights ``b1`` and up weights ``b2``, ``[n, k]`` each; or a sequence of each, one per expert.
 
         The arrays are copied into the packed layout and not needed afterwards.
 

@@ -6,7 +6,7 @@ use ptx::{Bank, ParamId, RegId, SpecialRegister};
 use super::Exec;
 use crate::arith;
 use crate::error::FaultKind;
-use crate::launch::Launch;
+use crate::launch::Invocation;
 use crate::memory::SharedMemory;
 use crate::warp::{Lanes, lanes};
 
@@ -78,7 +78,7 @@ impl Exec<'_, '_> {
             }
             Arith::ParamWord { dst, at, offset } => self.param_word(dst, at, offset)?,
             Arith::ParamAddress { dst, param } | Arith::ParamTable { dst, param } => {
-                self.set(dst, &[Launch::PARAMS + u64::from(param.0) * Launch::PARAM_STRIDE; 32]);
+                self.set(dst, &[Invocation::PARAMS + u64::from(param.0) * Invocation::PARAM_STRIDE; 32]);
             }
             Arith::SharedAddress { dst, offset } => {
                 let address = SharedMemory::address(self.rank, offset);

@@ -7,7 +7,7 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{Incoming, Job, Outgoing, Source, Stores, Work};
+use crate::flight::{CopySource, Incoming, Job, Outgoing, Stores, Work};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 use crate::tma;
@@ -20,7 +20,7 @@ struct Request {
     /// Block that receives.
     target: usize,
     barrier: (usize, u32),
-    parts: Vec<(u32, u32, Source)>,
+    parts: Vec<(u32, u32, CopySource)>,
     source_block: Option<usize>,
     bytes: u32,
 }
@@ -132,14 +132,14 @@ impl Exec<'_, '_> {
         let record = self.in_flight(proxy, lane);
         for &(offset, bytes, source) in &parts {
             match source {
-                Source::Global(address) => {
+                CopySource::Global(address) => {
                     self.touch_global(address, bytes.into(), false, lane, record)?;
                 }
-                Source::Shared(from) => {
+                CopySource::Shared(from) => {
                     let span = SharedSpan { block: self.rank, offset: from };
                     self.touch_shared(span, bytes, false, Some(lane), record)?;
                 }
-                Source::Zero | Source::Bytes(_) => {}
+                CopySource::Zero | CopySource::Bytes(_) => {}
             }
             self.touch_shared(SharedSpan { block: target, offset }, bytes, true, Some(lane), record)?;
         }
@@ -170,7 +170,7 @@ impl Exec<'_, '_> {
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             for block in self.receivers(to, multicast, lane)? {
                 let (to, bar) = (self.elsewhere(to, block, bytes)?, self.signalled(block, bar, multicast, false)?);
-                let parts = vec![(to.offset, bytes, Source::Global(src[lane]))];
+                let parts = vec![(to.offset, bytes, CopySource::Global(src[lane]))];
                 let barrier = (bar.block, bar.offset);
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
@@ -204,7 +204,7 @@ impl Exec<'_, '_> {
             let from = self.shared_span(Space::Shared, src[lane], bytes)?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             let bar = self.signalled(to.block, bar, None, false)?;
-            let parts = vec![(to.offset, bytes, Source::Shared(from.offset))];
+            let parts = vec![(to.offset, bytes, CopySource::Shared(from.offset))];
             let (barrier, source_block, target) = ((bar.block, bar.offset), Some(self.rank), to.block);
             self.send(Request { lane, proxy: Proxy::Async, target, barrier, parts, source_block, bytes })?;
             self.core.profile.copied_across += u64::from(bytes);
@@ -224,7 +224,7 @@ impl Exec<'_, '_> {
                 let word = self.warp.get(*src)[lane] as u32;
                 data[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
             }
-            let parts = vec![(to.offset, bytes, Source::Bytes(data))];
+            let parts = vec![(to.offset, bytes, CopySource::Bytes(data))];
             let (barrier, target) = ((bar.block, bar.offset), to.block);
             // The one asynchronous store that reaches memory as threads do.
             self.send(Request { lane, proxy: Proxy::Generic, target, barrier, parts, source_block: None, bytes })?;
@@ -258,7 +258,8 @@ impl Exec<'_, '_> {
             for run in tma::runs(&map, &coords) {
                 let mut done = 0;
                 for (address, length) in tma::permuted(&map, base + run.inside, run.bytes) {
-                    let source = run.global.map_or(Source::Zero, |global| Source::Global(global + u64::from(done)));
+                    let source =
+                        run.global.map_or(CopySource::Zero, |global| CopySource::Global(global + u64::from(done)));
                     parts.push((address - SharedMemory::START, length, source));
                     done += length;
                 }

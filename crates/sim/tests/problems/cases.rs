@@ -1,14 +1,14 @@
 //! The cases on which a broken kernel must be caught.
 
 use ptx::Kernel;
-use sim::{Buffer, Finding, Gpu, Launch, Profile, Schedule, explore};
+use sim::{Buffer, Finding, Gpu, Invocation, Profile, Schedule, explore};
 
 use crate::problems::Problem;
 
 /// A problem made ready, and its answer.
 pub struct Case {
     gpu: Gpu,
-    launch: Launch,
+    launch: Invocation,
     out: Buffer,
     expected: Vec<f32>,
 }

@@ -7,7 +7,7 @@ use half::f16;
 use ptx::Kernel;
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
-use sim::{Arg, Buffer, Gpu, Launch, Limits, Rules};
+use sim::{Arg, Buffer, Gpu, Invocation, Limits, Rules};
 
 /// A problem of M×N×K, its inputs small integers so that every sum is exact.
 pub struct Problem {
@@ -34,7 +34,7 @@ impl Problem {
     }
 
     /// A device with the inputs, the launch, and where the product will be.
-    pub fn prepare(&self) -> (Gpu, Launch, Buffer) {
+    pub fn prepare(&self) -> (Gpu, Invocation, Buffer) {
         let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let halves = |rows: usize, value: &dyn Fn(usize, usize) -> f32| -> Vec<u8> {
             let width = self.width();
@@ -58,7 +58,7 @@ impl Problem {
             Arg::U32(self.n as u32),
             Arg::U32(self.k.div_ceil(64) as u32),
         ];
-        let launch = Launch { grid: [self.m as u32 / 64, self.n as u32 / 64, 1], args };
+        let launch = Invocation { grid: [self.m as u32 / 64, self.n as u32 / 64, 1], args };
         (gpu, launch, out)
     }
 

@@ -2,8 +2,10 @@
 
 use ptx::instr::{LoadOrder, StoreOrder};
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Addr, Builder, CtaGroup, Global, Launch as Shape, RegisterChange, Scope, SpecialRegister, Target, U32};
-use sim::{Arg, FaultKind, Gpu, Launch, Limits, Schedule};
+use ptx::{
+    Addr, Builder, CtaGroup, Global, LaunchBounds as Shape, RegisterChange, Scope, SpecialRegister, Target, U32,
+};
+use sim::{Arg, FaultKind, Gpu, Invocation, Limits, Schedule};
 
 use crate::{Bench, Kept, caught, device, rule};
 
@@ -36,7 +38,7 @@ fn registers_come_from_those_that_others_gave_back() {
         );
         b.finish()
     });
-    assert!(fault.to_string().contains("240 registers a thread"), "{fault}");
+    assert!(fault.to_string().contains("240 registers per thread"), "{fault}");
 }
 
 #[test]
@@ -57,7 +59,7 @@ fn shared_memory_has_a_limit() {
     let run = |shared_bytes: u32| {
         let mut gpu = Gpu::new(Limits { shared_bytes, ..Limits::h200() });
         let (input, output) = (gpu.alloc("input", 16), gpu.alloc("output", 16));
-        let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+        let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
         gpu.run(&kernel, &launch, Schedule::Earliest)
     };
     assert!(run(4096).is_ok());
@@ -76,7 +78,7 @@ fn an_argument_must_suit_its_parameter() {
     let kernel = Bench::new(32, None).finish();
     let (mut gpu, mut args) = device();
     args[1] = Arg::U32(3);
-    let fault = gpu.run(&kernel, &Launch { grid: [1, 1, 1], args }, Schedule::Earliest).expect_err("a bad launch");
+    let fault = gpu.run(&kernel, &Invocation { grid: [1, 1, 1], args }, Schedule::Earliest).expect_err("a bad launch");
     assert!(fault.to_string().contains("parameter output"), "{fault}");
 }
 
@@ -116,7 +118,7 @@ fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>
         tile: vec![64, 8],
         swizzle: ptx::descriptor::Swizzle::B128,
     };
-    let launch = Launch { grid: [1, 1, 1], args: vec![map.into(), out.into()] };
+    let launch = Invocation { grid: [1, 1, 1], args: vec![map.into(), out.into()] };
     gpu.run(&kernel, &launch, Schedule::Latest)?;
     Ok(gpu.download(out).expect("all was written").to_vec())
 }
@@ -152,7 +154,7 @@ fn what_the_preceding_grid_writes_is_touched_only_after_waiting_for_it() {
         let mut gpu = Gpu::new(Limits::h200());
         let (input, output) = (gpu.upload("input", &[1; 64]), gpu.alloc("output", 64));
         gpu.await_predecessor(input);
-        let launch = Launch { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
+        let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
         gpu.run(&b.finish(), &launch, Schedule::Random(1))
     };
     assert!(run(true).is_ok());
@@ -183,7 +185,7 @@ fn blocks_start_in_no_particular_order() {
         let mut gpu = Gpu::new(Limits { multiprocessors: 2, ..Limits::h200() });
         let ones: Vec<u8> = (0..16).flat_map(|_| 1u32.to_le_bytes()).collect();
         let (input, output) = (gpu.upload("input", &ones), gpu.alloc("output", 64));
-        let launch = Launch { grid: [4, 1, 1], args: vec![input.into(), output.into()] };
+        let launch = Invocation { grid: [4, 1, 1], args: vec![input.into(), output.into()] };
         gpu.run(&b.finish(), &launch, schedule)
     };
     for schedule in Schedule::several(8) {
@@ -207,7 +209,7 @@ fn link(waits: bool, body: impl Fn(&mut Bench, Addr<Global>)) -> ptx::Kernel {
 
 fn chain(kernels: &[&ptx::Kernel], schedule: Schedule) -> Result<(), Box<sim::Fault>> {
     let (mut gpu, args) = device();
-    let launch = Launch { grid: [1, 1, 1], args };
+    let launch = Invocation { grid: [1, 1, 1], args };
     let sequence: Vec<_> = kernels.iter().map(|kernel| (*kernel, &launch)).collect();
     gpu.run_sequence(&sequence, schedule).map(drop)
 }

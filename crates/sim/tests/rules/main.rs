@@ -8,8 +8,8 @@ mod memory;
 mod tensor_cores;
 mod tensor_memory;
 
-use ptx::{Addr, Builder, Global, Kernel, Launch as Shape, Reg, SpecialRegister, Target, U32, U64};
-use sim::{Arg, Fault, Gpu, Launch, Limits, Rules, Schedule};
+use ptx::{Addr, Builder, Global, Kernel, LaunchBounds as Shape, Reg, SpecialRegister, Target, U32, U64};
+use sim::{Arg, Fault, Gpu, Invocation, Limits, Rules, Schedule};
 
 /// Bytes of the two buffers every kernel here is given.
 const BUFFER: usize = 4096;
@@ -67,7 +67,7 @@ fn run_by(rules: Rules, kernel: &Kernel, schedule: Schedule) -> Result<(), Box<F
     let (gpu, args) = device();
     let mut gpu = gpu.with_rules(rules);
     let blocks: u32 = kernel.launch.cluster.map_or(1, |shape| shape.iter().product());
-    gpu.run(kernel, &Launch { grid: [blocks, 1, 1], args }, schedule).map(|_| ())
+    gpu.run(kernel, &Invocation { grid: [blocks, 1, 1], args }, schedule).map(|_| ())
 }
 
 /// The rule kept passes under every schedule, by the letter too; broken, it is reported by this name under some.

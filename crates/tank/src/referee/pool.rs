@@ -6,7 +6,7 @@
 //! that layer again. While one side swims, the other stands still, stopped with all its threads and children; and a side is stopped again before its
 //! outputs are read, so what was not written when it said `done` is not there.
 //!
-//! **Cold** jobs take layers in turn, and more than twice the last-level cache goes through it before the same layer comes
+//! **Cold** jobs take layers in turn, and more than twice L3 goes through it before the same layer comes
 //! again. Where everyone computes on the processor, the referee makes sure of that itself: when both sides have packed
 //! their weights, it reads through so much memory of its own, and then there are as many layers as a process has cold jobs,
 //! so that each comes once. That is fairer too, because whoever packs last has weights in the caches. Where more than twice

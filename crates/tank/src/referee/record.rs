@@ -175,7 +175,7 @@ pub struct CourseReport {
     pub champion_round_trip: Option<f64>,
     /// The same of the challenger.
     pub challenger_round_trip: Option<f64>,
-    /// The size of the last-level cache that weights rotate through.
+    /// The size of L3 that weights rotate through.
     pub cache_bytes: u64,
     /// For each shape, the bytes that go through the caches before the same weights come again.
     pub rotated_bytes: Vec<u64>,
@@ -219,9 +219,9 @@ pub enum Outcome {
     },
     /// A contestant failed while the clock was running.
     Faulted {
-        /// Which.
+        /// The side that it runs for.
         side: Side,
-        /// How.
+        /// What it did.
         fault: Fault,
     },
 }

@@ -25,7 +25,7 @@ pub struct RefereeSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Temperature {
-    /// Another layer each time, through more than twice the last-level cache: what a model of many layers sees.
+    /// Another layer each time, through more than twice L3: what a model of many layers sees.
     Cold,
     /// The same layer again at once.
     Warm,
@@ -65,10 +65,10 @@ pub struct Timing {
     pub sample_seconds: f64,
     /// Jobs in one sample at most.
     pub sample_jobs: usize,
-    /// This many times the last-level cache goes through it before the same weights come again. Above 2, so that the cache
+    /// This many times L3 goes through it before the same weights come again. Above 2, so that the cache
     /// holds less than half of that whatever it keeps.
     pub rotation: f64,
-    /// The size of the last-level cache in bytes where the machine does not tell.
+    /// The size of L3 in bytes where the machine does not tell.
     pub cache_bytes: u64,
     /// Layers that rotate at most: a tiny problem cannot fill a cache, and its record says so.
     pub most_layers: usize,

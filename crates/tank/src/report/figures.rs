@@ -62,7 +62,7 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
 
-/// The roofline: operations a byte against operations a second, with baseline and champion on every problem.
+/// The roofline: operations a byte against operations per second, with baseline and champion on every problem.
 pub fn roofline(report: &Report) -> Option<String> {
     let times = report.times.as_ref()?;
     let (flops, bytes) = (times.flops_per_second?, times.bytes_per_second?);

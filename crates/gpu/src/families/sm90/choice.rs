@@ -6,18 +6,18 @@ use super::kernel::{self, Products, Tokens, UNIT};
 use crate::gating::Function;
 
 /// The kernel of the products that a configuration asks for, for one group.
-pub fn kernel_config(problem: &Problem, config: &Config) -> Result<kernel::Config> {
+pub fn kernel_config(problem: &Problem, config: &Config) -> Result<kernel::MultiplySpec> {
     kernel_of(problem, config).map_err(|reason| Error::Illegal { backend: "cuda", config: *config, reason })
 }
 
-pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::Config, String> {
+pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::MultiplySpec, String> {
     let unit = UNIT as usize;
     if !config.depth.is_multiple_of(unit) {
         return Err(format!("a stage holds chunks of {unit} of K; ask for depth=64, 128 or 256"));
     }
     let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let (function, output) = ending(problem, config);
-    let kernel = kernel::Config {
+    let kernel = kernel::MultiplySpec {
         products: products(problem, config.strategy),
         ping_pong: config.strategy == Strategy::PingPong,
         tokens: narrow(config.tile.tokens),

@@ -19,7 +19,7 @@ use op::{Config, Problem};
 
 use super::choice::passes_twice;
 use super::kernel;
-use crate::expand::{self, Source};
+use crate::expand::{self, TokenForm};
 use crate::{join, pack};
 
 /// Coordinates are signed.
@@ -32,7 +32,7 @@ const MOST_TILES: usize = i32::MAX as usize / 4;
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of tiles; or refuses what a launch cannot count, with the size, the limit and the remedy.
-pub(super) fn check(problem: &Problem, config: &Config, kernel: &kernel::Config) -> Result<usize, String> {
+pub(super) fn check(problem: &Problem, config: &Config, kernel: &kernel::MultiplySpec) -> Result<usize, String> {
     let groups = || problem.groups().iter();
     for shape in groups() {
         if shape.m > MOST_SIDE || shape.n > MOST_SIDE {
@@ -46,7 +46,7 @@ pub(super) fn check(problem: &Problem, config: &Config, kernel: &kernel::Config)
         }
     }
     let expanded: usize = groups().map(|shape| shape.m * shape.k).sum();
-    if Source::of(problem.activation()).is_some() && expanded > MOST_EXPANDED {
+    if TokenForm::of(problem.activation()).is_some() && expanded > MOST_EXPANDED {
         return Err(format!(
             "{expanded} activations are more than the {MOST_EXPANDED} that one launch can expand; split them"
         ));
@@ -132,7 +132,7 @@ mod tests {
     fn the_largest_expansion_counts_its_units_and_blocks() {
         let elements = MOST_EXPANDED;
         let segment = Segment { source: 0, scales: 0, target: 0, plane: 0, factor: 1.0, elements, k: 16 };
-        for source in [Source::NvFp4, Source::Single] {
+        for source in [TokenForm::NvFp4, TokenForm::Single] {
             let [launch] = &expansion::launches(source, &[segment])[..] else { panic!("one run is one launch") };
             let KernelSpec::Expand(config) = launch.kernel else { panic!("{:?}", launch.kernel) };
             let threads = u64::from(launch.grid[0]) * 128 * u64::from(config.rounds);

@@ -2,10 +2,10 @@
 //!
 //! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
 //! more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and weights take
-//! from the second-level cache. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
+//! from L2. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
 //! pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them, the longest first, and the busiest
 //! one is the time of the tensor cores. Weights come from memory once, fast if enough bytes are asked for ahead, and tokens
-//! from the second-level cache for every tile. The larger of the two times, and what launching takes, is the prediction; a
+//! from L2 for every tile. The larger of the two times, and what launching takes, is the prediction; a
 //! launch that begins beside the one before it takes less.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Til
 use super::choice::{ending, kernel_of, products};
 use super::kernel::{self, UNIT};
 use super::{limits, multiply};
-use crate::expand::{self, Source};
+use crate::expand::{self, TokenForm};
 use crate::facts::Facts;
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
@@ -40,11 +40,11 @@ const CHANGE_TILE: f64 = 900.0;
 
 /// Cycles per token in which 64 weight rows and 16 of K are multiplied: one half, and what the tensor cores idle.
 const MULTIPLY_TOKEN: f64 = 0.507;
-/// Cycles in which such a fragment is made and multiplied where making it takes longer: as halves, as bfloat16; per token.
+/// Cycles in which such a fragment is made and multiplied where making it takes longer: as f16, as bfloat16; per token.
 const DEQUANTISE: f64 = 21.0;
 const DEQUANTISE_WIDE: f64 = 24.0;
 const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
-/// Bytes per cycle that a multiprocessor gets from the second-level cache while all others do too.
+/// Bytes per cycle that a multiprocessor gets from L2 while all others do too.
 const FROM_CACHE: f64 = 50.0;
 /// What a multiplication takes longer when only one warpgroup has some under way.
 const ALONE: f64 = 1.2;
@@ -113,7 +113,7 @@ fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> O
 }
 
 /// The kernel and the number of tiles of a configuration, if it is legal for a problem.
-pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::Config, usize), String> {
+pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::MultiplySpec, usize), String> {
     let kernel = kernel_of(problem, config)?;
     problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
     let tiles = limits::check(problem, config, &kernel)?;
@@ -137,7 +137,7 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
         memory += finishing;
         let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
         let little_before = |source| expand::by_few_blocks(source, elements);
-        if waves > 1.0 || Source::of(problem.activation()).is_none_or(little_before) {
+        if waves > 1.0 || TokenForm::of(problem.activation()).is_none_or(little_before) {
             launching -= OVERLAP;
         } else {
             // Blocks that expand tokens take the room on some multiprocessors, and others get two blocks.
@@ -157,7 +157,7 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
 }
 
 /// Whether a group's rows of C are such as the epilogue writes.
-fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Result<(), String> {
+fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::MultiplySpec) -> Result<(), String> {
     let row = shape.n * kernel.output.bytes();
     if config.epilogue != Epilogue::Direct && !row.is_multiple_of(16) {
         return Err(format!(
@@ -170,7 +170,7 @@ fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::Config) -> Result
 }
 
 /// Cycles of a tile with so many tokens of a group, so many such tiles sharing a multiprocessor.
-fn tile_cycles(kernel: &kernel::Config, tokens: u32, k: usize, together: u32) -> f64 {
+fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u32) -> f64 {
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
@@ -197,7 +197,7 @@ fn tile_cycles(kernel: &kernel::Config, tokens: u32, k: usize, together: u32) ->
 }
 
 /// How much slower memory is where a block has few bytes in flight: a fit, like all else here.
-fn starved(kernel: &kernel::Config) -> f64 {
+fn starved(kernel: &kernel::MultiplySpec) -> f64 {
     let read = if kernel.shares_k() { 3 } else { 2 };
     let stages = f64::from(kernel.stages.saturating_sub(read)).max(0.5);
     let in_flight = stages * f64::from(kernel.units * kernel.unit_bytes()[1]);
@@ -205,7 +205,7 @@ fn starved(kernel: &kernel::Config) -> f64 {
 }
 
 /// Bytes of tokens that all tiles together read.
-fn cached_token_bytes(problem: &Problem, kernel: &kernel::Config) -> f64 {
+fn cached_token_bytes(problem: &Problem, kernel: &kernel::MultiplySpec) -> f64 {
     let of_group = |shape: &Shape| {
         let (tiles, tokens) = kernel.cut(shape.m as u32);
         let columns = shape.n.div_ceil(kernel.columns as usize) as f64;
@@ -215,14 +215,14 @@ fn cached_token_bytes(problem: &Problem, kernel: &kernel::Config) -> f64 {
 }
 
 /// Cycles from a tile's last multiplication to C.
-fn finish_cycles(kernel: &kernel::Config, width: f64) -> f64 {
+fn finish_cycles(kernel: &kernel::MultiplySpec, width: f64) -> f64 {
     let finish = FINISH + FINISH_TOKEN * width / f64::from(kernel.blocks_per_tile());
     let between_blocks = if kernel.blocks_per_tile() > 1 { JOIN_BLOCKS + JOIN_BLOCKS_TOKEN * width } else { 0.0 };
     finish + between_blocks + if kernel.shares_k() { JOIN_WARPGROUPS } else { 0.0 }
 }
 
 /// Cycles of the busiest multiprocessor: tiles go, the longest first, to whoever is free first, or in turn.
-fn busiest(problem: &Problem, kernel: &kernel::Config, facts: &Facts) -> f64 {
+fn busiest(problem: &Problem, kernel: &kernel::MultiplySpec, facts: &Facts) -> f64 {
     let multiprocessors = facts.multiprocessors as usize;
     let cut = |shape: &Shape| (kernel.cut(shape.m as u32), shape.n.div_ceil(kernel.columns as usize));
     let groups = || problem.groups().iter().filter(|shape| shape.m > 0);

@@ -11,7 +11,7 @@ use ptx::tensor_map::TensorMap;
 
 use super::choice::{kernel_config, passes_twice};
 use super::kernel::{self, CAPACITIES, Record};
-use crate::expand::{self, Source};
+use crate::expand::{self, TokenForm};
 use crate::family::GroupOperands;
 use crate::gating::{self, Function};
 use crate::join;
@@ -96,7 +96,7 @@ impl Cut<'_> {
 
     /// The products of all groups: to C, or the sums of one matrix to their planes.
     fn multiply(&self, matrix: Option<usize>) -> Result<Launch> {
-        let kernel = kernel::Config { groups: self.capacity(), ..kernel_config(self.problem, self.config)? };
+        let kernel = kernel::MultiplySpec { groups: self.capacity(), ..kernel_config(self.problem, self.config)? };
         let (mut records, mut maps, mut tiles) = (Vec::new(), Vec::new(), 0u32);
         for group in self.groups {
             let Shape { m, n, k } = group.shape;
@@ -134,7 +134,7 @@ impl Cut<'_> {
 
     /// The gate over all groups' sums.
     fn join(&self) -> Launch {
-        let config = join::Config {
+        let config = join::JoinSpec {
             function: Function::of(self.problem.gate()),
             output: self.problem.output(),
             groups: self.capacity(),
@@ -162,7 +162,7 @@ impl Cut<'_> {
 /// Whether a launch that needs so many blocks has one for each multiprocessor. Where a multiprocessor holds two blocks, one is to
 /// be of this launch and one of the next: multiprocessors without any of this one would take two of the next, which then
 /// takes twice as long. So if most have something to do, the others repeat some of it.
-fn spreads(kernel: &kernel::Config, blocks: u32, multiprocessors: u32) -> bool {
+fn spreads(kernel: &kernel::MultiplySpec, blocks: u32, multiprocessors: u32) -> bool {
     let most = (multiprocessors / 2 + 1..=multiprocessors).contains(&blocks);
     kernel.resident() > 1 && most && multiprocessors.is_multiple_of(kernel.blocks_per_tile())
 }
@@ -171,14 +171,14 @@ fn spreads(kernel: &kernel::Config, blocks: u32, multiprocessors: u32) -> bool {
 pub(super) fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
     let groups = problem.groups().iter().filter(|shape| shape.m > 0).count() as u32;
     let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
-    let multiply = kernel::Config { groups, ..kernel_config(problem, config)? };
+    let multiply = kernel::MultiplySpec { groups, ..kernel_config(problem, config)? };
     let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
-    let expansion =
-        Source::of(problem.activation()).map(|source| KernelSpec::Expand(expand::Config::new(source, 1, elements)));
+    let expansion = TokenForm::of(problem.activation())
+        .map(|source| KernelSpec::Expand(expand::ExpandSpec::new(source, 1, elements)));
     let mut each: Vec<KernelSpec> = expansion.into_iter().chain([KernelSpec::Multiply(multiply)]).collect();
     if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
         let (function, output) = (Function::of(problem.gate()), problem.output());
-        each.push(KernelSpec::Join(join::Config { function, output, groups }));
+        each.push(KernelSpec::Join(join::JoinSpec { function, output, groups }));
     }
     each.into_iter().map(KernelSpec::build).collect()
 }

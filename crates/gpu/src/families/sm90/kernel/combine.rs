@@ -12,12 +12,12 @@ use ptx::{Addr, Barriers, Builder, Cluster, F32, Reg, Scope, Shared, SharedRegio
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
-use super::{Config, Division, epilogue};
+use super::{Division, MultiplySpec, epilogue};
 use op::Schedule;
 
 /// The shared memory through which sums travel.
 pub(super) struct Combine {
-    config: Config,
+    config: MultiplySpec,
     /// The second warpgroups' sums.
     between_warpgroups: Option<SharedRegion>,
     /// The other block's sums, and a barrier for each warpgroup that receives.
@@ -29,22 +29,22 @@ const WORD_ROW: u32 = 128 * 4;
 
 impl Combine {
     /// Words that a thread holds in sums.
-    fn sums(config: &Config) -> u32 {
+    fn sums(config: &MultiplySpec) -> u32 {
         config.division().blocks * config.passes() * config.tokens / 2
     }
 
     /// Bytes that the second warpgroups along k leave.
-    pub fn scratch_bytes(config: &Config) -> Option<u32> {
+    pub fn scratch_bytes(config: &MultiplySpec) -> Option<u32> {
         let Division { along_n, along_k, .. } = config.division();
         (along_k > 1).then(|| along_n * Self::sums(config) * WORD_ROW)
     }
 
     /// Bytes that come from the other block: half of the sums of every warpgroup that finishes.
-    pub fn received_bytes(config: &Config) -> Option<u32> {
+    pub fn received_bytes(config: &MultiplySpec) -> Option<u32> {
         (config.schedule == Schedule::SplitK).then(|| config.division().along_n * Self::sums(config) / 2 * WORD_ROW)
     }
 
-    pub fn declare(k: &mut Builder, config: Config, pipe: &Pipeline) -> Self {
+    pub fn declare(k: &mut Builder, config: MultiplySpec, pipe: &Pipeline) -> Self {
         let between_warpgroups =
             Self::scratch_bytes(&config).map(|bytes| epilogue::scratch(k, config, pipe, "sums", bytes));
         let between_blocks = Self::received_bytes(&config)

@@ -18,13 +18,13 @@ use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32};
 use super::fragments::Fragments;
 use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
 use super::work::{Share, Tile};
-use super::{Config, Division, Parts, TOKEN_BYTES};
+use super::{Division, MultiplySpec, Parts, TOKEN_BYTES};
 use crate::pack::CHUNK_BYTES;
 use op::Schedule;
 
 /// What one thread of a consumer warpgroup holds.
 pub(super) struct Consumer {
-    pub config: Config,
+    pub config: MultiplySpec,
     /// Thread in the warpgroup.
     pub thread: Reg<U32>,
     /// Lane in the warp.

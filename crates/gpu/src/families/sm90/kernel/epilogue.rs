@@ -10,7 +10,7 @@ use ptx::{Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, Reg, Shared, Sha
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::Tile;
-use super::{Config, Parts, Products};
+use super::{MultiplySpec, Parts, Products};
 use crate::gating;
 use op::{Epilogue, Output, Schedule};
 
@@ -20,7 +20,7 @@ pub(super) const ALL_CONSUMERS: u32 = 1;
 const FIRST_CONSUMER: u32 = 2;
 
 /// Shared memory for a tile that has left the pipeline: the stages themselves, if nobody will fill them any more.
-pub(super) fn scratch(k: &mut Builder, config: Config, pipe: &Pipeline, name: &str, bytes: u32) -> SharedRegion {
+pub(super) fn scratch(k: &mut Builder, config: MultiplySpec, pipe: &Pipeline, name: &str, bytes: u32) -> SharedRegion {
     if config.schedule != Schedule::Persistent && bytes <= pipe.tokens.bytes {
         SharedRegion { bytes, ..pipe.tokens }
     } else {
@@ -30,7 +30,7 @@ pub(super) fn scratch(k: &mut Builder, config: Config, pipe: &Pipeline, name: &s
 
 /// The way from sums to C.
 pub(super) struct Finish {
-    config: Config,
+    config: MultiplySpec,
     /// Where values are turned around, for each warpgroup.
     staging: Option<SharedRegion>,
 }
@@ -51,13 +51,13 @@ struct Rows {
 }
 
 impl Finish {
-    pub fn declare(k: &mut Builder, config: Config, pipe: &Pipeline) -> Self {
+    pub fn declare(k: &mut Builder, config: MultiplySpec, pipe: &Pipeline) -> Self {
         let staging = Self::scratch_bytes(&config).map(|bytes| scratch(k, config, pipe, "staging", bytes));
         Finish { config, staging }
     }
 
     /// Bytes in which values are turned around.
-    pub fn scratch_bytes(config: &Config) -> Option<u32> {
+    pub fn scratch_bytes(config: &MultiplySpec) -> Option<u32> {
         let finish = Finish { config: *config, staging: None };
         (config.epilogue != Epilogue::Direct).then(|| config.warpgroups() * finish.staging_bytes())
     }
@@ -288,7 +288,7 @@ impl Finish {
         }
     }
 
-    /// Sixteen bytes a thread, from rows in shared memory to rows of C.
+    /// Sixteen bytes per thread, from rows in shared memory to rows of C.
     fn store_staged(
         &self,
         k: &mut Builder,
@@ -366,7 +366,7 @@ fn element_address(k: &mut Builder, out: Reg<U64>, [row, n, column]: [Reg<U32>; 
 
 /// What is made of a gate sum and an up sum.
 struct Gates {
-    config: Config,
+    config: MultiplySpec,
     gate: [Reg<F32>; 2],
     up: [Reg<F32>; 2],
     clamp: Reg<F32>,

@@ -5,7 +5,7 @@
 //! `wgmma`. That works because wgmma takes its A operand from registers: the roles are swapped, weight rows are the M = 64
 //! side and tokens the N side, any multiple of 8 of them.
 //!
-//! Every strategy is made of the same phases. A [`Config`] says how they are put together; [`kernel`] is where it happens:
+//! Every strategy is made of the same phases. A [`MultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
@@ -35,7 +35,7 @@ use std::ops::RangeInclusive;
 
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Barriers, Builder, Error, Kernel, Launch, RegisterChange, SHARED_LIMIT, SpecialRegister, Target};
+use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SHARED_LIMIT, SpecialRegister, Target};
 
 pub(crate) use work::{Elements, RECORD_BYTES, locate};
 pub use work::{Record, table};
@@ -113,7 +113,7 @@ impl Tokens {
 
 /// How a kernel is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
+pub struct MultiplySpec {
     /// Which products.
     pub products: Products,
     /// Whether the two consumer warpgroups compute tiles of their own, in turn.
@@ -151,7 +151,7 @@ struct Division {
     blocks: u32,
 }
 
-impl Config {
+impl MultiplySpec {
     /// Columns of C that one block of rows covers.
     fn block_columns(&self) -> u32 {
         if self.products == Products::Interleaved { 32 } else { 64 }
@@ -375,14 +375,14 @@ impl Config {
 
     fn builder(&self) -> Builder {
         let cluster = (self.schedule == Schedule::SplitK).then_some([2, 1, 1]);
-        let launch = Launch { threads: self.threads(), cluster, min_blocks: Some(self.resident()) };
+        let launch = LaunchBounds { threads: self.threads(), cluster, min_blocks: Some(self.resident()) };
         Builder::new("nvfp4_dual_gemm", Target::Sm90a, launch)
     }
 }
 
 /// What every phase works with.
 struct Parts {
-    config: Config,
+    config: MultiplySpec,
     work: Work,
     pipe: Pipeline,
     combine: combine::Combine,
@@ -390,7 +390,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn declare(k: &mut Builder, config: Config) -> Self {
+    fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
         let work = Work::declare(k, config);
         let pipe = Pipeline::declare(k, config);
         Parts {
@@ -408,7 +408,7 @@ impl Parts {
 ///
 /// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
 /// the barriers of `epilogue`, and nowhere else.
-pub fn kernel(config: Config) -> Result<Kernel, Error> {
+pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let mut k = config.builder();
     let parts = Parts::declare(&mut k, config);

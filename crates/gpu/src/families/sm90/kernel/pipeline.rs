@@ -16,7 +16,7 @@
 
 use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
-use super::Config;
+use super::MultiplySpec;
 use crate::pack::CHUNK_BYTES;
 use ptx::descriptor::{MatrixLayout, Swizzle};
 
@@ -28,7 +28,7 @@ const PRODUCERS: u32 = 2;
 
 /// The stages and their barriers.
 pub(super) struct Pipeline {
-    config: Config,
+    config: MultiplySpec,
     /// Tokens: by stage, unit and part.
     pub tokens: SharedRegion,
     /// Weights: by stage, chunk and unit.
@@ -73,7 +73,7 @@ pub(super) struct Turn {
 }
 
 impl Pipeline {
-    pub fn declare(k: &mut Builder, config: Config) -> Self {
+    pub fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
         let [tokens, weights] = config.unit_bytes().map(|bytes| bytes * config.units * config.stages);
         Pipeline {
             config,

@@ -22,13 +22,13 @@ pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
 }
 
 /// Where a tile's bytes come from.
-trait Source {
+trait Feed {
     /// Announces what will come to an empty stage, and asks for it.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place);
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
-fn fill<S: Source>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Tile, u32, Reg<U32>) -> S) {
+fn fill<S: Feed>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Tile, u32, Reg<U32>) -> S) {
     let elected = k.elect();
     k.if_(elected, |k| {
         let turn = parts.pipe.start(k);
@@ -106,7 +106,7 @@ impl Weights {
     }
 }
 
-impl Source for Weights {
+impl Feed for Weights {
     /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored. What is overwritten
     /// was read by threads, hence the fence between the two proxies; tokens are read by the tensor cores alone.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
@@ -153,7 +153,7 @@ impl Tokens {
     }
 }
 
-impl Source for Tokens {
+impl Feed for Tokens {
     /// The units one after another, each part by part. All tiles of a group take as many tokens as its largest; what is
     /// beyond the last token comes as zeros.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {

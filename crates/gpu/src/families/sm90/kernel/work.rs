@@ -6,7 +6,7 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
-use super::{Config, UNIT};
+use super::{MultiplySpec, UNIT};
 use op::Schedule;
 
 /// Bytes of a record.
@@ -70,7 +70,7 @@ mod at {
 
 /// The arguments that describe the work.
 pub(super) struct Work {
-    config: Config,
+    config: MultiplySpec,
     maps: TensorMapParam,
     table: ParamTable,
     tiles: Reg<U32>,
@@ -109,7 +109,7 @@ pub(super) struct Share {
 }
 
 impl Work {
-    pub fn declare(k: &mut Builder, config: Config) -> Self {
+    pub fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
         Work {
             config,
             maps: k.tensor_maps("tokens", config.groups),
