@@ -13,6 +13,7 @@ use op::{
     Shape, Target, Team, Weights,
 };
 
+use crate::memory::filled;
 use crate::planner::Planner;
 use crate::scaling::InputScales;
 use crate::{Plan, backends};
@@ -281,16 +282,4 @@ fn available() -> Result<Vec<&'static dyn Backend>> {
         Some(error) if available.is_empty() => Err(error),
         _ => Ok(available),
     }
-}
-
-/// Memory for something, or an error where there is none.
-pub(crate) fn filled<T: Copy>(length: usize, value: T, what: &'static str) -> Result<Vec<T>> {
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(length).map_err(|_| Error::Memory {
-        bytes: length * size_of::<T>(),
-        what,
-        source: std::io::ErrorKind::OutOfMemory.into(),
-    })?;
-    memory.resize(length, value);
-    Ok(memory)
 }

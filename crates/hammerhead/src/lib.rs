@@ -10,6 +10,7 @@ pub mod backends;
 mod checkpoint;
 mod engine;
 pub mod machine;
+mod memory;
 mod plan;
 mod planner;
 mod queue;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use format::{Dense, Values};
 use op::{Activation, Activations, Error, Problem, Result, Team, Weights};
 
-use crate::engine::filled;
+use crate::memory::filled;
 
 /// Numbers that a thread takes at a time.
 const PIECE: usize = 1 << 15;
