@@ -214,7 +214,8 @@ mod tests {
             let allowed = gate.evaluation_error(g.into()) * EPSILON * exact.abs()
                 + gate.flushed(g.into()) * (f64::from(u).abs() + 1.0).min(1e300)
                 + 2f64.powi(-149);
-            let spoilt = !(g.is_finite() && u.is_finite()) && !exact.is_finite() && !found.is_finite();
+            let whole = g.is_finite() && u.is_finite();
+            let spoilt = !whole && !exact.is_finite() && !found.is_finite();
             let infinite = exact.abs() > f32::MAX.into() && found == f64::INFINITY.copysign(exact);
             assert!(
                 spoilt || infinite || (found - exact).abs() <= allowed,
