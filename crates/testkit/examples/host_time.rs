@@ -17,7 +17,9 @@ const CALLS: usize = 400;
 /// Numbers of tokens of a call: every call another list, from 1 to 3 in as many groups as are active.
 fn counts(groups: usize, active: usize, call: usize) -> Vec<usize> {
     let stride = groups.div_ceil(active);
-    (0..groups).map(|group| if (group + call) % stride == 0 { 1 + (group + call * 5) % 3 } else { 0 }).collect()
+    (0..groups)
+        .map(|group| if (group + call).is_multiple_of(stride) { 1 + (group + call * 5) % 3 } else { 0 })
+        .collect()
 }
 
 fn main() -> Result<()> {
