@@ -332,11 +332,11 @@ fn a_pre_quant_scale_is_applied_to_tokens_and_not_left_to_the_caller() {
     for part in ["gate_proj", "up_proj"] {
         tensors.push(Tensor::from_f32(format!("{stem}.{part}.pre_quant_scale"), [k], scale.clone()));
     }
-    tensors::write(&place("scaled.safetensors"), &tensors, None).unwrap();
+    tensors::write(place("scaled.safetensors"), &tensors, None).unwrap();
     let numbers: Vec<f32> = (0..3 * k).map(|i| (i as f32).sin()).collect();
     let products: Vec<f32> = numbers.iter().enumerate().map(|(i, x)| x * scale[i % k]).collect();
     let run = |model: &Path, tokens: Vec<f32>| {
-        tensors::write(&place("tokens.safetensors"), &[Tensor::from_f32("a", [3, k], tokens)], None).unwrap();
+        tensors::write(place("tokens.safetensors"), &[Tensor::from_f32("a", [3, k], tokens)], None).unwrap();
         let (tokens, out) = (place("tokens.safetensors"), place("out.safetensors"));
         let args = ["run", "--checkpoint", path(model), "--layer", "0", "--tokens", path(&tokens), "--out", "f32"];
         let output = hammerhead(args.into_iter().chain(["--output", path(&out)]));
