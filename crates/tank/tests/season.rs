@@ -3,7 +3,7 @@
 mod scripted;
 
 use hammerhead::tuning::{Standing, Tuning};
-use hammerhead::{Backend, Plan, Request, Basis, backends};
+use hammerhead::{Backend, Basis, Plan, Request, backends};
 use scripted::{Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, two, verdicts};
 use tank::entry::{Entry, ProblemSpec};
 use tank::event::Event;
