@@ -166,7 +166,7 @@ impl Case {
     }
 
     /// Whether some of its weights have an input scale. Quantised tokens cannot be multiplied with one.
-    fn is_scaled(&self) -> bool {
+    pub fn is_scaled(&self) -> bool {
         self.inputs == Inputs::InputScales && self.activation != Activation::NvFp4
     }
 
