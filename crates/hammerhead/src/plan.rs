@@ -121,19 +121,26 @@ impl Plan {
         Ok(Self { problem, considered, basis: Basis::Model })
     }
 
-    /// The same way for another problem, with what each way costs there; none where that is not legal.
-    pub fn applied_to(mut self, problem: &Problem, threads: usize) -> Option<Self> {
-        let chosen = (self.backend().name(), *self.config());
-        self.considered.retain_mut(|way| match way.backend.check(problem, &way.config, threads) {
-            Ok(cost) => {
-                way.cost = cost;
-                true
+    /// This plan for another problem of the same kind: the cheapest there of the first few ways, with what each way costs there; none
+    /// where none of those is legal. What the tank measured stays first.
+    pub fn applied_to(mut self, problem: &Problem, threads: usize, few: usize) -> Option<Self> {
+        let few = if matches!(self.basis, Basis::Tank(_)) { 1 } else { few };
+        let mut priced = Vec::with_capacity(self.considered.len());
+        let mut first: Option<usize> = None;
+        for (index, mut way) in self.considered.into_iter().enumerate() {
+            let Ok(cost) = way.backend.check(problem, &way.config, threads) else { continue };
+            way.cost = cost;
+            let cheaper =
+                |best: usize| priced.get(best).is_none_or(|best: &Considered| way.cost.seconds < best.cost.seconds);
+            if index < few && first.is_none_or(cheaper) {
+                first = Some(priced.len());
             }
-            Err(_) => false,
-        });
-        let first = self.considered.first()?;
+            priced.push(way);
+        }
+        priced[..=first?].rotate_right(1);
+        self.considered = priced;
         self.problem = problem.clone();
-        ((first.backend.name(), first.config) == chosen).then_some(self)
+        Some(self)
     }
 
     /// What is computed.

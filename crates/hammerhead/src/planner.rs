@@ -1,15 +1,16 @@
 //! Plans that are made once per kind of problem.
 //!
 //! Weighing candidates takes milliseconds, and a server sees other numbers of tokens in every call. So problems are
-//! sorted into kinds: the same types and weights, and numbers of tokens that agree in their first four binary digits. The choice is made for a
-//! kind, not for the first problem of it that comes along: results must not depend, to the bit, on what was computed before.
+//! sorted into kinds: the same types and weights, and numbers of tokens that agree in their first four binary digits. Candidates are weighed
+//! for a kind, by a problem that stands for it and not by the first that comes along: results must not depend, to the bit, on what was computed
+//! before. Where there are a few ragged groups, the best few are weighed again for each problem.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use op::{Activation, Backend, Config, Gate, Output, Problem, Request, Result, Shape};
 
-use crate::Plan;
+use crate::{Basis, Plan};
 
 /// Kinds that are remembered.
 const REMEMBERED: usize = 4096;
@@ -70,15 +71,45 @@ impl Kind {
     fn representative(&self, problem: &Problem) -> Result<Problem> {
         let groups = match &self.groups {
             Groups::Each(shapes) => shapes.clone(),
-            &Groups::Alike { n, k, active, most, rest } => {
-                let others = active.saturating_sub(1).max(1);
-                let shares = (1..active).map(|index| rest / others + usize::from(index <= rest % others));
-                std::iter::once(most).chain(shares).map(|m| Shape::new(m, n, k)).collect()
-            }
+            &Groups::Alike { n, k, active, most, rest } => std::iter::once(most)
+                .chain(spread(active.saturating_sub(1), most, rest))
+                .map(|m| Shape::new(m, n, k))
+                .collect(),
         };
         Problem::new(groups, problem.gate(), problem.activation(), problem.output())
     }
 }
+
+/// So many groups with `rest` tokens together, none with more than `most`: unevenly, as routers do it, from the longest down in equal
+/// steps. Equal shares would tell the planner that all tiles are alike, which is the one thing they never are.
+fn spread(groups: usize, most: usize, rest: usize) -> Vec<usize> {
+    if groups == 0 {
+        return Vec::new();
+    }
+    let average = rest / groups;
+    let reach = 2 * most.saturating_sub(average).min(average.saturating_sub(1)) / 3;
+    let last = groups - 1;
+    let mut shares: Vec<usize> =
+        (0..groups).map(|index| average + reach - (2 * reach * index).checked_div(last).unwrap_or(reach)).collect();
+    // What rounding left over goes to those with the fewest, and what it took too much comes from those with the most.
+    let mut sum: usize = shares.iter().sum();
+    for index in (0..groups).rev().cycle() {
+        if sum == rest {
+            break;
+        }
+        if sum < rest && shares[index] < most {
+            shares[index] += 1;
+            sum += 1;
+        } else if sum > rest && shares[last - index] > 1 {
+            shares[last - index] -= 1;
+            sum -= 1;
+        }
+    }
+    shares
+}
+
+/// Ways that were found best for a kind, best first.
+type Ways = Vec<(&'static dyn Backend, Config)>;
 
 /// Chooses among backends, and remembers.
 #[derive(Debug)]
@@ -86,7 +117,7 @@ pub struct Planner {
     backends: Vec<&'static dyn Backend>,
     request: Request,
     threads: usize,
-    choices: Mutex<HashMap<Kind, (&'static dyn Backend, Config)>>,
+    choices: Mutex<HashMap<Kind, Ways>>,
 }
 
 impl Planner {
@@ -109,7 +140,9 @@ impl Planner {
     pub fn plan(&self, problem: &Problem) -> Result<Plan> {
         let representative = Kind::of(problem).representative(problem)?;
         match Plan::best(representative, &self.backends, &self.request, self.threads) {
-            Ok(plan) => plan.applied_to(problem, self.threads).map_or_else(|| self.plan_alone(problem), Ok),
+            Ok(plan) => {
+                plan.applied_to(problem, self.threads, few(problem)).map_or_else(|| self.plan_alone(problem), Ok)
+            }
             // A kind whose representative is too large may have members that are not.
             Err(_) => self.plan_alone(problem),
         }
@@ -120,24 +153,52 @@ impl Planner {
         Plan::best(problem.clone(), &self.backends, &self.request, self.threads)
     }
 
-    /// How a problem is computed. Legal for it, and the same for all problems of its kind wherever that is.
+    /// How a problem is computed, as [`Planner::plan`] says; what was weighed for its kind is remembered.
     pub fn choose(&self, problem: &Problem) -> Result<(&'static dyn Backend, Config)> {
         let kind = Kind::of(problem);
-        if let Some(&(backend, config)) = self.choices.lock().unwrap_or_else(PoisonError::into_inner).get(&kind)
-            && backend.legal(problem, &config, self.threads).is_ok()
+        if let Some(ways) = self.choices.lock().unwrap_or_else(PoisonError::into_inner).get(&kind)
+            && let Some(choice) = self.cheapest(ways, problem)
         {
-            return Ok((backend, config));
+            return Ok(choice);
         }
-        let plan = self.plan(problem)?;
-        let choice = (plan.backend(), *plan.config());
+        let representative = kind.representative(problem)?;
+        let Ok(plan) = Plan::best(representative, &self.backends, &self.request, self.threads) else {
+            let plan = self.plan_alone(problem)?;
+            return Ok((plan.backend(), *plan.config()));
+        };
+        let few = if matches!(plan.basis(), Basis::Tank(_)) { 1 } else { few(problem) };
+        let ways: Ways = plan.considered().iter().take(few).map(|way| (way.backend, way.config)).collect();
+        let choice = match self.cheapest(&ways, problem) {
+            Some(choice) => choice,
+            None => {
+                let plan = self.plan_alone(problem)?;
+                (plan.backend(), *plan.config())
+            }
+        };
         let mut choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         if choices.len() >= REMEMBERED {
             choices.clear();
         }
-        // Where a member of a kind needs another way than the rest, the rest keeps its own.
-        choices.entry(kind).or_insert(choice);
+        choices.insert(kind, ways);
         Ok(choice)
     }
+
+    /// The cheapest of some ways for a problem, if one of them is legal.
+    fn cheapest(&self, ways: &Ways, problem: &Problem) -> Option<(&'static dyn Backend, Config)> {
+        if let [(backend, config)] = ways[..] {
+            return backend.legal(problem, &config, self.threads).is_ok().then_some((backend, config));
+        }
+        let priced = ways.iter().filter_map(|&(backend, config)| {
+            Some((backend.check(problem, &config, self.threads).ok()?.seconds, (backend, config)))
+        });
+        priced.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way)
+    }
+}
+
+/// How many of the ways that are best for a kind are weighed again for each problem of it. A few ragged groups differ enough from
+/// those that stand for them to want another way; many are alike, one is like itself, and weighing takes time.
+fn few(problem: &Problem) -> usize {
+    if (2..=16).contains(&problem.groups().len()) { 12 } else { 1 }
 }
 
 #[cfg(test)]
@@ -178,6 +239,26 @@ mod tests {
             let (total, stands_for): (usize, usize) =
                 (tokens.iter().sum(), representative.groups().iter().map(|s| s.m).sum());
             assert!(stands_for >= total && stands_for as f64 <= total as f64 * 1.3, "{tokens:?}: {stands_for}");
+        }
+    }
+
+    #[test]
+    fn what_is_chosen_for_a_kind_is_nearly_as_cheap_as_what_would_be_chosen_for_the_problem_alone() {
+        let ragged: [(&[usize], usize, usize); 5] = [
+            (&[80, 176, 128, 72, 64, 248, 96, 160], 4096, 7168),
+            (&[40, 76, 168, 72, 164, 148, 196, 160], 7168, 2048),
+            (&[192, 320], 3072, 4096),
+            (&[128, 384], 4096, 1536),
+            (&[250], 4096, 7168),
+        ];
+        for (name, (tokens, n, k)) in ["cuda", "scalar"].into_iter().flat_map(|name| ragged.map(|case| (name, case))) {
+            let backend = backends::by_name(name).unwrap();
+            let groups = tokens.iter().map(|&m| Shape::new(m, n, k)).collect();
+            let problem = Problem::new(groups, Gate::Silu, Activation::F16, Output::F16).unwrap();
+            let planner = Planner::new(vec![backend], Request::default(), 2);
+            let cost = |config: &Config| backend.check(&problem, config, 2).unwrap().seconds;
+            let (kind, alone) = (planner.choose(&problem).unwrap().1, *planner.plan_alone(&problem).unwrap().config());
+            assert!(cost(&kind) <= 1.03 * cost(&alone), "{name} on {problem}: {kind} instead of {alone}");
         }
     }
 

@@ -84,6 +84,9 @@ impl DeviceMemory {
     /// everything when this returns, but from page-locked memory it has not.)
     pub unsafe fn write(&self, at: usize, bytes: &[u8], stream: &Stream) -> Result<()> {
         self.check_range(at, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let _entered = self.context.enter()?;
         let (target, source) = (self.address + at as u64, bytes.as_ptr().cast());
         // SAFETY: both sides have that many bytes, for as long as the caller promises.
@@ -98,6 +101,9 @@ impl DeviceMemory {
     /// As for [`DeviceMemory::write`]; and the host's side must not be looked at before.
     pub unsafe fn read(&self, at: usize, bytes: &mut [u8], stream: &Stream) -> Result<()> {
         self.check_range(at, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let _entered = self.context.enter()?;
         let (target, source) = (bytes.as_mut_ptr().cast(), self.address + at as u64);
         // SAFETY: both sides have that many bytes, for as long as the caller promises.
