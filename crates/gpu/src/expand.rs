@@ -10,7 +10,7 @@
 //! in the same breath.
 //!
 //! The others need not know rows and columns: elements, blocks of 16 and scales follow each other in the same order. So a
-//! launch is over [`Segment`]s, runs of elements; groups that lie one after another in memory are one run.
+//! launch is over [segments](crate::expansion::Segment), runs of elements; groups that lie one after another in memory are one run.
 //!
 //! A thread takes eight elements at a time, so that what it writes is 16 bytes and what a warp writes is whole lines. The
 //! kernel lets its successor start at once (that one waits for the end of this by itself) and waits for its own predecessor

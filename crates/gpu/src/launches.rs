@@ -1,6 +1,6 @@
 //! A problem over addresses, as launches: tokens are expanded where they must be, then multiplied.
 //!
-//! All memory is somebody else's: operands where the caller has them, and a workspace of [`workspace_bytes`] for what lies
+//! All memory is somebody else's: operands where the caller has them, and a workspace of `workspace_bytes` for what lies
 //! between the launches. Only launches come out, so the same problem can be queued again and again.
 
 use format::{GlobalScale, Values};

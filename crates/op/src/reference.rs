@@ -6,7 +6,7 @@
 //! gate = αₐ·α₁ · Σₖ a[k]·b1[k]      up = αₐ·α₂ · Σₖ a[k]·b2[k]      c = silu(gate)·up
 //! ```
 //!
-//! Where the weights have an input scale s, a[k]·s[k] stands in the place of a[k]. It is exact in f64; backends round it to f32.
+//! Where the weights have an input scale s, `a[k]·s[k]` stands in the place of `a[k]`. It is exact in f64; backends round it to f32.
 //!
 //! The operands are read exactly: a code times its block scale has at most six significant bits. A product of two
 //! operands is exact in f64, and sums are kept in f64, so a reference value is good to about K·2⁻⁵³ of the sum of
