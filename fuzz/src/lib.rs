@@ -1,3 +1,3 @@
 //! Fuzz targets for the readers of files that come from strangers.
 
-pub mod entries;
+pub mod checkpoints;

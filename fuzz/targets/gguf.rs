@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| hammerhead_fuzz::entries::gguf(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| hammerhead_fuzz::checkpoints::gguf(bytes));

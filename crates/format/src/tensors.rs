@@ -14,12 +14,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use memmap2::Mmap;
 pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::map::map;
+use crate::files::{Bytes, Files};
 use crate::{BLOCK, Dense, Error, GlobalScale, Matrix, Result, Values, scales};
 
 mod write;
@@ -41,7 +40,7 @@ const METADATA_KEY: &str = "__metadata__";
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
     data_start: usize,
     tensors: BTreeMap<String, TensorInfo>,
     metadata: Option<HashMap<String, String>>,
@@ -55,17 +54,21 @@ impl File {
     /// If there is no such file, if it is no regular file, if it may not be read, or if it is not valid
     /// safetensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_path_buf();
-        let map = match map(&path, PREFIX)? {
-            Some(map) => map,
-            None => return Err(malformed(path, "it is shorter than its 8-byte header length")),
+        Self::open_in(&Files::Disk, path.as_ref())
+    }
+
+    /// The same, of files that may be held in memory.
+    pub(crate) fn open_in(files: &Files, path: &Path) -> Result<Self> {
+        let path = path.to_path_buf();
+        let Some(bytes) = files.bytes(&path, PREFIX)? else {
+            return Err(malformed(path, "it is shorter than its 8-byte header length"));
         };
-        match parse(&map) {
+        match parse(&bytes) {
             Ok((data_start, header)) => {
                 let metadata = header.metadata().clone();
                 let tensors = header.tensors().into_iter();
                 let tensors = tensors.map(|(name, info)| (name, info.clone())).collect();
-                Ok(Self { path, map, data_start, tensors, metadata })
+                Ok(Self { path, bytes, data_start, tensors, metadata })
             }
             Err(problem) => Err(malformed(path, &problem)),
         }
@@ -102,7 +105,7 @@ impl File {
             name: name.to_owned(),
             dtype: info.dtype,
             shape: info.shape.clone(),
-            bytes: Cow::Borrowed(&self.map[self.data_start..][start..end]),
+            bytes: Cow::Borrowed(&self.bytes[self.data_start..][start..end]),
         })
     }
 
@@ -110,7 +113,7 @@ impl File {
     pub(crate) fn view(&self, name: &str) -> Option<(Dtype, &[usize], &[u8])> {
         let info = self.tensors.get(name)?;
         let (start, end) = info.data_offsets;
-        Some((info.dtype, &info.shape, &self.map[self.data_start..][start..end]))
+        Some((info.dtype, &info.shape, &self.bytes[self.data_start..][start..end]))
     }
 
     /// What the file says about itself, if it does: text under text keys.

@@ -2,8 +2,8 @@
 //!
 //! The corpus and the functions that read it are the fuzzer's own.
 
-#[path = "../../../fuzz/src/entries.rs"]
-mod entries;
+#[path = "../../../fuzz/src/checkpoints.rs"]
+mod checkpoints;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tempfile::{TempDir, tempdir};
 type Entry = fn(&[u8]);
 
 const KINDS: [(&str, Entry); 3] =
-    [("safetensors", entries::safetensors), ("gguf", entries::gguf), ("folder", entries::folder)];
+    [("safetensors", checkpoints::safetensors), ("gguf", checkpoints::gguf), ("folder", checkpoints::folder)];
 
 fn corpus(kind: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(kind);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hammerhead_format::checkpoint::{
-    Arrangement, Checkpoint, Content, Format, GateFunction, GateUpOrder, Precision, Role,
+    Arrangement, Checkpoint, Content, Format, GateFunction, GateUpOrder, Options, Precision, Role,
 };
 use hammerhead_format::tensors::{File, Tensor};
 use hammerhead_format::{Error, GlobalScale};
@@ -212,4 +212,25 @@ fn modelopt_s_own_declaration_will_do_without_a_config() {
     let model = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(model.declared().unwrap().0, "modelopt 0.47.0 NVFP4");
     assert_eq!(model.gate_and_source(), (GateFunction::Silu, "assumed, since nothing says"));
+}
+
+#[test]
+fn a_model_whose_files_are_held_is_the_same_as_on_disk() {
+    for name in ["modelopt_qwen3_moe", "gguf_moe.gguf"] {
+        let path = data(name);
+        let paths: Vec<PathBuf> = match path.is_dir() {
+            true => fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()).collect(),
+            false => vec![path.clone()],
+        };
+        let file = |path: &PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap());
+        let held = Checkpoint::open_held(paths.iter().map(file), &Options::default()).unwrap();
+        let mapped = open(name);
+        assert_eq!(held.model_type(), mapped.model_type());
+        let (ours, theirs) = (held.weights().unwrap(), mapped.weights().unwrap());
+        assert!(!ours.is_empty() && ours.len() == theirs.len());
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            assert_eq!(ours.name, theirs.name);
+            assert_eq!(held.matrix(ours).unwrap().dequantize(), mapped.matrix(theirs).unwrap().dequantize());
+        }
+    }
 }

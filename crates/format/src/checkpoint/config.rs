@@ -10,6 +10,7 @@ use super::gguf;
 use super::json::{self, Value};
 use super::{Format, GateFunction};
 use crate::Result;
+use crate::files::Files;
 
 /// What was declared.
 #[derive(Clone, Debug, Default)]
@@ -37,10 +38,10 @@ pub(super) struct Quantisation {
 
 impl ModelConfig {
     /// Reads what stands beside the weights in `folder`; nothing has to.
-    pub fn beside(folder: &Path) -> Result<Self> {
+    pub fn beside(files: &Files, folder: &Path) -> Result<Self> {
         let read = |name: &str| {
             let path = folder.join(name);
-            if path.exists() { json::read(&path).map(|value| Some((path, value))) } else { Ok(None) }
+            if files.exists(&path) { json::read(files, &path).map(|value| Some((path, value))) } else { Ok(None) }
         };
         let mut found = match read("config.json")? {
             Some((path, config)) => Self::from_json(&path, &config),

@@ -5,16 +5,16 @@
 //! strangers: they must be plain names of files in the index's own folder, and a link must not lead out of it, but for the
 //! one that the Hugging Face cache makes, from `snapshots/REVISION/` to `blobs/` beside it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use super::json::{self, Value};
+use crate::files::Files;
 use crate::{Error, Result};
 
 /// The files of a model.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct Found {
     /// The folder that they, and the configuration, are in.
     pub folder: PathBuf,
     pub weights: Weights,
@@ -36,10 +36,9 @@ pub(super) enum Weights {
 const INDEX_ENDING: &str = ".safetensors.index.json";
 
 /// Finds the files of the model at `path`.
-pub(super) fn find(path: &Path) -> Result<Files> {
-    let what = fs::metadata(path).map_err(|cause| Error::Read { path: path.to_path_buf(), cause })?;
-    if what.is_dir() {
-        return in_folder(path);
+pub(super) fn find(files: &Files, path: &Path) -> Result<Found> {
+    if files.is_folder(path)? {
+        return in_folder(files, path);
     }
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let folder = match path.parent() {
@@ -47,9 +46,9 @@ pub(super) fn find(path: &Path) -> Result<Files> {
         _ => PathBuf::from("."),
     };
     let weights = if name.ends_with(".index.json") {
-        indexed(path, &folder)?
+        indexed(files, path, &folder)?
     } else if name.ends_with(".gguf") {
-        Weights::Gguf { files: gguf_parts(path, &folder, &name)? }
+        Weights::Gguf { files: gguf_parts(files, path, &folder, &name)? }
     } else if name.ends_with(".json") {
         return no_model(
             path,
@@ -59,7 +58,7 @@ pub(super) fn find(path: &Path) -> Result<Files> {
     } else {
         Weights::Safetensors { files: vec![path.to_path_buf()], index: None }
     };
-    Ok(Files { folder, weights })
+    Ok(Found { folder, weights })
 }
 
 fn no_model<T>(path: &Path, problem: String, remedy: &'static str) -> Result<T> {
@@ -67,21 +66,16 @@ fn no_model<T>(path: &Path, problem: String, remedy: &'static str) -> Result<T> 
 }
 
 /// Finds what a folder holds: an index first, then `model.safetensors`, then whatever is the only thing it can be.
-fn in_folder(folder: &Path) -> Result<Files> {
-    let failed = |cause| Error::Read { path: folder.to_path_buf(), cause };
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        // A name that is no text is none that we look for.
-        names.extend(entry.map_err(failed)?.file_name().into_string().ok());
-    }
+fn in_folder(files: &Files, folder: &Path) -> Result<Found> {
+    let names = files.names(folder)?;
     let ending = |ending: &str| names.iter().filter(|name| name.ends_with(ending)).cloned().collect::<Vec<_>>();
     let (indices, tensors, ggufs) = (ending(INDEX_ENDING), ending(".safetensors"), ending(".gguf"));
     let main_index = format!("model{INDEX_ENDING}");
     let weights = match (&indices[..], &tensors[..], &ggufs[..]) {
-        (indices, ..) if indices.contains(&main_index) => indexed(&folder.join(main_index), folder)?,
-        ([index], ..) => indexed(&folder.join(index), folder)?,
+        (indices, ..) if indices.contains(&main_index) => indexed(files, &folder.join(main_index), folder)?,
+        ([index], ..) => indexed(files, &folder.join(index), folder)?,
         ([], tensors, _) if tensors.iter().any(|name| name == "model.safetensors") => {
-            Weights::Safetensors { files: vec![inside(folder, folder, "model.safetensors")?], index: None }
+            Weights::Safetensors { files: vec![inside(files, folder, folder, "model.safetensors")?], index: None }
         }
         ([], [], []) => {
             return no_model(
@@ -91,10 +85,10 @@ fn in_folder(folder: &Path) -> Result<Files> {
             );
         }
         ([], tensors, []) => {
-            let files = whole_set(folder, tensors, ".safetensors")?;
+            let files = whole_set(files, folder, tensors, ".safetensors")?;
             Weights::Safetensors { files, index: None }
         }
-        ([], [], ggufs) => Weights::Gguf { files: whole_set(folder, ggufs, ".gguf")? },
+        ([], [], ggufs) => Weights::Gguf { files: whole_set(files, folder, ggufs, ".gguf")? },
         _ => {
             let all: Vec<&str> = [&indices, &tensors, &ggufs].into_iter().flatten().map(String::as_str).collect();
             return no_model(
@@ -104,22 +98,22 @@ fn in_folder(folder: &Path) -> Result<Files> {
             );
         }
     };
-    Ok(Files { folder: folder.to_path_buf(), weights })
+    Ok(Found { folder: folder.to_path_buf(), weights })
 }
 
 /// All files of a folder with one ending, if they are a single one or the numbered parts of one thing.
-fn whole_set(folder: &Path, names: &[String], ending: &str) -> Result<Vec<PathBuf>> {
+fn whole_set(files: &Files, folder: &Path, names: &[String], ending: &str) -> Result<Vec<PathBuf>> {
     if let [name] = names {
         if let Some((base, _, of)) = numbered(name, ending) {
-            return parts(folder, folder, base, of, ending);
+            return parts(files, [folder; 2], base, of, ending);
         }
-        return Ok(vec![inside(folder, folder, name)?]);
+        return Ok(vec![inside(files, folder, folder, name)?]);
     }
     match names.first().and_then(|first| numbered(first, ending)) {
         Some((base, _, of))
             if names.iter().all(|name| numbered(name, ending).is_some_and(|n| (n.0, n.2) == (base, of))) =>
         {
-            parts(folder, folder, base, of, ending)
+            parts(files, [folder; 2], base, of, ending)
         }
         _ => {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -141,40 +135,40 @@ fn numbered<'n>(name: &'n str, ending: &str) -> Option<(&'n str, usize, usize)> 
 }
 
 /// Every one of so many numbered parts.
-fn parts(origin: &Path, folder: &Path, base: &str, of: usize, ending: &str) -> Result<Vec<PathBuf>> {
-    (1..=of).map(|part| inside(origin, folder, &format!("{base}-{part:05}-of-{of:05}{ending}"))).collect()
+fn parts(files: &Files, [origin, folder]: [&Path; 2], base: &str, of: usize, ending: &str) -> Result<Vec<PathBuf>> {
+    (1..=of).map(|part| inside(files, origin, folder, &format!("{base}-{part:05}-of-{of:05}{ending}"))).collect()
 }
 
 /// The parts of a split GGUF file of which one is named, or that file alone.
-fn gguf_parts(path: &Path, folder: &Path, name: &str) -> Result<Vec<PathBuf>> {
+fn gguf_parts(files: &Files, path: &Path, folder: &Path, name: &str) -> Result<Vec<PathBuf>> {
     match numbered(name, ".gguf") {
-        Some((base, _, of)) => parts(path, folder, base, of, ".gguf"),
+        Some((base, _, of)) => parts(files, [path, folder], base, of, ".gguf"),
         None => Ok(vec![path.to_path_buf()]),
     }
 }
 
 /// What an index says.
-fn indexed(path: &Path, folder: &Path) -> Result<Weights> {
+fn indexed(files: &Files, path: &Path, folder: &Path) -> Result<Weights> {
     let bad = |problem: &str| Error::Companion { path: path.to_path_buf(), problem: problem.to_owned() };
-    let index = json::read(path)?;
+    let index = json::read(files, path)?;
     let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("it has no weight_map"))?;
     let mut shards: BTreeMap<&str, usize> = BTreeMap::new();
     for shard in map.values() {
         let shard = shard.as_str().ok_or_else(|| bad("its weight_map names a shard with something that is no text"))?;
         shards.insert(shard, 0);
     }
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for (shard, at) in &mut shards {
-        *at = files.len();
-        files.push(inside(path, folder, shard)?);
+        *at = paths.len();
+        paths.push(inside(files, path, folder, shard)?);
     }
     let place = |(name, shard): (&String, &Value)| Some((name.clone(), *shards.get(shard.as_str()?)?));
     let index = map.iter().filter_map(place).collect();
-    Ok(Weights::Safetensors { files, index: Some(index) })
+    Ok(Weights::Safetensors { files: paths, index: Some(index) })
 }
 
 /// The path of a file that must be in `folder` itself, and that no link may lead out of it. `origin` names it.
-fn inside(origin: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
+fn inside(files: &Files, origin: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
     let refuse = |problem: String, remedy| {
         let shard = name.chars().take(200).collect();
         Err(Error::Shard { path: origin.to_path_buf(), shard, problem, remedy })
@@ -186,11 +180,11 @@ fn inside(origin: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
         return refuse("that is no plain file name".to_owned(), remedy);
     }
     let path = folder.join(name);
-    let real = match fs::canonicalize(&path) {
+    let real = match files.real(&path) {
         Ok(real) => real,
         Err(cause) => return refuse(format!("it cannot be found ({cause})"), "fetch the missing files"),
     };
-    let home = fs::canonicalize(folder).map_err(|cause| Error::Read { path: folder.to_path_buf(), cause })?;
+    let home = files.real(folder).map_err(|cause| Error::Read { path: folder.to_path_buf(), cause })?;
     if real.starts_with(&home) || in_hub_cache(&home, &real) {
         return Ok(path);
     }

@@ -8,9 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
-
-use crate::map::map;
+use crate::files::{Bytes, Files};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -90,19 +88,19 @@ const TYPES: [(u32, &str, usize, usize); 34] = [
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
     contents: Contents,
 }
 
 impl File {
-    /// Maps a file and checks everything but its tensors' elements.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// Opens a file and checks everything but its tensors' elements.
+    pub fn open(files: &Files, path: &Path) -> Result<Self> {
         let malformed = |problem| Error::Gguf { path: path.to_path_buf(), problem };
-        let Some(map) = map(path, SHORTEST)? else {
+        let Some(bytes) = files.bytes(path, SHORTEST)? else {
             return Err(malformed(format!("it is shorter than the {SHORTEST} bytes every such file begins with")));
         };
-        let contents = Contents::parse(&map).map_err(malformed)?;
-        Ok(Self { path: path.to_path_buf(), map, contents })
+        let contents = Contents::parse(&bytes).map_err(malformed)?;
+        Ok(Self { path: path.to_path_buf(), bytes, contents })
     }
 
     pub fn path(&self) -> &Path {
@@ -117,7 +115,7 @@ impl File {
     /// The type, shape (row-major) and bytes of a tensor. Of a type we do not know there are no bytes.
     pub fn view(&self, name: &str) -> Option<(Type, &[usize], &[u8])> {
         let Tensor { kind, shape, start, length } = self.contents.tensors.get(name)?;
-        Some((*kind, shape, &self.map[*start..][..*length]))
+        Some((*kind, shape, &self.bytes[*start..][..*length]))
     }
 
     /// A text of the metadata.

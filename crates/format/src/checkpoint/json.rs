@@ -2,32 +2,30 @@
 //! sees to), and without a key given twice, since two readers could then see two different models.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 pub(super) use serde_json::Value;
 use serde_json::{Map, Number};
 
+use crate::files::Files;
 use crate::{Error, Result};
 
 /// The longest file that is read. The index of a model with 100 000 tensors has about 10 MB.
-const MAX_BYTES: u64 = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// Reads a JSON file.
-pub(super) fn read(path: &Path) -> Result<Value> {
-    let failed = |cause| Error::Read { path: path.to_path_buf(), cause };
+pub(super) fn read(files: &Files, path: &Path) -> Result<Value> {
     let refuse = |problem: String| Err(Error::Companion { path: path.to_path_buf(), problem });
-    // Looked at before it is opened, because opening a pipe would wait for its other end.
-    let what = fs::metadata(path).map_err(failed)?;
-    if !what.is_file() {
-        return refuse("it is no regular file".to_owned());
+    let bytes = match files.bytes(path, 1) {
+        Err(Error::NotAFile { what, .. }) => return refuse(format!("it is {what}")),
+        bytes => bytes?,
+    };
+    let bytes = bytes.as_deref().unwrap_or_default();
+    if bytes.len() > MAX_BYTES {
+        return refuse(format!("it has {} bytes, more than the {MAX_BYTES} allowed", bytes.len()));
     }
-    if what.len() > MAX_BYTES {
-        return refuse(format!("it has {} bytes, more than the {MAX_BYTES} allowed", what.len()));
-    }
-    let bytes = fs::read(path).map_err(failed)?;
-    parse(&bytes).or_else(refuse)
+    parse(bytes).or_else(refuse)
 }
 
 /// Parses JSON text, or says in one line what is wrong with it.

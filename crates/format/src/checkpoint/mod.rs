@@ -18,7 +18,9 @@
 //! them, nothing is read outside them and nothing panics. **They must not be changed while they are open.**
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::files::Files;
 use crate::{Error, GlobalScale, Matrix, Result};
 
 mod coded;
@@ -122,14 +124,31 @@ impl Checkpoint {
     ///
     /// As of [`Checkpoint::open`], and if the options name a tower that is not there.
     pub fn open_with(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
-        let path = path.as_ref();
-        let found = folder::find(path)?;
+        Self::open_in(&Files::Disk, path.as_ref(), options)
+    }
+
+    /// Opens a model whose files the caller holds: those of one folder, by their names.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Checkpoint::open_with`].
+    pub fn open_held<B: Into<Arc<[u8]>>>(
+        files: impl IntoIterator<Item = (String, B)>,
+        options: &Options,
+    ) -> Result<Self> {
+        let folder = PathBuf::from("held");
+        let files = files.into_iter().map(|(name, bytes)| (folder.join(name), bytes.into())).collect();
+        Self::open_in(&Files::Memory(folder.clone(), files), &folder, options)
+    }
+
+    fn open_in(files: &Files, path: &Path, options: &Options) -> Result<Self> {
+        let found = folder::find(files, path)?;
         let (store, config) = match found.weights {
-            folder::Weights::Safetensors { files, index } => {
-                (Store::safetensors(path, &files, index.as_ref())?, ModelConfig::beside(&found.folder)?)
+            folder::Weights::Safetensors { files: paths, index } => {
+                (Store::safetensors(files, path, &paths, index.as_ref())?, ModelConfig::beside(files, &found.folder)?)
             }
-            folder::Weights::Gguf { files } => {
-                let store = Store::gguf(path, &files)?;
+            folder::Weights::Gguf { files: paths } => {
+                let store = Store::gguf(files, path, &paths)?;
                 let config = store.first_gguf().map(ModelConfig::from_gguf).unwrap_or_default();
                 (store, config)
             }

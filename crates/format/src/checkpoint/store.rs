@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::gguf;
+use crate::files::Files;
 use crate::tensors::{self, Dtype};
 use crate::{Error, Result};
 
@@ -64,8 +65,14 @@ pub(super) struct Store {
 impl Store {
     /// Opens safetensors files. Where an index says which file a tensor is in, that is where it must be, and tensors that
     /// it does not list do not count; without one no name may occur twice.
-    pub fn safetensors(path: &Path, files: &[PathBuf], index: Option<&BTreeMap<String, usize>>) -> Result<Self> {
-        let files = files.iter().map(tensors::File::open).collect::<Result<Vec<_>>>()?;
+    pub fn safetensors(
+        from: &Files,
+        path: &Path,
+        files: &[PathBuf],
+        index: Option<&BTreeMap<String, usize>>,
+    ) -> Result<Self> {
+        let open = |file: &PathBuf| tensors::File::open_in(from, file);
+        let files = files.iter().map(open).collect::<Result<Vec<_>>>()?;
         let places = match index {
             Some(index) => {
                 for (name, &file) in index {
@@ -86,8 +93,8 @@ impl Store {
     }
 
     /// Opens GGUF files, of which no two may hold one name.
-    pub fn gguf(path: &Path, files: &[PathBuf]) -> Result<Self> {
-        let files = files.iter().map(|file| gguf::File::open(file)).collect::<Result<Vec<_>>>()?;
+    pub fn gguf(from: &Files, path: &Path, files: &[PathBuf]) -> Result<Self> {
+        let files = files.iter().map(|file| gguf::File::open(from, file)).collect::<Result<Vec<_>>>()?;
         let places = gather(files.iter().enumerate().map(|(at, file)| (at, file.names(), file.path())))?;
         Ok(Self { path: path.to_path_buf(), files: files.into_iter().map(Container::Gguf).collect(), places })
     }

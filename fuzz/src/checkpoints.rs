@@ -1,20 +1,17 @@
-//! What a fuzzer calls with bytes: each makes files of them, opens them as a checkpoint and reads all that can be read.
+//! What a fuzzer calls with the bytes of a checkpoint: each opens them, held in memory, and reads all that can be read.
 //! Errors are fine; panics, endless loops and reads outside the files are not. The tests of `format` replay the corpus
 //! through these same functions.
-
-use std::fs;
-use std::path::Path;
 
 use hammerhead_format::checkpoint::{Checkpoint, GateUpOrder, Options};
 
 /// The bytes are one safetensors file.
 pub fn safetensors(bytes: &[u8]) {
-    in_folder(&[("model.safetensors", bytes)], |folder| read(&folder.join("model.safetensors")));
+    read(&[("model.safetensors", bytes)]);
 }
 
 /// The bytes are one GGUF file.
 pub fn gguf(bytes: &[u8]) {
-    in_folder(&[("model.gguf", bytes)], |folder| read(&folder.join("model.gguf")));
+    read(&[("model.gguf", bytes)]);
 }
 
 /// The bytes are a folder: three lengths of two bytes each, then `config.json`, `hf_quant_config.json`, the index of shards
@@ -28,31 +25,25 @@ pub fn folder(bytes: &[u8]) {
         part
     };
     let (config, declaration, index) = (part(0), part(2), part(4));
-    let files = [
+    read(&[
         ("config.json", config),
         ("hf_quant_config.json", declaration),
         ("model.safetensors.index.json", index),
         ("model-00001-of-00001.safetensors", rest),
-    ];
-    in_folder(&files, read);
-}
-
-fn in_folder(files: &[(&str, &[u8])], then: impl FnOnce(&Path)) {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    for (name, bytes) in files {
-        fs::write(folder.path().join(name), bytes).expect("a temporary file can be written");
-    }
-    then(folder.path());
+    ]);
 }
 
 /// Reads everything, and again in the way that an option settles where it is not clear.
-fn read(path: &Path) {
-    if let Err(error) = Checkpoint::open(path).map(|model| read_all(&model)) {
+fn read(files: &[(&str, &[u8])]) {
+    let open = |options: &Options| {
+        let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes));
+        Checkpoint::open_held(files, options).map(|model| read_all(&model))
+    };
+    if let Err(error) = open(&Options::default()) {
         let message = error.to_string();
         assert!(!message.is_empty());
         if message.contains("--gate-up-order") {
-            let options = Options { gate_up_order: Some(GateUpOrder::Interleaved), ..Options::default() };
-            let _ = Checkpoint::open_with(path, &options).map(|model| read_all(&model));
+            let _ = open(&Options { gate_up_order: Some(GateUpOrder::Interleaved), ..Options::default() });
         }
     }
 }
@@ -66,11 +57,15 @@ fn read_all(model: &Checkpoint) {
         if layer.pairs.len() <= 64 {
             let _ = model.layer(layer.index).map(|mlp| mlp.experts.len() + mlp.shared.len());
         }
-        let _ = model.expert(layer.index, 0);
+        if let Ok(pair) = model.expert(layer.index, 0) {
+            assert!(pair.pre_scale.is_none_or(|scale| scale.len() == pair.gate.k()));
+        }
     }
     for weight in model.weights().unwrap_or_default().iter().take(64) {
-        let _ = (model.files_of(weight), model.global(weight));
+        let _ = (model.files_of(weight), model.pre_scale(weight));
+        let global = model.global(weight);
         if let Ok(matrix) = model.matrix(weight) {
+            assert!(global.is_ok() && matrix.global().value().is_finite());
             assert_eq!([matrix.rows(), matrix.k()], weight.shape);
             if matrix.rows() * matrix.k() <= FEW {
                 assert_eq!(matrix.dequantize().len(), matrix.rows() * matrix.k());
