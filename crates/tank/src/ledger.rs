@@ -78,8 +78,8 @@ pub fn read(path: &Path) -> Result<Checked> {
     check(path, &bytes)
 }
 
-/// Checks every line.
-fn check(path: &Path, bytes: &[u8]) -> Result<Checked> {
+/// Checks every line of a ledger; `path` is where it came from, for the message.
+pub fn check(path: &Path, bytes: &[u8]) -> Result<Checked> {
     let mut records: Vec<Record> = Vec::new();
     let mut whole = 0;
     for line in bytes.split_inclusive(|&byte| byte == b'\n') {

@@ -204,9 +204,14 @@ pub struct Fault {
 }
 
 impl Pitch {
+    /// A pitch as it is written; `path` is where it came from, for the message.
+    pub fn from_text(path: &Path, text: &str) -> Result<Self> {
+        written::parse(path, text)
+    }
+
     /// Reads a pitch; what the rules require of it is asked by [`Pitch::faults`].
     pub fn read(path: &Path) -> Result<Self> {
-        let mut pitch: Pitch = written::parse(path, &written::read(path)?)?;
+        let mut pitch = Self::from_text(path, &written::read(path)?)?;
         pitch.anchor(path.parent().unwrap_or(Path::new("")));
         Ok(pitch)
     }
@@ -214,7 +219,7 @@ impl Pitch {
     /// Reads a pitch and refuses it if anything is missing, with the line.
     pub fn read_complete(path: &Path, settings: &Settings) -> Result<Self> {
         let text = written::read(path)?;
-        let pitch: Pitch = written::parse(path, &text)?;
+        let pitch = Self::from_text(path, &text)?;
         match pitch.faults(settings).into_iter().next() {
             None => Ok(pitch),
             Some(Fault { key, problem, remedy }) => Err(Error::Written {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::contestant::LONGEST_WAIT;
 use crate::referee::RefereeSettings;
 
 /// Declares the settings once: the field, its meaning and its default serve the code, the file and the manual.
@@ -126,8 +127,10 @@ impl Settings {
         let count = |(name, value): (&str, usize)| (value == 0).then(|| format!("{name} is 0; give at least 1"));
         let falling = self.rubric.len() == 7 && self.rubric.windows(2).all(|pair| pair[0] > pair[1]);
         let rubric = (!falling).then(|| "rubric must be seven falling numbers, for 10 points down to 4".to_owned());
-        let positive = self.shark_seconds > 0.0 && self.shark_seconds.is_finite();
-        let seconds = (!positive).then(|| format!("shark_seconds is {}; give a time above 0", self.shark_seconds));
+        let positive = self.shark_seconds > 0.0 && self.shark_seconds <= LONGEST_WAIT;
+        let seconds = (!positive).then(|| {
+            format!("shark_seconds is {}; give a time above 0 and at most {LONGEST_WAIT}", self.shark_seconds)
+        });
         parts
             .into_iter()
             .find_map(|(name, value)| part(name, value))

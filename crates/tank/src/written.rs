@@ -13,12 +13,34 @@ pub fn read(path: &Path) -> Result<String> {
 }
 
 /// Reads a value from TOML text. `path` is where it came from, for the message.
+///
+/// TOML has `nan` and `inf`, and the ledger's JSON has not: what holds one could be read, but not remembered. It is refused.
 pub fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
-    toml::from_str(text).map_err(|error| {
+    let read = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
         let problem = error.message().lines().collect::<Vec<_>>().join(" ");
         Error::Written { path: path.to_path_buf(), line, remedy: remedy(&problem), problem }
-    })
+    })?;
+    let table: toml::Table = toml::from_str(text).unwrap_or_default();
+    match table.iter().find_map(|(key, value)| not_finite(key, value)) {
+        None => Ok(read),
+        Some((key, number)) => Err(Error::Written {
+            path: path.to_path_buf(),
+            line: line_of(text, key),
+            problem: format!("`{key}` is {number}"),
+            remedy: "give a finite number".to_owned(),
+        }),
+    }
+}
+
+/// The first number under a key that is none, with its own key.
+fn not_finite<'a>(key: &'a str, value: &'a toml::Value) -> Option<(&'a str, f64)> {
+    match value {
+        toml::Value::Float(number) if !number.is_finite() => Some((key, *number)),
+        toml::Value::Array(values) => values.iter().find_map(|value| not_finite(key, value)),
+        toml::Value::Table(table) => table.iter().find_map(|(key, value)| not_finite(key, value)),
+        _ => None,
+    }
 }
 
 /// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for there.
@@ -101,6 +123,18 @@ mod tests {
     fn a_value_of_the_wrong_type_is_told_with_its_line() {
         let error = parse::<Settings>(Path::new("s.toml"), "\n\nattempts = \"many\"\n").unwrap_err().to_string();
         assert!(error.contains("line 3"), "{error}");
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_refused_wherever_it_stands() {
+        for (text, line, key) in [
+            ("low_hours = nan\n", 1, "low_hours"),
+            ("attempts = 1\nrubric = [1.0, -inf]\n", 2, "rubric"),
+            ("[referee.limits]\nrun_seconds = inf\n", 2, "run_seconds"),
+        ] {
+            let error = parse::<Settings>(Path::new("s.toml"), text).unwrap_err().to_string();
+            assert!(error.contains(&format!("line {line}")) && error.contains(key), "{error}");
+        }
     }
 
     #[test]

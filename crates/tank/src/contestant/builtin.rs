@@ -21,7 +21,9 @@ use memmap2::{Mmap, MmapMut};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line};
+use super::protocol::{
+    Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line, understand,
+};
 use super::{About, Contestant, Fault, Lot, Readiness, Session, Stage};
 use crate::entry::Way;
 use crate::{Error, Result};
@@ -338,8 +340,8 @@ pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -
     let name = contestant.name.clone();
     let mut bench = Bench::alone(contestant);
     for text in input.lines() {
-        let request = serde_json::from_str(&text.map_err(lost)?);
-        let answer = match request.map_err(|source| Error::Protocol { reason: source.to_string() })? {
+        let text = text.map_err(lost)?;
+        let answer = match understand(text.as_bytes()).map_err(|reason| Error::Protocol { reason })? {
             Request::Hello { .. } => Answer::Hello { protocol: VERSION, name: name.clone(), deterministic: true },
             Request::Prepare(message) => match bench.prepare(&message)? {
                 Readiness::Ready => Answer::Ready { id: message.id },

@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Error, Result};
+
+/// The longest that anything is waited for, in seconds: eleven days.
+pub(crate) const LONGEST_WAIT: f64 = 1e6;
+
 /// What a contestant's process may take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,5 +44,24 @@ impl Default for Limits {
             file_bytes: 4 << 30,
             network: false,
         }
+    }
+}
+
+impl Limits {
+    /// Refuses times that nobody can wait.
+    pub fn check(&self) -> Result<()> {
+        for (what, seconds) in [
+            ("limits.build_seconds", self.build_seconds),
+            ("limits.hello_seconds", self.hello_seconds),
+            ("limits.prepare_seconds", self.prepare_seconds),
+            ("limits.run_seconds", self.run_seconds),
+            ("limits.bye_seconds", self.bye_seconds),
+        ] {
+            if !(seconds > 0.0 && seconds <= LONGEST_WAIT) {
+                let reason = format!("it is {seconds}; give a time above 0 and at most {LONGEST_WAIT}");
+                return Err(Error::Settings { what, reason });
+            }
+        }
+        Ok(())
     }
 }

@@ -14,6 +14,7 @@ pub mod protocol;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{Bench, Builtin, serve};
+pub(crate) use limits::LONGEST_WAIT;
 pub use limits::Limits;
 pub use lot::{LayerWeights, Lot, Poison, Tokens, sweep};
 pub use program::Program;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::fence::{self, Fence};
-use super::protocol::{Answer, Job, Request, VERSION, line};
+use super::protocol::{Answer, Job, Request, VERSION, line, understand};
 use super::{About, Builtin, Contestant, Fault, Limits, Lot, Readiness, Session, Stage};
 use crate::{Error, Result};
 
@@ -229,8 +229,11 @@ impl Process {
         }
         self.send(stage, message.as_bytes(), deadline)?;
         let said = self.receive(stage, deadline)?;
-        let answer = serde_json::from_str(&said).map_err(|error| garbage(stage, &error.to_string(), &said))?;
-        Ok((answer, said))
+        let text = String::from_utf8_lossy(&said).into_owned();
+        match understand(&said) {
+            Ok(answer) => Ok((answer, text)),
+            Err(reason) => Err(garbage(stage, &reason, &text)),
+        }
     }
 
     fn send(&mut self, stage: Stage, mut bytes: &[u8], deadline: Instant) -> Result<(), Fault> {
@@ -248,13 +251,11 @@ impl Process {
     }
 
     /// The next line.
-    fn receive(&mut self, stage: Stage, deadline: Instant) -> Result<String, Fault> {
+    fn receive(&mut self, stage: Stage, deadline: Instant) -> Result<Vec<u8>, Fault> {
         let mut chunk = [0; 4096];
         loop {
             if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
-                let said: Vec<u8> = self.unread.drain(..=end).collect();
-                return String::from_utf8(said)
-                    .map_err(|error| garbage(stage, "it is not UTF-8", &String::from_utf8_lossy(error.as_bytes())));
+                return Ok(self.unread.drain(..=end).collect());
             }
             if self.unread.len() > LONGEST {
                 let said = String::from_utf8_lossy(&self.unread).into_owned();

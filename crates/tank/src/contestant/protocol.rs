@@ -185,6 +185,12 @@ pub enum TokensPlace {
     },
 }
 
+/// The message that a line is, or why it is none.
+pub fn understand<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
+    let text = std::str::from_utf8(line).map_err(|_| "it is not UTF-8".to_owned())?;
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
 /// One message as a line.
 pub fn line<T: Serialize>(message: &T) -> Result<String> {
     let mut line = serde_json::to_string(message).map_err(|source| Error::Protocol { reason: source.to_string() })?;

@@ -21,6 +21,14 @@ pub struct RefereeSettings {
     pub limits: Limits,
 }
 
+impl RefereeSettings {
+    /// Refuses what nothing can be measured or waited for by.
+    pub fn check(&self) -> Result<()> {
+        self.timing.check()?;
+        self.limits.check()
+    }
+}
+
 /// Whether the weights of a sample were in the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -126,15 +134,18 @@ impl Timing {
                 "the first look needs at least three processes: fewer say nothing of spread",
             );
         }
-        if self.resamples < 100 {
-            return refuse("timing.resamples", "fewer than 100 say nothing; 1000 are enough");
+        if !(100..=1_000_000).contains(&self.resamples) {
+            return refuse("timing.resamples", "fewer than 100 say nothing, a million take all day; 1000 are enough");
         }
         let positive = [self.precision, self.least_margin, self.sample_ticks, self.sample_seconds];
         if positive.iter().any(|x| !(x.is_finite() && *x > 0.0)) || self.sample_jobs == 0 || self.most_layers == 0 {
             return refuse("timing", "precision, least_margin, and the sizes of samples must be above zero");
         }
-        if !(fraction(self.most_loss) && fraction(self.plant)) || self.rotation < 1.0 {
-            return refuse("timing", "most_loss and plant are fractions between 0 and 1, rotation is at least 1");
+        if !(fraction(self.most_loss) && fraction(self.plant)) || !(1.0..=1000.0).contains(&self.rotation) {
+            return refuse(
+                "timing",
+                "most_loss and plant are fractions between 0 and 1, rotation lies between 1 and 1000",
+            );
         }
         Ok(())
     }
@@ -199,5 +210,17 @@ mod tests {
         assert!(of(|t| t.looks = vec![26]).contains("multiple"));
         assert!(of(|t| t.looks = vec![8]).contains("three processes"));
         assert!(of(|t| t.plant = f64::NAN).contains("plant"));
+        assert!(of(|t| t.resamples = usize::MAX).contains("resamples"));
+        assert!(of(|t| t.rotation = f64::NAN).contains("rotation"));
+    }
+
+    #[test]
+    fn a_time_that_nobody_can_wait_is_refused_by_name() {
+        assert!(RefereeSettings::default().check().is_ok());
+        for seconds in [0.0, -1.0, 1e300, f64::NAN] {
+            let limits = Limits { hello_seconds: seconds, ..Limits::default() };
+            let error = RefereeSettings { limits, ..RefereeSettings::default() }.check().unwrap_err().to_string();
+            assert!(error.contains("limits.hello_seconds"), "{error}");
+        }
     }
 }

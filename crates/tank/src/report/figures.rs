@@ -81,6 +81,10 @@ pub fn roofline(report: &Report) -> Option<String> {
     let rates = points.iter().flat_map(|p| [Some(p.1), p.2]).flatten();
     let y_low = rates.fold(x_low * bytes, f64::min) / 2.0;
     let y_high = flops * 2.0;
+    // A ledger may come from anyone, with times of zero and speeds without end: there is no plot of those.
+    if [x_low, x_high, y_low, y_high].iter().any(|end| !(end.is_finite() && *end > 0.0)) {
+        return None;
+    }
     let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * (value / x_low).ln() / (x_high / x_low).ln();
     let y = |value: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value / y_low).ln() / (y_high / y_low).ln();
     let mut marks = String::new();

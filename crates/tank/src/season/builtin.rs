@@ -5,20 +5,18 @@ use std::path::Path;
 use hammerhead::{Backend, Config};
 use sha2::{Digest, Sha256};
 
-use super::{Season, SeasonFile};
+use super::Season;
+use crate::Result;
 use crate::entry::{Entry, Way};
 use crate::evidence::Arena;
 use crate::pitch::{Claim, Complexity, Kind, Level, Pitch, Risk, Run};
-use crate::{Result, written};
 
 /// The built-in season's file. It is an example of how seasons are written too.
 pub const TEXT: &str = include_str!("../../seasons/cpu.toml");
 
 /// The built-in season.
 pub fn builtin() -> Result<Season> {
-    let path = Path::new("cpu.toml");
-    let file: SeasonFile = written::parse(path, TEXT)?;
-    Season::of(file, Path::new(""))
+    Season::from_text(Path::new("cpu.toml"), TEXT)
 }
 
 /// A legal configuration that nobody has tried, drawn by the place in the season and not by anyone's wish.

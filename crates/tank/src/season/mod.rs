@@ -125,18 +125,37 @@ fn builtin_sharks() -> Vec<String> {
 impl Season {
     /// Reads a season and every file that it names.
     pub fn read(path: &Path) -> Result<Self> {
-        let file: SeasonFile = written::parse(path, &written::read(path)?)?;
-        Self::of(file, path.parent().unwrap_or(Path::new("")))
+        let mut file: SeasonFile = written::parse(path, &written::read(path)?)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        file.round.iter_mut().flat_map(|round| &mut round.pitch).for_each(|pitch| pitch.anchor(folder));
+        Self::of(file, |name| Pitch::read(&folder.join(name)), |name| Shark::read(&folder.join(name)))
     }
 
-    /// A season from its file, and from what that names in a folder.
-    fn of(file: SeasonFile, folder: &Path) -> Result<Self> {
+    /// A season that names no other files; `path` is where it came from, for the message.
+    pub fn from_text(path: &Path, text: &str) -> Result<Self> {
+        let named = |name: &str| Error::Rules {
+            what: format!("season {}", path.display()),
+            problem: format!("it names the file {name:?}, and nothing is read beside it"),
+            remedy: "write the pitch in the season, and name built-in sharks".to_owned(),
+        };
+        Self::of(written::parse(path, text)?, |name| Err(named(name)), |name| Err(named(name)))
+    }
+
+    /// A season from its file, and from the pitches and sharks that it names.
+    fn of(
+        file: SeasonFile,
+        pitch: impl Fn(&str) -> Result<Pitch>,
+        shark: impl Fn(&str) -> Result<Shark>,
+    ) -> Result<Self> {
+        let shark = |name: &String| match Which::ALL.into_iter().find(|which| which.name() == name) {
+            Some(which) => Ok(which.shark()),
+            None => shark(name),
+        };
         let mut rounds = Vec::new();
         for round in file.round {
             let mut pitches = round.pitch;
-            pitches.iter_mut().for_each(|pitch| pitch.anchor(folder));
             for name in &round.pitches {
-                pitches.push(Pitch::read(&folder.join(name))?);
+                pitches.push(pitch(name)?);
             }
             rounds.push(Round { name: round.name, context: round.context, pitches });
         }
@@ -150,9 +169,9 @@ impl Season {
             problems: file.problem,
             settings: file.settings,
             deal: file.deal,
-            sharks: file.sharks.iter().map(|name| shark(folder, name)).collect::<Result<_>>()?,
+            sharks: file.sharks.iter().map(shark).collect::<Result<_>>()?,
             rounds,
-            wild_cards: file.wild_cards.iter().map(|name| Pitch::read(&folder.join(name))).collect::<Result<_>>()?,
+            wild_cards: file.wild_cards.iter().map(|name| pitch(name)).collect::<Result<_>>()?,
         };
         season.check()?;
         Ok(season)
@@ -166,7 +185,7 @@ impl Season {
         if let Some(problem) = self.settings.fault() {
             return refuse(problem, "correct it under [settings]; `hammerhead tank settings` explains each");
         }
-        self.settings.referee.timing.check()?;
+        self.settings.referee.check()?;
         if self.metric.trim().is_empty() {
             return refuse("it has no success metric".into(), "metric = \"what is to become better\"");
         }
@@ -230,14 +249,6 @@ impl Season {
     pub fn baseline(&self, arena: &Arena) -> Result<Entry> {
         let request = if self.baseline == PLANNED { Request::default() } else { self.baseline.parse()? };
         Entry::planned(&arena.problems, &arena.backends, &request, arena.threads)
-    }
-}
-
-/// A built-in shark by its name, or one from a file.
-fn shark(folder: &Path, name: &str) -> Result<Shark> {
-    match Which::ALL.into_iter().find(|which| which.name() == name) {
-        Some(which) => Ok(which.shark()),
-        None => Shark::read(&folder.join(name)),
     }
 }
 

@@ -81,12 +81,17 @@ pub fn ask(shark: &str, command: &[String], question: &Question<'_>, seconds: f6
     stop(&mut child);
     let answer =
         answer.map_err(|problem| void(problem, "see that the command reads one JSON document and answers with one"))?;
-    let answer: Answer = serde_json::from_slice(&answer).map_err(|error| {
+    understand(&answer).map_err(|problem| {
         void(
-            format!("its answer is not understood: {error}"),
+            format!("its answer is not understood: {problem}"),
             "answer {\"ballots\": [{\"pitch\": …, \"scores\": {…}}]}",
         )
-    })?;
+    })
+}
+
+/// The ballots that an answer holds, or why it holds none.
+pub fn understand(answer: &[u8]) -> Result<Vec<Ballot>, String> {
+    let answer: Answer = serde_json::from_slice(answer).map_err(|error| error.to_string())?;
     Ok(answer.ballots)
 }
 
