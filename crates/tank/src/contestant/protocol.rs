@@ -200,6 +200,7 @@ pub fn line<T: Serialize>(message: &T) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use hammerhead::format::GlobalScale;
     use testkit::cases;
 
     use super::*;
@@ -210,6 +211,24 @@ mod tests {
             let problem = case.problem().unwrap();
             let text = serde_json::to_string(&ProblemText::from(&problem)).unwrap();
             assert_eq!(serde_json::from_str::<ProblemText>(&text).unwrap().problem().unwrap(), problem, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_global_scale_comes_out_of_a_message_as_it_went_in() {
+        let mut bits = 1u32;
+        for _ in 0..10_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let number = f32::from_bits(bits);
+            for scale in [GlobalScale::Multiplies(number), GlobalScale::Divides(number)] {
+                if scale.is_usable() {
+                    let place = MatrixPlace { codes: 0, scales: 0, global: scale.value() };
+                    let said = line(&place).unwrap();
+                    let heard: MatrixPlace = understand(said.as_bytes()).unwrap();
+                    assert_eq!(heard.global.to_bits(), place.global.to_bits(), "{said}");
+                    assert_eq!(GlobalScale::nearest(heard.global).value(), scale.value(), "{said}");
+                }
+            }
         }
     }
 
