@@ -1,4 +1,4 @@
-"""Writes the corpus: small files of every layout, and files that lie, which every reader must refuse or survive.
+"""Writes the corpus: small files of every kind that strangers send, and files that lie, which every reader must refuse or survive.
 
     python3 seeds.py
 
@@ -85,6 +85,12 @@ save("safetensors", "fused_transposed", file(FUSED))
 save("safetensors", "gpt_oss", file(GPT_OSS))
 save("safetensors", "torchao", file(TORCHAO, SWIZZLED))
 save("safetensors", "torchao_without_metadata", file(TORCHAO))
+VECTOR = ("F32", [32], 0)
+AWQ = DENSE | {f"{MLP}.{side}.pre_quant_scale": VECTOR for side in ("gate_proj", "up_proj")}
+save("safetensors", "awq", file(AWQ))
+save("safetensors", "awq_one_side", file(DENSE | {f"{MLP}.gate_proj.pre_quant_scale": VECTOR}))
+save("safetensors", "awq_too_short", file(AWQ | {f"{MLP}.up_proj.pre_quant_scale": ("F32", [31], 0)}))
+save("safetensors", "awq_stack", file(FUSED | {f"{MLP}.experts.gate_up_proj_pre_quant_scale": ("BF16", [2, 32], 0x3F)}))
 save("safetensors", "gpt_oss_nan_scale", file(GPT_OSS | {f"{MLP}.experts.gate_up_proj_scales": ("U8", [2, 4, 1], 255)}))
 save("safetensors", "mixed_names", file(DENSE | {f"{MLP}.gate_proj.weight_global_scale": ("F32", [1], 0)}))
 save("safetensors", "no_up", file(modelopt(f"{MLP}.gate_proj")))
@@ -216,3 +222,296 @@ save("folder", "cut_shard", folder(index=index(DENSE), shard=file(DENSE)[:-5]))
 save("folder", "odd_kinds", folder(
     {"model_type": 7, "hidden_act": [], "swiglu_limit": "x", "text_config": 3, "quantization_config": []},
     {"quantization": 4}, index(DENSE), file(DENSE)))
+
+# What people write to the tank
+
+
+def lines(*rows):
+    return "\n".join(rows).encode() + b"\n"
+
+
+PITCH = """name = "first"
+contestant = "ada"
+kind = "change"
+problem = "panels are read 3 times"
+solution = "expand the next panel while this one is multiplied"
+rollback = "none needed"
+new_evidence = ""
+[claim]
+speedup = 1.05
+low = 0.98
+high = 1.12
+reasoning = "arithmetic"
+[complexity]
+level = "low"
+hours = 0.5
+challenges = []
+[[risk]]
+what = "it is slower"
+mitigation = "it is measured"
+[[evidence]]
+kind = "theory"
+what = "other units"
+[run]
+config = "strategy=ping-pong,tile=16x32,depth=64,stages=2,epilogue=direct,schedule=tile"
+[deal]
+min_geomean = 1.03
+revert_under = 1.0
+max_loss = 0.02
+max_scratch_bytes = 50000000
+staged = true
+"""
+CONFIG = 'config = "strategy=ping-pong,tile=16x32,depth=64,stages=2,epilogue=direct,schedule=tile"'
+
+save("pitch", "whole", PITCH.encode())
+save("pitch", "program", PITCH.replace(CONFIG, 'program = ["kernel", "-v"]\nbuild = ["make"]').encode())
+save("pitch", "both_ways", PITCH.replace(CONFIG, CONFIG + '\nbackend = "cuda:1"\nprogram = ["kernel"]').encode())
+save("pitch", "wild_card", PITCH.replace('"change"', '"wild-card"').encode())
+save("pitch", "minimal_fix", PITCH.replace('"change"', '"minimal-fix"').replace('"low"', '"medium"').encode())
+save("pitch", "nothing", b"")
+save("pitch", "only_name", b"name = 'x'\n")
+save("pitch", "unknown_key", b"nmae = 'x'\n")
+save("pitch", "wrong_type", b"name = 3\n")
+save("pitch", "no_number", PITCH.replace("3 times", "often").encode())
+save("pitch", "hours_are_none", PITCH.replace("hours = 0.5", "hours = nan").encode())
+save("pitch", "claim_without_end", PITCH.replace("high = 1.12", "high = inf").encode())
+save("pitch", "seventeen_digits", PITCH.replace("1.05", "1.1999999999999999556").replace("0.98", "0.10000000149011612").encode())
+save("pitch", "many_digits", PITCH.replace("0.02", "1" * 78 + ".0").encode())
+save("pitch", "large_numbers", PITCH.replace("50000000", "9223372036854775807").encode())
+save("pitch", "negative_bytes", PITCH.replace("50000000", "-1").encode())
+save("pitch", "strange_config", PITCH.replace("16x32", "99999999999999999999x0").encode())
+save("pitch", "key_twice", b"name = 'x'\nname = 'y'\n")
+save("pitch", "deep", b"a = " + b"[" * 400)
+save("pitch", "dotted", b"claim.speedup = 1\nclaim.low = 1\nclaim.high = 1\ncomplexity = {level = 'high', hours = 9}\n")
+save("pitch", "texts", 'name = """a\\u00e9\n"""\nproblem = "7 µs"\n'.encode())
+
+INLINE = PITCH.replace("[claim]", "[round.pitch.claim]").replace("[complexity]", "[round.pitch.complexity]")
+INLINE = INLINE.replace("[[risk]]", "[[round.pitch.risk]]").replace("[[evidence]]", "[[round.pitch.evidence]]")
+INLINE = INLINE.replace("[run]", "[round.pitch.run]").replace("[deal]", "[round.pitch.deal]")
+SEASON = f"""name = "test"
+context = "one layer"
+metric = "the geometric mean"
+baseline = "strategy=two-pass"
+backend = "scalar"
+threads = 1
+sharks = ["skeptic", "pragmatist", "theorist"]
+[[problem]]
+groups = [[4, 32, 64]]
+[[problem]]
+groups = [[16, 64, 128], [1, 32, 64]]
+activation = "bf16"
+output = "f32"
+gate = "gelu-tanh"
+[settings]
+void_retries = 1
+rubric = [10.0, 5.0, 2.0, 1.5, 1.2, 1.1, 1.05]
+[settings.referee.timing]
+looks = [24, 48]
+alpha = 0.05
+[settings.referee.limits]
+run_seconds = 60.0
+[settings.referee.checking]
+held_out = 12
+[deal]
+max_loss = 0.05
+[[round]]
+name = "one"
+[[round.pitch]]
+{INLINE}"""
+
+save("season", "whole", SEASON.encode())
+save("season", "planned", SEASON.replace('"strategy=two-pass"', '"planned"').encode())
+save("season", "two_rounds", (SEASON + "[[round]]\nname = 'two'\n").encode())
+save("season", "names_files", SEASON.replace('"theorist"', '"ada.toml"').encode())
+save("season", "names_a_pitch", (SEASON + "[[round]]\nname = 'two'\npitches = ['../p.toml']\n").encode())
+save("season", "same_round_twice", (SEASON + "[[round]]\nname = 'one'\n").encode())
+save("season", "the_tanks_own_round", (SEASON + "[[round]]\nname = 'title'\n").encode())
+save("season", "same_problem_twice", SEASON.replace("[settings]\n", "[[problem]]\ngroups = [[4, 32, 64]]\n[settings]\n").encode())
+save("season", "no_rounds", SEASON[: SEASON.index("[[round]]")].encode())
+save("season", "no_problems", SEASON.replace("[[problem]]", "[[other]]").encode())
+save("season", "huge_problem", SEASON.replace("[4, 32, 64]", "[9223372036854775807, 32, 64]").encode())
+save("season", "empty_problem", SEASON.replace("[4, 32, 64]", "[0, 0, 0]").encode())
+save("season", "uneven_k", SEASON.replace("[4, 32, 64]", "[4, 32, 63]").encode())
+save("season", "unknown_gate", SEASON.replace("gelu-tanh", "relu").encode())
+save("season", "too_long_to_wait", SEASON.replace("run_seconds = 60.0", "run_seconds = 1e300").encode())
+save("season", "waits_backwards", SEASON.replace("run_seconds = 60.0", "run_seconds = -1.0").encode())
+save("season", "shark_that_thinks_for_ever", SEASON.replace("void_retries = 1", "shark_seconds = 1e300").encode())
+save("season", "resamples_without_end", SEASON.replace("alpha = 0.05", "resamples = 9223372036854775807").encode())
+save("season", "rotation_is_none", SEASON.replace("alpha = 0.05", "rotation = nan").encode())
+save("season", "hours_are_none", SEASON.replace("void_retries = 1", "low_hours = nan").encode())
+save("season", "looks_fall", SEASON.replace("[24, 48]", "[48, 24]").encode())
+save("season", "looks_of_zero", SEASON.replace("[24, 48]", "[0]").encode())
+save("season", "nothing", b"")
+
+# Ledgers: each line is the number of a season, one digit, and an event
+
+WAYS = {"is": "builtin", "ways": [{"problem": "4×32×64 nvfp4→f16", "backend": "scalar", "config": "strategy=two-pass"}]}
+OTHER = {"is": "program", "command": ["kernel"], "build": ["make"]}
+SPEEDUP = {"estimate": 1.1, "low": 1.09, "high": 1.11}
+LEVEL = {"estimate": 1.0, "low": 0.998, "high": 1.002}
+CLAIM = {"speedup": 1.5, "low": 1.4249999999999998, "high": 1.5750000000000002, "reasoning": "arithmetic"}
+BROUGHT = {
+    "name": "first", "kind": "change", "contestant": "ada", "problem": "3 reads", "solution": "fewer", "rollback": "none",
+    "new_evidence": "", "claim": CLAIM, "complexity": {"level": "low", "hours": 0.5, "challenges": []},
+    "risk": [{"what": "slower", "mitigation": "measured"}], "evidence": [{"kind": "theory", "what": "units"}],
+    "run": {"config": "strategy=interleaved"}, "deal": {},
+}
+PLAYED = {
+    "name": "test", "context": "", "metric": "geomean", "baseline": "planned", "backend": "scalar", "threads": 1,
+    "problems": [{"groups": [[4, 32, 64]], "activation": "nvfp4", "output": "f16", "gate": "silu"}],
+    "settings": {}, "deal": {},
+    "sharks": [
+        {"name": "skeptic", "temperament": "skeptic", "criteria": [{"name": "speedup", "weight": 1.0, "role": "speedup"}],
+         "source": {"from": "builtin", "which": "skeptic"}},
+        {"name": "eve", "temperament": "blunt", "criteria": [{"name": "risk", "weight": 1.0, "role": "risk"}],
+         "source": {"from": "command", "command": ["judge"]}},
+    ],
+    "rounds": [{"name": "one", "context": "", "pitches": [BROUGHT]}], "wild_cards": [],
+}
+MACHINE = {
+    "fingerprint": "26c1", "cpu": "a processor", "arch": "x86_64", "os": "linux", "cores": 2, "memory_gib": 24,
+    "isa": ["avx2"], "caches": ["L2 Unified 2048K"], "gpus": [],
+}
+EVIDENCE = {
+    "entry": WAYS, "digest": "3633", "refusal": None,
+    "shapes": [{"problem": "4×32×64 nvfp4→f16", "predicted": 1.2, "bound_by": "bytes", "possible": 5.0, "scratch_bytes": 4096}],
+    "predicted": 1.2, "possible": 4.999999999999999, "changes": 1, "scratch_bytes": 4096, "simulated": [],
+    "record": {"judged": 0, "successes": 0, "measured": 0, "bias": 0.0},
+}
+
+
+def measured(pairing, speedup):
+    shape = {
+        "shape": "4×32×64 nvfp4→f16", "champion_seconds": 0.001, "challenger_seconds": 0.0009, "speedup": speedup,
+        "quartets": [0.04879016416943206, -0.0],
+    }
+    times = {"geomean": speedup, "shapes": [shape]}
+    return {
+        "pairing": pairing, "seed": 5572789668442447535, "processes": 6, "quartets": 24, "confidence": 0.983, "cold": times,
+        "warm": times, "looks": [], "stopped": "precise",
+    }
+
+
+def sitting(outcome):
+    course = {
+        "clock_resolution": 2e-8, "champion_round_trip": 1e-5, "challenger_round_trip": None, "cache_bytes": 1048576,
+        "rotated_bytes": [2097152], "outputs_sampled": 3, "outputs_compared": 1, "remarks": ["a word"],
+    }
+    controls = {
+        pairing: {"measurement": measured(pairing, LEVEL), "passed": True, "finding": ""} for pairing in ("control", "plant")
+    }
+    return {
+        "seed": 1, "champion": "baseline", "challenger": "first", "settings": {}, "course": course, **controls, "margin": 0.01,
+        "first": measured("duel", SPEEDUP), "second": None, "roofline": [], "outcome": outcome,
+    }
+
+
+def voted(shark, score, void=None):
+    ballot = {"pitch": "first", "scores": {"speedup": score}, "because": {"speedup": "so"}, "probability": 0.7, "expects": 1.2}
+    ballot["veto"] = {"cites": "ledger:1", "reason": "seen"}
+    return {"kind": "voted", "round": "one", "shark": shark, "ballots": [] if void else [ballot], "void": void}
+
+
+STANDING = {
+    "pitch": "first", "totals": [["skeptic", 4.3500000000000005], ["eve", 5.0]], "mean": 4.7, "risk": 4.3, "complexity": 6.0,
+    "deviation": 0.3, "flagged": False, "vetoed": False,
+}
+TALLY = {"standings": [STANDING], "rulings": [], "research": False, "tied": [], "decided_by": "the mean"}
+ROUND = {"round": "one", "pitch": "first"}
+JUDGED = {"kind": "judged", **ROUND, "contestant": "ada", "digest": "756c", "claimed": [1.3, 1.2349999999999999, 1.365]}
+
+
+def judgement(verdict, result=None):
+    return JUDGED | {"judgement": {"verdict": verdict, "reasons": ["it is so"], "measured": result}}
+
+
+EVENTS = {
+    "season_opened": {
+        "kind": "season-opened", "season": PLAYED, "digest": "068c", "machine": MACHINE, "version": "0.1.0", "champion": WAYS,
+        "planned": WAYS,
+    },
+    "baseline_taken": {"kind": "baseline-taken", "baseline": {
+        "shapes": [{"problem": "4×32×64 nvfp4→f16", "seconds": 0.001, "floor_seconds": 0.0002, "flops": 1e6, "bytes": 1e5}],
+        "flops_per_second": 5e9, "bytes_per_second": 1e9,
+    }},
+    "round_opened": {"kind": "round-opened", "round": "one", "round_kind": "regular", "why": ""},
+    "pitched": {"kind": "pitched", "round": "one", "pitch": BROUGHT},
+    "pitch_checked": {"kind": "pitch-checked", **ROUND, "evidence": EVIDENCE, "disqualified": None},
+    "voted": voted("skeptic", 6.5),
+    "voted_in_vain": voted("eve", 11, "the score is 11"),
+    "tallied": {"kind": "tallied", "round": "one", "tally": TALLY},
+    "chosen": {"kind": "chosen", "round": "one", "voted": None, "chosen": "first", "by": "ada", "reason": "", "overrides": True},
+    "begun": {"kind": "begun", **ROUND, "champion": WAYS, "deal": {"max_loss": 0.02}},
+    "examined": {"kind": "examined", **ROUND, "correctness": None, "blocked": "no"},
+    "sat": {"kind": "sat", **ROUND, "sitting": sitting({"is": "void", "why": ["the control differs"]}), "blocked": None},
+    "judged": judgement("SUCCESS", SPEEDUP),
+    "crowned": {"kind": "crowned", **ROUND, "entry": OTHER, "speedup": SPEEDUP},
+    "installed": {"kind": "installed", "pitch": "first", "ways": [WAYS["ways"][0] | {"speedup": SPEEDUP}]},
+    "researched": {"kind": "researched", "round": "one", "findings": ["at most 5.00× is left"]},
+    "round_closed": {"kind": "round-closed", "round": "one", "verdict": "SUCCESS", "note": "first"},
+    "season_closed": {"kind": "season-closed", "champion": "first", "entry": OTHER},
+    "recovered": {"kind": "recovered", "bytes": 3, "text": "{\"n"},
+    "rolled_back": {"kind": "rolled-back", "bucket": "b", "by": "ada", "reason": "r"},
+}
+
+
+def events(*played, season=1):
+    return lines(*(f"{season}" + json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in played))
+
+
+for name, event in EVENTS.items():
+    save("ledger", name, events(event))
+save("ledger", "whole_season", events(*EVENTS.values()))
+save("ledger", "backwards", events(*reversed(EVENTS.values())))
+save("ledger", "two_seasons", events(EVENTS["season_opened"], EVENTS["pitched"], judgement("FAILURE")) + events(
+    EVENTS["season_opened"], EVENTS["pitched"], voted("skeptic", 2), EVENTS["round_opened"] | {"round_kind": "title"},
+    judgement("VOID"), season=2))
+save("ledger", "same_pitch_again", events(EVENTS["season_opened"], EVENTS["pitched"], *[judgement("FAILURE", SPEEDUP)] * 3))
+save("ledger", "claim_of_nothing", events(EVENTS["season_opened"], judgement("SUCCESS", SPEEDUP) | {"claimed": [0, -1, 1e308]}))
+save("ledger", "times_of_zero", events(EVENTS["season_opened"], {"kind": "baseline-taken", "baseline": {
+    "shapes": [{"problem": "x", "seconds": 0.0, "floor_seconds": 0.0, "flops": 0.0, "bytes": 0.0}],
+    "flops_per_second": 0.0, "bytes_per_second": 0.0,
+}}, EVENTS["sat"]))
+save("ledger", "no_event", b"1{}\n2\n{\n")
+save("ledger", "torn", events(EVENTS["round_opened"])[:-4])
+save("ledger", "a_real_line", b'{"n":1,"at":"2026-01-01T00:00:00Z","season":1,"prev":"' + b"0" * 64 + b'","event":{},"hash":"'
+     + b"0" * 64 + b'"}\n')
+save("ledger", "zeros", bytes(64))
+save("ledger", "nothing", b"")
+
+# What comes through pipes
+
+
+def said(*messages):
+    return lines(*(json.dumps(message, separators=(",", ":")) for message in messages))
+
+
+PLACE = {"codes": 0, "scales": 8192, "global": 0.10000000149011612}
+PREPARE = {
+    "type": "prepare", "id": "5f0c", "problem": {"groups": [[4, 32, 64]], "gate": "silu", "activation": "nvfp4", "output": "f16"},
+    "weights": "/dev/shm/w", "tokens": "/dev/shm/t", "outputs": "/dev/shm/o", "layers": [[{"gate": PLACE, "up": PLACE}]],
+    "inputs": [[PLACE]], "places": [[0]],
+}
+GPT_OSS_PROBLEM = {"groups": [[1, 16, 16]], "gate": "gpt-oss", "clamp": 7.0, "activation": "bf16", "output": "f32"}
+HUGE_PROBLEM = {"groups": [[2**63, 2**63, 16]], "gate": "none", "activation": "f32", "output": "f32"}
+BALLOT = {
+    "pitch": "first", "scores": {"speedup": 3, "complexity": 2.5, "risk": 10, "quality": 0}, "probability": 0.5, "expects": 1.1,
+}
+save("contestant", "hello", said({"type": "hello", "protocol": 1, "name": "x", "deterministic": True}))
+save("contestant", "ready_done", said({"type": "ready", "id": "5f"}, {"type": "done", "id": "5f"}))
+save("contestant", "unsupported", said({"type": "unsupported", "id": "5f", "reason": "too wide"}))
+save("contestant", "prepare", said(PREPARE))
+save("contestant", "prepare_dense", said(
+    PREPARE | {"problem": GPT_OSS_PROBLEM, "inputs": [[{"values": 4096, "global": 0.016393442622950820}]]}))
+save("contestant", "clamp_without_end", said(PREPARE | {"problem": GPT_OSS_PROBLEM | {"clamp": 1e39}}))
+save("contestant", "huge_problem", said(PREPARE | {"problem": HUGE_PROBLEM}))
+save("contestant", "run_and_bye", said({"type": "run", "id": "5f", "jobs": [{"layer": 0, "input": 1, "output": 2}]}, {"type": "bye"}))
+save("contestant", "ballots", said({"ballots": [BALLOT]}))
+save("contestant", "ballots_abstain", said({"ballots": [{"pitch": "first", "abstain": "I wrote it"}]}))
+save("contestant", "ballots_veto", said({"ballots": [BALLOT | {"veto": {"cites": "rule:x", "reason": "y"}, "because": {"risk": "so"}}]}))
+save("contestant", "ballots_eleven", said({"ballots": [BALLOT | {"scores": {"speedup": 11}}]}))
+save("contestant", "not_a_number", b'{"type":"hello","protocol":1e999,"name":"x"}\n')
+save("contestant", "type_twice", b'{"type":"done","type":"ready","id":"x"}\n')
+save("contestant", "deep", b"[" * 500)
+save("contestant", "no_text", b"\xff\xfe\n")
+save("contestant", "nothing", b"\n\n")

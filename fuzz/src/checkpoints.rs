@@ -4,6 +4,12 @@
 
 use hammerhead_format::checkpoint::{Checkpoint, GateUpOrder, Options};
 
+/// What a fuzzer calls with bytes.
+pub type Target = fn(&[u8]);
+
+/// The targets by name.
+pub const TARGETS: [(&str, Target); 3] = [("safetensors", safetensors), ("gguf", gguf), ("folder", folder)];
+
 /// The bytes are one safetensors file.
 pub fn safetensors(bytes: &[u8]) {
     read(&[("model.safetensors", bytes)]);
@@ -49,11 +55,11 @@ fn read(files: &[(&str, &[u8])]) {
 }
 
 /// More elements than this are not turned to numbers: that is slow, and tells nothing new.
-const FEW: usize = 1 << 16;
+const FEW: usize = 1 << 12;
 
 fn read_all(model: &Checkpoint) {
     let _ = (model.gate_and_source(), model.declared(), model.model_type(), model.files().count());
-    for layer in model.layers().iter().take(8) {
+    for layer in model.layers().iter().take(2) {
         if layer.pairs.len() <= 64 {
             let _ = model.layer(layer.index).map(|mlp| mlp.experts.len() + mlp.shared.len());
         }

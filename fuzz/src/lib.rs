@@ -1,3 +1,24 @@
-//! Fuzz targets for the readers of files that come from strangers.
+//! Fuzz targets for the readers of what strangers send: models, and what is brought to the tank.
+
+use std::sync::OnceLock;
 
 pub mod checkpoints;
+pub mod tank;
+
+use checkpoints::Target;
+
+/// The target that the variable `TARGET` names.
+///
+/// # Panics
+///
+/// If it names none: nothing else can be done then.
+pub fn chosen(targets: &[(&str, Target)]) -> Target {
+    static CHOSEN: OnceLock<Target> = OnceLock::new();
+    *CHOSEN.get_or_init(|| {
+        let name = std::env::var("TARGET").unwrap_or_default();
+        match targets.iter().find(|(known, _)| *known == name) {
+            Some((_, target)) => *target,
+            None => panic!("TARGET is {name:?}, where one of {:?} is expected", targets.iter().map(|t| t.0)),
+        }
+    })
+}

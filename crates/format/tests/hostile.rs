@@ -11,11 +11,6 @@ use std::path::{Path, PathBuf};
 use hammerhead_format::checkpoint::Checkpoint;
 use tempfile::{TempDir, tempdir};
 
-type Entry = fn(&[u8]);
-
-const KINDS: [(&str, Entry); 3] =
-    [("safetensors", checkpoints::safetensors), ("gguf", checkpoints::gguf), ("folder", checkpoints::folder)];
-
 fn corpus(kind: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(kind);
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -45,7 +40,7 @@ fn one_line(result: hammerhead_format::Result<()>) -> String {
 
 #[test]
 fn the_whole_corpus_is_read_without_a_panic() {
-    for (kind, entry) in KINDS {
+    for (kind, entry) in checkpoints::TARGETS {
         for (_, bytes) in corpus(kind) {
             entry(&bytes);
         }
@@ -94,7 +89,7 @@ fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
 #[test]
 fn no_mutation_of_the_corpus_makes_reading_panic() {
     let mut random = Random(2026);
-    for (kind, entry) in KINDS {
+    for (kind, entry) in checkpoints::TARGETS {
         let corpus = corpus(kind);
         for (_, bytes) in &corpus {
             for _ in 0..25 {

@@ -141,7 +141,7 @@ impl Timing {
         if positive.iter().any(|x| !(x.is_finite() && *x > 0.0)) || self.sample_jobs == 0 || self.most_layers == 0 {
             return refuse("timing", "precision, least_margin, and the sizes of samples must be above zero");
         }
-        if !(fraction(self.most_loss) && fraction(self.plant)) || !(1.0..=1000.0).contains(&self.rotation) {
+        if !(fraction(self.most_loss) && fraction(self.plant) && (1.0..=1000.0).contains(&self.rotation)) {
             return refuse(
                 "timing",
                 "most_loss and plant are fractions between 0 and 1, rotation lies between 1 and 1000",
