@@ -34,7 +34,6 @@ OPTIONAL = {("gpu", "sim")}
 KNOWN_CYCLES = {
     "format": ["error global"],
     "gpu": ["driver facts families family join launch"],
-    "ptx": ["check descriptor error instr kernel"],
     "sim": ["barrier exec flight launch machine memory race tensor_memory", "clock flag warp"],
 }
 

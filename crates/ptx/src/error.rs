@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::check::Violation;
+use crate::rule::Violation;
 
 /// Why a kernel was refused, or could not be assembled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

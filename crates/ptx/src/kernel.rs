@@ -9,18 +9,10 @@
 //! `labels()[target]` on a taken branch, until it meets `Exit`; the builder ends every kernel with one. Lanes of a warp that
 //! diverged meet again when those behind catch up: run the lanes with the smallest program counter first.
 
-use crate::check::{Rule, Violation};
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op};
-use crate::types::{Bank, DataType, Target};
-
-/// Index into [`Kernel::params`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ParamId(pub u32);
-
-/// Index into [`Kernel::phases`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PhaseId(pub u32);
+use crate::rule::{Rule, Violation};
+use crate::types::{Bank, DataType, PhaseId, Target};
 
 /// What a kernel parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

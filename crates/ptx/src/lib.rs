@@ -122,15 +122,17 @@ mod check;
 mod error;
 mod kernel;
 mod print;
+mod rule;
 mod types;
 
 pub use build::{
     Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, ParamTable,
     SharedRegion, TensorMapParam, WgmmaOptions,
 };
-pub use check::{Place, Rule, SHARED_LIMIT, Violation};
+pub use check::SHARED_LIMIT;
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
-pub use kernel::{Kernel, LaunchBounds, Param, ParamId, ParamType, Phase, PhaseId, Region};
+pub use kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
 pub use print::module;
+pub use rule::{Place, Rule, Violation};
 pub use types::*;

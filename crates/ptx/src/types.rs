@@ -419,3 +419,11 @@ pub enum Scope {
     /// All threads and the host.
     System,
 }
+
+/// Index into [`crate::Kernel::params`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParamId(pub u32);
+
+/// Index into [`crate::Kernel::phases`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PhaseId(pub u32);

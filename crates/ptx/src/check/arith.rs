@@ -1,9 +1,10 @@
 //! Arithmetic: which operations exist for which types, and that every operand is of its type.
 
-use super::{Check, Rule};
+use super::Check;
 use crate::instr::{Arith, BinaryOp, PredicateOp, Rounding, TernaryOp, UnaryOp};
-use crate::kernel::{ParamId, ParamType};
-use crate::types::{Bank, DataType, RegId};
+use crate::kernel::ParamType;
+use crate::rule::Rule;
+use crate::types::{Bank, DataType, ParamId, RegId};
 
 use DataType::{Bf16, Bf16x2, F16, F16x2, F32, S32, U16, U32, U64};
 

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use crate::instr::{Access, Arith, BinaryOp, Op, TernaryOp, UnaryOp};
-use crate::kernel::{Kernel, ParamId};
-use crate::types::{Address, Base, DataType, Operand, RegId};
+use crate::kernel::Kernel;
+use crate::types::{Address, Base, DataType, Operand, ParamId, RegId};
 
 /// A value known to be `residue` modulo `modulus`, a power of two; modulus 1 knows nothing.
 type Residue = (u64, u64);

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::{Check, Rule, SHARED_LIMIT, Violation};
+use super::{Check, SHARED_LIMIT};
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op, RegisterChange};
 use crate::kernel::{Kernel, LaunchBounds, ParamType};
+use crate::rule::{Rule, Violation};
 use crate::types::Bank;
 
 /// Registers of a multiprocessor.

@@ -1,7 +1,8 @@
 //! Loads, stores, atomics and asynchronous copies: widths, counts, windows, alignment.
 
-use super::{Check, Rule};
+use super::Check;
 use crate::instr::{AsyncCopy, AtomicOp, LoadOrder, Memory, Width};
+use crate::rule::Rule;
 use crate::types::{Address, Bank, DataType, Operand, RegId, Space, Target};
 
 use DataType::{F32, S32, U32, U64};

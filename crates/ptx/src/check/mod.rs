@@ -9,55 +9,20 @@ mod arith;
 mod known;
 mod launch;
 mod memory;
-mod rule;
 mod sync;
 mod tensor_core;
 
 use std::collections::HashMap;
-use std::fmt;
-
-pub use rule::Rule;
 
 use crate::error::Error;
 use crate::instr::{Control, Instr, Op};
-use crate::kernel::{Kernel, ParamId};
-use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Space};
+use crate::kernel::Kernel;
+use crate::rule::{Place, Rule, Violation, bank_name};
+use crate::types::{Address, Bank, Base, DataType, Operand, ParamId, RegId, Space};
 use known::Known;
-use rule::bank_name;
 
 /// The shared memory one block can have, in bytes: 227 KB on both targets.
 pub const SHARED_LIMIT: u32 = 232_448;
-
-/// An instruction of a kernel, named so that a person finds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The phases around it, outermost first, joined by `/`.
-    pub phase: String,
-    /// Its position in the body.
-    pub at: usize,
-    /// The beginning of its text.
-    pub text: String,
-}
-
-/// A broken rule, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// The kernel's name.
-    pub kernel: String,
-    /// The instruction; `None` where the kernel as a whole is at fault.
-    pub place: Option<Place>,
-    /// The rule.
-    pub rule: Rule,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Some(Place { phase, at, text }) => write!(f, "{phase}, instruction {at} ({text}): {}", self.rule),
-            None => write!(f, "kernel {}: {}", self.kernel, self.rule),
-        }
-    }
-}
 
 impl Kernel {
     /// Whether the hardware accepts the kernel; if not, the first rule it breaks. [`crate::Builder::finish`] asks this, and

@@ -1,7 +1,8 @@
 //! Barriers, fences, and what the lanes of a warp do together.
 
-use super::{Check, Rule};
+use super::Check;
 use crate::instr::{Barrier, Fence, ReduceOp, Warp};
+use crate::rule::Rule;
 use crate::types::{Address, Bank, DataType, Operand, Scope, Space};
 
 /// The largest arrival count, and the largest transaction count, of a barrier in shared memory.

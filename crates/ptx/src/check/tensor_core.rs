@@ -1,9 +1,10 @@
 //! Tensor cores: which target has them, the shapes they multiply, their descriptors and tensor memory.
 
-use super::{Check, Rule};
+use super::Check;
 use crate::descriptor::{BlockScaledShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
 use crate::instr::{Accumulate, CtaGroup, MatrixA, Op, Tcgen05, Wgmma};
+use crate::rule::Rule;
 use crate::types::{Bank, Operand, RegId, Space, Target};
 
 /// Column counts of one load from tensor memory, or store to it.

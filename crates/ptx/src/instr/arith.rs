@@ -1,7 +1,6 @@
 //! Arithmetic, comparison, conversion and moves: everything that touches registers only, each lane for itself.
 
-use crate::kernel::ParamId;
-use crate::types::{DataType, Operand, RegId};
+use crate::types::{DataType, Operand, ParamId, RegId};
 
 /// Operations on one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

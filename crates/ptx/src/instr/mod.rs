@@ -24,8 +24,7 @@ pub use tcgen05::{Collector, CtaGroup, Tcgen05};
 pub use warp::{ReduceOp, ShuffleMode, VoteMode, Warp};
 pub use wgmma::{Accumulate, MatrixA, Wgmma, WgmmaElement};
 
-use crate::kernel::PhaseId;
-use crate::types::RegId;
+use crate::types::{PhaseId, RegId};
 
 /// A predicate in front of an instruction: lanes for which it does not hold skip the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

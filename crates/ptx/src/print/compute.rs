@@ -5,8 +5,8 @@ use crate::instr::{
     Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Rounding, ShuffleMode,
     SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
-use crate::kernel::{Kernel, ParamId};
-use crate::types::{Bank, DataType, RegId};
+use crate::kernel::Kernel;
+use crate::types::{Bank, DataType, ParamId, RegId};
 
 impl Kernel {
     pub(super) fn arith(&self, op: &Arith) -> String {

@@ -9,8 +9,8 @@ mod compute;
 use std::fmt::Write as _;
 
 use crate::instr::{Control, Instr, Op, RegisterChange};
-use crate::kernel::{Kernel, ParamType, PhaseId};
-use crate::types::{Address, Bank, Base, DataType, Operand, RegId, Scope, Space, Target};
+use crate::kernel::{Kernel, ParamType};
+use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space, Target};
 
 /// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";

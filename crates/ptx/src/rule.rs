@@ -1,4 +1,6 @@
-//! The rules a kernel can break. Each variant is one rule; its text says what was found and what the hardware wants.
+//! The rules a kernel can break, and where it did. Each variant is one rule; its text says what was found and what the hardware wants.
+
+use std::fmt;
 
 use thiserror::Error;
 
@@ -241,11 +243,42 @@ pub enum Rule {
 }
 
 /// A bank in words, for [`Rule::Bank`].
-pub(super) fn bank_name(bank: Bank) -> &'static str {
+pub(crate) fn bank_name(bank: Bank) -> &'static str {
     match bank {
         Bank::Pred => "a predicate",
         Bank::B16 => "a 16-bit register",
         Bank::B32 => "a 32-bit register",
         Bank::B64 => "a 64-bit register",
+    }
+}
+
+/// An instruction of a kernel, named so that a person finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The phases around it, outermost first, joined by `/`.
+    pub phase: String,
+    /// Its position in the body.
+    pub at: usize,
+    /// The beginning of its text.
+    pub text: String,
+}
+
+/// A broken rule, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The kernel's name.
+    pub kernel: String,
+    /// The instruction; `None` where the kernel as a whole is at fault.
+    pub place: Option<Place>,
+    /// The rule.
+    pub rule: Rule,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(Place { phase, at, text }) => write!(f, "{phase}, instruction {at} ({text}): {}", self.rule),
+            None => write!(f, "kernel {}: {}", self.kernel, self.rule),
+        }
     }
 }
