@@ -32,8 +32,6 @@ ARROWS = {
 OPTIONAL = {("gpu", "sim")}
 # Cycles that are still there. None may be added or grow; one that is gone must go from here.
 KNOWN_CYCLES = {
-    "format": ["error global"],
-    "gpu": ["driver facts families family join launch"],
     "sim": ["barrier exec flight launch machine memory race tensor_memory", "clock flag warp"],
 }
 

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::error::usable;
 use crate::matrix::check_length;
 use crate::{Error, GlobalScale, Result};
 
@@ -101,7 +102,7 @@ impl<'a> Dense<'a> {
         let elements = rows.checked_mul(k).ok_or(Error::TooLarge { rows, columns: k })?;
         let values = values.into();
         check_length("values", rows, k, elements, values.len())?;
-        Ok(Self { rows, k, values, global: global.into().check()? })
+        Ok(Self { rows, k, values, global: usable(global)? })
     }
 
     /// The number of rows.
@@ -130,7 +131,7 @@ impl<'a> Dense<'a> {
     ///
     /// If `global` is not finite.
     pub fn with_global(self, global: impl Into<GlobalScale>) -> Result<Self> {
-        Ok(Self { global: global.into().check()?, ..self })
+        Ok(Self { global: usable(global)?, ..self })
     }
 
     /// The same matrix, independent of what it borrowed from.

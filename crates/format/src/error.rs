@@ -11,6 +11,12 @@ use crate::GlobalScale;
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Refuses a global scale that would make every element NaN or infinite.
+pub(crate) fn usable(global: impl Into<GlobalScale>) -> Result<GlobalScale> {
+    let came = global.into();
+    if came.is_usable() { Ok(came) } else { Err(Error::Global { came }) }
+}
+
 /// Everything this crate refuses, and why.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

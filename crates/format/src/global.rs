@@ -6,8 +6,6 @@
 
 use std::fmt;
 
-use crate::{Error, Result};
-
 /// The global scale of a matrix. A plain f32 is one that multiplies.
 ///
 /// ```
@@ -75,11 +73,6 @@ impl GlobalScale {
             Self::Multiplies(factor) => factor.is_finite(),
             Self::Divides(divisor) => divisor.is_finite() && divisor.recip().is_finite(),
         }
-    }
-
-    /// Refuses a scale that would make every element NaN or infinite.
-    pub(crate) fn check(self) -> Result<Self> {
-        if self.is_usable() { Ok(self) } else { Err(Error::Global { came: self }) }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use crate::error::usable;
 use crate::{BLOCK, Error, GlobalScale, Result, e2m1, e4m3};
 
 /// An NVFP4 matrix of shape [rows, K].
@@ -46,7 +47,7 @@ impl<'a> Matrix<'a> {
             let blocks = k / BLOCK;
             return Err(Error::NanScale { row: position / blocks, block: position % blocks, byte: scales[position] });
         }
-        Ok(Self { rows, k, codes, scales, global: global.into().check()? })
+        Ok(Self { rows, k, codes, scales, global: usable(global)? })
     }
 
     /// The number of rows.
@@ -103,7 +104,7 @@ impl<'a> Matrix<'a> {
     ///
     /// If `global` is not finite.
     pub fn with_global(self, global: impl Into<GlobalScale>) -> Result<Self> {
-        Ok(Self { global: global.into().check()?, ..self })
+        Ok(Self { global: usable(global)?, ..self })
     }
 
     /// The same matrix, independent of what it borrowed from.
