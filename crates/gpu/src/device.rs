@@ -64,7 +64,7 @@ fn family_of(info: &DeviceInfo) -> Result<&'static dyn Family, Absent> {
     })
 }
 
-type Functions = HashMap<(usize, KernelSpec), Arc<Function>>;
+type Functions = HashMap<usize, HashMap<KernelSpec, Arc<Function>>>;
 
 /// Every kernel that was compiled, by device.
 fn functions() -> MutexGuard<'static, Functions> {
@@ -73,18 +73,19 @@ fn functions() -> MutexGuard<'static, Functions> {
 }
 
 /// A kernel, if it was compiled already.
-pub(super) fn compiled(context: &Context, spec: KernelSpec) -> Option<Arc<Function>> {
-    functions().get(&(context.ordinal(), spec)).map(Arc::clone)
+pub(super) fn compiled(context: &Context, spec: &KernelSpec) -> Option<Arc<Function>> {
+    functions().get(&context.ordinal())?.get(spec).map(Arc::clone)
 }
 
 /// A compiled kernel, made at its first use.
-pub fn function(context: &'static Context, spec: KernelSpec) -> Result<Arc<Function>> {
+pub fn function(context: &'static Context, spec: &KernelSpec) -> Result<Arc<Function>> {
     let mut functions = functions();
-    if let Some(function) = functions.get(&(context.ordinal(), spec)) {
+    let functions = functions.entry(context.ordinal()).or_default();
+    if let Some(function) = functions.get(spec) {
         return Ok(Arc::clone(function));
     }
     let function = Arc::new(Function::new(context, spec.build()?)?);
-    functions.insert((context.ordinal(), spec), Arc::clone(&function));
+    functions.insert(spec.clone(), Arc::clone(&function));
     Ok(function)
 }
 

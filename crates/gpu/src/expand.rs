@@ -19,6 +19,7 @@
 use ptx::instr::Width;
 use ptx::{Addr, Builder, Error, F16x2, F32, Global, Kernel, Pred, Reg, SpecialRegister, Target, U32, U64};
 
+use crate::launch::Spec;
 use op::{Activation, Output};
 
 /// Threads of a block: so few that their registers are there beside two blocks that multiply.
@@ -178,6 +179,12 @@ impl Run {
             units: k.select(chosen, self.units, other.units),
             first_block: k.select(chosen, self.first_block, other.first_block),
         }
+    }
+}
+
+impl Spec for ExpandSpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Groups whose tokens follow each other in memory are one run; a launch takes as many runs as the kernel has arguments for.
 
 use super::expand::{ExpandSpec, MOST_SEGMENTS, TokenForm, UNIT};
-use super::launch::{Argument, KernelSpec, Launch};
+use super::launch::{Argument, Launch};
 
 /// A run of elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,12 +77,13 @@ pub fn launch(config: ExpandSpec, runs: &[Segment]) -> Launch {
             blocks += config.blocks(run.elements);
         }
     }
-    Launch { kernel: KernelSpec::Expand(config), grid: [blocks, 1, 1], arguments, overlapping: true }
+    Launch { kernel: config.into(), grid: [blocks, 1, 1], arguments, overlapping: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::expand::Float;
+    use super::super::launch::KernelSpec;
     use super::*;
 
     fn segment(source: u64, target: u64, elements: usize) -> Segment {
@@ -94,7 +95,7 @@ mod tests {
         let following = [segment(0x1000, 0x4000, 64), segment(0x1020, 0x4080, 0), segment(0x1020, 0x4080, 32)];
         let launches = launches(TokenForm::NvFp4, &following);
         let [launch] = &launches[..] else { panic!("{launches:?}") };
-        assert_eq!(launch.kernel, KernelSpec::Expand(ExpandSpec::new(TokenForm::NvFp4, 1, 96)));
+        assert_eq!(launch.kernel, KernelSpec::from(ExpandSpec::new(TokenForm::NvFp4, 1, 96)));
         assert_eq!(launch.arguments[3], Argument::U32(96 / UNIT as u32));
     }
 

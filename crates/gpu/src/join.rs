@@ -3,8 +3,9 @@
 
 use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
 
-use super::families::sm90::kernel::{Elements, RECORD_BYTES, locate};
 use super::gating::{self, Function};
+use super::launch::Spec;
+use super::table::{Elements, RECORD_BYTES, locate};
 use op::Output;
 
 /// Threads of a block, and so elements.
@@ -25,6 +26,12 @@ impl JoinSpec {
     /// Blocks for so many elements.
     pub fn blocks(&self, elements: usize) -> u32 {
         elements.div_ceil(THREADS as usize) as u32
+    }
+}
+
+impl Spec for JoinSpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
     }
 }
 

@@ -1,12 +1,14 @@
 //! One launch of one kernel, as a value: what a device needs to know, and nothing of any device.
 
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
 use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
 
 use op::{Error, Result};
-
-use super::families::sm90::kernel;
-use super::{expand, join};
 
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,26 +29,77 @@ pub enum Argument {
     Words(Vec<u32>),
 }
 
-/// One of the kernels, in one of its sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KernelSpec {
-    /// The products.
-    Multiply(kernel::MultiplySpec),
-    /// The gate over sums that went through memory.
-    Join(join::JoinSpec),
-    /// Tokens as the products take them.
-    Expand(expand::ExpandSpec),
+/// Which kernel, in which of its sizes: a value that can be compared, and that builds it.
+pub trait Spec: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {
+    /// Builds the kernel.
+    fn kernel(self) -> Result<Kernel, ptx::Error>;
 }
 
+/// Any kernel's [`Spec`]. Nobody here knows who brings kernels: architectures and phases do, each its own.
+#[derive(Clone)]
+pub struct KernelSpec(Arc<dyn AnySpec>);
+
 impl KernelSpec {
-    /// Builds it.
-    pub fn build(self) -> Result<Kernel> {
-        match self {
-            KernelSpec::Multiply(config) => kernel::kernel(config),
-            KernelSpec::Join(config) => join::kernel(config),
-            KernelSpec::Expand(config) => expand::kernel(config),
-        }
-        .map_err(|error| Error::Kernel(error.into()))
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Kernel> {
+        self.0.build().map_err(|error| Error::Kernel(error.into()))
+    }
+
+    /// The spec, if it is of this kind.
+    pub fn downcast<S: Spec>(&self) -> Option<S> {
+        self.0.as_any().downcast_ref().copied()
+    }
+}
+
+impl<S: Spec> From<S> for KernelSpec {
+    fn from(spec: S) -> Self {
+        Self(Arc::new(spec))
+    }
+}
+
+impl fmt::Debug for KernelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for KernelSpec {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.same(other.0.as_any())
+    }
+}
+
+impl Eq for KernelSpec {}
+
+impl Hash for KernelSpec {
+    fn hash<H: Hasher>(&self, mut state: &mut H) {
+        self.0.hash(&mut state);
+    }
+}
+
+/// [`Spec`] without its type.
+trait AnySpec: fmt::Debug + Send + Sync {
+    fn build(&self) -> Result<Kernel, ptx::Error>;
+    fn same(&self, other: &dyn Any) -> bool;
+    fn hash(&self, state: &mut dyn Hasher);
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<S: Spec> AnySpec for S {
+    fn build(&self) -> Result<Kernel, ptx::Error> {
+        self.kernel()
+    }
+
+    fn same(&self, other: &dyn Any) -> bool {
+        other.downcast_ref() == Some(self)
+    }
+
+    fn hash(&self, mut state: &mut dyn Hasher) {
+        (TypeId::of::<S>(), self).hash(&mut state);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

@@ -42,10 +42,11 @@ mod packed;
 mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
+pub mod table;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands};
-pub use launch::{Argument, KernelSpec, Launch};
+pub use launch::{Argument, KernelSpec, Launch, Spec};
 pub use operands::{DeviceOutput, DeviceTokens};
 pub use queue::{LaunchQueue, Prepared};
 #[cfg(feature = "sim")]

@@ -244,10 +244,10 @@ impl LaunchQueue {
         let (groups, tokens) = (weights.groups(), (source, &places[..]));
         let launches = launches::launches(site, problem, config, groups, DeviceMemory::address, tokens, &targets)?;
         let encoded = launches.iter().map(|launch| {
-            let function = match device::compiled(context, launch.kernel) {
+            let function = match device::compiled(context, &launch.kernel) {
                 Some(function) => function,
                 None => {
-                    self.unless_capturing("a kernel must be compiled", || device::function(context, launch.kernel))?
+                    self.unless_capturing("a kernel must be compiled", || device::function(context, &launch.kernel))?
                 }
             };
             EncodedLaunch::new(function, launch)

@@ -158,7 +158,7 @@ fn expansion() -> Result<Value> {
     };
     let encode = |source, segment| {
         let launch = expansion::launches(source, &[segment]).remove(0);
-        EncodedLaunch::new(device::function(context, launch.kernel)?, &launch)
+        EncodedLaunch::new(device::function(context, &launch.kernel)?, &launch)
     };
     let launches =
         sets.iter().map(|(codes, scales, out)| encode(TokenForm::NvFp4, segment(codes, scales.address(), out)));

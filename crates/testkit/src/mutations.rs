@@ -9,9 +9,10 @@ use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Profile, Rules, Schedule, explore};
 
-use gpu::families::sm90::kernel::{self, Products, Record, Tokens};
+use gpu::families::sm90::kernel::{self, Products, Tokens};
 use gpu::gating::Function;
 use gpu::pack;
+use gpu::table::{self, Record};
 use op::{Activation, Epilogue, Error, Gate, Output, Result, Schedule as Dealing, Shape};
 
 use crate::cases::{Case, Inputs, Suite};
@@ -203,7 +204,7 @@ impl Problem {
         let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
         let args = vec![
             Arg::Maps(vec![config.token_map(tokens.address, [m, k], 0)]),
-            Arg::Words(kernel::table(&[record], config.groups)),
+            Arg::Words(table::words(&[record], config.groups)),
             Arg::U32(tiles),
             Arg::F32(0.0),
         ];

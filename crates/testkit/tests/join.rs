@@ -2,8 +2,9 @@
 //! signs, subnormal numbers, the ends of f32's range, infinities and NaN, in the gate value and in the up value.
 
 use hammerhead::Gate;
-use hammerhead::gpu::families::sm90::kernel::{Record, table};
+
 use hammerhead::gpu::gating::{self, Function};
+use hammerhead::gpu::table::{self, Record};
 use hammerhead::gpu::{KernelSpec, join};
 use sim::{Arg, Gpu, Limits, Schedule};
 
@@ -27,9 +28,9 @@ fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
     let record =
         Record { first_tile: 0, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors: [[1.0; 2]; 2] };
     let blocks = config.blocks(pairs.len());
-    let args = vec![Arg::Words(table(&[record], 1)), Arg::U32(blocks), Arg::F32(gating::clamp(gate))];
+    let args = vec![Arg::Words(table::words(&[record], 1)), Arg::U32(blocks), Arg::F32(gating::clamp(gate))];
     let launch = sim::Invocation { grid: [blocks, 1, 1], args };
-    gpu.run(&KernelSpec::Join(config).build().unwrap(), &launch, Schedule::Earliest).unwrap();
+    gpu.run(&KernelSpec::from(config).build().unwrap(), &launch, Schedule::Earliest).unwrap();
     let bytes = gpu.download(out).unwrap();
     bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
 }

@@ -101,13 +101,14 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let joins = [Function::Silu, Function::GeluTanh, Function::GptOss]
         .into_iter()
         .zip(Output::ALL)
-        .map(|(function, output)| KernelSpec::Join(join::JoinSpec { function, output, groups: 8 }));
+        .map(|(function, output)| KernelSpec::from(join::JoinSpec { function, output, groups: 8 }));
     let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
-    let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
-        [1, MOST_SEGMENTS].map(|runs| KernelSpec::Expand(expand::ExpandSpec::new(source, runs, 16)))
-    });
+    let expansions = [TokenForm::NvFp4, TokenForm::Single]
+        .into_iter()
+        .chain(scaled)
+        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(source, runs, 16))));
     let mut wrong = Vec::new();
-    for which in configs().into_iter().map(KernelSpec::Multiply).chain(joins).chain(expansions) {
+    for which in configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions) {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
         let report = assembler.assemble(&kernel).unwrap_or_else(|error| panic!("{which:?}: {error}"));
         eprintln!("{which:?}: {report}");

@@ -70,10 +70,11 @@ mod tests {
     use op::{Activation, Gate, Output, Request, Shape};
 
     use super::*;
+    use crate::Family;
+    use crate::expand::ExpandSpec;
     use crate::expansion::{self, Segment};
     use crate::facts::Facts;
     use crate::families::sm90::{Sm90, kernel_config};
-    use crate::{Family, KernelSpec};
 
     const FUSED: &str = "strategy=interleaved,tile=256x64,depth=64,stages=2,epilogue=direct,schedule=tile";
     const TWO_PASS: &str = "strategy=two-pass,tile=256x128,depth=64,stages=2,epilogue=direct,schedule=tile";
@@ -134,7 +135,7 @@ mod tests {
         let segment = Segment { source: 0, scales: 0, target: 0, plane: 0, factor: 1.0, elements, k: 16 };
         for source in [TokenForm::NvFp4, TokenForm::Single] {
             let [launch] = &expansion::launches(source, &[segment])[..] else { panic!("one run is one launch") };
-            let KernelSpec::Expand(config) = launch.kernel else { panic!("{:?}", launch.kernel) };
+            let config: ExpandSpec = launch.kernel.downcast().expect("an expansion");
             let threads = u64::from(launch.grid[0]) * 128 * u64::from(config.rounds);
             assert!(threads >= (elements / expand::UNIT) as u64 && threads <= 1 << 32, "{threads}");
         }

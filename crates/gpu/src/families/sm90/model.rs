@@ -1,4 +1,4 @@
-//! KernelSpec configurations the GPU kernels can run, and what they should cost on an H200.
+//! Which configurations the GPU kernels can run, and what they should cost on an H200.
 //!
 //! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
 //! more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and weights take

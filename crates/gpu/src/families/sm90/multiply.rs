@@ -10,12 +10,13 @@ use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
 
 use super::choice::{kernel_config, passes_twice};
-use super::kernel::{self, CAPACITIES, Record};
+use super::kernel::{self, CAPACITIES};
 use crate::expand::{self, TokenForm};
 use crate::family::GroupOperands;
 use crate::gating::{self, Function};
 use crate::join;
 use crate::launch::{Argument, KernelSpec, Launch};
+use crate::table::{self, Record};
 
 /// Groups with tokens of one launch.
 const MOST_GROUPS: usize = 128;
@@ -125,7 +126,7 @@ impl Cut<'_> {
             },
         };
         Ok(Launch {
-            kernel: KernelSpec::Multiply(kernel),
+            kernel: kernel.into(),
             grid: [blocks, 1, 1],
             arguments: self.arguments(&records, Some(maps), tiles),
             overlapping: true,
@@ -148,11 +149,11 @@ impl Cut<'_> {
             blocks += config.blocks(shape.m * shape.n);
         }
         let arguments = self.arguments(&records, None, blocks);
-        Launch { kernel: KernelSpec::Join(config), grid: [blocks, 1, 1], arguments, overlapping: true }
+        Launch { kernel: config.into(), grid: [blocks, 1, 1], arguments, overlapping: true }
     }
 
     fn arguments(&self, records: &[Record], maps: Option<Vec<TensorMap>>, tiles: u32) -> Vec<Argument> {
-        let table = kernel::table(records, self.capacity());
+        let table = table::words(records, self.capacity());
         let clamp = Argument::F32(gating::clamp(self.problem.gate()));
         let maps = maps.map(Argument::Maps);
         maps.into_iter().chain([Argument::Words(table), Argument::U32(tiles), clamp]).collect()
@@ -173,12 +174,12 @@ pub(super) fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>>
     let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
     let multiply = kernel::MultiplySpec { groups, ..kernel_config(problem, config)? };
     let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
-    let expansion = TokenForm::of(problem.activation())
-        .map(|source| KernelSpec::Expand(expand::ExpandSpec::new(source, 1, elements)));
-    let mut each: Vec<KernelSpec> = expansion.into_iter().chain([KernelSpec::Multiply(multiply)]).collect();
+    let expansion =
+        TokenForm::of(problem.activation()).map(|source| expand::ExpandSpec::new(source, 1, elements).into());
+    let mut each: Vec<KernelSpec> = expansion.into_iter().chain([multiply.into()]).collect();
     if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
         let (function, output) = (Function::of(problem.gate()), problem.output());
-        each.push(KernelSpec::Join(join::JoinSpec { function, output, groups }));
+        each.push(join::JoinSpec { function, output, groups }.into());
     }
-    each.into_iter().map(KernelSpec::build).collect()
+    each.iter().map(KernelSpec::build).collect()
 }

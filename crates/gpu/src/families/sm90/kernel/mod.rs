@@ -37,10 +37,8 @@ use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SHARED_LIMIT, SpecialRegister, Target};
 
-pub(crate) use work::{Elements, RECORD_BYTES, locate};
-pub use work::{Record, table};
-
 use crate::gating::Function;
+use crate::launch::Spec;
 use op::{Activation, Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::Work;
@@ -400,6 +398,12 @@ impl Parts {
             work,
             pipe,
         }
+    }
+}
+
+impl Spec for MultiplySpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
     }
 }
 

@@ -1,72 +1,13 @@
 //! The groups of a launch, and the tiles they are cut into.
 //!
-//! A launch's groups stand in a table among the kernel's parameters, one record each: where its operands are, its sizes, and
-//! the number of its first tile. Tiles are numbered through all groups; within a group, tiles of the same columns are
-//! neighbours, so that blocks which run together read the same weights. A block finds a tile's group by bisection.
+//! Tiles are numbered through all groups of the launch's table (`crate::table`); within a group, tiles of the same columns are
+//! neighbours, so that blocks which run together read the same weights.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
 use super::{MultiplySpec, UNIT};
+use crate::table::{RECORD_BYTES, address, at, factors, locate};
 use op::Schedule;
-
-/// Bytes of a record.
-pub(crate) const RECORD_BYTES: u32 = 64;
-
-/// A group, as the kernel is told about it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Record {
-    /// The number of its first tile.
-    pub first_tile: u32,
-    /// Tiles along its tokens.
-    pub token_tiles: u32,
-    /// Tokens of each of those but the last.
-    pub tile_tokens: u32,
-    /// Tokens.
-    pub m: u32,
-    /// Columns of C.
-    pub n: u32,
-    /// The summed dimension.
-    pub k: u32,
-    /// Addresses of the packed gate weights, the packed up weights, and C.
-    pub addresses: [u64; 3],
-    /// What gate sums and up sums are multiplied by: two factors each.
-    pub factors: [[f32; 2]; 2],
-}
-
-impl Record {
-    fn words(&self) -> [u32; RECORD_BYTES as usize / 4] {
-        let mut words = [0; RECORD_BYTES as usize / 4];
-        let sizes = [self.first_tile, self.token_tiles, self.tile_tokens, self.m, self.n, self.k];
-        let addresses = self.addresses.iter().flat_map(|&address| [address as u32, (address >> 32) as u32]);
-        let factors = self.factors.iter().flatten().map(|factor| factor.to_bits());
-        for (place, word) in words.iter_mut().zip(sizes.into_iter().chain(addresses).chain(factors)) {
-            *place = word;
-        }
-        words
-    }
-}
-
-/// The table of a launch, as long as the kernel expects it: records that are not there start behind every tile.
-pub fn table(records: &[Record], capacity: u32) -> Vec<u32> {
-    let mut words: Vec<u32> = records.iter().flat_map(Record::words).collect();
-    for _ in records.len()..capacity as usize {
-        words.extend([u32::MAX; RECORD_BYTES as usize / 4]);
-    }
-    words
-}
-
-/// Places of a record's words.
-mod at {
-    pub const FIRST_TILE: u32 = 0;
-    pub const TOKEN_TILES: u32 = 4;
-    pub const TILE_TOKENS: u32 = 8;
-    pub const M: u32 = 12;
-    pub const N: u32 = 16;
-    pub const K: u32 = 20;
-    pub const GATE: u32 = 24;
-    pub const OUT: u32 = 40;
-    pub const FACTORS: u32 = 48;
-}
 
 /// The arguments that describe the work.
 pub(super) struct Work {
@@ -224,58 +165,6 @@ impl Work {
     /// The tensor map of a tile's tokens.
     pub fn map(&self, k: &mut Builder, tile: &Tile) -> Reg<TensorMapAddress> {
         if self.config.groups == 1 { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, tile.group) }
-    }
-}
-
-/// The group of which a number of a tile (or of whatever records count) is, by bisection, and its record.
-pub(crate) fn locate(k: &mut Builder, table: ParamTable, groups: u32, number: Reg<U32>) -> (Reg<U32>, ParamTable) {
-    let group = k.variable(0);
-    let mut step = groups.next_power_of_two() / 2;
-    while step > 0 {
-        let probe = k.add(group, step);
-        let record = k.table_row(table, probe, RECORD_BYTES);
-        let first: Reg<U32> = k.table_word(record, at::FIRST_TILE);
-        let reached = k.le(first, number);
-        k.when(reached, |k| k.set(group, probe));
-        step /= 2;
-    }
-    let record = if groups == 1 { table } else { k.table_row(table, group, RECORD_BYTES) };
-    (group, record)
-}
-
-/// Reads a 64-bit address from a record.
-fn address(k: &mut Builder, record: ParamTable, place: u32) -> Reg<U64> {
-    let (low, high): (Reg<U32>, Reg<U32>) = (k.table_word(record, place), k.table_word(record, place + 4));
-    k.pack_words(low, high)
-}
-
-/// Reads the factors of a matrix's sums from a record.
-fn factors(k: &mut Builder, record: ParamTable, matrix: u32) -> [Reg<F32>; 2] {
-    [0, 4].map(|word| k.table_word(record, at::FACTORS + 8 * matrix + word))
-}
-
-/// A group whose every element is looked at, for kernels that do not work in tiles.
-pub(crate) struct Elements {
-    /// The record's number of its first block.
-    pub first: Reg<U32>,
-    /// Elements of C.
-    pub count: Reg<U64>,
-    /// The three addresses of the record.
-    pub addresses: [Reg<U64>; 3],
-    /// The factors of both matrices.
-    pub factors: [[Reg<F32>; 2]; 2],
-}
-
-impl Elements {
-    /// Reads a record.
-    pub fn read(k: &mut Builder, record: ParamTable) -> Self {
-        let (m, n): (Reg<U32>, Reg<U32>) = (k.table_word(record, at::M), k.table_word(record, at::N));
-        Elements {
-            first: k.table_word(record, at::FIRST_TILE),
-            count: k.mul_wide(m, n),
-            addresses: [0, 1, 2].map(|index| address(k, record, at::GATE + 8 * index)),
-            factors: [0, 1].map(|matrix| factors(k, record, matrix)),
-        }
     }
 }
 
