@@ -49,28 +49,29 @@ fn tried(backend: &'static dyn Backend, problem: &Problem, wanted: &[Request]) -
     wanted.iter().copied().chain(own).filter(granted).collect()
 }
 
-/// The one tester: this case, this seed, this backend, so configured.
-fn assert_correct(case: &Case, seed: u64, backend: &'static dyn Backend, wanted: &[Request]) {
+/// The one tester: this case, this seed, each backend in each of the ways that it grants. What is right is computed once for all.
+fn assert_correct(case: &Case, seed: u64, backends: &[&'static dyn Backend], wanted: &[Request]) {
     let problem = case.computed_problem().unwrap();
-    let requests = tried(backend, &problem, wanted);
-    if requests.is_empty() {
-        eprintln!("not tested: {} refuses {case}", backend.name());
-        return;
-    }
     let instance = case.instance(seed).unwrap();
     let expected = Expected::new(&instance, case.is_community(), seed, &cpu::team(None).unwrap());
-    let arithmetic = backend.arithmetic(problem.activation());
-    for request in requests {
-        let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance), arithmetic);
-        let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
-        let name = backend.name();
-        assert!(
-            report.passed(),
-            "{name} with {request:?} on {case} ({}), seed {seed}: {} wrong; {first}",
-            case.why,
-            report.failures
-        );
-        assert_eq!(report.compared > 0, case.groups.iter().any(|s| s.m > 0), "{case}: nothing was compared");
+    for &backend in backends {
+        let requests = tried(backend, &problem, wanted);
+        if requests.is_empty() {
+            eprintln!("not tested: {} refuses {case}", backend.name());
+        }
+        let arithmetic = backend.arithmetic(problem.activation());
+        for request in requests {
+            let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance), arithmetic);
+            let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
+            let name = backend.name();
+            assert!(
+                report.passed(),
+                "{name} with {request:?} on {case} ({}), seed {seed}: {} wrong; {first}",
+                case.why,
+                report.failures
+            );
+            assert_eq!(report.compared > 0, case.groups.iter().any(|s| s.m > 0), "{case}: nothing was compared");
+        }
     }
 }
 
@@ -94,28 +95,25 @@ fn requests() -> Vec<Request> {
 
 #[test]
 fn every_backend_and_strategy_is_right_on_every_edge_case() {
-    for backend in available() {
-        for (seed, case) in cases::suite(Suite::Edge).iter().enumerate() {
-            assert_correct(case, seed as u64, backend, &requests());
-        }
+    let backends: Vec<_> = available().collect();
+    for (seed, case) in cases::suite(Suite::Edge).iter().enumerate() {
+        assert_correct(case, seed as u64, &backends, &requests());
     }
 }
 
 #[test]
 fn every_backend_is_right_on_the_shapes_that_serving_and_the_community_use() {
-    for backend in available() {
-        // The portable backend needs seconds for the largest, and the simulator for what a GPU does in a microsecond; they
-        // see those cases whose work is moderate for them.
-        let most = match backend.name() {
-            "scalar" => 1e10,
-            "sim" => 1e8,
-            _ => f64::INFINITY,
-        };
-        for (seed, case) in cases::all().iter().enumerate() {
-            if case.suite != Suite::Edge && case.problem().unwrap().flops() < most {
-                assert_correct(case, 100 + seed as u64, backend, &[Request::default()]);
-            }
-        }
+    // The portable backend needs seconds for the largest, and the simulator for what a GPU does in a microsecond; they
+    // see those cases whose work is moderate for them.
+    let most = |backend: &dyn Backend| match backend.name() {
+        "scalar" => 1e10,
+        "sim" => 1e8,
+        _ => f64::INFINITY,
+    };
+    for (seed, case) in cases::all().iter().enumerate().filter(|(_, case)| case.suite != Suite::Edge) {
+        let flops = case.problem().unwrap().flops();
+        let backends: Vec<_> = available().filter(|&backend| flops < most(backend)).collect();
+        assert_correct(case, 100 + seed as u64, &backends, &[Request::default()]);
     }
 }
 
