@@ -62,6 +62,8 @@ GATES = {
     "silu": lambda g, u: g * sigmoid(g) * u,
     "gelu-tanh": lambda g, u: 0.5 * g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u,
     "gpt-oss": lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (max(-7, min(u, 7)) + 1),
+    "silu:limit=10": lambda g, u: min(g, 10) * sigmoid(min(g, 10)) * max(-10, min(u, 10)),
+    "relu2": lambda g, u: max(g, 0) ** 2,
     "none": lambda g, u: g,
 }
 

@@ -59,16 +59,19 @@ def sigmoid(x):
 
 def join(problem, gate, up):
     """The gate function, and its product with the up value."""
-    kind = problem["gate"]
+    kind, _, parameters = problem["gate"].partition(":")
+    parameters = {key: float(value) for key, _, value in (entry.partition("=") for entry in parameters.split(",") if entry)}
     if kind == "none":
         return gate
+    if kind == "relu2":
+        return max(gate, 0.0) ** 2
+    if "clamp" in problem:
+        gate, up = min(gate, problem["clamp"]), max(-problem["clamp"], min(up, problem["clamp"]))
     if kind == "silu":
         return gate * sigmoid(gate) * up
     if kind == "gelu-tanh":
         return gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate**3)) * up
-    clamp = problem["clamp"]
-    gate, up = min(gate, clamp), max(-clamp, min(up, clamp))
-    return gate * sigmoid(1.702 * gate) * (up + 1.0)
+    return gate * sigmoid(parameters.get("alpha", 1.702) * gate) * (up + parameters.get("beta", 1.0))
 
 
 def pack(values, element):

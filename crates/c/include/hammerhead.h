@@ -36,11 +36,14 @@
 // The tanh form of GELU, times u: GeGLU.
 #define HAMMERHEAD_GATE_GELU_TANH 1
 
-// gpt-oss's gate, clamped at its limit.
+// gpt-oss's gate, both values limited.
 #define HAMMERHEAD_GATE_GPT_OSS 2
 
 // A plain product with the first matrix; there is no second.
 #define HAMMERHEAD_GATE_NONE 3
+
+// max(g, 0)² of the product with the first matrix; there is no second.
+#define HAMMERHEAD_GATE_RELU2 4
 
 // All numbered experts of a layer in order, or where there are none its one pair.
 #define HAMMERHEAD_EXPERTS_ALL 0
@@ -176,7 +179,7 @@ void hammerhead_layer_destroy(struct HammerheadLayer *layer);
 
 // Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 //
-// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
+// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for gpt-oss, and all other gates have none.
 //
 // # Safety
 //

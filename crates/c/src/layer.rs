@@ -106,7 +106,7 @@ fn destroy<T>(object: *mut T) {
 
 /// Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 ///
-/// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: gpt-oss's limit, or 0 for the published one; 0 for all other gates.
+/// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for gpt-oss, and all other gates have none.
 ///
 /// # Safety
 ///

@@ -22,10 +22,12 @@ pub const HAMMERHEAD_NVFP4: u32 = 3;
 pub const HAMMERHEAD_GATE_SILU: u32 = 0;
 /// The tanh form of GELU, times u: GeGLU.
 pub const HAMMERHEAD_GATE_GELU_TANH: u32 = 1;
-/// gpt-oss's gate, clamped at its limit.
+/// gpt-oss's gate, both values limited.
 pub const HAMMERHEAD_GATE_GPT_OSS: u32 = 2;
 /// A plain product with the first matrix; there is no second.
 pub const HAMMERHEAD_GATE_NONE: u32 = 3;
+/// max(g, 0)² of the product with the first matrix; there is no second.
+pub const HAMMERHEAD_GATE_RELU2: u32 = 4;
 
 /// All numbered experts of a layer in order, or where there are none its one pair.
 pub const HAMMERHEAD_EXPERTS_ALL: u32 = 0;
@@ -207,10 +209,10 @@ impl Weights {
     pub(crate) unsafe fn borrow<'a>(&self, group: usize, gate: Gate) -> Result<hammerhead::Weights<'a>> {
         // SAFETY: the caller's promise.
         let b1 = unsafe { self.b1.borrow(&format!("b1 of group {group}")) }?;
-        if gate == Gate::None {
+        if gate.matrices() == 1 {
             if !self.b2.codes.is_null() || !self.b2.scales.is_null() {
                 let what = format!("b2 of group {group}");
-                return Err(Error::argument(what, "must be NULL, because without a gate there is no second matrix"));
+                return Err(Error::argument(what, "must be NULL, because this gate takes one matrix"));
             }
             return Ok(hammerhead::Weights::plain(b1));
         }
@@ -353,15 +355,17 @@ fn bytes_of(element: u32, what: &str) -> Result<usize> {
     }
 }
 
-/// The gate of that number; `clamp` is gpt-oss's limit, 0 for the published one.
+/// The gate of that number; `clamp` is its limit, 0 for none (SiLU) or the published one (gpt-oss).
 pub(crate) fn gate_of(gate: u32, clamp: f32) -> Result<Gate> {
     match gate {
         HAMMERHEAD_GATE_GPT_OSS if clamp == 0.0 => Ok(Gate::GPT_OSS),
-        HAMMERHEAD_GATE_GPT_OSS => Ok(Gate::GptOss { clamp }),
-        _ if clamp != 0.0 => Err(Error::argument("clamp", "must be 0: only gpt-oss's gate has a limit")),
-        HAMMERHEAD_GATE_SILU => Ok(Gate::Silu),
+        HAMMERHEAD_GATE_GPT_OSS => Ok(Gate::gpt_oss(clamp)),
+        HAMMERHEAD_GATE_SILU if clamp == 0.0 => Ok(Gate::Silu),
+        HAMMERHEAD_GATE_SILU => Ok(Gate::SiluLimited { limit: clamp }),
+        _ if clamp != 0.0 => Err(Error::argument("clamp", "must be 0: only SiLU and gpt-oss's gate have a limit")),
         HAMMERHEAD_GATE_GELU_TANH => Ok(Gate::GeluTanh),
         HAMMERHEAD_GATE_NONE => Ok(Gate::None),
+        HAMMERHEAD_GATE_RELU2 => Ok(Gate::Relu2),
         _ => Err(Error::argument("gate", format!("{gate} is none; see HAMMERHEAD_GATE_SILU and its kin"))),
     }
 }

@@ -190,15 +190,19 @@ fn split(name: &str) -> (Option<usize>, &str) {
 fn settle_gate(file: &File, prefixes: &[String], asked: Option<Gate>) -> Result<Gate> {
     let ups: Vec<bool> = prefixes.iter().map(|prefix| file.contains(&format!("{prefix}b2"))).collect();
     let gate = asked.unwrap_or(if ups.contains(&true) { Gate::Silu } else { Gate::None });
-    let wrong = ups.iter().position(|&up| up == (gate == Gate::None));
+    let wrong = ups.iter().position(|&up| up == (gate.matrices() == 1));
     let Some(group) = wrong else { return Ok(gate) };
     let (problem, remedy) = match (gate, asked) {
-        (Gate::None, _) => ("it is there, but --gate none has no second matrix", "leave out --gate or the tensor"),
-        (_, Some(_)) => ("it is missing, but a gate joins two matrices", "add it, or ask for --gate none"),
-        (_, None) => ("it is missing, though another group has one", "give every group a b2, or none"),
+        (gate, _) if gate.matrices() == 1 => {
+            (format!("it is there, but --gate {gate} has no second matrix"), "leave out --gate or the tensor")
+        }
+        (_, Some(_)) => {
+            ("it is missing, but this gate joins two matrices".to_owned(), "add it, or ask for --gate none")
+        }
+        (_, None) => ("it is missing, though another group has one".to_owned(), "give every group a b2, or none"),
     };
     let name = format!("{}b2", prefixes[group]);
-    Err(Error::Tensor { path: file.path().to_path_buf(), name, problem: problem.to_owned(), remedy })
+    Err(Error::Tensor { path: file.path().to_path_buf(), name, problem, remedy })
 }
 
 /// The tensors of one group.
@@ -222,7 +226,7 @@ impl<'a> Group<'a, '_> {
         if b1.rows() == 0 {
             return self.refuse("b1", "it has no rows", "a weight matrix needs at least one, as each is a column of c");
         }
-        if gate == Gate::None {
+        if gate.matrices() == 1 {
             return match ["b2_scale", "b2_global"].into_iter().find(|part| self.file.contains(&self.name(part))) {
                 Some(part) => self.refuse(part, "it is there, but b2 is not", "add b2, or leave this out"),
                 None => Ok(Weights::plain(b1)),

@@ -37,7 +37,7 @@ pub struct Args {
     /// depth=64|128|256, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|split-k; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
     config: Request,
-    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none
+    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none
     #[arg(long, value_name = "NAME", default_value = "silu")]
     gate: Gate,
     /// The element type of the result: f16, bf16 or f32

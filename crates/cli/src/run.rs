@@ -35,7 +35,7 @@ const SECONDS: f64 = 1.0;
 #[derive(Debug, ClapArgs)]
 #[command(group = ArgGroup::new("source").args(["input", "checkpoint"]).conflicts_with_all(["suite", "shape", "activation", "all"]))]
 #[command(mut_arg("suite", |suite| suite.help(selection::suite_help("dual and group"))))]
-#[command(mut_arg("gate", |gate| gate.help("The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none, a single product \
+#[command(mut_arg("gate", |gate| gate.help("The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none \
     [default: each case's own, and silu for a shape; with --input silu if there is a b2, else none; with --checkpoint the model's own]")))]
 #[command(long_about = "Compute C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).\n\n\
     Without --input, problems are made from a seed, computed as planned, checked against a double-precision reference \

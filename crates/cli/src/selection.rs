@@ -24,8 +24,8 @@ pub struct Selection {
     /// given several times, and beside --suite
     #[arg(long, value_name = shapes::SYNTAX)]
     pub shape: Vec<Shapes>,
-    /// The gate: silu, gelu-tanh, gpt-oss (clamped at 7) or none, a single product [default: each case's own, and silu
-    /// for a shape]
+    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2
+    /// or none [default: each case's own, and silu for a shape]
     #[arg(long, value_name = "NAME")]
     pub gate: Option<Gate>,
     /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own, and

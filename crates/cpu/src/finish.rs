@@ -13,7 +13,7 @@ use super::target::SharedTarget;
 /// A finished tile on its way to C: sums in, scaled, gated and rounded values out.
 pub(super) struct Finish<'a> {
     pub gate: MatrixSums<'a>,
-    /// The same as `gate` where there is no gate; not looked at then.
+    /// The same as `gate` where the gate takes one matrix; not looked at then.
     pub up: MatrixSums<'a>,
     pub function: Gate,
     /// What gate sums and up sums are multiplied with.
@@ -62,9 +62,8 @@ impl Finish<'_> {
     fn result(&self, scales: &[Scale; 2], index: usize, [gate, up]: [&[Lanes]; 2]) -> [f32; COLUMNS] {
         let rows = index * self.parts..(index + 1) * self.parts;
         let mut result = scales[0].apply(&gate[rows.clone()]);
-        if self.function != Gate::None {
-            self.function.apply_rows(&mut result, &scales[1].apply(&up[rows]));
-        }
+        let up = if self.function.matrices() == 2 { scales[1].apply(&up[rows]) } else { [0.0; COLUMNS] };
+        self.function.apply_rows(&mut result, &up);
         result
     }
 

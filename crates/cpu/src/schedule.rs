@@ -278,7 +278,7 @@ impl<'a, K: Kernel> Scratch<'a, K> {
         let last = group.matrices.len() - 1;
         kernel.finish(Finish {
             gate: of(0),
-            up: if gate == Gate::None { of(0) } else { of(1) },
+            up: of(gate.matrices() - 1),
             function: gate,
             alpha: [0, last].map(|matrix| unit * group.matrices[matrix].global().value()),
             parts: kernel.parts(),

@@ -9,21 +9,30 @@ use std::f32::consts::{LN_2, LOG2_E};
 use ptx::{Builder, F32, Reg};
 
 use op::Gate;
-use op::gate::{GELU_CUBIC, GELU_SCALE, GPT_OSS_SCALE};
+use op::gate::{GELU_CUBIC, GELU_SCALE};
 
 /// What log₂e has beyond f32.
 const LOG2_E_REST: f32 = 1.925_963e-8;
 
-/// The function of the gate, apart from its parameters.
+/// The function of the gate. What models differ in, the limit, is an argument of kernels; what they share is part of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Function {
     /// [`Gate::Silu`].
     Silu,
     /// [`Gate::GeluTanh`].
     GeluTanh,
-    /// [`Gate::GptOss`]; the limit is an argument.
-    GptOss,
-    /// [`Gate::None`]: S2 is not looked at.
+    /// [`Gate::SiluLimited`].
+    SiluLimited,
+    /// [`Gate::GptOss`], with the bits of alpha and beta as f32.
+    GptOss {
+        /// Of alpha.
+        alpha: u32,
+        /// Of beta.
+        beta: u32,
+    },
+    /// [`Gate::Relu2`]: there is no S2.
+    Relu2,
+    /// [`Gate::None`]: there is no S2.
     None,
 }
 
@@ -33,7 +42,11 @@ impl Function {
         match gate {
             Gate::Silu => Function::Silu,
             Gate::GeluTanh => Function::GeluTanh,
-            Gate::GptOss { .. } => Function::GptOss,
+            Gate::SiluLimited { .. } => Function::SiluLimited,
+            Gate::GptOss { alpha, beta, .. } => {
+                Function::GptOss { alpha: (alpha as f32).to_bits(), beta: beta.to_bits() }
+            }
+            Gate::Relu2 => Function::Relu2,
             Gate::None => Function::None,
         }
     }
@@ -41,7 +54,7 @@ impl Function {
 
 /// A gate's limit, or zero where it has none.
 pub fn clamp(gate: Gate) -> f32 {
-    if let Gate::GptOss { clamp } = gate { clamp } else { 0.0 }
+    gate.limit().unwrap_or(0.0)
 }
 
 /// α as a power of two and the rest, each within f32: the two are multiplied onto a sum in this order.
@@ -60,27 +73,47 @@ pub(super) fn scaled(k: &mut Builder, sum: Reg<F32>, factors: [Reg<F32>; 2]) -> 
     k.mul(scaled, factors[1])
 }
 
-/// The gate, as the CPU's epilogues have it.
+/// What becomes of the only value of a gate that takes one matrix.
+pub(super) fn alone(k: &mut Builder, function: Function, value: Reg<F32>) -> Reg<F32> {
+    if function != Function::Relu2 {
+        return value;
+    }
+    // Not `max`, which takes zero for NaN.
+    let zero = k.variable(0.0);
+    let positive = at_least(k, value, zero);
+    k.mul(positive, positive)
+}
+
+/// The gate of two values, as the CPU's epilogues have it.
 pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
     let (gate, argument, up) = match function {
-        Function::Silu | Function::None => (gate, gate, up),
+        Function::Silu | Function::Relu2 | Function::None => (gate, gate, up),
+        Function::SiluLimited => {
+            let (gate, up) = limited(k, gate, up, clamp);
+            (gate, gate, up)
+        }
         Function::GeluTanh => {
             let cubic = k.mul(gate, GELU_CUBIC as f32);
             let cubic = k.mul(cubic, gate);
             let bent = k.fma(cubic, gate, gate);
             (gate, k.mul(bent, GELU_SCALE as f32), up)
         }
-        Function::GptOss => {
-            let gate = at_most(k, gate, clamp);
-            let lowest = k.neg(clamp);
-            let up = at_least(k, up, lowest);
-            let up = at_most(k, up, clamp);
-            (gate, k.mul(gate, GPT_OSS_SCALE as f32), k.add(up, 1.0))
+        Function::GptOss { alpha, beta } => {
+            let (gate, up) = limited(k, gate, up, clamp);
+            (gate, k.mul(gate, f32::from_bits(alpha)), k.add(up, f32::from_bits(beta)))
         }
     };
     let sigmoid = sigmoid(k, argument);
     let activation = k.mul(gate, sigmoid);
     k.mul(activation, up)
+}
+
+/// Gate and up within their limits.
+fn limited(k: &mut Builder, gate: Reg<F32>, up: Reg<F32>, limit: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
+    let gate = at_most(k, gate, limit);
+    let lowest = k.neg(limit);
+    let up = at_least(k, up, lowest);
+    (gate, at_most(k, up, limit))
 }
 
 /// The smaller of two, or NaN if the value is that: `min` would take the limit.

@@ -26,7 +26,7 @@ pub fn declared_gate(gate: &GateFunction) -> Result<Gate> {
     match gate {
         GateFunction::Silu => Ok(Gate::Silu),
         GateFunction::GeluTanh => Ok(Gate::GeluTanh),
-        GateFunction::GptOss { clamp } => Ok(Gate::GptOss { clamp: *clamp }),
+        GateFunction::GptOss { clamp } => Ok(Gate::gpt_oss(*clamp)),
         other => Err(Error::UnknownName {
             what: "gate",
             name: other.to_string(),

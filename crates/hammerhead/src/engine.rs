@@ -141,12 +141,12 @@ impl Engine {
     pub fn load(&self, weights: &[Weights<'_>], gate: Gate) -> Result<Layer> {
         gate.check()?;
         for (group, w) in weights.iter().enumerate() {
-            let (found, expected) = match (gate, w.up()) {
-                (Gate::None, Some(_)) => ("two matrices (b1 and b2)", "one (b1) because the gate is 'none'"),
-                (Gate::None, None) | (_, Some(_)) => continue,
-                (_, None) => ("one matrix (b1)", "b1 and b2 because there is a gate"),
+            let (found, expected) = match (gate.matrices(), w.up()) {
+                (1, Some(_)) => ("two matrices (b1 and b2)", format!("one (b1) because the gate is '{gate}'")),
+                (1, None) | (_, Some(_)) => continue,
+                (_, None) => ("one matrix (b1)", format!("b1 and b2 because the gate '{gate}' joins two")),
             };
-            return Err(Error::Mismatch { group, what: "the weights", found: found.into(), expected: expected.into() });
+            return Err(Error::Mismatch { group, what: "the weights", found: found.into(), expected });
         }
         Ok(Layer {
             packed: self.pack(weights, gate)?,

@@ -22,7 +22,7 @@ const EXACT: usize = 16;
 pub struct Kind {
     activation: Activation,
     output: Output,
-    gate: (std::mem::Discriminant<Gate>, u32),
+    gate: (std::mem::Discriminant<Gate>, [u64; 3]),
     groups: Groups,
 }
 
@@ -45,8 +45,12 @@ fn rounded(tokens: usize) -> usize {
 impl Kind {
     /// The kind of a problem.
     pub fn of(problem: &Problem) -> Self {
-        let clamp = if let Gate::GptOss { clamp } = problem.gate() { clamp.to_bits() } else { 0 };
-        let gate = (std::mem::discriminant(&problem.gate()), clamp);
+        let parameters = match problem.gate() {
+            Gate::GptOss { alpha, beta, limit } => [alpha, beta.into(), limit.into()],
+            Gate::SiluLimited { limit } => [0.0, 0.0, limit.into()],
+            Gate::Silu | Gate::GeluTanh | Gate::Relu2 | Gate::None => [0.0; 3],
+        };
+        let gate = (std::mem::discriminant(&problem.gate()), parameters.map(f64::to_bits));
         let groups = problem.groups();
         let Shape { n, k, .. } = groups[0];
         let groups = if groups.iter().all(|s| (s.n, s.k) == (n, k)) {

@@ -7,8 +7,8 @@
 //! products are multiples of a quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is
 //! forgiven: community inputs for groups are of that kind.
 //!
-//! **Scaling** by α rounds twice. **The gate** is Lipschitz with L < 1.13 (SiLU 1.0998, also for gpt-oss's steeper
-//! sigmoid; GELU 1.1290) and is computed within a multiple of ε of itself that is stated beside its code. **The
+//! **Scaling** by α rounds twice. **The gate** moves with its sum as far as [`Gate`] says of itself, and is
+//! computed within a multiple of ε of itself that is stated beside its code. **The
 //! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
 //! are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and what comes of them is
 //! not asked); matrix units flush already inside a sum. CPU backends scale tokens
@@ -20,7 +20,6 @@ use crate::reference::{Element, Sum};
 use crate::{Arithmetic, Gate, Output};
 
 const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
-const LIPSCHITZ: f64 = 1.13;
 
 /// The distance from the reference within which a backend's element must lie, its cast to `output` included.
 pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic: Arithmetic) -> f64 {
@@ -33,15 +32,16 @@ pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic
         return f64::INFINITY;
     }
     let gate_error = sum_error(&element.gate);
+    let activation = gate.activation(element.gate.value);
+    let activation_error = {
+        let change = gate.change(element.gate.value, gate_error);
+        let evaluation = gate.evaluation_error(element.gate.value) * EPSILON;
+        change + evaluation * (activation.abs() + change) + gate.flushed(element.gate.value)
+    };
     let before_cast = match &element.up {
-        None => gate_error,
+        None => activation_error,
         Some(up) => {
-            let (up_error, up_factor) = (sum_error(up), up_factor(gate, up.value));
-            let activation = gate.activation(element.gate.value);
-            let evaluation = gate.evaluation_error(element.gate.value) * EPSILON;
-            let activation_error = gate_change(gate, element.gate.value, gate_error)
-                + evaluation * activation.abs()
-                + gate.flushed(element.gate.value);
+            let (up_error, up_factor) = (sum_error(up), gate.up_factor(up.value).abs());
             activation_error * (up_factor + up_error)
                 + activation.abs() * up_error
                 + 2.0 * EPSILON * element.value.abs()
@@ -61,22 +61,6 @@ pub fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Outp
         return element.value.abs() + bound >= largest(output) && found.signum() == element.value.signum();
     }
     (found - element.value).abs() <= bound
-}
-
-/// How far the activation moves at most where the gate value moves by an error. Far below zero it only fades, so that there
-/// the larger end is all that it can lose.
-fn gate_change(gate: Gate, value: f64, error: f64) -> f64 {
-    const FADING: f64 = -2.0;
-    let steepest = LIPSCHITZ * error;
-    if value + error < FADING { steepest.min(gate.activation(value + error).abs()) } else { steepest }
-}
-
-/// |u'|, the factor that multiplies the activation.
-fn up_factor(gate: Gate, up: f64) -> f64 {
-    match gate {
-        Gate::GptOss { clamp } => (up.clamp(-f64::from(clamp), clamp.into()) + 1.0).abs(),
-        _ => up.abs(),
-    }
 }
 
 /// Half the distance between neighbours of the output type around a magnitude.
@@ -120,16 +104,5 @@ mod tests {
         let at = |found| accepts(&e, found, Gate::Silu, 16, Output::F16, Arithmetic::Unknown);
         assert!(at(f64::INFINITY) && !at(f64::NEG_INFINITY) && !at(f64::NAN) && !at(65504.0));
         assert!(!accepts(&e, f64::INFINITY, Gate::Silu, 16, Output::F32, Arithmetic::Unknown));
-    }
-
-    #[test]
-    fn gates_are_no_steeper_than_the_bound_assumes() {
-        for gate in [Gate::Silu, Gate::GeluTanh, Gate::GPT_OSS] {
-            for i in -10_000..10_000 {
-                let (x, h) = (f64::from(i) / 500.0, 1e-6);
-                let slope = (gate.activation(x + h) - gate.activation(x - h)) / (2.0 * h);
-                assert!(slope.abs() < LIPSCHITZ, "{gate} at {x}: {slope}");
-            }
-        }
     }
 }

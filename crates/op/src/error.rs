@@ -45,11 +45,17 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// The gate's limit makes no sense.
-    #[error("the gpt-oss gate's clamp is {clamp}; it must be a positive, finite number (7 in published models)")]
-    Clamp {
+    /// A gate's parameter makes no sense.
+    #[error("the {gate} gate's {name} is {value}; it must be {rule}")]
+    GateParameter {
+        /// The gate's name.
+        gate: &'static str,
+        /// The parameter's name.
+        name: &'static str,
         /// What was given.
-        clamp: f32,
+        value: f64,
+        /// What it must be.
+        rule: &'static str,
     },
 
     /// Gate and up are not of one shape.

@@ -158,9 +158,9 @@ impl Problem {
         self.output
     }
 
-    /// Weight matrices a group has: two, or one without a gate.
+    /// Weight matrices a group has: two, or one where the gate takes one.
     pub fn matrices(&self) -> usize {
-        if self.gate == Gate::None { 1 } else { 2 }
+        self.gate.matrices()
     }
 
     /// Floating-point operations that must be done: two per product, gate and rounding not counted.

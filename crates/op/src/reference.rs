@@ -275,7 +275,7 @@ pub struct Reference<'a, 'b> {
 }
 
 impl<'a, 'b> Reference<'a, 'b> {
-    /// A group's operands and its gate. With [`Gate::None`] the up matrix is not looked at.
+    /// A group's operands and its gate. Where it takes one matrix, the up matrix is not looked at.
     pub fn new(activations: &'a Activations<'b>, weights: &'a Weights<'b>, gate: Gate) -> Self {
         let mut reference = Self { activations, weights, gate, largest: 0.0 };
         for row in 0..activations.rows() {
@@ -297,7 +297,7 @@ impl<'a, 'b> Reference<'a, 'b> {
 
     /// The rows of B1 and B2 that make one column of C.
     pub fn column(&self, column: usize) -> Vec<Row> {
-        let matrices = self.weights.matrices().take(if self.gate == Gate::None { 1 } else { 2 });
+        let matrices = self.weights.matrices().take(self.gate.matrices());
         let read = |matrix: &format::Matrix<'_>| {
             let mut values = vec![0.0; matrix.k()];
             matrix.unscaled_row(column, &mut values);
@@ -310,10 +310,8 @@ impl<'a, 'b> Reference<'a, 'b> {
     pub fn element(&self, token: &Row, column: &[Row]) -> Element {
         let alpha = |matrix: &format::Matrix<'_>| self.activations.global().value() * matrix.global().value();
         let gate = dot(token, &column[0], alpha(self.weights.gate()), self.largest);
-        let up = match (self.gate, self.weights.up()) {
-            (Gate::None, _) | (_, None) => None,
-            (_, Some(matrix)) => Some(dot(token, &column[1], alpha(matrix), self.largest)),
-        };
+        let up = self.weights.up().filter(|_| self.gate.matrices() == 2);
+        let up = up.map(|matrix| dot(token, &column[1], alpha(matrix), self.largest));
         let value = self.gate.apply(gate.value, up.map_or(0.0, |sum| sum.value));
         Element { gate, up, value }
     }

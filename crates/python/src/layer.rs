@@ -188,10 +188,11 @@ impl Layer {
     }
 }
 
-/// The gate of that name; only gpt-oss's has a limit to set.
+/// The gate of that text; SiLU and gpt-oss's have a limit to set.
 fn gate_of(name: &str, clamp: Option<f32>) -> Result<Gate> {
     match (name.parse()?, clamp) {
-        (Gate::GptOss { .. }, Some(clamp)) => Ok(Gate::GptOss { clamp }),
+        (Gate::GptOss { alpha, beta, .. }, Some(limit)) => Ok(Gate::GptOss { alpha, beta, limit }),
+        (Gate::Silu | Gate::SiluLimited { .. }, Some(limit)) => Ok(Gate::SiluLimited { limit }),
         (gate, None) => Ok(gate),
         (gate, Some(clamp)) => Err(Error::value("clamp", format!("{clamp} was given, but the gate '{gate}' has none"))),
     }

@@ -260,7 +260,7 @@ def test_wrong_values_are_value_errors_that_say_what_to_do(rng, matrices):
         "because the gate is 'none'": lambda: DualWeights.from_arrays(b1, b2, gate="none"),
         "no groups": lambda: DualWeights.from_arrays([], []),
         "unknown gate 'swish'": lambda: DualWeights.from_arrays(b1, b2, gate="swish"),
-        "clamp": lambda: DualWeights.from_arrays(b1, b2, clamp=7.0),
+        "clamp": lambda: DualWeights.from_arrays(b1, b2, gate="gelu-tanh", clamp=7.0),
         "positive, finite": lambda: DualWeights.from_arrays(b1, b2, gate="gpt-oss", clamp=-1.0),
         "unknown backend 'quantum'": lambda: DualWeights.from_arrays(b1, b2, backend="quantum"),
         "0 threads": lambda: DualWeights.from_arrays(b1, b2, threads=0),

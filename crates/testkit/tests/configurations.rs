@@ -61,7 +61,7 @@ fn config(rng: &mut Rng) -> Config {
 
 /// Problems from one token to whatever `Problem` allows, alone and in groups whose sizes have nothing to do with each other.
 fn problem(rng: &mut Rng) -> Problem {
-    let gate = Gate::ALL[rng.usize(..4)];
+    let gate = Gate::ALL[rng.usize(..Gate::ALL.len())];
     loop {
         let groups = (0..rng.usize(1..4))
             .map(|_| {

@@ -37,7 +37,10 @@ fn extremes(gate: Gate) -> Instance {
             let mut token = vec![0f32; K];
             (token[0], token[1]) = (gate_rest, up_rest);
             activations.push(Dense::new(1, K, token, 1.0).unwrap().into());
-            weights.push(Weights::gated(picking(0, gate_alpha), picking(1, up_alpha)).unwrap());
+            weights.push(match gate.matrices() {
+                1 => Weights::plain(picking(0, gate_alpha)),
+                _ => Weights::gated(picking(0, gate_alpha), picking(1, up_alpha)).unwrap(),
+            });
             shapes.push(Shape::new(1, 1, K));
         }
     }
@@ -48,7 +51,7 @@ fn extremes(gate: Gate) -> Instance {
 #[test]
 fn gates_are_right_at_the_ends_of_the_range_on_every_backend() {
     for backend in backends::all().iter().filter(|backend| backend.available().is_ok()) {
-        for gate in [Gate::Silu, Gate::GeluTanh, Gate::GPT_OSS] {
+        for gate in Gate::ALL {
             for request in ["", "strategy=two-pass"] {
                 let instance = extremes(gate);
                 let request: Request = request.parse().unwrap();

@@ -39,7 +39,7 @@ fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
 fn gates_are_right_at_the_ends_of_the_range_and_pass_nan_on() {
     let values: Vec<f32> = MAGNITUDES.into_iter().flat_map(|x| [x, -x]).collect();
     let pairs: Vec<[f32; 2]> = values.iter().flat_map(|&g| values.iter().map(move |&u| [g, u])).collect();
-    for gate in [Gate::Silu, Gate::GeluTanh, Gate::GPT_OSS] {
+    for gate in Gate::JOINING.into_iter().chain([Gate::GptOss { alpha: 0.5, beta: -0.25, limit: 20.0 }]) {
         for ([g, u], found) in pairs.iter().zip(joined(gate, &pairs)) {
             let exact = gate.apply(f64::from(*g), f64::from(*u));
             let what = format!("{gate} of {g} and {u} is {found}, should be {exact}");

@@ -4,7 +4,7 @@ use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
-use hammerhead::{Epilogue, Output, Schedule};
+use hammerhead::{Epilogue, Gate, Output, Schedule};
 use ptx::Error;
 use ptx::assemble::Assembler;
 
@@ -86,11 +86,12 @@ fn configs() -> Vec<MultiplySpec> {
             MultiplySpec { element, ..sized(Interleaved, [48, 32, 1, 4], SplitK) },
         ]);
     }
-    for (function, output) in [(Function::GeluTanh, Output::BF16), (Function::GptOss, Output::F32)] {
+    for (function, output) in [(Function::GeluTanh, Output::BF16), (Function::of(Gate::GPT_OSS), Output::F32)] {
         for epilogue in Epilogue::ALL {
             all.push(MultiplySpec { function, output, epilogue, ..common });
         }
     }
+    all.push(MultiplySpec { function: Function::Relu2, ..sized(Single, [64, 128, 1, 4], PerTile) });
     all.extend(CAPACITIES.map(|groups| MultiplySpec { groups, ..common }));
     all
 }
@@ -98,9 +99,10 @@ fn configs() -> Vec<MultiplySpec> {
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let Some(assembler) = assembler() else { return };
-    let joins = [Function::Silu, Function::GeluTanh, Function::GptOss]
+    let joins = Gate::JOINING
+        .map(Function::of)
         .into_iter()
-        .zip(Output::ALL)
+        .zip(Output::ALL.into_iter().cycle())
         .map(|(function, output)| KernelSpec::from(join::JoinSpec { function, output, groups: 8 }));
     let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
     let expansions = [TokenForm::NvFp4, TokenForm::Single]

@@ -137,7 +137,8 @@ fn every_activation_and_output_goes_through_every_strategy() {
     all.into_par_iter().enumerate().for_each(|(index, (strategy, activation))| {
         let schedule = if *strategy == "ping-pong" { ",schedule=persistent" } else { "" };
         let request = format!("strategy={strategy},depth=64,stages=2{schedule}");
-        for (output, gate) in Output::ALL.into_iter().zip([Gate::GeluTanh, Gate::None, Gate::GPT_OSS]) {
+        let gates = [Gate::GeluTanh, Gate::None, Gate::GPT_OSS, Gate::SiluLimited { limit: 0.5 }, Gate::Relu2];
+        for (output, gate) in Output::ALL.into_iter().cycle().zip(gates) {
             check(&case(&[(11, 48, 144)], activation, gate, output), &request, Schedule::Random(index as u64));
         }
     });

@@ -58,8 +58,8 @@ class DualWeights:
 
         - ``input_scale``: ``k`` numbers that every call multiplies its tokens with first, column by column (AWQ's ``pre_quant_scale``); or
           a sequence with such an array or None for each group. Tokens must not be :class:`NvFp4` then.
-        - ``gate``: ``"silu"``, ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its limit, 7 if not given), or ``"none"`` for a plain
-          product with ``b1`` alone.
+        - ``gate``: ``"silu"`` (``clamp`` limits gate and up value), ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its limit, 7 if not given; or
+          ``"gpt-oss:alpha=1.702,beta=1,limit=7"``); or, with ``b1`` alone, ``"relu2"`` or ``"none"`` for a plain product.
         - ``backend``: a name from :func:`backends`; if not given, the GPU that the arrays lie on, else what the environment's
           ``HAMMERHEAD_BACKEND`` says, else the best for the CPU.
         - ``threads``: how many to compute on; if not given, as many as this process may run on.

@@ -106,9 +106,9 @@ pub struct Job {
 pub struct ProblemText {
     /// `[m, n, k]` of each group.
     pub groups: Vec<[usize; 3]>,
-    /// `silu`, `gelu-tanh`, `gpt-oss` or `none`.
+    /// `silu`, `gelu-tanh`, `gpt-oss`, `relu2` or `none`, with parameters where they are not the published ones.
     pub gate: String,
-    /// gpt-oss's limit.
+    /// The gate's limit, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<f32>,
     /// `nvfp4`, `f16`, `bf16` or `f32`.
@@ -119,14 +119,10 @@ pub struct ProblemText {
 
 impl From<&Problem> for ProblemText {
     fn from(problem: &Problem) -> Self {
-        let clamp = match problem.gate() {
-            Gate::GptOss { clamp } => Some(clamp),
-            _ => None,
-        };
         Self {
             groups: problem.groups().iter().map(|s| [s.m, s.n, s.k]).collect(),
             gate: problem.gate().to_string(),
-            clamp,
+            clamp: problem.gate().limit(),
             activation: problem.activation().to_string(),
             output: problem.output().to_string(),
         }
@@ -137,8 +133,8 @@ impl ProblemText {
     /// The problem it stands for.
     pub fn problem(&self) -> Result<Problem> {
         let mut gate: Gate = self.gate.parse()?;
-        if let (Gate::GptOss { clamp }, Some(given)) = (&mut gate, self.clamp) {
-            *clamp = given;
+        if let (Gate::GptOss { limit, .. } | Gate::SiluLimited { limit }, Some(given)) = (&mut gate, self.clamp) {
+            *limit = given;
         }
         let activation = hammerhead::Activation::ALL.into_iter().find(|a| a.to_string() == self.activation);
         let activation = activation.ok_or_else(|| Error::Protocol {

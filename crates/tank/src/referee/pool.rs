@@ -22,7 +22,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
 use hammerhead::reference::Reference;
-use hammerhead::{Arithmetic, Gate, Shape, bound};
+use hammerhead::{Arithmetic, Shape, bound};
 use hammerhead::{Team, cpu};
 use testkit::cases::Case;
 
@@ -424,7 +424,7 @@ fn tokens(case: &Case, seed: u64) -> Result<Tokens> {
 
 /// The bytes of one layer's weights.
 fn weight_bytes(case: &Case) -> f64 {
-    let matrices = if case.gate == Gate::None { 1 } else { 2 };
+    let matrices = case.gate.matrices();
     case.groups.iter().map(|s| (matrices * s.n * (s.k / 2 + s.k / 16)) as f64).sum()
 }
 

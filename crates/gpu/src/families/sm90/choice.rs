@@ -1,6 +1,6 @@
 //! Which kernel a configuration means for a problem: products, sizes, gate and output type.
 
-use op::{Config, Error, Gate, Output, Problem, Result, Strategy};
+use op::{Config, Error, Output, Problem, Result, Strategy};
 
 use super::kernel::{self, Products, Tokens, UNIT};
 use crate::gating::Function;
@@ -37,13 +37,13 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::Mu
 
 /// Whether sums go through memory.
 pub(super) fn passes_twice(problem: &Problem, config: &Config) -> bool {
-    config.strategy == Strategy::TwoPass && problem.gate() != Gate::None
+    config.strategy == Strategy::TwoPass && problem.matrices() == 2
 }
 
 /// Which products a strategy's kernel computes for a problem.
 pub(super) fn products(problem: &Problem, strategy: Strategy) -> Products {
-    match (problem.gate(), strategy) {
-        (Gate::None, _) | (_, Strategy::TwoPass) => Products::Single,
+    match (problem.matrices(), strategy) {
+        (1, _) | (_, Strategy::TwoPass) => Products::Single,
         (_, Strategy::Sequential) => Products::Sequential,
         (_, Strategy::Interleaved | Strategy::PingPong) => Products::Interleaved,
     }

@@ -5,7 +5,7 @@
 //! `MOST_GROUPS` of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums
 //! in the workspace, and one that joins them.
 
-use op::{Config, Gate, Problem, Result, Schedule, Shape, Strategy};
+use op::{Config, Problem, Result, Schedule, Shape, Strategy};
 use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
 
@@ -177,7 +177,7 @@ pub(super) fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>>
     let expansion =
         TokenForm::of(problem.activation()).map(|source| expand::ExpandSpec::new(source, 1, elements).into());
     let mut each: Vec<KernelSpec> = expansion.into_iter().chain([multiply.into()]).collect();
-    if config.strategy == Strategy::TwoPass && problem.gate() != Gate::None {
+    if config.strategy == Strategy::TwoPass && problem.matrices() == 2 {
         let (function, output) = (Function::of(problem.gate()), problem.output());
         each.push(join::JoinSpec { function, output, groups }.into());
     }

@@ -376,7 +376,7 @@ impl Gates {
     fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
         let gate = gating::scaled(k, gate, self.gate);
         match up {
-            None => gate,
+            None => gating::alone(k, self.config.function, gate),
             Some(up) => {
                 let up = gating::scaled(k, up, self.up);
                 gating::apply(k, self.config.function, gate, up, self.clamp)
