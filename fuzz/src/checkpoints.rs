@@ -62,6 +62,11 @@ fn read_all(model: &Checkpoint) {
     for layer in model.layers().iter().take(2) {
         if layer.pairs.len() <= 64 {
             let _ = model.layer(layer.index).map(|mlp| mlp.experts.len() + mlp.shared.len());
+            if let Ok(whole) = model.feed_forward(layer.index) {
+                let rows = whole.router.map_or(whole.experts.len(), |router| router.weight.rows());
+                assert_eq!(rows, whole.experts.len());
+                assert!(whole.experts.iter().all(|e| e.down.matrix.k() == e.gate.matrix.rows()));
+            }
         }
         if let Ok(pair) = model.expert(layer.index, 0) {
             assert!(pair.pre_scale.is_none_or(|scale| scale.len() == pair.gate.k()));

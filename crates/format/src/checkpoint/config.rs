@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::gguf;
 use super::json::{self, Value};
-use super::{Format, GateFunction};
+use super::{Format, GateFunction, RoutingRule};
+use super::{gguf, routing};
 use crate::Result;
 use crate::files::Files;
 
@@ -21,6 +21,8 @@ pub(super) struct ModelConfig {
     pub gate: Option<(GateFunction, String)>,
     /// What quantised the model.
     pub quantisation: Option<Quantisation>,
+    /// How experts are chosen.
+    pub routing: Option<RoutingRule>,
 }
 
 /// A declaration of quantisation.
@@ -83,7 +85,9 @@ impl ModelConfig {
         let quantisation = config.get("quantization_config").or_else(|| text?.get("quantization_config"));
         let quantisation = quantisation.filter(|value| value.is_object());
         let quantisation = quantisation.map(|value| declared(path.to_path_buf(), value, value.get("producer")));
-        Self { model_type, gate, quantisation }
+        let kind = field("model_type").and_then(Value::as_str);
+        let routing = routing::from_json(kind, &field);
+        Self { model_type, gate, quantisation, routing }
     }
 
     /// Reads a GGUF file's metadata.
@@ -97,7 +101,8 @@ impl ModelConfig {
             };
             (gate, "general.architecture".to_owned())
         });
-        Self { model_type: architecture, gate, quantisation: None }
+        let routing = architecture.as_deref().and_then(|architecture| routing::from_gguf(architecture, file));
+        Self { model_type: architecture, gate, quantisation: None, routing }
     }
 
     /// Whether a module is named among those that quantisation leaves out. Patterns may hold `*`; regular expressions are

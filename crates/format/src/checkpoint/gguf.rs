@@ -2,7 +2,7 @@
 //!
 //! The reader believes nothing. Every length is compared with the bytes that are left before it is used, so that nothing
 //! larger than the file's own header is ever allocated; arrays are passed over without being kept; tensors must be
-//! aligned, lie within the file and not overlap. Of the metadata only single texts and whole numbers are kept.
+//! aligned, lie within the file and not overlap. Of the metadata only single texts and numbers are kept.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,6 +28,8 @@ pub(super) struct Type(pub u32);
 
 impl Type {
     pub const F32: Self = Self(0);
+    pub const F16: Self = Self(1);
+    pub const BF16: Self = Self(30);
     pub const MXFP4: Self = Self(39);
     pub const NVFP4: Self = Self(40);
 
@@ -118,6 +120,11 @@ impl File {
         Some((*kind, shape, &self.bytes[*start..][..*length]))
     }
 
+    /// A number of the metadata, of whichever type; truth is 1.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.contents.numbers.get(key).copied()
+    }
+
     /// A text of the metadata.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.contents.texts.get(key).map(String::as_str)
@@ -129,6 +136,7 @@ impl File {
 pub(super) struct Contents {
     tensors: BTreeMap<String, Tensor>,
     texts: BTreeMap<String, String>,
+    numbers: BTreeMap<String, f64>,
 }
 
 /// Where a tensor's bytes are, from the start of the file.
@@ -157,7 +165,7 @@ impl Contents {
         // A tensor takes at least 24 bytes of the table, an entry of the metadata at least 13.
         let tensors = reader.count(24, "tensors")?;
         let entries = reader.count(13, "metadata")?;
-        let (texts, alignment) = read_metadata(&mut reader, entries)?;
+        let Metadata { texts, numbers, alignment } = Metadata::read(&mut reader, entries)?;
         let mut table = Vec::new();
         for _ in 0..tensors {
             table.push(Entry::read(&mut reader)?);
@@ -167,34 +175,47 @@ impl Contents {
         let data = data.or_else(|| table.is_empty().then_some(bytes.len()));
         let data = data.ok_or("it ends before its tensors' bytes begin")?;
         let tensors = place(table, data, alignment, bytes.len())?;
-        Ok(Self { tensors, texts })
+        Ok(Self { tensors, texts, numbers })
     }
 }
 
-/// The single texts of the metadata, and the alignment that it sets.
-fn read_metadata(reader: &mut Reader<'_>, entries: usize) -> Result<(BTreeMap<String, String>, usize), String> {
-    let mut texts = BTreeMap::new();
-    let mut seen = std::collections::BTreeSet::new();
-    let mut alignment = 32;
-    for _ in 0..entries {
-        let key = reader.text("the key of an entry")?;
-        let kind = reader.u32()?;
-        match kind {
-            VALUE_TEXT => {
-                texts.insert(key.to_owned(), reader.text("the value of an entry")?.to_owned());
+/// What is kept of the metadata, and the alignment that it sets.
+struct Metadata {
+    texts: BTreeMap<String, String>,
+    numbers: BTreeMap<String, f64>,
+    alignment: usize,
+}
+
+impl Metadata {
+    fn read(reader: &mut Reader<'_>, entries: usize) -> Result<Self, String> {
+        let mut found = Self { texts: BTreeMap::new(), numbers: BTreeMap::new(), alignment: 32 };
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..entries {
+            let key = reader.text("the key of an entry")?;
+            let kind = reader.u32()?;
+            match kind {
+                VALUE_TEXT => {
+                    found.texts.insert(key.to_owned(), reader.text("the value of an entry")?.to_owned());
+                }
+                VALUE_U32 if key == "general.alignment" => found.alignment = reader.u32()? as usize,
+                _ if key == "general.alignment" => return Err("its alignment is no 32-bit number".to_owned()),
+                _ => {
+                    if let Some(number) = reader.number(kind)? {
+                        found.numbers.insert(key.to_owned(), number);
+                    } else {
+                        reader.skip(kind, 0)?;
+                    }
+                }
             }
-            VALUE_U32 if key == "general.alignment" => alignment = reader.u32()? as usize,
-            _ if key == "general.alignment" => return Err("its alignment is no 32-bit number".to_owned()),
-            _ => reader.skip(kind, 0)?,
+            if !seen.insert(key) {
+                return Err(format!("its metadata has the key {key:?} twice"));
+            }
         }
-        if !seen.insert(key) {
-            return Err(format!("its metadata has the key {key:?} twice"));
+        if !found.alignment.is_power_of_two() {
+            return Err(format!("its alignment is {}, which is no power of two", found.alignment));
         }
+        Ok(found)
     }
-    if !alignment.is_power_of_two() {
-        return Err(format!("its alignment is {alignment}, which is no power of two"));
-    }
-    Ok((texts, alignment))
 }
 
 /// A line of the table of tensors.
@@ -330,6 +351,23 @@ impl<'a> Reader<'a> {
         let at = self.at;
         let length = self.count(1, "characters")?;
         std::str::from_utf8(self.take(length)?).map_err(|_| format!("{what} at {at} is not UTF-8"))
+    }
+
+    /// A number of whichever type, if the value is one.
+    fn number(&mut self, kind: u32) -> Result<Option<f64>, String> {
+        Ok(Some(match kind {
+            0 | 7 => self.array::<1>()?[0].into(),
+            1 => i8::from_le_bytes(*self.array()?).into(),
+            2 => u16::from_le_bytes(*self.array()?).into(),
+            3 => i16::from_le_bytes(*self.array()?).into(),
+            VALUE_U32 => self.u32()?.into(),
+            5 => i32::from_le_bytes(*self.array()?).into(),
+            6 => f32::from_le_bytes(*self.array()?).into(),
+            10 => self.u64()? as f64,
+            11 => i64::from_le_bytes(*self.array()?) as f64,
+            12 => f64::from_le_bytes(*self.array()?),
+            _ => return Ok(None),
+        }))
     }
 
     /// Passes over a value.

@@ -54,6 +54,8 @@ pub struct Pair {
     pub gate: Weight,
     /// The up matrix.
     pub up: Weight,
+    /// The matrix that takes what they make back to the tokens' K, if it is there.
+    pub down: Option<Weight>,
 }
 
 /// What a gated pair is to its layer.
@@ -126,12 +128,18 @@ pub(super) fn fused_rows(order: GateUpOrder) -> [Rows; 2] {
     }
 }
 
+/// The last segment of a stem.
+fn last_of(stem: &str) -> &str {
+    stem.rsplit('.').next().unwrap_or(stem)
+}
+
 /// The stems of one pair, or of a stack of them.
 #[derive(Debug, Default)]
 struct Stems {
     gate: Option<String>,
     up: Option<String>,
     fused: Option<String>,
+    down: Option<String>,
 }
 
 /// The pairs of a layer by owner and module, before their tensors are looked at.
@@ -157,6 +165,7 @@ impl Checkpoint {
                 Projection::Gate => &mut stems.gate,
                 Projection::Up => &mut stems.up,
                 Projection::GateUp => &mut stems.fused,
+                Projection::Down => &mut stems.down,
             } = Some(stem.clone());
         }
         // An up projection without a gate is that of an ungated layer.
@@ -217,9 +226,9 @@ impl Checkpoint {
     /// Adds the pair, or the stack of pairs, that a module holds.
     fn add_pairs(&self, owner: Owner, module: &str, stems: &Stems, pairs: &mut Vec<Pair>) -> Result<()> {
         let (gate_stem, up_stem) = match stems {
-            Stems { fused: Some(fused), gate: None, up: None } => (fused, fused),
-            Stems { fused: None, gate: Some(gate), up: Some(up) } => (gate, up),
-            Stems { fused: None, gate: Some(gate), up: None } => {
+            Stems { fused: Some(fused), gate: None, up: None, .. } => (fused, fused),
+            Stems { fused: None, gate: Some(gate), up: Some(up), .. } => (gate, up),
+            Stems { fused: None, gate: Some(gate), up: None, .. } => {
                 return self.parts(gate).refuse(
                     "it has no up projection beside it".to_owned(),
                     "fetch the missing part, or look in the other shards",
@@ -252,6 +261,9 @@ impl Checkpoint {
             (Content::Other(gate), Content::Other(up)) => Content::Other(format!("gate {gate}, up {up}")),
             (_, Content::Other(other)) | (Content::Other(other), _) => Content::Other(format!("half {other}")),
         };
+        let down = stems.down.as_ref().map(|stem| Ok((stem, self.side(stem)?))).transpose()?;
+        // A down projection of another height than the pair's is not the pair's.
+        let down = down.filter(|(_, side)| side.stack == gate.stack);
         let (arrangement, rows, names) = self.arrange(stems, &content, gate_stem, up_stem, gate.rows)?;
         for member in 0..gate.stack {
             let (role, name) = match owner {
@@ -270,6 +282,13 @@ impl Checkpoint {
             let has = |part| [gate_stem, up_stem].into_iter().any(|stem| self.parts(stem).has(part));
             let (has_bias, has_pre_scale) = (has(Part::Bias), has(Part::PreScale));
             let is_transposed = gate.transposed || up.transposed;
+            let down = down.as_ref().map(|(stem, side)| Weight {
+                name: format!("{name}.{}.weight", last_of(stem)),
+                shape: [side.rows, side.k],
+                stem: (*stem).clone(),
+                member,
+                rows: Rows::All,
+            });
             let (gate, up) = (weight(0, gate_stem), weight(1, up_stem));
             pairs.push(Pair {
                 role,
@@ -280,6 +299,7 @@ impl Checkpoint {
                 has_pre_scale,
                 gate,
                 up,
+                down,
                 name,
             });
         }
@@ -295,16 +315,15 @@ impl Checkpoint {
         up: &'s str,
         rows: usize,
     ) -> Result<(Arrangement, [Rows; 2], [&'s str; 2])> {
-        let last = |stem: &'s str| stem.rsplit('.').next().unwrap_or(stem);
         if stems.fused.is_none() {
-            return Ok((Arrangement::Apart, [Rows::All; 2], [last(gate), last(up)]));
+            return Ok((Arrangement::Apart, [Rows::All; 2], [last_of(gate), last_of(up)]));
         }
         // What is not read has no order that would matter.
         let order = match content {
             Content::Quantised { format, .. } => self.order(gate, *format, rows)?,
             Content::Other(_) => GateUpOrder::GateFirst,
         };
-        let names = fused_names(last(gate)).unwrap_or(["gate_proj", "up_proj"]);
+        let names = fused_names(last_of(gate)).unwrap_or(["gate_proj", "up_proj"]);
         Ok((Arrangement::Fused(order), fused_rows(order), names))
     }
 

@@ -25,6 +25,7 @@ use crate::{Error, GlobalScale, Matrix, Result};
 
 mod coded;
 mod config;
+mod feed_forward;
 mod folder;
 mod gguf;
 mod json;
@@ -35,15 +36,18 @@ mod mxfp4;
 mod names;
 mod parts;
 mod pre_scale;
+mod routing;
 mod store;
 mod torchao;
 
 use coded::{Coded, Rows};
 use config::ModelConfig;
+pub use feed_forward::{FeedForward, Linear, Projections, Router};
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
 pub use layers::{Arrangement, Content, Layer, Pair, Role};
 use layouts::Recognised;
 use parts::{Catalogue, Parts};
+pub use routing::{RoutingRule, Score};
 use store::Store;
 
 /// What is said beside the path, to settle what a checkpoint leaves open.
@@ -233,18 +237,23 @@ impl Checkpoint {
     pub fn layer(&self, index: usize) -> Result<Mlp<'_>> {
         let layer = self.find_layer(index)?;
         let read = |pair: &Pair| self.pair(pair);
+        Ok(Mlp {
+            gate: self.gate(),
+            experts: self.numbered(layer)?.into_iter().map(read).collect::<Result<_>>()?,
+            shared: layer.shared().into_iter().map(read).collect::<Result<_>>()?,
+            has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
+        })
+    }
+
+    /// The experts of a layer, of which none may be missing between others.
+    fn numbered<'l>(&self, layer: &'l Layer) -> Result<Vec<&'l Pair>> {
         let experts = layer.experts();
         for (expected, pair) in experts.iter().enumerate() {
             if pair.role != Role::Dense && pair.role != Role::Expert(expected) {
                 return Err(self.no_expert(layer, expected));
             }
         }
-        Ok(Mlp {
-            gate: self.gate(),
-            experts: experts.into_iter().map(read).collect::<Result<_>>()?,
-            shared: layer.shared().into_iter().map(read).collect::<Result<_>>()?,
-            has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
-        })
+        Ok(experts)
     }
 
     /// Reads one numbered expert of a layer, or with number 0 the pair of a layer without any.

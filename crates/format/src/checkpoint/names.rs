@@ -84,7 +84,7 @@ pub(super) fn split(name: &str) -> (String, Part) {
 }
 
 /// Where the modules of a GGUF block stand in everybody else's models.
-const GGUF_MODULES: [(&str, &str); 15] = [
+const GGUF_MODULES: [(&str, &str); 17] = [
     ("attn_k", "self_attn.k_proj"),
     ("attn_output", "self_attn.o_proj"),
     ("attn_q", "self_attn.q_proj"),
@@ -100,6 +100,8 @@ const GGUF_MODULES: [(&str, &str); 15] = [
     ("ffn_up_exps", "mlp.experts.up_proj"),
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("exp_probs_b", "mlp.gate.e_score_correction"),
 ];
 
 /// The stem of a GGUF name, in the names that everybody else uses where there is one, and the part it plays.
@@ -125,13 +127,15 @@ pub(super) fn split_gguf(name: &str) -> (String, Part) {
     (stem, part)
 }
 
-/// Which of a gated pair a weight is.
+/// Which of an MLP's projections a weight is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Projection {
     Gate,
     Up,
     /// Both in one tensor.
     GateUp,
+    /// The projection that follows them.
+    Down,
 }
 
 /// Whose weight it is.
@@ -147,7 +151,7 @@ pub(super) enum Owner {
     Shared,
 }
 
-/// Where in a model the weight of a gated pair stands.
+/// Where in a model the weight of an MLP stands.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
     /// The list of layers, such as `model.layers`.
@@ -162,7 +166,7 @@ pub(super) struct Place {
 /// Names that a list of layers goes by.
 const LISTS: [&str; 4] = ["layers", "blocks", "blk", "h"];
 
-/// The place of a stem, if it is one of a gated pair.
+/// The place of a stem, if it is one of an MLP.
 pub(super) fn place(stem: &str) -> Option<Place> {
     let segments: Vec<&str> = stem.split('.').collect();
     let (last, module) = segments.split_last()?;
@@ -170,6 +174,7 @@ pub(super) fn place(stem: &str) -> Option<Place> {
         "gate_proj" | "w1" => Projection::Gate,
         "up_proj" | "w3" => Projection::Up,
         "gate_up_proj" | "w13" => Projection::GateUp,
+        "down_proj" | "w2" => Projection::Down,
         _ => return None,
     };
     let list = module.windows(2).position(|pair| LISTS.contains(&pair[0]) && number(pair[1]).is_some())?;

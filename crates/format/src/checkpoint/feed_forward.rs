@@ -1,0 +1,272 @@
+//! Whole feed-forward layers: what stands between a token and what the layer adds to it.
+//!
+//! A gated pair alone is half a layer. [`Checkpoint::feed_forward`] also reads the down projections, the biases, the router with
+//! what it is corrected by, and the pairs that see every token. What a checkpoint lacks is `None`; what does not fit
+//! together is refused by name.
+//!
+//! | part | names |
+//! |---|---|
+//! | down projection | `down_proj`, or `w2` beside `w1` and `w3` |
+//! | biases | `….bias`, of stacked experts `…_bias`, F16, BF16 or F32, one number per row |
+//! | router | `mlp.gate`, `mlp.router`, `block_sparse_moe.gate`, `feed_forward.router`; in GGUF `ffn_gate_inp` |
+//! | its correction | `e_score_correction_bias` in the router or beside it; in GGUF `exp_probs_b` |
+//! | gate of a shared expert | `mlp.shared_expert_gate`; in GGUF `ffn_gate_inp_shexp` |
+//! | what activations are quantised with | `input_scale`, which multiplies, or `input_global_scale`, which divides |
+
+use half::{bf16, f16};
+
+use super::coded::Rows;
+use super::layers::{Layer, Pair};
+use super::names::Part;
+use super::store::{Element, View};
+use super::{Checkpoint, GateFunction, RoutingRule, Weight, gguf};
+use crate::tensors::Dtype;
+use crate::{Dense, Error, GlobalScale, Matrix, Result};
+
+/// A feed-forward layer, read.
+#[derive(Clone, Debug)]
+pub struct FeedForward<'a> {
+    /// How gate and up are joined.
+    pub gate: GateFunction,
+    /// The numbered experts in order, or where there are none the layer's one MLP.
+    pub experts: Vec<Projections<'a>>,
+    /// MLPs that see every token beside numbered experts.
+    pub shared: Vec<Projections<'a>>,
+    /// K numbers: what a shared expert adds is multiplied with the sigmoid of their product with the token, if the model has that.
+    pub shared_gate: Option<Vec<f32>>,
+    /// What chooses the experts, if there is a choice.
+    pub router: Option<Router>,
+}
+
+/// The projections of one MLP.
+#[derive(Clone, Debug)]
+pub struct Projections<'a> {
+    /// What holds them, such as `model.layers.0.mlp.experts.3`.
+    pub name: String,
+    /// The gate projection, `[N, K]`.
+    pub gate: Linear<'a>,
+    /// The up projection, `[N, K]`.
+    pub up: Linear<'a>,
+    /// The down projection, `[K, N]`.
+    pub down: Linear<'a>,
+}
+
+/// One projection: `(x ∘ pre_scale)·Wᵀ + bias`.
+#[derive(Clone, Debug)]
+pub struct Linear<'a> {
+    /// The weight W, with its global scale.
+    pub matrix: Matrix<'a>,
+    /// What is added to every row's sum.
+    pub bias: Option<Vec<f32>>,
+    /// What tokens are multiplied with first, column by column (ModelOpt's `pre_quant_scale`, from AWQ).
+    pub pre_scale: Option<Vec<f32>>,
+    /// The global scale with which activations would be quantised, if whoever computes does that.
+    pub input_scale: Option<GlobalScale>,
+}
+
+/// What chooses experts.
+#[derive(Clone, Debug)]
+pub struct Router {
+    /// `[experts, K]`: a token's logits are its products with these rows.
+    pub weight: Dense<'static>,
+    /// What is added to the logits.
+    pub bias: Option<Vec<f32>>,
+    /// What is added to an expert's score where experts are chosen, and not to its weight.
+    pub correction: Option<Vec<f32>>,
+    /// How ids and weights are made of logits, as far as the model's declarations tell.
+    pub rule: Option<RoutingRule>,
+}
+
+/// Modules of a layer that may hold a router.
+const MODULES: [&str; 3] = ["mlp", "block_sparse_moe", "feed_forward"];
+const ROUTERS: [&str; 2] = ["gate", "router"];
+const CORRECTION: &str = "e_score_correction";
+const SHARED_GATE: &str = "shared_expert_gate";
+
+impl Checkpoint {
+    /// Reads a whole feed-forward layer.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Checkpoint::layer`]; if a down projection is missing or not quantised; or if biases, router and projections have
+    /// sides that do not fit.
+    pub fn feed_forward(&self, index: usize) -> Result<FeedForward<'_>> {
+        let layer = self.find_layer(index)?;
+        let experts = self.numbered(layer)?;
+        let experts = experts.into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
+        let shared = layer.shared().into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
+        let k = experts.first().map_or(0, |expert| expert.gate.matrix.k());
+        if let Some(other) = experts.iter().chain(&shared).find(|other| other.gate.matrix.k() != k) {
+            let problem = format!("its K is {}, but {:?} has {k}", other.gate.matrix.k(), experts[0].name);
+            return self.refuse(&other.name, problem, "experts of a layer see the same tokens: check the file");
+        }
+        let router = self.router(layer, experts.len(), k)?;
+        let shared_gate = self.shared_gate(layer, k)?;
+        Ok(FeedForward { gate: self.gate(), experts, shared, shared_gate, router })
+    }
+
+    /// Reads the projections of one MLP.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Checkpoint::feed_forward`], about this MLP alone.
+    pub fn projections(&self, pair: &Pair) -> Result<Projections<'_>> {
+        let Some(down) = &pair.down else {
+            let problem = "it has no down projection, or one of another number of experts".to_owned();
+            return self.refuse(&pair.name, problem, "fetch the missing part, or load its gate and up alone");
+        };
+        // Both see the same tokens, and so have the same vector.
+        self.pre_scale_of_pair(pair)?;
+        let [gate, up] = [self.linear(&pair.gate)?, self.linear(&pair.up)?];
+        let down = self.linear(down)?;
+        let [n, k] = pair.gate.shape;
+        if (down.matrix.rows(), down.matrix.k()) != (k, n) {
+            let problem = format!(
+                "its down projection is {} × {} where gate and up are {n} × {k}",
+                down.matrix.rows(),
+                down.matrix.k()
+            );
+            return self.refuse(&pair.name, problem, "it must be the other way round: check that they belong together");
+        }
+        Ok(Projections { name: pair.name.clone(), gate, up, down })
+    }
+
+    fn linear(&self, weight: &Weight) -> Result<Linear<'_>> {
+        Ok(Linear {
+            matrix: self.matrix(weight)?,
+            bias: self.bias(weight)?,
+            pre_scale: self.pre_scale(weight)?,
+            input_scale: self.input_scale(weight)?,
+        })
+    }
+
+    /// What is added to the sums of a matrix's rows, if the model has that.
+    ///
+    /// # Errors
+    ///
+    /// If there is not one finite number of type F16, BF16 or F32 per row.
+    pub fn bias(&self, weight: &Weight) -> Result<Option<Vec<f32>>> {
+        let Some(view) = self.parts(&weight.stem).get(Part::Bias)? else { return Ok(None) };
+        let coded = self.coded(&weight.stem)?;
+        let whole = numbers(&view)?;
+        if whole.len() != coded.stack * coded.rows || view.shape.last() != Some(&coded.rows) {
+            let problem = format!("it has shape {:?}, for {} weights of {} rows", view.shape, coded.stack, coded.rows);
+            return refuse(&view, problem, "a bias has one number per row: check that it belongs to this weight");
+        }
+        let own = &whole[weight.member * coded.rows..][..coded.rows];
+        Ok(Some(match weight.rows {
+            Rows::All => own.to_vec(),
+            Rows::FirstHalf => own[..coded.rows / 2].to_vec(),
+            Rows::SecondHalf => own[coded.rows / 2..].to_vec(),
+            Rows::Even => own.iter().step_by(2).copied().collect(),
+            Rows::Odd => own.iter().skip(1).step_by(2).copied().collect(),
+        }))
+    }
+
+    /// The global scale with which activations would be quantised for a matrix, if the model has one.
+    ///
+    /// # Errors
+    ///
+    /// If it is no number of type F32, or if it makes none.
+    pub fn input_scale(&self, weight: &Weight) -> Result<Option<GlobalScale>> {
+        let Some(view) = self.parts(&weight.stem).get(Part::InputScale)? else { return Ok(None) };
+        let stack = self.coded(&weight.stem)?.stack;
+        let stored = numbers(&view)?;
+        let at = match stored.len() {
+            1 => 0,
+            count if count == stack => weight.member,
+            count => {
+                let problem = format!("it has {count} numbers, for {stack} weights");
+                return refuse(&view, problem, "there must be one for all or one per weight");
+            }
+        };
+        let divides = view.name.ends_with("global_scale");
+        let scale = if divides { GlobalScale::Divides(stored[at]) } else { GlobalScale::Multiplies(stored[at]) };
+        if scale.is_usable() && scale.value() > 0.0 {
+            return Ok(Some(scale));
+        }
+        refuse(
+            &view,
+            format!("this input scale is {}", stored[at]),
+            "it must be above zero and finite: the file is damaged",
+        )
+    }
+
+    /// The router of a layer with so many experts, if it has one.
+    fn router(&self, layer: &Layer, experts: usize, k: usize) -> Result<Option<Router>> {
+        let places = MODULES.iter().flat_map(|module| ROUTERS.map(|router| (module, router)));
+        let found = places.filter_map(|(module, router)| {
+            let module = format!("{}.{module}", layer.name);
+            let stem = format!("{module}.{router}");
+            self.catalogue.contains_key(&stem).then_some((module, stem))
+        });
+        // A dense layer's gate projection is another thing.
+        let Some((module, stem)) = found.into_iter().next() else { return Ok(None) };
+        let Some(view) = self.parts(&stem).get(Part::Weight)? else { return Ok(None) };
+        if view.shape != [experts, k] {
+            let problem = format!("it has shape {:?}, for {experts} experts and K = {k}", view.shape);
+            return refuse(&view, problem, "a router has a row per expert: check that it belongs to this layer");
+        }
+        let in_file = |reason| Error::InFile { path: view.path.to_path_buf(), reason: Box::new(reason) };
+        let weight = Dense::new(experts, k, numbers(&view)?, 1.0).map_err(in_file)?;
+        let correction = [format!("{stem}.{CORRECTION}"), format!("{module}.{CORRECTION}")];
+        let correction = correction.iter().find(|stem| self.catalogue.contains_key(*stem));
+        Ok(Some(Router {
+            weight,
+            bias: self.vector(&stem, Part::Bias, experts)?,
+            correction: correction.map(|stem| self.vector(stem, Part::Bias, experts)).transpose()?.flatten(),
+            rule: self.config.routing,
+        }))
+    }
+
+    fn shared_gate(&self, layer: &Layer, k: usize) -> Result<Option<Vec<f32>>> {
+        let stems = MODULES.map(|module| format!("{}.{module}.{SHARED_GATE}", layer.name));
+        match stems.iter().find(|stem| self.catalogue.contains_key(*stem)) {
+            Some(stem) => self.vector(stem, Part::Weight, k),
+            None => Ok(None),
+        }
+    }
+
+    /// A tensor of so many numbers.
+    fn vector(&self, stem: &str, part: Part, length: usize) -> Result<Option<Vec<f32>>> {
+        let Some(view) = self.parts(stem).get(part)? else { return Ok(None) };
+        let values = numbers(&view)?;
+        if values.len() == length {
+            return Ok(Some(values));
+        }
+        refuse(&view, format!("it has shape {:?}, where {length} numbers are expected", view.shape), "check the file")
+    }
+
+    fn refuse<T>(&self, name: &str, problem: String, remedy: &'static str) -> Result<T> {
+        Err(Error::Weight { path: self.path().to_path_buf(), name: name.to_owned(), problem, remedy })
+    }
+}
+
+fn refuse<T>(view: &View<'_>, problem: String, remedy: &'static str) -> Result<T> {
+    Err(Error::Weight { path: view.path.to_path_buf(), name: view.name.to_owned(), problem, remedy })
+}
+
+/// A tensor's numbers, all finite.
+fn numbers(view: &View<'_>) -> Result<Vec<f32>> {
+    let bytes = view.bytes;
+    let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+    let values: Vec<f32> = match view.element {
+        Element::Safetensors(Dtype::F32) | Element::Gguf(gguf::Type::F32) => {
+            bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+        }
+        Element::Safetensors(Dtype::F16) | Element::Gguf(gguf::Type::F16) => {
+            halves().map(|bits| f16::from_bits(bits).to_f32()).collect()
+        }
+        Element::Safetensors(Dtype::BF16) | Element::Gguf(gguf::Type::BF16) => {
+            halves().map(|bits| bf16::from_bits(bits).to_f32()).collect()
+        }
+        other => {
+            let problem = format!("it has type {other}, where F32, F16 or BF16 is expected");
+            return refuse(view, problem, "check that this is the tensor you mean, or convert it");
+        }
+    };
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(at) => refuse(view, format!("its number {at} is {}", values[at]), "the file is damaged"),
+        None => Ok(values),
+    }
+}

@@ -1,0 +1,90 @@
+//! How a model makes experts' ids and weights of a router's logits, as it declares it.
+//!
+//! No configuration says it in one place. Kinds of models whose rule is known are listed here, and what they leave to their
+//! configuration is read from it; of others nothing is assumed.
+
+use super::gguf;
+use super::json::Value;
+
+/// How ids and weights are made of logits. This crate does not compute it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RoutingRule {
+    /// What an expert's score is.
+    pub score: Score,
+    /// Experts per token.
+    pub top: usize,
+    /// Whether the chosen ones' weights are divided by their sum.
+    pub renormalise: bool,
+    /// So many groups of experts, of which so many are looked into.
+    pub groups: Option<[usize; 2]>,
+    /// What weights are multiplied with in the end.
+    pub scaling: f32,
+}
+
+/// What an expert's score is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Score {
+    /// The softmax over all experts.
+    Softmax,
+    /// The softmax over those that were chosen.
+    SoftmaxOfChosen,
+    /// The sigmoid; a correction is added where experts are chosen.
+    Sigmoid,
+    /// The sigmoid, with which the token is multiplied before the expert sees it.
+    SigmoidOnInput,
+}
+
+/// The rule of a model, from the fields of its `config.json`.
+pub(super) fn from_json<'v>(
+    model_type: Option<&str>,
+    field: impl Fn(&str) -> Option<&'v Value>,
+) -> Option<RoutingRule> {
+    let count = |key: &str| field(key)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0);
+    let flag = |key: &str| field(key).and_then(Value::as_bool);
+    let top = count("num_experts_per_tok").or_else(|| count("experts_per_token"))?;
+    let plain = |score, renormalise| RoutingRule { score, top, renormalise, groups: None, scaling: 1.0 };
+    let named = field("scoring_func").and_then(Value::as_str);
+    match (model_type?, named) {
+        ("mixtral", _) => Some(plain(Score::Softmax, true)),
+        ("qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_vl_moe_text" | "qwen3_5_moe_text" | "olmoe", _) => {
+            Some(plain(Score::Softmax, flag("norm_topk_prob").unwrap_or(false)))
+        }
+        ("gpt_oss", _) => Some(plain(Score::SoftmaxOfChosen, false)),
+        ("llama4" | "llama4_text", _) => Some(plain(Score::SigmoidOnInput, false)),
+        ("deepseek_v3" | "glm4_moe" | "kimi_k2" | "minimax_m2", None | Some("sigmoid")) => {
+            let groups = count("n_group").zip(count("topk_group")).map(|(groups, looked_into)| [groups, looked_into]);
+            let scaling = field("routed_scaling_factor").and_then(Value::as_f64).unwrap_or(1.0) as f32;
+            let groups = groups.filter(|&[groups, looked_into]| looked_into < groups);
+            Some(RoutingRule { groups, scaling, ..plain(Score::Sigmoid, flag("norm_topk_prob").unwrap_or(true)) })
+        }
+        _ => None,
+    }
+}
+
+/// The rule of a GGUF model, from its metadata.
+pub(super) fn from_gguf(architecture: &str, file: &gguf::File) -> Option<RoutingRule> {
+    let number = |key: &str| file.number(&format!("{architecture}.{key}"));
+    let count = |key: &str| number(key).filter(|n| *n >= 1.0 && n.fract() == 0.0 && *n <= 1e6).map(|n| n as usize);
+    let top = count("expert_used_count")?;
+    let plain = |score, renormalise| RoutingRule { score, top, renormalise, groups: None, scaling: 1.0 };
+    match architecture {
+        "qwen3moe" | "qwen3vlmoe" => Some(plain(Score::Softmax, true)),
+        "qwen2moe" | "olmoe" => Some(plain(Score::Softmax, false)),
+        "gpt-oss" => Some(plain(Score::SoftmaxOfChosen, false)),
+        "llama4" => Some(plain(Score::SigmoidOnInput, false)),
+        "deepseek2" | "glm4moe" => {
+            let score = match number("expert_gating_func")? {
+                1.0 => Score::Softmax,
+                2.0 => Score::Sigmoid,
+                _ => return None,
+            };
+            let groups = count("expert_group_count").zip(count("expert_group_used_count"));
+            let groups = groups.map(|(groups, looked_into)| [groups, looked_into]).filter(|[all, used]| used < all);
+            let scaling = number("expert_weights_scale").unwrap_or(1.0) as f32;
+            let renormalise = number("expert_weights_norm").is_some_and(|norm| norm != 0.0);
+            Some(RoutingRule { groups, scaling, ..plain(score, renormalise) })
+        }
+        _ => None,
+    }
+}
