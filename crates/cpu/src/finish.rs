@@ -1,4 +1,4 @@
-//! From sums to C: scaled, gated, rounded and stored.
+//! From sums to C: scaled, biased, gated, rounded and stored.
 
 use std::ops::Range;
 
@@ -18,6 +18,8 @@ pub(super) struct Finish<'a> {
     pub function: Gate,
     /// What gate sums and up sums are multiplied with.
     pub alpha: [f64; 2],
+    /// What is then added to them, from the tile's first column on, in whole panels.
+    pub bias: [Option<&'a [f32]>; 2],
     /// Prepared rows per token.
     pub parts: usize,
     pub tokens: Range<usize>,
@@ -40,14 +42,14 @@ impl Finish<'_> {
                 for panel in 0..panels {
                     let sums = [self.gate.panel(panel), self.up.panel(panel)];
                     for index in 0..self.tokens.len() {
-                        self.store(index, panel, &self.result(&scales, index, sums), &half);
+                        self.store(index, panel, &self.result(&scales, [index, panel], sums), &half);
                     }
                 }
             }
             Some(row) => {
                 for index in 0..self.tokens.len() {
                     for (panel, lanes) in row[..panels].iter_mut().enumerate() {
-                        lanes.0 = self.result(&scales, index, [self.gate.panel(panel), self.up.panel(panel)]);
+                        lanes.0 = self.result(&scales, [index, panel], [self.gate.panel(panel), self.up.panel(panel)]);
                     }
                     for (panel, lanes) in row[..panels].iter().enumerate() {
                         self.store(index, panel, &lanes.0, &half);
@@ -59,10 +61,18 @@ impl Finish<'_> {
 
     /// A token's results in one panel, of its gate sums and its up sums.
     #[inline(always)]
-    fn result(&self, scales: &[Scale; 2], index: usize, [gate, up]: [&[Lanes]; 2]) -> [f32; COLUMNS] {
+    fn result(&self, scales: &[Scale; 2], [index, panel]: [usize; 2], [gate, up]: [&[Lanes]; 2]) -> [f32; COLUMNS] {
         let rows = index * self.parts..(index + 1) * self.parts;
-        let mut result = scales[0].apply(&gate[rows.clone()]);
-        let up = if self.function.matrices() == 2 { scales[1].apply(&up[rows]) } else { [0.0; COLUMNS] };
+        let biased = |matrix: usize, sums: &[Lanes]| {
+            let mut values = scales[matrix].apply(&sums[rows.clone()]);
+            if let Some(bias) = self.bias[matrix] {
+                let bias = &bias[panel * COLUMNS..][..COLUMNS];
+                values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+            values
+        };
+        let mut result = biased(0, gate);
+        let up = if self.function.matrices() == 2 { biased(1, up) } else { [0.0; COLUMNS] };
         self.function.apply_rows(&mut result, &up);
         result
     }

@@ -48,7 +48,9 @@ pub struct Panels {
 impl Panels {
     /// Packs one group's weights.
     pub(super) fn new(weights: &Weights<'_>) -> Result<Self> {
-        Ok(Self { matrices: weights.matrices().map(PanelMatrix::new).collect::<Result<_>>()? })
+        let matrices = weights.matrices().enumerate();
+        let packed = matrices.map(|(index, matrix)| PanelMatrix::new(matrix, weights.bias(index)));
+        Ok(Self { matrices: packed.collect::<Result<_>>()? })
     }
 
     /// Gate and up, or the only matrix.
@@ -58,7 +60,7 @@ impl Panels {
 
     /// The bytes they take.
     pub fn bytes(&self) -> usize {
-        self.matrices.iter().map(|m| m.bytes.len()).sum()
+        self.matrices.iter().map(|m| m.bytes.len() + size_of_val(&m.bias[..])).sum()
     }
 }
 
@@ -106,6 +108,8 @@ pub(super) struct PanelMatrix {
     k: usize,
     global: GlobalScale,
     bytes: MmapMut,
+    /// What is added to the sums of each column, in whole panels; empty where nothing is.
+    bias: Vec<f32>,
 }
 
 /// Some chunks of one panel, one after the other.
@@ -117,7 +121,7 @@ pub(super) struct Stretch<'a> {
 }
 
 impl PanelMatrix {
-    fn new(matrix: &Matrix<'_>) -> Result<Self> {
+    fn new(matrix: &Matrix<'_>, bias: Option<&[f32]>) -> Result<Self> {
         let (n, k) = (matrix.rows(), matrix.k());
         let length = n * (k / 2 + k / BLOCK);
         let memory = |source| Error::Memory { bytes: length, what: "packed weights", source };
@@ -129,11 +133,18 @@ impl PanelMatrix {
             let first = panel * COLUMNS;
             pack_panel(matrix, first, COLUMNS.min(n - first), out);
         }
-        Ok(Self { n, k, global: matrix.global(), bytes })
+        let mut bias = bias.map_or_else(Vec::new, <[f32]>::to_vec);
+        bias.resize(bias.len().next_multiple_of(COLUMNS), 0.0);
+        Ok(Self { n, k, global: matrix.global(), bytes, bias })
     }
 
     pub(super) fn global(&self) -> GlobalScale {
         self.global
+    }
+
+    /// What is added to the sums of each column from the first one on, in whole panels, if there is that.
+    pub(super) fn bias(&self, first: usize) -> Option<&[f32]> {
+        self.bias.get(first..).filter(|bias| !bias.is_empty())
     }
 
     /// Some chunks of a panel.
@@ -242,7 +253,7 @@ mod tests {
             // Every scale but NaN, negative ones included.
             let scales: Vec<u8> = (0..n * k / 16).map(|_| rng.u8(..0x7F) | rng.u8(..) & 0x80).collect();
             let matrix = Matrix::new(n, k, codes, scales, 0.5).unwrap();
-            let packed = PanelMatrix::new(&matrix).unwrap();
+            let packed = PanelMatrix::new(&matrix, None).unwrap();
             assert_eq!(packed.bytes.len(), matrix.codes().len() + matrix.scales().len());
             let mut row_values = vec![0.0; k];
             for row in 0..n {
@@ -257,10 +268,11 @@ mod tests {
     #[test]
     fn a_narrow_chunk_is_widened_with_zeros() {
         let matrix = Matrix::new(3, 32, vec![0x21; 48], vec![0x38; 6], 1.0).unwrap();
-        let packed = PanelMatrix::new(&matrix).unwrap();
+        let packed = PanelMatrix::new(&matrix, None).unwrap();
         let (wide, blocks) = widened(packed.stretch(0, 0..1).bytes, 3);
         assert_eq!(blocks, 2);
-        let wide = PanelMatrix { n: 16, k: 32, global: 1.0.into(), bytes: map(&wide[..2 * BLOCK_BYTES]) };
+        let wide =
+            PanelMatrix { n: 16, k: 32, global: 1.0.into(), bytes: map(&wide[..2 * BLOCK_BYTES]), bias: Vec::new() };
         for row in 0..16 {
             for k in 0..32 {
                 let expected = if row < 3 { [0.5, 1.0][k % 2] } else { 0.0 };

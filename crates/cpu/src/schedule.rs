@@ -281,6 +281,7 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             up: of(gate.matrices() - 1),
             function: gate,
             alpha: [0, last].map(|matrix| unit * group.matrices[matrix].global().value()),
+            bias: [0, last].map(|matrix| group.matrices[matrix].bias(tile.columns.start)),
             parts: kernel.parts(),
             tokens: tile.tokens.clone(),
             columns: tile.columns.clone(),

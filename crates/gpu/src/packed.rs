@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use format::{GlobalScale, Matrix};
-use op::{PackedWeights, Result, Weights};
+use op::{Error, PackedWeights, Result, Weights};
 
 use super::family::Family;
 
@@ -74,6 +74,10 @@ impl<M> PackedGroups<M> {
         weights: &[Weights<'_>],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
+        // The one place that refuses biases: none of these kernels adds them.
+        if weights.iter().any(|weights| weights.bias(0).is_some()) {
+            return Err(Error::Biases { backend: layout });
+        }
         let scaled = weights.iter().any(|weights| weights.input_scale().is_some());
         let pack = |weights| PackedGroup::new(family, weights, scaled, &mut place);
         let groups = weights.iter().map(pack).collect::<Result<_>>()?;

@@ -7,7 +7,7 @@
 //! products are multiples of a quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is
 //! forgiven: community inputs for groups are of that kind.
 //!
-//! **Scaling** by α rounds twice. **The gate** moves with its sum as far as [`Gate`] says of itself, and is
+//! **Scaling** by α rounds twice, and **a bias** that is not zero is added with one rounding. **The gate** moves with its sum as far as [`Gate`] says of itself, and is
 //! computed within a multiple of ε of itself that is stated beside its code. **The
 //! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
 //! are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and what comes of them is
@@ -23,10 +23,17 @@ const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
 
 /// The distance from the reference within which a backend's element must lie, its cast to `output` included.
 pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic: Arithmetic) -> f64 {
+    let error = unrounded_error(element, gate, k, arithmetic);
+    error + half_ulp(element.value.abs() + error, output)
+}
+
+/// The same before the cast, in f32.
+pub(crate) fn unrounded_error(element: &Element, gate: Gate, k: usize, arithmetic: Arithmetic) -> f64 {
     let smallest = f64::from(f32::MIN_POSITIVE);
     let sum_error = |sum: &Sum| {
         let accumulated = arithmetic.error(sum, k) + sum.negligible + sum.rounded;
-        accumulated + 2.0 * EPSILON * (sum.value.abs() + accumulated)
+        let scaled = accumulated + 2.0 * EPSILON * ((sum.value - sum.bias).abs() + accumulated);
+        if sum.bias == 0.0 { scaled } else { scaled + EPSILON * (sum.value.abs() + scaled) }
     };
     if element.sums().any(|sum| sum.value.abs() + sum_error(sum) > f64::from(f32::MAX)) {
         return f64::INFINITY;
@@ -47,8 +54,7 @@ pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic
                 + 2.0 * EPSILON * element.value.abs()
         }
     };
-    let error = before_cast + smallest;
-    error + half_ulp(element.value.abs() + error, output)
+    before_cast + smallest
 }
 
 /// Whether a backend's value is what it may be.
@@ -64,7 +70,7 @@ pub fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Outp
 }
 
 /// Half the distance between neighbours of the output type around a magnitude.
-fn half_ulp(magnitude: f64, output: Output) -> f64 {
+pub(crate) fn half_ulp(magnitude: f64, output: Output) -> f64 {
     let (relative, absolute): (f64, f64) = match output {
         Output::F16 => (2f64.powi(-11), 2f64.powi(-25)),
         Output::BF16 => (2f64.powi(-8), 2f64.powi(-134)),
@@ -74,7 +80,7 @@ fn half_ulp(magnitude: f64, output: Output) -> f64 {
 }
 
 /// The magnitude from which a value rounds to infinity.
-fn largest(output: Output) -> f64 {
+pub(crate) fn largest(output: Output) -> f64 {
     match output {
         Output::F16 => 65520.0,
         Output::BF16 => 2f64.powi(128) * (1.0 - 2f64.powi(-9)),
@@ -96,6 +102,17 @@ mod tests {
         let e = element(2.0, 3.0, 10.0, true);
         let bound = bound(&e, Gate::Silu, 7168, Output::F32, Arithmetic::Unknown);
         assert!(bound < 20.0 * EPSILON * e.value, "{bound}");
+    }
+
+    #[test]
+    fn a_bias_is_granted_one_rounding_of_the_sum_that_it_makes_and_none_where_it_is_zero() {
+        let at = |bias: f64| {
+            let gate = Sum { exact: true, ..Sum::rough(3.0, 10.0) }.biased(bias);
+            let element = Element { gate, up: None, value: gate.value };
+            bound(&element, Gate::None, 16, Output::F32, Arithmetic::Unknown) - half_ulp(element.value, Output::F32)
+        };
+        let granted = |bias| (at(bias) / EPSILON * 1000.0).round() / 1000.0;
+        assert_eq!((granted(0.0), granted(5.0)), (6.0, 6.0 + 8.0));
     }
 
     #[test]

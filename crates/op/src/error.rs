@@ -118,6 +118,46 @@ pub enum Error {
         value: f32,
     },
 
+    /// Biases for another number of matrices.
+    #[error("there are {found} biases for {expected} weight matrices; give one per matrix, or none")]
+    BiasCount {
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+    },
+
+    /// A bias that does not belong to its matrix.
+    #[error("the bias of {matrix} has {length} numbers for a matrix of {n} rows; it has one per row")]
+    BiasLength {
+        /// The matrix.
+        matrix: &'static str,
+        /// How many there are.
+        length: usize,
+        /// The matrix's rows.
+        n: usize,
+    },
+
+    /// A bias that no sum survives.
+    #[error("the bias of {matrix} is {value} in column {column}; biases must be finite")]
+    BiasValue {
+        /// The matrix.
+        matrix: &'static str,
+        /// The column.
+        column: usize,
+        /// The number.
+        value: f32,
+    },
+
+    /// Weights with biases, for a backend that adds none.
+    #[error(
+        "backend '{backend}' adds no biases, and these weights have some; force a CPU backend, as with HAMMERHEAD_BACKEND=avx2"
+    )]
+    Biases {
+        /// The backend.
+        backend: &'static str,
+    },
+
     /// Tokens that cannot be multiplied column by column.
     #[error(
         "group {group}: its tokens are NVFP4, and its weights want them multiplied with an input scale before they are quantised; give dense tokens (f16, bf16, f32), or quantise the products and load the weights without the input scale"

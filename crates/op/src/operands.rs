@@ -80,12 +80,15 @@ impl<'a> From<Dense<'a>> for Activations<'a> {
 }
 
 /// The weights of one group: gate and up (`B1`, `B2`, each `[n, k]` with its own global scale), or one plain matrix.
-/// Tokens may have to be multiplied with an input scale first, one factor per column of A; that is part of the operation.
+/// Tokens may have to be multiplied with an input scale first, one factor per column of A, and sums may have biases added, one number per
+/// column of C; both are part of the operation.
 #[derive(Clone, Debug)]
 pub struct Weights<'a> {
     gate: Matrix<'a>,
     up: Option<Matrix<'a>>,
     input_scale: Option<Cow<'a, [f32]>>,
+    /// One per matrix, or none.
+    biases: Vec<Cow<'a, [f32]>>,
 }
 
 impl<'a> Weights<'a> {
@@ -95,12 +98,12 @@ impl<'a> Weights<'a> {
         if shapes[0] != shapes[1] {
             return Err(Error::GateAndUp { gate: shapes[0], up: shapes[1] });
         }
-        Ok(Self { gate, up: Some(up), input_scale: None })
+        Ok(Self { gate, up: Some(up), input_scale: None, biases: Vec::new() })
     }
 
     /// One matrix, for a plain GEMM.
     pub fn plain(matrix: Matrix<'a>) -> Self {
-        Self { gate: matrix, up: None, input_scale: None }
+        Self { gate: matrix, up: None, input_scale: None, biases: Vec::new() }
     }
 
     /// The same weights, for tokens that are multiplied with k finite numbers first, column by column: what AWQ leaves in a checkpoint
@@ -116,6 +119,30 @@ impl<'a> Weights<'a> {
         Ok(Self { input_scale: Some(scale), ..self })
     }
 
+    /// The same weights, with n finite numbers for each matrix that are added to its sums in f32, after all scales and before the
+    /// gate: one vector for gate and one for up, or one for the only matrix. What a checkpoint has in 16 bits is widened before.
+    pub fn with_bias<B: Into<Cow<'a, [f32]>>>(self, biases: impl IntoIterator<Item = B>) -> Result<Self> {
+        let biases: Vec<Cow<'a, [f32]>> = biases.into_iter().map(Into::into).collect();
+        let (found, expected) = (biases.len(), self.matrices().count());
+        if found != expected {
+            return Err(Error::BiasCount { found, expected });
+        }
+        for (bias, matrix) in biases.iter().zip(["b1", "b2"]) {
+            if bias.len() != self.n() {
+                return Err(Error::BiasLength { matrix, length: bias.len(), n: self.n() });
+            }
+            if let Some(column) = bias.iter().position(|x| !x.is_finite()) {
+                return Err(Error::BiasValue { matrix, column, value: bias[column] });
+            }
+        }
+        Ok(Self { biases, ..self })
+    }
+
+    /// What is added to the sums of a matrix (0 is gate or the only one, 1 is up), column by column, if there is that.
+    pub fn bias(&self, matrix: usize) -> Option<&[f32]> {
+        self.biases.get(matrix).map(|bias| &bias[..])
+    }
+
     /// What tokens are multiplied with first, column by column, if there is that.
     pub fn input_scale(&self) -> Option<&[f32]> {
         self.input_scale.as_deref()
@@ -127,6 +154,7 @@ impl<'a> Weights<'a> {
             gate: self.gate.into_owned(),
             up: self.up.map(Matrix::into_owned),
             input_scale: self.input_scale.map(|scale| Cow::Owned(scale.into_owned())),
+            biases: self.biases.into_iter().map(|bias| Cow::Owned(bias.into_owned())).collect(),
         }
     }
 
@@ -158,7 +186,8 @@ impl<'a> Weights<'a> {
     /// The bytes that these weights take in a checkpoint.
     pub fn checkpoint_bytes(&self) -> usize {
         let matrices = self.matrices().map(|m| m.codes().len() + m.scales().len()).sum::<usize>();
-        matrices + self.input_scale().map_or(0, size_of_val)
+        let biases = self.biases.iter().map(|bias| size_of_val(&bias[..])).sum::<usize>();
+        matrices + biases + self.input_scale().map_or(0, size_of_val)
     }
 }
 
@@ -273,5 +302,20 @@ mod tests {
         assert!(matches!(refused(infinite), Error::InputScaleValue { column: 9, .. }));
         let scaled = weights().with_input_scale(vec![-2.0; 16]).unwrap().into_owned();
         assert_eq!(scaled.input_scale(), Some(&[-2.0; 16][..]));
+    }
+
+    #[test]
+    fn there_is_a_finite_bias_for_each_column_of_each_matrix() {
+        let matrix = || Matrix::new(3, 16, vec![0; 24], vec![0; 3], 1.0).unwrap();
+        let weights = || Weights::gated(matrix(), matrix()).unwrap();
+        let refused = |biases: &[Vec<f32>]| weights().with_bias(biases.to_vec()).unwrap_err();
+        assert!(matches!(refused(&[vec![0.0; 3]]), Error::BiasCount { found: 1, expected: 2 }));
+        let error = refused(&[vec![0.0; 3], vec![0.0; 4]]);
+        assert!(matches!(error, Error::BiasLength { matrix: "b2", length: 4, n: 3 }), "{error}");
+        let error = refused(&[vec![0.0, 0.0, f32::NAN], vec![0.0; 3]]);
+        assert!(matches!(error, Error::BiasValue { matrix: "b1", column: 2, .. }), "{error}");
+        let biased = weights().with_bias([vec![1.0; 3], vec![2.0; 3]]).unwrap().into_owned();
+        assert_eq!((biased.bias(0), biased.bias(1)), (Some(&[1.0; 3][..]), Some(&[2.0; 3][..])));
+        assert_eq!(weights().bias(0), None);
     }
 }

@@ -6,7 +6,7 @@
 //! gate = αₐ·α₁ · Σₖ a[k]·b1[k]      up = αₐ·α₂ · Σₖ a[k]·b2[k]      c = silu(gate)·up
 //! ```
 //!
-//! Where the weights have an input scale s, `a[k]·s[k]` stands in the place of `a[k]`. It is exact in f64; backends round it to f32.
+//! Where the weights have biases, `b₁` is added to the gate sum and `b₂` to the up sum after these scales and before the gate. Where they have an input scale s, `a[k]·s[k]` stands in the place of `a[k]`. It is exact in f64; backends round it to f32.
 //!
 //! The operands are read exactly: a code times its block scale has at most six significant bits. A product of two
 //! operands is exact in f64, and sums are kept in f64, so a reference value is good to about K·2⁻⁵³ of the sum of
@@ -44,6 +44,16 @@ impl Row {
         Self::of(values, lowest, true)
     }
 
+    /// The same row, of numbers that backends may have rounded to f32.
+    pub(crate) fn rounded(self) -> Self {
+        Self { rounded: true, ..self }
+    }
+
+    /// The largest magnitude.
+    pub(crate) fn largest(&self) -> f64 {
+        self.largest
+    }
+
     fn of(values: Vec<f64>, lowest: Option<i32>, rounded: bool) -> Self {
         let largest = values.iter().fold(0f64, |largest, x| largest.max(x.abs()));
         Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest, rounded }
@@ -72,8 +82,10 @@ fn lowest_place(x: f32) -> Option<i32> {
 /// One dot product, and how hard it was.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum {
-    /// α·Σ a·b.
+    /// α·Σ a·b + bias.
     pub value: f64,
+    /// The bias in it.
+    pub bias: f64,
     /// |α|·Σ |a·b|; infinite where Σ |a·b| itself is beyond f32, so that no f32 sum can be held to anything.
     pub magnitude: f64,
     /// Whether every partial sum, in any order, is a number that f32 can hold exactly.
@@ -101,10 +113,16 @@ pub struct Sum {
 }
 
 impl Sum {
+    /// The same sum with a bias added.
+    pub fn biased(self, bias: f64) -> Self {
+        Self { value: self.value + bias, bias, ..self }
+    }
+
     /// A sum of which no more is known than its value and its magnitude.
     pub fn rough(value: f64, magnitude: f64) -> Self {
         Self {
             value,
+            bias: 0.0,
             magnitude,
             exact: false,
             negligible: 0.0,
@@ -233,6 +251,7 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     let rounding = if a.rounded && !exact { 2f64.powi(-24) } else { 0.0 };
     Sum {
         value: alpha * walks.in_a_row.sums[0],
+        bias: 0.0,
         magnitude: if overflows { f64::INFINITY } else { scale * magnitude },
         exact,
         negligible: scale * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),
@@ -265,6 +284,14 @@ impl Element {
     }
 }
 
+/// A row of a weight matrix, its global scale, and the bias that is added to its sums.
+#[derive(Clone, Debug)]
+pub struct Column {
+    row: Row,
+    global: f64,
+    bias: f64,
+}
+
 /// A group's operands with the rows that are to be computed read out.
 #[derive(Debug)]
 pub struct Reference<'a, 'b> {
@@ -285,6 +312,11 @@ impl<'a, 'b> Reference<'a, 'b> {
         reference
     }
 
+    /// The same group, which other tokens may belong to that are larger by a factor.
+    pub(crate) fn among_tokens_apart_by(self, factor: f64) -> Self {
+        Self { largest: self.largest * factor, ..self }
+    }
+
     /// A row of A, times the input scale if there is one.
     pub fn token(&self, row: usize) -> Row {
         let mut values = vec![0.0; self.activations.k()];
@@ -296,29 +328,31 @@ impl<'a, 'b> Reference<'a, 'b> {
     }
 
     /// The rows of B1 and B2 that make one column of C.
-    pub fn column(&self, column: usize) -> Vec<Row> {
+    pub fn column(&self, column: usize) -> Vec<Column> {
         let matrices = self.weights.matrices().take(self.gate.matrices());
-        let read = |matrix: &format::Matrix<'_>| {
+        let read = |(index, matrix): (usize, &format::Matrix<'_>)| {
             let mut values = vec![0.0; matrix.k()];
             matrix.unscaled_row(column, &mut values);
-            Row::new(values)
+            let bias = self.weights.bias(index).map_or(0.0, |bias| bias[column].into());
+            Column { row: Row::new(values), global: matrix.global().value(), bias }
         };
-        matrices.map(read).collect()
+        matrices.enumerate().map(read).collect()
     }
 
     /// The element where a token and a column meet.
-    pub fn element(&self, token: &Row, column: &[Row]) -> Element {
-        let alpha = |matrix: &format::Matrix<'_>| self.activations.global().value() * matrix.global().value();
-        let gate = dot(token, &column[0], alpha(self.weights.gate()), self.largest);
-        let up = self.weights.up().filter(|_| self.gate.matrices() == 2);
-        let up = up.map(|matrix| dot(token, &column[1], alpha(matrix), self.largest));
+    pub fn element(&self, token: &Row, column: &[Column]) -> Element {
+        let sum = |column: &Column| {
+            let alpha = self.activations.global().value() * column.global;
+            dot(token, &column.row, alpha, self.largest).biased(column.bias)
+        };
+        let (gate, up) = (sum(&column[0]), column.get(1).map(sum));
         let value = self.gate.apply(gate.value, up.map_or(0.0, |sum| sum.value));
         Element { gate, up, value }
     }
 
     /// All of C, row by row.
     pub fn all(&self) -> Vec<Element> {
-        let columns: Vec<Vec<Row>> = (0..self.weights.n()).map(|n| self.column(n)).collect();
+        let columns: Vec<Vec<Column>> = (0..self.weights.n()).map(|n| self.column(n)).collect();
         let mut elements = Vec::with_capacity(self.activations.rows() * columns.len());
         for row in 0..self.activations.rows() {
             let token = self.token(row);
@@ -385,6 +419,16 @@ mod tests {
         assert!(average([vec![6400.0], vec![0.0; 6399]].concat()) > 0.99);
         let alternating = (0..6400).map(|k| if k % 2 == 0 { 1.0 } else { -1.0 }).collect();
         assert!(average(alternating) <= 0.01);
+    }
+
+    #[test]
+    fn a_bias_is_added_after_every_scale_and_before_the_gate() {
+        let ones = || format::Matrix::new(1, 16, vec![0x22; 8], vec![0x38], 0.25).unwrap();
+        let weights = Weights::gated(ones(), ones()).unwrap().with_bias([vec![-3.0], vec![0.5]]).unwrap();
+        let tokens = format::Dense::new(1, 16, vec![1f32; 16], 0.5).unwrap().into();
+        let element = Reference::new(&tokens, &weights, Gate::Silu).all()[0];
+        assert_eq!((element.gate.value, element.up.unwrap().value), (2.0 - 3.0, 2.0 + 0.5));
+        assert_eq!(element.value, Gate::Silu.apply(-1.0, 2.5));
     }
 
     #[test]

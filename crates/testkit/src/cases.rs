@@ -12,7 +12,7 @@ use fastrand::Rng;
 use format::{BLOCK, Dense, Matrix, Values, e4m3};
 use half::{bf16, f16};
 
-use op::{Activation, Activations, Error, Gate, Output, Problem, Result, Shape, Weights};
+use op::{Activation, Activations, Backend, Error, Gate, Output, Problem, Result, Shape, Weights};
 
 /// A named part of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +87,8 @@ pub enum Inputs {
     /// Added one by one each is lost; added by sixteens, or by thirty-twos, they end halfway between two numbers every time;
     /// cut off two bits behind the last place, they lose nearly half of themselves.
     Stagnant,
+    /// As realistic, with biases in every other group, the first among them, as large as the sums that they are added to.
+    Biases,
     /// As realistic, with an input scale in every other group, the first among them: factors from 1/8 to 8.
     InputScales,
 }
@@ -170,6 +172,16 @@ impl Case {
         self.inputs == Inputs::InputScales && self.activation != Activation::NvFp4
     }
 
+    /// Whether some of its weights have biases.
+    pub fn is_biased(&self) -> bool {
+        self.inputs == Inputs::Biases
+    }
+
+    /// Whether a backend refuses it, whatever the configuration: only those for CPUs add biases.
+    pub fn is_refused_by(&self, backend: &dyn Backend) -> bool {
+        self.is_biased() && backend.layout() != hammerhead::cpu::LAYOUT
+    }
+
     /// Whether the community's own tolerance, 10⁻³ absolute and relative, is asked for beside ours.
     pub fn is_community(&self) -> bool {
         matches!(self.inputs, Inputs::CommunityDual | Inputs::CommunityGroup)
@@ -193,7 +205,12 @@ impl Case {
                 let apart = if self.inputs == Inputs::GlobalsApart { 10.0 } else { 1.25 };
                 Weights::gated(gate, self.inputs.matrix(&mut rng, shape.n, shape.k, apart * alpha, false)?)?
             };
-            weights.push(if self.is_scaled() && weights.len().is_multiple_of(2) {
+            let every_other = weights.len().is_multiple_of(2);
+            weights.push(if self.is_biased() && every_other {
+                let mut bias = || (0..shape.n).map(|_| rng.f32() * 4.0 - 2.0).collect::<Vec<f32>>();
+                let biases: Vec<_> = (0..self.gate.matrices()).map(|_| bias()).collect();
+                group.with_bias(biases)?
+            } else if self.is_scaled() && every_other {
                 let factors: Vec<f32> = (0..shape.k).map(|_| 2f32.powf(rng.f32() * 6.0 - 3.0)).collect();
                 group.with_input_scale(factors)?
             } else {
@@ -222,7 +239,7 @@ impl Inputs {
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
     fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign | Inputs::InputScales => {
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign | Inputs::InputScales | Inputs::Biases => {
                 // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
                 let weight = 2.93 * 1.69;
                 let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
@@ -252,7 +269,7 @@ impl Inputs {
                 global = 1.0;
             }
             // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales => {
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales | Inputs::Biases => {
                 scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
             }
             Inputs::OneSign => {
@@ -466,6 +483,14 @@ fn edge() -> Vec<Case> {
         let groups = vec![Shape::new(20, 40, 208), Shape::new(3, 33, 64), Shape::new(0, 8, 32), Shape::new(9, 24, 48)];
         let case = Case::new(Suite::Edge, groups, Inputs::InputScales, why);
         cases.push(Case { activation, output: Output::F32, ..case });
+    }
+    for gate in Gate::ALL {
+        for activation in [Activation::NvFp4, Activation::BF16, Activation::F32] {
+            let why = "biases in groups with them and without, a last panel of one column: added once, to the right column of the right sum, before the gate";
+            let groups = vec![Shape::new(20, 49, 208), Shape::new(3, 33, 64), Shape::new(9, 24, 48)];
+            let case = Case::new(Suite::Edge, groups, Inputs::Biases, why);
+            cases.push(Case { gate, activation, output: Output::F32, ..case });
+        }
     }
     for (activation, m) in [(Activation::F16, 200), (Activation::BF16, 150), (Activation::F32, 100)] {
         let why = "dense activations over several tiles and a long K, exact to the bit";

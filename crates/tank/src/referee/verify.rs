@@ -46,8 +46,8 @@ const KINDS: [Inputs; 6] =
 /// What a contestant is asked, for these problems of a season and this seed.
 pub fn questions(problems: &[Case], checking: &Checking, seed: u64) -> Vec<Case> {
     let mut questions = cases::suite(Suite::Edge);
-    // The protocol has no words for input scales.
-    questions.retain(|case| !case.is_scaled());
+    // The protocol has no words for input scales and biases.
+    questions.retain(|case| !case.is_scaled() && !case.is_biased());
     for problem in problems {
         questions.extend(KINDS.map(|inputs| Case { inputs, ..problem.clone() }));
     }

@@ -124,14 +124,15 @@ fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output) 
 
 #[cfg(test)]
 mod tests {
-    use testkit::cases::{self, Inputs};
+    use testkit::cases::{self, Case, Inputs};
 
     use super::*;
 
     #[test]
     fn every_right_result_of_the_list_is_accepted() {
         let yardstick = Yardstick::new().unwrap();
-        for case in cases::suite(cases::Suite::Edge).into_iter().filter(|case| !case.is_scaled()) {
+        let asked = |case: &Case| !case.is_scaled() && !case.is_biased();
+        for case in cases::suite(cases::Suite::Edge).into_iter().filter(asked) {
             let instance = case.instance(5).unwrap();
             let engine = yardstick.engine();
             let layer = engine.load(&instance.weights, case.gate).unwrap();
