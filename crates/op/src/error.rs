@@ -158,6 +158,65 @@ pub enum Error {
         backend: &'static str,
     },
 
+    /// More experts per token than there are, or none.
+    #[error("top-k is {top_k} of {experts} experts; it must be at least 1 and at most the number of experts")]
+    TopK {
+        /// Experts per token.
+        top_k: usize,
+        /// Experts that there are.
+        experts: usize,
+    },
+
+    /// A tensor of a router's that has another length.
+    #[error("{tensor} has {found} numbers, but {expected} were expected; check its shape and the number of experts")]
+    RoutingLength {
+        /// The tensor.
+        tensor: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there should be, and why.
+        expected: String,
+    },
+
+    /// A number of a router's that is not one.
+    #[error(
+        "{tensor}: {value} at row {row}, column {column}; it must be finite (give ids and weights to route as you like)"
+    )]
+    RoutingValue {
+        /// The tensor.
+        tensor: &'static str,
+        /// The row.
+        row: usize,
+        /// The column.
+        column: usize,
+        /// The number.
+        value: f32,
+    },
+
+    /// Groups of experts that cannot be.
+    #[error(
+        "{} groups of {experts} experts, of which {} may be chosen from, for a top-k of {top_k}: groups must divide the experts, and those chosen from must hold top-k of them", groups.count, groups.best
+    )]
+    RoutingGroups {
+        /// The groups.
+        groups: crate::routing::Groups,
+        /// Experts that there are.
+        experts: usize,
+        /// Experts per token.
+        top_k: usize,
+    },
+
+    /// Something that a scoring has no use for.
+    #[error(
+        "{option} is given for the routing '{scoring}', which has no use for it; leave it out, or route by 'sigmoid'"
+    )]
+    RoutingOption {
+        /// What was given.
+        option: &'static str,
+        /// The scoring.
+        scoring: crate::routing::Scoring,
+    },
+
     /// Tokens that cannot be multiplied column by column.
     #[error(
         "group {group}: its tokens are NVFP4, and its weights want them multiplied with an input scale before they are quantised; give dense tokens (f16, bf16, f32), or quantise the products and load the weights without the input scale"
