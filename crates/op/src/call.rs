@@ -43,6 +43,13 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
         Ok(Self { backend, problem, config, weights, activations, largest, targets, team })
     }
 
+    /// The same call, in which the largest activation of every group is taken to be at least so large. Backends scale tokens by it: so tokens are
+    /// scaled alike whatever else is in their group, as long as none is larger.
+    pub fn with_largest(mut self, largest: f32) -> Self {
+        self.largest.iter_mut().for_each(|own| *own = own.max(largest));
+        self
+    }
+
     /// Computes.
     pub fn run(self) -> Result<()> {
         let Call { backend, problem, config, weights, activations, largest, targets, team } = self;

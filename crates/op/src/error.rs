@@ -158,6 +158,17 @@ pub enum Error {
         backend: &'static str,
     },
 
+    /// Parts of an MLP, or of a layer of experts, that do not fit together.
+    #[error("{what} has {found}; expected is {expected}: check which tensors belong together")]
+    Mlp {
+        /// Which part.
+        what: &'static str,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
+
     /// More experts per token than there are, or none.
     #[error("top-k is {top_k} of {experts} experts; it must be at least 1 and at most the number of experts")]
     TopK {
@@ -195,26 +206,61 @@ pub enum Error {
 
     /// Groups of experts that cannot be.
     #[error(
-        "{} groups of {experts} experts, of which {} may be chosen from, for a top-k of {top_k}: groups must divide the experts, and those chosen from must hold top-k of them", groups.count, groups.best
+        "{count} groups of {experts} experts, of which {best} may be chosen from, for a top-k of {top_k}: groups must divide the experts, and those chosen from must hold top-k of them"
     )]
     RoutingGroups {
-        /// The groups.
-        groups: crate::routing::Groups,
+        /// Groups that there are.
+        count: usize,
+        /// Groups that may be chosen from.
+        best: usize,
         /// Experts that there are.
         experts: usize,
         /// Experts per token.
         top_k: usize,
     },
 
-    /// Something that a scoring has no use for.
+    /// Something that a routing has no use for.
     #[error(
-        "{option} is given for the routing '{scoring}', which has no use for it; leave it out, or route by 'sigmoid'"
+        "{option} is given for the routing '{routing}', which has no use for it; leave it out, or route by 'sigmoid'"
     )]
     RoutingOption {
         /// What was given.
         option: &'static str,
-        /// The scoring.
-        scoring: crate::routing::Scoring,
+        /// The routing's name.
+        routing: String,
+    },
+
+    /// A value between the two products of an MLP that its type cannot hold.
+    #[error(
+        "expert {expert}: the intermediate of token {token} is {value} in column {column}; ask for an intermediate of f32, or give tokens of bf16"
+    )]
+    IntermediateBeyond {
+        /// The expert; the number of experts for the shared one.
+        expert: usize,
+        /// The token.
+        token: usize,
+        /// The column.
+        column: usize,
+        /// The value.
+        value: f32,
+    },
+
+    /// Tokens and experts for another number of tokens.
+    #[error("there are {tokens} tokens, and experts for {routed}; give ids and weights, or logits, of as many rows")]
+    RoutedTokens {
+        /// Tokens.
+        tokens: usize,
+        /// Rows of the routing.
+        routed: usize,
+    },
+
+    /// Results that do not depend on the batch, from a backend that cannot promise it.
+    #[error(
+        "backend '{backend}' cannot compute batch-invariant layers; force a CPU backend, as with HAMMERHEAD_BACKEND=avx2"
+    )]
+    BatchInvariant {
+        /// The backend.
+        backend: &'static str,
     },
 
     /// Tokens that cannot be multiplied column by column.

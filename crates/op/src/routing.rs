@@ -107,7 +107,7 @@ impl Router {
         }
         finite("the router's correction", &correction, self.experts)?;
         if self.scoring != Scoring::Sigmoid {
-            return Err(Error::RoutingOption { option: "a correction", scoring: self.scoring });
+            return Err(Error::RoutingOption { option: "a correction", routing: self.scoring.to_string() });
         }
         Ok(Self { correction, ..self })
     }
@@ -117,10 +117,10 @@ impl Router {
         let Groups { count, best } = groups;
         let whole = count > 0 && self.experts.is_multiple_of(count);
         if !whole || best == 0 || best > count || best * (self.experts / count) < self.top_k {
-            return Err(Error::RoutingGroups { groups, experts: self.experts, top_k: self.top_k });
+            return Err(Error::RoutingGroups { count, best, experts: self.experts, top_k: self.top_k });
         }
         if self.scoring != Scoring::Sigmoid {
-            return Err(Error::RoutingOption { option: "groups of experts", scoring: self.scoring });
+            return Err(Error::RoutingOption { option: "groups of experts", routing: self.scoring.to_string() });
         }
         Ok(Self { groups: Some(groups), ..self })
     }
