@@ -9,6 +9,7 @@
 pub mod backends;
 mod checkpoint;
 mod engine;
+pub mod feed_forward;
 pub mod machine;
 mod memory;
 mod plan;

@@ -49,7 +49,7 @@ pub use mlp::{ExpertWeights, Intermediate, MlpWeights, SharedWeights};
 pub use operands::{Activations, Weights};
 pub use problem::{Activation, Output, Problem};
 pub use request::Request;
-pub use routing::{Ids, Routed, Router, Scoring};
+pub use routing::{Groups, Ids, Routed, Router, Scoring};
 pub use shape::Shape;
 pub use target::Target;
 pub use team::{Team, Workers};

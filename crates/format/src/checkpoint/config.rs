@@ -86,7 +86,7 @@ impl ModelConfig {
         let quantisation = quantisation.filter(|value| value.is_object());
         let quantisation = quantisation.map(|value| declared(path.to_path_buf(), value, value.get("producer")));
         let kind = field("model_type").and_then(Value::as_str);
-        let routing = routing::from_json(kind, &field);
+        let routing = routing::from_json(kind, field);
         Self { model_type, gate, quantisation, routing }
     }
 
