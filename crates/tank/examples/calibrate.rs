@@ -1,18 +1,21 @@
 //! How often the referee is right: the table of `docs/referee.md`, made again.
 //!
-//! `cargo run --release -p hammerhead-tank --example calibrate [SITTINGS [SEED [percentiles]]]`
+//! `cargo run --release -p hammerhead-tank --example calibrate [SITTINGS [SEED [percentiles | BUDGET]]]`: a budget is in seconds of the
+//! synthetic clock, on which a pair of processes takes one third of a second.
 
-use tank::referee::RefereeSettings;
 use tank::referee::calibration::{Characteristics, characteristics, worlds};
 use tank::referee::stats::Interval;
+use tank::referee::{RefereeSettings, Terms};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let sittings: usize = arguments.next().map_or(Ok(1000), |text| text.parse())?;
     let seed: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
     let mut settings = RefereeSettings::default();
-    if arguments.next().is_some_and(|text| text == "percentiles") {
-        settings.timing.interval = Interval::Percentiles;
+    let mut terms = Terms::default();
+    match arguments.next().as_deref() {
+        Some("percentiles") => settings.timing.interval = Interval::Percentiles,
+        budget => terms.budget_seconds = budget.map(str::parse).transpose()?,
     }
     println!(
         "| machine | truth | faster | seemed | slower | mixed | inconclusive | void | coverage | of shapes | ± | quartets | flattery |"
@@ -22,8 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let rows: Vec<_> = worlds()
             .into_iter()
             .map(|(name, truth, world)| {
-                let settings = &settings;
-                (name, truth, scope.spawn(move || characteristics(&world, settings, sittings, seed)))
+                let (settings, terms) = (&settings, &terms);
+                (name, truth, scope.spawn(move || characteristics(&world, settings, terms, sittings, seed)))
             })
             .collect();
         for (name, truth, row) in rows {

@@ -27,7 +27,9 @@ fn main() -> Result<(), Failure> {
     let problems = shapes.split(';').map(problem).collect::<Result<Vec<_>, _>>()?;
     let champion = entry(&problems, champion)?;
     let challenger = match rest {
-        [dashes, command @ ..] if dashes == "--" => Entry::Program { build: Vec::new(), command: command.to_vec() },
+        [dashes, command @ ..] if dashes == "--" => {
+            Entry::Program { build: Vec::new(), command: command.to_vec(), sealed: None }
+        }
         [config] => entry(&problems, config)?,
         _ => return Err("give one challenger: BACKEND:CONFIG, or -- and a command".into()),
     };

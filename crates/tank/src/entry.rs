@@ -124,6 +124,9 @@ pub enum Entry {
         build: Vec<String>,
         /// What starts it, program and arguments.
         command: Vec<String>,
+        /// What its files must be, from when it won: nobody else may defend its title.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sealed: Option<String>,
     },
 }
 

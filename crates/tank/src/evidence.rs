@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use testkit::counters;
 
+use crate::contestant::seal;
 use crate::court::Baseline;
 use crate::entry::{Entry, ProblemSpec, Way};
 use crate::pitch::{Pitch, Run};
@@ -157,7 +158,7 @@ pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
     };
     match pitch.run.as_ref().ok_or_else(nothing)? {
         Run { program, build, .. } if !program.is_empty() => {
-            Ok(Entry::Program { build: build.clone(), command: program.clone() })
+            Ok(Entry::Program { build: build.clone(), command: program.clone(), sealed: None })
         }
         Run { config, backend: name, .. } => {
             let request: Request = config.as_deref().unwrap_or_default().parse()?;
@@ -196,9 +197,11 @@ fn digest(entry: Option<&Entry>, pitch: &Pitch) -> String {
 /// was changed since is another.
 pub fn entry_digest(entry: &Entry) -> String {
     let mut hash = Sha256::new();
-    hash.update(serde_json::to_vec(entry).unwrap_or_default());
-    if let Entry::Program { command, .. } = entry {
-        command.iter().filter_map(|word| std::fs::read(word).ok()).for_each(|bytes| hash.update(bytes));
+    if let Entry::Program { build, command, .. } = entry {
+        hash.update(serde_json::to_vec(&(build, command)).unwrap_or_default());
+        hash.update(seal::digest(command));
+    } else {
+        hash.update(serde_json::to_vec(entry).unwrap_or_default());
     }
     hex(&hash.finalize())
 }

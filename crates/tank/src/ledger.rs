@@ -237,7 +237,7 @@ mod tests {
     use crate::event::RolledBack;
 
     fn event(index: usize) -> Event {
-        RolledBack { bucket: format!("bucket {index}"), by: "ada".into(), reason: "a \"test\"".into() }.into()
+        RolledBack { bucket: format!("bucket {index}"), by: "grace".into(), reason: "a \"test\"".into() }.into()
     }
 
     fn written(records: usize) -> (tempfile::TempDir, PathBuf) {
@@ -273,7 +273,7 @@ mod tests {
         let lines: Vec<String> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
         for changed in 0..5 {
             let mut edited = lines.clone();
-            edited[changed] = edited[changed].replace("ada", "eve");
+            edited[changed] = edited[changed].replace("grace", "trent");
             assert_eq!(tampered_line(&path, &edited), changed + 1);
         }
     }
@@ -298,7 +298,7 @@ mod tests {
     fn a_line_with_a_hash_made_to_fit_breaks_the_next_one() {
         let (_folder, path) = written(4);
         let mut lines: Vec<String> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
-        let body = lines[1].split(SEAM).next().unwrap().replace("ada", "eve");
+        let body = lines[1].split(SEAM).next().unwrap().replace("grace", "trent");
         lines[1] = format!("{body}{SEAM}{}\"}}", hex(&Sha256::digest(body.as_bytes())));
         assert_eq!(tampered_line(&path, &lines), 3);
     }

@@ -96,15 +96,21 @@ fn tried(examined: &Examined<'_>) -> Option<String> {
         a.digest == examined.evidence.digest
             && a.machine == examined.machine
             && a.problems == examined.problems
-            && a.judgement.verdict == Verdict::Failure
+            && matches!(a.judgement.verdict, Verdict::Failure | Verdict::Inconclusive)
     };
     let failures: Vec<Attempt> = history::attempts(examined.records).into_iter().filter(same).collect();
     let last = failures.last()?;
+    let failed = failures.iter().any(|attempt| attempt.judgement.verdict == Verdict::Failure);
+    // Once may have been bad luck.
+    if !failed && failures.len() < examined.settings.inconclusive_tries {
+        return None;
+    }
+    let how = if failed { "it failed before" } else { "nothing could be found before, again and again," };
     let news = examined.pitch.new_evidence.trim();
     let known = news.is_empty() || failures.iter().any(|a| a.new_evidence.trim() == news);
     known.then(|| {
         format!(
-            "it failed before as '{}' (record {}: {}), and new_evidence says nothing that was not known then",
+            "{how} as '{}' (record {}: {}), and new_evidence says nothing that was not known then",
             last.pitch,
             last.record,
             last.judgement.reasons.join("; ")

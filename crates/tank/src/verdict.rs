@@ -64,6 +64,7 @@ pub fn terms(deal: &Deal, settings: &Settings) -> Terms {
         least_gain: deal.min_geomean.map(|least| least - 1.0),
         most_loss: deal.max_loss,
         probe_loss: deal.staged.unwrap_or(false).then_some(settings.probe_loss),
+        budget_seconds: None,
     }
 }
 

@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Steady, case, cheat, few_questions, limits, plain_python, quick, scalar};
-use tank::contestant::{Contestant, Fault, Job, Lot, Program, Session};
+use common::{Steady, case, cheat, few_questions, plain_python, quick, scalar};
+use tank::contestant::{Contestant, Fault, Guard, Job, Program, Session, Tensors};
 use tank::referee::{
     Checking, Correctness, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Terms, Wall, examine,
     sit,
@@ -145,9 +145,10 @@ fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
 }
 
 /// The portable backend with every result off by a few roundings: within the bound, but much less precise than it is.
-struct Imprecise(tank::contestant::Builtin);
+struct Imprecise(tank::contestant::Builtin, usize);
 
-struct Spoiling(Box<dyn Session>, Option<std::path::PathBuf>);
+/// After so many runs every result is spoilt, if it spoils any.
+struct Spoiling(Box<dyn Session>, usize);
 
 impl Contestant for Imprecise {
     fn about(&self) -> tank::contestant::About {
@@ -155,7 +156,7 @@ impl Contestant for Imprecise {
     }
 
     fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(Spoiling(self.0.start()?, None)))
+        Ok(Box::new(Spoiling(self.0.start()?, self.1)))
     }
 }
 
@@ -164,9 +165,12 @@ impl Session for Spoiling {
         true
     }
 
-    fn prepare(&mut self, lot: &Lot) -> Result<tank::contestant::Readiness, Fault> {
-        self.1 = Some(lot.message(String::new()).outputs);
-        self.0.prepare(lot)
+    fn tensors(&mut self) -> &mut Tensors {
+        self.0.tensors()
+    }
+
+    fn prepare(&mut self) -> Result<tank::contestant::Readiness, Fault> {
+        self.0.prepare()
     }
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
@@ -175,8 +179,14 @@ impl Session for Spoiling {
 
     fn go(&mut self) -> Result<(), Fault> {
         self.0.go()?;
-        let path = self.1.as_ref().unwrap();
-        let bytes = std::fs::read(path).unwrap();
+        if self.1 > 0 {
+            self.1 -= 1;
+            return Ok(());
+        }
+        // Nothing is laid out while the round trip is measured.
+        let Ok(message) = self.0.tensors().message(String::new()) else { return Ok(()) };
+        let path = message.outputs;
+        let bytes = std::fs::read(&path).unwrap();
         let spoilt = bytes.chunks_exact(4).flat_map(|four| {
             let value = f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
             if value.is_nan() { value.to_le_bytes() } else { (value * (1.0 + 8e-6)).to_le_bytes() }
@@ -185,11 +195,7 @@ impl Session for Spoiling {
         Ok(())
     }
 
-    fn rest(&mut self) -> Result<(), Fault> {
-        self.0.rest()
-    }
-
-    fn remarks(&self) -> Vec<String> {
+    fn guards(&self) -> Vec<Guard> {
         Vec::new()
     }
 }
@@ -203,7 +209,7 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
         found
     };
     let champion = of(&scalar(&question));
-    let mut imprecise = of(&Imprecise(scalar(&question)));
+    let mut imprecise = of(&Imprecise(scalar(&question), 0));
     assert!(imprecise.correctness.passed(), "it is within the bound: {:?}", imprecise.correctness);
     imprecise.compare(&champion, &Checking::default());
     let found = &imprecise.correctness;
@@ -211,6 +217,24 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
     let mut again = champion.clone();
     again.compare(&champion, &Checking::default());
     assert!(again.correctness.passed(), "the champion is as precise as itself");
+}
+
+#[test]
+fn digits_are_worth_as_much_in_timed_runs_as_in_the_examination() {
+    let mut problem = case(24, 40, 4096, Inputs::Realistic);
+    problem.output = hammerhead::Output::F32;
+    let (settings, clock) = (quick(), Steady::default());
+    let champion = scalar(&problem);
+    let found = |runs: usize| {
+        let challenger = Imprecise(scalar(&problem), runs);
+        let mut pool = Pool::new(&champion, &challenger, vec![problem.clone()], &settings, &clock, 15).unwrap();
+        sit(&mut pool, &settings, &Terms::default(), 15).unwrap().outcome
+    };
+    // Precise for as long as an examination lasts, and then no more.
+    let outcome = found(3);
+    let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("precision was traded")), "{fault}");
+    assert!(matches!(found(usize::MAX), Outcome::Inconclusive { .. }), "whoever stays precise is not accused");
 }
 
 #[test]
@@ -225,7 +249,7 @@ fn there_is_no_network_and_no_way_to_others() {
 fn nothing_of_a_contestant_outlives_its_session() {
     // The child of the hanging one sleeps for ten minutes in its group; it is gone when the session is.
     let mut hanging = cheat("hang");
-    hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..limits() };
+    hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..hanging.limits };
     let sleeps = || {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut commands = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

@@ -5,7 +5,7 @@
 
 use tank::referee::calibration::{Characteristics, characteristics};
 use tank::referee::synthetic::World;
-use tank::referee::{RefereeSettings, Timing};
+use tank::referee::{RefereeSettings, Terms, Timing};
 
 const SITTINGS: usize = 60;
 
@@ -16,7 +16,7 @@ fn settings() -> RefereeSettings {
 fn judge(change: impl Fn(&mut World)) -> Characteristics {
     let mut world = World::quiet(3, 0.0);
     change(&mut world);
-    characteristics(&world, &settings(), SITTINGS, 20).unwrap()
+    characteristics(&world, &settings(), &Terms::default(), SITTINGS, 20).unwrap()
 }
 
 /// What a rate of at most `rate` may show over all sittings.
@@ -80,11 +80,45 @@ fn a_gain_that_one_shape_pays_for_is_called_mixed() {
 }
 
 #[test]
-fn a_referee_that_favours_one_side_finds_itself_void() {
+fn a_referee_that_favours_one_side_widens_its_margin_and_is_not_believed() {
     for bias in [-0.02, 0.02] {
         let c = judge(|w| w.bias = bias);
-        assert!(c.void > 0.95, "{c:?}");
+        assert!(c.faster == 0.0 && c.slower == 0.0 && c.inconclusive > 0.95, "{c:?}");
     }
+    // What is true beyond the bias is still found.
+    let c = judge(|w| {
+        w.bias = -0.02;
+        w.truth.fill(-0.08);
+    });
+    assert!(c.faster > 0.95, "{c:?}");
+    assert!(judge(|w| w.bias = -0.2).void > 0.95, "and a margin that nobody could clear is void");
+}
+
+#[test]
+fn a_budget_that_allows_more_finds_on_a_noisy_machine_what_the_usual_looks_do_not() {
+    let mut world = World::quiet(3, -0.03);
+    (world.sample_spread, world.process_spread) = (0.06, 0.015);
+    let found = |budget_seconds| {
+        let terms = Terms { budget_seconds, ..Terms::default() };
+        characteristics(&world, &settings(), &terms, SITTINGS / 2, 20).unwrap()
+    };
+    // A pair of processes takes about a fifth of a second on the synthetic clock.
+    let (usual, patient) = (found(None), found(Some(100.0)));
+    assert!(patient.faster > 0.9 && patient.faster > usual.faster + 0.2, "{usual:?} {patient:?}");
+    let mut equal = world.clone();
+    equal.truth.fill(0.0);
+    let terms = Terms { budget_seconds: Some(60.0), ..Terms::default() };
+    let c = characteristics(&equal, &settings(), &terms, SITTINGS / 2, 20).unwrap();
+    assert!(c.faster == 0.0, "{c:?}");
+}
+
+#[test]
+fn a_measurement_does_not_end_precisely_while_a_shape_is_unsettled() {
+    // The geomean is known at once; the one shape is 5 % slower, exactly what it may be.
+    let mut world = World::quiet(8, -0.05);
+    world.truth[0] = -(-0.05f64).ln_1p();
+    let c = characteristics(&world, &settings(), &Terms::default(), SITTINGS, 20).unwrap();
+    assert!(c.quartets > 90.0, "{c:?}");
 }
 
 #[test]

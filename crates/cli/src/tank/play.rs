@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
@@ -18,6 +19,9 @@ use super::pages;
 use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
+
+/// What the built-in season may take where nobody says otherwise.
+const BUDGET: Duration = Duration::from_secs(600);
 
 /// Play a season: the built-in one on this machine's CPU unless another is named
 #[derive(Debug, ClapArgs)]
@@ -58,6 +62,10 @@ pub struct Args {
     /// Begin anew although the season is finished, or was begun in another form
     #[arg(long)]
     again: bool,
+    /// How long all sittings together may take, for example 90s, 10m or 2h: the noise is measured first, and as much is timed as fits
+    /// [default: 10m for the built-in season; without one, as long as the settings' looks take]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    budget: Option<Duration>,
     /// Build this pitch whatever the vote says; both go into the ledger
     #[arg(long = "override", value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
     overrides: Vec<(String, String)>,
@@ -87,6 +95,16 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((round.trim().to_owned(), pitch.trim().to_owned()))
 }
 
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let (number, unit) =
+        units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit))).unwrap_or((text, &1.0));
+    let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit).filter(|seconds| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "write a time such as 90s, 10m or 2h".to_owned())
+}
+
 /// Plays, or goes on where an earlier play stopped.
 pub fn play(args: &Args) -> Result<()> {
     let season = chosen(args)?;
@@ -104,9 +122,13 @@ pub fn play(args: &Args) -> Result<()> {
         },
         pause: args.pause,
         again: args.again,
+        budget: args
+            .budget
+            .or_else(|| (args.season.is_none() && args.pitch.is_empty() && !args.quick).then_some(BUDGET)),
         tuning: tuning::folder(),
     };
-    let mut referee = Official::new(&season.problems, season.settings.referee.clone(), worker()?, season.threads)?;
+    let referee = Official::new(&season.problems, season.settings.referee.clone(), worker()?, season.threads)?;
+    let mut referee = referee.watched(|line| console::remark(&format!("    {line}")));
     let played = play::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
     let report = pages::write(ledger.records(), None, &page);

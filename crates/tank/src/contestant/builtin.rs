@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::protocol::{
     Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line, understand,
 };
-use super::{About, Contestant, Fault, Lot, Readiness, Session, Stage};
+use super::{About, Contestant, Fault, Guard, Readiness, Session, Stage, Tensors};
 use crate::entry::Way;
 use crate::{Error, Result};
 
@@ -59,13 +59,15 @@ impl Contestant for Builtin {
     }
 
     fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(InProcess { bench: Bench::new(self.clone()), jobs: Vec::new() }))
+        let tensors = Tensors::new().map_err(|error| Fault::Start { reason: error.to_string() })?;
+        Ok(Box::new(InProcess { bench: Bench::new(self.clone()), tensors, jobs: Vec::new() }))
     }
 }
 
 /// A built-in contestant in this process.
 struct InProcess {
     bench: Bench,
+    tensors: Tensors,
     jobs: Vec<Job>,
 }
 
@@ -74,8 +76,13 @@ impl Session for InProcess {
         true
     }
 
-    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault> {
-        self.bench.prepare(&lot.message(String::new())).map_err(|error| failed(Stage::Prepare, &error))
+    fn tensors(&mut self) -> &mut Tensors {
+        &mut self.tensors
+    }
+
+    fn prepare(&mut self) -> Result<Readiness, Fault> {
+        let message = self.tensors.message(String::new());
+        message.and_then(|message| self.bench.prepare(&message)).map_err(|error| failed(Stage::Prepare, &error))
     }
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
@@ -87,11 +94,7 @@ impl Session for InProcess {
         self.bench.run(&self.jobs).map_err(|error| failed(Stage::Run, &error))
     }
 
-    fn rest(&mut self) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    fn remarks(&self) -> Vec<String> {
+    fn guards(&self) -> Vec<Guard> {
         Vec::new()
     }
 }

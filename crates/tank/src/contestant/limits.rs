@@ -1,5 +1,7 @@
 //! What a contestant's process may take: part of the referee's settings, and kept where it is enforced.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -21,15 +23,25 @@ pub struct Limits {
     pub run_seconds: f64,
     /// Seconds to leave after `bye` before it is killed.
     pub bye_seconds: f64,
-    /// Bytes of address space.
+    /// Bytes of memory: of address space for each process, and of what is in use for all of them together.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub processes: u64,
     /// Bytes of any file that it writes.
     pub file_bytes: u64,
+    /// Bytes of the scratch folder that is its own (`TMPDIR` and `HOME`), which goes with it.
+    pub scratch_bytes: u64,
     /// Whether it may use the network.
     pub network: bool,
+    /// Names of the environment's variables that are passed on. Nothing else is.
+    pub environment: Vec<String>,
+    /// Files and folders that it may read beside the system's and its own, for example a toolchain.
+    pub readable: Vec<PathBuf>,
 }
+
+/// What programs need to find their libraries, their language and their device; no secret is among it.
+const ENVIRONMENT: [&str; 7] =
+    ["PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -42,7 +54,10 @@ impl Default for Limits {
             memory_bytes: 64 << 30,
             processes: 512,
             file_bytes: 4 << 30,
+            scratch_bytes: 1 << 30,
             network: false,
+            environment: ENVIRONMENT.map(str::to_owned).to_vec(),
+            readable: Vec::new(),
         }
     }
 }

@@ -1,38 +1,30 @@
-//! A problem laid out in shared memory: weights of some layers, room for tokens, room for outputs.
+//! A problem with its numbers, and the three files in which a contestant finds them.
 //!
-//! Three files, in a folder that only this user may enter, on a memory file system where there is one. The referee keeps
-//! what it wrote for itself and computes every expected value from that, so a contestant that changes its inputs changes
-//! nothing but its own results, and is found when the file is read again.
+//! A [`Lot`] is what is to be laid out: weights of some layers, room for tokens, room for outputs. [`Tensors`] are a session's files,
+//! of memory that has no name in any folder: only who was given a descriptor can open them, so no side sees the other's. They are
+//! the same for as long as the session lives, and every `prepare` lays them out anew.
+//!
+//! The referee keeps what it wrote for itself and computes every expected value from that, so a contestant that changes its inputs
+//! changes nothing but its own results, and is found when the file is read again.
 //!
 //! The referee never maps these files: it reads and writes them by system calls. A contestant may shorten a file at any
 //! time, and a referee that had it mapped would die of that; a short read is an error like any other. For the same reason
 //! outputs are judged on a private copy: what is written after the copy was made does not count.
-//!
-//! A folder goes with its lot. A referee that is killed leaves its folders behind, and the next one takes them away
-//! ([`sweep`]): whoever lives holds a lock on each of its folders, and a lock dies with its owner.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::{Activations, Output, Problem, Weights};
-use tempfile::TempDir;
 
 use super::protocol::{MatrixPlace, Prepare, ProblemText, TokensPlace, WeightsPlace};
 use crate::{Error, Result};
 
-/// Where memory is a file system.
-const SHARED: &str = "/dev/shm";
-/// How the name of a lot's folder begins.
-const PREFIX: &str = "hammerhead-tank-";
-/// The files in it.
-const FILES: [&str; 3] = ["weights", "tokens", "outputs"];
-/// How often a folder is made anew that was swept away before it was locked.
-const ATTEMPTS: usize = 8;
 /// Every tensor starts at a multiple of this: a page, so that a mapping can be made of any of them.
 const ALIGNMENT: u64 = 4096;
 
@@ -41,31 +33,68 @@ pub type LayerWeights = Vec<Weights<'static>>;
 /// Tokens of an input, a group each.
 pub type Tokens = Vec<Activations<'static>>;
 
-/// A problem in shared memory.
-#[derive(Debug)]
+/// A problem, its weights, and how many inputs and outputs there are to be room for.
+#[derive(Clone, Debug)]
 pub struct Lot {
     problem: Problem,
-    message: Prepare,
+    layers: Arc<Vec<LayerWeights>>,
+    /// Tokens of the sizes and the global scales that all will have. They are never shown.
+    pattern: Tokens,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Lot {
+    /// A lot with these layers, and tokens like those given.
+    pub fn new(
+        problem: Problem,
+        layers: Arc<Vec<LayerWeights>>,
+        pattern: Tokens,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Self> {
+        if layers.iter().flatten().any(|weights| weights.input_scale().is_some()) {
+            let reason = "weights with an input scale have no words in it; judge the layer without, on tokens that are multiplied";
+            return Err(Error::Protocol { reason: reason.to_owned() });
+        }
+        Ok(Self { problem, layers, pattern, inputs, outputs })
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> &Arc<Vec<LayerWeights>> {
+        &self.layers
+    }
+
+    /// Places for inputs, which are as many as those for outputs or fewer.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+}
+
+/// The files of a session.
+#[derive(Debug)]
+pub struct Tensors {
     weights: Region,
     tokens: Region,
     outputs: Region,
-    layers: Arc<Vec<LayerWeights>>,
-    inputs: Vec<Tokens>,
-    /// Last: the files are closed before their folder goes.
-    _folder: Folder,
+    laid: Option<Laid>,
 }
 
-/// A folder of this process's own. It goes when this value goes, and can be swept away by others once the process is dead.
+/// What lies in them.
 #[derive(Debug)]
-struct Folder {
-    _lock: File,
-    place: TempDir,
+struct Laid {
+    lot: Lot,
+    message: Prepare,
+    /// The tokens that each input holds now.
+    inputs: Vec<Option<Tokens>>,
 }
 
 #[derive(Debug)]
 struct Region {
-    path: PathBuf,
+    name: &'static str,
     file: File,
+    /// What the contestant is given, for reading only where that is all it may do.
+    lent: File,
 }
 
 /// Which poison fills an output: two that differ in every element, each not a number in all three output types.
@@ -87,105 +116,104 @@ impl Poison {
     }
 }
 
-impl Lot {
-    /// Lays out a problem: its layers' weights, as many inputs as there are tokens, and so many outputs.
-    pub fn new(problem: Problem, layers: Arc<Vec<LayerWeights>>, inputs: Vec<Tokens>, outputs: usize) -> Result<Self> {
-        if layers.iter().flatten().any(|weights| weights.input_scale().is_some()) {
-            let reason = "weights with an input scale have no words in it; judge the layer without, on tokens that are multiplied";
-            return Err(Error::Protocol { reason: reason.to_owned() });
-        }
-        let folder = Folder::new(&root())?;
-        let [weights, tokens, outputs_file] = FILES.map(|name| Region::create(folder.place.path().join(name)));
-        let (weights, tokens, outputs_file) = (weights?, tokens?, outputs_file?);
-        let message = Prepare {
-            id: String::new(),
-            problem: ProblemText::from(&problem),
-            weights: weights.path.clone(),
-            tokens: tokens.path.clone(),
-            outputs: outputs_file.path.clone(),
-            layers: weights.lay_layers(&layers)?,
-            inputs: Vec::new(),
-            places: outputs_file.lay_outputs(&problem, outputs)?,
-        };
-        let mut lot =
-            Self { problem, message, weights, tokens, outputs: outputs_file, layers, inputs, _folder: folder };
-        lot.message.inputs = lot.tokens.lay_inputs(&lot.inputs)?;
-        Ok(lot)
+impl Tensors {
+    /// Empty files.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            weights: Region::create("weights", false)?,
+            tokens: Region::create("tokens", false)?,
+            outputs: Region::create("outputs", true)?,
+            laid: None,
+        })
     }
 
-    /// What is computed.
-    pub fn problem(&self) -> &Problem {
-        &self.problem
+    /// The descriptors that a contestant is to inherit.
+    pub(super) fn lent(&self) -> Vec<RawFd> {
+        [&self.weights, &self.tokens, &self.outputs].map(|region| region.lent.as_raw_fd()).to_vec()
+    }
+
+    /// Lays out a problem in place of the one before. There are no tokens yet.
+    pub fn lay(&mut self, lot: &Lot) -> Result<()> {
+        self.laid = None;
+        let message = Prepare {
+            id: String::new(),
+            problem: ProblemText::from(&lot.problem),
+            weights: self.weights.path(),
+            tokens: self.tokens.path(),
+            outputs: self.outputs.path(),
+            layers: self.weights.lay_layers(&lot.layers)?,
+            inputs: self.tokens.lay_inputs(&lot.pattern, lot.inputs)?,
+            places: self.outputs.lay_outputs(&lot.problem, lot.outputs)?,
+        };
+        self.laid = Some(Laid { lot: lot.clone(), message, inputs: vec![None; lot.inputs] });
+        Ok(())
+    }
+
+    fn laid(&self) -> Result<&Laid> {
+        self.laid.as_ref().ok_or_else(nothing_laid)
     }
 
     /// The message that tells a contestant of all this, with an id of its own each time.
-    pub fn message(&self, id: String) -> Prepare {
-        Prepare { id, ..self.message.clone() }
+    pub fn message(&self, id: String) -> Result<Prepare> {
+        Ok(Prepare { id, ..self.laid()?.message.clone() })
     }
 
-    /// Layers.
-    pub fn layers(&self) -> &Arc<Vec<LayerWeights>> {
-        &self.layers
+    /// What is computed.
+    pub fn problem(&self) -> Result<&Problem> {
+        Ok(&self.laid()?.lot.problem)
+    }
+
+    /// The weights that are used.
+    pub fn layers(&self) -> Result<&Arc<Vec<LayerWeights>>> {
+        Ok(&self.laid()?.lot.layers)
     }
 
     /// The tokens that an input holds now.
-    pub fn input(&self, input: usize) -> &Tokens {
-        &self.inputs[input]
-    }
-
-    /// Outputs that there is room for.
-    pub fn outputs(&self) -> usize {
-        self.message.places.len()
-    }
-
-    /// Bytes of all weights.
-    pub fn weight_bytes(&self) -> u64 {
-        self.layers.iter().flatten().map(|w| w.checkpoint_bytes() as u64).sum()
+    pub fn input(&self, input: usize) -> Result<&Tokens> {
+        self.laid()?.inputs[input].as_ref().ok_or_else(nothing_laid)
     }
 
     /// Rewrites an input in its place. The global scales stay those of before: contestants were told them.
     pub fn write_input(&mut self, input: usize, tokens: Tokens) -> Result<()> {
-        for (group, place) in tokens.iter().zip(&self.message.inputs[input]) {
+        let laid = self.laid.as_mut().ok_or_else(nothing_laid)?;
+        for (group, place) in tokens.iter().zip(&laid.message.inputs[input]) {
             self.tokens.write_tokens(group, place)?;
         }
-        self.inputs[input] = tokens;
+        laid.inputs[input] = Some(tokens);
         Ok(())
     }
 
     /// Poisons an output.
     pub fn poison(&self, output: usize, poison: Poison) -> Result<()> {
-        let bytes = vec![poison.byte(); self.output_bytes()];
-        for (shape, &place) in self.problem.groups().iter().zip(&self.message.places[output]) {
-            self.outputs.write(place, &bytes[..shape.m * shape.n * self.problem.output().bytes()])?;
+        let Laid { lot, message, .. } = self.laid()?;
+        for (shape, &place) in lot.problem.groups().iter().zip(&message.places[output]) {
+            let bytes = vec![poison.byte(); shape.m * shape.n * lot.problem.output().bytes()];
+            self.outputs.write(place, &bytes)?;
         }
         Ok(())
     }
 
-    fn output_bytes(&self) -> usize {
-        let largest = self.problem.groups().iter().map(|s| s.m * s.n).max().unwrap_or(0);
-        largest * self.problem.output().bytes()
-    }
-
     /// A private copy of an output's bytes, a group each; [`Error::Shortened`] where a contestant cut the file off.
     pub fn read_output(&self, output: usize) -> Result<Vec<Vec<u8>>> {
+        let Laid { lot, message, .. } = self.laid()?;
         let read = |(shape, &place): (&hammerhead::Shape, &u64)| {
-            self.outputs.read(place, shape.m * shape.n * self.problem.output().bytes())
+            self.outputs.read(place, shape.m * shape.n * lot.problem.output().bytes())
         };
-        self.problem.groups().iter().zip(&self.message.places[output]).map(read).collect()
+        lot.problem.groups().iter().zip(&message.places[output]).map(read).collect()
     }
 
     /// Those bytes as matrices.
     pub fn as_results(&self, bytes: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
+        let problem = self.problem()?;
         let dense = |(shape, bytes): (&hammerhead::Shape, &Vec<u8>)| {
-            Ok(Dense::new(shape.m, shape.n, values(bytes, self.problem.output()), 1.0)
-                .map_err(hammerhead::Error::from)?)
+            Ok(Dense::new(shape.m, shape.n, values(bytes, problem.output()), 1.0).map_err(hammerhead::Error::from)?)
         };
-        self.problem.groups().iter().zip(bytes).map(dense).collect()
+        problem.groups().iter().zip(bytes).map(dense).collect()
     }
 
     /// Whether an input still holds what was written.
     pub fn input_is_intact(&self, input: usize) -> Result<bool> {
-        for (group, place) in self.inputs[input].iter().zip(&self.message.inputs[input]) {
+        for (group, place) in self.input(input)?.iter().zip(&self.laid()?.message.inputs[input]) {
             if !self.tokens.holds_tokens(group, place)? {
                 return Ok(false);
             }
@@ -195,7 +223,8 @@ impl Lot {
 
     /// Whether the weights still are what was written.
     pub fn weights_are_intact(&self) -> Result<bool> {
-        for (weights, place) in self.layers.iter().flatten().zip(self.message.layers.iter().flatten()) {
+        let Some(Laid { lot, message, .. }) = &self.laid else { return Ok(true) };
+        for (weights, place) in lot.layers.iter().flatten().zip(message.layers.iter().flatten()) {
             let places = [Some(place.gate), place.up].into_iter().flatten();
             for (matrix, place) in weights.matrices().zip(places) {
                 if !self.weights.holds(place.codes, matrix.codes())?
@@ -209,55 +238,8 @@ impl Lot {
     }
 }
 
-/// Where folders are made.
-fn root() -> PathBuf {
-    Some(PathBuf::from(SHARED)).filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
-}
-
-impl Folder {
-    fn new(root: &Path) -> Result<Self> {
-        let failed = |source| Error::SharedMemory { what: "make a folder in", path: root.to_owned(), source };
-        for _ in 0..ATTEMPTS {
-            let place = tempfile::Builder::new().prefix(PREFIX).tempdir_in(root).map_err(failed)?;
-            // Until it is locked it looks abandoned, and another's sweep may take it away: then it is made anew.
-            if let Some(lock) = own(place.path()) {
-                return Ok(Self { _lock: lock, place });
-            }
-        }
-        Err(failed(io::Error::other("every folder made there vanished at once")))
-    }
-}
-
-/// The lock on a folder, if nobody alive holds it and the folder is still there.
-fn own(folder: &Path) -> Option<File> {
-    let lock = File::open(folder).ok()?;
-    lock.try_lock().ok()?;
-    lock.metadata().is_ok_and(|about| about.nlink() > 0).then_some(lock)
-}
-
-/// Takes away what referees of this user that are dead have left in shared memory.
-pub fn sweep() {
-    sweep_in(&root());
-}
-
-/// Takes away abandoned folders. What is locked, another user's, or holds anything that no lot has, stays; so does what
-/// cannot be removed, because a place that cannot be tidied is no reason not to play.
-fn sweep_in(root: &Path) {
-    for folder in fs::read_dir(root).into_iter().flatten().flatten() {
-        let named = folder.file_name().to_string_lossy().starts_with(PREFIX);
-        // SAFETY: the call has no conditions and cannot fail.
-        let user = unsafe { libc::geteuid() };
-        if !named || !folder.metadata().is_ok_and(|about| about.is_dir() && about.uid() == user) {
-            continue;
-        }
-        let Some(_lock) = own(&folder.path()) else { continue };
-        let files: Vec<PathBuf> =
-            fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|file| file.path()).collect();
-        if files.iter().all(|file| FILES.iter().any(|name| file.ends_with(name))) {
-            files.iter().for_each(|file| drop(fs::remove_file(file)));
-            let _ = fs::remove_dir(folder.path());
-        }
-    }
+fn nothing_laid() -> Error {
+    Error::Protocol { reason: "nothing was laid out, or an input was never written".to_owned() }
 }
 
 fn aligned(offset: u64) -> u64 {
@@ -272,6 +254,28 @@ fn values(bytes: &[u8], output: Output) -> Values<'static> {
     }
 }
 
+/// A file without a name, in memory where the system has such files.
+fn anonymous(name: &str) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    {
+        let name = std::ffi::CString::new(name)?;
+        // SAFETY: the name ends and lives for as long as the call.
+        let made = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if made >= 0 {
+            // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+            return Ok(unsafe { File::from_raw_fd(made) });
+        }
+    }
+    let _ = name;
+    tempfile::tempfile()
+}
+
+/// By which path whoever holds a file open can open it again.
+fn path_of(file: &File) -> PathBuf {
+    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    Path::new(folder).join(file.as_raw_fd().to_string())
+}
+
 /// The bytes of dense values.
 fn bytes<'a>(values: &'a Values<'_>) -> &'a [u8] {
     match values {
@@ -282,15 +286,25 @@ fn bytes<'a>(values: &'a Values<'_>) -> &'a [u8] {
 }
 
 impl Region {
-    fn create(path: PathBuf) -> Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let failed = |source| Error::SharedMemory { what: "create", path: path.clone(), source };
-        Ok(Self { file: options.open(&path).map_err(failed)?, path: path.clone() })
+    fn create(name: &'static str, writable: bool) -> Result<Self> {
+        let failed = |source| Error::SharedMemory { what: "make room for", path: name.into(), source };
+        let file = anonymous(name).map_err(failed)?;
+        // Its owner could change this back; what was changed is found by comparing.
+        file.set_permissions(Permissions::from_mode(if writable { 0o600 } else { 0o400 })).map_err(failed)?;
+        let lent = match writable {
+            true => file.try_clone(),
+            false => File::open(path_of(&file)),
+        };
+        Ok(Self { name, file, lent: lent.map_err(failed)? })
+    }
+
+    /// Where a contestant finds it that has inherited the descriptor.
+    fn path(&self) -> PathBuf {
+        path_of(&self.lent)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let failed = |source| Error::SharedMemory { what: "write", path: self.path.clone(), source };
+        let failed = |source| Error::SharedMemory { what: "write", path: self.name.into(), source };
         self.file.write_all_at(bytes, offset).map_err(failed)
     }
 
@@ -299,9 +313,9 @@ impl Region {
         match self.file.read_exact_at(&mut bytes, offset) {
             Ok(()) => Ok(bytes),
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                Err(Error::Shortened { path: self.path.clone() })
+                Err(Error::Shortened { path: self.name.into() })
             }
-            Err(source) => Err(Error::SharedMemory { what: "read", path: self.path.clone(), source }),
+            Err(source) => Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
         }
     }
 
@@ -315,7 +329,7 @@ impl Region {
                 Ok(()) if found == expected => {}
                 Ok(()) => return Ok(false),
                 Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
-                Err(source) => return Err(Error::SharedMemory { what: "read", path: self.path.clone(), source }),
+                Err(source) => return Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
             }
         }
         Ok(true)
@@ -331,6 +345,7 @@ impl Region {
     }
 
     fn lay_layers(&self, layers: &[LayerWeights]) -> Result<Vec<Vec<WeightsPlace>>> {
+        self.clear()?;
         let mut end = 0;
         let mut group = |weights: &Weights<'static>| {
             let gate = self.lay_matrix(&mut end, weights.gate())?;
@@ -342,24 +357,30 @@ impl Region {
         Ok(layers)
     }
 
-    fn lay_inputs(&self, inputs: &[Tokens]) -> Result<Vec<Vec<TokensPlace>>> {
+    /// Places for so many inputs of these sizes. What will be there is not yet known to anyone.
+    fn lay_inputs(&self, pattern: &Tokens, inputs: usize) -> Result<Vec<Vec<TokensPlace>>> {
+        self.clear()?;
         let mut end = 0;
         let mut group = |tokens: &Activations<'static>| match tokens {
-            Activations::NvFp4(matrix) => Ok(TokensPlace::Quantised(self.lay_matrix(&mut end, matrix)?)),
+            Activations::NvFp4(matrix) => {
+                let codes = aligned(end);
+                let scales = aligned(codes + matrix.codes().len() as u64);
+                end = scales + matrix.scales().len() as u64;
+                TokensPlace::Quantised(MatrixPlace { codes, scales, global: matrix.global().value() })
+            }
             Activations::Dense(dense) => {
                 let values = aligned(end);
-                let bytes = bytes(dense.values());
-                self.write(values, bytes)?;
-                end = values + bytes.len() as u64;
-                Ok(TokensPlace::Dense { values, global: dense.global().value() })
+                end = values + bytes(dense.values()).len() as u64;
+                TokensPlace::Dense { values, global: dense.global().value() }
             }
         };
-        let inputs = inputs.iter().map(|input| input.iter().map(&mut group).collect()).collect::<Result<Vec<_>>>()?;
+        let inputs = (0..inputs).map(|_| pattern.iter().map(&mut group).collect()).collect();
         self.extend(end)?;
         Ok(inputs)
     }
 
     fn lay_outputs(&self, problem: &Problem, outputs: usize) -> Result<Vec<Vec<u64>>> {
+        self.clear()?;
         let mut end = 0;
         let mut places = Vec::new();
         for _ in 0..outputs {
@@ -374,9 +395,15 @@ impl Region {
         Ok(places)
     }
 
+    /// Forgets everything, and gives its memory back.
+    fn clear(&self) -> Result<()> {
+        let failed = |source| Error::SharedMemory { what: "empty", path: self.name.into(), source };
+        self.file.set_len(0).map_err(failed)
+    }
+
     /// Makes the file at least a page long and whole pages: an empty file cannot be mapped.
     fn extend(&self, end: u64) -> Result<()> {
-        let failed = |source| Error::SharedMemory { what: "extend", path: self.path.clone(), source };
+        let failed = |source| Error::SharedMemory { what: "extend", path: self.name.into(), source };
         self.file.set_len(aligned(end.max(1))).map_err(failed)
     }
 
@@ -403,43 +430,5 @@ impl Region {
             }
             _ => Ok(false),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A folder as a referee that was killed leaves it: its lock died with its owner.
-    fn abandoned(root: &Path, files: &[&str]) -> PathBuf {
-        let Folder { _lock: lock, place } = Folder::new(root).unwrap();
-        drop(lock);
-        let path = place.keep();
-        files.iter().for_each(|name| fs::write(path.join(name), "bytes").unwrap());
-        path
-    }
-
-    #[test]
-    fn what_a_dead_referee_left_is_swept_away_and_nothing_else() {
-        let root = tempfile::tempdir().unwrap();
-        let dead = [abandoned(root.path(), &FILES), abandoned(root.path(), &[])];
-        let living = Folder::new(root.path()).unwrap();
-        let stranger = abandoned(root.path(), &["weights", "thesis.tex"]);
-        let other = root.path().join("hammerhead-tan");
-        fs::create_dir(&other).unwrap();
-        sweep_in(root.path());
-        assert!(dead.iter().all(|folder| !folder.exists()));
-        assert!(living.place.path().exists(), "its owner lives");
-        assert!(stranger.join("weights").exists() && stranger.join("thesis.tex").exists(), "no lot has such a file");
-        assert!(other.exists(), "it has another name");
-    }
-
-    #[test]
-    fn a_folder_goes_with_its_owner() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = Folder::new(root.path()).unwrap();
-        let path = folder.place.path().to_owned();
-        drop(folder);
-        assert!(!path.exists());
     }
 }

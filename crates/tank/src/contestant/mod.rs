@@ -10,13 +10,15 @@ mod limits;
 mod lot;
 mod program;
 pub mod protocol;
+pub(crate) mod seal;
 
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{Bench, Builtin, serve};
+pub use fence::Guard;
 pub(crate) use limits::LONGEST_WAIT;
 pub use limits::Limits;
-pub use lot::{LayerWeights, Lot, Poison, Tokens, sweep};
+pub use lot::{LayerWeights, Lot, Poison, Tensors, Tokens};
 pub use program::Program;
 pub use protocol::Job;
 
@@ -108,6 +110,12 @@ pub enum Fault {
         /// What is wrong.
         what: String,
     },
+    /// It took more than it may.
+    #[error("it took {what}")]
+    Excess {
+        /// Of what, and how much.
+        what: String,
+    },
     /// It tampered with what is not its own.
     #[error("it tampered with {what}")]
     Tampering {
@@ -150,19 +158,24 @@ pub trait Session {
     /// Whether it promises the same bits for the same inputs.
     fn deterministic(&self) -> bool;
 
-    /// Makes it ready for a problem.
-    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault>;
+    /// The files in which it finds its tensors.
+    fn tensors(&mut self) -> &mut Tensors;
 
-    /// Wakes it, if it was made to rest, and has everything ready for these jobs but the word to begin. Not timed.
+    /// Makes it ready for the problem that was laid out last. It stands still before and after.
+    fn prepare(&mut self) -> Result<Readiness, Fault>;
+
+    /// Has everything ready for these jobs but the word to begin. It stands still; what it did in its rest is a fault. Not timed.
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault>;
 
-    /// Does the staged jobs. This is what is timed, by the caller.
+    /// Wakes it, has it do the staged jobs, and stops it where it stands, with all its threads and children. This is what is timed, by
+    /// the caller: what it has not written when it said so it writes on the clock or not at all.
     fn go(&mut self) -> Result<(), Fault>;
 
-    /// Stops it where it stands, with all its threads and children, until the next [`Self::stage`]. What it has not written
-    /// by now it cannot write before it is judged, and it disturbs nobody while another is timed. Not timed.
-    fn rest(&mut self) -> Result<(), Fault>;
+    /// What stands around it.
+    fn guards(&self) -> Vec<Guard>;
+}
 
-    /// What a reader of the record should know of its conditions.
-    fn remarks(&self) -> Vec<String>;
+/// Takes away what referees that are dead have left behind.
+pub fn sweep() {
+    fence::sweep();
 }

@@ -2,25 +2,32 @@
 //!
 //! The referee holds the pipes and the clock. Every answer has a time limit and a longest length, every `run` an id that
 //! cannot be guessed, so an answer cannot be written before its question; whatever else comes through the pipe ends the
-//! contestant's round. Between its runs the whole process group stands still.
+//! contestant's round. Between its runs all of it stands still: it is woken inside the clock, and the clock runs on until it stands
+//! again. What it consumes of the processors in between is its fault.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
-use super::fence::{self, Fence};
+use super::fence::{self, Fence, Guard, Rules, Stillness};
+use super::lot::Tensors;
 use super::protocol::{Answer, Job, Request, VERSION, line, understand};
-use super::{About, Builtin, Contestant, Fault, Limits, Lot, Readiness, Session, Stage};
+use super::seal;
+use super::{About, Builtin, Contestant, Fault, Limits, Readiness, Session, Stage};
 use crate::{Error, Result};
 
 /// The longest answer.
 const LONGEST: usize = 1 << 16;
 /// How much of a line or of its last words is quoted.
 const QUOTED: usize = 400;
+/// How often it is looked at what a contestant takes while it is waited for.
+const WATCH: Duration = Duration::from_millis(100);
 
 /// A program, and how to start it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,15 +42,18 @@ pub struct Program {
     /// What it may take.
     #[serde(default)]
     pub limits: Limits,
-    /// Whether it is our own code in a fresh process.
+    /// Whether it is our own code in a fresh process, without a fence.
     #[serde(default)]
     pub trusted: bool,
+    /// What its files must be, as [`Program::digest`] tells; anything where it does not say.
+    #[serde(default)]
+    pub sealed: Option<String>,
 }
 
 impl Program {
     /// A stranger's program.
     pub fn new(name: impl Into<String>, command: Vec<String>, limits: Limits) -> Self {
-        Self { name: name.into(), build: Vec::new(), command, limits, trusted: false }
+        Self { name: name.into(), build: Vec::new(), command, limits, trusted: false, sealed: None }
     }
 
     /// A built-in contestant in fresh processes: `worker`, a command that calls [`super::serve`] with the contestant that
@@ -52,20 +62,58 @@ impl Program {
         let described =
             serde_json::to_string(builtin).map_err(|source| Error::Protocol { reason: source.to_string() })?;
         let command = worker.iter().cloned().chain([described]).collect();
-        Ok(Self { name: builtin.name.clone(), build: Vec::new(), command, limits, trusted: true })
+        Ok(Self { name: builtin.name.clone(), build: Vec::new(), command, limits, trusted: true, sealed: None })
     }
 
-    /// Builds it, if there is anything to build. Done once; nothing is fenced, because builders fetch and fork.
+    /// Tells the files that its command names from all others, by their bytes.
+    pub fn digest(&self) -> String {
+        seal::digest(&self.command)
+    }
+
+    /// The fence around its runs, or around its build, which may write to the folder that it lies in.
+    fn fence(&self, command: &[String], writes: Vec<PathBuf>, scratch: &TempDir) -> Fence {
+        match self.trusted {
+            true => Fence::Ours,
+            false => Fence::Strangers(Box::new(Rules {
+                limits: self.limits.clone(),
+                reads: fence::places_of(command),
+                writes,
+                scratch: scratch.path().to_owned(),
+            })),
+        }
+    }
+
+    /// The environment: a list, and folders that are its own.
+    fn dress(&self, command: &mut Command, scratch: &TempDir) {
+        if !self.trusted {
+            let kept = self.limits.environment.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+            command.env_clear().envs(kept).env("HOME", scratch.path()).env("TMPDIR", scratch.path());
+        }
+    }
+
+    /// Builds it, if there is anything to build. Done once, behind the same fence as its runs but for the folder of its program,
+    /// where it may write; nothing that it started outlives it.
     pub fn build(&self) -> Result<(), Fault> {
         let Some((program, arguments)) = self.build.split_first() else { return Ok(()) };
         let failed = |reason: String| Fault::Build { reason };
         let words = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
         let both = || words.try_clone().map(Stdio::from).map_err(|error| failed(error.to_string()));
+        let scratch = TempDir::new().map_err(|error| failed(error.to_string()))?;
+        // What is built lies beside what is run, and builders are started there.
+        let folder =
+            fence::places_of(self.command.get(..1).unwrap_or_default()).into_iter().find(|place| place.is_dir());
+        let folder = folder.filter(|_| self.command.first().is_some_and(|word| word.contains('/')));
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(both()?).stderr(both()?);
-        Fence::around_ourselves().put_around(&mut command);
+        if let Some(folder) = &folder {
+            command.current_dir(folder);
+        }
+        self.dress(&mut command, &scratch);
+        let fence = self.fence(&self.build, folder.into_iter().collect(), &scratch);
+        let enclosure = fence::enclose(&mut command, &fence, Vec::new()).map_err(|error| failed(error.to_string()))?;
         let child = command.spawn().map_err(|error| failed(format!("{program}: {error}")))?;
-        let mut group = Group { child, status: None };
+        let (stillness, _) = enclosure.close(child.id());
+        let mut group = Group { child, stillness, status: None };
         match group.wait(Duration::from_secs_f64(self.limits.build_seconds)) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(failed(format!("{status}{}", last_words(&words)))),
@@ -87,6 +135,7 @@ impl Contestant for Program {
 /// A process group that does not outlive this value.
 struct Group {
     child: Child,
+    stillness: Stillness,
     status: Option<ExitStatus>,
 }
 
@@ -117,7 +166,7 @@ impl Group {
     /// Kills whatever is left of the group, and only then buries its leader: until then its number cannot be another's.
     fn end(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
-            let _ = fence::signal(self.child.id(), libc::SIGKILL);
+            self.stillness.kill();
             self.status = self.child.wait().ok();
         }
         self.status
@@ -133,55 +182,69 @@ impl Drop for Group {
 /// A program that was started.
 struct Process {
     group: Group,
-    fence: Fence,
+    guards: Vec<Guard>,
+    tensors: Tensors,
     input: ChildStdin,
     output: ChildStdout,
     words: std::fs::File,
     unread: Vec<u8>,
     limits: Limits,
+    trusted: bool,
     deterministic: bool,
     resting: bool,
     secret: RandomState,
     count: u64,
     staged: Option<(String, String)>,
+    /// Last: it goes when nobody is left to write there.
+    _scratch: TempDir,
 }
 
 impl Process {
     fn start(program: &Program) -> Result<Self, Fault> {
         let failed = |reason: String| Fault::Start { reason };
+        let failed_io = |error: io::Error| failed(error.to_string());
         let (path, arguments) =
             program.command.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
-        let words = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
-        let stderr = words.try_clone().map_err(|error| failed(error.to_string()))?;
-        let mut command = Command::new(path);
+        if program.sealed.as_ref().is_some_and(|sealed| *sealed != program.digest()) {
+            let what = "its program: the files are not those that were examined".to_owned();
+            return Err(Fault::Tampering { what });
+        }
+        let words = tempfile::tempfile().map_err(failed_io)?;
+        let scratch = TempDir::new().map_err(failed_io)?;
+        let tensors = Tensors::new().map_err(|error| failed(error.to_string()))?;
+        let mut command = Command::new(fence::find_program(path).unwrap_or_else(|| path.into()));
+        let stderr = words.try_clone().map_err(failed_io)?;
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
-        let fence = match program.trusted {
-            true => Fence::around_ourselves(),
-            false => Fence::around_strangers(&program.limits),
-        };
-        fence.put_around(&mut command);
+        program.dress(&mut command, &scratch);
+        let fence = program.fence(&program.command, Vec::new(), &scratch);
+        let enclosure = fence::enclose(&mut command, &fence, tensors.lent()).map_err(failed_io)?;
         let mut child = command.spawn().map_err(|error| failed(format!("{path}: {error}")))?;
         let pipes = (child.stdin.take(), child.stdout.take());
-        let group = Group { child, status: None };
+        let (stillness, guards) = enclosure.close(child.id());
+        let group = Group { child, stillness, status: None };
         let (Some(input), Some(output)) = pipes else { return Err(failed("it has no pipes".to_owned())) };
         for pipe in [input.as_raw_fd(), output.as_raw_fd()] {
-            unblock(pipe).map_err(|error| failed(error.to_string()))?;
+            unblock(pipe).map_err(failed_io)?;
         }
         let mut process = Self {
             group,
-            fence,
+            guards,
+            tensors,
             input,
             output,
             words,
             unread: Vec::new(),
             limits: program.limits.clone(),
+            trusted: program.trusted,
             deterministic: false,
             resting: false,
             secret: RandomState::new(),
             count: 0,
             staged: None,
+            _scratch: scratch,
         };
         process.greet()?;
+        process.rest()?;
         Ok(process)
     }
 
@@ -274,14 +337,36 @@ impl Process {
     }
 
     fn await_pipe(&self, stage: Stage, pipe: RawFd, event: libc::c_short, deadline: Instant) -> Result<(), Fault> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut poll = libc::pollfd { fd: pipe, events: event, revents: 0 };
-        let milliseconds = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: one entry, on this stack, for as long as the call.
-        match unsafe { libc::poll(&mut poll, 1, milliseconds) } {
-            0 => Err(Fault::Hang { stage, seconds: self.seconds(stage) }),
-            _ => Ok(()),
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut poll = libc::pollfd { fd: pipe, events: event, revents: 0 };
+            let milliseconds = libc::c_int::try_from(left.min(WATCH).as_millis()).unwrap_or(libc::c_int::MAX);
+            // SAFETY: one entry, on this stack, for as long as the call.
+            if unsafe { libc::poll(&mut poll, 1, milliseconds) } != 0 {
+                return Ok(());
+            }
+            if left <= WATCH {
+                return Err(Fault::Hang { stage, seconds: self.seconds(stage) });
+            }
+            self.look_at_what_it_takes()?;
         }
+    }
+
+    /// What all of its processes hold together. Where a controller counts, the kernel was there before us.
+    fn look_at_what_it_takes(&self) -> Result<(), Fault> {
+        if self.trusted {
+            return Ok(());
+        }
+        let (bytes, processes) = (self.group.stillness.memory_in_use(), self.group.stillness.count());
+        let what = if bytes > self.limits.memory_bytes {
+            format!("{} MiB of memory, where {} may be taken", bytes >> 20, self.limits.memory_bytes >> 20)
+        } else if processes as u64 > self.limits.processes {
+            format!("{processes} processes, where {} may be started", self.limits.processes)
+        } else {
+            return Ok(());
+        };
+        self.group.stillness.kill();
+        Err(Fault::Excess { what })
     }
 
     fn crash(&mut self, stage: Stage) -> Fault {
@@ -301,9 +386,33 @@ impl Process {
 
     fn wake(&mut self) -> Result<(), Fault> {
         if std::mem::take(&mut self.resting) {
-            fence::signal(self.group.child.id(), libc::SIGCONT).map_err(|_| self.crash(Stage::Run))?;
+            self.group.stillness.wake().map_err(|_| self.crash(Stage::Run))?;
         }
         Ok(())
+    }
+
+    /// Stops it where it stands, with all its threads and children, and comes back when it stands still.
+    fn rest(&mut self) -> Result<(), Fault> {
+        if !std::mem::replace(&mut self.resting, true) {
+            match self.group.stillness.stop() {
+                Ok(()) => self.group.stillness.note(),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(Fault::Tampering {
+                        what: "its rest: it does not stand still when it is stopped".to_owned(),
+                    });
+                }
+                Err(_) => return Err(self.crash(Stage::Run)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has rested since it was stopped.
+    fn check_rest(&self) -> Result<(), Fault> {
+        let Some(passed) = self.group.stillness.unrest().filter(|_| self.resting) else { return Ok(()) };
+        let what =
+            format!("its rest: it used {:.1} ms of processor time while it was stopped", 1e3 * passed.as_secs_f64());
+        Err(Fault::Tampering { what })
     }
 }
 
@@ -312,11 +421,21 @@ impl Session for Process {
         self.deterministic
     }
 
-    fn prepare(&mut self, lot: &Lot) -> Result<Readiness, Fault> {
-        self.wake()?;
+    fn tensors(&mut self) -> &mut Tensors {
+        &mut self.tensors
+    }
+
+    fn prepare(&mut self) -> Result<Readiness, Fault> {
+        self.check_rest()?;
+        self.look_at_what_it_takes()?;
         let id = self.next_id();
-        let message = self.write_up(Stage::Prepare, &Request::Prepare(Box::new(lot.message(id.clone()))))?;
-        match self.ask(Stage::Prepare, &message)? {
+        let message = self.tensors.message(id.clone()).map_err(|error| Fault::Start { reason: error.to_string() })?;
+        let message = self.write_up(Stage::Prepare, &Request::Prepare(Box::new(message)))?;
+        self.wake()?;
+        let answer = self.ask(Stage::Prepare, &message)?;
+        self.rest()?;
+        self.look_at_what_it_takes()?;
+        match answer {
             (Answer::Ready { id: said }, _) if said == id => Ok(Readiness::Ready),
             (Answer::Unsupported { id: said, reason }, _) if said == id => Ok(Readiness::Unsupported(quoted(&reason))),
             (_, said) => Err(garbage(Stage::Prepare, "ready or unsupported with this id was expected", &said)),
@@ -324,30 +443,24 @@ impl Session for Process {
     }
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
-        self.wake()?;
-        // A run without jobs first: whoever has answered it is awake, and has nothing else to say.
-        self.write_run(&[])?;
-        self.go()?;
+        self.check_rest()?;
+        self.look_at_what_it_takes()?;
         self.write_run(jobs)
     }
 
     fn go(&mut self) -> Result<(), Fault> {
         let Some((id, message)) = self.staged.take() else { return Ok(()) };
-        match self.ask(Stage::Run, &message)? {
+        self.wake()?;
+        let answer = self.ask(Stage::Run, &message)?;
+        self.rest()?;
+        match answer {
             (Answer::Done { id: said }, _) if said == id => Ok(()),
             (_, said) => Err(garbage(Stage::Run, "done with this id was expected", &said)),
         }
     }
 
-    fn rest(&mut self) -> Result<(), Fault> {
-        if !std::mem::replace(&mut self.resting, true) {
-            fence::signal(self.group.child.id(), libc::SIGSTOP).map_err(|_| self.crash(Stage::Run))?;
-        }
-        Ok(())
-    }
-
-    fn remarks(&self) -> Vec<String> {
-        self.fence.remarks(self.group.child.id())
+    fn guards(&self) -> Vec<Guard> {
+        self.guards.clone()
     }
 }
 

@@ -4,8 +4,8 @@ mod journal;
 mod title;
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use hammerhead::machine::Machine;
 use hammerhead::{Backend, backends};
@@ -21,7 +21,7 @@ use crate::event::{
 use crate::evidence::{Arena, Evidence, entry_digest, gather};
 use crate::ledger::{Ledger, Record};
 use crate::pitch::{Deal, Kind, Pitch};
-use crate::referee::{Speedup, Summary};
+use crate::referee::{Speedup, Summary, seeds};
 use crate::season::{self, RoundKind, Season};
 use crate::shark::agent::{Considered, Question, ask};
 use crate::shark::{Ballot, Shark, Source};
@@ -76,6 +76,8 @@ pub struct Options {
     pub pause: bool,
     /// Whether to begin anew where the season is finished already.
     pub again: bool,
+    /// How long all sittings together may take; as long as the settings' looks take where there is none.
+    pub budget: Option<Duration>,
     /// The folder of the tuning cache that champions go into; none to keep them out.
     pub tuning: Option<PathBuf>,
 }
@@ -160,6 +162,8 @@ pub fn play(
         baseline,
         failures: 0,
         crowned: Vec::new(),
+        began: Instant::now(),
+        rounds_left: season.rounds.len(),
     };
     play.all()?;
     Ok(Played { season: number, finished_before })
@@ -185,6 +189,21 @@ struct Candidate<'a> {
     deal: Deal,
 }
 
+/// What came of a trial.
+struct Tried {
+    judgement: Judgement,
+    /// The published figures, where there are any.
+    summary: Option<Summary>,
+    /// The seal of the program that was examined, where it is one.
+    program: Option<String>,
+}
+
+impl Tried {
+    fn without_times(judgement: Judgement) -> Self {
+        Self { judgement, summary: None, program: None }
+    }
+}
+
 /// A coronation, with the figures that it rests on.
 struct Coronation {
     pitch: String,
@@ -204,6 +223,10 @@ struct Play<'a> {
     baseline: Baseline,
     failures: usize,
     crowned: Vec<Coronation>,
+    /// When this play began, for the budget.
+    began: Instant,
+    /// Rounds that are still to be played, this one among them.
+    rounds_left: usize,
 }
 
 impl Play<'_> {
@@ -212,12 +235,14 @@ impl Play<'_> {
         for (index, round) in self.season.rounds.iter().enumerate() {
             let place = format!("round {} of {}", index + 1, self.season.rounds.len());
             self.say(&format!("{place}: {} ({} pitches)", round.name, round.pitches.len()));
+            self.rounds_left = self.season.rounds.len() - index;
             let verdict = self.round(&round.name, RoundKind::Regular, &round.context, &round.pitches)?;
             self.count_failures(verdict);
             if self.failures >= self.season.settings.failures_before_research {
                 self.after_failures(&round.name)?;
             }
         }
+        self.rounds_left = 0;
         self.title()?;
         let (champion, entry) = (self.crowned.last().map(|c| c.pitch.clone()), self.champion.entry.clone());
         self.journal.step(|_: &SeasonClosed| true, |_| Ok(SeasonClosed { champion, entry }))?;
@@ -229,18 +254,18 @@ impl Play<'_> {
     }
 
     /// A seed that nobody has seen, or one that follows from the given seed and its place.
-    fn seed(&self, place: &str) -> u64 {
+    fn seed(&self, place: &str) -> Result<u64> {
         match self.options.seed {
-            None => RandomState::new().build_hasher().finish(),
+            None => seeds::fresh(),
             Some(seed) => {
                 let hash = Sha256::digest(format!("{seed} {} {place}", self.journal.past().len()));
-                hash.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+                Ok(hash.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
             }
         }
     }
 
     fn take_baseline(&mut self) -> Result<()> {
-        let seed = self.seed("baseline");
+        let seed = self.seed("baseline")?;
         if self.journal.is_live() {
             self.watch.say("timing the baseline and the machine's ceilings");
         }
@@ -500,8 +525,11 @@ impl Play<'_> {
     fn attempt(&mut self, round: &str, candidate: &Candidate<'_>) -> Result<Verdict> {
         let Candidate { pitch, evidence, deal } = candidate;
         let Some(entry) = &evidence.entry else { return Ok(Verdict::Blocked) };
-        let challenger = Champion { name: pitch.name.clone(), entry: entry.clone() };
-        let (judgement, summary) = self.trial(round, &challenger, deal, evidence.scratch_bytes)?;
+        let mut challenger = Champion { name: pitch.name.clone(), entry: entry.clone() };
+        let Tried { judgement, summary, program } = self.trial(round, &challenger, deal, evidence.scratch_bytes)?;
+        if let Entry::Program { sealed, .. } = &mut challenger.entry {
+            *sealed = program;
+        }
         let judged = Judged {
             round: round.to_owned(),
             pitch: pitch.name.clone(),
@@ -553,7 +581,7 @@ impl Play<'_> {
         challenger: &Champion,
         deal: &Deal,
         scratch_bytes: Option<usize>,
-    ) -> Result<(Judgement, Option<Summary>)> {
+    ) -> Result<Tried> {
         let (pitch, champion) = (challenger.name.clone(), self.champion.clone());
         let begun = Begun {
             round: round.to_owned(),
@@ -565,7 +593,7 @@ impl Play<'_> {
         if self.journal.is_live() {
             self.say(&format!("  {pitch}: checking that it is right"));
         }
-        let seed = self.seed("examine");
+        let seed = self.seed("examine")?;
         let referee = &mut self.referee;
         let make = |_: &Ledger| {
             let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
@@ -574,12 +602,13 @@ impl Play<'_> {
         };
         let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
         if let Some(blocked) = examined.blocked {
-            return Ok((Judgement::because(Verdict::Blocked, blocked), None));
+            return Ok(Tried::without_times(Judgement::because(Verdict::Blocked, blocked)));
         }
         if let Some(judgement) = examined.correctness.as_ref().and_then(of_examination) {
-            return Ok((judgement, None));
+            return Ok(Tried::without_times(judgement));
         }
-        self.sittings(round, challenger, deal, scratch_bytes)
+        let (judgement, summary) = self.sittings(round, challenger, deal, scratch_bytes)?;
+        Ok(Tried { judgement, summary, program: examined.correctness.and_then(|found| found.program) })
     }
 
     fn sittings(
@@ -590,14 +619,15 @@ impl Play<'_> {
         scratch_bytes: Option<usize>,
     ) -> Result<(Judgement, Option<Summary>)> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
-        let terms = verdict::terms(deal, settings);
+        let mut terms = verdict::terms(deal, settings);
+        terms.budget_seconds = self.budget_of_a_sitting();
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
         for attempt in 0..=settings.void_retries {
             if self.journal.is_live() {
                 let again = if attempt > 0 { " again, because the sitting's controls failed" } else { "" };
                 self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
             }
-            let seed = self.seed("sit");
+            let seed = self.seed("sit")?;
             let referee = &mut self.referee;
             let make = |_: &Ledger| {
                 let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed));
@@ -610,10 +640,19 @@ impl Play<'_> {
             let Some(sitting) = sat.sitting else { continue };
             judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
             if judgement.verdict != Verdict::Void {
-                return Ok((judgement, verdict::published(&sitting).cloned()));
+                // Only what was measured a second time is crowned, whoever takes its part.
+                let confirmed = sitting.second.as_ref().map(|m| m.at(sitting.settings.timing.decides).clone());
+                return Ok((judgement, confirmed));
             }
         }
         Ok((judgement, None))
+    }
+
+    /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for the title.
+    fn budget_of_a_sitting(&self) -> Option<f64> {
+        let budget = self.options.budget?.as_secs_f64();
+        let left = (budget - self.began.elapsed().as_secs_f64()).max(0.0);
+        Some(left / (self.rounds_left + 1) as f64)
     }
 
     fn crown(&mut self, round: &str, challenger: Champion, summary: &Summary) -> Result<()> {

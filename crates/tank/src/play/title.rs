@@ -6,7 +6,7 @@
 use hammerhead::backends;
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 
-use super::{Champion, Play};
+use super::{Champion, Play, Tried};
 use crate::Result;
 use crate::entry::{Entry, Way};
 use crate::event::{Event, Installed, InstalledWay, Judged};
@@ -78,7 +78,7 @@ impl Play<'_> {
         );
         let tried = self.trial(round, &challenger, &Deal::default(), None);
         self.champion = season_champion;
-        let (judgement, summary) = tried?;
+        let Tried { judgement, summary, .. } = tried?;
         let judged = Judged {
             round: round.to_owned(),
             pitch: challenger.name.clone(),

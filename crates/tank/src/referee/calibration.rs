@@ -42,6 +42,7 @@ pub struct Characteristics {
 pub fn characteristics(
     world: &World,
     settings: &RefereeSettings,
+    terms: &Terms,
     sittings: usize,
     seed: u64,
 ) -> Result<Characteristics> {
@@ -50,7 +51,7 @@ pub fn characteristics(
     let (mut measured, mut shapes, mut half_widths, mut winners) = (0.0, 0.0, Vec::new(), 0.0);
     for index in 0..sittings as u64 {
         let mut course = SyntheticCourse::new(world.clone(), derive(seed, &[index, 0]));
-        let sitting = sit(&mut course, settings, &Terms::default(), derive(seed, &[index, 1]))?;
+        let sitting = sit(&mut course, settings, terms, derive(seed, &[index, 1]))?;
         *match sitting.outcome {
             Outcome::Faster => &mut c.faster,
             Outcome::Slower => &mut c.slower,

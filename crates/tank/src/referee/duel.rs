@@ -4,22 +4,29 @@
 //! one is [`super::Pool`]; tests and calibration use a synthetic one with a known truth. Everything that is decided is
 //! decided here, from the samples alone.
 //!
+//! 0. **Scout**, where there is a budget of time: three pairs of the champion's own processes say how much processes differ today and how
+//!    long one takes. From that follows how many the budget allows, when they are looked at, and which difference can be seen; it is
+//!    said before anything is decided. What was scouted is not used again, so the looks are settled before the first of them.
 //! 1. **Control.** The champion against itself, in two processes of its own each time. If its interval leaves out zero and
-//!    the difference is beyond the tolerance, the referee is biased today: void.
+//!    the difference is beyond the tolerance, it is held again; if that shows one too, the margin grows to cover it, for both sides. A
+//!    margin that nobody could clear is void.
 //! 2. **Plant.** The champion against itself with 5 % more inside the clock. If that is not found, or found at another
-//!    size, the referee is blind today: void.
-//! 3. **Duel.** Looks at 24, 48 and 96 quartets, each with a third of α, so it may stop at any of them for any reason. It
-//!    stops when the answer is known or the interval is narrow.
-//! 4. **Again.** Whoever stops at a good moment has an estimate that flatters. So a winner is measured again with new
-//!    seeds, stopping for precision only, and has to win again; that figure is the published one.
+//!    size, twice, the referee is blind today: void.
+//! 3. **Fence**, where one of them is a stranger: the champion's own code behind the fence against itself without. What that costs the
+//!    margin covers.
+//! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the scout found, each with its share of α, so it may stop at any of them
+//!    for any reason. It stops when the answer is known or the interval is narrow and no shape is unsettled.
+//! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in part, is measured
+//!    again with new seeds, stopping for precision only, and has to be so again; that figure is the published one.
 
 use fastrand::Rng;
 
 use super::record::{
-    Control, CourseReport, Look, Measurement, Outcome, Pairing, RooflineCheck, ShapeResult, Side, Sitting, Speedup,
-    Stop, Summary, Terms,
+    Control, CourseReport, Look, Measurement, Outcome, Pairing, RooflineCheck, Scout, ShapeResult, Side, Sitting,
+    Speedup, Stop, Summary, Terms,
 };
 use super::samples::{Process, Samples};
+use super::scout;
 use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature, Timing};
 use crate::contestant::Fault;
@@ -27,6 +34,8 @@ use crate::{Error, Result};
 
 /// Processes of a deal's quick probe.
 const PROBE_PROCESSES: usize = 2;
+/// The part of a budget that may be spent on waiting for neighbours to go.
+const WAITING: f64 = 0.25;
 
 /// Why a course could not go on.
 #[derive(Debug)]
@@ -77,6 +86,22 @@ pub trait Course {
 
     /// The conditions.
     fn report(&self) -> CourseReport;
+
+    /// Whether one of the two is a stranger, so that what the fence costs has to be known.
+    fn has_strangers(&self) -> bool {
+        false
+    }
+
+    /// The time, in seconds since some moment, by which a budget is kept.
+    fn now(&self) -> f64;
+
+    /// Waits until the machine is quiet, for so many seconds at most. Says how long it waited.
+    fn wait_for_quiet(&mut self, _most: f64) -> f64 {
+        0.0
+    }
+
+    /// Tells whoever watches how it goes.
+    fn say(&mut self, _line: &str) {}
 }
 
 /// Holds a sitting. A contestant's fault is an outcome; an error is nobody's and says what to do.
@@ -93,15 +118,18 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
         challenger,
         settings: settings.clone(),
         course: CourseReport::default(),
+        scout: None,
         control: None,
         plant: None,
+        fence: None,
         margin: settings.timing.least_margin,
         first: None,
         second: None,
         roofline: Vec::new(),
         outcome: Outcome::Void { why: Vec::new() },
     };
-    let mut referee = Referee { course, timing: &settings.timing, terms };
+    let quiet = terms.budget_seconds.map_or(0.0, |budget| WAITING * budget);
+    let mut referee = Referee { course, timing: settings.timing.clone(), terms, bias: 0.0, allowance: None, quiet };
     match referee.proceed(&mut sitting) {
         Ok(outcome) => sitting.outcome = outcome,
         // A champion that fails is no win for the challenger.
@@ -111,56 +139,159 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
         Err(Halt::Fault(side, fault)) => sitting.outcome = Outcome::Faulted { side, fault },
         Err(Halt::Error(error)) => return Err(error),
     }
+    sitting.settings.timing = referee.timing.clone();
     sitting.course = referee.course.report();
     Ok(sitting)
 }
 
 struct Referee<'a> {
     course: &'a mut dyn Course,
-    timing: &'a Timing,
+    timing: Timing,
     terms: &'a Terms,
+    /// What the control showed twice: neither side is believed below it.
+    bias: f64,
+    /// Seconds that one measurement may take, where there is a budget.
+    allowance: Option<f64>,
+    /// Seconds that may still be waited for neighbours to go.
+    quiet: f64,
 }
 
 impl Referee<'_> {
     fn proceed(&mut self, sitting: &mut Sitting) -> Result<Outcome, Halt> {
-        let control = self.control(derive(sitting.seed, &[1]))?;
-        let noise = noise(&control.measurement, self.timing.decides);
-        sitting.margin = sitting.margin.max(noise).max(self.terms.least_gain.unwrap_or(0.0));
-        let plant = self.plant(derive(sitting.seed, &[2]))?;
-        let failed: Vec<String> =
-            [&control, &plant].into_iter().filter(|c| !c.passed).map(|c| c.finding.clone()).collect();
-        (sitting.control, sitting.plant) = (Some(control), Some(plant));
-        if !failed.is_empty() {
-            return Ok(Outcome::Void { why: failed });
+        if let Some(budget) = self.terms.budget_seconds {
+            let scout = self.scout(budget, derive(sitting.seed, &[0]))?;
+            self.course.say(&scout.to_string());
+            self.timing.looks.clone_from(&scout.looks);
+            self.allowance = Some(scout.seconds_a_measurement);
+            sitting.scout = Some(scout);
         }
-        let margin = sitting.margin;
+        if let Some(void) = self.check_itself(sitting)? {
+            return Ok(void);
+        }
+        let (margin, rules) = (sitting.margin.max(self.terms.least_gain.unwrap_or(0.0)), sitting.margin);
+        sitting.margin = margin;
         let first = self.measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| {
             referee.judge(summary, margin).is_some()
         })?;
         let outcome = self.conclude(&first, margin);
-        sitting.roofline = self.roofline(&first);
-        let faster = outcome == Outcome::Faster;
+        let promising = first.at(self.timing.decides).geomean.low > 1.0 + rules && first.stopped != Stop::Probe;
+        let void = self.judge_against_the_machine(sitting, &first)?;
         sitting.first = Some(first);
-        if let Some(void) = impossible(&sitting.roofline) {
+        if let Some(void) = void {
             return Ok(void);
         }
-        if !faster {
+        if !promising {
             return Ok(outcome);
         }
         let second = self.measure(Pairing::Duel, derive(sitting.seed, &[4]), |_, _| false)?;
         let again = self.conclude(&second, margin);
-        sitting.roofline = self.roofline(&second);
-        let estimate = second.at(self.timing.decides).geomean;
+        let (estimate, void) =
+            (second.at(self.timing.decides).geomean, self.judge_against_the_machine(sitting, &second)?);
         sitting.second = Some(second);
-        if let Some(void) = impossible(&sitting.roofline) {
+        if let Some(void) = void {
             return Ok(void);
         }
-        Ok(match again {
-            Outcome::Inconclusive { .. } => Outcome::Inconclusive {
+        Ok(match (outcome, again) {
+            (Outcome::Inconclusive { .. }, Outcome::Faster) => Outcome::Inconclusive {
+                why: format!("it did not clear the margin at first; measured again with new seeds it is {estimate}"),
+            },
+            (Outcome::Mixed { .. }, Outcome::Faster) => Outcome::Inconclusive {
+                why: format!("a shape was too slow at first and is not with new seeds: {estimate}"),
+            },
+            (_, Outcome::Inconclusive { .. }) => Outcome::Inconclusive {
                 why: format!("it seemed faster, but measured again with new seeds it is {estimate}"),
             },
-            other => other,
+            (_, other) => other,
         })
+    }
+
+    /// Control, plant and fence. Sets the margin of the rules; gives an outcome if nothing can be decided today.
+    fn check_itself(&mut self, sitting: &mut Sitting) -> Result<Option<Outcome>, Halt> {
+        let mut control = self.control(derive(sitting.seed, &[1]))?;
+        if !control.passed {
+            self.course.say(&format!("{}; it is held again", control.finding));
+            let again = self.control(derive(sitting.seed, &[1, 1]))?;
+            let far = |control: &Control| noise(&control.measurement, self.timing.decides);
+            if !again.passed {
+                self.bias = far(&again).max(far(&control));
+            }
+            control = again;
+        }
+        let decides = self.timing.decides;
+        sitting.margin = sitting.margin.max(noise(&control.measurement, decides)).max(self.bias);
+        let finding = control.finding.clone();
+        sitting.control = Some(control);
+        if sitting.margin > self.timing.widest_margin {
+            return Ok(Some(Outcome::Void { why: vec![finding] }));
+        }
+        let mut plant = self.plant(derive(sitting.seed, &[2]))?;
+        if !plant.passed {
+            self.course.say(&format!("{}; it is planted again", plant.finding));
+            plant = self.plant(derive(sitting.seed, &[2, 1]))?;
+        }
+        let missed = (!plant.passed).then(|| Outcome::Void { why: vec![plant.finding.clone()] });
+        sitting.plant = Some(plant);
+        if missed.is_none() && self.course.has_strangers() {
+            let fence = self.fence(derive(sitting.seed, &[5]))?;
+            sitting.margin = sitting.margin.max(fence.measurement.at(decides).geomean.estimate.ln().abs().exp_m1());
+            sitting.fence = Some(fence);
+        }
+        Ok(missed)
+    }
+
+    /// Three pairs of the champion's processes: how much they differ, how long they take, and what follows.
+    fn scout(&mut self, budget: f64, seed: u64) -> Result<Scout, Halt> {
+        let start = self.course.now();
+        let mut samples = Samples::new(self.course.shapes(), self.timing.quartets_per_process);
+        let mut rng = Rng::with_seed(seed);
+        for process in 0..scout::PROCESSES {
+            self.process(Pairing::Control, derive(seed, &[process as u64]), &mut rng, &mut samples)?;
+        }
+        let seconds = self.course.now() - start;
+        let quartets = samples.of_processes(self.timing.decides);
+        Ok(scout::plan(&quartets, seconds, budget, &self.timing))
+    }
+
+    /// Times that are impossible, or a champion that is not itself beside this challenger.
+    fn judge_against_the_machine(
+        &mut self,
+        sitting: &mut Sitting,
+        duel: &Measurement,
+    ) -> Result<Option<Outcome>, Halt> {
+        sitting.roofline = self.roofline(duel);
+        if let Some(void) = impossible(&sitting.roofline) {
+            return Ok(Some(void));
+        }
+        let Some(control) = &sitting.control else { return Ok(None) };
+        if self.slowed(&control.measurement, duel) <= self.timing.champion_tolerance {
+            return Ok(None);
+        }
+        // Machines drift. Whoever was slowed by its rival is as fast as before without it.
+        let after = self.measure(Pairing::Control, derive(duel.seed, &[6]), |_, _| true)?;
+        let slowed = self.slowed(&after, duel);
+        Ok((slowed > self.timing.champion_tolerance).then(|| Outcome::Void {
+            why: vec![format!(
+                "the champion took {:.0} % longer beside the challenger than beside itself, before and after: something slows it",
+                100.0 * slowed
+            )],
+        }))
+    }
+
+    /// How much longer the champion took in one measurement than in another, as a fraction.
+    fn slowed(&self, alone: &Measurement, beside: &Measurement) -> f64 {
+        let pairs = alone.at(self.timing.decides).shapes.iter().zip(&beside.at(self.timing.decides).shapes);
+        let logs: Vec<f64> =
+            pairs.map(|(alone, beside)| (beside.champion_seconds / alone.champion_seconds).ln()).collect();
+        (logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp_m1()
+    }
+
+    /// The champion's own code behind the fence against itself without.
+    fn fence(&mut self, seed: u64) -> Result<Control, Halt> {
+        let wide = 2.0 * self.timing.least_margin;
+        let measurement = self.measure(Pairing::Fence, seed, |_, summary| half_width(summary.geomean) <= wide)?;
+        let found = measurement.at(self.timing.decides).geomean;
+        let finding = format!("the champion's own code behind the fence, against itself without: {found}");
+        Ok(Control { measurement, passed: true, finding })
     }
 
     fn control(&mut self, seed: u64) -> Result<Control, Halt> {
@@ -171,7 +302,7 @@ impl Referee<'_> {
         let shows = (found.low > 1.0 || found.high < 1.0) && found.estimate.ln().abs() > self.timing.control_tolerance;
         let finding = match shows {
             true => {
-                format!("the champion against itself shows a difference: {found}; quieten the machine and sit again")
+                format!("the champion against itself shows a difference: {found}")
             }
             false => format!("the champion against itself: {found}"),
         };
@@ -183,13 +314,13 @@ impl Referee<'_> {
         let measurement = self.measure(Pairing::Plant, seed, |_, summary| summary.geomean.high < 1.0)?;
         let found = measurement.at(decides).geomean;
         let truth = 1.0 / (1.0 + self.timing.plant);
-        let near = (found.estimate / truth).ln().abs() <= self.timing.plant_tolerance;
+        let near = (found.estimate / truth).ln().abs() <= self.timing.plant_tolerance + self.bias;
         let passed = found.high < 1.0 && (near || (found.low <= truth && truth <= found.high));
         let percent = 100.0 * self.timing.plant;
         let finding = match passed {
             true => format!("the planted slowdown of {percent} % was found: {found}"),
             false => {
-                format!("the planted slowdown of {percent} % was missed: {found}; quieten the machine and sit again")
+                format!("the planted slowdown of {percent} % was missed: {found}")
             }
         };
         Ok(Control { measurement, passed, finding })
@@ -205,32 +336,54 @@ impl Referee<'_> {
         let mut samples = Samples::new(self.course.shapes(), self.timing.quartets_per_process);
         let mut looks = Vec::new();
         let mut rng = Rng::with_seed(seed);
+        let (start, most) = (self.course.now(), self.timing.looks.last().copied().unwrap_or(0));
         loop {
+            self.quiet -= self.course.wait_for_quiet(self.quiet);
             let process = samples.processes();
             self.process(pairing, derive(seed, &[process as u64]), &mut rng, &mut samples)?;
             let probed = pairing == Pairing::Duel && samples.processes() == PROBE_PROCESSES;
             if let Some(loss) = self.terms.probe_loss.filter(|_| probed) {
-                let summary = samples.summary(self.timing.decides, self.timing, seed);
+                let summary = samples.summary(self.timing.decides, &self.timing, seed);
                 if summary.shapes.iter().any(|s| s.speedup.estimate < 1.0 - loss) {
-                    return Ok(samples.measurement(pairing, seed, self.timing, looks, Stop::Probe));
+                    return Ok(samples.measurement(pairing, seed, &self.timing, looks, Stop::Probe));
                 }
             }
             if !self.timing.looks.contains(&samples.quartets()) {
                 continue;
             }
-            let summary = samples.summary(self.timing.decides, self.timing, seed);
+            let summary = samples.summary(self.timing.decides, &self.timing, seed);
+            self.course.say(&format!(
+                "{pairing}: {} after {} of at most {most} quartets",
+                summary.geomean,
+                samples.quartets()
+            ));
             looks.push(Look { quartets: samples.quartets(), geomean: summary.geomean });
-            let stop = if half_width(summary.geomean) <= self.timing.precision {
-                Stop::Precise
-            } else if decided(self, &summary) {
+            let stop = if decided(self, &summary) {
                 Stop::Decided
+            } else if self.is_precise(&summary, pairing) {
+                Stop::Precise
             } else if looks.len() == self.timing.looks.len() {
                 Stop::LastLook
+            } else if self.allowance.is_some_and(|seconds| self.course.now() - start > seconds) {
+                Stop::Budget
             } else {
                 continue;
             };
-            return Ok(samples.measurement(pairing, seed, self.timing, looks, stop));
+            return Ok(samples.measurement(pairing, seed, &self.timing, looks, stop));
         }
+    }
+
+    /// Whether more would not change what is known: the geomean to within the precision, and of a duel no shape whose interval holds the
+    /// most that it may lose.
+    fn is_precise(&self, summary: &Summary, pairing: Pairing) -> bool {
+        let limit = 1.0 - self.most_loss();
+        let unsettled = |shape: &ShapeResult| shape.speedup.low < limit && limit <= shape.speedup.high;
+        let settled = pairing != Pairing::Duel || !summary.shapes.iter().any(unsettled);
+        settled && half_width(summary.geomean) <= self.timing.precision
+    }
+
+    fn most_loss(&self) -> f64 {
+        self.terms.most_loss.map_or(self.timing.most_loss, |loss| loss.min(self.timing.most_loss))
     }
 
     /// One pair of fresh processes: every shape in random order, every quartet in random order, cold and warm in turn.
@@ -278,8 +431,8 @@ impl Referee<'_> {
 
     /// What a summary settles, if it settles anything.
     fn judge(&self, summary: &Summary, margin: f64) -> Option<Outcome> {
-        let most_loss = self.terms.most_loss.map_or(self.timing.most_loss, |loss| loss.min(self.timing.most_loss));
-        if summary.geomean.high < 1.0 {
+        let most_loss = self.most_loss();
+        if summary.geomean.high < 1.0 / (1.0 + self.bias) {
             return Some(Outcome::Slower);
         }
         if summary.geomean.low <= 1.0 + margin {

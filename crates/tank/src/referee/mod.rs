@@ -8,10 +8,12 @@
 pub mod calibration;
 pub mod clock;
 pub mod duel;
+mod neighbours;
 pub mod official;
 pub mod pool;
 pub mod record;
 mod samples;
+mod scout;
 pub mod seeds;
 pub mod settings;
 pub mod stats;
@@ -24,8 +26,8 @@ pub use duel::{Course, Floor, Halt, sit};
 pub use official::{Alone, Official};
 pub use pool::Pool;
 pub use record::{
-    Control, Correctness, CourseReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck, ShapeResult,
-    Side, Sitting, Speedup, Stop, Summary, Terms, Wrong,
+    Control, Correctness, CourseReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck, Scout,
+    ShapeResult, Side, Sitting, Speedup, Stop, Summary, Terms, Wrong,
 };
 pub use settings::{Checking, RefereeSettings, Temperature, Timing};
 pub use verify::{Examination, examine, questions};

@@ -3,7 +3,7 @@
 //! Built-in entries run in fresh processes of our own command, and programs in theirs, all over the same protocol: a
 //! champion that did not have to answer through a pipe would win by the pipe.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use hammerhead::cpu::ceilings::Ceilings;
 use testkit::cases::Case;
@@ -20,13 +20,14 @@ use crate::entry::{Entry, ProblemSpec};
 use crate::{Error, Result};
 
 /// The referee on this machine.
-#[derive(Debug)]
 pub struct Official {
     cases: Vec<Case>,
     settings: RefereeSettings,
     worker: Vec<String>,
     threads: Option<usize>,
-    built: HashSet<Vec<String>>,
+    /// What was built, and the seal of what came of it.
+    built: HashMap<(Vec<String>, Vec<String>), String>,
+    watcher: Option<Box<dyn Fn(&str)>>,
 }
 
 /// A champion timed alone.
@@ -51,7 +52,13 @@ impl Official {
         settings.timing.check()?;
         let cases = problems.iter().map(ProblemSpec::case).collect::<Result<_>>()?;
         sweep();
-        Ok(Self { cases, settings, worker, threads, built: HashSet::new() })
+        Ok(Self { cases, settings, worker, threads, built: HashMap::new(), watcher: None })
+    }
+
+    /// Tells somebody how sittings go.
+    pub fn watched(mut self, watcher: impl Fn(&str) + 'static) -> Self {
+        self.watcher = Some(Box::new(watcher));
+        self
     }
 
     /// The problems.
@@ -76,6 +83,9 @@ impl Official {
                 return Err(Error::Champion { reason: format!("{case}: {what}") });
             }
             found.compare(&theirs, &self.settings.checking);
+        }
+        if let Entry::Program { build, command, .. } = challenger.1 {
+            found.correctness.program = self.built.get(&(build.clone(), command.clone())).cloned();
         }
         Ok(self.must_support(found.correctness))
     }
@@ -106,7 +116,9 @@ impl Official {
             Ok(theirs) => theirs,
             Err(fault) => return Ok(self.unheld(champion.0, challenger.0, seed, fault)),
         };
-        let mut pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, processor)?;
+        let fenced = self.behind_the_fence(champion, challenger)?;
+        let pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, processor)?;
+        let mut pool = pool.with_fence(fenced.as_ref().map(|fenced| fenced as &dyn Contestant));
         sit(&mut pool, &self.settings, terms, seed)
     }
 
@@ -136,7 +148,19 @@ impl Official {
         processor: bool,
     ) -> Result<Pool<'a>> {
         let pool = Pool::new(champion, challenger, self.cases.clone(), &self.settings, clock, seed)?;
+        let pool = pool.watched(self.watcher.as_deref());
         if processor { pool.on_the_processor() } else { Ok(pool) }
+    }
+
+    /// The champion's own code as a stranger, where it is ours and the other is somebody's program.
+    fn behind_the_fence(&self, champion: (&str, &Entry), challenger: (&str, &Entry)) -> Result<Option<Program>> {
+        let (Entry::Builtin { ways }, Entry::Program { .. }) = (champion.1, challenger.1) else { return Ok(None) };
+        if self.worker.is_empty() {
+            return Ok(None);
+        }
+        let builtin = Builtin { name: champion.0.to_owned(), ways: ways.clone(), threads: self.threads };
+        let program = Program::fresh(&builtin, &self.worker, self.settings.limits.clone())?;
+        Ok(Some(Program { trusted: false, ..program }))
     }
 
     /// The contestant that an entry describes, built if it has to be.
@@ -150,14 +174,16 @@ impl Official {
                     false => Box::new(Program::fresh(&builtin, &self.worker, limits)?),
                 })
             }
-            Entry::Program { build, command } => {
-                let program = Program { build: build.clone(), ..Program::new(name, command.clone(), limits) };
-                if !self.built.contains(build) {
+            Entry::Program { build, command, sealed } => {
+                let mut program = Program { build: build.clone(), ..Program::new(name, command.clone(), limits) };
+                let key = (build.clone(), command.clone());
+                if !self.built.contains_key(&key) {
                     if let Err(fault) = program.build() {
                         return Ok(Err(fault));
                     }
-                    self.built.insert(build.clone());
+                    self.built.insert(key.clone(), program.digest());
                 }
+                program.sealed = sealed.clone().or_else(|| self.built.get(&key).cloned());
                 Ok(Box::new(program))
             }
         })
@@ -171,8 +197,10 @@ impl Official {
             challenger: challenger.to_owned(),
             settings: self.settings.clone(),
             course: super::record::CourseReport::default(),
+            scout: None,
             control: None,
             plant: None,
+            fence: None,
             margin: self.settings.timing.least_margin,
             first: None,
             second: None,

@@ -1,21 +1,22 @@
 //! The real course: two sessions, lots in shared memory, the referee's clock.
 //!
-//! **A sample** is one `run` of enough jobs for the clock. Every job has tokens that nobody has seen before, written just
-//! now, and an output that was poisoned just now, so nothing can be replayed. Before the clock starts there is one job that
-//! does not count, on the layer that came last, so that all of a contestant's threads are awake. *Warm* jobs take
-//! that layer again. While one side swims, the other stands still, stopped with all its threads and children; and a side is stopped again before its
-//! outputs are read, so what was not written when it said `done` is not there.
+//! **A sample** is one `run` of enough jobs for the clock, and nothing of it is known before the clock runs. First there is one job that
+//! does not count, so that a contestant's caches of code, its threads and its files are as they are in use. Then it stands still, and
+//! only now are the tokens written that nobody has seen before, the outputs poisoned, and layers and places drawn. It is woken when
+//! the clock already runs, and the clock runs on until it stands still again, with all its threads and children: what is not written
+//! then is not there, and what it did after its `done` was timed. While one side swims the other stands still, and what it consumes
+//! of the processors meanwhile is its fault.
 //!
-//! **Cold** jobs take layers in turn, and more than twice L3 goes through it before the same layer comes
-//! again. Where everyone computes on the processor, the referee makes sure of that itself: when both sides have packed
-//! their weights, it reads through so much memory of its own, and then there are as many layers as a process has cold jobs,
-//! so that each comes once. That is fairer too, because whoever packs last has weights in the caches. Where more than twice
-//! the cache is fewer layers than that, or a GPU's own cache counts, the layers themselves fill it.
+//! **Cold** jobs: between the job that does not count and the clock the referee reads through more than twice L3 of its own memory, so that
+//! whatever was fetched beforehand is gone again. Where a GPU's own cache counts, layers rotate instead, in an order of their own for
+//! every process, and more than twice L3 goes through before the same layer comes again. *Warm* jobs take the layer of the job
+//! that did not count.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
 //! the run, agree with float64, and the tokens are as they were written. One sample in eight, drawn after the run as well, has
 //! one of its outputs compared whole. A contestant that is lazy in a part of its runs has to be so in half of them to move
-//! a median, and is then found in all but 2⁻ⁿ of cases. When a process ends, its weights are compared with the originals.
+//! a median, and is then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
+//! are worth as much here as in the examination. When a process ends, its weights are compared with the originals.
 
 use std::sync::Arc;
 
@@ -28,16 +29,21 @@ use testkit::cases::Case;
 
 use super::clock::{Clock, jobs_a_sample};
 use super::duel::{Course, Floor, Halt};
+use super::neighbours;
 use super::record::{CourseReport, Pairing, Side};
 use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature};
 use super::stats;
 use super::yardstick::Yardstick;
-use crate::contestant::{Contestant, Fault, Job, LayerWeights, Lot, Poison, Readiness, Session, Tokens};
+use crate::contestant::{Contestant, Fault, Guard, Job, LayerWeights, Lot, Poison, Readiness, Session, Tokens};
 use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
 const ROUND_TRIPS: usize = 32;
+/// A sample lasts so many round trips at least, so that they are a small part of it.
+const SAMPLE_TRIPS: f64 = 20.0;
+/// Timed elements of each side from which their errors are compared.
+const ENOUGH_ELEMENTS: u64 = 200;
 /// Bytes that all jobs of one sample move, about, at most.
 const SAMPLE_BYTES: f64 = (256u64 << 20) as f64;
 /// How much faster than the unit that the prober measures a processor's integer dot products are, at most.
@@ -46,11 +52,16 @@ const INTEGER_FACTOR: f64 = 4.0;
 /// The course on this machine.
 pub struct Pool<'a> {
     contestants: [&'a dyn Contestant; 2],
+    /// The champion's own code behind the fence, where one of them is a stranger.
+    fenced: Option<&'a dyn Contestant>,
+    /// Whoever watches.
+    watcher: Option<&'a dyn Fn(&str)>,
     cases: Vec<Case>,
     settings: &'a RefereeSettings,
     clock: &'a dyn Clock,
     seed: u64,
-    rng: Rng,
+    /// Samples that were drawn so far: each has a seed of its own, from which nothing follows for the next.
+    drawn: u64,
     yardstick: Yardstick,
     /// For each shape, once it was met.
     shapes: Vec<Option<Ground>>,
@@ -58,15 +69,29 @@ pub struct Pool<'a> {
     pairing: Pairing,
     shape: usize,
     processor: Option<Processor>,
+    errors: [Errors; 2],
     report: CourseReport,
 }
 
 struct Ground {
-    lots: [Lot; 2],
+    lot: Lot,
     /// Jobs that make a sample.
     jobs: usize,
-    /// Where each side is in its rotation.
-    next_layer: [usize; 2],
+    /// Where layers rotate: their order for each side, the next one first.
+    order: [Vec<usize>; 2],
+}
+
+/// The errors of timed elements, as parts of their bounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Errors {
+    compared: u64,
+    squares: f64,
+}
+
+impl Errors {
+    fn rms(&self) -> f64 {
+        (self.squares / self.compared.max(1) as f64).sqrt()
+    }
 }
 
 /// What the processor can do at most, and the memory by which its caches are swept.
@@ -100,17 +125,20 @@ impl<'a> Pool<'a> {
         };
         Ok(Self {
             contestants: [champion, challenger],
+            fenced: None,
+            watcher: None,
             shapes: cases.iter().map(|_| None).collect(),
             cases,
             settings,
             clock,
             seed,
-            rng: Rng::with_seed(derive(seed, &[7])),
+            drawn: 0,
             yardstick: Yardstick::new()?,
             sides: None,
             pairing: Pairing::Control,
             shape: 0,
             processor: None,
+            errors: [Errors::default(); 2],
             report,
         })
     }
@@ -123,6 +151,18 @@ impl<'a> Pool<'a> {
         Ok(self)
     }
 
+    /// Has what the fence costs measured too, by the champion's own code behind it.
+    pub fn with_fence(mut self, fenced: Option<&'a dyn Contestant>) -> Self {
+        self.fenced = fenced;
+        self
+    }
+
+    /// Tells somebody how it goes.
+    pub fn watched(mut self, watcher: Option<&'a dyn Fn(&str)>) -> Self {
+        self.watcher = watcher;
+        self
+    }
+
     /// The best rates that were seen so far, if they are measured.
     pub fn ceilings(&self) -> Option<Ceilings> {
         self.processor.as_ref().map(|processor| processor.best)
@@ -133,47 +173,55 @@ impl<'a> Pool<'a> {
         self.settings.timing.rotation * self.report.cache_bytes as f64
     }
 
+    /// Random numbers for the next thing that is drawn.
+    fn lots(&mut self) -> Rng {
+        self.drawn += 1;
+        Rng::with_seed(derive(self.seed, &[7, self.drawn]))
+    }
+
     /// How many layers a shape needs if so many jobs make a sample, and the bytes that pass before one comes again.
-    fn rotation(&self, shape: usize, jobs: usize) -> (usize, u64) {
+    fn rotation(&mut self, shape: usize, jobs: usize) -> (usize, u64) {
         let (timing, layer_bytes) = (&self.settings.timing, weight_bytes(&self.cases[shape]));
         let most = timing.most_layers.max(2);
-        let filling = (self.turn_bytes() / layer_bytes).ceil() as usize;
-        // What comes before the first cold sample has a layer of its own.
-        let once = 2 * timing.quartets_per_process * jobs + 1;
+        let (filling, swept) = ((self.turn_bytes() / layer_bytes).ceil() as usize, self.turn_bytes() as u64);
         match self.processor {
-            Some(_) if once <= filling.min(most) => (once, self.turn_bytes() as u64),
-            _ => {
+            // A few more than are wanted, and not always as many: their number tells nothing.
+            Some(_) => ((jobs + 1 + self.lots().usize(..3)).clamp(2, most), swept),
+            None => {
                 let layers = filling.clamp(2, most);
                 (layers, (layers as f64 * layer_bytes) as u64)
             }
         }
     }
 
-    fn ground(&self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
+    fn ground(&mut self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
+        let more = self.lots().usize(..3);
         let case = &self.cases[shape];
-        let layer = |layer| Ok(case.instance(derive(self.seed, &[shape as u64, layer as u64]))?.weights);
+        let layer = |layer| Ok(case.instance(derive(self.seed, &[1, shape as u64, layer as u64]))?.weights);
         let layers: Arc<Vec<LayerWeights>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
-        // One more place, for the job that does not count.
-        let places = jobs + 1;
-        let (problem, tokens) = (case.problem()?, vec![tokens(case, self.seed)?; places]);
-        let lot = || Lot::new(problem.clone(), Arc::clone(&layers), tokens.clone(), places);
-        Ok(Ground { lots: [lot()?, lot()?], jobs, next_layer: [0; 2] })
+        // One more place, for the job that does not count, and some that are never used.
+        let places = jobs + 1 + more;
+        let pattern = tokens(case, derive(self.seed, &[2, shape as u64]))?;
+        let lot = Lot::new(case.problem()?, layers, pattern, places, places)?;
+        Ok(Ground { lot, jobs, order: [Vec::new(), Vec::new()] })
     }
 
     /// Meets a shape for the first time: the champion's time for one job says how many make a sample, and that says how
     /// many layers are wanted.
     fn survey(&mut self, shape: usize) -> Result<(), Halt> {
-        self.shapes[shape] = Some(self.ground(shape, 1, 1)?);
+        self.shapes[shape] = Some(self.ground(shape, 2, 1)?);
         self.make_ready(Side::Champion)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..3 {
-            fastest = fastest.min(self.swim(Side::Champion, 0, &[0], false)?);
+            fastest = fastest.min(self.swim(Side::Champion, 1, &[0], false, false)?);
         }
         let (timing, resolution) = (&self.settings.timing, self.report.clock_resolution);
+        let trips = SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0);
         // Problems that move little are over soon, and a sample needs many of them.
         let bytes = self.cases[shape].problem().map_err(Error::from)?.bytes().max(1.0);
         let most = ((SAMPLE_BYTES / bytes) as usize).clamp(1, timing.sample_jobs);
-        let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, timing.sample_seconds, most);
+        let least = timing.sample_seconds.max(0.5 * trips);
+        let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
         let (layers, passing) = self.rotation(shape, jobs);
         self.report.rotated_bytes[shape] = passing;
         self.shapes[shape] = Some(self.ground(shape, layers, jobs)?);
@@ -182,36 +230,72 @@ impl<'a> Pool<'a> {
 
     /// Has a side pack the weights of the shape that is to be timed.
     fn make_ready(&mut self, side: Side) -> Result<(), Halt> {
+        let mut lots = self.lots();
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        ground.next_layer[index(side)] = 0;
+        let mut order: Vec<usize> = (0..ground.lot.layers().len()).collect();
+        lots.shuffle(&mut order);
+        ground.order[index(side)] = order;
         let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+        session.tensors().lay(&ground.lot)?;
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
-        let readiness = session.prepare(&ground.lots[index(side)]).map_err(faulted)?;
-        if let Readiness::Unsupported(reason) = readiness {
+        if let Readiness::Unsupported(reason) = session.prepare().map_err(faulted)? {
             return Err(faulted(Fault::Unsupported { problem: self.cases[self.shape].to_string(), reason }));
         }
-        session.rest().map_err(faulted)
+        Ok(())
     }
 
-    /// One run: fresh tokens, poisoned outputs, the clock, and what is seen when it stands.
-    fn swim(&mut self, side: Side, last_layer: usize, layers: &[usize], checked: bool) -> Result<f64, Halt> {
-        let at = index(side);
-        let jobs: Vec<Job> =
-            layers.iter().enumerate().map(|(slot, &layer)| Job { layer, input: slot, output: slot }).collect();
-        let poison = if self.rng.bool() { Poison::Ones } else { Poison::Sevens };
-        let case = &self.cases[self.shape];
+    /// The layer of the job that does not count, and those of the jobs that do.
+    fn draw_layers(&mut self, side: Side, temperature: Temperature) -> Result<(usize, Vec<usize>), Halt> {
+        let (mut lots, swept) = (self.lots(), self.processor.is_some());
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        for job in &jobs {
-            ground.lots[at].write_input(job.input, tokens(case, self.rng.u64(..))?)?;
-            ground.lots[at].poison(job.output, poison)?;
+        let (jobs, order) = (ground.jobs, &mut ground.order[index(side)]);
+        if swept {
+            lots.shuffle(order);
         }
-        let session = self.sides.as_mut().ok_or(Error::Samples)?[at].as_mut();
+        let last = order[order.len() - 1];
+        Ok(match temperature {
+            Temperature::Warm => (last, vec![last; jobs]),
+            Temperature::Cold => {
+                let layers = order.iter().cycle().take(jobs).copied().collect();
+                let turn = jobs % order.len().max(1);
+                order.rotate_left(turn);
+                (last, layers)
+            }
+        })
+    }
+
+    /// One run: a job that does not count, then fresh tokens and poison, the clock, and what is seen when it stands.
+    fn swim(&mut self, side: Side, awakening: usize, layers: &[usize], cold: bool, checked: bool) -> Result<f64, Halt> {
+        let mut lots = self.lots();
+        let poison = if lots.bool() { Poison::Ones } else { Poison::Sevens };
+        let places = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.lot.inputs();
+        let mut places = [(0..places).collect::<Vec<_>>(), (0..places).collect()];
+        places.iter_mut().for_each(|places| lots.shuffle(places));
+        let job = |slot: usize, layer| Job { layer, input: places[0][slot], output: places[1][slot] };
+        let jobs: Vec<Job> = layers.iter().enumerate().map(|(slot, &layer)| job(slot, layer)).collect();
+        self.run(side, &[job(jobs.len(), awakening)], poison)?;
+        if let (true, Some(Processor { prober, threads, .. })) = (cold, &self.processor) {
+            prober.sweep(self.turn_bytes() as u64, threads);
+        }
+        let seconds = self.run(side, &jobs, poison)?;
+        if checked {
+            self.inspect(side, &jobs, poison, lots)?;
+        }
+        Ok(seconds)
+    }
+
+    /// Writes what some jobs need while the contestant stands still, and times them.
+    fn run(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<f64, Halt> {
+        for job in jobs {
+            self.drawn += 1;
+            let tokens = tokens(&self.cases[self.shape], derive(self.seed, &[8, self.drawn]))?;
+            let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+            session.tensors().write_input(job.input, tokens)?;
+            session.tensors().poison(job.output, poison)?;
+        }
+        let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
-        // It has a place of its own for its result: nothing that is looked at may be written before the clock starts.
-        let awakening = Job { layer: last_layer, input: jobs.len(), output: jobs.len() };
-        session.stage(&[awakening]).map_err(faulted)?;
-        session.go().map_err(faulted)?;
-        session.stage(&jobs).map_err(faulted)?;
+        session.stage(jobs).map_err(faulted)?;
         let start = self.clock.now();
         session.go().map_err(faulted)?;
         if self.pairing == Pairing::Plant && side == Side::Challenger {
@@ -220,23 +304,17 @@ impl<'a> Pool<'a> {
                 std::hint::spin_loop();
             }
         }
-        let seconds = self.clock.now() - start;
-        session.rest().map_err(faulted)?;
-        if checked {
-            self.inspect(side, &jobs, poison)?;
-        }
-        Ok(seconds)
+        Ok(self.clock.now() - start)
     }
 
     /// Looks at the outputs of a sample, on copies.
-    fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<(), Halt> {
+    fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison, mut lots: Rng) -> Result<(), Halt> {
         let case = &self.cases[self.shape];
-        let ground = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?;
-        let lot = &ground.lots[index(side)];
+        let tensors = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].tensors();
         let blame = self_or_champion(self.pairing, side);
         let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: case.to_string(), what });
         let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {case}") });
-        let outputs = match jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>() {
+        let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
             Err(Error::Shortened { .. }) => return Err(tampered("the file of outputs")),
             outputs => outputs?,
         };
@@ -244,22 +322,22 @@ impl<'a> Pool<'a> {
             if let Some(place) = poisoned(output, poison, case.output.bytes()) {
                 return Err(wrong(format!("element {place} of a timed output was not written when it said done")));
             }
-            if !lot.input_is_intact(job.input)? {
+            if !tensors.input_is_intact(job.input)? {
                 return Err(tampered("the tokens of a timed run"));
             }
         }
-        let drawn = self.rng.usize(..jobs.len());
-        let (job, results) = (jobs[drawn], lot.as_results(&outputs[drawn])?);
-        let (tokens, weights) = (lot.input(job.input), &lot.layers()[job.layer]);
+        let drawn = lots.usize(..jobs.len());
+        let (job, results) = (jobs[drawn], tensors.as_results(&outputs[drawn])?);
+        let (tokens, weights) = (tensors.input(job.input)?, &tensors.layers()?[job.layer]);
         let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
         let references: Vec<Reference<'_, '_>> = tokens.iter().zip(weights).map(reference).collect();
         for _ in 0..self.settings.checking.elements {
-            let group = self.rng.usize(..tokens.len());
+            let group = lots.usize(..tokens.len());
             let shape = case.groups[group];
             if shape.m == 0 {
                 continue;
             }
-            let (row, column) = (self.rng.usize(..shape.m), self.rng.usize(..shape.n));
+            let (row, column) = (lots.usize(..shape.m), lots.usize(..shape.n));
             let reference = &references[group];
             let element = reference.element(&reference.token(row), &reference.column(column));
             let mut values = vec![0.0; shape.n];
@@ -271,12 +349,54 @@ impl<'a> Pool<'a> {
                     "a timed output: group {group}, c[{row}, {column}] is {found}, not {expected}"
                 )));
             }
+            let allowed = bound::bound(&element, case.gate, shape.k, case.output, Arithmetic::Unknown);
+            let ratio = (found - element.value) / allowed;
+            if self.pairing == Pairing::Duel && ratio.is_finite() {
+                let errors = &mut self.errors[index(side)];
+                errors.compared += 1;
+                errors.squares += ratio * ratio;
+            }
         }
         self.report.outputs_sampled += 1;
-        if self.rng.usize(..self.settings.checking.whole_every.max(1)) == 0 {
+        if lots.usize(..self.settings.checking.whole_every.max(1)) == 0 {
             self.report.outputs_compared += 1;
-            if let Some(what) = self.yardstick.check(lot.problem(), tokens, weights, &results)? {
+            if let Some(what) = self.yardstick.check(tensors.problem()?, tokens, weights, &results)? {
                 return Err(wrong(format!("a timed output: {what}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the challenger's timed results are as precise as the champion's.
+    fn compare_precision(&mut self) -> Result<(), Halt> {
+        let [champion, challenger] = self.errors;
+        if self.pairing != Pairing::Duel || champion.compared.min(challenger.compared) < ENOUGH_ELEMENTS {
+            return Ok(());
+        }
+        self.report.timed_precision = Some([champion.rms(), challenger.rms()]);
+        let most = self.settings.checking.precision_multiple;
+        if challenger.rms() <= most * champion.rms() {
+            return Ok(());
+        }
+        let what = format!(
+            "its errors against float64 in timed runs are {:.1} times the champion's, and {most} times is allowed: precision was traded \
+             for speed",
+            challenger.rms() / champion.rms(),
+        );
+        Err(Halt::Fault(Side::Challenger, Fault::Wrong { problem: "all problems".to_owned(), what }))
+    }
+
+    /// Whether the weights of both sides still are what was laid out. Our own code maps them for reading only.
+    fn compare_weights(&mut self) -> Result<(), Halt> {
+        for side in [Side::Champion, Side::Challenger] {
+            let who = self_or_champion(self.pairing, side);
+            if self.contestants[index(who)].about().trusted {
+                continue;
+            }
+            let Some(sides) = &mut self.sides else { continue };
+            if !sides[index(side)].tensors().weights_are_intact()? {
+                let fault = Fault::Tampering { what: format!("the weights of {}", self.cases[self.shape]) };
+                return Err(Halt::Fault(who, fault));
             }
         }
         Ok(())
@@ -291,14 +411,17 @@ impl<'a> Pool<'a> {
             session.go()?;
             seconds.push(self.clock.now() - start);
         }
-        session.rest()?;
         Ok(stats::median(&seconds))
     }
 
     fn start(&mut self, side: Side, pairing: Pairing) -> Result<Box<dyn Session>, Halt> {
         let who = self_or_champion(pairing, side);
         let faulted = |fault| Halt::Fault(who, fault);
-        let mut session = self.contestants[index(who)].start().map_err(faulted)?;
+        let contestant = match self.fenced.filter(|_| pairing == Pairing::Fence && side == Side::Challenger) {
+            Some(fenced) => fenced,
+            None => self.contestants[index(who)],
+        };
+        let mut session = contestant.start().map_err(faulted)?;
         let known = match who {
             Side::Champion => self.report.champion_round_trip,
             Side::Challenger => self.report.challenger_round_trip,
@@ -309,8 +432,12 @@ impl<'a> Pool<'a> {
                 Side::Champion => self.report.champion_round_trip = Some(seconds),
                 Side::Challenger => self.report.challenger_round_trip = Some(seconds),
             }
-            for remark in session.remarks() {
-                self.report.remarks.push(format!("{who}: {remark}"));
+            let guards = session.guards();
+            let missing = guards.iter().filter(|guard| !guard.present);
+            let remark = |guard: &Guard| format!("{who}: no {} here: {}", guard.name, guard.without);
+            self.report.remarks.extend(missing.map(remark));
+            if !guards.is_empty() {
+                self.report.guards = guards;
             }
         }
         Ok(session)
@@ -338,6 +465,7 @@ impl Course for Pool<'_> {
     }
 
     fn prepare(&mut self, shape: usize) -> Result<(), Halt> {
+        self.compare_weights()?;
         self.shape = shape;
         if self.shapes[shape].is_none() {
             self.survey(shape)?;
@@ -345,43 +473,42 @@ impl Course for Pool<'_> {
         for side in [Side::Champion, Side::Challenger] {
             self.make_ready(side)?;
         }
-        if let Some(Processor { prober, threads, .. }) = &self.processor {
-            prober.sweep(self.turn_bytes() as u64, threads);
-        }
         Ok(())
     }
 
     fn sample(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
-        let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        let (jobs, count) = (ground.jobs, ground.lots[0].layers().len());
-        let next = &mut ground.next_layer[index(side)];
-        let last = (*next + count - 1) % count;
-        let layers: Vec<usize> = match temperature {
-            Temperature::Cold => (0..jobs).map(|job| (*next + job) % count).collect(),
-            Temperature::Warm => vec![last; jobs],
-        };
-        if temperature == Temperature::Cold {
-            *next = (*next + jobs) % count;
-        }
-        Ok(self.swim(side, last, &layers, true)? / jobs as f64)
+        let (awakening, layers) = self.draw_layers(side, temperature)?;
+        let cold = temperature == Temperature::Cold;
+        Ok(self.swim(side, awakening, &layers, cold, true)? / layers.len() as f64)
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
+        self.compare_weights()?;
         self.sides = None;
-        for side in [Side::Champion, Side::Challenger] {
-            // Our own code maps its weights for reading only.
-            if self.contestants[index(self_or_champion(self.pairing, side))].about().trusted {
-                continue;
-            }
-            for (ground, case) in self.shapes.iter().zip(&self.cases) {
-                if ground.as_ref().map_or(Ok(true), |ground| ground.lots[index(side)].weights_are_intact())? {
-                    continue;
-                }
-                let fault = Fault::Tampering { what: format!("the weights of {case}") };
-                return Err(Halt::Fault(self_or_champion(self.pairing, side), fault));
-            }
+        self.compare_precision()
+    }
+
+    fn has_strangers(&self) -> bool {
+        self.fenced.is_some()
+    }
+
+    fn now(&self) -> f64 {
+        self.clock.now()
+    }
+
+    fn wait_for_quiet(&mut self, most: f64) -> f64 {
+        let waited = neighbours::wait(self.settings.timing.busy, most);
+        self.report.waited_seconds += waited;
+        if waited > 1.0 {
+            self.say(&format!("waited {waited:.0} s for neighbours to go"));
         }
-        Ok(())
+        waited
+    }
+
+    fn say(&mut self, line: &str) {
+        if let Some(watcher) = self.watcher {
+            watcher(line);
+        }
     }
 
     fn floors(&self) -> Option<Vec<Floor>> {

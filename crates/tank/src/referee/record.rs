@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::settings::{RefereeSettings, Temperature};
 use super::stats::LogRatio;
-use crate::contestant::Fault;
+use crate::contestant::{Fault, Guard};
 
 /// One of the two that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,8 +33,51 @@ pub enum Pairing {
     Control,
     /// The champion with a planted slowdown: it must be found.
     Plant,
+    /// The champion's own code behind the fence: what that costs a stranger.
+    Fence,
     /// The challenger.
     Duel,
+}
+
+impl std::fmt::Display for Pairing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Pairing::Control => "control",
+            Pairing::Plant => "plant",
+            Pairing::Fence => "fence",
+            Pairing::Duel => "duel",
+        })
+    }
+}
+
+/// What a budget of time allows, found before anything is decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scout {
+    /// Seconds that the sitting may take.
+    pub budget_seconds: f64,
+    /// Seconds that a pair of processes takes.
+    pub seconds_a_process: f64,
+    /// Seconds that one measurement may take.
+    pub seconds_a_measurement: f64,
+    /// What the figures of two processes of the same code differ by today, as a logarithm's deviation.
+    pub spread: f64,
+    /// Quartets at which the evidence is looked at.
+    pub looks: Vec<usize>,
+    /// The gain that can be seen, as a fraction.
+    pub sees: f64,
+}
+
+impl std::fmt::Display for Scout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "noise: processes of the same code differ by {:.1} % here; in {:.0} s, with up to {} quartets, a gain of {:.1} % can be seen",
+            100.0 * self.spread,
+            self.budget_seconds,
+            self.looks.last().copied().unwrap_or(0),
+            100.0 * self.sees
+        )
+    }
 }
 
 /// A ratio of speeds with its interval. Above 1 is faster.
@@ -103,6 +146,8 @@ pub enum Stop {
     Decided,
     /// It was the last look.
     LastLook,
+    /// Its share of the budget is spent.
+    Budget,
     /// A deal's quick probe found a shape too slow to go on.
     Probe,
 }
@@ -183,6 +228,15 @@ pub struct CourseReport {
     pub outputs_sampled: u64,
     /// Timed outputs that were compared whole.
     pub outputs_compared: u64,
+    /// Seconds that were waited for neighbours to go.
+    #[serde(default)]
+    pub waited_seconds: f64,
+    /// What stood around a stranger's process, and what did not; empty where nobody was a stranger.
+    #[serde(default)]
+    pub guards: Vec<Guard>,
+    /// The root mean squares of error over bound in timed outputs, of champion and challenger.
+    #[serde(default)]
+    pub timed_precision: Option<[f64; 2]>,
     /// What a reader should know of the conditions, for example a fence that this machine does not allow.
     pub remarks: Vec<String>,
 }
@@ -239,10 +293,16 @@ pub struct Sitting {
     pub settings: RefereeSettings,
     /// The clock, the caches and the conditions.
     pub course: CourseReport,
+    /// What the budget allows, where there is one.
+    #[serde(default)]
+    pub scout: Option<Scout>,
     /// The champion against itself.
     pub control: Option<Control>,
     /// The planted slowdown.
     pub plant: Option<Control>,
+    /// What the fence costs a stranger, where one of the two is.
+    #[serde(default)]
+    pub fence: Option<Control>,
     /// The gain that had to be shown, as a fraction.
     pub margin: f64,
     /// The first measurement of the challenger: it decides whether there is a second.
@@ -275,6 +335,8 @@ pub struct Terms {
     pub most_loss: Option<f64>,
     /// A quick probe before the measurement: a shape that loses more than this, as a fraction, ends it.
     pub probe_loss: Option<f64>,
+    /// Seconds that the sitting may take; as long as the settings' looks take where it does not say.
+    pub budget_seconds: Option<f64>,
 }
 
 /// One thing that was wrong.
@@ -318,6 +380,9 @@ pub struct Correctness {
     pub champion_precision: Option<Precision>,
     /// Whether repeated runs gave the same bits; absent where it does not promise that.
     pub repeated: Option<bool>,
+    /// Tells the program's files that were examined, where it is one.
+    #[serde(default)]
+    pub program: Option<String>,
     /// What was wrong; the first of each problem.
     pub wrong: Vec<Wrong>,
     /// A crash, a hang or garbage, if that ended it.
@@ -337,6 +402,7 @@ impl Correctness {
             precision: Precision::default(),
             champion_precision: None,
             repeated: None,
+            program: None,
             wrong: Vec::new(),
             fault: None,
         }

@@ -70,6 +70,15 @@ impl Samples {
         Ok(())
     }
 
+    /// The quartets at one temperature: `[process][shape][quartet]`.
+    pub(super) fn of_processes(&self, temperature: Temperature) -> Vec<Vec<Vec<f64>>> {
+        let table = &self.quartets[index(temperature)];
+        let shapes: Vec<Vec<f64>> = (0..self.shapes.len()).map(|shape| table.of_shape(shape)).collect();
+        let a_process = table.quartets() / table.processes().max(1);
+        let of = |process: usize| shapes.iter().map(|all| all[process * a_process..][..a_process].to_vec()).collect();
+        (0..table.processes()).map(of).collect()
+    }
+
     /// What the samples at one temperature say, at the confidence of one look.
     pub(super) fn summary(&self, temperature: Temperature, timing: &Timing, seed: u64) -> Summary {
         let at = index(temperature);

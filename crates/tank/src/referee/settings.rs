@@ -65,6 +65,12 @@ pub struct Timing {
     /// What the champion may seem to gain or lose against itself before the sitting is void, as a fraction, provided
     /// that zero is outside the interval too. Smaller differences are covered by the margin.
     pub control_tolerance: f64,
+    /// The margin beyond which a sitting is void, as a fraction: one that hardly anybody could clear settles nothing.
+    pub widest_margin: f64,
+    /// How much longer the champion may take beside the challenger than beside itself, as a fraction, before something must have slowed it.
+    pub champion_tolerance: f64,
+    /// How much of the processors others may use before a budget is spent on waiting, as a fraction.
+    pub busy: f64,
     /// How far from its true size the planted slowdown may be measured, as a fraction, if its interval misses the truth.
     pub plant_tolerance: f64,
     /// Ticks of the clock that a sample takes at least.
@@ -100,6 +106,9 @@ impl Default for Timing {
             most_loss: 0.05,
             plant: 0.05,
             control_tolerance: 0.005,
+            widest_margin: 0.1,
+            champion_tolerance: 0.25,
+            busy: 0.2,
             plant_tolerance: 0.01,
             sample_ticks: 1000.0,
             sample_seconds: 200e-6,

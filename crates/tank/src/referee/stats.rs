@@ -240,7 +240,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// The value that Student's t with so many degrees of freedom stays below with this probability.
-fn student_quantile(probability: f64, freedom: usize) -> f64 {
+pub(super) fn student_quantile(probability: f64, freedom: usize) -> f64 {
     let (mut low, mut high) = (0.0, 1e6);
     for _ in 0..200 {
         let middle = 0.5 * (low + high);

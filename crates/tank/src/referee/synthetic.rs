@@ -58,6 +58,7 @@ pub struct SyntheticCourse {
     own: [Vec<f64>; 2],
     drifted: f64,
     slow: bool,
+    passed: f64,
 }
 
 impl SyntheticCourse {
@@ -65,7 +66,17 @@ impl SyntheticCourse {
     pub fn new(world: World, seed: u64) -> Self {
         let own = [vec![0.0; world.truth.len()], vec![0.0; world.truth.len()]];
         let rng = Rng::with_seed(seed);
-        Self { world, rng, pairing: Pairing::Control, shape: 0, common: [0.0; 2], own, drifted: 0.0, slow: false }
+        Self {
+            world,
+            rng,
+            pairing: Pairing::Control,
+            shape: 0,
+            common: [0.0; 2],
+            own,
+            drifted: 0.0,
+            slow: false,
+            passed: 0.0,
+        }
     }
 
     /// Twelve uniform numbers less six are as good as normal here; the tails are the spikes' business.
@@ -79,7 +90,7 @@ impl SyntheticCourse {
     fn truth(&self) -> f64 {
         self.world.bias
             + match self.pairing {
-                Pairing::Control => 0.0,
+                Pairing::Control | Pairing::Fence => 0.0,
                 Pairing::Plant => self.world.plant.ln_1p(),
                 Pairing::Duel => self.world.truth[self.shape],
             }
@@ -127,11 +138,17 @@ impl Course for SyntheticCourse {
             self.slow ^= self.rng.f64() < 1.0 / lasts;
             log += if self.slow { ratio } else { 0.0 };
         }
-        Ok(1e-3 * (1.0 + self.shape as f64) * log.exp())
+        let seconds = 1e-3 * (1.0 + self.shape as f64) * log.exp();
+        self.passed += seconds;
+        Ok(seconds)
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
         Ok(())
+    }
+
+    fn now(&self) -> f64 {
+        self.passed
     }
 
     fn floors(&self) -> Option<Vec<Floor>> {

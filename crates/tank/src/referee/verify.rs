@@ -221,9 +221,12 @@ struct Examiner {
 impl Examiner {
     /// Asks one contestant a question, and notes how it was answered.
     fn ask(&self, session: &mut dyn Session, question: &Question<'_>, found: &mut Examination) -> Result<()> {
-        let tokens = question.instances[0].activations.clone();
-        let mut lot = Lot::new(question.case.problem()?, Arc::clone(&question.layers), vec![tokens], 2)?;
-        match session.prepare(&lot) {
+        // As many places as a sitting may have: what is asked must not tell what is only examined.
+        let mut lots = Rng::with_seed(derive(self.seed, &[question.index as u64, 4]));
+        let (pattern, places) = (question.instances[0].activations.clone(), lots.usize(2..6));
+        let lot = Lot::new(question.case.problem()?, Arc::clone(&question.layers), pattern, places, places)?;
+        session.tensors().lay(&lot)?;
+        match session.prepare() {
             Ok(Readiness::Ready) => {}
             Ok(Readiness::Unsupported(reason)) => {
                 found.correctness.unsupported.push(format!("{}: {reason}", question.case));
@@ -235,7 +238,7 @@ impl Examiner {
             }
         }
         found.correctness.cases += 1;
-        match (Hearing { examiner: self, session, question, found: &mut *found }).hear(&mut lot)? {
+        match (Hearing { examiner: self, session, question, found: &mut *found, lots, places }).hear()? {
             Ok(()) => {}
             Err(Halted::Fault(fault)) => found.correctness.fault = Some(fault),
             Err(Halted::Wrong(what)) => {
@@ -262,14 +265,19 @@ struct Hearing<'a, 'q> {
     session: &'a mut dyn Session,
     question: &'a Question<'q>,
     found: &'a mut Examination,
+    lots: Rng,
+    places: usize,
 }
 
 impl Hearing<'_, '_> {
-    fn hear(&mut self, lot: &mut Lot) -> Result<Result<(), Halted>> {
-        let job = Job { layer: 0, input: 0, output: 0 };
+    fn hear(&mut self) -> Result<Result<(), Halted>> {
+        let input = self.lots.usize(..self.places);
+        let mut places: Vec<usize> = (0..self.places).collect();
+        self.lots.shuffle(&mut places);
+        let job = Job { layer: 0, input, output: places[0] };
         let mut outputs = Vec::new();
         for poison in [Poison::Ones, Poison::Sevens] {
-            match self.run(lot, &[job], poison)? {
+            match self.run(0, &[job], poison)? {
                 Ok(mut results) => outputs.append(&mut results),
                 Err(halted) => return Ok(Err(halted)),
             }
@@ -277,7 +285,7 @@ impl Hearing<'_, '_> {
         if let Some(place) = unwritten(&outputs[0], &outputs[1], self.question.case.output.bytes()) {
             return Ok(Err(Halted::Wrong(format!("element {place} of the result was never written"))));
         }
-        if let Err(halted) = self.judge(lot, 0, &outputs[0])? {
+        if let Err(halted) = self.judge(0, &outputs[0])? {
             return Ok(Err(halted));
         }
         let same = outputs[0] == outputs[1];
@@ -288,47 +296,47 @@ impl Hearing<'_, '_> {
                 let what = "the same inputs gave other bits the second time, and it says that it is deterministic";
                 return Ok(Err(Halted::Wrong(what.to_owned())));
             }
-        } else if let Err(halted) = self.judge(lot, 0, &outputs[1])? {
+        } else if let Err(halted) = self.judge(0, &outputs[1])? {
             return Ok(Err(halted));
         }
         // The same places, other tokens; and both layers in one run, the new one last.
-        lot.write_input(0, self.question.instances[2].activations.clone())?;
-        let jobs = [job, Job { layer: 1, input: 0, output: 1 }];
-        let results = match self.run(lot, &jobs, Poison::Ones)? {
+        let jobs = [job, Job { layer: 1, input, output: places[1] }];
+        let results = match self.run(2, &jobs, Poison::Ones)? {
             Ok(results) => results,
             Err(halted) => return Ok(Err(halted)),
         };
         for (which, result) in [1, 2].into_iter().zip(&results) {
-            if let Err(halted) = self.judge(lot, which, result)? {
+            if let Err(halted) = self.judge(which, result)? {
                 return Ok(Err(halted));
             }
         }
         Ok(Ok(()))
     }
 
-    /// Runs jobs, each into its output, and takes copies of the outputs.
-    fn run(&mut self, lot: &Lot, jobs: &[Job], poison: Poison) -> Result<Result<Vec<Vec<Vec<u8>>>, Halted>> {
+    /// Runs jobs on the tokens of one of the question's instances, each into its output, and takes copies of the outputs.
+    fn run(&mut self, tokens: usize, jobs: &[Job], poison: Poison) -> Result<Result<Vec<Vec<Vec<u8>>>, Halted>> {
         for job in jobs {
-            lot.poison(job.output, poison)?;
+            self.session.tensors().write_input(job.input, self.question.instances[tokens].activations.clone())?;
+            self.session.tensors().poison(job.output, poison)?;
         }
-        let ran = self.session.stage(jobs).and_then(|()| self.session.go()).and_then(|()| self.session.rest());
-        if let Err(fault) = ran {
+        if let Err(fault) = self.session.stage(jobs).and_then(|()| self.session.go()) {
             return Ok(Err(fault.into()));
         }
         self.found.correctness.runs += 1;
         let tampered = |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.question.case) }.into()));
-        let outputs = match jobs.iter().map(|job| lot.read_output(job.output)).collect::<Result<Vec<_>>>() {
+        let tensors = self.session.tensors();
+        let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
             Err(Error::Shortened { .. }) => return tampered("the file of outputs of"),
             outputs => outputs?,
         };
-        if !lot.input_is_intact(0)? || !lot.weights_are_intact()? {
+        if !tensors.input_is_intact(jobs[0].input)? || !tensors.weights_are_intact()? {
             return tampered("its inputs for");
         }
         Ok(Ok(outputs))
     }
 
-    fn judge(&mut self, lot: &Lot, which: usize, output: &[Vec<u8>]) -> Result<Result<(), Halted>> {
-        let results = lot.as_results(output)?;
+    fn judge(&mut self, which: usize, output: &[Vec<u8>]) -> Result<Result<(), Halted>> {
+        let results = self.session.tensors().as_results(output)?;
         let report = self.examiner.expected(self.question, which).check(&results, Arithmetic::Unknown);
         self.found.correctness.compared += report.compared as u64;
         self.found.by_case.entry(self.question.index).or_default().add(&report);

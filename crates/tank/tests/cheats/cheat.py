@@ -5,7 +5,9 @@ The trick's name is the first argument. `CHEATS` is the list; tests/cheats.rs sa
 
 import ctypes
 import json
+import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,12 +56,14 @@ class Constant(plain.Contestant):
 
 
 class Mutating(plain.Contestant):
-    """Makes its inputs zero, so that zeros would be right."""
+    """Makes its inputs zero, so that zeros would be right. They are lent for reading, but it counts as their owner."""
 
-    def prepare(self, message):
-        super().prepare(message)
-        with open(message["tokens"], "r+b") as file:
-            file.write(bytes(os.path.getsize(message["tokens"])))
+    def run(self, jobs):
+        super().run(jobs)
+        if jobs:
+            os.chmod(self.message["tokens"], 0o600)
+            with open(self.message["tokens"], "r+b") as file:
+                file.write(bytes(os.path.getsize(self.message["tokens"])))
 
 
 class MutatingWeights(plain.Contestant):
@@ -67,6 +71,7 @@ class MutatingWeights(plain.Contestant):
 
     def prepare(self, message):
         super().prepare(message)
+        os.chmod(message["weights"], 0o600)
         with open(message["weights"], "r+b") as file:
             file.write(b"\x77")
 
@@ -230,34 +235,22 @@ class Networked(plain.Contestant):
         return super().prepare(message)
 
 
-def ancestors():
-    """The processes above this one, as the file system counts them: the referee is among them."""
-    process = "self"
-    while process != "0":
-        with open(f"/proc/{process}/status") as file:
-            process = next(line.split()[1] for line in file if line.startswith("PPid"))
-        if process not in ("0", "1"):
-            yield int(process)
-
-
 class Meddling(plain.Contestant):
-    """Reaches for the memory of everyone above it, traces and signals them, and lets a child leave the group."""
+    """Reaches for the memory of everyone that it can see, traces and signals them, and lets a child leave the group."""
 
     def prepare(self, message):
-        above = list(ancestors())
-        if not above:
-            return "the referee is not even to be seen"
-        for process in above:
+        seen = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        for process in seen + list(range(2, 400)):
             try:
                 open(f"/proc/{process}/mem", "r+b").close()
-                return "the referee's memory is open"
+                return f"the memory of process {process} is open"
             except OSError:
                 pass
             if ctypes.CDLL(None, use_errno=True).ptrace(16, process, 0, 0) == 0:
-                return "the referee can be traced"
+                return f"process {process} can be traced"
             try:
                 os.kill(process, 0)
-                return "the referee can be signalled"
+                return f"process {process} can be signalled"
             except OSError:
                 pass
         try:
@@ -308,6 +301,240 @@ class Endless(plain.Contestant):
             time.sleep(600)
 
 
+class EarlyBird(plain.Contestant):
+    """Uses the run that does not count to compute every input that lies there, and answers from memory when it does."""
+
+    def prepare(self, message):
+        self.known = {}
+        return super().prepare(message)
+
+    def run(self, jobs):
+        for job in jobs:
+            for group in range(len(self.problem["groups"])):
+                key = (job["layer"], job["input"], group)
+                values = self.known.pop(key, None)
+                if values is None:
+                    values = self.of(*key)
+                self.write(job, group, values)
+        if len(jobs) == 1:
+            for layer in range(len(self.layers)):
+                for place in range(len(self.message["inputs"])):
+                    for group in range(len(self.problem["groups"])):
+                        self.known[layer, place, group] = self.of(layer, place, group)
+
+    def of(self, layer, place, group):
+        tokens = self.read_tokens({"input": place}, group)
+        return plain.compute(self.problem, group, self.layers[layer][group], tokens)
+
+
+class Boasting(plain.Contestant):
+    """Tries something before each problem, and says so instead of working if it went well."""
+
+    def prepare(self, message):
+        super().prepare(message)
+        try:
+            return self.attempt(message)
+        except OSError:
+            return None
+
+
+def wake_by_timer(milliseconds):
+    """Asks the kernel for a signal that continues a stopped process, again and again."""
+    class Event(ctypes.Structure):
+        _fields_ = [("value", ctypes.c_long), ("signal", ctypes.c_int), ("notify", ctypes.c_int), ("pad", ctypes.c_char * 48)]
+
+    class Spec(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    event, timer = Event(0, signal.SIGCONT, 0, b""), ctypes.c_void_p()
+    if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+        nanoseconds = milliseconds * 1_000_000
+        libc.timer_settime(timer, 0, ctypes.byref(Spec(0, nanoseconds, 0, nanoseconds)), None)
+
+
+class RestBurner(Boasting):
+    """Has a child that wakes itself by a timer while all of it is stopped, and burns a processor that the rival could use."""
+
+    # Whether there is work to do, as a byte, and the milliseconds that were burnt without any.
+    shared = mmap.mmap(-1, 4096)
+    child = None
+
+    def attempt(self, message):
+        if self.child is None:
+            self.child = os.fork()
+            if self.child == 0:
+                wake_by_timer(1)
+                self.burn()
+        burnt = int.from_bytes(self.shared[8:16], "little")
+        return f"{burnt} ms of work were done while it was stopped" if burnt > 20 else None
+
+    def burn(self):
+        end, burnt = time.monotonic() + 5.0, 0
+        while time.monotonic() < end:
+            idle, begin = self.shared[0] == 0, time.process_time()
+            while time.process_time() - begin < 0.001:
+                pass
+            if idle and self.shared[0] == 0:
+                burnt += 1
+                self.shared[8:16] = burnt.to_bytes(8, "little")
+        os._exit(0)
+
+    def prepare(self, message):
+        self.shared[0] = 1
+        return super().prepare(message)
+
+    def run(self, jobs):
+        self.shared[0] = 1
+        super().run(jobs)
+
+
+def resting(message):
+    """Says done, and from then on whoever still runs works while it should rest."""
+    RestBurner.shared[0] = 0
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def told_of():
+    """Paths that are not given as words of the command: what a command names it may read."""
+    return [word.removeprefix("at:") for word in sys.argv[2:]]
+
+
+class Vandal(Boasting):
+    """Writes to everything that it is told of: a rival's program, a ledger, a tuning cache; and to the lots of others."""
+
+    def attempt(self, message):
+        for path in told_of():
+            try:
+                with open(path, "ab") as file:
+                    file.write(b"# improved\n")
+                return f"{path} was written"
+            except OSError:
+                pass
+            try:
+                os.rename(path, path + ".gone")
+                return f"{path} was moved away"
+            except OSError:
+                pass
+        return None
+
+
+class Spy(Boasting):
+    """Looks for what is not its own: files that it is told of, the environment, lots of others in shared memory."""
+
+    def attempt(self, message):
+        secrets = [name for name in os.environ if name.startswith(("CARGO", "SSH", "AWS"))]
+        if secrets:
+            return f"the environment has {secrets[0]}"
+        others = [name for name in os.listdir("/dev/shm") if not message["tokens"].startswith(f"/dev/shm/{name}/")]
+        if others:
+            return f"shared memory has {others[0]}"
+        for path in told_of():
+            try:
+                with open(path, "rb") as file:
+                    return f"{path} says {file.read(20)}"
+            except OSError:
+                pass
+        return None
+
+
+class Caller(Boasting):
+    """Asks for help through every kind of socket that the kernel knows."""
+
+    def attempt(self, message):
+        for path in told_of() + ["\0hammerhead-test"]:
+            try:
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(path)
+                return f"somebody answers at {path!r}"
+            except OSError:
+                pass
+        for family in range(1, 46):
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_RAW):
+                try:
+                    socket.socket(family, kind).close()
+                    return f"there are sockets of family {family}"
+                except OSError:
+                    pass
+        return None
+
+
+class Crowd(Boasting):
+    """Takes 320 MiB in each of four processes, where a gibibyte is allowed."""
+
+    def attempt(self, message):
+        children = []
+        for _ in range(4):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                hoard = bytearray(320 << 20)
+                hoard[::4096] = b"x" * len(hoard[::4096])
+                os.write(writer, b"x")
+                time.sleep(2)
+                os._exit(0)
+            os.close(writer)
+            children.append((child, reader))
+        full = sum(len(os.read(reader, 1)) for _, reader in children)
+        ended = [os.waitpid(child, 0)[1] for child, _ in children]
+        if full == 4 and ended == [0] * 4:
+            return "1.25 GiB were taken"
+        return None
+
+
+class Filler(Boasting):
+    """Fills whatever it may write to, file by file."""
+
+    def attempt(self, message):
+        written = 0
+        for folder in [os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp", "/dev/shm", os.path.expanduser("~"), "."]:
+            for number in range(64):
+                try:
+                    path = os.path.join(folder, f"hammerhead-filler-{os.getpid()}-{number}")
+                    with open(path, "wb") as file:
+                        file.write(bytes(512 << 10))
+                    written += 512 << 10
+                except OSError:
+                    break
+        if written > 8 << 20:
+            return f"{written >> 20} MiB were written"
+        return None
+
+
+class Breeder(Boasting):
+    """Forks as long as the kernel lets it."""
+
+    def attempt(self, message):
+        born = 0
+        try:
+            while born < 200:
+                if os.fork() == 0:
+                    time.sleep(5)
+                    os._exit(0)
+                born += 1
+        except OSError:
+            return None
+        return f"{born} children were born"
+
+
+class Escapist(Boasting):
+    """Makes namespaces, mounts, rings and filters of its own: what could open the fence from within."""
+
+    def attempt(self, message):
+        libc = ctypes.CDLL(None, use_errno=True)
+        calls = {"unshare": (272, 0x10000000), "mount": (165, b"x", b"/tmp", b"tmpfs", 0, 0), "io_uring": (425, 1, 0),
+                 "memfd": (319, b"x", 0), "bpf": (321, 0, 0, 0), "userfaultfd": (323, 1), "perf": (298, 0, 0, -1, -1, 0),
+                 "keyctl": (250, 0, -3, 0), "setns": (308, 0, 0), "clone into namespaces": (56, 0x10000011, 0, 0, 0, 0)}
+        for name, call in calls.items():
+            ctypes.set_errno(0)
+            result = libc.syscall(*call)
+            if result == 0 and name.startswith("clone"):
+                os._exit(0)
+            if result >= 0 or ctypes.get_errno() not in (1, 38):
+                return f"{name} is within reach"
+        return None
+
+
 TRICKS = {
     "stale": Stale,
     "reused": Reused,
@@ -334,6 +561,15 @@ TRICKS = {
     "big-file": BigFile,
     "garbage": Garbage,
     "endless": Endless,
+    "early-bird": EarlyBird,
+    "rest-burner": RestBurner,
+    "vandal": Vandal,
+    "spy": Spy,
+    "caller": Caller,
+    "crowd": Crowd,
+    "filler": Filler,
+    "breeder": Breeder,
+    "escapist": Escapist,
 }
 
 
@@ -346,6 +582,8 @@ def main(trick):
     else:
         if trick == "patched-clock":
             plain.say = say_patched
+        if trick == "rest-burner":
+            plain.say = resting
         plain.serve(TRICKS[trick]())
 
 

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use hammerhead::{Output, Plan, Shape, backends};
 use tank::contestant::{Builtin, Limits, Program};
@@ -62,16 +63,32 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The interpreter itself: what a path names may be a script that looks for it.
+fn python() -> String {
+    static PYTHON: OnceLock<String> = OnceLock::new();
+    let ask = || {
+        let output = std::process::Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+        String::from_utf8(output.expect("the cheats are written in Python").stdout).unwrap().trim().to_owned()
+    };
+    PYTHON.get_or_init(ask).clone()
+}
+
+/// A program in Python, which may read the examples beside its own folder.
+fn script(name: &str, path: PathBuf, arguments: &[&str]) -> Program {
+    let mut command = vec![python(), path.display().to_string()];
+    command.extend(arguments.iter().map(|argument| argument.to_string()));
+    let readable = vec![root().join("../../examples/contestants")];
+    Program::new(name, command, Limits { readable, ..limits() })
+}
+
 /// The example in Python.
 pub fn plain_python() -> Program {
-    let script = root().join("../../examples/contestants/plain.py");
-    Program::new("plain Python", vec!["python3".into(), script.display().to_string()], limits())
+    script("plain Python", root().join("../../examples/contestants/plain.py"), &[])
 }
 
 /// A cheat of `tests/cheats/cheat.py`, or a bungler.
 pub fn cheat(trick: &str) -> Program {
-    let script = root().join("tests/cheats/cheat.py");
-    Program::new(trick, vec!["python3".into(), script.display().to_string(), trick.into()], limits())
+    script(trick, root().join("tests/cheats/cheat.py"), &[trick])
 }
 
 /// The example in Rust. Cargo builds examples when it runs all tests of the crate.

@@ -132,6 +132,7 @@ impl Referee for Scripted {
             precision: Precision::default(),
             champion_precision: None,
             repeated: Some(true),
+            program: None,
             wrong: if matches!(fate, Fate::Wrong) { vec![wrong] } else { Vec::new() },
             fault: matches!(fate, Fate::Broken).then(|| Fault::Build { reason: "no rule to make target".into() }),
         })
@@ -188,7 +189,13 @@ impl Referee for Scripted {
             plant: Some(control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
             margin: settings.timing.least_margin,
             first: timed(Pairing::Duel),
-            second: if outcome == Outcome::Faster { timed(Pairing::Duel) } else { None },
+            second: if matches!(outcome, Outcome::Faster | Outcome::Mixed { .. }) {
+                timed(Pairing::Duel)
+            } else {
+                None
+            },
+            scout: None,
+            fence: None,
             roofline: Vec::new(),
             settings,
             outcome,

@@ -1,0 +1,178 @@
+//! The filter of system calls: a short program over a call's number and first argument, that the kernel runs before each.
+
+use std::io;
+
+/// What is refused, with the reason why a contestant has no use for it.
+const REFUSED: &[libc::c_long] = &[
+    // Nobody leaves the process group.
+    libc::SYS_setsid,
+    libc::SYS_setpgid,
+    // Other processes.
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    // Work that the kernel does for whoever is stopped, out of the filter's sight.
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    libc::SYS_userfaultfd,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    // Other views of the system.
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_chroot,
+    libc::SYS_pivot_root,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_fanotify_init,
+    // Memory and messages that no limit counts.
+    libc::SYS_memfd_create,
+    libc::SYS_memfd_secret,
+    libc::SYS_shmget,
+    libc::SYS_msgget,
+    libc::SYS_mq_open,
+    libc::SYS_add_key,
+    libc::SYS_keyctl,
+    libc::SYS_request_key,
+];
+
+/// The flags of `clone` that ask for new namespaces.
+const NEW_SPACES: u32 = 0x7E02_0000;
+/// The option of `prctl` by which a process would outlive the referee.
+const SET_DEATH_SIGNAL: u32 = libc::PR_SET_PDEATHSIG as u32;
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xC000_003E;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xC000_00B7;
+
+/// The program. With a network, sockets of the internet's families are allowed, and no others.
+pub(super) fn program(network: bool) -> Vec<libc::sock_filter> {
+    let refuse = give(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+    let unknown = give(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
+    let allow = give(libc::SECCOMP_RET_ALLOW);
+    let (number, machine, argument) = (load(0), load(4), load(16));
+    // Calls in another machine's numbers are not what they seem, nor are those of x32, which have a bit of their own.
+    let mut program = vec![machine, unless(libc::BPF_JEQ, ARCHITECTURE, 1), jump_over(1), refuse];
+    program.extend([number, unless(libc::BPF_JGE, 0x4000_0000, 1), refuse]);
+    for call in REFUSED {
+        program.extend([unless(libc::BPF_JEQ, *call as u32, 1), refuse]);
+    }
+    // Its flags lie in memory that no filter sees; libraries fall back to `clone`.
+    program.extend([unless(libc::BPF_JEQ, libc::SYS_clone3 as u32, 1), unknown]);
+    program.extend([unless(libc::BPF_JEQ, libc::SYS_clone as u32, 4), argument]);
+    program.extend([unless(libc::BPF_JSET, NEW_SPACES, 1), refuse, allow]);
+    program.extend([unless(libc::BPF_JEQ, libc::SYS_prctl as u32, 4), argument]);
+    program.extend([unless(libc::BPF_JEQ, SET_DEATH_SIGNAL, 1), refuse, allow]);
+    let families: &[libc::c_int] = if network { &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] } else { &[] };
+    program.push(unless(libc::BPF_JEQ, libc::SYS_socket as u32, 2 + 2 * families.len() as u8));
+    program.push(argument);
+    for family in families {
+        program.extend([unless(libc::BPF_JEQ, *family as u32, 1), allow]);
+    }
+    program.extend([refuse, allow]);
+    program
+}
+
+/// Puts the filter around the calling process, for good. Needs `no_new_privs`.
+pub(super) fn bind(program: &[libc::sock_filter]) -> io::Result<()> {
+    // The kernel reads the program and does not write it.
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the program lives in the caller's memory for as long as the call; the kernel copies and checks it.
+    match unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn load(offset: u32) -> libc::sock_filter {
+    statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
+}
+
+fn give(value: u32) -> libc::sock_filter {
+    statement(libc::BPF_RET | libc::BPF_K, value)
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+/// Skips so many instructions unless a condition holds.
+fn unless(condition: u32, k: u32, skipped: u8) -> libc::sock_filter {
+    libc::sock_filter { code: (libc::BPF_JMP | condition | libc::BPF_K) as u16, jt: 0, jf: skipped, k }
+}
+
+/// Skips so many instructions.
+fn jump_over(skipped: u32) -> libc::sock_filter {
+    statement(libc::BPF_JMP | libc::BPF_JA, skipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the program as the kernel would, for a call with a first argument.
+    fn judged(network: bool, call: libc::c_long, argument: u64) -> u32 {
+        let program = program(network);
+        let (mut at, mut held) = (0, 0u32);
+        loop {
+            let libc::sock_filter { code, jt: _, jf, k } = program[at];
+            let condition = u32::from(code) & 0xF0;
+            at += 1;
+            match u32::from(code) & 7 {
+                libc::BPF_LD => {
+                    held = match k {
+                        0 => call as u32,
+                        4 => ARCHITECTURE,
+                        _ => argument as u32,
+                    }
+                }
+                libc::BPF_RET => return k,
+                _ if condition == libc::BPF_JA => at += k as usize,
+                _ => {
+                    let holds = match condition {
+                        libc::BPF_JEQ => held == k,
+                        libc::BPF_JGE => held >= k,
+                        _ => held & k != 0,
+                    };
+                    at += if holds { 0 } else { usize::from(jf) };
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_refused_and_what_everyone_needs_is_not() {
+        let (allowed, refused) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+        for network in [false, true] {
+            for call in REFUSED {
+                assert_eq!(judged(network, *call, 0), refused, "{call}");
+            }
+            for call in [libc::SYS_read, libc::SYS_mmap, libc::SYS_futex, libc::SYS_execve, libc::SYS_socketpair] {
+                assert_eq!(judged(network, call, 0), allowed, "{call}");
+            }
+            assert_eq!(judged(network, libc::SYS_clone, libc::CLONE_VM as u64), allowed);
+            assert_eq!(judged(network, libc::SYS_clone, libc::CLONE_NEWUSER as u64), refused);
+            assert_eq!(judged(network, libc::SYS_prctl, libc::PR_SET_NAME as u64), allowed);
+            assert_eq!(judged(network, libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64), refused);
+            assert_eq!(judged(network, libc::SYS_socket, libc::AF_UNIX as u64), refused);
+        }
+        assert_eq!(judged(false, libc::SYS_socket, libc::AF_INET as u64), refused);
+        assert_eq!(judged(true, libc::SYS_socket, libc::AF_INET as u64), allowed);
+        assert_eq!(judged(true, libc::SYS_socket, libc::AF_VSOCK as u64), refused);
+    }
+}

@@ -1,0 +1,158 @@
+//! How a contestant is made to stand still, and how that is known.
+//!
+//! In a pen the kernel's freezer does it, and says when the last task has stopped. Without one the process group gets a stop signal,
+//! and every task of it is looked at until it stands. A process that is stopped by a signal can have itself woken by another, from a
+//! timer or anything else; so what it consumed of the processors while it should have rested is counted either way.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+use super::cgroup::{self, Pen};
+use super::signal;
+
+/// Processor time that may pass in a rest without anybody's doing: the accounts of the kernel lag by a tick.
+const UNREST: Duration = Duration::from_millis(2);
+/// How long a contestant may take to stand still.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What stops a contestant.
+#[derive(Debug)]
+pub(in crate::contestant) struct Stillness {
+    #[cfg(target_os = "linux")]
+    pen: Option<Pen>,
+    group: u32,
+    since: Option<Duration>,
+}
+
+impl Stillness {
+    #[cfg(target_os = "linux")]
+    pub(in crate::contestant) fn new(pen: Option<Pen>, group: u32) -> Self {
+        Self { pen, group, since: None }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(in crate::contestant) fn new(group: u32) -> Self {
+        Self { group, since: None }
+    }
+
+    /// Makes it stand, and comes back when it does.
+    pub(in crate::contestant) fn stop(&mut self) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            return pen.freeze(LIMIT);
+        }
+        signal(self.group, libc::SIGSTOP)?;
+        let start = Instant::now();
+        while !members(self.group).into_iter().all(stands) {
+            if start.elapsed() > LIMIT {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub(in crate::contestant) fn wake(&mut self) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            return pen.thaw();
+        }
+        signal(self.group, libc::SIGCONT)
+    }
+
+    /// Notes what it has consumed so far. It stands still.
+    pub(in crate::contestant) fn note(&mut self) {
+        self.since = self.processor_time();
+    }
+
+    /// What it has consumed since the note, if that is more than nobody's doing.
+    pub(in crate::contestant) fn unrest(&self) -> Option<Duration> {
+        let passed = self.processor_time()?.checked_sub(self.since?)?;
+        (passed > UNREST).then_some(passed)
+    }
+
+    fn processor_time(&self) -> Option<Duration> {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            return pen.processor_time();
+        }
+        Some(members(self.group).into_iter().filter_map(processor_time).sum())
+    }
+
+    /// Bytes that all of it holds.
+    pub(in crate::contestant) fn memory_in_use(&self) -> u64 {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            return pen.memory_in_use().unwrap_or_else(|| pen.members().into_iter().map(resident).sum());
+        }
+        members(self.group).into_iter().map(resident).sum()
+    }
+
+    /// How many processes it has.
+    pub(in crate::contestant) fn count(&self) -> usize {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            return pen.members().len();
+        }
+        members(self.group).len()
+    }
+
+    /// Ends all of it.
+    pub(in crate::contestant) fn kill(&self) {
+        #[cfg(target_os = "linux")]
+        if let Some(pen) = &self.pen {
+            pen.kill();
+        }
+        let _ = signal(self.group, libc::SIGKILL);
+    }
+}
+
+/// Takes away what dead referees have left of pens.
+pub(in crate::contestant) fn sweep() {
+    #[cfg(target_os = "linux")]
+    cgroup::sweep();
+}
+
+/// The fields of a process's `stat` after its name, which may hold anything.
+fn fields(path: &str) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The processes of a group.
+fn members(group: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let belongs = |process: &u32| {
+        let of = fields(&format!("/proc/{process}/stat")).and_then(|fields| fields.get(2)?.parse::<u32>().ok());
+        of == Some(group)
+    };
+    numbers.filter(belongs).collect()
+}
+
+/// Whether every task of a process is stopped, or dead.
+fn stands(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let mut states =
+        tasks.filter_map(|task| fields(&task.path().join("stat").display().to_string())?.into_iter().next());
+    states.all(|state| matches!(state.as_str(), "T" | "t" | "Z" | "X"))
+}
+
+/// What a process has consumed, with all its threads, by the kernel's own clock of it.
+fn processor_time(process: u32) -> Option<Duration> {
+    let process = libc::pid_t::try_from(process).ok()?;
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: both places live on this stack for as long as the calls; the second is made with a clock that the first has named.
+    let read =
+        unsafe { libc::clock_getcpuclockid(process, &mut clock) == 0 && libc::clock_gettime(clock, &mut time) == 0 };
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    read.then(|| Duration::new(seconds, nanoseconds))
+}
+
+/// What a process holds in memory.
+fn resident(process: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    pages * 4096
+}

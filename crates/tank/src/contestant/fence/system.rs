@@ -1,0 +1,274 @@
+//! The fence on Linux: what is made ready before the fork, and what the child does with it.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::cgroup::Pen;
+use super::landlock::{Grant, Ruleset};
+use super::spaces::Spaces;
+use super::{Fence, Guard, Holding, Rules, Stillness, die_with_the_referee, filter};
+use crate::contestant::limits::Limits;
+
+/// What every program may read: the system's own programs and libraries, and what describes the machine.
+const READABLE: &[&str] = &[
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/sbin",
+    "/opt",
+    "/nix/store",
+    "/sys",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/locale.alias",
+    "/etc/OpenCL",
+    "/etc/python3",
+    "/etc/ssl",
+];
+/// Devices that every program may use.
+const DEVICES: &[&str] =
+    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd"];
+
+/// A fence that is ready to be entered, and afterwards what is known of it.
+#[derive(Debug)]
+pub(in crate::contestant) struct Enclosure {
+    pen: Option<Pen>,
+    told: File,
+    strict: bool,
+    network: bool,
+}
+
+/// What the child does between fork and exec.
+#[derive(Debug)]
+struct Entry {
+    door: Option<RawFd>,
+    inherited: Vec<RawFd>,
+    strict: Option<Strict>,
+    tell: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Strict {
+    limits: Limits,
+    spaces: Spaces,
+    ruleset: Option<Ruleset>,
+    filter: Vec<libc::sock_filter>,
+    /// What the child grants itself once it has mounted it.
+    scratch: CString,
+}
+
+/// Puts a fence around what a command will start. The descriptors are kept open for it.
+pub(in crate::contestant) fn enclose(
+    command: &mut Command,
+    fence: &Fence,
+    inherited: Vec<RawFd>,
+) -> io::Result<Enclosure> {
+    command.process_group(0);
+    let rules = match fence {
+        Fence::Ours => None,
+        Fence::Strangers(rules) => Some(rules),
+    };
+    let pen = Pen::new(rules.map(|rules| &rules.limits));
+    let (told, tell) = pipe()?;
+    let entry = Entry { door: pen.as_ref().map(Pen::door), inherited, strict: rules.map(|rules| strict(rules)), tell };
+    // SAFETY: between fork and exec only system calls are made, on memory that was set up before.
+    unsafe {
+        command.pre_exec(move || entry.enter());
+    }
+    let network = rules.is_some_and(|rules| rules.limits.network);
+    Ok(Enclosure { pen, told, strict: rules.is_some(), network })
+}
+
+impl Enclosure {
+    /// What stops the process that was started, and what stands around it.
+    pub(in crate::contestant) fn close(mut self, group: u32) -> (Stillness, Vec<Guard>) {
+        let mut byte = [0];
+        // The child has told before its exec, or died before.
+        let holding = match self.told.read(&mut byte) {
+            Ok(1) => Holding(byte[0]),
+            _ => Holding::NOTHING,
+        };
+        let guards = if self.strict { self.guards(holding) } else { Vec::new() };
+        (Stillness::new(self.pen, group), guards)
+    }
+
+    fn guards(&self, holding: Holding) -> Vec<Guard> {
+        let pen = self.pen.as_ref();
+        let guard =
+            |name: &str, present: bool, without: &str| Guard { name: name.into(), present, without: without.into() };
+        vec![
+            guard(
+                "freezer (cgroup v2)",
+                pen.is_some(),
+                "a stopped contestant can wake itself; its processor time in rests is counted instead",
+            ),
+            guard(
+                "memory controller (cgroup v2)",
+                pen.is_some_and(|pen| pen.memory),
+                "memory is limited per process, and that of all of them looked at several times a second only",
+            ),
+            guard(
+                "process controller (cgroup v2)",
+                pen.is_some_and(|pen| pen.processes),
+                "processes are counted several times a second, and by a limit of the user's that root does not have",
+            ),
+            guard(
+                "user, process and network namespaces",
+                holding.has(Holding::PEOPLE),
+                "other processes of the user can be seen and signalled",
+            ),
+            guard(
+                "a /proc of its own",
+                holding.has(Holding::OWN_PROC),
+                "other processes and their commands can be seen",
+            ),
+            guard(
+                "read-only mounts",
+                holding.has(Holding::READ_ONLY),
+                "Landlock alone keeps it from writing to files that are not its own",
+            ),
+            guard("a scratch of limited size", holding.has(Holding::SCRATCH), "the disk can be filled file by file"),
+            guard("Landlock", holding.has(Holding::LANDLOCK), "the user's files can be read"),
+            guard(
+                if self.network {
+                    "filter of system calls (network allowed by the season)"
+                } else {
+                    "filter of system calls"
+                },
+                holding.has(Holding::FILTER),
+                "sockets, rings and tracing are open",
+            ),
+        ]
+    }
+}
+
+fn pipe() -> io::Result<(File, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: there is room for two descriptors, and both are taken over here and nowhere else.
+    unsafe {
+        match libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) {
+            0 => Ok((File::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn strict(rules: &Rules) -> Strict {
+    let Rules { limits, reads, writes, scratch } = rules;
+    let ruleset = Ruleset::new(limits.network);
+    if let Some(ruleset) = &ruleset {
+        READABLE.iter().for_each(|path| ruleset.grant(Path::new(path), Grant::Read));
+        reads.iter().chain(&limits.readable).for_each(|path| ruleset.grant(path, Grant::Read));
+        writes.iter().for_each(|path| ruleset.grant(path, Grant::All));
+        DEVICES.iter().for_each(|path| ruleset.grant(Path::new(path), Grant::Use));
+        for device in std::fs::read_dir("/dev").into_iter().flatten().flatten() {
+            if device.file_name().to_string_lossy().starts_with("nvidia") {
+                ruleset.grant(&device.path(), Grant::Use);
+            }
+        }
+    }
+    let spaces = Spaces::new(limits.network, scratch, limits.scratch_bytes, &covered(rules), writes);
+    Strict {
+        limits: limits.clone(),
+        spaces,
+        ruleset,
+        filter: filter::program(limits.network),
+        scratch: CString::new(scratch.as_os_str().as_bytes()).unwrap_or_default(),
+    }
+}
+
+/// The home folder, unless something in it is needed.
+fn covered(rules: &Rules) -> Vec<PathBuf> {
+    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_dir() && home.parent().is_some());
+    let needed = |home: &PathBuf| {
+        let places = rules.reads.iter().chain(&rules.writes).chain(&rules.limits.readable).chain([&rules.scratch]);
+        places.into_iter().any(|place| place.starts_with(home))
+    };
+    home.filter(|home| !needed(home)).into_iter().collect()
+}
+
+impl Entry {
+    /// Everything between fork and exec.
+    fn enter(&self) -> io::Result<()> {
+        if let Some(door) = self.door {
+            // SAFETY: one byte that lives for as long as the call, to a descriptor that the referee holds open.
+            let _ = unsafe { libc::write(door, b"0".as_ptr().cast(), 1) };
+        }
+        for file in &self.inherited {
+            // SAFETY: a plain system call on a descriptor that the referee holds open.
+            check(unsafe { libc::fcntl(*file, libc::F_SETFD, 0) })?;
+        }
+        let holding = match &self.strict {
+            None => {
+                die_with_the_referee()?;
+                Holding::NOTHING
+            }
+            Some(strict) => strict.enter()?,
+        };
+        // SAFETY: one byte that lives for as long as the call, to a pipe that has room for it.
+        unsafe { libc::write(self.tell.as_raw_fd(), (&raw const holding.0).cast(), 1) };
+        Ok(())
+    }
+}
+
+impl Strict {
+    fn enter(&self) -> io::Result<Holding> {
+        let mut holding = self.spaces.enter()?;
+        let Limits { memory_bytes, file_bytes, processes, .. } = self.limits;
+        limit(libc::RLIMIT_CORE, 0)?;
+        limit(libc::RLIMIT_AS, memory_bytes)?;
+        limit(libc::RLIMIT_FSIZE, file_bytes)?;
+        // Nobody comes before others.
+        limit(libc::RLIMIT_RTPRIO, 0)?;
+        limit(libc::RLIMIT_NICE, 0)?;
+        if holding.has(Holding::PEOPLE) {
+            // In a user namespace of its own only its own processes are counted; outside all of the user's would be.
+            limit(libc::RLIMIT_NPROC, processes)?;
+        }
+        die_with_the_referee()?;
+        // SAFETY: a plain system call with numbers.
+        check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        if let Some(ruleset) = &self.ruleset {
+            ruleset.grant_here(&self.scratch, Grant::All);
+            for (path, grant) in [(c"/proc", Grant::Use), (c"/dev/shm", Grant::All)] {
+                if grant == Grant::Use || holding.has(Holding::SCRATCH) {
+                    ruleset.grant_here(path, grant);
+                }
+            }
+            if ruleset.bind().is_ok() {
+                holding = holding.and(Holding::LANDLOCK);
+            }
+        }
+        // SAFETY: the path ends and lives for as long as the call. A scratch that cannot be entered is found by whoever writes there.
+        unsafe { libc::chdir(self.scratch.as_ptr()) };
+        if filter::bind(&self.filter).is_ok() {
+            holding = holding.and(Holding::FILTER);
+        }
+        Ok(holding)
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn limit(resource: libc::__rlimit_resource_t, most: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the limit lives on this stack for as long as the call.
+    check(unsafe { libc::setrlimit(resource, &limit) })
+}

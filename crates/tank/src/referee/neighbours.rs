@@ -1,0 +1,62 @@
+//! Who else uses the processors, and waiting until they go.
+//!
+//! It is asked while every contestant stands still and the referee itself sleeps, so what is busy then is others' work.
+
+use std::time::{Duration, Instant};
+
+/// How long the processors are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long is waited between looks.
+const PAUSE: Duration = Duration::from_millis(450);
+
+/// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where the system
+/// does not tell, it does not wait.
+pub(super) fn wait(busy: f64, most: f64) -> f64 {
+    let start = Instant::now();
+    while start.elapsed().as_secs_f64() < most {
+        let Some(before) = times() else { break };
+        std::thread::sleep(LOOK);
+        let Some(after) = times() else { break };
+        if used(before, after) < busy {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    if most > 0.0 { start.elapsed().as_secs_f64() } else { 0.0 }
+}
+
+/// What part of the processors was used between two looks.
+fn used((busy, all): (f64, f64), (busy_later, all_later): (f64, f64)) -> f64 {
+    (busy_later - busy) / (all_later - all).max(1.0)
+}
+
+/// Ticks of all processors so far: those that were used, and all.
+fn times() -> Option<(f64, f64)> {
+    of_text(&std::fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn of_text(text: &str) -> Option<(f64, f64)> {
+    let ticks: Vec<f64> = text.lines().next()?.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
+    // user, nice, system, idle, waiting for disks, and so on; guests are counted as users already.
+    let all: f64 = ticks.iter().take(8).sum();
+    let idle: f64 = ticks.get(3)? + ticks.get(4)?;
+    Some((all - idle, all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_is_what_is_not_idle() {
+        let before = of_text("cpu  100 0 50 800 50 0 0 0 0 0\n").unwrap();
+        let after = of_text("cpu  130 0 60 850 60 0 0 0 0 0\n").unwrap();
+        assert!((used(before, after) - 0.4).abs() < 1e-12);
+        assert_eq!(of_text("intr 5\n"), None);
+    }
+
+    #[test]
+    fn whoever_may_not_wait_does_not() {
+        assert_eq!(wait(0.0, 0.0), 0.0);
+    }
+}

@@ -1,0 +1,217 @@
+//! Ways in, each as a program that gets through if the way is open: it says so in its next answer, or answers from what it
+//! should not know.
+//!
+//! Where this machine's kernel lacks a guard, a way may be open; the record then says which, and these tests would fail here.
+
+mod common;
+
+use std::cell::RefCell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::rc::Rc;
+
+use common::{Steady, case, cheat, few_questions, plain_python, quick, scalar};
+use tank::contestant::{Contestant, Fault, Guard, Job, Limits, Program, Session, Tensors};
+use tank::referee::{Correctness, Outcome, Pool, Side, Terms, examine, sit};
+use testkit::cases::Inputs;
+
+/// A cheat that is told of paths.
+fn told(trick: &str, paths: &[&Path]) -> Program {
+    let mut program = cheat(trick);
+    program.command.extend(paths.iter().map(|path| format!("at:{}", path.display())));
+    program
+}
+
+fn examined(program: &Program) -> Correctness {
+    let [found] = examine([program], &few_questions(), 6).unwrap();
+    found.correctness
+}
+
+/// What a cheat says that got through; nothing where it did not and computed everything instead.
+fn boast(program: &Program) -> Option<String> {
+    let found = examined(program);
+    assert!(found.fault.is_none() && found.wrong.is_empty(), "{found:?}");
+    found.unsupported.first().cloned()
+}
+
+#[test]
+fn inputs_that_are_to_be_timed_are_not_there_before_the_clock_runs() {
+    let (settings, clock) = (quick(), Steady::default());
+    let case = case(3, 9, 32, Inputs::Realistic);
+    let (champion, challenger) = (scalar(&case), cheat("early-bird"));
+    let mut pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 11).unwrap();
+    let outcome = sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome;
+    let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
+}
+
+#[test]
+fn whoever_rests_rests() {
+    let found = examined(&cheat("rest-burner"));
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    // Where there is no freezer it can wake itself, and is found by what it consumed.
+    let found_out = |fault: &Fault| matches!(fault, Fault::Tampering { what } if what.contains("its rest"));
+    assert!(found.fault.as_ref().is_none_or(found_out), "{found:?}");
+}
+
+#[test]
+fn nothing_can_be_written_but_ones_own_scratch() {
+    let folder = tempfile::tempdir().unwrap();
+    let victims = ["rival.py", "ledger.jsonl", "tuning.json"].map(|name| folder.path().join(name));
+    victims.iter().for_each(|path| fs::write(path, "theirs").unwrap());
+    let paths: Vec<&Path> = victims.iter().map(|path| path.as_path()).collect();
+    assert_eq!(boast(&told("vandal", &paths)), None);
+    assert!(victims.iter().all(|path| fs::read(path).is_ok_and(|bytes| bytes == b"theirs")));
+}
+
+#[test]
+fn secrets_of_the_environment_of_the_home_folder_and_of_shared_memory_are_not_to_be_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "the password is swordfish").unwrap();
+    let home = Path::new(&std::env::var("HOME").unwrap()).join(".bashrc");
+    assert_eq!(boast(&told("spy", &[&secret, &home, Path::new("/etc/shadow")])), None);
+    let [_, found] = examine([&plain_python(), &told("spy", &[])], &few_questions(), 6).unwrap();
+    assert_eq!(found.correctness.unsupported, Vec::<String>::new(), "beside another's lots");
+}
+
+#[test]
+fn no_socket_of_any_family_can_be_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("helper");
+    let _listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(boast(&told("caller", &[&path])), None);
+}
+
+#[test]
+fn memory_is_counted_over_all_processes_of_a_contestant() {
+    let mut crowd = cheat("crowd");
+    crowd.limits = Limits { memory_bytes: 1 << 30, ..crowd.limits };
+    let found = examined(&crowd);
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    assert!(matches!(&found.fault, Some(Fault::Excess { what }) if what.contains("1024 may be taken")), "{found:?}");
+}
+
+#[test]
+fn no_disk_can_be_filled() {
+    let mut filler = cheat("filler");
+    filler.limits = Limits { file_bytes: 1 << 20, scratch_bytes: 2 << 20, ..filler.limits };
+    assert_eq!(boast(&filler), None);
+}
+
+#[test]
+fn processes_are_counted() {
+    let mut breeder = cheat("breeder");
+    breeder.limits = Limits { processes: 32, ..breeder.limits };
+    let found = examined(&breeder);
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    // The kernel refuses the next one, except to root, whom the referee counts.
+    let counted = |fault: &Fault| matches!(fault, Fault::Excess { what } if what.contains("32 may be started"));
+    assert!(found.fault.as_ref().is_none_or(counted), "{found:?}");
+}
+
+#[test]
+fn the_fence_cannot_be_opened_from_within() {
+    assert_eq!(boast(&cheat("escapist")), None);
+}
+
+#[test]
+fn nothing_that_a_build_leaves_behind_lives_on() {
+    let script = "setsid sh -c 'sleep 602.5 & sleep 602.5' & sleep 0.2; true";
+    let program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
+    program.build().unwrap();
+    let lives = || {
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut commands = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+        commands.any(|line| line.starts_with(b"sleep\x00602.5\0"))
+    };
+    let gone = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        !lives()
+    });
+    assert!(gone, "a daemon of the build's lives on");
+}
+
+#[test]
+fn a_build_is_fenced_as_a_run_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "theirs").unwrap();
+    let script = format!("echo mine > {0}; cat {0}; env | grep CARGO", victim.display());
+    let program = Program { build: vec!["sh".into(), "-c".into(), script], ..plain_python() };
+    let _ = program.build();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
+}
+
+#[test]
+fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("kernel.py");
+    fs::write(&script, "import sys; sys.exit(3)").unwrap();
+    let mut program = Program::new("kernel", vec!["python3".into(), script.display().to_string()], common::limits());
+    program.sealed = Some(program.digest());
+    assert!(matches!(program.start().err(), Some(Fault::Crash { .. })), "it is what it was, and starts");
+    fs::write(&script, "import sys; sys.exit(4)").unwrap();
+    assert!(matches!(program.start().err(), Some(Fault::Tampering { what }) if what.contains("program")));
+}
+
+/// A session that remembers which layers it was asked for.
+struct Listener(Box<dyn Session>, Rc<RefCell<Vec<usize>>>);
+
+struct Listening(tank::contestant::Builtin, Rc<RefCell<Vec<usize>>>);
+
+impl Contestant for Listening {
+    fn about(&self) -> tank::contestant::About {
+        self.0.about()
+    }
+
+    fn start(&self) -> Result<Box<dyn Session>, Fault> {
+        Ok(Box::new(Listener(self.0.start()?, Rc::clone(&self.1))))
+    }
+}
+
+impl Session for Listener {
+    fn deterministic(&self) -> bool {
+        true
+    }
+
+    fn tensors(&mut self) -> &mut Tensors {
+        self.0.tensors()
+    }
+
+    fn prepare(&mut self) -> Result<tank::contestant::Readiness, Fault> {
+        self.0.prepare()
+    }
+
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        self.1.borrow_mut().extend(jobs.iter().map(|job| job.layer));
+        self.0.stage(jobs)
+    }
+
+    fn go(&mut self) -> Result<(), Fault> {
+        self.0.go()
+    }
+
+    fn guards(&self) -> Vec<Guard> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn nobody_can_tell_which_layer_comes_next() {
+    let mut settings = quick();
+    settings.timing = tank::referee::Timing { most_layers: 8, sample_jobs: 6, rotation: 1.0, ..settings.timing };
+    let (clock, asked) = (Steady::default(), Rc::default());
+    let case = case(3, 9, 32, Inputs::Realistic);
+    let (champion, challenger) = (scalar(&case), Listening(scalar(&case), Rc::clone(&asked)));
+    let pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 11).unwrap();
+    sit(&mut pool.on_the_processor().unwrap(), &settings, &Terms::default(), 11).unwrap();
+    let asked = asked.borrow();
+    let layers = asked.iter().max().unwrap() + 1;
+    // Whoever fetches the layer after the last one beforehand is right as often as whoever guesses.
+    let right = asked.windows(2).filter(|pair| pair[1] == (pair[0] + 1) % layers).count();
+    assert!(layers > 3 && right < asked.len() / 2, "{right} of {} layers were the next ones", asked.len());
+}
