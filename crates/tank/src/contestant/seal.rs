@@ -16,8 +16,11 @@ use crate::evidence::hex;
 /// What the file system says of a file: device, number, length, and when it was changed last.
 type Stamp = (u64, u64, u64, i64, i64);
 
-/// The digests of files that were read, with their stamps.
-static KNOWN: Mutex<Option<HashMap<PathBuf, (Stamp, Vec<u8>)>>> = Mutex::new(None);
+/// Digests of files, with the stamps that they had.
+type Digests = HashMap<PathBuf, (Stamp, Vec<u8>)>;
+
+/// The digests of files that were read.
+static KNOWN: Mutex<Option<Digests>> = Mutex::new(None);
 
 /// The digest of a command: of every file that it names.
 pub fn digest(command: &[String]) -> String {

@@ -19,6 +19,9 @@ use crate::contestant::{Builtin, Contestant, Fault, Program, sweep};
 use crate::entry::{Entry, ProblemSpec};
 use crate::{Error, Result};
 
+/// Who is told how sittings go.
+type Watcher = Box<dyn Fn(&str)>;
+
 /// The referee on this machine.
 pub struct Official {
     cases: Vec<Case>,
@@ -27,7 +30,7 @@ pub struct Official {
     threads: Option<usize>,
     /// What was built, and the seal of what came of it.
     built: HashMap<(Vec<String>, Vec<String>), String>,
-    watcher: Option<Box<dyn Fn(&str)>>,
+    watcher: Option<Watcher>,
 }
 
 /// A champion timed alone.
