@@ -67,11 +67,16 @@ impl Assembler {
 
     /// Assembles a kernel for its target.
     pub fn assemble(&self, kernel: &Kernel) -> Result<Report, Error> {
+        self.assemble_for(kernel, kernel.target.name())
+    }
+
+    /// Assembles a kernel for a GPU that runs code for its target, such as `sm_89` one for `sm_80`.
+    pub fn assemble_for(&self, kernel: &Kernel, arch: &str) -> Result<Report, Error> {
         let broken = |error: io::Error| Error::AssemblerIo { kernel: kernel.name.clone(), reason: error.to_string() };
         let folder = Folder::new().map_err(broken)?;
         let (source, cubin) = (folder.0.join("kernel.ptx"), folder.0.join("kernel.cubin"));
         fs::write(&source, kernel.to_ptx()).map_err(broken)?;
-        let arguments = [OsStr::new("-v"), OsStr::new("-arch"), kernel.target.name().as_ref(), OsStr::new("-o")];
+        let arguments = [OsStr::new("-v"), OsStr::new("-arch"), OsStr::new(arch), OsStr::new("-o")];
         let output = Command::new(&self.path).args(arguments).arg(&cubin).arg(&source).output().map_err(broken)?;
         let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {

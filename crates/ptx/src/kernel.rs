@@ -12,7 +12,8 @@
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op};
 use crate::rule::{Rule, Violation};
-use crate::types::{Bank, DataType, PhaseId, Target};
+use crate::target::Target;
+use crate::types::{Bank, DataType, PhaseId};
 
 /// What a kernel parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -109,8 +109,9 @@
 //! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new rule a
 //!    test in `tests/rules/`.
 //!
-//! Instructions exist for two targets, [`Target::Sm90a`] (Hopper: wgmma) and [`Target::Sm100a`] (Blackwell: tcgen05), as far
-//! as matrix multiplications and what surrounds them need them.
+//! Instructions exist for four targets ([`Target`]): Ampere and everything since (mma.sync, cp.async), Hopper (wgmma), data-centre
+//! Blackwell (tcgen05) and desktop Blackwell (block-scaled mma.sync), as far as matrix multiplications and what surrounds them need
+//! them. What only some targets have is a [`Feature`], and the checker asks for that.
 
 pub mod assemble;
 pub mod descriptor;
@@ -123,16 +124,17 @@ mod error;
 mod kernel;
 mod print;
 mod rule;
+mod target;
 mod types;
 
 pub use build::{
     Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, ParamTable,
     SharedRegion, TensorMapParam, WgmmaOptions,
 };
-pub use check::SHARED_LIMIT;
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
 pub use kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
 pub use print::module;
 pub use rule::{Place, Rule, Violation};
+pub use target::{Feature, Target};
 pub use types::*;

@@ -5,7 +5,8 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::instr::CtaGroup;
-use crate::types::{Bank, DataType, RegId, Scope, Space, Target};
+use crate::target::{Feature, Target};
+use crate::types::{Bank, DataType, RegId, Scope, Space};
 
 /// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -93,12 +94,12 @@ pub enum Rule {
         wanted: &'static str,
     },
     /// An instruction that the target does not have.
-    #[error("{what} exists on {wanted:?} only; this kernel is for {found:?}")]
+    #[error("{what} exists on {} only; this kernel is for {found}", feature.targets())]
     Feature {
         /// Which instruction.
         what: &'static str,
-        /// The target that has it.
-        wanted: Target,
+        /// What the target would have to have.
+        feature: Feature,
         /// The kernel's target.
         found: Target,
     },

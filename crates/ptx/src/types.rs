@@ -12,25 +12,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The GPU a kernel is assembled for. The `a` means architecture-specific: such code runs on that chip only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// Hopper (H100, H200): wgmma, setmaxnreg.
-    Sm90a,
-    /// Data-centre Blackwell (B200): tcgen05 and tensor memory.
-    Sm100a,
-}
-
-impl Target {
-    /// As PTX and its assembler spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Target::Sm90a => "sm_90a",
-            Target::Sm100a => "sm_100a",
-        }
-    }
-}
-
 /// A bank of registers: all of one width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bank {

@@ -43,6 +43,7 @@ impl Core<'_> {
                 )
             }
             Wait::Bulk { group, .. } => format!("its bulk stores up to group {group}"),
+            Wait::Copies { group } => format!("its threads' copies up to group {group}"),
             Wait::Wgmma { number } => {
                 format!("multiplication {number}, which other warps of the warpgroup have not issued")
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use ptx::RegId;
 use ptx::descriptor::WgmmaDescriptor;
-use ptx::instr::WgmmaElement;
+use ptx::instr::MatrixElement;
 
 use crate::barrier::Carry;
 use crate::clock::Knowledge;
@@ -34,6 +34,8 @@ pub(crate) struct Job {
 pub(crate) enum Work {
     /// Bytes on their way into a block's shared memory.
     Incoming(Incoming),
+    /// Bytes that the threads of a warp copy into their block's shared memory, one by one.
+    ByThreads(ByThreads),
     /// Bytes of shared memory on their way to global memory, not yet read.
     Reading(Outgoing),
     /// The same, read and not yet written.
@@ -61,7 +63,7 @@ impl Job {
     pub(crate) fn touches(&self, rank: usize) -> bool {
         match &self.work {
             Work::Incoming(copy) => copy.target == rank || copy.source_block == Some(rank),
-            Work::Reading(_) | Work::Multiply { .. } => self.block == rank,
+            Work::ByThreads(_) | Work::Reading(_) | Work::Multiply { .. } => self.block == rank,
             Work::Tensor { touched, .. } => touched >> rank & 1 == 1,
             Work::Writing(..) => false,
         }
@@ -93,6 +95,15 @@ pub(crate) struct Incoming {
     pub(crate) barrier: (usize, u32),
     pub(crate) bytes: u32,
     pub(crate) record: RecordId,
+}
+
+/// Copies that the lanes of a warp have issued with one instruction.
+#[derive(Debug)]
+pub(crate) struct ByThreads {
+    /// Its name among those of the warp that are in flight.
+    pub(crate) name: u64,
+    /// (offset, bytes, source) of each part.
+    pub(crate) parts: Vec<(u32, u32, CopySource)>,
 }
 
 /// A copy out of shared memory.
@@ -139,7 +150,7 @@ pub(crate) struct Mma {
     /// One bit for each warp that has issued it.
     pub(crate) issued: u32,
     pub(crate) n: u32,
-    pub(crate) element: WgmmaElement,
+    pub(crate) element: MatrixElement,
     pub(crate) d: Vec<RegId>,
     /// Each warp's fragments, or a descriptor and whether the matrix is M-major.
     pub(crate) fragments: Vec<[Lanes; 4]>,
@@ -246,6 +257,13 @@ impl Core<'_> {
         let Job { block, warp, lanes, pc, work } = job;
         match work {
             Work::Incoming(copy) => self.deliver(cluster, block, &copy),
+            Work::ByThreads(copy) => {
+                self.place(cluster, block, block, &copy.parts)?;
+                if let Some(warp) = &mut cluster.blocks[block].warps[warp] {
+                    warp.copies.flying.retain(|(name, ..)| *name != copy.name);
+                }
+                Ok(())
+            }
             Work::Reading(copy) => {
                 let shared = &cluster.blocks[block].shared.data;
                 let part = |&(offset, bytes, _): &(u32, u32, u64)| &shared[offset as usize..(offset + bytes) as usize];
@@ -273,18 +291,25 @@ impl Core<'_> {
         }
     }
 
-    fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
-        for &(offset, bytes, source) in &copy.parts {
+    /// Writes the parts of a copy that `block` has issued into the shared memory of `target`.
+    fn place(
+        &mut self,
+        cluster: &mut Cluster,
+        block: usize,
+        target: usize,
+        parts: &[(u32, u32, CopySource)],
+    ) -> Result<(), FaultKind> {
+        for &(offset, bytes, source) in parts {
             let (offset, bytes) = (offset as usize, bytes as usize);
             if let CopySource::Shared(from) = source {
                 let (shared, from) = (&cluster.blocks[block].shared, from as usize);
                 let (data, written) = (shared.data[from..from + bytes].to_vec(), shared.written.clone());
-                let shared = &mut cluster.blocks[copy.target].shared;
+                let shared = &mut cluster.blocks[target].shared;
                 shared.data[offset..offset + bytes].copy_from_slice(&data);
                 shared.written.copy(offset, &written, from, bytes);
                 continue;
             }
-            let shared = &mut cluster.blocks[copy.target].shared;
+            let shared = &mut cluster.blocks[target].shared;
             let to = &mut shared.data[offset..offset + bytes];
             match source {
                 CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
@@ -300,6 +325,11 @@ impl Core<'_> {
             }
             shared.written.set(offset, bytes);
         }
+        Ok(())
+    }
+
+    fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
+        self.place(cluster, block, copy.target, &copy.parts)?;
         let (rank, offset) = copy.barrier;
         let name = self.program.shared_name(offset);
         let block = &mut cluster.blocks[rank];

@@ -150,6 +150,7 @@ mod flight;
 mod launch;
 mod machine;
 mod memory;
+mod mma;
 pub mod mutate;
 mod profile;
 mod program;

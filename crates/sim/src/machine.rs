@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use ptx::instr::{Access, Barrier, Memory};
-use ptx::{Kernel, Op};
+use ptx::{Feature, Kernel, Op};
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Clock, Knowledge};
@@ -135,6 +135,7 @@ impl Block {
             Wait::Bulk { group, read } => {
                 self.stores.get(&(warp.index, lane)).is_none_or(|stores| stores.done(read) >= group)
             }
+            Wait::Copies { group } => warp.copies.landed(warp.live, group),
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
             Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).is_some()),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
@@ -293,8 +294,11 @@ impl Core<'_> {
         program.site(block, record.warp as usize, record.lanes, record.pc)
     }
 
-    fn cluster(&self, index: u32, limits: &Limits) -> Cluster {
+    fn cluster(&mut self, index: u32, limits: &Limits) -> Cluster {
         let kernel = self.program.kernel;
+        // Where grids cannot overlap, one begins when all before it are over.
+        let overlaps = kernel.target.has(Feature::GridDependency);
+        self.waited |= !overlaps;
         let warps = kernel.launch.threads.div_ceil(32);
         let budget = limits.launch_registers(kernel);
         let mut cluster = Cluster {
@@ -324,9 +328,14 @@ impl Core<'_> {
             for warp in 0..warps {
                 let slot = cluster.slots;
                 cluster.slots += 32;
-                let known = Knowledge::new(index);
+                let mut known = Knowledge::new(index);
+                if !overlaps {
+                    known.raise(PREDECESSOR, 1);
+                }
                 let mut warp = Warp::new(warp as usize, slot, kernel.registers, known, budget);
                 warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
+                warp.copies_from(cluster.slots);
+                cluster.slots += 32;
                 block.warps.push(Some(Box::new(warp)));
             }
             block.slots.end = cluster.slots;
@@ -461,6 +470,11 @@ impl Core<'_> {
         if let Some(warp) = block.warps.iter().flatten().find(|warp| warp.issued > warp.retired) {
             let pc = warp.owned.iter().find(|owned| owned.number > warp.retired).map(|owned| owned.pc);
             let site = self.program.site(block.id, warp.index, FULL, pc.unwrap_or(0));
+            return Err(FaultKind::Unfinished { work: Box::new(site) });
+        }
+        let left = |warp: &Warp| (0..32).find(|&lane| warp.copies.last[lane].0 > warp.copies.awaited[lane]);
+        if let Some((warp, lane)) = block.warps.iter().flatten().find_map(|warp| Some((warp, left(warp)?))) {
+            let site = self.program.site(block.id, warp.index, 1 << lane, warp.copies.last[lane].1);
             return Err(FaultKind::Unfinished { work: Box::new(site) });
         }
         let unread = block.stores.iter().find(|(_, stores)| stores.awaited < stores.outstanding.len() as u32);

@@ -7,7 +7,7 @@
 //! test.
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Semantics, Tcgen05, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Mma, Semantics, Tcgen05, Warp, Wgmma,
 };
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
 
@@ -33,10 +33,11 @@ pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
             Op::Barrier(op) => nursery.barriers(at, op),
             Op::Fence(_) => nursery.remove(at, "fence dropped", 1),
             Op::Copy(op) => nursery.copies(at, op),
+            Op::Mma(_) => nursery.warp_multiplications(at),
             Op::Wgmma(op) => nursery.multiplications(at, op),
             Op::Tcgen05(op) => nursery.remove(at, missing(op), 1),
             Op::Warp(Warp::Sync { .. }) => nursery.remove(at, "warp barrier dropped", 1),
-            Op::Memory(_) => nursery.remove(at, "memory access dropped", 1),
+            Op::Memory(_) | Op::Warp(Warp::LoadMatrix { .. }) => nursery.remove(at, "memory access dropped", 1),
             Op::Control(Control::SetMaxRegisters { .. }) => nursery.remove(at, "register budget left alone", 1),
             Op::Control(Control::GridDependencyWait) => nursery.remove(at, "grid dependency ignored", 1),
             _ => {}
@@ -221,8 +222,44 @@ impl Nursery<'_> {
                 let late = AsyncCopy::WaitGroup { pending: pending + 1, read: *read };
                 self.replace(at, "one group more in flight", late);
             }
+            AsyncCopy::ThreadCopy { source_bytes, .. } => {
+                self.remove(at, "copy dropped", 1);
+                self.add(at, "copied to the next 16 bytes", |kernel| {
+                    if let Op::Copy(AsyncCopy::ThreadCopy { dst, .. }) = &mut kernel.body[at].op {
+                        dst.offset += 16;
+                    }
+                });
+                if source_bytes.is_some() {
+                    self.add(at, "zeros not filled in", |kernel| {
+                        if let Op::Copy(AsyncCopy::ThreadCopy { source_bytes, .. }) = &mut kernel.body[at].op {
+                            *source_bytes = None;
+                        }
+                    });
+                }
+            }
+            AsyncCopy::CommitThreadGroup => self.remove(at, "commit dropped", 1),
+            AsyncCopy::WaitThreadGroup { pending } => {
+                self.remove(at, "group wait dropped", 1);
+                let late = AsyncCopy::WaitThreadGroup { pending: pending + 1 };
+                self.replace(at, "one group more in flight", late);
+            }
             AsyncCopy::BulkPrefetch { .. } | AsyncCopy::TensorPrefetch { .. } | AsyncCopy::PrefetchMap { .. } => {}
         }
+    }
+
+    /// A multiplication by a warp that is forgotten, or given its registers in the wrong order.
+    fn warp_multiplications(&mut self, at: usize) {
+        self.remove(at, "multiplication dropped", 1);
+        self.add(at, "rows of A swapped", |kernel| {
+            if let Op::Mma(Mma::Half { a, .. } | Mma::BlockScaled { a, .. }) = &mut kernel.body[at].op {
+                a.swap(0, 1);
+            }
+        });
+        self.add(at, "halves of B swapped", |kernel| {
+            if let Op::Mma(Mma::Half { b, .. } | Mma::BlockScaled { b, .. }) = &mut kernel.body[at].op {
+                b.swap(0, 1);
+            }
+        });
     }
 
     fn multiplications(&mut self, at: usize, op: &Wgmma) {

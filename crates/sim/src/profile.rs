@@ -54,7 +54,7 @@ impl Profile {
             Op::Warp(_) => &mut self.collective,
             Op::Barrier(_) | Op::Fence(_) => &mut self.synchronisation,
             Op::Copy(_) => &mut self.copies,
-            Op::Wgmma(_) | Op::Tcgen05(_) => &mut self.tensor,
+            Op::Mma(_) | Op::Wgmma(_) | Op::Tcgen05(_) => &mut self.tensor,
             Op::Control(_) => &mut self.control,
         };
         *class += 1;

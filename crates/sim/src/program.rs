@@ -131,6 +131,7 @@ fn unit(kernel: &Kernel, global: bool) -> u32 {
         Op::Memory(Memory::Atomic { space, ty, .. }) if (*space == Space::Global) == global => {
             Some(if ty.bank() == Bank::B64 { 8 } else { 4 })
         }
+        Op::Copy(ptx::instr::AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
         Op::Copy(ptx::instr::AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
         Op::Barrier(Barrier::Init { .. }) if !global => Some(8),
         _ => None,

@@ -14,7 +14,7 @@ use crate::flag::Agent;
 use crate::flight::Piece;
 use crate::launch::Rules;
 use crate::machine::PREDECESSOR;
-use crate::warp::lanes;
+use crate::warp::{Copies, lanes};
 
 /// The way to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub(crate) struct Record {
     pub(crate) proxy: Proxy,
     /// Whether the access belongs to an asynchronous operation, whichever way it reaches memory.
     pub(crate) detached: bool,
+    /// Whether each lane's part of an asynchronous operation is counted in a slot of its own, from the record's on.
+    pub(crate) by_lane: bool,
     /// The scope of an access that is strong: two of these do not race if each is in the other's.
     pub(crate) strong: Option<Scope>,
 }
@@ -192,6 +194,8 @@ pub(crate) struct Observer<'a> {
     pub(crate) slot: u32,
     /// The lane, or `None` for the warp as a whole.
     pub(crate) lane: Option<u32>,
+    /// What the warp's threads have copied one by one.
+    pub(crate) copies: &'a Copies,
     /// Record of the access itself.
     pub(crate) record: RecordId,
     pub(crate) proxy: Proxy,
@@ -242,10 +246,17 @@ impl Observer<'_> {
         {
             return true;
         }
+        let who = if mark.lane() == EVERY_LANE { record.lanes } else { 1 << mark.lane() };
+        if record.by_lane {
+            let mine = (record.cluster, record.slot) == (self.cluster, self.copies.slot);
+            let awaited =
+                |lane: usize| mine && self.lane == Some(lane as u32) && self.copies.awaited[lane] >= record.count;
+            let told = |lane: usize| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
+            return lanes(who).all(|lane| awaited(lane) || told(lane));
+        }
         if record.detached {
             return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
         }
-        let who = if mark.lane() == EVERY_LANE { record.lanes } else { 1 << mark.lane() };
         let seen = |clock: &Clock, lane: usize| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
         let fenced = if self.global { &self.knowledge.async_global } else { &self.knowledge.async_shared };
         let mine = record.cluster == self.cluster && record.slot == self.slot;
@@ -421,8 +432,8 @@ mod tests {
 
     fn record(pc: u32) -> Record {
         let (cluster, block, warp, lanes, slot, count) = (0, 0, 0, 1, 1, 1);
-        let (proxy, detached, strong) = (Proxy::Generic, false, None);
-        Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, strong }
+        let (proxy, detached, by_lane, strong) = (Proxy::Generic, false, false, None);
+        Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, by_lane, strong }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ptx::descriptor::{Swizzle, WgmmaDescriptor};
-use ptx::instr::WgmmaElement;
+use ptx::instr::MatrixElement;
 
 use crate::error::FaultKind;
 
@@ -92,13 +92,13 @@ pub(crate) fn joined(pieces: &[u32]) -> impl Iterator<Item = (u32, u32)> {
 }
 
 /// Widens 16-bit elements.
-pub(crate) fn widen(element: WgmmaElement, bits: &[u16]) -> Vec<f32> {
+pub(crate) fn widen(element: MatrixElement, bits: &[u16]) -> Vec<f32> {
     let mut wide = vec![0.0; bits.len()];
     match element {
-        WgmmaElement::F16 => {
+        MatrixElement::F16 => {
             bits.iter().map(|&b| f16::from_bits(b)).collect::<Vec<_>>().convert_to_f32_slice(&mut wide);
         }
-        WgmmaElement::Bf16 => {
+        MatrixElement::Bf16 => {
             bits.iter().map(|&b| bf16::from_bits(b)).collect::<Vec<_>>().convert_to_f32_slice(&mut wide);
         }
     }

@@ -155,13 +155,13 @@ pub(crate) struct BlockScaled {
     pub(crate) accumulate: bool,
 }
 
-fn e2m1(code: u8) -> f32 {
+pub(crate) fn e2m1(code: u8) -> f32 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
     if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// An unsigned float with four bits of exponent, biased by seven, and three of mantissa.
-fn ue4m3(bits: u8) -> f32 {
+pub(crate) fn ue4m3(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     match (exponent, bits & 7) {
         (15, 7) => f32::NAN,

@@ -39,6 +39,8 @@ pub(crate) enum Wait {
     Cluster { phase: u32 },
     /// This thread's bulk stores: all groups up to this number read, or also written.
     Bulk { group: u32, read: bool },
+    /// This warp's copies by threads: all groups up to this number.
+    Copies { group: u32 },
     /// The warpgroup's multiplications up to this number.
     Wgmma { number: u32 },
     /// Registers in the block's pool.
@@ -97,6 +99,32 @@ pub(crate) enum Use {
     Fragment,
 }
 
+/// The copies that the threads of a warp have issued one by one.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    /// Slot of lane 0's groups; the other lanes' follow.
+    pub(crate) slot: u32,
+    /// Groups that each lane has closed.
+    pub(crate) committed: [u32; 32],
+    /// Groups that each lane has waited for.
+    pub(crate) awaited: [u32; 32],
+    /// The last copy that each lane has issued: its group, and its position in the kernel.
+    pub(crate) last: [(u32, u32); 32],
+    /// Those in flight: a name, the lanes and their group.
+    pub(crate) flying: Vec<(u64, u32, u32)>,
+}
+
+impl Copies {
+    fn new(slot: u32) -> Self {
+        Copies { slot, committed: [0; 32], awaited: [0; 32], last: [(0, 0); 32], flying: Vec::new() }
+    }
+
+    /// Whether all groups up to this number are there, of all lanes of the mask.
+    pub(crate) fn landed(&self, mask: u32, group: u32) -> bool {
+        !self.flying.iter().any(|(_, lanes, of)| lanes & mask != 0 && *of <= group)
+    }
+}
+
 /// A warp.
 #[derive(Debug)]
 pub(crate) struct Warp {
@@ -134,6 +162,8 @@ pub(crate) struct Warp {
     pub(crate) tensor: [(u32, u32); 2],
     /// Registers being loaded from tensor memory, and by which instruction.
     pub(crate) loading: Vec<(RegId, u32)>,
+    /// What its threads have copied one by one.
+    pub(crate) copies: Copies,
     /// Waits at the cluster's barrier completed.
     pub(crate) cluster_phase: u32,
     /// Lanes that have arrived at the cluster's barrier and not yet waited.
@@ -171,7 +201,13 @@ impl Warp {
             cluster_phase: 0,
             tensor: [(0, 0); 2],
             loading: Vec::new(),
+            copies: Copies::new(0),
         }
+    }
+
+    /// Gives the copies of its threads slots of their own, 32 from this one on.
+    pub(crate) fn copies_from(&mut self, slot: u32) {
+        self.copies = Copies::new(slot);
     }
 
     /// Sums up what the lanes wait for.
@@ -317,6 +353,9 @@ impl Warp {
         lanes(mask).filter_map(|lane| self.apart[lane].as_deref()).for_each(|apart| into.join(apart));
         into.generic.raise_lanes(slot, mask, tick);
         into.executed.raise_lanes(slot, mask, tick);
+        for lane in lanes(mask).filter(|&lane| self.copies.awaited[lane] > 0) {
+            into.raise(self.copies.slot + lane as u32, self.copies.awaited[lane]);
+        }
         self.tick += 1;
     }
 

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use ptx::descriptor::{MatrixLayout, Swizzle};
-use ptx::instr::{Accumulate, MatrixA, Wgmma, WgmmaElement};
+use ptx::instr::{Accumulate, MatrixA, MatrixElement, Wgmma};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
     Addr, Builder, CopyOptions, F32, Global, Kernel, LaunchBounds as Shape, Reg, RegId, SharedRegion, SpecialRegister,
@@ -15,7 +15,7 @@ use sim::{Gpu, Invocation, Limits, Schedule};
 #[derive(Clone, Copy, Debug)]
 struct Way {
     n: u32,
-    element: WgmmaElement,
+    element: MatrixElement,
     swizzle: Swizzle,
     /// B is kept by k, n innermost.
     n_major: bool,
@@ -149,8 +149,8 @@ fn check(way: Way) {
     let a = |row: u32, k: u32| ((row * 5 + k * 3) % 9) as f32 - 4.0;
     let b = |column: u32, k: u32| ((column * 7 + k * 5) % 11) as f32 * 0.25 - 1.0;
     let bits = |value: f32| match way.element {
-        WgmmaElement::F16 => f16::from_f32(value).to_le_bytes(),
-        WgmmaElement::Bf16 => bf16::from_f32(value).to_le_bytes(),
+        MatrixElement::F16 => f16::from_f32(value).to_le_bytes(),
+        MatrixElement::Bf16 => bf16::from_f32(value).to_le_bytes(),
     };
     let a_bytes: Vec<u8> = (0..64 * DEPTH).flat_map(|i| bits(a(i / DEPTH, i % DEPTH))).collect();
     let b_bytes: Vec<u8> = match way.n_major {
@@ -183,7 +183,7 @@ fn every_swizzle_and_major_order_gives_the_same_product() {
     for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128] {
         for n_major in [false, true] {
             for n in [64, 128, 256] {
-                check(Way { n, element: WgmmaElement::F16, swizzle, n_major, a_in_shared: true, negate: [false; 2] });
+                check(Way { n, element: MatrixElement::F16, swizzle, n_major, a_in_shared: true, negate: [false; 2] });
             }
         }
     }
@@ -191,7 +191,7 @@ fn every_swizzle_and_major_order_gives_the_same_product() {
 
 #[test]
 fn a_may_come_from_registers() {
-    for element in [WgmmaElement::F16, WgmmaElement::Bf16] {
+    for element in [MatrixElement::F16, MatrixElement::Bf16] {
         for n in [8, 24, 96] {
             check(Way { n, element, swizzle: Swizzle::B32, n_major: false, a_in_shared: false, negate: [false; 2] });
         }
@@ -201,7 +201,7 @@ fn a_may_come_from_registers() {
 #[test]
 fn either_operand_may_be_negated() {
     for negate in [[true, false], [false, true], [true, true]] {
-        let (element, swizzle) = (WgmmaElement::Bf16, Swizzle::B64);
+        let (element, swizzle) = (MatrixElement::Bf16, Swizzle::B64);
         check(Way { n: 16, element, swizzle, n_major: false, a_in_shared: negate[1], negate });
     }
 }

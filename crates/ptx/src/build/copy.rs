@@ -126,6 +126,34 @@ impl Builder {
         self.emit(AsyncCopy::WaitGroup { pending, read: true });
     }
 
+    /// Copies 4, 8 or 16 bytes from global to shared memory, as part of this thread's current group.
+    pub fn thread_copy(&mut self, dst: Addr<Shared>, src: Addr<Global>, bytes: u32) {
+        let (dst, src) = (dst.address(), src.address());
+        self.emit(AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes: None, policy: None });
+    }
+
+    /// The same, with zeros in place of what comes after the first `source_bytes`; of nothing, nothing is read.
+    pub fn thread_copy_filled(
+        &mut self,
+        dst: Addr<Shared>,
+        src: Addr<Global>,
+        bytes: u32,
+        source_bytes: impl Into<Value<U32>>,
+    ) {
+        let (dst, src, source_bytes) = (dst.address(), src.address(), Some(source_bytes.into().operand()));
+        self.emit(AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy: None });
+    }
+
+    /// Closes a group of this thread's copies.
+    pub fn thread_commit(&mut self) {
+        self.emit(AsyncCopy::CommitThreadGroup);
+    }
+
+    /// Waits until at most `pending` groups of this thread's copies are unfinished.
+    pub fn thread_wait(&mut self, pending: u32) {
+        self.emit(AsyncCopy::WaitThreadGroup { pending });
+    }
+
     /// Stores 1, 2 or 4 words into a block of the cluster; `bar`, in that block, counts the bytes.
     pub fn store_async<T: Type<Width = W32>>(&mut self, dst: Addr<Cluster>, srcs: &[Reg<T>], bar: Addr<Cluster>) {
         let srcs = srcs.iter().map(|reg| reg.id()).collect();

@@ -19,7 +19,8 @@ pub use tensor_core::{MatrixOperand, Multiply, WgmmaOptions};
 use crate::error::Error;
 use crate::instr::{Arith, Guard, Instr, Op};
 use crate::kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
-use crate::types::{Addr, ParamId, PhaseId, Pred, Reg, Shared, Target, TensorMapAddress, Type, U32, U64, W32};
+use crate::target::Target;
+use crate::types::{Addr, ParamId, PhaseId, Pred, Reg, Shared, TensorMapAddress, Type, U32, U64, W32};
 
 /// Builds a [`Kernel`].
 #[derive(Debug)]

@@ -1,9 +1,9 @@
-//! Tensor cores: wgmma on Hopper, tcgen05 on Blackwell, and the descriptors that both read.
+//! Tensor cores: mma.sync, wgmma on Hopper, tcgen05 on Blackwell, and the descriptors that the latter two read.
 
 use super::Builder;
 use crate::descriptor::{BlockScaledShape, MatrixLayout, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, Collector, CtaGroup, MatrixA, Tcgen05, Wgmma, WgmmaElement};
+use crate::instr::{Accumulate, Collector, CtaGroup, MatrixA, MatrixElement, Mma, Tcgen05, Wgmma};
 use crate::types::{
     Addr, Bf16x2, F16x2, F32, MmaShape, Pred, Reg, Shared, Tcgen05Matrix, TensorAddress, Type, U16, U32, Value, W32,
     WgmmaMatrix,
@@ -17,9 +17,9 @@ pub enum MatrixOperand {
     /// A fragment of bfloat16 in registers.
     Bf16([Reg<Bf16x2>; 4]),
     /// K-major in shared memory.
-    Shared(WgmmaElement, Reg<WgmmaMatrix>),
+    Shared(MatrixElement, Reg<WgmmaMatrix>),
     /// M-major in shared memory.
-    SharedTransposed(WgmmaElement, Reg<WgmmaMatrix>),
+    SharedTransposed(MatrixElement, Reg<WgmmaMatrix>),
 }
 
 /// What a warpgroup multiplication does beyond the ordinary.
@@ -57,6 +57,11 @@ pub struct Multiply {
 }
 
 impl Builder {
+    /// D += A·B by the warp: 16 × 8 × 16 of 16-bit numbers, two in a register.
+    pub fn mma(&mut self, element: MatrixElement, d: [Reg<F32>; 4], a: [Reg<U32>; 4], b: [Reg<U32>; 2]) {
+        self.emit(Mma::Half { element, d: d.map(Reg::id), a: a.map(Reg::id), b: b.map(Reg::id) });
+    }
+
     /// Orders register accesses before it against the multiplications after it.
     pub fn wgmma_fence(&mut self) {
         self.emit(Wgmma::Fence);
@@ -87,8 +92,8 @@ impl Builder {
         accumulate: Accumulate,
     ) {
         let (element, a) = match a {
-            MatrixOperand::F16(regs) => (WgmmaElement::F16, MatrixA::Registers(regs.map(Reg::id))),
-            MatrixOperand::Bf16(regs) => (WgmmaElement::Bf16, MatrixA::Registers(regs.map(Reg::id))),
+            MatrixOperand::F16(regs) => (MatrixElement::F16, MatrixA::Registers(regs.map(Reg::id))),
+            MatrixOperand::Bf16(regs) => (MatrixElement::Bf16, MatrixA::Registers(regs.map(Reg::id))),
             MatrixOperand::Shared(element, desc) => (element, MatrixA::Shared { desc: desc.id(), transpose: false }),
             MatrixOperand::SharedTransposed(element, desc) => {
                 (element, MatrixA::Shared { desc: desc.id(), transpose: true })

@@ -1,9 +1,10 @@
 //! Arithmetic: which operations exist for which types, and that every operand is of its type.
 
 use super::Check;
-use crate::instr::{Arith, BinaryOp, PredicateOp, Rounding, TernaryOp, UnaryOp};
+use crate::instr::{Arith, BinaryOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
 use crate::kernel::ParamType;
 use crate::rule::Rule;
+use crate::target::Feature;
 use crate::types::{Bank, DataType, ParamId, RegId};
 
 use DataType::{Bf16, Bf16x2, F16, F16x2, F32, S32, U16, U32, U64};
@@ -87,6 +88,9 @@ impl Check<'_> {
             }
             Arith::Binary { op, ty, dst, a, b } => {
                 self.form(&op, ty, binary_types(op));
+                if matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) {
+                    self.bfloat(ty);
+                }
                 let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { U32 } else { ty };
                 self.operand("the first operand", a, ty);
                 self.operand("the second operand", b, second);
@@ -110,6 +114,7 @@ impl Check<'_> {
             }
             Arith::Compare { ty, dst, a, b, .. } => {
                 self.form(&"comparison", ty, (SCALARS, "scalars"));
+                self.bfloat(ty);
                 self.operand("the left side", a, ty);
                 self.operand("the right side", b, ty);
                 self.bank("the result", dst, Bank::Pred);
@@ -133,6 +138,7 @@ impl Check<'_> {
                 if !CONVERSIONS.contains(&(from, to, rounding)) {
                     self.refuse(Rule::NoSuchConversion { from, to });
                 }
+                self.bfloat(from);
                 self.bank("the operand", a, from.bank());
                 self.bank("the result", dst, to.bank());
             }
@@ -154,10 +160,27 @@ impl Check<'_> {
         }
     }
 
+    /// Arithmetic of bfloat16 other than fused multiply-add, minimum and maximum.
+    fn bfloat(&mut self, ty: DataType) {
+        if matches!(ty, Bf16 | Bf16x2) {
+            self.feature("this arithmetic of bfloat16 (a fused multiply-add is everywhere)", Feature::Bf16Arithmetic);
+        }
+    }
+
     /// What reads parameters, special registers and addresses.
     fn address_arithmetic(&mut self, op: &Arith) {
         match *op {
             Arith::Special { dst, which } => {
+                let of_cluster = matches!(
+                    which,
+                    SpecialRegister::ClusteridX
+                        | SpecialRegister::NclusteridX
+                        | SpecialRegister::ClusterCtaRank
+                        | SpecialRegister::ClusterNctaRank
+                );
+                if of_cluster {
+                    self.feature("the place in a cluster", Feature::Clusters);
+                }
                 self.bank("the result", dst, if which.is_wide() { Bank::B64 } else { Bank::B32 });
             }
             Arith::Param { dst, param } => match self.param(param) {
@@ -189,6 +212,7 @@ impl Check<'_> {
                 self.value("the offset of a word", offset.into(), "a multiple of 4", |n| n % 4 == 0);
             }
             Arith::ParamAddress { dst, param } => {
+                self.feature("the address of a tensor map", Feature::BulkCopies);
                 self.bank("the result", dst, Bank::B64);
                 if let Some((name, ParamType::Scalar(_) | ParamType::Pointer | ParamType::Words(_))) = self.param(param)
                 {
@@ -205,6 +229,7 @@ impl Check<'_> {
             }
             Arith::ToGlobal { dst, a } => self.banks("an address", &[dst, a], Bank::B64),
             Arith::MapShared { dst, a, rank } => {
+                self.feature("another block's shared memory", Feature::Clusters);
                 self.banks("an address", &[dst, a], Bank::B32);
                 let blocks = self.kernel.launch.cluster.map_or(1, |[x, y, z]| u64::from(x * y * z));
                 self.word("the rank", rank, "a rank below the size of the cluster", |rank| rank < blocks);

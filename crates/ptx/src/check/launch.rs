@@ -2,19 +2,18 @@
 
 use std::collections::HashSet;
 
-use super::{Check, SHARED_LIMIT};
+use super::Check;
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op, RegisterChange};
 use crate::kernel::{Kernel, LaunchBounds, ParamType};
 use crate::rule::{Rule, Violation};
+use crate::target::Feature;
 use crate::types::Bank;
 
 /// Registers of a multiprocessor.
 const REGISTER_FILE: u32 = 65_536;
 /// Bytes of parameters a kernel can have.
 const PARAM_LIMIT: u64 = 32_764;
-/// Threads that fit on a multiprocessor together.
-const RESIDENT_THREADS: u32 = 2048;
 
 impl Kernel {
     /// Whether blocks of this kernel fit the register file with `registers` registers per thread, as an assembler reports
@@ -41,7 +40,7 @@ impl Kernel {
     }
 
     /// Bytes of the kernel's parameters, each aligned to its size.
-    fn param_bytes(&self) -> u64 {
+    pub(crate) fn param_bytes(&self) -> u64 {
         self.params.iter().fold(0, |end: u64, param| match param.ty {
             ParamType::Scalar(ty) => {
                 let bytes = u64::from(ty.bank().bits() / 8);
@@ -61,19 +60,20 @@ impl Check<'_> {
         self.value("threads per block", threads.into(), "1 to 1024", |n| (1..=1024).contains(&n));
         if let Some(blocks) = min_blocks {
             let together = u64::from(threads) * u64::from(blocks);
-            let wanted = "at least one block and at most 2048 threads on a multiprocessor";
-            self.value("threads of the blocks that should fit together", together, wanted, |n| {
-                (1..=u64::from(RESIDENT_THREADS)).contains(&n)
-            });
+            let most = u64::from(self.kernel.target.resident_threads());
+            let wanted = "at least one block, and at most 2048 threads on a multiprocessor (1536 on sm_120)";
+            self.value("threads of the blocks that should fit together", together, wanted, |n| (1..=most).contains(&n));
         }
         if let Some(dims) = cluster {
+            self.feature("a cluster", Feature::Clusters);
             let blocks = dims.iter().map(|&n| u64::from(n)).product::<u64>();
             let wanted = "1 to 8: up to 16 exist, but a GPU may refuse such a launch, so they are not portable";
             self.value("blocks per cluster", blocks, wanted, |n| (1..=8).contains(&n));
         }
-        let wanted = "at most 232448: 227 KB, what a block can have";
-        let shared = self.kernel.shared_bytes();
-        self.value("bytes of shared memory", shared.into(), wanted, |n| n <= SHARED_LIMIT.into());
+        let wanted =
+            "at most 166912 (163 KB) on sm_80, 232448 (227 KB) on sm_90a and sm_100a, 101376 (99 KB) on sm_120";
+        let (shared, limit) = (self.kernel.shared_bytes(), self.kernel.target.shared_limit());
+        self.value("bytes of shared memory", shared.into(), wanted, |n| n <= limit.into());
         self.value("bytes of parameters", self.kernel.param_bytes(), "at most 32764", |n| n <= PARAM_LIMIT);
         self.regions();
         self.params();
@@ -126,7 +126,11 @@ impl Check<'_> {
     }
 
     pub(super) fn control(&mut self, op: Control) {
+        if matches!(op, Control::GridDependencyWait | Control::LaunchDependents) {
+            self.feature("a dependency between grids that overlap", Feature::GridDependency);
+        }
         let Control::SetMaxRegisters { change, count } = op else { return };
+        self.feature("setmaxnreg", Feature::SetMaxRegisters);
         let LaunchBounds { threads, min_blocks, .. } = self.kernel.launch;
         let count = u64::from(count);
         self.value("the register budget", count, "a multiple of 8 from 24 to 256", |n| {

@@ -1,9 +1,10 @@
 //! Loads, stores, atomics and asynchronous copies: widths, counts, windows, alignment.
 
 use super::Check;
-use crate::instr::{AsyncCopy, AtomicOp, LoadOrder, Memory, Width};
+use crate::instr::{AsyncCopy, AtomicOp, LoadOrder, Memory, StoreOrder, Width};
 use crate::rule::Rule;
-use crate::types::{Address, Bank, DataType, Operand, RegId, Space, Target};
+use crate::target::Feature;
+use crate::types::{Address, Bank, DataType, Operand, RegId, Scope, Space};
 
 use DataType::{F32, S32, U32, U64};
 
@@ -15,10 +16,15 @@ impl Check<'_> {
                     let what = "the source of a read-only load";
                     self.refuse(Rule::Window { what, found: *space, wanted: "global memory" });
                 }
+                self.reach(Some(*space), load_scope(*order));
                 self.access(*space, *width, dsts, *addr);
             }
-            Memory::Store { space, width, srcs, addr, .. } => self.access(*space, *width, srcs, *addr),
-            Memory::Atomic { space, op, ty, acq_rel, dst, addr, a, .. } => {
+            Memory::Store { space, order, width, srcs, addr } => {
+                self.reach(Some(*space), store_scope(*order));
+                self.access(*space, *width, srcs, *addr);
+            }
+            Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a } => {
+                self.reach(Some(*space), Some(*scope));
                 let types: (&[DataType], _) = match op {
                     AtomicOp::Add => (&[U32, S32, U64, F32], "U32, S32, U64 and F32"),
                     AtomicOp::Min | AtomicOp::Max => (&[U32, S32, U64], "U32, S32 and U64"),
@@ -72,6 +78,13 @@ impl Check<'_> {
 
     pub(super) fn copy(&mut self, op: &AsyncCopy) {
         match op {
+            AsyncCopy::ThreadCopy { .. } | AsyncCopy::CommitThreadGroup | AsyncCopy::WaitThreadGroup { .. } => {}
+            AsyncCopy::StoreAsync { .. } | AsyncCopy::BulkToCluster { .. } => {
+                self.feature("a copy to another block", Feature::Clusters);
+            }
+            _ => self.feature("the copy engine", Feature::BulkCopies),
+        }
+        match op {
             AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy } => {
                 let size = self.bulk_bytes(*bytes);
                 self.address("the destination of a bulk copy", Space::Shared, *dst, size, 16);
@@ -99,7 +112,7 @@ impl Check<'_> {
                 self.address("the destination of a tensor copy", Space::Shared, *dst, 16, 128);
                 self.options(*bar, *multicast, *policy);
                 if let Some(group) = cta_group {
-                    self.feature("a tensor copy with a cta_group", Target::Sm100a);
+                    self.feature("a tensor copy with a cta_group", Feature::Tcgen05);
                     self.group(*group);
                 }
             }
@@ -110,7 +123,26 @@ impl Check<'_> {
             }
             AsyncCopy::TensorPrefetch { map, coords } => self.tensor(*map, coords),
             AsyncCopy::PrefetchMap { map } => self.bank("the tensor map", *map, Bank::B64),
-            AsyncCopy::CommitGroup | AsyncCopy::WaitGroup { .. } => {}
+            AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy } => {
+                self.count("bytes of a thread's copy", *bytes as usize, "4, 8 or 16", &[4, 8, 16]);
+                self.address(
+                    "the destination of a thread's copy",
+                    Space::Shared,
+                    *dst,
+                    *bytes,
+                    u64::from(*bytes).max(1),
+                );
+                self.address("the source of a thread's copy", Space::Global, *src, 0, u64::from(*bytes).max(1));
+                if let Some(read) = source_bytes {
+                    let most = u64::from(*bytes);
+                    self.word("the bytes that a thread's copy reads", *read, "at most those it writes", |n| n <= most);
+                }
+                self.banks("the policy", policy.as_slice(), Bank::B64);
+            }
+            AsyncCopy::CommitGroup
+            | AsyncCopy::WaitGroup { .. }
+            | AsyncCopy::CommitThreadGroup
+            | AsyncCopy::WaitThreadGroup { .. } => {}
             AsyncCopy::StoreAsync { dst, srcs, bar } => {
                 self.count("words in one remote store", srcs.len(), "1, 2 or 4", &[1, 2, 4]);
                 self.banks("a word", srcs, Bank::B32);
@@ -155,5 +187,19 @@ impl Check<'_> {
         for &coord in coords {
             self.operand("a coordinate", coord, DataType::S32);
         }
+    }
+}
+
+fn load_scope(order: LoadOrder) -> Option<Scope> {
+    match order {
+        LoadOrder::Relaxed(scope) | LoadOrder::Acquire(scope) => Some(scope),
+        LoadOrder::Weak | LoadOrder::ReadOnly | LoadOrder::Streaming => None,
+    }
+}
+
+fn store_scope(order: StoreOrder) -> Option<Scope> {
+    match order {
+        StoreOrder::Relaxed(scope) | StoreOrder::Release(scope) => Some(scope),
+        StoreOrder::Weak => None,
     }
 }

@@ -18,11 +18,9 @@ use crate::error::Error;
 use crate::instr::{Control, Instr, Op};
 use crate::kernel::Kernel;
 use crate::rule::{Place, Rule, Violation, bank_name};
-use crate::types::{Address, Bank, Base, DataType, Operand, ParamId, RegId, Space};
+use crate::target::Feature;
+use crate::types::{Address, Bank, Base, DataType, Operand, ParamId, RegId, Scope, Space};
 use known::Known;
-
-/// The shared memory one block can have, in bytes: 227 KB on both targets.
-pub const SHARED_LIMIT: u32 = 232_448;
 
 impl Kernel {
     /// Whether the hardware accepts the kernel; if not, the first rule it breaks. [`crate::Builder::finish`] asks this, and
@@ -93,9 +91,28 @@ impl Check<'_> {
             Op::Barrier(op) => self.barrier(op),
             Op::Fence(op) => self.fence(*op),
             Op::Copy(op) => self.copy(op),
+            Op::Mma(op) => self.mma(op),
             Op::Wgmma(op) => self.wgmma(op),
             Op::Tcgen05(op) => self.tcgen05(op),
             Op::Control(op) => self.control(*op),
+        }
+    }
+
+    /// Something that only some targets have.
+    fn feature(&mut self, what: &'static str, feature: Feature) {
+        let found = self.kernel.target;
+        if !found.has(feature) {
+            self.refuse(Rule::Feature { what, feature, found });
+        }
+    }
+
+    /// A window, or a scope, of which a cluster is part.
+    fn reach(&mut self, space: Option<Space>, scope: Option<Scope>) {
+        if space == Some(Space::Cluster) {
+            self.feature("another block's shared memory", Feature::Clusters);
+        }
+        if scope == Some(Scope::Cluster) {
+            self.feature("the scope of a cluster", Feature::Clusters);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::Check;
 use crate::instr::{Barrier, Fence, ReduceOp, Warp};
 use crate::rule::Rule;
+use crate::target::Feature;
 use crate::types::{Address, Bank, DataType, Operand, Scope, Space};
 
 /// The largest arrival count, and the largest transaction count, of a barrier in shared memory.
@@ -26,6 +27,13 @@ impl Check<'_> {
     }
 
     pub(super) fn barrier(&mut self, op: &Barrier) {
+        match op {
+            Barrier::NamedSync { .. } | Barrier::NamedArrive { .. } => {}
+            Barrier::ClusterArrive { .. } | Barrier::ClusterWait { .. } => {
+                self.feature("the barrier of a cluster", Feature::Clusters);
+            }
+            _ => self.feature("a barrier in shared memory", Feature::MemoryBarriers),
+        }
         let countable = |n: u64| (1..=BARRIER_LIMIT).contains(&n);
         match *op {
             Barrier::Init { bar, count } => {
@@ -73,6 +81,12 @@ impl Check<'_> {
     }
 
     pub(super) fn fence(&mut self, op: Fence) {
+        match op {
+            Fence::AcqRel(scope) => self.reach(None, Some(scope)),
+            Fence::ProxyAsync(_) | Fence::BarrierInit => {
+                self.feature("a fence for the copy engine", Feature::BulkCopies);
+            }
+        }
         if let Fence::ProxyAsync(Some(Space::Cluster)) = op {
             let (what, found) = ("a proxy fence", Space::Cluster);
             self.refuse(Rule::Window { what, found, wanted: "this block's shared memory, global memory, or all" });
@@ -102,6 +116,7 @@ impl Check<'_> {
             }
             Warp::ActiveMask { dst } => self.bank("the result", *dst, Bank::B32),
             Warp::Elect { pred, mask } => {
+                self.feature("elect", Feature::Elect);
                 self.bank("the result", *pred, Bank::Pred);
                 self.word("the mask", *mask, mask_wanted, someone);
             }
@@ -116,6 +131,9 @@ impl Check<'_> {
             }
             Warp::Sync { mask } => self.word("the mask", *mask, mask_wanted, someone),
             Warp::LoadMatrix { dsts: regs, addr, .. } | Warp::StoreMatrix { srcs: regs, addr, .. } => {
+                if let Warp::StoreMatrix { .. } = op {
+                    self.feature("stmatrix", Feature::StoreMatrix);
+                }
                 self.count("matrices", regs.len(), "1, 2 or 4", &[1, 2, 4]);
                 self.banks("a matrix", regs, Bank::B32);
                 self.address("a matrix row", Space::Shared, *addr, 16, 16);

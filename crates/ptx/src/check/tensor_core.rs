@@ -3,23 +3,33 @@
 use super::Check;
 use crate::descriptor::{BlockScaledShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, CtaGroup, MatrixA, Op, Tcgen05, Wgmma};
+use crate::instr::{Accumulate, CtaGroup, MatrixA, Mma, Op, Tcgen05, Wgmma};
 use crate::rule::Rule;
-use crate::types::{Bank, Operand, RegId, Space, Target};
+use crate::target::Feature;
+use crate::types::{Bank, Operand, RegId, Space};
 
 /// Column counts of one load from tensor memory, or store to it.
 const COLUMN_COUNTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 impl Check<'_> {
-    pub(super) fn feature(&mut self, what: &'static str, wanted: Target) {
-        let found = self.kernel.target;
-        if found != wanted {
-            self.refuse(Rule::Feature { what, wanted, found });
+    pub(super) fn mma(&mut self, op: &Mma) {
+        let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+        self.banks("an accumulator", d, Bank::B32);
+        self.banks("a register of A", a, Bank::B32);
+        self.banks("a register of B", b, Bank::B32);
+        self.distinct("the accumulators of a multiplication", d.to_vec());
+        let whole = u64::from(self.kernel.launch.threads);
+        self.value("threads of a block with mma.sync", whole, "whole warps of 32", |n| n % 32 == 0);
+        if let Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } = op {
+            self.feature("block-scaled mma.sync", Feature::BlockScaledMma);
+            self.banks("a register of scales", &[*scale_a, *scale_b], Bank::B32);
+            self.value("the lanes that give scales of A", (*lanes_a).into(), "0 or 1", |n| n < 2);
+            self.value("the lane that gives scales of B", (*lane_b).into(), "0 to 3", |n| n < 4);
         }
     }
 
     pub(super) fn wgmma(&mut self, op: &Wgmma) {
-        self.feature("wgmma", Target::Sm90a);
+        self.feature("wgmma", Feature::Wgmma);
         let threads = u64::from(self.kernel.launch.threads);
         self.value("threads of a block with wgmma", threads, "at least 128, one warpgroup", |n| n >= 128);
         match op {
@@ -107,7 +117,7 @@ impl Check<'_> {
     }
 
     pub(super) fn tcgen05(&mut self, op: &Tcgen05) {
-        self.feature("tcgen05", Target::Sm100a);
+        self.feature("tcgen05", Feature::Tcgen05);
         if let Some(group) = group_of(op) {
             self.group(group);
         }

@@ -1,5 +1,6 @@
 //! Asynchronous copies: bulk copies of plain bytes, tensor copies through a tensor map, and remote stores that signal a
-//! barrier. All of them are issued by one thread and done by the copy engine, through the async proxy.
+//! barrier. They are issued by one thread and done by the copy engine, through the async proxy. Copies of a few bytes per thread
+//! are older than those: they go the way that loads and stores go, and only the thread that issued them can wait for them.
 
 use super::tcgen05::CtaGroup;
 use crate::types::{Address, Operand, RegId};
@@ -99,6 +100,27 @@ pub enum AsyncCopy {
         pending: u32,
         /// Wait only until the sources have been read, not until the destinations are written.
         read: bool,
+    },
+    /// Copies a few bytes from global to shared memory for each thread (`cp.async`), as part of its current group.
+    ThreadCopy {
+        /// Shared destination, aligned to the size.
+        dst: Address,
+        /// Global source, aligned to the size.
+        src: Address,
+        /// 4, 8 or 16.
+        bytes: u32,
+        /// How many bytes are read, at most all; zeros are written for the others.
+        source_bytes: Option<Operand>,
+        /// L2 policy.
+        policy: Option<RegId>,
+    },
+    /// Closes a group of this thread's copies, empty or not (`cp.async.commit_group`).
+    CommitThreadGroup,
+    /// Waits until at most `pending` of this thread's groups of copies are unfinished (`cp.async.wait_group`). What they wrote is
+    /// then there for this thread, and through a barrier for others.
+    WaitThreadGroup {
+        /// Groups allowed to be in flight.
+        pending: u32,
     },
     /// Stores 1, 2 or 4 words into a block of the cluster; the bytes are counted at a barrier of that block
     /// (`st.async`).

@@ -1,7 +1,7 @@
 //! Instructions as plain values.
 //!
 //! An [`Instr`] is an operation, an optional guard and the phase of the kernel it belongs to. Operations are grouped by
-//! family, one file each: arithmetic, memory, warp, barriers, copies, tensor cores (two generations), control. Every
+//! family, one file each: arithmetic, memory, warp, barriers, copies, tensor cores (three ways), control. Every
 //! field is plain data; nothing here knows how an instruction was built, and all of it can be taken apart again.
 
 mod arith;
@@ -9,6 +9,7 @@ mod barrier;
 mod control;
 mod copy;
 mod memory;
+mod mma;
 mod registers;
 mod tcgen05;
 mod warp;
@@ -19,10 +20,11 @@ pub use barrier::{Barrier, Fence, Semantics};
 pub use control::{Control, Label, RegisterChange};
 pub use copy::AsyncCopy;
 pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
+pub use mma::Mma;
 pub use registers::Access;
 pub use tcgen05::{Collector, CtaGroup, Tcgen05};
 pub use warp::{ReduceOp, ShuffleMode, VoteMode, Warp};
-pub use wgmma::{Accumulate, MatrixA, Wgmma, WgmmaElement};
+pub use wgmma::{Accumulate, MatrixA, MatrixElement, Wgmma};
 
 use crate::types::{PhaseId, RegId};
 
@@ -61,6 +63,8 @@ pub enum Op {
     Fence(Fence),
     /// Asynchronous copies.
     Copy(AsyncCopy),
+    /// Tensor cores by the warp.
+    Mma(Mma),
     /// Hopper's tensor cores.
     Wgmma(Wgmma),
     /// Blackwell's tensor cores and tensor memory.
@@ -86,6 +90,7 @@ families!(
     Barrier(Barrier),
     Fence(Fence),
     Copy(AsyncCopy),
+    Mma(Mma),
     Wgmma(Wgmma),
     Tcgen05(Tcgen05),
     Control(Control)

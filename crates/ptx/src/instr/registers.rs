@@ -2,7 +2,7 @@
 //! simulator to notice registers that an asynchronous instruction still owns.
 
 use super::{
-    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Op, PredicateOp, Tcgen05, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Mma, Op, PredicateOp, Tcgen05, Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
 
@@ -32,6 +32,7 @@ impl Instr {
             Op::Warp(op) => warp(op, visit),
             Op::Barrier(op) => barrier(op, visit),
             Op::Copy(op) => copy(op, visit),
+            Op::Mma(op) => mma(op, visit),
             Op::Wgmma(op) => wgmma(op, visit),
             Op::Tcgen05(op) => tcgen05(op, visit),
             Op::Fence(_) => {}
@@ -270,12 +271,30 @@ fn copy(op: &AsyncCopy, visit: &mut Visit<'_>) {
             coords.iter().for_each(|&c| read(c, visit));
         }
         AsyncCopy::PrefetchMap { map } => visit(*map, Read),
-        AsyncCopy::CommitGroup | AsyncCopy::WaitGroup { .. } => {}
+        AsyncCopy::CommitGroup
+        | AsyncCopy::WaitGroup { .. }
+        | AsyncCopy::CommitThreadGroup
+        | AsyncCopy::WaitThreadGroup { .. } => {}
+        AsyncCopy::ThreadCopy { dst, src, bytes: _, source_bytes, policy } => {
+            addresses(&[*dst, *src], visit);
+            source_bytes.iter().for_each(|&bytes| read(bytes, visit));
+            each(policy.as_slice(), Read, visit);
+        }
         AsyncCopy::StoreAsync { dst, srcs, bar } => {
             addresses(&[*dst, *bar], visit);
             each(srcs, Read, visit);
         }
     }
+}
+
+fn mma(op: &Mma, visit: &mut Visit<'_>) {
+    let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+    each(a, Access::Read, visit);
+    each(b, Access::Read, visit);
+    if let Mma::BlockScaled { scale_a, scale_b, .. } = op {
+        each(&[*scale_a, *scale_b], Access::Read, visit);
+    }
+    each(d, Access::Update, visit);
 }
 
 fn wgmma(op: &Wgmma, visit: &mut Visit<'_>) {

@@ -2,9 +2,9 @@
 
 use crate::types::RegId;
 
-/// Element type of A and B.
+/// Element type of A and B, of a warpgroup's multiplication or a warp's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WgmmaElement {
+pub enum MatrixElement {
     /// IEEE half.
     F16,
     /// bfloat16.
@@ -48,7 +48,7 @@ pub enum Wgmma {
         /// Columns: a multiple of 8, at most 256.
         n: u32,
         /// Type of A and B.
-        element: WgmmaElement,
+        element: MatrixElement,
         /// n/2 registers per thread. Register 4j + 2h + i of lane (r, c) of warp w is row 16w + r + 8h, column
         /// 8j + 2c + i.
         d: Vec<RegId>,

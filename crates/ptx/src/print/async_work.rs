@@ -1,9 +1,9 @@
 //! Text of what the hardware does beside the threads: barriers, fences, copies, tensor cores.
 
-use super::{address, list, operand, optional, scope, space, vector, when, word};
-use crate::instr::{
-    Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Semantics, Tcgen05, Wgmma, WgmmaElement,
-};
+use super::compute::element_name;
+use super::{address, list, operand, optional, scope, vector, when, word};
+use crate::instr::{Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Semantics, Tcgen05, Wgmma};
+use crate::target::Target;
 use crate::types::{DataType, Operand, RegId, Scope, Space};
 
 /// The qualifiers of an arrive or wait; the default (ordered, within the block) is left unsaid.
@@ -13,6 +13,11 @@ fn ordering(sem: Semantics, among: Scope, ordered: &str) -> String {
         (Semantics::Ordered, among) => format!(".{ordered}.{}", scope(among)),
         (Semantics::Relaxed, among) => format!(".relaxed.{}", scope(among)),
     }
+}
+
+/// A window as instructions name it that exist only where there are clusters.
+fn space(window: Space) -> &'static str {
+    super::space(window, Target::Sm90a)
 }
 
 pub(super) fn barrier(op: &Barrier) -> String {
@@ -126,6 +131,18 @@ pub(super) fn copy(op: &AsyncCopy) -> String {
         AsyncCopy::WaitGroup { pending, read } => {
             format!("cp.async.bulk.wait_group{} {pending}", when(*read, ".read"))
         }
+        AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy } => format!(
+            // Sixteen bytes may go past L1, and these are read from shared memory ever after.
+            "cp.async.{}.shared.global{} {}, {}, {bytes}{}{}",
+            if *bytes == 16 { "cg" } else { "ca" },
+            policy_name(*policy),
+            address(*dst),
+            address(*src),
+            source_bytes.map(|bytes| format!(", {}", word(bytes))).unwrap_or_default(),
+            optional(*policy)
+        ),
+        AsyncCopy::CommitThreadGroup => "cp.async.commit_group".into(),
+        AsyncCopy::WaitThreadGroup { pending } => format!("cp.async.wait_group {pending}"),
         AsyncCopy::StoreAsync { dst, srcs, bar } => {
             let count = if srcs.len() == 1 { String::new() } else { format!(".v{}", srcs.len()) };
             format!(
@@ -144,10 +161,7 @@ pub(super) fn wgmma(op: &Wgmma) -> String {
         Wgmma::Commit => "wgmma.commit_group.sync.aligned".into(),
         Wgmma::Wait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
         Wgmma::Mma { n, element, d, a, b, accumulate, negate_a, negate_b, transpose_b } => {
-            let ty = match element {
-                WgmmaElement::F16 => "f16",
-                WgmmaElement::Bf16 => "bf16",
-            };
+            let ty = element_name(*element);
             let sign = |negate: &bool| if *negate { -1 } else { 1 };
             let (a, transpose_a) = match a {
                 MatrixA::Registers(regs) => (list(regs), String::new()),

@@ -1,12 +1,13 @@
-//! Text of what threads and warps do themselves: arithmetic, memory accesses, shuffles and votes.
+//! Text of what threads and warps do themselves: arithmetic, memory accesses, shuffles, votes and the multiplications of a warp.
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Rounding, ShuffleMode,
-    SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, MatrixElement, Memory, Mma, PredicateOp, ReduceOp,
+    Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
 use crate::kernel::Kernel;
-use crate::types::{Bank, DataType, ParamId, RegId};
+use crate::target::Target;
+use crate::types::{Bank, DataType, ParamId, RegId, Space};
 
 impl Kernel {
     pub(super) fn arith(&self, op: &Arith) -> String {
@@ -189,10 +190,10 @@ fn width(width: Width, elements: usize) -> String {
     if elements == 1 { format!("b{bits}") } else { format!("v{elements}.b{bits}") }
 }
 
-pub(super) fn memory(op: &Memory) -> String {
+pub(super) fn memory(op: &Memory, target: Target) -> String {
     match op {
         Memory::Load { space: window, order, width: size, dsts, addr } => {
-            let window = space(*window);
+            let window = space(*window, target);
             let kind = match order {
                 LoadOrder::Weak => window.to_string(),
                 LoadOrder::ReadOnly => format!("{window}.nc"),
@@ -203,7 +204,7 @@ pub(super) fn memory(op: &Memory) -> String {
             format!("ld.{kind}.{} {}, {}", width(*size, dsts.len()), vector(dsts), address(*addr))
         }
         Memory::Store { space: window, order, width: size, srcs, addr } => {
-            let window = space(*window);
+            let window = space(*window, target);
             let kind = match order {
                 StoreOrder::Weak => window.to_string(),
                 StoreOrder::Relaxed(among) => format!("relaxed.{}.{window}", scope(*among)),
@@ -219,7 +220,7 @@ pub(super) fn memory(op: &Memory) -> String {
                 AtomicOp::Max => format!("max.{}", suffix(*ty)),
                 AtomicOp::Exchange => format!("exch.{}", bits(*ty)),
             };
-            let kind = format!("{order}.{}.{}.{name}", scope(*among), space(*window));
+            let kind = format!("{order}.{}.{}.{name}", scope(*among), space(*window, target));
             match dst {
                 Some(dst) => format!("atom.{kind} {dst}, {}, {}", address(*addr), operand(*a, *ty)),
                 None => format!("red.{kind} {}, {}", address(*addr), operand(*a, *ty)),
@@ -228,7 +229,8 @@ pub(super) fn memory(op: &Memory) -> String {
     }
 }
 
-pub(super) fn warp(op: &Warp) -> String {
+pub(super) fn warp(op: &Warp, target: Target) -> String {
+    let shared = space(Space::Shared, target);
     match op {
         Warp::Shuffle { mode, dst, valid, a, lane, clamp, mask } => {
             let mode = match mode {
@@ -255,22 +257,37 @@ pub(super) fn warp(op: &Warp) -> String {
         Warp::Sync { mask } => format!("bar.warp.sync {}", word(*mask)),
         Warp::LoadMatrix { transpose, dsts, addr } => {
             let trans = when(*transpose, ".trans");
-            format!(
-                "ldmatrix.sync.aligned.m8n8.x{}{trans}.shared::cta.b16 {}, {}",
-                dsts.len(),
-                list(dsts),
-                address(*addr)
-            )
+            format!("ldmatrix.sync.aligned.m8n8.x{}{trans}.{shared}.b16 {}, {}", dsts.len(), list(dsts), address(*addr))
         }
         Warp::StoreMatrix { transpose, srcs, addr } => {
             let trans = when(*transpose, ".trans");
+            format!("stmatrix.sync.aligned.m8n8.x{}{trans}.{shared}.b16 {}, {}", srcs.len(), address(*addr), list(srcs))
+        }
+    }
+}
+
+pub(super) fn mma(op: &Mma) -> String {
+    match op {
+        Mma::Half { element, d, a, b } => {
+            let ty = element_name(*element);
+            let (d, a, b) = (list(d), list(a), list(b));
+            format!("mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {d}, {a}, {b}, {d}")
+        }
+        Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b } => {
+            let (d, a, b) = (list(d), list(a), list(b));
             format!(
-                "stmatrix.sync.aligned.m8n8.x{}{trans}.shared::cta.b16 {}, {}",
-                srcs.len(),
-                address(*addr),
-                list(srcs)
+                "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 \
+                 {d}, {a}, {b}, {d}, {scale_a}, {{0, {lanes_a}}}, {scale_b}, {{0, {lane_b}}}"
             )
         }
+    }
+}
+
+/// Elements of A and B as PTX names them.
+pub(super) fn element_name(element: MatrixElement) -> &'static str {
+    match element {
+        MatrixElement::F16 => "f16",
+        MatrixElement::Bf16 => "bf16",
     }
 }
 

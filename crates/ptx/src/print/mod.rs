@@ -8,9 +8,10 @@ mod compute;
 
 use std::fmt::Write as _;
 
-use crate::instr::{Control, Instr, Op, RegisterChange};
+use crate::instr::{Arith, Control, Instr, LoadOrder, Memory, Op, RegisterChange};
 use crate::kernel::{Kernel, ParamType};
-use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space, Target};
+use crate::target::Target;
+use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space};
 
 /// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";
@@ -18,7 +19,8 @@ const SHARED: &str = "shared_memory";
 /// Kernels for one target as one PTX module. Their names must differ.
 pub fn module(target: Target, kernels: &[Kernel]) -> String {
     let mut text = String::new();
-    line(&mut text, &format!(".version 9.0\n.target {}\n.address_size 64\n", target.name()));
+    let version = kernels.iter().map(Kernel::version).fold(target.version(), Ord::max);
+    line(&mut text, &format!(".version {}.{}\n.target {target}\n.address_size 64\n", version.0, version.1));
     let shared = kernels.iter().filter(|kernel| kernel.shared_bytes() > 0);
     if let Some(align) = shared.map(Kernel::shared_align).max() {
         line(&mut text, &format!(".extern .shared .align {align} .b8 {SHARED}[];\n"));
@@ -30,6 +32,21 @@ impl Kernel {
     /// The kernel as a PTX module of its own.
     pub fn to_ptx(&self) -> String {
         module(self.target, std::slice::from_ref(self))
+    }
+
+    /// The lowest version of PTX that has everything in the kernel.
+    fn version(&self) -> (u32, u32) {
+        /// Bytes of parameters that every version takes.
+        const FEW_PARAMS: u64 = 4352;
+        let hints = |instr: &Instr| {
+            matches!(
+                instr.op,
+                Op::Arith(Arith::Policy { .. }) | Op::Memory(Memory::Load { order: LoadOrder::Streaming, .. })
+            )
+        };
+        let with_hints = if self.body.iter().any(hints) { (7, 4) } else { (7, 0) };
+        let with_params = if self.param_bytes() > FEW_PARAMS { (8, 1) } else { (7, 0) };
+        self.target.version().max(with_hints).max(with_params)
     }
 
     /// The kernel as an entry of a module.
@@ -61,11 +78,12 @@ impl Kernel {
         };
         let op = match &instr.op {
             Op::Arith(op) => self.arith(op),
-            Op::Memory(op) => compute::memory(op),
-            Op::Warp(op) => compute::warp(op),
+            Op::Memory(op) => compute::memory(op, self.target),
+            Op::Warp(op) => compute::warp(op, self.target),
             Op::Barrier(op) => async_work::barrier(op),
             Op::Fence(op) => async_work::fence(*op),
             Op::Copy(op) => async_work::copy(op),
+            Op::Mma(op) => compute::mma(op),
             Op::Wgmma(op) => async_work::wgmma(op),
             Op::Tcgen05(op) => async_work::tcgen05(op),
             Op::Control(op) => control(*op),
@@ -205,9 +223,11 @@ fn scope(scope: Scope) -> &'static str {
     }
 }
 
-fn space(space: Space) -> &'static str {
+/// A window of memory. Where there are no clusters, PTX has no word for a block's own part of them.
+fn space(space: Space, target: Target) -> &'static str {
     match space {
         Space::Global => "global",
+        Space::Shared if target == Target::Sm80 => "shared",
         Space::Shared => "shared::cta",
         Space::Cluster => "shared::cluster",
     }

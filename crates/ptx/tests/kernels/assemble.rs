@@ -39,6 +39,25 @@ fn every_form_that_the_checker_accepts_assembles() {
     }
 }
 
+/// One text serves every GPU since Ampere: the other chips that there are take what is for sm_80, and the chips of desktop Blackwell
+/// what is for their family.
+#[test]
+fn every_form_for_a_target_assembles_for_all_chips_that_run_it() {
+    let Some(assembler) = assembler() else { return };
+    let chips = |target| match target {
+        Target::Sm80 => &["sm_86", "sm_89", "sm_90", "sm_100", "sm_120"][..],
+        Target::Sm120f => &["sm_120a", "sm_121a"],
+        Target::Sm90a | Target::Sm100a => &[],
+    };
+    for family in families::all() {
+        let kernel = family.specimen();
+        for chip in chips(family.target) {
+            let report = assembler.assemble_for(&kernel, chip);
+            report.unwrap_or_else(|error| panic!("{} for {chip}: {error}", family.name));
+        }
+    }
+}
+
 #[test]
 fn a_missing_assembler_is_an_error_with_a_remedy() {
     let error = Assembler::find(Some(Path::new("/nowhere/ptxas"))).expect_err("there is none");

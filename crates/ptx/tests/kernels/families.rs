@@ -3,12 +3,12 @@
 
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, LoadOrder, LogicOp, MatrixA,
-    Memory, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp, VoteMode,
-    Warp, Wgmma, WgmmaElement, Width,
+    MatrixElement, Memory, Mma, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05,
+    TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
 };
 use ptx::{
-    Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Instr, Kernel, Label, LaunchBounds, Op, Operand,
-    ParamId, PhaseId, RegId, RegisterChange, S32, Scope, Space, SpecialRegister, Target, U16, U32, U64,
+    Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
+    Operand, ParamId, PhaseId, RegId, RegisterChange, S32, Scope, Space, SpecialRegister, Target, U16, U32, U64,
 };
 
 /// A family: what it is called, the GPU it is for, and candidates for its forms.
@@ -22,6 +22,8 @@ pub fn all() -> Vec<Family> {
     let family = |name, target, candidates| Family { name, target, candidates };
     let hopper = |name, candidates| family(name, Target::Sm90a, candidates);
     let blackwell = |name, candidates| family(name, Target::Sm100a, candidates);
+    let ampere = |name, candidates| family(name, Target::Sm80, candidates);
+    let desktop = |name, candidates| family(name, Target::Sm120f, candidates);
     vec![
         hopper("arithmetic", arithmetic()),
         hopper("moves", moves()),
@@ -38,6 +40,21 @@ pub fn all() -> Vec<Family> {
         blackwell("paired tcgen05", tcgen05(CtaGroup::Two)),
         blackwell("barriers", barriers()),
         blackwell("control", control()),
+        ampere("arithmetic", arithmetic()),
+        ampere("moves", moves()),
+        ampere("memory", memory()),
+        ampere("atomics", atomics()),
+        ampere("warps", warps()),
+        ampere("barriers", barriers()),
+        ampere("thread copies", thread_copies()),
+        ampere("mma", mma()),
+        ampere("control", control()),
+        desktop("mma", mma()),
+        desktop("warps", warps()),
+        desktop("barriers", barriers()),
+        desktop("copies", copies(&[None])),
+        desktop("thread copies", thread_copies()),
+        desktop("control", control()),
     ]
 }
 
@@ -54,7 +71,8 @@ impl Family {
 
 /// An empty kernel with registers, parameters, shared memory and one label.
 fn frame(target: Target) -> Kernel {
-    let launch = LaunchBounds { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
+    let cluster = target.has(Feature::Clusters).then_some([2, 1, 1]);
+    let launch = LaunchBounds { threads: 256, cluster, min_blocks: Some(1) };
     let mut k = Builder::new("specimen", target, launch);
     k.pointer("pointer");
     k.tensor_map("map");
@@ -426,9 +444,9 @@ fn wgmma() -> Vec<Op> {
         Wgmma::Mma { n, element, d: registers, a, b: d(1), accumulate, negate_a, negate_b, transpose_b }
     };
     for n in (8..=256).step_by(8) {
-        ops.push(multiply(n, WgmmaElement::F16, fragment, Accumulate::Add, [false; 2], false).into());
+        ops.push(multiply(n, MatrixElement::F16, fragment, Accumulate::Add, [false; 2], false).into());
     }
-    for element in [WgmmaElement::F16, WgmmaElement::Bf16] {
+    for element in [MatrixElement::F16, MatrixElement::Bf16] {
         for a in [fragment, shared(false), shared(true)] {
             for accumulate in [Accumulate::Add, Accumulate::Replace, Accumulate::If(p(0))] {
                 for negate in [[false, false], [true, false], [false, true], [true, true]] {
@@ -484,4 +502,32 @@ fn control() -> Vec<Op> {
     ]
     .map(Op::from)
     .to_vec()
+}
+
+fn thread_copies() -> Vec<Op> {
+    let (dst, src) = (Address { base: Base::SharedStart, offset: 64 }, Address { base: Base::Reg(d(0)), offset: 0 });
+    let read = [None, Some(Operand::Imm(0)), Some(Operand::Imm(4)), Some(Operand::Reg(r(0)))];
+    let mut ops: Vec<Op> = vec![AsyncCopy::CommitThreadGroup.into()];
+    for (bytes, source_bytes) in [4, 8, 16].into_iter().flat_map(|bytes| read.map(|read| (bytes, read))) {
+        for policy in [None, Some(d(1))] {
+            ops.push(AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy }.into());
+        }
+    }
+    ops.push(Arith::Policy { dst: d(1), keep: true }.into());
+    ops.extend([0, 1, 7].map(|pending| AsyncCopy::WaitThreadGroup { pending }.into()));
+    ops
+}
+
+fn mma() -> Vec<Op> {
+    let fragment = |first: u32| std::array::from_fn(|i| r(first + i as u32));
+    let (acc, a, b) = (fragment(0), fragment(4), [r(8), r(9)]);
+    let mut ops: Vec<Op> = Vec::new();
+    for element in [MatrixElement::F16, MatrixElement::Bf16] {
+        ops.push(Mma::Half { element, d: acc, a, b }.into());
+    }
+    for (lanes_a, lane_b) in (0..2).flat_map(|a| (0..4).map(move |b| (a, b))) {
+        let (scale_a, scale_b) = (r(10), r(11));
+        ops.push(Mma::BlockScaled { d: acc, a, b, scale_a, lanes_a, scale_b, lane_b }.into());
+    }
+    ops
 }

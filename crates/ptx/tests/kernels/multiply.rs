@@ -2,7 +2,7 @@
 //! tensor maps, one warpgroup that multiplies, a four-stage pipeline between them.
 
 use ptx::descriptor::MatrixLayout;
-use ptx::instr::{Accumulate, WgmmaElement};
+use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{
     Addr, Barriers, Builder, CopyOptions, Error, F32, Global, Kernel, LaunchBounds, MatrixOperand, Reg, RegisterChange,
     SharedRegion, SpecialRegister, Target, TensorMapAddress, U32, Value,
@@ -131,7 +131,7 @@ fn multiply(k: &mut Builder, pipe: &Pipeline, steps: Reg<U32>) -> [Reg<F32>; 32]
             let a = k.wgmma_descriptor(layout, a_low);
             let b_low = k.add(b_low, slice * 2);
             let b = k.wgmma_descriptor(layout, b_low);
-            k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, a), b, Accumulate::Add);
+            k.wgmma(&acc, MatrixOperand::Shared(MatrixElement::F16, a), b, Accumulate::Add);
         }
         k.wgmma_commit();
         k.wgmma_wait(0);

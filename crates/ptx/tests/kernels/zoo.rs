@@ -2,8 +2,8 @@
 //! assembler cannot drop them.
 
 use ptx::instr::{
-    Accumulate, AsyncCopy, AtomicOp, Barrier, Fence, LoadOrder, LogicOp, Memory, PredicateOp, ReduceOp, Semantics,
-    ShuffleMode, StoreOrder, VoteMode, WgmmaElement, Width,
+    Accumulate, AsyncCopy, AtomicOp, Barrier, Fence, LoadOrder, LogicOp, MatrixElement, Memory, PredicateOp, ReduceOp,
+    Semantics, ShuffleMode, StoreOrder, VoteMode, Width,
 };
 use ptx::{
     Addr, Bf16, Bf16x2, Bool, Builder, Cluster, Error, F16, F16x2, F32, Global, Kernel, LaunchBounds, MatrixOperand,
@@ -221,7 +221,7 @@ fn fragments(k: &mut Builder, scratch: ptx::SharedRegion, at: Reg<U64>) {
     k.wgmma(&acc, MatrixOperand::F16(halves), b, Accumulate::Replace);
     k.wgmma(&acc, MatrixOperand::Bf16(brains), b, Accumulate::If(again.id()));
     let options = WgmmaOptions { negate_a: true, negate_b: false, transpose_b: true };
-    k.wgmma_as(options, &acc, MatrixOperand::SharedTransposed(WgmmaElement::F16, b), b, Accumulate::Add);
+    k.wgmma_as(options, &acc, MatrixOperand::SharedTransposed(MatrixElement::F16, b), b, Accumulate::Add);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.store_vector(Addr::<Global>::of(at), acc);

@@ -18,7 +18,7 @@ fn multiply(group: CtaGroup, m: u32, n: u32) -> Vec<Op> {
 
 #[test]
 fn tcgen05_is_refused_on_hopper() {
-    assert!(matches!(broken(Tcgen05::WaitLoad), Rule::Feature { wanted: Target::Sm100a, .. }));
+    assert!(matches!(broken(Tcgen05::WaitLoad), Rule::Feature { feature: Feature::Tcgen05, .. }));
 }
 
 #[test]

@@ -75,5 +75,5 @@ fn a_32_bit_multicast_mask_is_refused() {
 fn a_paired_tensor_copy_is_refused_on_hopper() {
     let (dst, coords, bar, cta_group) = (shared(TILE), vec![imm(0)], shared(BARRIER), Some(CtaGroup::Two));
     let op = AsyncCopy::TensorLoad { dst, map: d(0), coords, bar, multicast: None, policy: None, cta_group };
-    assert!(matches!(broken(op), Rule::Feature { wanted: Target::Sm100a, .. }));
+    assert!(matches!(broken(op), Rule::Feature { feature: Feature::Tcgen05, .. }));
 }

@@ -5,7 +5,7 @@ use crate::*;
 fn multiply(n: u32, count: u32, a: MatrixA) -> Wgmma {
     Wgmma::Mma {
         n,
-        element: WgmmaElement::F16,
+        element: MatrixElement::F16,
         d: (0..count).map(r).collect(),
         a,
         b: d(0),
@@ -32,7 +32,7 @@ fn described(layout: MatrixLayout, start: u32) -> Vec<Op> {
 
 #[test]
 fn wgmma_is_refused_on_blackwell() {
-    assert!(matches!(broken_blackwell(Wgmma::Fence), Rule::Feature { wanted: Target::Sm90a, .. }));
+    assert!(matches!(broken_blackwell(Wgmma::Fence), Rule::Feature { feature: Feature::Wgmma, .. }));
 }
 
 #[test]

@@ -6,17 +6,19 @@ mod hopper_tensor_cores;
 mod memory;
 mod operands;
 mod synchronisation;
+mod targets;
+mod warp_tensor_cores;
 mod whole_kernels;
 
 use ptx::descriptor::{MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, Guard, LoadOrder, MatrixA,
-    Memory, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp, Warp, Wgmma,
-    WgmmaElement, Width,
+    MatrixElement, Memory, Mma, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp,
+    Warp, Wgmma, Width,
 };
 use ptx::{
-    Address, Bank, Base, Builder, CtaGroup, DataType, Error, Instr, Kernel, Label, LaunchBounds, Op, Operand, ParamId,
-    PhaseId, RegId, RegisterChange, Rule, Scope, Space, SpecialRegister, Target, U32,
+    Address, Bank, Base, Builder, CtaGroup, DataType, Error, Feature, Instr, Kernel, Label, LaunchBounds, Op, Operand,
+    ParamId, PhaseId, RegId, RegisterChange, Rule, Scope, Space, SpecialRegister, Target, U32,
 };
 
 const TILE: u32 = 0;
@@ -52,7 +54,8 @@ fn global() -> Address {
 
 /// A legal kernel with some of everything an instruction may want to name.
 fn kernel(target: Target) -> Kernel {
-    let launch = LaunchBounds { threads: 256, cluster: Some([2, 1, 1]), min_blocks: Some(1) };
+    let cluster = target.has(Feature::Clusters).then_some([2, 1, 1]);
+    let launch = LaunchBounds { threads: 256, cluster, min_blocks: Some(1) };
     let mut k = Builder::new("small", target, launch);
     k.param::<U32>("n");
     k.tensor_map("map");

@@ -21,7 +21,7 @@ fn a_cluster_of_sixteen_is_refused_as_not_portable() {
 
 #[test]
 fn more_shared_memory_than_a_block_can_have_is_refused() {
-    is_value(&changed(|kernel| kernel.shared[1].bytes = ptx::SHARED_LIMIT - 4096 + 8), 232_456);
+    is_value(&changed(|kernel| kernel.shared[1].bytes = Target::Sm90a.shared_limit() - 4096 + 8), 232_456);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{CopySource, Incoming, Job, Outgoing, Stores, Work};
+use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Stores, Work};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 use crate::tma;
@@ -58,8 +58,76 @@ impl Exec<'_, '_> {
             AsyncCopy::CommitGroup => self.commit_stores(),
             AsyncCopy::WaitGroup { pending, read } => return Ok(self.wait_stores(*pending, *read)),
             AsyncCopy::StoreAsync { dst, srcs, bar } => self.store_async(*dst, srcs, *bar)?,
+            AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy: _ } => {
+                self.thread_copy(*dst, *src, *bytes, *source_bytes)?;
+            }
+            AsyncCopy::CommitThreadGroup => {
+                lanes(self.mask).for_each(|lane| self.warp.copies.committed[lane] += 1);
+            }
+            AsyncCopy::WaitThreadGroup { pending } => return Ok(self.wait_copies(*pending)),
         }
         Ok(Flow::Next)
+    }
+
+    /// Copies of a few bytes by each lane. Lanes whose current groups differ in number are separate pieces of work.
+    fn thread_copy(
+        &mut self,
+        dst: Address,
+        src: Address,
+        bytes: u32,
+        source_bytes: Option<Operand>,
+    ) -> Result<(), FaultKind> {
+        let (dst, src) = (self.addresses(dst), self.addresses(src));
+        let read = source_bytes.map_or([bytes.into(); 32], |source_bytes| self.warp.value(source_bytes));
+        let mut left = self.mask;
+        while left != 0 {
+            let group = self.warp.copies.committed[left.trailing_zeros() as usize] + 1;
+            let alike = |lane: &usize| self.warp.copies.committed[*lane] + 1 == group;
+            let together = lanes(left).filter(alike).fold(0, |mask, lane| mask | 1 << lane);
+            left &= !together;
+            let record = self.copied_by_lanes(together, group);
+            let mut parts = Vec::new();
+            for lane in lanes(together) {
+                Self::demand("the destination of a thread's copy", dst[lane], bytes.into())?;
+                if read[lane] > u64::from(bytes) {
+                    let (what, found) = ("the bytes that a thread's copy reads", read[lane]);
+                    return Err(FaultKind::BadOperand { what, found, wanted: "at most those it writes" });
+                }
+                let (read, to) = (read[lane] as u32, self.shared_span(Space::Shared, dst[lane], bytes)?);
+                if read > 0 {
+                    Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
+                    self.touch_global(src[lane], read.into(), false, lane, record)?;
+                    parts.push((to.offset, read, CopySource::Global(src[lane])));
+                }
+                self.touch_shared(to, bytes, true, Some(lane), record)?;
+                if read < bytes {
+                    parts.push((to.offset + read, bytes - read, CopySource::Zero));
+                }
+                self.warp.copies.last[lane] = (group, self.pc);
+                self.core.profile.copied_in += u64::from(read);
+            }
+            // Every copy of a run has its own number in the log, as long as it is in flight.
+            let name = self.core.clock << 6 | u64::from(together.trailing_zeros());
+            self.warp.copies.flying.push((name, together, group));
+            let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
+            let work = Work::ByThreads(ByThreads { name, parts });
+            self.cluster.jobs.push(Job { block, warp, lanes: together, pc, work });
+        }
+        Ok(())
+    }
+
+    /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows is its own.
+    fn wait_copies(&mut self, pending: u32) -> Flow {
+        let group = |lane: usize| self.warp.copies.committed[lane].saturating_sub(pending);
+        let furthest = lanes(self.mask).map(group).max().unwrap_or(0);
+        if !self.warp.copies.landed(self.mask, furthest) {
+            return Flow::Wait(Wait::Copies { group: furthest });
+        }
+        for lane in lanes(self.mask) {
+            let group = self.warp.copies.committed[lane].saturating_sub(pending);
+            self.warp.copies.awaited[lane] = self.warp.copies.awaited[lane].max(group);
+        }
+        Flow::Next
     }
 
     fn map(&self, map: RegId, lane: usize) -> Result<TensorMap, FaultKind> {

@@ -4,6 +4,7 @@ mod collective;
 mod compute;
 mod copy;
 mod memory;
+mod mma;
 mod sync;
 mod tcgen05;
 mod wgmma;
@@ -68,6 +69,7 @@ impl Exec<'_, '_> {
             Op::Barrier(op) => self.barrier(op).map(|flow| (flow, true)),
             Op::Fence(op) => self.fence(*op).map(|()| (Flow::Next, true)),
             Op::Copy(op) => self.copy(op).map(|flow| (flow, true)),
+            Op::Mma(op) => self.mma(op).map(|flow| (flow, false)),
             Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
             Op::Tcgen05(op) => self.tcgen05(op).map(|flow| (flow, true)),
             Op::Control(op) => self.control(*op),
@@ -268,7 +270,16 @@ impl Exec<'_, '_> {
         lanes: u32,
     ) -> RecordId {
         let (cluster, block, warp, pc) = (self.cluster.index, self.rank as u32, self.warp.index as u32, self.pc);
-        self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, strong })
+        let by_lane = false;
+        self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, by_lane, strong })
+    }
+
+    /// A record of copies that lanes make one by one, done for each when its own slot reaches `group`.
+    pub(crate) fn copied_by_lanes(&mut self, lanes: u32, group: u32) -> RecordId {
+        let (cluster, block, warp, pc) = (self.cluster.index, self.rank as u32, self.warp.index as u32, self.pc);
+        let (slot, proxy, strong) = (self.warp.copies.slot, Proxy::Generic, None);
+        let (detached, by_lane, count) = (true, true, group);
+        self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, by_lane, strong })
     }
 
     /// A lane reaches into a block of the cluster, by itself or by asynchronous work: another block must be known to have begun,
@@ -376,7 +387,14 @@ impl Exec<'_, '_> {
             error::Access { write, asynchronous: record.detached, in_flight, site }
         };
         let (first, second) = (access(conflict.record, conflict.was_write), access(record, write));
-        let remedy = remedy(&first, &second, self.core.log.get(record).proxy);
+        let by_lane = [conflict.record, record].map(|id| self.core.log.get(id).by_lane);
+        let remedy = match by_lane {
+            [true, _] => {
+                "wait for the group of the copy (cp.async.wait_group), then put a barrier between its thread and others"
+            }
+            [_, true] => "put a barrier between the access and the copy that overwrites it",
+            _ => remedy(&first, &second, self.core.log.get(record).proxy),
+        };
         FaultKind::Race { place, first: Box::new(first), second: Box::new(second), remedy }
     }
 }
@@ -391,7 +409,7 @@ fn may_be_tainted(op: &Op, reg: RegId) -> bool {
         }
         Op::Warp(WarpOp::Shuffle { a, lane, .. }) => reg == *a && *lane != Operand::Reg(reg),
         Op::Warp(WarpOp::StoreMatrix { srcs, addr, .. }) => srcs.contains(&reg) && addr.base != Base::Reg(reg),
-        Op::Wgmma(Wgmma::Mma { .. }) => reg.bank == Bank::B32,
+        Op::Wgmma(Wgmma::Mma { .. }) | Op::Mma(_) => reg.bank == Bank::B32,
         _ => false,
     }
 }
@@ -427,6 +445,7 @@ fn observer(
         cluster,
         slot: warp.slot,
         lane,
+        copies: &warp.copies,
         record,
         proxy,
         global,

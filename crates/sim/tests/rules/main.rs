@@ -7,6 +7,8 @@ mod limits;
 mod memory;
 mod tensor_cores;
 mod tensor_memory;
+mod thread_copies;
+mod warp_tensor_cores;
 
 use ptx::{Addr, Builder, Global, Kernel, LaunchBounds as Shape, Reg, SpecialRegister, Target, U32, U64};
 use sim::{Arg, Fault, Gpu, Invocation, Limits, Rules, Schedule};

@@ -1,7 +1,7 @@
 //! The tensor cores: whose registers are whose, and what they may read when.
 
 use ptx::descriptor::MatrixLayout;
-use ptx::instr::{Accumulate, WgmmaElement};
+use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, F16x2, F32, Global, Kernel, MatrixOperand, Reg, Shared, U32};
 
 use crate::{Bench, Kept, caught, rule};
@@ -169,7 +169,7 @@ fn the_first_multiplication_needs_a_fence() {
         if kept == Kept::Yes {
             b.k.wgmma_fence();
         }
-        b.k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, desc), desc, Accumulate::Replace);
+        b.k.wgmma(&acc, MatrixOperand::Shared(MatrixElement::F16, desc), desc, Accumulate::Replace);
         b.k.wgmma_commit();
         b.k.wgmma_wait(0);
         b.finish()
@@ -223,7 +223,7 @@ fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
     let desc = b.k.wgmma_descriptor(layout, low);
     let acc: [Reg<F32>; 4] = [0.0; 4].map(|zero| b.k.variable(zero));
     b.k.wgmma_fence();
-    b.k.wgmma(&acc, MatrixOperand::Shared(WgmmaElement::F16, desc), desc, Accumulate::Add);
+    b.k.wgmma(&acc, MatrixOperand::Shared(MatrixElement::F16, desc), desc, Accumulate::Add);
     let mut kernel = b.finish();
     kernel.launch.threads = 64;
     caught("bad operand", &kernel);

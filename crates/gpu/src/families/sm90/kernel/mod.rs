@@ -35,7 +35,7 @@ use std::ops::RangeInclusive;
 
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SHARED_LIMIT, SpecialRegister, Target};
+use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
 use crate::gating::Function;
 use crate::launch::Spec;
@@ -364,7 +364,7 @@ impl MultiplySpec {
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
         }
-        if self.shared_bytes() > SHARED_LIMIT {
+        if self.shared_bytes() > Target::Sm90a.shared_limit() {
             let wanted = "at most 232448 bytes: fewer stages, less depth, or a smaller tile";
             return refuse("bytes of shared memory", self.shared_bytes(), wanted);
         }

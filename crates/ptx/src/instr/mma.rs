@@ -1,0 +1,41 @@
+//! Tensor cores by the warp: `mma.sync`, which multiplies what is in the registers of one warp, at once.
+//!
+//! With g = lane / 4 and c = lane % 4, the 16×8 accumulators of a lane are (row g; columns 2c, 2c + 1) and (row g + 8; the same). A
+//! register of A or B holds neighbours along k, the first in its lowest bits.
+
+use super::wgmma::MatrixElement;
+use crate::types::RegId;
+
+/// Multiplication by a warp; all of its lanes execute it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mma {
+    /// D += A·B, 16 × 8 × 16, f32 accumulators.
+    Half {
+        /// Type of A and B.
+        element: MatrixElement,
+        /// Accumulators.
+        d: [RegId; 4],
+        /// (row g; k 2c, 2c + 1), (row g + 8; the same), (row g; k 2c + 8, 2c + 9), (row g + 8; the same).
+        a: [RegId; 4],
+        /// (k 2c, 2c + 1; column g), (k 2c + 8, 2c + 9; column g).
+        b: [RegId; 2],
+    },
+    /// D += A·B, 16 × 8 × 64, with e2m1 elements and one ue4m3 scale per 16 of k
+    /// (`kind::mxf4nvf4.block_scale.scale_vec::4X`), f32 accumulators.
+    BlockScaled {
+        /// Accumulators.
+        d: [RegId; 4],
+        /// (row g; k 8c..8c + 8), (row g + 8; the same), (row g; k 8c + 32..8c + 40), (row g + 8; the same).
+        a: [RegId; 4],
+        /// (k 8c..8c + 8; column g), (k 8c + 32..8c + 40; column g).
+        b: [RegId; 2],
+        /// Four scales, byte i for k 16i..16i + 16: lane 4g + 2·`lanes_a` has those of row g, the next lane those of row g + 8.
+        scale_a: RegId,
+        /// Which lanes of a quad give scales of A: 0 or 1.
+        lanes_a: u32,
+        /// Four scales: lane 4g + `lane_b` has those of column g.
+        scale_b: RegId,
+        /// Which lane of a quad gives scales of B: 0 to 3.
+        lane_b: u32,
+    },
+}

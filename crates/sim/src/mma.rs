@@ -1,0 +1,177 @@
+//! What a warp's tensor core instructions compute, and which lane holds what.
+//!
+//! Products are exact in f32. They are added to the accumulator one after the other by rising k, each sum rounded to nearest: see
+//! `tensor_core` for what hardware does otherwise.
+
+use ptx::instr::MatrixElement;
+
+use crate::tensor_core::widen;
+use crate::tensor_memory::{e2m1, ue4m3};
+use crate::warp::Lanes;
+
+/// Rows of A, columns of B.
+pub(crate) const ROWS: usize = 16;
+pub(crate) const COLUMNS: usize = 8;
+/// Depth with 16-bit elements, and with block-scaled ones.
+pub(crate) const DEPTH: usize = 16;
+pub(crate) const SCALED_DEPTH: usize = 64;
+
+/// The accumulators of a warp, row by row.
+pub(crate) type Sums = [f32; ROWS * COLUMNS];
+
+/// The row and the column of one of a lane's four accumulators.
+pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (register / 2), 2 * (lane % 4) + register % 2)
+}
+
+/// Accumulators from the registers of a warp.
+pub(crate) fn sums(registers: &[Lanes]) -> Sums {
+    let mut sums = [0.0; ROWS * COLUMNS];
+    for (register, values) in registers.iter().enumerate() {
+        for (lane, bits) in values.iter().enumerate() {
+            let (row, column) = place(lane, register);
+            sums[row * COLUMNS + column] = f32::from_bits(*bits as u32);
+        }
+    }
+    sums
+}
+
+/// Accumulators as the registers of a warp.
+pub(crate) fn fragment(sums: &Sums) -> [Lanes; 4] {
+    std::array::from_fn(|register| {
+        std::array::from_fn(|lane| {
+            let (row, column) = place(lane, register);
+            sums[row * COLUMNS + column].to_bits().into()
+        })
+    })
+}
+
+/// D += A·B, with `a` as [row][k] and `b` as [column][k].
+fn multiply(sums: &mut Sums, a: &[f32], b: &[f32], depth: usize) {
+    for (row, sums) in sums.chunks_exact_mut(COLUMNS).enumerate() {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let (a, b) = (&a[row * depth..][..depth], &b[column * depth..][..depth]);
+            *sum = a.iter().zip(b).fold(*sum, |sum, (a, b)| sum + a * b);
+        }
+    }
+}
+
+/// The halves of a fragment's registers, each at its place: `rows` rows of [`DEPTH`], a register covering eight rows and eight of k.
+fn spread_halves(element: MatrixElement, registers: &[Lanes], rows: usize) -> Vec<f32> {
+    let mut bits = vec![0u16; rows * DEPTH];
+    let blocks = rows / 8;
+    for (register, values) in registers.iter().enumerate() {
+        for (lane, word) in values.iter().enumerate() {
+            let row = lane / 4 + 8 * (register % blocks);
+            let first = 2 * (lane % 4) + 8 * (register / blocks);
+            bits[row * DEPTH + first] = *word as u16;
+            bits[row * DEPTH + first + 1] = (*word >> 16) as u16;
+        }
+    }
+    widen(element, &bits)
+}
+
+/// 16 × 8 × 16 with 16-bit elements.
+pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: &[Lanes], b: &[Lanes]) {
+    let (a, b) = (spread_halves(element, a, ROWS), spread_halves(element, b, COLUMNS));
+    multiply(sums, &a, &b, DEPTH);
+}
+
+/// The codes of a fragment times their scales: a register covers eight rows and 32 of k, eight codes to a lane.
+fn spread_codes(registers: &[Lanes], rows: usize, scale: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    let mut values = vec![0.0; rows * SCALED_DEPTH];
+    let blocks = rows / 8;
+    for (register, words) in registers.iter().enumerate() {
+        for (lane, word) in words.iter().enumerate() {
+            let row = lane / 4 + 8 * (register % blocks);
+            let first = 8 * (lane % 4) + 32 * (register / blocks);
+            let scale = scale(row, first / 16);
+            for code in 0..8 {
+                values[row * SCALED_DEPTH + first + code] = e2m1((*word >> (4 * code)) as u8 & 15) * scale;
+            }
+        }
+    }
+    values
+}
+
+/// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give them.
+pub(crate) fn multiply_scaled(
+    sums: &mut Sums,
+    a: &[Lanes],
+    b: &[Lanes],
+    [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Lanes, u32); 2],
+) {
+    let decode = |word: u64, block: usize| ue4m3((word >> (8 * block)) as u8);
+    let a = spread_codes(a, ROWS, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
+    let b = spread_codes(b, COLUMNS, |column, block| decode(scales_b[4 * column + lane_b as usize], block));
+    multiply(sums, &a, &b, SCALED_DEPTH);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A register per lane, from the element at each place.
+    fn halves(rows: usize, value: impl Fn(usize, usize) -> f32) -> Vec<Lanes> {
+        let blocks = rows / 8;
+        let bits = |x: f32| u64::from(half::f16::from_f32(x).to_bits());
+        let register = |r: usize, lane: usize| {
+            let (row, k) = (lane / 4 + 8 * (r % blocks), 2 * (lane % 4) + 8 * (r / blocks));
+            bits(value(row, k)) | bits(value(row, k + 1)) << 16
+        };
+        (0..2 * blocks).map(|r| std::array::from_fn(|lane| register(r, lane))).collect()
+    }
+
+    #[test]
+    fn a_single_one_picks_its_row_and_its_column() {
+        // A has a one at (row 9, k 11) alone, so D's row 9 is B's elements at k 11.
+        let a = halves(16, |row, k| f32::from(u8::from((row, k) == (9, 11))));
+        let b = halves(8, |column, k| (column * 16 + k) as f32);
+        let mut found = [0.5; ROWS * COLUMNS];
+        multiply_halves(&mut found, MatrixElement::F16, &a, &b);
+        for (at, sum) in found.into_iter().enumerate() {
+            let (row, column) = (at / COLUMNS, at % COLUMNS);
+            let expected = if row == 9 { (column * 16 + 11) as f32 + 0.5 } else { 0.5 };
+            assert_eq!(sum, expected, "row {row} column {column}");
+        }
+        assert_eq!(sums(&fragment(&found)), found);
+    }
+
+    #[test]
+    fn registers_are_where_the_isa_says() {
+        // ISA 9.7.14.5.8: a2 is (row g; k 2c + 8, 2c + 9), b1 the same k of column g, c3 (row g + 8; column 2c + 1).
+        let mut a = vec![[0; 32]; 4];
+        a[2][4 * 3 + 1] = 0x3c00 << 16; // (row 3, k 11) = 1
+        let mut b = vec![[0; 32]; 2];
+        b[1][4 * 5 + 1] = 0x4000 << 16; // (k 11, column 5) = 2
+        let mut found = [0.0; ROWS * COLUMNS];
+        multiply_halves(&mut found, MatrixElement::F16, &a, &b);
+        assert_eq!(found.iter().position(|x| *x != 0.0), Some(3 * COLUMNS + 5));
+        assert_eq!(found[3 * COLUMNS + 5], 2.0);
+        assert_eq!((place(7, 3), place(30, 0)), ((9, 7), (7, 4)));
+    }
+
+    #[test]
+    fn block_scales_come_from_the_lanes_that_give_them() {
+        // Ones everywhere, of which A's row r has scale 2^(r % 4) in block 3 and zero elsewhere, B's columns 1.
+        let (a, b) = (vec![[0x2222_2222; 32]; 4], vec![[0x2222_2222; 32]; 2]);
+        let one = 0x38u64;
+        let of_row = |row: usize| (one + 8 * (row as u64 % 4)) << 24;
+        let mut scales_a: Lanes = [0x7f7f_7f7f; 32];
+        for row in 0..16 {
+            scales_a[4 * (row % 8) + 2 + row / 8] = of_row(row);
+        }
+        let mut scales_b: Lanes = [0x7f7f_7f7f; 32];
+        for column in 0..8 {
+            scales_b[4 * column + 3] = one * 0x0101_0101;
+        }
+        let mut found = [0.0; ROWS * COLUMNS];
+        multiply_scaled(&mut found, &a, &b, [(&scales_a, 1), (&scales_b, 3)]);
+        for (at, sum) in found.into_iter().enumerate() {
+            assert_eq!(sum, 16.0 * 2f32.powi((at / COLUMNS % 4) as i32), "{at}");
+        }
+        // The other lanes hold NaN.
+        multiply_scaled(&mut found, &a, &b, [(&scales_a, 0), (&scales_b, 3)]);
+        assert!(found.iter().all(|sum| sum.is_nan()));
+    }
+}
