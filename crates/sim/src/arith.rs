@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use ptx::instr::{BinaryOp, Rounding, TernaryOp, UnaryOp};
 use ptx::{Comparison, DataType};
 
-use crate::warp::Lanes;
+use crate::lanes::Lanes;
 
 fn float(bits: u64) -> f32 {
     f32::from_bits(bits as u32)

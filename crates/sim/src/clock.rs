@@ -11,6 +11,9 @@
 
 use std::ops::Range;
 
+/// Slot of the grid before this one.
+pub(crate) const PREDECESSOR: u32 = 0;
+
 /// Counts known, by slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
@@ -68,7 +71,7 @@ impl Clock {
 
     /// Learns that the threads of `lanes`, whose slots start at `first`, have reached a count.
     pub(crate) fn raise_lanes(&mut self, first: u32, lanes: u32, count: u32) {
-        for lane in crate::warp::lanes(lanes) {
+        for lane in crate::lanes::lanes(lanes) {
             self.raise(first + lane as u32, count);
         }
     }

@@ -1,9 +1,10 @@
 //! Telling who waits for what, and who could have helped.
 
 use crate::barrier::WarpName;
+use crate::blocks::{Cluster, Core};
 use crate::error::{FaultKind, Waiting};
-use crate::machine::{Cluster, Core};
-use crate::warp::{Wait, lanes};
+use crate::lanes::lanes;
+use crate::warp::Wait;
 
 impl Core<'_> {
     /// Everyone in a cluster in which nobody can go on.

@@ -4,7 +4,8 @@ use ptx::Kernel;
 use thiserror::Error;
 
 use crate::error::Fault;
-use crate::launch::{Gpu, Invocation};
+use crate::gpu::Gpu;
+use crate::invocation::Invocation;
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 

@@ -140,6 +140,7 @@
 
 mod arith;
 mod barrier;
+mod blocks;
 mod clock;
 mod deadlock;
 mod error;
@@ -147,7 +148,11 @@ mod exec;
 mod explore;
 mod flag;
 mod flight;
-mod launch;
+mod gpu;
+mod invocation;
+mod landing;
+mod lanes;
+mod limits;
 mod machine;
 mod memory;
 mod mma;
@@ -163,7 +168,9 @@ mod warp;
 
 pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
 pub use explore::{Finding, explore};
-pub use launch::{Arg, Gpu, Invocation, Limits, Rules};
+pub use gpu::Gpu;
+pub use invocation::{Arg, Invocation};
+pub use limits::{Limits, Rules};
 pub use memory::Buffer;
 pub use profile::Profile;
 pub use schedule::Schedule;

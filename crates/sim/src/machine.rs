@@ -1,59 +1,25 @@
-//! The machine: clusters of blocks of warps, the work in flight beside them, and the loop that lets a schedule decide who goes
-//! on.
+//! The loop that lets a schedule decide who goes on: a warp, or the work in flight beside them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 
 use ptx::instr::{Access, Barrier, Memory};
 use ptx::{Feature, Kernel, Op};
 
-use crate::barrier::{ClusterBarrier, NamedBarrier};
-use crate::clock::{Clock, Knowledge};
+use crate::barrier::ClusterBarrier;
+use crate::blocks::{Block, Cluster, Core, Grid, Visit};
+use crate::clock::{Clock, Knowledge, PREDECESSOR};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
-use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
-use crate::launch::{Invocation, Limits, Rules};
+use crate::flight::{Job, Warpgroup};
+use crate::invocation::Invocation;
+use crate::lanes::{FULL, lanes};
+use crate::limits::{Limits, Rules};
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
 use crate::program::Program;
 use crate::race::{Log, Record};
 use crate::schedule::{Choice, Chooser, Schedule};
-use crate::tensor_memory::TensorMemory;
-use crate::warp::{FULL, Rest, Wait, Warp, lanes};
-
-/// A kernel and its launch, ready to run.
-struct Grid<'k> {
-    program: Program<'k>,
-    launch: &'k Invocation,
-}
-
-/// What all clusters share.
-pub(crate) struct Core<'k> {
-    pub(crate) rules: Rules,
-    pub(crate) program: Program<'k>,
-    pub(crate) launch: &'k Invocation,
-    pub(crate) cluster_shape: [u32; 3],
-    /// Number of the grid's first cluster: they are counted through all grids of a sequence.
-    first_cluster: u32,
-    /// The grids before this one.
-    earlier: Vec<Grid<'k>>,
-    /// Whether a thread of this grid has waited for the one before.
-    pub(crate) waited: bool,
-    pub(crate) memory: &'k mut GlobalMemory,
-    pub(crate) trace: GlobalTrace,
-    pub(crate) log: Log,
-    pub(crate) profile: Profile,
-    schedule: Schedule,
-    pub(crate) chooser: Chooser,
-    /// For each instruction that has read what was never written, what that was.
-    pub(crate) origins: BTreeMap<u32, FaultKind>,
-    /// Instructions since something changed that another could see.
-    pub(crate) idle: u64,
-    /// Cycle counter: instructions in all, and how many there may be.
-    pub(crate) clock: u64,
-    instructions: u64,
-    pub(crate) multiprocessors: u32,
-}
+use crate::warp::{Rest, Wait, Warp};
 
 /// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
 const PATIENCE: u64 = 400_000;
@@ -63,66 +29,6 @@ const POLL: u64 = 256;
 
 /// Visible steps remembered per block.
 const MEMORY_OF_STEPS: usize = 6;
-
-/// Slot of the grid before this one.
-pub(crate) const PREDECESSOR: u32 = 0;
-
-/// Blocks that may synchronise with each other.
-pub(crate) struct Cluster {
-    pub(crate) index: u32,
-    pub(crate) blocks: Vec<Block>,
-    pub(crate) jobs: Vec<Job>,
-    pub(crate) barrier: ClusterBarrier,
-    slots: u32,
-}
-
-impl Cluster {
-    /// A slot for something new that does work.
-    pub(crate) fn slot(&mut self) -> u32 {
-        self.slots += 1;
-        self.slots - 1
-    }
-
-    /// Whether a block has not ended, or something that one left behind, such as a store, has not arrived.
-    fn running(&self) -> bool {
-        self.blocks.iter().any(|block| !block.shared.ended) || !self.jobs.is_empty()
-    }
-}
-
-/// A block.
-pub(crate) struct Block {
-    pub(crate) id: [u32; 3],
-    pub(crate) shared: SharedMemory,
-    pub(crate) named: [NamedBarrier; 16],
-    /// The warps; `None` while one runs.
-    pub(crate) warps: Vec<Option<Box<Warp>>>,
-    /// What each warp's waits come to, as of the end of its last turn.
-    pub(crate) rests: Vec<Rest>,
-    pub(crate) warpgroups: Vec<Warpgroup>,
-    /// Bulk stores, by warp and lane.
-    pub(crate) stores: BTreeMap<(usize, usize), Stores>,
-    /// Tensor memory, once there is some.
-    pub(crate) tensor: Option<Box<TensorMemory>>,
-    /// Pipelines of the tensor cores, by warp and lane.
-    pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
-    /// Registers free for the taking.
-    pub(crate) pool: u32,
-    /// The slots of its threads.
-    pub(crate) slots: Range<u32>,
-    /// Threads of other blocks that have reached into this one's memory: the last time of each, by slot.
-    pub(crate) visits: BTreeMap<u32, Visit>,
-    /// What its threads knew to be over when they left.
-    pub(crate) farewell: Clock,
-    recent: VecDeque<(usize, u32, u32)>,
-}
-
-/// An access to another block's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Visit {
-    pub(crate) count: u32,
-    /// Rank, warp, lane and instruction.
-    pub(crate) from: (usize, usize, usize, u32),
-}
 
 impl Block {
     /// Whether what a lane waits for has come.

@@ -5,9 +5,9 @@
 
 use ptx::instr::MatrixElement;
 
+use crate::lanes::Lanes;
 use crate::tensor_core::widen;
 use crate::tensor_memory::{e2m1, ue4m3};
-use crate::warp::Lanes;
 
 /// Rows of A, columns of B.
 pub(crate) const ROWS: usize = 16;

@@ -9,12 +9,29 @@
 
 use ptx::Scope;
 
-use crate::clock::{Clock, Knowledge};
+use crate::clock::{Clock, Knowledge, PREDECESSOR};
 use crate::flag::Agent;
-use crate::flight::Piece;
-use crate::launch::Rules;
-use crate::machine::PREDECESSOR;
-use crate::warp::{Copies, lanes};
+use crate::lanes::lanes;
+use crate::limits::Rules;
+use crate::warp::Copies;
+
+/// A copy or a multiplication, as far as others are ordered behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Copy,
+    /// By the accumulator's first column, and columns.
+    Multiply(u32, u32),
+}
+
+impl Piece {
+    /// Whether the ISA lists the pair as pipelined: this one is done before another that the same thread issues later.
+    pub(crate) fn precedes(self, later: Piece) -> bool {
+        match self {
+            Piece::Copy => matches!(later, Piece::Multiply(..)),
+            Piece::Multiply(..) => self == later,
+        }
+    }
+}
 
 /// The way to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

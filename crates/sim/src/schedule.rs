@@ -5,7 +5,7 @@ use std::fmt;
 
 use fastrand::Rng;
 
-use crate::warp::lanes;
+use crate::lanes::lanes;
 
 /// How warps take turns and when asynchronous work completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use ptx::{Address, DataType, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::warp::{FULL, Lanes, lanes};
+use crate::lanes::{FULL, Lanes, lanes};
 
 impl Exec<'_, '_> {
     pub(crate) fn collective(&mut self, op: &WarpOp) -> Result<Flow, FaultKind> {

@@ -6,9 +6,9 @@ use ptx::{Bank, ParamId, RegId, SpecialRegister};
 use super::Exec;
 use crate::arith;
 use crate::error::FaultKind;
-use crate::launch::Invocation;
+use crate::invocation::Invocation;
+use crate::lanes::{Lanes, lanes};
 use crate::memory::SharedMemory;
-use crate::warp::{Lanes, lanes};
 
 impl Exec<'_, '_> {
     pub(crate) fn set(&mut self, dst: RegId, values: &Lanes) {

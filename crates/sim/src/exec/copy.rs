@@ -8,10 +8,11 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Stores, Work};
+use crate::lanes::lanes;
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 use crate::tma;
-use crate::warp::{Wait, lanes};
+use crate::warp::Wait;
 
 /// A copy into shared memory, as one lane asked for it.
 struct Request {

@@ -12,8 +12,8 @@ use crate::arith;
 use crate::clock::Knowledge;
 use crate::error::{FaultKind, Place};
 use crate::flag::{Flag, Publication, Stamp, Version, narrower};
+use crate::lanes::lanes;
 use crate::race::RecordId;
-use crate::warp::lanes;
 
 /// A resolved place of either memory.
 #[derive(Clone, Copy)]

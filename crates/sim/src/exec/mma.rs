@@ -5,8 +5,8 @@ use ptx::instr::Mma;
 
 use super::{Exec, Flow};
 use crate::error::FaultKind;
+use crate::lanes::FULL;
 use crate::mma::{self, COLUMNS, ROWS};
-use crate::warp::FULL;
 
 impl Exec<'_, '_> {
     pub(crate) fn mma(&mut self, op: &Mma) -> Result<Flow, FaultKind> {
@@ -53,7 +53,7 @@ impl Exec<'_, '_> {
         let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
         let (mut rows, mut columns, mut origin) = (0u32, 0u32, None);
         let mut note = |reg: RegId, places: &mut u32, place: &dyn Fn(usize) -> usize| {
-            for lane in crate::warp::lanes(self.warp.tainted(reg)) {
+            for lane in crate::lanes::lanes(self.warp.tainted(reg)) {
                 *places |= 1 << place(lane);
                 origin = Some(self.warp.origin(reg));
             }
@@ -67,11 +67,11 @@ impl Exec<'_, '_> {
         if let Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } = op {
             // Lanes that give no scales may hold anything.
             let [from_a, from_b] = [*lanes_a as usize, *lane_b as usize];
-            for lane in crate::warp::lanes(self.warp.tainted(*scale_a)).filter(|lane| lane % 4 / 2 == from_a) {
+            for lane in crate::lanes::lanes(self.warp.tainted(*scale_a)).filter(|lane| lane % 4 / 2 == from_a) {
                 rows |= 1 << (lane / 4 + 8 * (lane % 2));
                 origin = Some(self.warp.origin(*scale_a));
             }
-            for lane in crate::warp::lanes(self.warp.tainted(*scale_b)).filter(|lane| lane % 4 == from_b) {
+            for lane in crate::lanes::lanes(self.warp.tainted(*scale_b)).filter(|lane| lane % 4 == from_b) {
                 columns |= 1 << (lane / 4);
                 origin = Some(self.warp.origin(*scale_b));
             }

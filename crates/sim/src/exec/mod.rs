@@ -14,13 +14,14 @@ pub(crate) use sync::{settle_cluster, settle_named};
 use ptx::instr::{Access, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
+use crate::blocks::{Cluster, Core, Visit};
 use crate::error::{self, FaultKind};
 use crate::flag::Agent;
-use crate::launch::Rules;
-use crate::machine::{Cluster, Core, Visit};
+use crate::lanes::{FULL, Lanes, lanes};
+use crate::limits::Rules;
 use crate::memory::SharedMemory;
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
-use crate::warp::{FULL, Lanes, Use, Wait, Warp, lanes};
+use crate::warp::{Use, Wait, Warp};
 
 /// One instruction of one warp, being executed.
 pub(crate) struct Exec<'a, 'k> {
@@ -92,7 +93,7 @@ impl Exec<'_, '_> {
             Control::SetMaxRegisters { change, count } => self.set_registers(change, count).map(|flow| (flow, true)),
             Control::GridDependencyWait => {
                 self.core.waited = true;
-                self.warp.learn(self.mask, |known| known.raise(crate::machine::PREDECESSOR, 1));
+                self.warp.learn(self.mask, |known| known.raise(crate::clock::PREDECESSOR, 1));
                 Ok((Flow::Next, true))
             }
             Control::LaunchDependents => Ok((Flow::Next, true)),

@@ -7,12 +7,13 @@ use ptx::{Address, Operand, RegisterChange, Scope, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
+use crate::blocks::{Block, Cluster};
 use crate::clock::Knowledge;
 use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
-use crate::machine::{Block, Cluster};
+use crate::lanes::{FULL, lanes};
 use crate::race::{Conflict, Proxy};
-use crate::warp::{FULL, Rest, Wait, Warp, lanes};
+use crate::warp::{Rest, Wait, Warp};
 
 /// How an arrival orders memory.
 #[derive(Clone, Copy)]

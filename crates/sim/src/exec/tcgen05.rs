@@ -12,12 +12,14 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{Job, Piece, TensorOp, TensorPipe, Work};
+use crate::flight::{Job, TensorOp, TensorPipe, Work};
+use crate::lanes::{FULL, lanes};
 use crate::memory::SharedMemory;
+use crate::race::Piece;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
 use crate::tensor_memory::{BlockScaled, Collected, LANES, TensorMemory};
-use crate::warp::{FULL, Wait, lanes};
+use crate::warp::Wait;
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
 const LOADS: usize = 0;

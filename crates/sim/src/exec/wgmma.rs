@@ -7,9 +7,10 @@ use ptx::{Operand, RegId};
 use super::{Exec, Flow};
 use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
+use crate::lanes::{FULL, Lanes};
 use crate::race::Proxy;
 use crate::tensor_core;
-use crate::warp::{FULL, Lanes, Owned, Use, Wait};
+use crate::warp::{Owned, Use, Wait};
 
 impl Exec<'_, '_> {
     pub(crate) fn wgmma(&mut self, op: &Wgmma) -> Result<Flow, FaultKind> {

@@ -1,66 +1,11 @@
-//! What a run needs besides the kernel: the device's limits, its memory, the grid and the arguments.
+//! What a run needs besides the kernel: the grid and the arguments.
 
 use ptx::tensor_map::TensorMap;
 use ptx::{DataType, Kernel, ParamType};
 
-use crate::error::{Fault, FaultKind};
-use crate::machine;
-use crate::memory::{Buffer, GlobalMemory};
-use crate::profile::Profile;
-use crate::schedule::Schedule;
-
-/// What there is of everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of shared memory a block may have.
-    pub shared_bytes: u32,
-    /// Threads a block may have.
-    pub threads: u32,
-    /// 32-bit registers of a multiprocessor.
-    pub registers: u32,
-    /// Multiprocessors: how many blocks run at the same time.
-    pub multiprocessors: u32,
-    /// Blocks a cluster may have.
-    pub cluster_blocks: u32,
-    /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs one.
-    pub instructions: u64,
-}
-
-impl Limits {
-    /// An H200.
-    pub fn h200() -> Self {
-        Limits {
-            shared_bytes: 232_448,
-            threads: 1024,
-            registers: 65_536,
-            multiprocessors: 132,
-            cluster_blocks: 8,
-            instructions: 500_000_000,
-        }
-    }
-
-    /// A B200.
-    pub fn b200() -> Self {
-        Limits { multiprocessors: 148, ..Limits::h200() }
-    }
-
-    /// Registers per thread that a kernel starts with: what its declared occupancy leaves it.
-    pub(crate) fn launch_registers(&self, kernel: &Kernel) -> u32 {
-        let threads = kernel.launch.threads.next_multiple_of(32).max(32) * kernel.launch.min_blocks.unwrap_or(1).max(1);
-        (self.registers / threads / 8 * 8).min(256)
-    }
-}
-
-/// Whose word counts where published kernels rely on more than the ISA promises.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rules {
-    /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
-    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope.
-    #[default]
-    Practice,
-    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies.
-    Letter,
-}
+use crate::error::FaultKind;
+use crate::limits::Limits;
+use crate::memory::Buffer;
 
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
@@ -222,81 +167,5 @@ impl Invocation {
             }
         }
         Ok(())
-    }
-}
-
-/// A device: limits and memory. Buffers stay as a kernel left them, so kernels can follow each other.
-#[derive(Clone, Debug)]
-pub struct Gpu {
-    limits: Limits,
-    rules: Rules,
-    memory: GlobalMemory,
-}
-
-impl Gpu {
-    /// A device without buffers.
-    pub fn new(limits: Limits) -> Self {
-        Gpu { limits, rules: Rules::default(), memory: GlobalMemory::default() }
-    }
-
-    /// The same device with other rules: [`Rules::Letter`] is the strict mode.
-    pub fn with_rules(self, rules: Rules) -> Self {
-        Gpu { rules, ..self }
-    }
-
-    /// A buffer that holds these bytes.
-    pub fn upload(&mut self, name: &str, bytes: &[u8]) -> Buffer {
-        self.memory.add(name, bytes.to_vec(), true)
-    }
-
-    /// A buffer that nobody has written yet.
-    pub fn alloc(&mut self, name: &str, bytes: usize) -> Buffer {
-        self.memory.add(name, vec![0; bytes], false)
-    }
-
-    /// Declares a buffer to be what the preceding grid writes: the kernel may touch it only after `griddepcontrol.wait`.
-    pub fn await_predecessor(&mut self, buffer: Buffer) {
-        let found = self.memory.buffers.iter_mut().find(|contents| contents.address == buffer.address);
-        found.into_iter().for_each(|contents| contents.awaited = true);
-    }
-
-    /// The bytes of a buffer, or how many of its leading bytes were written before the first that was not.
-    pub fn download(&self, buffer: Buffer) -> Result<&[u8], usize> {
-        let found = self.memory.buffers.iter().find(|contents| contents.address == buffer.address);
-        let contents = found.ok_or(0usize)?;
-        match contents.written.missing(0, contents.data.len()) {
-            None => Ok(&contents.data),
-            Some(first) => Err(first),
-        }
-    }
-
-    /// A buffer's bytes as f32, with NaN in place of those never written.
-    pub fn floats(&self, buffer: Buffer) -> Vec<f32> {
-        let Some(contents) = self.memory.buffers.iter().find(|contents| contents.address == buffer.address) else {
-            return Vec::new();
-        };
-        let word = |at: usize| [0, 1, 2, 3].map(|byte| contents.data[4 * at + byte]);
-        let value = |at: usize| match contents.written.missing(4 * at, 4) {
-            None => f32::from_le_bytes(word(at)),
-            Some(_) => f32::NAN,
-        };
-        (0..contents.data.len() / 4).map(value).collect()
-    }
-
-    /// Runs kernels of which each may begin before its predecessor has ended (programmatic dependent launch). What an earlier one
-    /// has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the grids before the
-    /// predecessor only if the predecessor has waited, too.
-    pub fn run_sequence(
-        &mut self,
-        sequence: &[(&Kernel, &Invocation)],
-        schedule: Schedule,
-    ) -> Result<Vec<Profile>, Box<Fault>> {
-        machine::run(sequence, (&self.limits, self.rules), &mut self.memory, schedule)
-    }
-
-    /// Runs a kernel to its end under a schedule.
-    pub fn run(&mut self, kernel: &Kernel, launch: &Invocation, schedule: Schedule) -> Result<Profile, Box<Fault>> {
-        let mut profiles = self.run_sequence(&[(kernel, launch)], schedule)?;
-        Ok(profiles.pop().unwrap_or_default())
     }
 }

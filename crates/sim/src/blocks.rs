@@ -1,0 +1,109 @@
+//! What runs: clusters of blocks of warps, and what all of them share.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use crate::barrier::{ClusterBarrier, NamedBarrier};
+use crate::clock::Clock;
+use crate::error::FaultKind;
+use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
+use crate::invocation::Invocation;
+use crate::limits::Rules;
+use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
+use crate::profile::Profile;
+use crate::program::Program;
+use crate::race::Log;
+use crate::schedule::{Chooser, Schedule};
+use crate::tensor_memory::TensorMemory;
+use crate::warp::{Rest, Warp};
+
+/// A kernel and its launch, ready to run.
+pub(crate) struct Grid<'k> {
+    pub(crate) program: Program<'k>,
+    pub(crate) launch: &'k Invocation,
+}
+
+/// What all clusters share.
+pub(crate) struct Core<'k> {
+    pub(crate) rules: Rules,
+    pub(crate) program: Program<'k>,
+    pub(crate) launch: &'k Invocation,
+    pub(crate) cluster_shape: [u32; 3],
+    /// Number of the grid's first cluster: they are counted through all grids of a sequence.
+    pub(crate) first_cluster: u32,
+    /// The grids before this one.
+    pub(crate) earlier: Vec<Grid<'k>>,
+    /// Whether a thread of this grid has waited for the one before.
+    pub(crate) waited: bool,
+    pub(crate) memory: &'k mut GlobalMemory,
+    pub(crate) trace: GlobalTrace,
+    pub(crate) log: Log,
+    pub(crate) profile: Profile,
+    pub(crate) schedule: Schedule,
+    pub(crate) chooser: Chooser,
+    /// For each instruction that has read what was never written, what that was.
+    pub(crate) origins: BTreeMap<u32, FaultKind>,
+    /// Instructions since something changed that another could see.
+    pub(crate) idle: u64,
+    /// Cycle counter: instructions in all, and how many there may be.
+    pub(crate) clock: u64,
+    pub(crate) instructions: u64,
+    pub(crate) multiprocessors: u32,
+}
+
+/// Blocks that may synchronise with each other.
+pub(crate) struct Cluster {
+    pub(crate) index: u32,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) barrier: ClusterBarrier,
+    pub(crate) slots: u32,
+}
+
+impl Cluster {
+    /// A slot for something new that does work.
+    pub(crate) fn slot(&mut self) -> u32 {
+        self.slots += 1;
+        self.slots - 1
+    }
+
+    /// Whether a block has not ended, or something that one left behind, such as a store, has not arrived.
+    pub(crate) fn running(&self) -> bool {
+        self.blocks.iter().any(|block| !block.shared.ended) || !self.jobs.is_empty()
+    }
+}
+
+/// A block.
+pub(crate) struct Block {
+    pub(crate) id: [u32; 3],
+    pub(crate) shared: SharedMemory,
+    pub(crate) named: [NamedBarrier; 16],
+    /// The warps; `None` while one runs.
+    pub(crate) warps: Vec<Option<Box<Warp>>>,
+    /// What each warp's waits come to, as of the end of its last turn.
+    pub(crate) rests: Vec<Rest>,
+    pub(crate) warpgroups: Vec<Warpgroup>,
+    /// Bulk stores, by warp and lane.
+    pub(crate) stores: BTreeMap<(usize, usize), Stores>,
+    /// Tensor memory, once there is some.
+    pub(crate) tensor: Option<Box<TensorMemory>>,
+    /// Pipelines of the tensor cores, by warp and lane.
+    pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
+    /// Registers free for the taking.
+    pub(crate) pool: u32,
+    /// The slots of its threads.
+    pub(crate) slots: Range<u32>,
+    /// Threads of other blocks that have reached into this one's memory: the last time of each, by slot.
+    pub(crate) visits: BTreeMap<u32, Visit>,
+    /// What its threads knew to be over when they left.
+    pub(crate) farewell: Clock,
+    pub(crate) recent: VecDeque<(usize, u32, u32)>,
+}
+
+/// An access to another block's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    pub(crate) count: u32,
+    /// Rank, warp, lane and instruction.
+    pub(crate) from: (usize, usize, usize, u32),
+}

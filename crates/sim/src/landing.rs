@@ -1,0 +1,277 @@
+//! Work in flight, as it is completed: copies land, products are added up, and whoever waits is told.
+
+use ptx::descriptor::WgmmaDescriptor;
+
+use crate::barrier::Carry;
+use crate::blocks::{Block, Cluster, Core};
+use crate::clock::Knowledge;
+use crate::error::FaultKind;
+use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, TensorOp, Work};
+use crate::lanes::lanes;
+use crate::memory::SharedMemory;
+use crate::tensor_core;
+use crate::tensor_memory::{self};
+
+impl Core<'_> {
+    /// Completes a piece of work.
+    pub(crate) fn complete(&mut self, cluster: &mut Cluster, job: Job) -> Result<(), FaultKind> {
+        let Job { block, warp, lanes, pc, work } = job;
+        match work {
+            Work::Incoming(copy) => self.deliver(cluster, block, &copy),
+            Work::ByThreads(copy) => {
+                self.place(cluster, block, block, &copy.parts)?;
+                if let Some(warp) = &mut cluster.blocks[block].warps[warp] {
+                    warp.copies.flying.retain(|(name, ..)| *name != copy.name);
+                }
+                Ok(())
+            }
+            Work::Reading(copy) => {
+                let shared = &cluster.blocks[block].shared.data;
+                let part = |&(offset, bytes, _): &(u32, u32, u64)| &shared[offset as usize..(offset + bytes) as usize];
+                let data: Vec<u8> = copy.parts.iter().flat_map(part).copied().collect();
+                self.outstanding(cluster, block, warp, &copy, 0);
+                cluster.jobs.push(Job { block, warp, lanes, pc, work: Work::Writing(copy, data) });
+                Ok(())
+            }
+            Work::Writing(copy, data) => {
+                self.write_out(&copy, &data)?;
+                self.outstanding(cluster, block, warp, &copy, 1);
+                Ok(())
+            }
+            Work::Multiply { group } => {
+                self.multiply(cluster, block, group);
+                Ok(())
+            }
+            Work::Tensor { lane, .. } => self.tensor(cluster, block, (warp, lane)),
+        }
+    }
+
+    fn outstanding(&self, cluster: &mut Cluster, block: usize, warp: usize, copy: &Outgoing, stage: usize) {
+        if let Some(stores) = cluster.blocks[block].stores.get_mut(&(warp, copy.lane)) {
+            stores.outstanding[copy.group as usize - 1][stage] -= 1;
+        }
+    }
+
+    /// Writes the parts of a copy that `block` has issued into the shared memory of `target`.
+    fn place(
+        &mut self,
+        cluster: &mut Cluster,
+        block: usize,
+        target: usize,
+        parts: &[(u32, u32, CopySource)],
+    ) -> Result<(), FaultKind> {
+        for &(offset, bytes, source) in parts {
+            let (offset, bytes) = (offset as usize, bytes as usize);
+            if let CopySource::Shared(from) = source {
+                let (shared, from) = (&cluster.blocks[block].shared, from as usize);
+                let (data, written) = (shared.data[from..from + bytes].to_vec(), shared.written.clone());
+                let shared = &mut cluster.blocks[target].shared;
+                shared.data[offset..offset + bytes].copy_from_slice(&data);
+                shared.written.copy(offset, &written, from, bytes);
+                continue;
+            }
+            let shared = &mut cluster.blocks[target].shared;
+            let to = &mut shared.data[offset..offset + bytes];
+            match source {
+                CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
+                CopySource::Global(address) => {
+                    let found = self.memory.find(address, bytes as u64);
+                    let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
+                    let buffer = &self.memory.buffers[span.buffer];
+                    to.copy_from_slice(&buffer.data[span.offset..span.offset + bytes]);
+                    shared.written.copy(offset, &buffer.written, span.offset, bytes);
+                    continue;
+                }
+                CopySource::Zero | CopySource::Shared(_) => to.fill(0),
+            }
+            shared.written.set(offset, bytes);
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
+        self.place(cluster, block, copy.target, &copy.parts)?;
+        let (rank, offset) = copy.barrier;
+        let name = self.program.shared_name(offset);
+        let block = &mut cluster.blocks[rank];
+        let Some(bar) = block.shared.barriers.get_mut(&offset) else {
+            return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
+        };
+        self.log.complete(copy.record, bar.slot, bar.phase + 1);
+        bar.add_bytes(&name, -i64::from(copy.bytes))?;
+        bar.settle(cluster.index);
+        Ok(())
+    }
+
+    pub(crate) fn beyond(&self, address: u64, bytes: u64) -> FaultKind {
+        FaultKind::OutOfBounds { place: self.global_place(address, bytes) }
+    }
+
+    fn write_out(&mut self, copy: &Outgoing, data: &[u8]) -> Result<(), FaultKind> {
+        let mut at = 0;
+        for &(_, bytes, address) in &copy.parts {
+            let span = self.memory.find(address, bytes.into()).ok_or_else(|| self.beyond(address, bytes.into()))?;
+            let buffer = &mut self.memory.buffers[span.buffer];
+            let bytes = bytes as usize;
+            buffer.data[span.offset..span.offset + bytes].copy_from_slice(&data[at..at + bytes]);
+            buffer.written.set(span.offset, bytes);
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, cluster: &mut Cluster, rank: usize, group: usize) {
+        let block = &mut cluster.blocks[rank];
+        let Some(mma) = block.warpgroups[group].queue.pop_front() else { return };
+        block.warpgroups[group].done += 1;
+        let n = mma.n as usize;
+        // The elements of an operand, and which of its rows were never written.
+        let operand = |(desc, transposed): &(WgmmaDescriptor, bool), rows: u32, negate: bool| {
+            let pieces = tensor_core::pieces(desc, rows, *transposed);
+            let mut elements = tensor_core::widen(mma.element, &gather(&block.shared.data, &pieces));
+            if negate {
+                elements.iter_mut().for_each(|x| *x = -*x);
+            }
+            let lacks =
+                |address: u32| block.shared.written.missing((address - SharedMemory::START) as usize, 16).is_some();
+            let missing = tensor_core::rows_missing(&pieces, rows as usize, *transposed, lacks);
+            (tensor_core::by_depth(&elements, rows as usize, *transposed), missing)
+        };
+        let (a, rows) = match &mma.a {
+            Some(a) => operand(a, 64, mma.negate[0]),
+            None => (from_fragments(&mma), tainted_rows(&mma)),
+        };
+        let (b, columns) = operand(&mma.b, mma.n, mma.negate[1]);
+        let mut d = vec![0.0f32; 64 * n];
+        let place = |warp: usize, lane: usize, reg: usize| {
+            let (row, column) = (16 * warp + lane / 4 + 8 * (reg / 2 % 2), 8 * (reg / 4) + 2 * (lane % 4) + reg % 2);
+            row * n + column
+        };
+        let warps = &mut block.warps[4 * group..4 * group + 4];
+        if mma.accumulate {
+            for (index, warp) in warps.iter().flatten().enumerate() {
+                for (reg, id) in mma.d.iter().enumerate() {
+                    let values = warp.get(*id);
+                    (0..32).for_each(|lane| d[place(index, lane, reg)] = f32::from_bits(values[lane] as u32));
+                }
+            }
+        }
+        tensor_core::multiply(&mut d, &a, &b, n);
+        for (index, warp) in warps.iter_mut().flatten().enumerate() {
+            for (reg, id) in mma.d.iter().enumerate() {
+                let before = if mma.accumulate { warp.tainted(*id) } else { 0 };
+                (0..32).for_each(|lane| warp.deposit(*id, lane, d[place(index, lane, reg)].to_bits()));
+                let missing = |lane: usize| {
+                    let at = place(index, lane, reg);
+                    let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
+                    is_in(&rows, at / n) || is_in(&columns, at % n)
+                };
+                if before != 0 || rows.is_some() || columns.is_some() {
+                    let mask = (0..32).filter(|&lane| missing(lane)).fold(before, |mask, lane| mask | 1 << lane);
+                    warp.taint(*id, mask, mma.pc);
+                }
+            }
+        }
+        self.profile.tensor_macs += 64 * u64::from(mma.n) * tensor_core::DEPTH as u64;
+    }
+}
+
+impl Core<'_> {
+    /// Does the next piece of work of a tcgen05 pipeline.
+    fn tensor(&mut self, cluster: &mut Cluster, rank: usize, key: (usize, usize)) -> Result<(), FaultKind> {
+        let Some(pipe) = cluster.blocks[rank].pipes.get_mut(&key) else { return Ok(()) };
+        let Some(op) = pipe.queue.pop_front() else { return Ok(()) };
+        pipe.done += u32::from(op.piece().is_some());
+        let (slot, done) = (pipe.slot, pipe.done);
+        match op {
+            TensorOp::CopyScales { workers, column, pieces } => {
+                for block in &mut cluster.blocks[workers] {
+                    let memory = block.tensor.get_or_insert_default();
+                    let bytes = bytes_at(&block.shared.data, &pieces);
+                    for (cell, word) in bytes.chunks_exact(4).enumerate() {
+                        let (row, column) = (cell as u32 / 4, column + cell as u32 % 4);
+                        let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                        (0..4).for_each(|quarter| memory.put(32 * quarter + row, column, bits));
+                    }
+                }
+            }
+            TensorOp::Multiply(workers, mma) => {
+                let blocks = &mut cluster.blocks[workers];
+                let rows_of_b = mma.n / blocks.len() as u32;
+                let operand =
+                    |block: &Block, desc, rows| bytes_at(&block.shared.data, &tensor_core::pieces(desc, rows, false));
+                let b: Vec<u8> = blocks.iter().flat_map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                for block in blocks {
+                    let a = operand(block, &mma.a, tensor_memory::LANES);
+                    let memory = block.tensor.get_or_insert_default();
+                    memory.check_operands(block.id, &mma)?;
+                    memory.multiply(&mma, &a, &b);
+                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
+                }
+            }
+            TensorOp::Commit { barriers } => {
+                let mut published = Knowledge::new(cluster.index);
+                published.raise(slot, done);
+                for (rank, offset) in barriers {
+                    let name = self.program.shared_name(offset);
+                    let block = &mut cluster.blocks[rank];
+                    let Some(bar) = block.shared.barriers.get_mut(&offset) else {
+                        return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
+                    };
+                    bar.publish(cluster.index, Carry::Local, &published);
+                    bar.arrive(&name, (rank, key.0), 1)?;
+                    bar.settle(cluster.index);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of A of which a part was never written, if it is in registers and there are some.
+fn tainted_rows(mma: &Mma) -> Option<Vec<bool>> {
+    let mut rows = vec![false; 64];
+    for (warp, registers) in mma.tainted.iter().enumerate() {
+        for (reg, mask) in registers.iter().enumerate() {
+            lanes(*mask).for_each(|lane| rows[16 * warp + lane / 4 + 8 * (reg % 2)] = true);
+        }
+    }
+    rows.contains(&true).then_some(rows)
+}
+
+/// The bytes at these shared addresses, sixteen at each.
+fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
+    let piece = |&address: &u32| {
+        let at = (address - SharedMemory::START) as usize;
+        &shared[at..at + 16]
+    };
+    pieces.iter().flat_map(piece).copied().collect()
+}
+
+/// The 16-bit elements at these shared addresses, eight at each.
+fn gather(shared: &[u8], pieces: &[u32]) -> Vec<u16> {
+    let piece = |&address: &u32| {
+        let at = (address - SharedMemory::START) as usize;
+        shared[at..at + 16].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+    };
+    pieces.iter().flat_map(piece).collect()
+}
+
+/// A by depth, then row, from the registers of four warps.
+fn from_fragments(mma: &Mma) -> Vec<f32> {
+    let mut bits = vec![0u16; tensor_core::DEPTH * 64];
+    for (warp, fragments) in mma.fragments.iter().enumerate() {
+        for (reg, values) in fragments.iter().enumerate() {
+            for (lane, value) in values.iter().enumerate() {
+                let (row, k) = (16 * warp + lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + 8 * (reg / 2));
+                bits[k * 64 + row] = *value as u16;
+                bits[(k + 1) * 64 + row] = (*value >> 16) as u16;
+            }
+        }
+    }
+    let mut elements = tensor_core::widen(mma.element, &bits);
+    if mma.negate[0] {
+        elements.iter_mut().for_each(|x| *x = -*x);
+    }
+    elements
+}

@@ -1,0 +1,56 @@
+//! What a device has, and whose word counts on it.
+
+use ptx::Kernel;
+
+/// What there is of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of shared memory a block may have.
+    pub shared_bytes: u32,
+    /// Threads a block may have.
+    pub threads: u32,
+    /// 32-bit registers of a multiprocessor.
+    pub registers: u32,
+    /// Multiprocessors: how many blocks run at the same time.
+    pub multiprocessors: u32,
+    /// Blocks a cluster may have.
+    pub cluster_blocks: u32,
+    /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs one.
+    pub instructions: u64,
+}
+
+impl Limits {
+    /// An H200.
+    pub fn h200() -> Self {
+        Limits {
+            shared_bytes: 232_448,
+            threads: 1024,
+            registers: 65_536,
+            multiprocessors: 132,
+            cluster_blocks: 8,
+            instructions: 500_000_000,
+        }
+    }
+
+    /// A B200.
+    pub fn b200() -> Self {
+        Limits { multiprocessors: 148, ..Limits::h200() }
+    }
+
+    /// Registers per thread that a kernel starts with: what its declared occupancy leaves it.
+    pub(crate) fn launch_registers(&self, kernel: &Kernel) -> u32 {
+        let threads = kernel.launch.threads.next_multiple_of(32).max(32) * kernel.launch.min_blocks.unwrap_or(1).max(1);
+        (self.registers / threads / 8 * 8).min(256)
+    }
+}
+
+/// Whose word counts where published kernels rely on more than the ISA promises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
+    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope.
+    #[default]
+    Practice,
+    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies.
+    Letter,
+}
