@@ -30,10 +30,6 @@ ARROWS = {
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}
-# Cycles that are still there. None may be added or grow; one that is gone must go from here.
-KNOWN_CYCLES = {
-    "sim": ["barrier exec flight launch machine memory race tensor_memory", "clock flag warp"],
-}
 
 
 def crates_at_fault():
@@ -144,18 +140,11 @@ def cycles(arrows):
 
 
 def modules_at_fault():
-    known = {(place, cycle): False for place, cycles in KNOWN_CYCLES.items() for cycle in cycles}
     for source in sorted(Path("crates").glob("*/src")):
         for parent, arrows in sorted(Modules(source).arrows().items()):
             place = "::".join((source.parent.name, *parent))
             for cycle in cycles(arrows):
-                of = [key for key in known if key[0] == place and set(cycle) <= set(key[1].split())]
-                known.update(dict.fromkeys(of, True))
-                if not of:
-                    yield f"modules of {place} use each other: {' '.join(cycle)}"
-    for (place, cycle), found in known.items():
-        if not found:
-            yield f"this cycle is gone, take it out of KNOWN_CYCLES: {place}: {cycle}"
+                yield f"modules of {place} use each other: {' '.join(cycle)}"
 
 
 def main():

@@ -12,6 +12,7 @@ use crate::contestant::seal;
 use crate::court::Baseline;
 use crate::entry::{Entry, ProblemSpec, Way};
 use crate::pitch::{Pitch, Run};
+use crate::written::hex;
 use crate::{Error, Result};
 
 /// Where a season is played: its problems, its backends and its threads.
@@ -204,11 +205,6 @@ pub fn entry_digest(entry: &Entry) -> String {
         hash.update(serde_json::to_vec(entry).unwrap_or_default());
     }
     hex(&hash.finalize())
-}
-
-/// Bytes in hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

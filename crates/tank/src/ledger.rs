@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::event::{Event, Recovered};
-use crate::evidence::hex;
+use crate::written::hex;
 use crate::{Error, Result};
 
 /// What the first line says of the line before it.

@@ -106,6 +106,11 @@ fn edits(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

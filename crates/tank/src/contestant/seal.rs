@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::fence::find_program;
-use crate::evidence::hex;
+use crate::written::hex;
 
 /// What the file system says of a file: device, number, length, and when it was changed last.
 type Stamp = (u64, u64, u64, i64, i64);

@@ -42,7 +42,7 @@ pub fn wild_card(arena: &Arena, champion: &Entry, tried: impl Fn(&Entry) -> bool
 
 /// A place in a deck that is shuffled anew for every place in a season, and always the same for the same.
 fn order(place: &str, backend: &str, config: &Config) -> String {
-    crate::evidence::hex(&Sha256::digest(format!("{place}/{backend}/{config}")))
+    crate::written::hex(&Sha256::digest(format!("{place}/{backend}/{config}")))
 }
 
 fn pitch(backend: &dyn Backend, config: &Config, place: &str) -> Pitch {

@@ -12,10 +12,11 @@ pub(crate) use builtin::wild_card;
 pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 
 use crate::entry::{Entry, ProblemSpec};
-use crate::evidence::{Arena, hex};
+use crate::evidence::Arena;
 use crate::pitch::{Deal, Pitch};
 use crate::settings::Settings;
 use crate::shark::{Shark, builtin::Which};
+use crate::written::hex;
 use crate::{Error, Result, written};
 
 /// The baseline that is whatever the planner chooses today.
