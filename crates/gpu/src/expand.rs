@@ -303,20 +303,28 @@ fn split_floats(k: &mut Builder, run: &Run, float: Float, places: &[(Reg<U32>, P
             rest = std::array::from_fn(|i| k.mul(rest[i], factors[i]));
         }
         let mut target = run.target;
-        for part in 0..PARTS {
-            let leading = rest;
-            if part + 1 < PARTS {
-                rest = k.phase("split", |k| rest.map(|x| without_leading_part(k, x)));
-            }
-            const UPPER_HALVES: u32 = 0x7632;
-            let words = std::array::from_fn(|i| {
-                let (even, odd): (Reg<U32>, Reg<U32>) = (leading[2 * i].cast(), leading[2 * i + 1].cast());
-                k.permute(even, odd, UPPER_HALVES)
-            });
+        for words in k.phase("split", |k| split(k, rest)) {
             k.phase("store", |k| store(k, target, unit, exists, words));
             target = k.add(target, run.beside);
         }
     }
+}
+
+/// Eight floats as the parts that they are the sum of.
+pub(crate) fn split(k: &mut Builder, floats: [Reg<F32>; UNIT]) -> Vec<[Reg<U32>; 4]> {
+    const UPPER_HALVES: u32 = 0x7632;
+    let mut rest = floats;
+    let part = |part| {
+        let leading = rest;
+        if part + 1 < PARTS {
+            rest = rest.map(|x| without_leading_part(k, x));
+        }
+        std::array::from_fn(|i| {
+            let (even, odd): (Reg<U32>, Reg<U32>) = (leading[2 * i].cast(), leading[2 * i + 1].cast());
+            k.permute(even, odd, UPPER_HALVES)
+        })
+    };
+    (0..PARTS).map(part).collect()
 }
 
 /// The eight numbers of a unit, as floats: exactly.

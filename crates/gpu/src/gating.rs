@@ -133,18 +133,29 @@ fn at_least(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
 /// a number here, and the gate value that it is multiplied with is NaN then.
 ///
 /// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 + d·ln 2.
-fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
+pub(super) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
     let y = k.max(y, -88.0);
     let y = k.min(y, 88.0);
-    let t = k.mul(y, -LOG2_E);
-    let opposite = k.neg(t);
-    let lost = k.fma(y, -LOG2_E, opposite);
-    let lost = k.fma(y, -LOG2_E_REST, lost);
-    let factor = k.mul(lost, LN_2);
-    let power = k.exp2_flushed(t);
-    let power = k.fma(power, factor, power);
+    let power = power(k, y, -1.0);
     let below = k.add(power, 1.0);
     k.rcp_flushed(below)
+}
+
+/// eʸ for a y that is not positive; below −87.3, where it would be subnormal, and for NaN it is zero.
+pub(super) fn exponential(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
+    let y = k.max(y, -88.0);
+    power(k, y, 1.0)
+}
+
+/// e to the power of y times a sign, for |y| of at most 88.
+fn power(k: &mut Builder, y: Reg<F32>, sign: f32) -> Reg<F32> {
+    let t = k.mul(y, sign * LOG2_E);
+    let opposite = k.neg(t);
+    let lost = k.fma(y, sign * LOG2_E, opposite);
+    let lost = k.fma(y, sign * LOG2_E_REST, lost);
+    let factor = k.mul(lost, LN_2);
+    let power = k.exp2_flushed(t);
+    k.fma(power, factor, power)
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub mod device;
 pub mod driver;
 pub mod expand;
 pub mod expansion;
+pub mod experts;
 pub mod facts;
 pub mod families;
 mod family;

@@ -1,0 +1,184 @@
+//! What a token's experts made of it, added up: `out[t] = Σ_j w[t,j] · row[inverse[t,j]]`, and what is added besides.
+//!
+//! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that are
+//! nobody's are not read. A thread has eight columns of a token, and asks for the rows of several experts at a time.
+
+use ptx::{Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32, U64};
+
+use op::Output;
+
+use super::NOBODY;
+use crate::launch::Spec;
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Columns of a thread.
+const COLUMNS: u32 = 8;
+/// Rows that a thread asks for at a time.
+const TOGETHER: u32 = 8;
+
+/// Which of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CombineSpec {
+    /// Experts of a token.
+    pub top: u32,
+    /// The type of the rows.
+    pub rows: Output,
+    /// The type of the results.
+    pub output: Output,
+    /// Whether rows are multiplied with weights; else their weights are in them already.
+    pub weighted: bool,
+    /// The type of what is added to every token's sum, if something is.
+    pub addend: Option<Output>,
+}
+
+impl CombineSpec {
+    /// Blocks for so many tokens with so many columns.
+    pub fn blocks(&self, tokens: u32, columns: u32) -> u32 {
+        (u64::from(tokens) * u64::from(columns / COLUMNS)).div_ceil(THREADS.into()) as u32
+    }
+}
+
+impl Spec for CombineSpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
+    }
+}
+
+/// Builds the kernel. Its arguments, in order: rows `[rows, columns]`, inverse `[tokens, top]`, weights `[tokens, top]` if there are
+/// some, the addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
+pub fn kernel(spec: CombineSpec) -> Result<Kernel, Error> {
+    let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
+    let mut k = Builder::new("combine", Target::Sm90a, launch);
+    let (rows, inverse) = (k.pointer("rows"), k.pointer("inverse"));
+    let weights = spec.weighted.then(|| k.pointer("weights"));
+    let addend = spec.addend.map(|ty| (ty, k.pointer("addend")));
+    let out = k.pointer("out");
+    let (tokens, columns): (Reg<U32>, Reg<U32>) = (k.param("tokens"), k.param("columns"));
+    k.launch_dependents();
+    let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
+    let place = k.mul_add(block, THREADS, thread);
+    let units = k.shr(columns, COLUMNS.trailing_zeros());
+    let token = k.div(place, units);
+    let before = k.mul(token, units);
+    let unit = k.sub(place, before);
+    let exists = k.lt(token, tokens);
+    k.grid_dependency_wait();
+    k.if_(exists, |k| {
+        let sums: [Reg<F32>; COLUMNS as usize] = std::array::from_fn(|_| k.variable(0.0));
+        for first in (0..spec.top).step_by(TOGETHER as usize) {
+            let count = TOGETHER.min(spec.top - first);
+            add_rows(k, spec, [rows, inverse], weights, (token, first, count), (units, unit), &sums);
+        }
+        if let Some((ty, addend)) = addend {
+            let at = element(k, addend, ty, token, units, unit);
+            let words = load(k, ty, at);
+            let values = floats(k, ty, &words);
+            for (&sum, value) in sums.iter().zip(values) {
+                let total = k.add(sum, value);
+                k.set(sum, total);
+            }
+        }
+        let at = element(k, out, spec.output, token, units, unit);
+        k.phase("store", |k| store(k, spec.output, at, &sums));
+    });
+    k.finish()
+}
+
+/// Adds the rows of some of a token's experts.
+fn add_rows(
+    k: &mut Builder,
+    spec: CombineSpec,
+    [rows, inverse]: [Reg<U64>; 2],
+    weights: Option<Reg<U64>>,
+    (token, first, count): (Reg<U32>, u32, u32),
+    (units, unit): (Reg<U32>, Reg<U32>),
+    sums: &[Reg<F32>],
+) {
+    let entry = k.mul(token, spec.top);
+    let at = |k: &mut Builder, base, index: u32| -> Addr<Global> {
+        Addr::of(k.mul_wide_add(entry, 4, base)).plus((4 * (first + index)).cast_signed())
+    };
+    let places: Vec<(Reg<U32>, Option<Reg<F32>>)> = k.phase("find", |k| {
+        let find = |index| {
+            let place_at = at(k, inverse, index);
+            let weight = weights.map(|weights| {
+                let at = at(k, weights, index);
+                k.load(at)
+            });
+            (k.load(place_at), weight)
+        };
+        (0..count).map(find).collect()
+    });
+    let loaded: Vec<(Pred, Vec<Reg<U32>>)> = k.phase("load", |k| {
+        let load = |&(place, _): &(Reg<U32>, Option<Reg<F32>>)| {
+            let somebodys = k.ne(place, NOBODY);
+            let at = element(k, rows, spec.rows, place, units, unit);
+            (somebodys, k.when(somebodys, |k| load(k, spec.rows, at)))
+        };
+        places.iter().map(load).collect()
+    });
+    k.phase("add", |k| {
+        for ((_, weight), (somebodys, words)) in places.iter().zip(loaded) {
+            k.when(somebodys, |k| {
+                let values = floats(k, spec.rows, &words);
+                for (&sum, value) in sums.iter().zip(values) {
+                    let total = match *weight {
+                        Some(weight) => k.fma(weight, value, sum),
+                        None => k.add(sum, value),
+                    };
+                    k.set(sum, total);
+                }
+            });
+        }
+    });
+}
+
+/// Where eight columns of a row are.
+fn element(k: &mut Builder, base: Reg<U64>, ty: Output, row: Reg<U32>, units: Reg<U32>, unit: Reg<U32>) -> Addr<Global> {
+    let bytes = COLUMNS * ty.bytes() as u32;
+    let row_bytes = k.mul(units, bytes);
+    let row = k.mul_wide_add(row, row_bytes, base);
+    Addr::of(k.mul_wide_add(unit, bytes, row))
+}
+
+/// Eight numbers as words.
+fn load(k: &mut Builder, ty: Output, at: Addr<Global>) -> Vec<Reg<U32>> {
+    let halves = if ty == Output::F32 { 2 } else { 1 };
+    (0..halves).flat_map(|half| k.load_vector::<U32, Global, 4>(at.plus(16 * half))).collect()
+}
+
+/// Eight numbers of their words, exactly.
+fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
+    let pair = |k: &mut Builder, word: Reg<U32>| match ty {
+        Output::F16 => k.unpack_pair(word.cast::<F16x2>()).map(|half| k.convert(half)).to_vec(),
+        Output::BF16 => vec![k.shl(word, 16).cast(), k.and(word, 0xFFFF_0000u32).cast()],
+        Output::F32 => vec![word.cast()],
+    };
+    words.iter().flat_map(|&word| pair(k, word)).collect()
+}
+
+/// Rounds eight numbers, and stores them.
+fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>; COLUMNS as usize]) {
+    let pairs = |k: &mut Builder| -> [Reg<U32>; 4] {
+        std::array::from_fn(|i| {
+            let (low, high) = (sums[2 * i], sums[2 * i + 1]);
+            match ty {
+                Output::BF16 => k.convert_pair::<Bf16x2>(low, high).cast(),
+                _ => k.convert_pair::<F16x2>(low, high).cast(),
+            }
+        })
+    };
+    match ty {
+        Output::F16 | Output::BF16 => {
+            let words = pairs(k);
+            k.store_vector(at, words);
+        }
+        Output::F32 => {
+            for half in 0..2 {
+                let values: [Reg<F32>; 4] = std::array::from_fn(|i| sums[4 * half + i]);
+                k.store_vector(at.plus(16 * half as i32), values);
+            }
+        }
+    }
+}

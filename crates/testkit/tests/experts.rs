@@ -1,0 +1,486 @@
+//! The kernels of a layer of experts in the simulator: routing, sorting and combining, against plain Rust, under schedules that are as
+//! awkward as the machine's rules allow; and broken in every way that the simulator's nursery knows.
+
+use gpu::KernelSpec;
+use gpu::experts::NOBODY;
+use gpu::experts::combine::CombineSpec;
+use gpu::experts::route::{self, Grouped, RouteSpec, Score};
+use gpu::experts::sort::{Ids, Rows, SortSpec};
+use half::{bf16, f16};
+use op::Output;
+use ptx::Kernel;
+use rayon::prelude::*;
+use sim::mutate::{Mutant, mutants};
+use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Rules, Schedule, explore};
+
+/// Instructions after which a run is given up: many times what the kernels take.
+const MOST_INSTRUCTIONS: u64 = 2_000_000;
+
+fn device() -> Gpu {
+    Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() }).with_rules(Rules::Letter)
+}
+
+/// Numbers that the grid before has written.
+fn awaited<T: bytemuck::Pod>(gpu: &mut Gpu, name: &str, values: &[T]) -> Buffer {
+    let buffer = gpu.upload(name, bytemuck::cast_slice(values));
+    gpu.await_predecessor(buffer);
+    buffer
+}
+
+fn read<T: bytemuck::Pod>(gpu: &Gpu, buffer: Buffer) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(gpu.download(buffer).unwrap_or_else(|first| panic!("byte {first} was not written")))
+}
+
+/// A kernel, a device with its operands, and what it should leave there.
+struct Trial {
+    kernel: Kernel,
+    gpu: Gpu,
+    launch: Invocation,
+    /// What it writes first.
+    result: Buffer,
+    verify: Box<dyn Fn(&Gpu) -> Result<(), String> + Sync>,
+}
+
+impl Trial {
+    fn examine(&self, kernel: &Kernel, schedules: &[Schedule]) -> Result<(), Finding> {
+        explore(kernel, schedules, || (self.gpu.clone(), self.launch.clone()), &self.verify).map(drop)
+    }
+
+    #[track_caller]
+    fn passes(&self, what: &str) {
+        if let Err(finding) = self.examine(&self.kernel, &Schedule::several(4)) {
+            panic!("{what}: {finding}");
+        }
+    }
+}
+
+/// The bytes of a buffer, those that were not written as `None`, against what they should be.
+fn expect<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(
+    gpu: &Gpu,
+    buffer: Buffer,
+    what: &str,
+    expected: &[T],
+) -> Result<(), String> {
+    let bytes = gpu.download(buffer).map_err(|first| format!("byte {first} of {what} was not written"))?;
+    let found: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
+    match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        Some(at) => Err(format!("{what}[{at}] is {:?}, should be {:?}", found[at], expected[at])),
+        None => Ok(()),
+    }
+}
+
+/// Numbers without a pattern, between −4 and 4.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0..count).map(|_| rng.f32() * 8.0 - 4.0).collect()
+}
+
+// Routing.
+
+/// The experts of a token in order, and their weights, in double precision.
+fn routed(spec: RouteSpec, logits: &[f32], correction: &[f32], scale: f64) -> Vec<(u32, f64)> {
+    let experts = spec.experts as usize;
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+    let by_score = spec.corrected || spec.grouped.is_some();
+    let mut choice: Vec<f64> = logits
+        .iter()
+        .enumerate()
+        .map(|(e, &x)| match (by_score, spec.corrected) {
+            (false, _) => f64::from(x),
+            (true, corrected) => sigmoid(x) + if corrected { f64::from(correction[e]) } else { 0.0 },
+        })
+        .map(|x| if x.is_nan() { f64::NEG_INFINITY } else { x + 0.0 })
+        .collect();
+    // Stable, so that of equal ones the lower index is first.
+    let descending = |values: &[f64]| {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+        order
+    };
+    if let Some(Grouped { groups, kept }) = spec.grouped {
+        let size = experts / groups as usize;
+        let best_two = |group: &[f64]| descending(group)[..2].iter().map(|&e| group[e]).sum();
+        let scores: Vec<f64> = choice.chunks(size).map(best_two).collect();
+        for &group in &descending(&scores)[kept as usize..] {
+            choice[group * size..(group + 1) * size].fill(f64::NEG_INFINITY);
+        }
+    }
+    let chosen = &descending(&choice)[..spec.top as usize];
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let score = |e: usize| match spec.score {
+        Score::Sigmoid => sigmoid(logits[e]),
+        Score::Softmax => f64::from(logits[e] - most).exp(),
+    };
+    let sum: f64 = match (spec.score, spec.renormalised) {
+        (Score::Sigmoid, false) => 1.0,
+        (Score::Softmax, false) => (0..experts).map(score).sum(),
+        (_, true) => chosen.iter().map(|&e| score(e)).sum(),
+    };
+    chosen.iter().map(|&e| (e as u32, score(e) / sum * scale)).collect()
+}
+
+const ROUTINGS: [RouteSpec; 6] = [
+    RouteSpec { experts: 128, top: 8, score: Score::Softmax, renormalised: true, corrected: false, grouped: None },
+    RouteSpec { experts: 60, top: 4, score: Score::Softmax, renormalised: false, corrected: false, grouped: None },
+    RouteSpec { experts: 5, top: 5, score: Score::Softmax, renormalised: true, corrected: false, grouped: None },
+    RouteSpec { experts: 16, top: 1, score: Score::Sigmoid, renormalised: false, corrected: false, grouped: None },
+    RouteSpec {
+        experts: 256,
+        top: 8,
+        score: Score::Sigmoid,
+        renormalised: true,
+        corrected: true,
+        grouped: Some(Grouped { groups: 8, kept: 4 }),
+    },
+    RouteSpec { experts: 160, top: 22, score: Score::Sigmoid, renormalised: true, corrected: true, grouped: None },
+];
+
+/// A routing of these logits. Choices by scores are made in single precision here and in double there, so logits are whole
+/// numbers or far apart.
+fn routing(spec: RouteSpec, logits: Vec<f32>) -> Trial {
+    let experts = spec.experts as usize;
+    let tokens = logits.len() / experts;
+    let correction: Vec<f32> = (0..experts).map(|e| ((e * 37) % 64) as f32 / 64.0).collect();
+    let scale = 2.5;
+    let mut gpu = device();
+    let at = awaited(&mut gpu, "logits", &logits);
+    let corrections = gpu.upload("correction", bytemuck::cast_slice(&correction));
+    let entries = tokens * spec.top as usize;
+    let (ids, weights) = (gpu.alloc("ids", 4 * entries), gpu.alloc("weights", 4 * entries));
+    let mut args = vec![Arg::from(at)];
+    args.extend(spec.corrected.then_some(Arg::from(corrections)));
+    args.extend([Arg::F32(scale as f32), ids.into(), weights.into(), Arg::U32(tokens as u32)]);
+    let expected: Vec<(u32, f64)> =
+        logits.chunks(experts).flat_map(|row| routed(spec, row, &correction, scale)).collect();
+    let verify = move |gpu: &Gpu| {
+        let chosen: Vec<u32> = expected.iter().map(|(id, _)| *id).collect();
+        expect(gpu, ids, "ids", &chosen)?;
+        for (at, (found, (_, wanted))) in gpu.floats(weights).into_iter().zip(&expected).enumerate() {
+            if found.is_nan() || (f64::from(found) - wanted).abs() > 16.0 * 2f64.powi(-24) * wanted.abs() + 1e-37 {
+                return Err(format!("weight {at} is {found}, should be {wanted}"));
+            }
+        }
+        Ok(())
+    };
+    let launch = Invocation { grid: [route::blocks(tokens as u32), 1, 1], args };
+    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: ids, verify: Box::new(verify) }
+}
+
+#[test]
+fn experts_are_chosen_as_models_choose_them() {
+    ROUTINGS.into_par_iter().for_each(|spec| {
+        routing(spec, noise(7 * spec.experts as usize, 3)).passes(&format!("{spec:?}"));
+    });
+}
+
+#[test]
+fn of_equal_logits_the_lower_index_is_chosen() {
+    for spec in ROUTINGS {
+        let experts = spec.experts as usize;
+        let mut logits = vec![1.0; experts];
+        logits.extend((0..experts).map(|e| [0.0, -0.0, 2.0][e % 3]));
+        logits.extend((0..experts).map(|e| if e % 2 == 0 { f32::NEG_INFINITY } else { -3.0 }));
+        routing(spec, logits).passes(&format!("{spec:?}"));
+    }
+}
+
+#[test]
+fn logits_that_are_no_numbers_still_lead_to_different_experts_and_spoil_their_own_token_alone() {
+    for spec in ROUTINGS {
+        let experts = spec.experts as usize;
+        let mut logits = noise(3 * experts, 5);
+        logits[experts..2 * experts].fill(f32::NAN);
+        logits[experts + 1] = f32::INFINITY;
+        let trial = routing(spec, logits);
+        let mut gpu = trial.gpu.clone();
+        gpu.run(&trial.kernel, &trial.launch, Schedule::Random(9)).unwrap();
+        let ids: Vec<u32> = read(&gpu, trial.result);
+        let mut token = ids[spec.top as usize..2 * spec.top as usize].to_vec();
+        token.sort_unstable();
+        token.dedup();
+        assert!(token.len() == spec.top as usize && token.iter().all(|&id| id < spec.experts), "{spec:?}: {ids:?}");
+        if let Err(difference) = (trial.verify)(&gpu) {
+            let mut numbers = difference.split(|c: char| !c.is_ascii_digit());
+            let place: usize = numbers.find_map(|word| word.parse().ok()).unwrap();
+            assert_eq!(place / spec.top as usize, 1, "{spec:?}: {difference}");
+        }
+    }
+}
+
+// Sorting.
+
+/// What a sort is given, and how.
+#[derive(Clone)]
+struct Given {
+    spec: SortSpec,
+    /// Of all tokens; or logits.
+    ids: Vec<i64>,
+    columns: usize,
+    /// Tokens of a block.
+    run: u32,
+    tile: u32,
+}
+
+impl Given {
+    fn new(experts: u32, top: u32, ids: Vec<i64>) -> Self {
+        let spec = SortSpec { experts, top, ids: Ids::Narrow, rows: Rows::Halves, factors: false };
+        Given { spec, ids, columns: 24, run: 2, tile: 8 }
+    }
+
+    fn tokens(&self) -> usize {
+        self.ids.len() / self.spec.top as usize
+    }
+}
+
+/// Entries in the order of their experts, nobody's left out.
+fn sorted(experts: u32, ids: &[i64]) -> Vec<usize> {
+    (0..i64::from(experts)).flat_map(|e| (0..ids.len()).filter(move |&entry| ids[entry] == e)).collect()
+}
+
+fn sorting(given: &Given) -> Trial {
+    let Given { spec, ids, columns, run, tile } = given.clone();
+    let (top, tokens) = (spec.top as usize, given.tokens());
+    let mut gpu = device();
+    let weights = noise(ids.len(), 7);
+    let mut args = Vec::new();
+    match spec.ids {
+        Ids::Narrow => args.push(awaited(&mut gpu, "ids", &ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).into()),
+        Ids::Wide => args.push(awaited(&mut gpu, "ids", &ids).into()),
+        Ids::Routed(_) => {
+            // Logits that lead to those ids, in that order.
+            let mut logits = vec![0f32; tokens * spec.experts as usize];
+            for (entry, &id) in ids.iter().enumerate() {
+                logits[entry / top * spec.experts as usize + id as usize] = (1 + top - entry % top) as f32;
+            }
+            args.extend([awaited(&mut gpu, "logits", &logits).into(), Arg::F32(1.0)]);
+        }
+    }
+    let routed = matches!(spec.ids, Ids::Routed(_));
+    let chosen = if routed { gpu.alloc("weights", 4 * ids.len()) } else { awaited(&mut gpu, "weights", &weights) };
+    args.extend((routed || spec.factors).then_some(Arg::from(chosen)));
+    let order = sorted(spec.experts, &ids);
+    let factors = gpu.alloc("factors", 4 * order.len().max(1));
+    args.extend(spec.factors.then_some(Arg::from(factors)));
+    let values = noise(tokens * columns, 11);
+    let halves: Vec<u16> = values.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+    let rows_bytes = 2 * ids.len() * columns;
+    let planes = if spec.rows == Rows::Floats { 3 } else { 1 };
+    args.push(match spec.rows {
+        Rows::Halves => awaited(&mut gpu, "tokens", &halves).into(),
+        Rows::Floats => awaited(&mut gpu, "tokens", &values).into(),
+    });
+    let rows = gpu.alloc("rows", planes * rows_bytes);
+    args.push(rows.into());
+    args.extend((planes > 1).then_some(Arg::U64(rows_bytes as u64)));
+    let experts = spec.experts as usize;
+    let (layout, inverse) = (gpu.alloc("layout", 8 * (experts + 1)), gpu.alloc("inverse", 4 * ids.len()));
+    args.extend([layout.into(), inverse.into()]);
+    args.extend([tokens as u32, run, columns as u32 / 8, tile].map(Arg::U32));
+    let launch = Invocation { grid: [(tokens as u32).div_ceil(run), 1, 1], args };
+    let verify = move |gpu: &Gpu| {
+        let (mut offsets, mut tiles) = (vec![0u32], vec![0u32]);
+        for e in 0..experts {
+            let count = ids.iter().filter(|&&id| id == e as i64).count() as u32;
+            offsets.push(offsets[e] + count);
+            tiles.push(tiles[e] + count.div_ceil(tile));
+        }
+        expect(gpu, layout, "layout", &[offsets, tiles].concat())?;
+        let mut places = vec![NOBODY; ids.len()];
+        order.iter().enumerate().for_each(|(row, &entry)| places[entry] = row as u32);
+        expect(gpu, inverse, "inverse", &places)?;
+        if spec.factors && !order.is_empty() {
+            let expected: Vec<f32> = order.iter().map(|&entry| weights[entry]).collect();
+            expect(gpu, factors, "factors", &expected)?;
+        }
+        // Rows of nobody's entries are left alone, so words are looked at one by one.
+        let found = gpu.floats(rows);
+        for (row, &entry) in order.iter().enumerate() {
+            for column in (0..columns).step_by(2) {
+                let at = (row * columns + column) / 2;
+                let wanted = |further| (entry / top) * columns + column + further;
+                let pair = |plane: usize| found[plane * rows_bytes / 4 + at].to_bits();
+                let right = match spec.rows {
+                    Rows::Halves => pair(0) == u32::from(halves[wanted(0)]) | u32::from(halves[wanted(1)]) << 16,
+                    Rows::Floats => [0, 1].iter().all(|&odd| {
+                        let part = |plane| f64::from(bf16::from_bits((pair(plane) >> (16 * odd)) as u16).to_f32());
+                        (0..3).map(part).sum::<f64>() == f64::from(values[wanted(odd)])
+                    }),
+                };
+                if !right {
+                    return Err(format!("row {row}, columns {column} and the next, are not entry {entry}'s"));
+                }
+            }
+        }
+        Ok(())
+    };
+    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: inverse, verify: Box::new(verify) }
+}
+
+/// Ids without a pattern, different ones for each token.
+fn scattered(experts: u32, top: u32, tokens: usize, seed: u64) -> Vec<i64> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let token = |_| {
+        let mut all: Vec<i64> = (0..i64::from(experts)).collect();
+        rng.shuffle(&mut all);
+        all[..top as usize].to_vec()
+    };
+    (0..tokens).flat_map(token).collect()
+}
+
+/// Everything that a routing may be: scattered, all to one expert, none at all, ids out of range, more experts than blocks, more
+/// entries than a warp has lanes, a last block with fewer tokens.
+fn routings() -> Vec<(&'static str, Given)> {
+    let strange = [-1, 4, i64::from(i32::MIN), 0, 3, 3, 7, 1, 0, i64::from(i32::MAX), -5, 0];
+    let mut wide = strange;
+    (wide[2], wide[9]) = (1 << 32, i64::MIN + 2);
+    let with = |given: Given, change: fn(&mut Given)| {
+        let mut given = given;
+        change(&mut given);
+        given
+    };
+    vec![
+        ("scattered", Given::new(16, 4, scattered(16, 4, 7, 1))),
+        ("to one expert", Given::new(5, 1, vec![3; 9])),
+        ("to nobody", Given::new(5, 2, vec![-1; 8])),
+        ("out of range", Given::new(4, 2, strange.to_vec())),
+        ("out of range in 64 bits", with(Given::new(4, 2, wide.to_vec()), |given| given.spec.ids = Ids::Wide)),
+        ("more experts than blocks", Given::new(300, 8, scattered(300, 8, 3, 2))),
+        ("several warps", with(Given::new(3, 2, scattered(3, 2, 70, 3)), |given| given.run = 45)),
+        ("weights with the rows", with(Given::new(6, 1, scattered(6, 1, 9, 4)), |given| given.spec.factors = true)),
+        ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Rows::Floats)),
+        (
+            "from logits",
+            with(Given::new(40, 3, scattered(40, 3, 19, 6)), |given| {
+                let (experts, top, score) = (40, 3, Score::Softmax);
+                let (renormalised, corrected, grouped) = (true, false, None);
+                let route = RouteSpec { experts, top, score, renormalised, corrected, grouped };
+                given.spec.ids = Ids::Routed(route);
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn tokens_are_brought_into_the_order_of_their_experts_whatever_the_routing() {
+    routings().into_par_iter().for_each(|(what, given)| sorting(&given).passes(what));
+}
+
+// Combining.
+
+fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
+    let (top, tokens) = (spec.top as usize, inverse.len() / spec.top as usize);
+    let rows = inverse.iter().filter(|&&row| row != NOBODY).count();
+    // Whole numbers and powers of two, so that sums are exact and an order that differs would not show; the order is another test's.
+    let value = |at: usize| ((at * 7) % 33) as f32 - 16.0;
+    let weights: Vec<f32> = (0..inverse.len()).map(|at| [0.5, 2.0, -1.0][at % 3]).collect();
+    let mut gpu = device();
+    let put = |gpu: &mut Gpu, name, ty, values: Vec<f32>| match ty {
+        Output::F32 => awaited(gpu, name, &values),
+        Output::F16 => awaited(gpu, name, &values.iter().map(|&x| f16::from_f32(x).to_bits()).collect::<Vec<_>>()),
+        Output::BF16 => awaited(gpu, name, &values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>()),
+    };
+    let rows_at = put(&mut gpu, "rows", spec.rows, (0..rows.max(1) * columns).map(value).collect());
+    let inverse_at = awaited(&mut gpu, "inverse", inverse);
+    let weights_at = awaited(&mut gpu, "weights", &weights);
+    let mut args: Vec<Arg> = vec![rows_at.into(), inverse_at.into()];
+    args.extend(spec.weighted.then_some(Arg::from(weights_at)));
+    let addend = |at: usize| (at % 5) as f32;
+    let more = spec.addend.map(|ty| put(&mut gpu, "addend", ty, (0..tokens * columns).map(addend).collect()));
+    args.extend(more.map(Arg::from));
+    let out = gpu.alloc("out", tokens * columns * spec.output.bytes());
+    args.extend([out.into(), Arg::U32(tokens as u32), Arg::U32(columns as u32)]);
+    let inverse = inverse.to_vec();
+    let expected: Vec<f32> = (0..tokens * columns)
+        .map(|at| {
+            let (token, column) = (at / columns, at % columns);
+            let of = |entry: usize| match inverse[entry] {
+                NOBODY => 0.0,
+                row => value(row as usize * columns + column) * if spec.weighted { weights[entry] } else { 1.0 },
+            };
+            let sum: f32 = (token * top..(token + 1) * top).map(of).sum();
+            sum + spec.addend.map_or(0.0, |_| addend(at))
+        })
+        .collect();
+    let verify = move |gpu: &Gpu| match spec.output {
+        Output::F32 => expect(gpu, out, "sum", &expected),
+        Output::F16 => {
+            expect(gpu, out, "sum", &expected.iter().map(|&x| f16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+        Output::BF16 => {
+            expect(gpu, out, "sum", &expected.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+    };
+    let launch = Invocation { grid: [spec.blocks(tokens as u32, columns as u32), 1, 1], args };
+    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
+}
+
+const PLAIN: CombineSpec =
+    CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None };
+
+#[test]
+fn a_tokens_rows_are_weighted_and_added_and_nobodys_are_not_read() {
+    let inverse = [2, NOBODY, 0, NOBODY, NOBODY, NOBODY, 3, 1, 4];
+    for (rows, output) in Output::ALL.into_iter().flat_map(|rows| Output::ALL.map(|output| (rows, output))) {
+        combining(CombineSpec { rows, output, ..PLAIN }, &inverse, 360).passes(&format!("{rows} to {output}"));
+    }
+    combining(CombineSpec { weighted: false, ..PLAIN }, &inverse, 16).passes("without weights");
+    combining(CombineSpec { addend: Some(Output::BF16), ..PLAIN }, &inverse, 16).passes("with an addend");
+    let many: Vec<u32> = (0..22).collect();
+    combining(CombineSpec { top: 11, ..PLAIN }, &many, 16).passes("more rows than are asked for at a time");
+    combining(PLAIN, &[NOBODY; 3], 16).passes("a token of nobody's");
+}
+
+#[test]
+fn rows_are_added_in_the_order_of_the_tokens_experts() {
+    // 1 + 2²⁴ − 2²⁴ is 0 in this order, and 1 in another.
+    let rows = [1.0f32, 16_777_216.0, -16_777_216.0].map(|x| [x; 8]).concat();
+    let mut gpu = device();
+    let rows = awaited(&mut gpu, "rows", &rows);
+    let out = gpu.alloc("out", 2 * 32);
+    let inverse = awaited(&mut gpu, "inverse", &[0u32, 1, 2, 1, 2, 0]);
+    let args = vec![rows.into(), inverse.into(), out.into(), Arg::U32(2), Arg::U32(8)];
+    let kernel = KernelSpec::from(CombineSpec { weighted: false, ..PLAIN }).build().unwrap();
+    gpu.run(&kernel, &Invocation { grid: [1, 1, 1], args }, Schedule::Latest).unwrap();
+    assert_eq!(read::<f32>(&gpu, out), [[0.0; 8], [1.0; 8]].concat());
+}
+
+// Broken kernels.
+
+/// Every mutant of a kernel must be caught by one of its trials.
+fn mutants_are_caught(trials: &[Trial]) {
+    let schedules = Schedule::several(2);
+    let missed: Vec<Mutant> = mutants(&trials[0].kernel)
+        .into_par_iter()
+        .filter(|mutant| trials.iter().all(|trial| trial.examine(&mutant.kernel, &schedules).is_ok()))
+        .collect();
+    assert!(missed.is_empty(), "{}", missed.iter().map(|mutant| &mutant.name[..]).collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn mutants_of_the_routing_are_caught() {
+    let spec = RouteSpec { experts: 96, grouped: Some(Grouped { groups: 4, kept: 2 }), top: 3, ..ROUTINGS[4] };
+    let mut logits = noise(61 * 96, 3);
+    logits[96..192].fill(1.0);
+    mutants_are_caught(&[routing(spec, logits)]);
+}
+
+#[test]
+fn mutants_of_the_sort_are_caught() {
+    let given = |ids: Vec<i64>, run| {
+        let mut given = Given::new(40, 1, ids);
+        (given.run, given.spec.factors) = (run, true);
+        given
+    };
+    // The first has several warps with entries in each block, and experts that only some of them have.
+    let mut many = scattered(40, 1, 230, 8);
+    many.iter_mut().enumerate().filter(|(at, _)| at % 5 == 0).for_each(|(at, id)| *id = at as i64 / 40 * 7);
+    let trials = [given(many, 130), given(vec![-1, 40, 3, 3, i64::from(i32::MAX), 0, 39], 2), given(vec![-1; 3], 2)];
+    let trials = trials.map(|given| sorting(&given));
+    mutants_are_caught(&trials);
+}
+
+#[test]
+fn mutants_of_the_combination_are_caught() {
+    let spec = CombineSpec { addend: Some(Output::F16), output: Output::F16, ..PLAIN };
+    mutants_are_caught(&[combining(spec, &[2, NOBODY, 0, NOBODY, NOBODY, NOBODY, 3, 1, 4], 40)]);
+}
