@@ -146,6 +146,21 @@ impl Router {
         self.top_k
     }
 
+    /// What is added to scores for choosing only, a number per expert; nothing where there is no correction.
+    pub fn correction(&self) -> &[f32] {
+        &self.correction
+    }
+
+    /// The groups that are chosen from, if there are groups.
+    pub fn groups(&self) -> Option<Groups> {
+        self.groups
+    }
+
+    /// What weights are multiplied with in the end.
+    pub fn scaling(&self) -> f32 {
+        self.scaling
+    }
+
     /// Routes tokens by their logits, `[tokens, experts]`.
     pub fn route(&self, logits: &[f32], tokens: usize) -> Result<Routed> {
         if logits.len() != tokens * self.experts {
