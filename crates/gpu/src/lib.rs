@@ -40,6 +40,7 @@ pub mod launches;
 mod operands;
 pub mod pack;
 mod packed;
+pub mod products;
 mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;

@@ -6,5 +6,6 @@
 pub mod cases;
 pub mod clock;
 pub mod counters;
+pub mod experts;
 pub mod mutations;
 pub mod verify;

@@ -32,6 +32,7 @@ const PLAIN: kernel::MultiplySpec = kernel::MultiplySpec {
     function: Function::None,
     output: Output::F32,
     groups: 1,
+    experts: None,
 };
 
 /// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.

@@ -31,6 +31,9 @@ fn read<T: bytemuck::Pod>(gpu: &Gpu, buffer: Buffer) -> Vec<T> {
     bytemuck::pod_collect_to_vec(gpu.download(buffer).unwrap_or_else(|first| panic!("byte {first} was not written")))
 }
 
+/// Looks at what a kernel has left.
+type Verify = dyn Fn(&Gpu) -> Result<(), String> + Sync;
+
 /// A kernel, a device with its operands, and what it should leave there.
 struct Trial {
     kernel: Kernel,
@@ -38,7 +41,7 @@ struct Trial {
     launch: Invocation,
     /// What it writes first.
     result: Buffer,
-    verify: Box<dyn Fn(&Gpu) -> Result<(), String> + Sync>,
+    verify: Box<Verify>,
 }
 
 impl Trial {
@@ -81,7 +84,7 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 fn routed(spec: RouteSpec, logits: &[f32], correction: &[f32], scale: f64) -> Vec<(u32, f64)> {
     let experts = spec.experts as usize;
     let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
-    let by_score = spec.corrected || spec.grouped.is_some();
+    let by_score = spec.score == Score::Sigmoid && (spec.renormalised || spec.corrected || spec.grouped.is_some());
     let mut choice: Vec<f64> = logits
         .iter()
         .enumerate()
@@ -414,8 +417,7 @@ fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
     Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
 }
 
-const PLAIN: CombineSpec =
-    CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None };
+const PLAIN: CombineSpec = CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None };
 
 #[test]
 fn a_tokens_rows_are_weighted_and_added_and_nobodys_are_not_read() {

@@ -1,12 +1,18 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
 use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
+use hammerhead::gpu::experts::combine::CombineSpec;
+use hammerhead::gpu::experts::layer::LayerShape;
+use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
+use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
+use hammerhead::gpu::families::sm90::experts;
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
-use hammerhead::{Epilogue, Gate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
 use ptx::Error;
 use ptx::assemble::Assembler;
+use rayon::prelude::*;
 
 /// The assembler, or a visible word that there is none. With `HAMMERHEAD_REQUIRE_PTXAS=1` that is a failure.
 fn assembler() -> Option<Assembler> {
@@ -35,6 +41,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     function: Function::Silu,
     output: Output::F16,
     groups: 1,
+    experts: None,
 };
 
 fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> MultiplySpec {
@@ -98,7 +105,6 @@ fn configs() -> Vec<MultiplySpec> {
 
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
-    let Some(assembler) = assembler() else { return };
     let joins = Gate::JOINING
         .map(Function::of)
         .into_iter()
@@ -109,19 +115,61 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
         .into_iter()
         .chain(scaled)
         .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(source, runs, 16))));
-    let mut wrong = Vec::new();
-    for which in configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions) {
+    assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect());
+}
+
+#[test]
+fn the_kernels_of_a_layer_of_experts_assemble_alike() {
+    assert_assemble(of_experts());
+}
+
+fn assert_assemble(specs: Vec<KernelSpec>) {
+    let Some(assembler) = assembler() else { return };
+    let assemble = |which: KernelSpec| {
         let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
         let report = assembler.assemble(&kernel).unwrap_or_else(|error| panic!("{which:?}: {error}"));
         eprintln!("{which:?}: {report}");
-        if let Err(error) = report.check(&kernel) {
-            wrong.push(format!("{which:?}: {error}"));
-        }
-        if !report.warnings.is_empty() {
-            wrong.push(format!("{which:?}: {:?}", report.warnings));
-        }
-    }
+        let refused = report.check(&kernel).err().map(|error| format!("{which:?}: {error}"));
+        let warned = (!report.warnings.is_empty()).then(|| format!("{which:?}: {:?}", report.warnings));
+        refused.or(warned)
+    };
+    let wrong: Vec<String> = specs.into_par_iter().filter_map(assemble).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The products of a layer with all that a layer may have, in every tile; and the kernels around them.
+fn of_experts() -> Vec<KernelSpec> {
+    let layer = LayerShape {
+        experts: 256,
+        top: 8,
+        hidden: 2048,
+        inner: 768,
+        gate: Gate::GPT_OSS,
+        biased: true,
+        on_input: false,
+        activation: Activation::BF16,
+        partial: Output::F32,
+        output: Output::BF16,
+    };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
+    let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..layer };
+    let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
+    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 32, 48, 64, 96, 128, 192, 256])
+        .chain(tiles(single, &[8, 64]))
+        .chain(tiles(factored, &[16, 128]))
+        .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
+        .flat_map(|(product, tile)| experts::kernels(&product, tile))
+        .map(KernelSpec::from)
+        .collect();
+    let grouped = Some(Grouped { groups: 8, kept: 4 });
+    let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
+    all.push(route.into());
+    for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats)] {
+        all.push(SortSpec { experts: 256, top: 8, ids, rows, factors: true }.into());
+    }
+    let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
+    all.push(CombineSpec { top: 22, rows, output, weighted: true, addend }.into());
+    all
 }
 
 #[test]

@@ -3,7 +3,10 @@
 //! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that are
 //! nobody's are not read. A thread has eight columns of a token, and asks for the rows of several experts at a time.
 
-use ptx::{Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32, U64};
+use ptx::{
+    Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32,
+    U64,
+};
 
 use op::Output;
 
@@ -135,7 +138,14 @@ fn add_rows(
 }
 
 /// Where eight columns of a row are.
-fn element(k: &mut Builder, base: Reg<U64>, ty: Output, row: Reg<U32>, units: Reg<U32>, unit: Reg<U32>) -> Addr<Global> {
+fn element(
+    k: &mut Builder,
+    base: Reg<U64>,
+    ty: Output,
+    row: Reg<U32>,
+    units: Reg<U32>,
+    unit: Reg<U32>,
+) -> Addr<Global> {
     let bytes = COLUMNS * ty.bytes() as u32;
     let row_bytes = k.mul(units, bytes);
     let row = k.mul_wide_add(row, row_bytes, base);

@@ -5,10 +5,11 @@
 //! layout that `sort` leaves, and `combine` adds up what a token's experts made of it.
 
 pub mod combine;
+pub mod device;
+pub mod layer;
+pub mod packed;
 pub mod route;
 pub mod sort;
 
-/// The most experts of a layer.
-pub const MOST_EXPERTS: u32 = 1024;
 /// The row of an entry that is nobody's.
 pub const NOBODY: u32 = u32::MAX;

@@ -5,14 +5,17 @@
 //! key 0, which no number has. A logit that is NaN counts as less than every other. Whatever the logits are, a token's experts are
 //! different ones; but sums over numbers that are not finite are none either, and spoil the weights of their token alone.
 //!
-//! Softmax and plain sigmoids rise with the logit, so experts are chosen by logits there: rounding makes no ties that way. With a
-//! correction, or inside groups, they are chosen by the score itself.
+//! Softmax rises with the logit, so experts are chosen by logits there, and so are those whose sigmoid multiplies their input: rounding
+//! makes no ties that way. Where sigmoids are divided by their sum, they are also what is compared, as models do it.
 
 use ptx::instr::{ReduceOp, ShuffleMode};
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, SpecialRegister, Target, U32, U64};
 
+use op::routing::{Router, Scoring};
+
 use crate::gating;
 use crate::launch::Spec;
+use crate::products::MOST_EXPERTS;
 
 /// Tokens of a block: a warp each.
 const WARPS: u32 = 4;
@@ -59,10 +62,25 @@ pub struct RouteSpec {
 }
 
 impl RouteSpec {
+    /// What a router does, apart from its numbers.
+    pub fn of(router: &Router) -> Self {
+        let scoring = router.scoring();
+        let sigmoid = matches!(scoring, Scoring::Sigmoid | Scoring::SigmoidInput);
+        RouteSpec {
+            experts: router.experts() as u32,
+            top: router.top_k() as u32,
+            score: if sigmoid { Score::Sigmoid } else { Score::Softmax },
+            // Softmax divided by the sum over the chosen ones is the softmax of those.
+            renormalised: !matches!(scoring, Scoring::Softmax | Scoring::SigmoidInput),
+            corrected: !router.correction().is_empty(),
+            grouped: router.groups().map(|groups| Grouped { groups: groups.count as u32, kept: groups.best as u32 }),
+        }
+    }
+
     /// Whether such experts can be chosen.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
-        if !(1..=super::MOST_EXPERTS).contains(&self.experts) {
+        if !(1..=MOST_EXPERTS).contains(&self.experts) {
             return refuse("experts", self.experts, "1 to 1024");
         }
         if !(1..=MOST_TOP.min(self.experts)).contains(&self.top) {
@@ -76,7 +94,11 @@ impl RouteSpec {
             return refuse("groups of experts", groups, "1 to 32, all of one size, two experts or more in each");
         }
         if !(1..=groups).contains(&kept) || kept * (self.experts / groups) < self.top {
-            return refuse("groups that are looked at", kept, "enough for a token's experts, and no more than there are");
+            return refuse(
+                "groups that are looked at",
+                kept,
+                "enough for a token's experts, and no more than there are",
+            );
         }
         Ok(())
     }
@@ -88,7 +110,7 @@ impl RouteSpec {
 
     /// Whether experts are chosen by their scores, and not by the logits.
     fn by_score(&self) -> bool {
-        self.corrected || self.grouped.is_some()
+        self.corrected || self.grouped.is_some() || (self.score == Score::Sigmoid && self.renormalised)
     }
 }
 

@@ -20,10 +20,11 @@ use ptx::{
     Target, U32, U64,
 };
 
+use super::NOBODY;
 use super::route::{Logits, MOST_TOP, RouteSpec, Routed};
-use super::{MOST_EXPERTS, NOBODY};
 use crate::expand;
 use crate::launch::Spec;
+use crate::products::MOST_EXPERTS;
 
 /// Threads of a block, and so the most entries of its run.
 const THREADS: u32 = 512;

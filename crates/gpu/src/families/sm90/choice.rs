@@ -30,6 +30,7 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::Mu
         function,
         output,
         groups: 1,
+        experts: None,
     };
     kernel.check().map_err(|error| error.to_string())?;
     Ok(kernel)

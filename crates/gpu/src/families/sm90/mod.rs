@@ -4,6 +4,7 @@
 //! legal and what they should cost, within the `limits` of what a launch can count; `multiply` cuts a problem into launches.
 
 mod choice;
+pub mod experts;
 pub mod kernel;
 mod limits;
 mod model;

@@ -98,16 +98,18 @@ impl Finish {
 
     fn finish_own(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) {
         let rows = self.rows(k, tile);
-        let gates =
-            Gates { config: self.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp };
+        let gate = tile.factors(k, 0);
+        let up = if self.config.products == Products::Single { gate } else { tile.factors(k, 1) };
         let column = k.mul_add(consumer.along_n, self.columns(), tile.column);
+        let biases = self.biases(k, consumer, tile, column);
+        let gates = Gates { config: self.config, gate, up, clamp: parts.work.clamp, biases };
         match self.staging {
             None => self.store_direct(k, consumer, tile, &rows, &gates, column),
             Some(staging) => {
                 let base = k.shared_address(staging);
                 let base = k.mul_add(consumer.warpgroup, self.staging_bytes(), base);
                 self.meet_before_staging(k, consumer);
-                k.phase("stage", |k| self.stage(k, consumer, &rows, &gates, base));
+                k.phase("stage", |k| self.stage(k, consumer, tile, &rows, &gates, base));
                 let bulk = self.config.epilogue == Epilogue::Bulk;
                 if bulk {
                     k.fence_async_shared();
@@ -159,6 +161,48 @@ impl Finish {
         strips
     }
 
+    /// What is added to gate and up sums in the column that this thread has of each strip.
+    fn biases(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &Tile,
+        column: Reg<U32>,
+    ) -> Vec<[Option<Reg<F32>>; 2]> {
+        if self.config.experts.is_none_or(|experts| !experts.biased) {
+            return Vec::new();
+        }
+        let quad = k.shr(consumer.lane, 2);
+        let column = k.add(column, quad);
+        let column = k.mul_add(consumer.quarter, 8, column);
+        let of_strip = |strip: Strip| {
+            let column = k.add(column, strip.column);
+            let up = (!strip.up.is_empty()).then(|| tile.bias(k, 1, column)).flatten();
+            [tile.bias(k, 0, column), up]
+        };
+        self.strips(consumer).into_iter().map(of_strip).collect()
+    }
+
+    /// What the sums of a token of the tile are multiplied with, if they are; beyond the last token it is that one's.
+    fn row_factor(
+        &self,
+        k: &mut Builder,
+        tile: &Tile,
+        rows: &Rows,
+        consumer: &Consumer,
+        further: u32,
+    ) -> Option<Reg<F32>> {
+        if self.config.experts.is_none_or(|experts| !experts.factored) {
+            return None;
+        }
+        let place = k.and(consumer.lane, 3);
+        let token = k.mul_add(place, 2, further);
+        let last = k.sub(rows.count, 1);
+        let token = k.min(token, last);
+        let row = k.add(rows.first, token);
+        tile.row_factor(k, row)
+    }
+
     /// `body` unless all of these tokens are beyond the tile's.
     fn if_any(&self, k: &mut Builder, first: u32, rows: &Rows, body: impl FnOnce(&mut Builder)) {
         let any = k.gt(rows.count, first);
@@ -181,7 +225,7 @@ impl Finish {
         let column = k.mul_add(consumer.quarter, 8, column);
         let own = k.shl(place, 1);
         let token = k.add(rows.first, own);
-        for strip in self.strips(consumer) {
+        for (index, strip) in self.strips(consumer).into_iter().enumerate() {
             let column = k.add(column, strip.column);
             let start = element_address(k, out, [token, tile.n, column], self.element_bytes());
             let inside = k.lt(column, tile.n);
@@ -191,9 +235,10 @@ impl Finish {
                     self.if_any(k, first, rows, |k| {
                         for neighbour in 0..2 {
                             let up = strip.up.get(group).map(|up| up[neighbour]);
-                            let value = gates.apply(k, gate[neighbour], up);
                             let further = first + neighbour as u32;
                             let this = k.add(own, further);
+                            let factor = self.row_factor(k, tile, rows, consumer, further);
+                            let value = gates.apply(k, (gate[neighbour], up), index, factor);
                             let exists = k.lt(this, rows.count);
                             let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
                             self.store_element(k, exists, Addr::of(at), value);
@@ -234,7 +279,7 @@ impl Finish {
     }
 
     /// Values to shared memory, a row of columns for each token.
-    fn stage(&self, k: &mut Builder, consumer: &Consumer, rows: &Rows, gates: &Gates, base: Reg<U32>) {
+    fn stage(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, rows: &Rows, gates: &Gates, base: Reg<U32>) {
         let base = k.mul_add(consumer.quarter, 8 * self.element_bytes(), base);
         let at = match self.config.output {
             Output::F32 => {
@@ -245,7 +290,7 @@ impl Finish {
             // Lane l gives the address of row l % 8 of the l/8-th matrix.
             Output::F16 | Output::BF16 => k.mul_add(consumer.lane, self.pitch(), base),
         };
-        for strip in self.strips(consumer) {
+        for (index, strip) in self.strips(consumer).into_iter().enumerate() {
             let at = Addr::<Shared>::of(at).plus((strip.column * self.element_bytes()).cast_signed());
             let mut group = 0;
             while group < strip.gate.len() {
@@ -256,7 +301,10 @@ impl Finish {
                     let values: Vec<[Reg<F32>; 2]> = (group..group + count)
                         .map(|group| {
                             let up = strip.up.get(group);
-                            [0, 1].map(|i| gates.apply(k, strip.gate[group][i], up.map(|up| up[i])))
+                            [0, 1].map(|i| {
+                                let factor = self.row_factor(k, tile, rows, consumer, (8 * group + i) as u32);
+                                gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, factor)
+                            })
                         })
                         .collect();
                     self.stage_group(k, at, &values);
@@ -370,17 +418,40 @@ struct Gates {
     gate: [Reg<F32>; 2],
     up: [Reg<F32>; 2],
     clamp: Reg<F32>,
+    /// What is added to gate and up in each strip's column; nothing where no sum has that.
+    biases: Vec<[Option<Reg<F32>>; 2]>,
 }
 
 impl Gates {
-    fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
-        let gate = gating::scaled(k, gate, self.gate);
+    fn apply(
+        &self,
+        k: &mut Builder,
+        (gate, up): (Reg<F32>, Option<Reg<F32>>),
+        strip: usize,
+        factor: Option<Reg<F32>>,
+    ) -> Reg<F32> {
+        let gate = self.finished(k, gate, self.gate, (strip, 0), factor);
         match up {
             None => gating::alone(k, self.config.function, gate),
             Some(up) => {
-                let up = gating::scaled(k, up, self.up);
+                let up = self.finished(k, up, self.up, (strip, 1), factor);
                 gating::apply(k, self.config.function, gate, up, self.clamp)
             }
         }
+    }
+
+    /// A sum times its factors, and its bias.
+    fn finished(
+        &self,
+        k: &mut Builder,
+        sum: Reg<F32>,
+        factors: [Reg<F32>; 2],
+        (strip, matrix): (usize, usize),
+        factor: Option<Reg<F32>>,
+    ) -> Reg<F32> {
+        let scaled = gating::scaled(k, sum, factors);
+        let scaled = factor.map_or(scaled, |factor| k.mul(scaled, factor));
+        let bias = self.biases.get(strip).and_then(|biases| biases[matrix]);
+        bias.map_or(scaled, |bias| k.add(scaled, bias))
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Every strategy is made of the same phases. A [`MultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
-//! - `work`: the groups, and which tile of which group a block computes next;
+//! - `work`: the groups, and which tile of which group a block computes next; `experts` where only the device knows them;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
 //! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by bulk copy;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
@@ -26,6 +26,7 @@
 mod combine;
 mod consume;
 mod epilogue;
+mod experts;
 mod fragments;
 mod pipeline;
 mod produce;
@@ -36,6 +37,8 @@ use std::ops::RangeInclusive;
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
+
+pub use experts::{Experts, FACTOR_BYTES};
 
 use crate::gating::Function;
 use crate::launch::Spec;
@@ -136,6 +139,8 @@ pub struct MultiplySpec {
     pub output: Output,
     /// Groups that a launch may have: one of [`CAPACITIES`].
     pub groups: u32,
+    /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
+    pub experts: Option<Experts>,
 }
 
 /// How the blocks of rows of a tile are shared out among warpgroups.
@@ -227,7 +232,8 @@ impl MultiplySpec {
     pub fn resident(&self) -> u32 {
         let registers = self.held_registers() + self.spare_registers();
         let fits = self.shared_bytes() <= SHARED_OF_TWO && registers <= BUDGETS_OF_TWO.1;
-        let simple = self.warpgroups() == 2 && self.passes() == 1 && self.schedule != Schedule::Persistent;
+        let simple = self.warpgroups() == 2 && self.passes() == 1;
+        let simple = simple && (self.schedule != Schedule::Persistent || self.experts.is_some());
         if simple && fits { 2 } else { 1 }
     }
 
@@ -275,7 +281,8 @@ impl MultiplySpec {
         let end = combine::Combine::scratch_bytes(self).map_or(declared, |bytes| apart(declared, bytes));
         let end = combine::Combine::received_bytes(self)
             .map_or(end, |bytes| end.next_multiple_of(16) + bytes + self.division().along_n * Barriers::STRIDE);
-        epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes))
+        let end = epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes));
+        self.experts.map_or(end, |experts| end.next_multiple_of(16) + experts.layout_bytes())
     }
 
     /// Whether two warpgroups have different steps of k of the same columns.
@@ -301,13 +308,18 @@ impl MultiplySpec {
 
     /// The tensor map of a group's tokens: `m` rows of `k` numbers at `address`, and further parts `part_bytes` apart.
     pub fn token_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64) -> TensorMap {
+        self.row_map(address, [m, k], part_bytes, self.box_tokens(m))
+    }
+
+    /// The tensor map of so many rows of which a copy brings `tokens`.
+    pub fn row_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64, tokens: u32) -> TensorMap {
         let parts = self.element.parts();
         let mut map = TensorMap {
             element: self.element.element(),
             address,
             dims: vec![k.into(), m.into()],
             strides: vec![u64::from(k) * 2],
-            tile: vec![UNIT, self.box_tokens(m)],
+            tile: vec![UNIT, tokens],
             swizzle: Swizzle::B128,
         };
         if parts > 1 {
@@ -361,6 +373,15 @@ impl MultiplySpec {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
         }
+        if let Some(experts) = self.experts {
+            if !(1..=crate::products::MOST_EXPERTS).contains(&experts.count) {
+                return refuse("experts", experts.count, "1 to 1024");
+            }
+            if self.schedule != Schedule::Persistent {
+                let wanted = "schedule=persistent: only the device knows how many there are";
+                return refuse("tiles of a block", 1, wanted);
+            }
+        }
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
         }
@@ -389,15 +410,12 @@ struct Parts {
 
 impl Parts {
     fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
-        let work = Work::declare(k, config);
+        let mut work = Work::declare(k, config);
         let pipe = Pipeline::declare(k, config);
-        Parts {
-            config,
-            combine: combine::Combine::declare(k, config, &pipe),
-            epilogue: epilogue::Finish::declare(k, config, &pipe),
-            work,
-            pipe,
-        }
+        let combine = combine::Combine::declare(k, config, &pipe);
+        let epilogue = epilogue::Finish::declare(k, config, &pipe);
+        work.declare_layout(k);
+        Parts { config, work, pipe, combine, epilogue }
     }
 }
 
@@ -408,7 +426,9 @@ impl Spec for MultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, the number of tiles,
-/// and the gate's limit.
+/// and the gate's limit. For experts: the tensor maps of all rows, one for each width; the layout; the first expert's gate and up
+/// weights (or only those), bytes from one expert's to the next one's; factors; gate and up biases (or only those), if there are
+/// some; a factor per row, if there is one; C; its columns, the summed dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
 /// the barriers of `epilogue`, and nowhere else.
@@ -426,9 +446,12 @@ pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
             parts.combine.prepare(k, thread);
             k.fence_barrier_init();
         });
+        parts.work.fetch(k, thread);
         k.sync_threads();
         parts.combine.announce(k);
-        k.launch_dependents();
+        if config.experts.is_none() {
+            k.launch_dependents();
+        }
     });
     let (producer_registers, consumer_registers) = config.register_budgets();
     let produces = k.ge(warp, config.warpgroups() * 4);

@@ -138,12 +138,14 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// The first time, waits for the kernel before this one.
+    /// The first time, waits for the kernel before this one, unless everybody has.
     fn new(k: &mut Builder, parts: &Parts, tile: &Tile, round: Reg<U32>) -> Self {
         let map = parts.work.map(k, tile);
         k.prefetch_map(map);
-        let first = k.eq(round, 0);
-        k.when(first, |k| k.grid_dependency_wait());
+        if parts.config.experts.is_none() {
+            let first = k.eq(round, 0);
+            k.when(first, |k| k.grid_dependency_wait());
+        }
         let width = match parts.config.widths()[..] {
             [only] => k.variable(only),
             _ => k.max(tile.most_tokens, LEAST_WIDTH),

@@ -1,10 +1,13 @@
 //! The groups of a launch, and the tiles they are cut into.
 //!
-//! Tiles are numbered through all groups of the launch's table (`crate::table`); within a group, tiles of the same columns are
-//! neighbours, so that blocks which run together read the same weights.
+//! Tiles are numbered through all groups; within a group, tiles of the same columns are neighbours, so that blocks which run
+//! together read the same weights. Groups are of one of two kinds. Those that the host knows stand in the launch's table
+//! (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a layout in the
+//! device's memory (`sort` of the layer leaves it), which a block copies to shared memory when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
+use super::experts::{Expert, ExpertWork};
 use super::{MultiplySpec, UNIT};
 use crate::table::{RECORD_BYTES, address, at, factors, locate};
 use op::Schedule;
@@ -13,17 +16,31 @@ use op::Schedule;
 pub(super) struct Work {
     config: MultiplySpec,
     maps: TensorMapParam,
-    table: ParamTable,
-    tiles: Reg<U32>,
+    groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
 }
 
+/// Where groups are described.
+enum Groups {
+    /// In a table among the arguments, with so many tiles.
+    Table { table: ParamTable, tiles: Reg<U32> },
+    /// In the device's memory.
+    Experts(ExpertWork),
+}
+
+/// Whose a tile is.
+enum Owner {
+    Record(ParamTable),
+    Expert(Expert),
+}
+
 /// A tile, as far as all who work on it need to know.
 pub(super) struct Tile {
-    record: ParamTable,
-    group: Reg<U32>,
-    /// First token of the tile within its group.
+    owner: Owner,
+    /// The number of its tensor map.
+    map: Reg<U32>,
+    /// First token of the tile, from where the tensor map and C begin.
     pub first_token: Reg<U32>,
     /// Tokens of the tile.
     pub tokens: Reg<U32>,
@@ -51,27 +68,49 @@ pub(super) struct Share {
 
 impl Work {
     pub fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
-        Work {
-            config,
-            maps: k.tensor_maps("tokens", config.groups),
-            table: k.table("groups", config.groups * RECORD_BYTES / 4),
-            tiles: k.param("tiles"),
-            clamp: k.param("clamp"),
+        let maps = if config.experts.is_some() { config.widths().len() as u32 } else { config.groups };
+        let maps = k.tensor_maps("tokens", maps);
+        let groups = match config.experts {
+            None => {
+                Groups::Table { table: k.table("groups", config.groups * RECORD_BYTES / 4), tiles: k.param("tiles") }
+            }
+            Some(experts) => Groups::Experts(ExpertWork::declare(k, config, experts)),
+        };
+        Work { config, maps, groups, clamp: k.param("clamp") }
+    }
+
+    /// Sets aside what the block keeps of a layout, behind everything else in shared memory.
+    pub fn declare_layout(&mut self, k: &mut Builder) {
+        if let Groups::Experts(work) = &mut self.groups {
+            work.declare_layout(k);
+        }
+    }
+
+    /// Every thread: fetches the layout, once the kernel before this one has left it.
+    pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
+        if let Groups::Experts(work) = &self.groups {
+            k.launch_dependents();
+            k.grid_dependency_wait();
+            work.fetch(k, thread);
         }
     }
 
     /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile, Reg<U32>)) {
         let block = k.special(SpecialRegister::CtaidX);
+        let (table, tiles) = match &self.groups {
+            Groups::Table { table, tiles } => (*table, *tiles),
+            Groups::Experts(work) => return self.each_expert_tile(k, work, block, body),
+        };
         match self.config.schedule {
             Schedule::PerTile => {
-                let tile = self.find(k, block);
+                let tile = self.find(k, table, tiles, block);
                 let round = k.variable(0);
                 body(k, tile, round);
             }
             Schedule::SplitK => {
                 let number = k.shr(block, 1);
-                let tile = self.find(k, number);
+                let tile = self.find(k, table, tiles, number);
                 let round = k.variable(0);
                 body(k, tile, round);
             }
@@ -79,29 +118,71 @@ impl Work {
                 let blocks = k.special(SpecialRegister::NctaidX);
                 let (number, round) = (k.variable(block), k.variable(0));
                 k.repeat_while(|k| {
-                    let tile = self.find(k, number);
+                    let tile = self.find(k, table, tiles, number);
                     body(k, tile, round);
                     let (next, following) = (k.add(number, blocks), k.add(round, 1));
                     k.set(number, next);
                     k.set(round, following);
-                    k.lt(number, self.tiles)
+                    k.lt(number, tiles)
                 });
             }
         }
     }
 
+    /// The same over the tiles that a layout says there are. A block may have none.
+    fn each_expert_tile(
+        &self,
+        k: &mut Builder,
+        work: &ExpertWork,
+        block: Reg<U32>,
+        body: impl FnOnce(&mut Builder, Tile, Reg<U32>),
+    ) {
+        let blocks = k.special(SpecialRegister::NctaidX);
+        let tiles = work.tiles(k);
+        let (number, round) = (k.variable(block), k.variable(0));
+        k.loop_while(
+            |k| k.lt(number, tiles),
+            |k| {
+                let tile = self.find_expert(k, work, number);
+                body(k, tile, round);
+                let (next, following) = (k.add(number, blocks), k.add(round, 1));
+                k.set(number, next);
+                k.set(round, following);
+            },
+        );
+    }
+
+    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Tile {
+        let found = work.locate(k, number);
+        let [column_tile, token_tile] = self.split(k, found.inside, found.token_tiles);
+        let before = k.mul(token_tile, found.tile_tokens);
+        let left = k.sub(found.m, before);
+        let depth = work.depth(k);
+        Tile {
+            owner: Owner::Expert(found.expert),
+            map: found.map,
+            first_token: k.add(found.first_row, before),
+            tokens: k.min(left, found.tile_tokens),
+            most_tokens: found.tile_tokens,
+            column: k.mul(column_tile, self.config.columns),
+            n: work.n,
+            depth,
+            share: self.share(k, depth),
+        }
+    }
+
     /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no
     /// tokens to store.
-    fn find(&self, k: &mut Builder, number: Reg<U32>) -> Tile {
-        let beyond = (self.config.resident() > 1).then(|| k.ge(number, self.tiles));
+    fn find(&self, k: &mut Builder, table: ParamTable, tiles: Reg<U32>, number: Reg<U32>) -> Tile {
+        let beyond = (self.config.resident() > 1).then(|| k.ge(number, tiles));
         let number = match beyond {
             Some(beyond) => {
-                let again = k.sub(number, self.tiles);
+                let again = k.sub(number, tiles);
                 k.select(beyond, again, number)
             }
             None => number,
         };
-        let (group, record) = locate(k, self.table, self.config.groups, number);
+        let (group, record) = locate(k, table, self.config.groups, number);
         let word = |k: &mut Builder, place| -> Reg<U32> { k.table_word(record, place) };
         let first_tile = word(k, at::FIRST_TILE);
         let (token_tiles, tile_tokens) = (word(k, at::TOKEN_TILES), word(k, at::TILE_TOKENS));
@@ -116,8 +197,8 @@ impl Work {
         let depth = k.add(depth, UNIT - 1);
         let depth = k.shr(depth, UNIT.trailing_zeros());
         Tile {
-            record,
-            group,
+            owner: Owner::Record(record),
+            map: group,
             first_token,
             tokens,
             most_tokens: tile_tokens,
@@ -164,23 +245,52 @@ impl Work {
 
     /// The tensor map of a tile's tokens.
     pub fn map(&self, k: &mut Builder, tile: &Tile) -> Reg<TensorMapAddress> {
-        if self.config.groups == 1 { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, tile.group) }
+        let one = match self.config.experts {
+            None => self.config.groups == 1,
+            Some(_) => self.config.widths().len() == 1,
+        };
+        if one { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, tile.map) }
     }
 }
 
 impl Tile {
     /// Where a matrix's packed weights are: 0 is the gate's, 1 the up matrix's.
     pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
-        address(k, self.record, at::GATE + 8 * matrix)
+        match &self.owner {
+            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
+            Owner::Expert(expert) => expert.weights(k, matrix),
+        }
     }
 
     /// Where C is.
     pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        address(k, self.record, at::OUT)
+        match &self.owner {
+            Owner::Record(record) => address(k, *record, at::OUT),
+            Owner::Expert(expert) => expert.out,
+        }
     }
 
     /// The two factors of a matrix's sums.
     pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        factors(k, self.record, matrix)
+        match &self.owner {
+            Owner::Record(record) => factors(k, *record, matrix),
+            Owner::Expert(expert) => expert.factors(k, matrix),
+        }
+    }
+
+    /// What is added to a matrix's sums in a column, if something is.
+    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>) -> Option<Reg<F32>> {
+        match &self.owner {
+            Owner::Record(_) => None,
+            Owner::Expert(expert) => expert.bias(k, matrix, column, self.n),
+        }
+    }
+
+    /// What the sums of a row of C are multiplied with, if they are.
+    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        match &self.owner {
+            Owner::Record(_) => None,
+            Owner::Expert(expert) => expert.row_factor(k, row),
+        }
     }
 }

@@ -1,0 +1,423 @@
+//! A layer of experts over addresses, as launches: experts are chosen, tokens sorted, multiplied twice, and summed.
+//!
+//! All memory is somebody else's: tensors where the caller has them, and a workspace of [`workspace_bytes`] for what lies between the
+//! launches. The host knows how many tokens there are and nothing else, so the same launches serve every routing.
+
+use op::{Activation, Error, Gate, Output, Result};
+
+use super::combine::CombineSpec;
+use super::route::{self, RouteSpec};
+use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
+use crate::expand::TokenForm;
+use crate::expansion::{self, Segment};
+use crate::families::sm90;
+use crate::families::sm90::kernel::{FACTOR_BYTES, MultiplySpec};
+use crate::launch::{Argument, Launch};
+use crate::pack;
+use crate::products::{MOST_EXPERTS, ProductOperands, ProductShape};
+
+/// What every part of the workspace begins at a multiple of.
+pub(super) const ALIGNMENT: u64 = 256;
+
+/// A layer: its sizes, and what it computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerShape {
+    /// Experts.
+    pub experts: u32,
+    /// Experts of a token.
+    pub top: u32,
+    /// Columns of tokens and results.
+    pub hidden: u32,
+    /// Columns between the two products.
+    pub inner: u32,
+    /// How gate and up become one value, or what becomes of the only one.
+    pub gate: Gate,
+    /// Whether all sums have biases.
+    pub biased: bool,
+    /// Whether a token's weights multiply what its experts are given, and not what they make of it.
+    pub on_input: bool,
+    /// The tokens' type, which is also that of what lies between the products: not NVFP4.
+    pub activation: Activation,
+    /// The type of what experts make of tokens, before it is summed.
+    pub partial: Output,
+    /// The results' type.
+    pub output: Output,
+}
+
+impl LayerShape {
+    /// Refuses what there are no kernels for.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |what, found: u32, expected: &str| {
+            Err(Error::Mismatch { group: 0, what, found: found.to_string(), expected: expected.to_owned() })
+        };
+        if !(1..=MOST_EXPERTS).contains(&self.experts) {
+            return refuse("the number of experts", self.experts, "1 to 1024");
+        }
+        if !(1..=route::MOST_TOP.min(self.experts)).contains(&self.top) {
+            return refuse("the number of a token's experts", self.top, "1 to 32, and no more than there are");
+        }
+        for (what, size) in [("the tokens' size", self.hidden), ("the inner size", self.inner)] {
+            if size == 0 || !size.is_multiple_of(16) {
+                return refuse(what, size, "a positive multiple of 16");
+            }
+        }
+        if self.activation == Activation::NvFp4 {
+            return refuse("the tokens' type", 4, "f16, bf16 or f32");
+        }
+        Ok(())
+    }
+
+    /// The type of what lies between the products.
+    fn between(&self) -> Output {
+        match self.activation {
+            Activation::F16 => Output::F16,
+            Activation::BF16 => Output::BF16,
+            Activation::F32 | Activation::NvFp4 => Output::F32,
+        }
+    }
+
+    /// Bytes of one number as the tensor cores take it: three parts of a float.
+    fn operand_bytes(&self) -> u64 {
+        if self.activation == Activation::F32 { 6 } else { 2 }
+    }
+
+    /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
+    pub fn matrix_bytes(&self) -> Vec<usize> {
+        let [hidden, inner] = [self.hidden, self.inner].map(|size| size as usize);
+        let first = pack::packed_bytes(inner, hidden);
+        let mut all = vec![first; self.gate.matrices()];
+        all.push(pack::packed_bytes(hidden, inner));
+        all
+    }
+
+    /// The first product: gate and up.
+    pub fn gate_up(&self) -> ProductShape {
+        ProductShape {
+            experts: self.experts,
+            n: self.inner,
+            k: self.hidden,
+            gate: self.gate,
+            activation: self.activation,
+            output: self.between(),
+            biased: self.biased,
+            factored: self.on_input,
+        }
+    }
+
+    /// The second product.
+    pub fn down(&self) -> ProductShape {
+        let (gate, output) = (Gate::None, self.partial);
+        ProductShape { n: self.hidden, k: self.inner, gate, output, factored: false, ..self.gate_up() }
+    }
+}
+
+/// How the products are computed: a kernel for each, with tiles of as many tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerKernels {
+    /// Gate and up.
+    pub gate_up: MultiplySpec,
+    /// Down.
+    pub down: MultiplySpec,
+}
+
+impl LayerKernels {
+    /// The kernels for so many tokens.
+    pub fn choose(shape: &LayerShape, tokens: u32) -> Result<Self> {
+        Self::with_tile(shape, sm90::experts::tile(tokens * shape.top, shape.experts))
+    }
+
+    /// The kernels with tiles of so many tokens.
+    pub fn with_tile(shape: &LayerShape, tile: u32) -> Result<Self> {
+        let kernel = |product: ProductShape| {
+            sm90::experts::kernels(&product, tile).first().copied().ok_or_else(|| Error::Mismatch {
+                group: 0,
+                what: "the tile of a layer of experts",
+                found: tile.to_string(),
+                expected: "one for which there is a kernel: a multiple of 8, at most 256".to_owned(),
+            })
+        };
+        Ok(LayerKernels { gate_up: kernel(shape.gate_up())?, down: kernel(shape.down())? })
+    }
+}
+
+/// Where a layer's weights are. An expert's matrices lie one after another, and the next expert's behind them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerWeights {
+    /// The first expert's first matrix.
+    pub matrices: u64,
+    /// Factors `[experts, 3, 2]`.
+    pub factors: u64,
+    /// Biases `[experts, inner]`, the same, and `[experts, hidden]`, if there are some.
+    pub biases: [u64; 3],
+}
+
+/// How tokens find their experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice {
+    /// By logits.
+    Logits {
+        /// `[tokens, experts]`.
+        logits: u64,
+        /// How they are chosen.
+        spec: RouteSpec,
+        /// The correction `[experts]`, where there is one.
+        correction: u64,
+        /// What all weights are multiplied with.
+        scale: f32,
+    },
+    /// By the caller.
+    Given {
+        /// `[tokens, top]`.
+        ids: u64,
+        /// Whether they have 64 bits, and not 32.
+        wide: bool,
+        /// `[tokens, top]`.
+        weights: u64,
+    },
+}
+
+/// A call of a layer: where its tensors are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerCall {
+    /// How many tokens there are.
+    pub tokens: u32,
+    /// Tokens `[tokens, hidden]`.
+    pub x: u64,
+    /// How they find their experts.
+    pub choice: Choice,
+    /// What is added to the sums, `[tokens, hidden]` of a type, if something is.
+    pub addend: Option<(Output, u64)>,
+    /// Results `[tokens, hidden]`.
+    pub out: u64,
+}
+
+/// What lies between the launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Between {
+    ids: u64,
+    weights: u64,
+    inverse: u64,
+    layout: u64,
+    factors: u64,
+    rows: u64,
+    gated: u64,
+    parts: u64,
+    partial: u64,
+    end: u64,
+}
+
+impl Between {
+    /// Places for so many tokens, from an address on.
+    fn at(shape: &LayerShape, tokens: u32, start: u64) -> Self {
+        let mut end = start;
+        let mut take = |bytes: u64| {
+            let at = end;
+            end = (end + bytes).next_multiple_of(ALIGNMENT);
+            at
+        };
+        let entries = u64::from(tokens) * u64::from(shape.top);
+        let [hidden, inner] = [shape.hidden, shape.inner].map(u64::from);
+        let between = shape.between().bytes() as u64;
+        let single = shape.activation == Activation::F32;
+        let mut places = Between {
+            ids: take(4 * entries),
+            weights: take(4 * entries),
+            inverse: take(4 * entries),
+            layout: take(8 * u64::from(shape.experts + 1)),
+            factors: take(if shape.on_input { 4 * entries } else { 0 }),
+            rows: take(entries * hidden * shape.operand_bytes()),
+            gated: take(entries * inner * between),
+            parts: take(if single { entries * inner * shape.operand_bytes() } else { 0 }),
+            partial: take(entries * hidden * shape.partial.bytes() as u64),
+            end: 0,
+        };
+        places.end = end;
+        places
+    }
+}
+
+/// Bytes that [`launches`] need to work in, for so many tokens.
+pub fn workspace_bytes(shape: &LayerShape, tokens: u32) -> usize {
+    Between::at(shape, tokens, 0).end as usize
+}
+
+/// Where a layer is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSite {
+    /// The address of the workspace, a multiple of 256.
+    pub workspace: u64,
+    /// Multiprocessors that the launches are made for.
+    pub multiprocessors: u32,
+}
+
+/// The launches of a call, in their order.
+pub fn launches(
+    shape: &LayerShape,
+    kernels: &LayerKernels,
+    weights: &LayerWeights,
+    call: &LayerCall,
+    site: LayerSite,
+) -> Vec<Launch> {
+    if call.tokens == 0 {
+        return Vec::new();
+    }
+    let between = Between::at(shape, call.tokens, site.workspace);
+    let entries = call.tokens * shape.top;
+    let maker = Maker { shape, kernels, weights, call, between, entries, site };
+    let mut launches: Vec<Launch> = maker.route().into_iter().collect();
+    launches.push(maker.sort());
+    launches.push(maker.gate_up());
+    launches.extend(maker.expand());
+    launches.push(maker.down());
+    launches.push(maker.combine());
+    launches
+}
+
+/// What the launches are made of.
+struct Maker<'a> {
+    shape: &'a LayerShape,
+    kernels: &'a LayerKernels,
+    weights: &'a LayerWeights,
+    call: &'a LayerCall,
+    between: Between,
+    entries: u32,
+    site: LayerSite,
+}
+
+impl Maker<'_> {
+    /// Whether the sort chooses the experts itself.
+    fn sort_routes(&self) -> bool {
+        matches!(self.call.choice, Choice::Logits { .. }) && self.call.tokens <= MOST_ROUTED
+    }
+
+    /// Where the entries' weights are, or will be.
+    fn entry_weights(&self) -> u64 {
+        match self.call.choice {
+            Choice::Logits { .. } => self.between.weights,
+            Choice::Given { weights, .. } => weights,
+        }
+    }
+
+    fn route(&self) -> Option<Launch> {
+        let Choice::Logits { spec, .. } = self.call.choice else { return None };
+        if self.sort_routes() {
+            return None;
+        }
+        let mut arguments = self.logits();
+        arguments.extend([self.between.ids, self.between.weights].map(Argument::Pointer));
+        arguments.push(Argument::U32(self.call.tokens));
+        let grid = [route::blocks(self.call.tokens), 1, 1];
+        Some(Launch { kernel: spec.into(), grid, arguments, overlapping: true })
+    }
+
+    /// The arguments of a routing.
+    fn logits(&self) -> Vec<Argument> {
+        let Choice::Logits { logits, spec, correction, scale } = self.call.choice else { return Vec::new() };
+        let correction = spec.corrected.then_some(Argument::Pointer(correction));
+        [Argument::Pointer(logits)].into_iter().chain(correction).chain([Argument::F32(scale)]).collect()
+    }
+
+    fn sort(&self) -> Launch {
+        let (shape, between) = (self.shape, &self.between);
+        let (ids, mut arguments) = match self.call.choice {
+            Choice::Logits { spec, .. } if self.sort_routes() => (Ids::Routed(spec), self.logits()),
+            Choice::Logits { .. } => (Ids::Narrow, vec![Argument::Pointer(between.ids)]),
+            Choice::Given { ids, wide, .. } => {
+                (if wide { Ids::Wide } else { Ids::Narrow }, vec![Argument::Pointer(ids)])
+            }
+        };
+        let single = shape.activation == Activation::F32;
+        let rows = if single { Rows::Floats } else { Rows::Halves };
+        let spec = SortSpec { experts: shape.experts, top: shape.top, ids, rows, factors: shape.on_input };
+        if self.sort_routes() || shape.on_input {
+            arguments.push(Argument::Pointer(self.entry_weights()));
+        }
+        arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
+        arguments.extend([self.call.x, between.rows].map(Argument::Pointer));
+        arguments.extend(single.then_some(Argument::U64(self.plane(shape.hidden))));
+        arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
+        let run = spec.run(self.call.tokens, self.site.multiprocessors);
+        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.gate_up.tokens].map(Argument::U32));
+        let grid = [self.call.tokens.div_ceil(run), 1, 1];
+        Launch { kernel: spec.into(), grid, arguments, overlapping: true }
+    }
+
+    /// Bytes from one part of rows with so many columns to the next.
+    fn plane(&self, columns: u32) -> u64 {
+        2 * u64::from(self.entries) * u64::from(columns)
+    }
+
+    fn stride(&self) -> u32 {
+        self.shape.matrix_bytes().iter().sum::<usize>() as u32
+    }
+
+    fn gate_up(&self) -> Launch {
+        let first = self.weights.matrices;
+        let operands = ProductOperands {
+            rows: self.between.rows,
+            plane: self.plane(self.shape.hidden),
+            layout: self.between.layout,
+            weights: [first, first + self.shape.matrix_bytes()[0] as u64],
+            stride: self.stride(),
+            factors: self.weights.factors,
+            biases: [self.weights.biases[0], self.weights.biases[1]],
+            row_factors: self.between.factors,
+            out: self.between.gated,
+        };
+        let (shape, kernel) = (self.shape.gate_up(), self.kernels.gate_up);
+        sm90::experts::launch(&shape, kernel, &operands, self.entries, self.site.multiprocessors)
+    }
+
+    /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.
+    fn expand(&self) -> Vec<Launch> {
+        if self.shape.activation != Activation::F32 {
+            return Vec::new();
+        }
+        let segment = Segment {
+            source: self.between.gated,
+            scales: 0,
+            target: self.between.parts,
+            plane: self.plane(self.shape.inner),
+            factor: 1.0,
+            k: self.shape.inner as usize,
+            elements: self.entries as usize * self.shape.inner as usize,
+        };
+        expansion::launches(TokenForm::Single, &[segment])
+    }
+
+    fn down(&self) -> Launch {
+        let bytes = self.shape.matrix_bytes();
+        let before: usize = bytes[..bytes.len() - 1].iter().sum();
+        let down = self.weights.matrices + before as u64;
+        let operands = ProductOperands {
+            rows: if self.shape.activation == Activation::F32 { self.between.parts } else { self.between.gated },
+            plane: self.plane(self.shape.inner),
+            layout: self.between.layout,
+            weights: [down; 2],
+            stride: self.stride(),
+            factors: self.weights.factors + u64::from(FACTOR_BYTES / 3 * 2),
+            biases: [self.weights.biases[2]; 2],
+            row_factors: 0,
+            out: self.between.partial,
+        };
+        let (shape, kernel) = (self.shape.down(), self.kernels.down);
+        sm90::experts::launch(&shape, kernel, &operands, self.entries, self.site.multiprocessors)
+    }
+
+    fn combine(&self) -> Launch {
+        let (shape, call) = (self.shape, self.call);
+        let spec = CombineSpec {
+            top: shape.top,
+            rows: shape.partial,
+            output: shape.output,
+            weighted: !shape.on_input,
+            addend: call.addend.map(|(ty, _)| ty),
+        };
+        let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];
+        arguments.extend(spec.weighted.then_some(Argument::Pointer(self.entry_weights())));
+        arguments.extend(call.addend.map(|(_, at)| Argument::Pointer(at)));
+        arguments.extend([Argument::Pointer(call.out), Argument::U32(call.tokens), Argument::U32(shape.hidden)]);
+        let grid = [spec.blocks(call.tokens, shape.hidden), 1, 1];
+        Launch { kernel: spec.into(), grid, arguments, overlapping: true }
+    }
+}

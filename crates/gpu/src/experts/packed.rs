@@ -1,0 +1,69 @@
+//! An expert's weights as the kernels take them, before they are on any device.
+
+use op::{Error, MlpWeights, Result};
+
+use super::layer::LayerShape;
+use crate::{gating, pack};
+
+/// What the kernels' sums lack: dequantised weights are 2⁻⁷ times what they should be.
+const WEIGHT_FACTOR: f64 = 128.0;
+
+/// An expert's packed matrices one after another, their factors, and their biases.
+#[derive(Clone, Debug)]
+pub struct PackedExpert {
+    matrices: Vec<u8>,
+    factors: [[f32; 2]; 3],
+    biases: [Vec<f32>; 3],
+}
+
+impl PackedExpert {
+    /// Packs an expert's weights. Biases that it lacks in a layer that has some are zeros.
+    pub fn new(shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
+        let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
+        let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
+        let (found, expected) = (expert.widths(), [hidden, inner, hidden]);
+        let matrices = expert.up().matrices().count();
+        if found != expected || matrices != shape.gate.matrices() {
+            let text = |widths: [usize; 3], matrices: usize| format!("{matrices} matrices into {widths:?}");
+            let expected = text(expected, shape.gate.matrices());
+            return Err(mismatch("the expert's shape", text(found, matrices), expected));
+        }
+        if [expert.up(), expert.down()].iter().any(|weights| weights.input_scale().is_some()) {
+            let (found, expected) =
+                ("an input scale".to_owned(), "none: kernels for experts have no place for it".to_owned());
+            return Err(mismatch("the expert's input scale", found, expected));
+        }
+        let (mut packed, mut factors, mut biases) = (Vec::new(), [[0.0; 2]; 3], <[Vec<f32>; 3]>::default());
+        let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
+        let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
+        for (place, matrix, bias) in up.chain(down) {
+            packed.extend(pack::pack(matrix));
+            factors[place] = gating::factors(matrix.global().value() * WEIGHT_FACTOR);
+            if shape.biased {
+                biases[place] = bias.map_or_else(|| vec![0.0; matrix.rows()], <[f32]>::to_vec);
+            } else if bias.is_some() {
+                return Err(mismatch(
+                    "the expert's biases",
+                    "some".to_owned(),
+                    "none, as the layer was described,".to_owned(),
+                ));
+            }
+        }
+        Ok(PackedExpert { matrices: packed, factors, biases })
+    }
+
+    /// The matrices one after another.
+    pub fn matrices(&self) -> &[u8] {
+        &self.matrices
+    }
+
+    /// Two factors for each of gate, up and down.
+    pub fn factors(&self) -> [[f32; 2]; 3] {
+        self.factors
+    }
+
+    /// The biases of gate, up and down; nothing of a matrix that is not there, or in a layer without.
+    pub fn biases(&self) -> &[Vec<f32>; 3] {
+        &self.biases
+    }
+}

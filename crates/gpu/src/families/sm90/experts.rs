@@ -1,0 +1,103 @@
+//! The products of a layer of experts: which kernels, by what the host knows (how many entries there may be, and how many experts), and
+//! their launches.
+
+use op::{Epilogue, Schedule};
+use ptx::tensor_map::TensorMap;
+
+use super::kernel::{Experts, MultiplySpec, Products, Tokens, UNIT};
+use crate::products::{ProductOperands, ProductShape};
+use crate::gating::{self, Function};
+use crate::launch::{Argument, Launch};
+
+/// Tokens of a tile up to which two blocks are on a multiprocessor, each with one block of rows.
+const FEW: u32 = 32;
+/// Stages of a pipeline, at most.
+const MOST_STAGES: u32 = 16;
+
+/// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule.
+pub fn tile(entries: u32, experts: u32) -> u32 {
+    let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
+    let most = (mean + 3.0 * mean.sqrt()).ceil() as u32;
+    let most = most.clamp(8, 256).min(entries.next_multiple_of(8));
+    if most <= 64 { most.next_multiple_of(8) } else { most.next_multiple_of(32) }
+}
+
+/// How tiles of so many tokens are computed, the way that is taken first: blocks of rows of a tile, units of a stage where there is room,
+/// and blocks on a multiprocessor.
+fn ways(shape: &ProductShape, tile: u32) -> Vec<(u32, u32, u32)> {
+    // Multiplied part by part, four units would take too many registers.
+    let whole = Tokens::of(shape.activation).parts() == 1;
+    let deep = if whole && shape.k.div_ceil(UNIT) >= 16 { 4 } else { 2 };
+    if tile <= FEW {
+        vec![(1, deep, 2), (1, deep, 1), (2, 2, 1)]
+    } else if tile <= 64 {
+        vec![(2, 2, 1), (1, 2, 2), (2, 1, 1)]
+    } else if tile <= 128 {
+        vec![(2, 2, 1), (3, 1, 1)]
+    } else {
+        vec![(2, 1, 1)]
+    }
+}
+
+/// The kernels worth trying for a product with tiles of so many tokens; the first is the one to take where nothing is known.
+pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
+    let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
+    let width = if products == Products::Interleaved { 32 } else { 64 };
+    let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
+    let with = |blocks, units, stages| MultiplySpec {
+        products,
+        ping_pong: false,
+        tokens: tile,
+        columns: width * blocks,
+        units,
+        stages,
+        epilogue: if aligned { Epilogue::Staged } else { Epilogue::Direct },
+        schedule: Schedule::Persistent,
+        element: Tokens::of(shape.activation),
+        function: Function::of(shape.gate),
+        output: shape.output,
+        groups: 1,
+        experts: Some(Experts { count: shape.experts, biased: shape.biased, factored: shape.factored }),
+    };
+    // As many stages as there is room for, of as many units, or else of fewer.
+    let deepest = |(blocks, units, resident): (u32, u32, u32)| {
+        [units, units / 2, units / 4].into_iter().filter(|&units| units > 0).find_map(|units| {
+            let fits = |spec: &MultiplySpec| spec.check().is_ok() && spec.resident() == resident;
+            (2..=MOST_STAGES).rev().map(|stages| with(blocks, units, stages)).find(fits)
+        })
+    };
+    let mut found: Vec<MultiplySpec> = ways(shape, tile).into_iter().filter_map(deepest).collect();
+    // Tokens of several parts take more room.
+    found.extend(deepest((1, 2, 1)).filter(|_| found.is_empty()));
+    found
+}
+
+/// A product's launch over so many rows, of which the layout says which are whose.
+pub fn launch(
+    shape: &ProductShape,
+    kernel: MultiplySpec,
+    operands: &ProductOperands,
+    rows: u32,
+    multiprocessors: u32,
+) -> Launch {
+    let maps: Vec<TensorMap> = kernel
+        .widths()
+        .into_iter()
+        .map(|width| kernel.row_map(operands.rows, [rows, shape.k], operands.plane, width))
+        .collect();
+    let mut arguments = vec![Argument::Maps(maps), Argument::Pointer(operands.layout)];
+    let two = kernel.products != Products::Single;
+    arguments.push(Argument::Pointer(operands.weights[0]));
+    arguments.extend(two.then_some(Argument::Pointer(operands.weights[1])));
+    arguments.extend([Argument::U32(operands.stride), Argument::Pointer(operands.factors)]);
+    if shape.biased {
+        arguments.push(Argument::Pointer(operands.biases[0]));
+        arguments.extend(two.then_some(Argument::Pointer(operands.biases[1])));
+    }
+    arguments.extend(shape.factored.then_some(Argument::Pointer(operands.row_factors)));
+    arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
+    arguments.push(Argument::F32(gating::clamp(shape.gate)));
+    let most = shape.n.div_ceil(kernel.columns) * (shape.experts.min(rows) + rows / kernel.tokens);
+    let grid = [most.min(multiprocessors * kernel.resident()), 1, 1];
+    Launch { kernel: kernel.into(), grid, arguments, overlapping: true }
+}

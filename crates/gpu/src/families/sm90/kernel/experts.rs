@@ -1,0 +1,244 @@
+//! The experts of a layer as the groups of a launch: one shape, and a layout in the device's memory that says where each one's rows
+//! begin and which of the tiles of tokens is its first.
+//!
+//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them. All
+//! rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that reaches beyond its expert's
+//! rows reads the next one's and does not store what becomes of them.
+
+use ptx::{Addr, Builder, F32, Global, Reg, Shared, SharedRegion, U32, U64};
+
+use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
+
+/// A layer's experts, as far as a kernel is built for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Experts {
+    /// How many there are.
+    pub count: u32,
+    /// Whether sums have biases added to them.
+    pub biased: bool,
+    /// Whether sums are multiplied with a factor per row.
+    pub factored: bool,
+}
+
+impl Experts {
+    /// Words of the experts' first tiles, as bisection wants them.
+    fn tile_words(self) -> u32 {
+        self.count.next_power_of_two().max(self.count + 1)
+    }
+
+    /// Bytes of what a block keeps of the layout.
+    pub fn layout_bytes(self) -> u32 {
+        4 * (self.tile_words() + self.count + 1)
+    }
+}
+
+/// Bytes of the factors of an expert: two for each of gate, up and down.
+pub const FACTOR_BYTES: u32 = 24;
+
+/// The arguments that describe experts.
+pub(super) struct ExpertWork {
+    config: MultiplySpec,
+    experts: Experts,
+    layout: Reg<U64>,
+    kept: Option<SharedRegion>,
+    places: Places,
+    /// Columns of C.
+    pub n: Reg<U32>,
+    k: Reg<U32>,
+}
+
+/// Where operands are.
+#[derive(Clone, Copy)]
+struct Places {
+    weights: [Reg<U64>; 2],
+    /// Bytes from one expert's weights to the next one's.
+    stride: Reg<U32>,
+    factors: Reg<U64>,
+    biases: Option<[Reg<U64>; 2]>,
+    row_factors: Option<Reg<U64>>,
+    out: Reg<U64>,
+}
+
+/// An expert, and where its operands are.
+pub(super) struct Expert {
+    index: Reg<U32>,
+    places: Places,
+    /// Where C is: all experts' rows.
+    pub out: Reg<U64>,
+}
+
+/// What is known of a tile.
+pub(super) struct Found {
+    pub expert: Expert,
+    /// Its number among the expert's.
+    pub inside: Reg<U32>,
+    /// Tiles along the expert's rows.
+    pub token_tiles: Reg<U32>,
+    /// Rows of each of those but the last.
+    pub tile_tokens: Reg<U32>,
+    /// The expert's rows, and the first of them.
+    pub m: Reg<U32>,
+    pub first_row: Reg<U32>,
+    /// The number of the tensor map.
+    pub map: Reg<U32>,
+}
+
+impl ExpertWork {
+    pub fn declare(k: &mut Builder, config: MultiplySpec, experts: Experts) -> Self {
+        let layout = k.pointer("layout");
+        let gate = k.pointer("gate");
+        let two = config.products != Products::Single;
+        let up = if two { k.pointer("up") } else { gate };
+        let (stride, factors) = (k.param("stride"), k.pointer("factors"));
+        let biases = experts.biased.then(|| {
+            let gate = k.pointer("gate_bias");
+            [gate, if two { k.pointer("up_bias") } else { gate }]
+        });
+        let row_factors = experts.factored.then(|| k.pointer("row_factors"));
+        let out = k.pointer("out");
+        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, out };
+        ExpertWork { config, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
+    }
+
+    pub fn declare_layout(&mut self, k: &mut Builder) {
+        self.kept = Some(k.shared("layout", self.experts.layout_bytes(), 16));
+    }
+
+    /// A word of what the block keeps: first tiles from the first on, and behind them rows.
+    fn word(&self, k: &mut Builder, index: Reg<U32>, further: u32) -> Addr<Shared> {
+        let region = self.kept.unwrap_or(SharedRegion { offset: 0, bytes: 0 });
+        let base = k.shared_address(region);
+        Addr::of(k.mul_add(index, 4, base)).plus((4 * further).cast_signed())
+    }
+
+    fn first_row(&self, k: &mut Builder, expert: Reg<U32>, further: u32) -> Reg<U32> {
+        let at = self.word(k, expert, self.experts.tile_words() + further);
+        k.load(at)
+    }
+
+    fn first_tile(&self, k: &mut Builder, expert: Reg<U32>, further: u32) -> Reg<U32> {
+        let at = self.word(k, expert, further);
+        k.load(at)
+    }
+
+    /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile could be of.
+    pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
+        let (count, words) = (self.experts.count, self.experts.tile_words());
+        let threads = self.config.threads();
+        for first in (0..words).step_by(threads as usize) {
+            let index = k.add(thread, first);
+            let exists = k.le(index, count);
+            let row_at = Addr::<Global>::of(k.mul_wide_add(index, 4, self.layout));
+            k.if_(exists, |k| {
+                let row: Reg<U32> = k.load(row_at);
+                let tile: Reg<U32> = k.load(row_at.plus((4 * (count + 1)).cast_signed()));
+                let (rows, tiles) = (self.word(k, index, words), self.word(k, index, 0));
+                k.store(rows, row);
+                k.store(tiles, tile);
+            });
+            if words > count + 1 {
+                let (behind, within) = (k.gt(index, count), k.lt(index, words));
+                let padding = k.both(behind, within);
+                let (at, most) = (self.word(k, index, 0), k.variable(u32::MAX));
+                k.when(padding, |k| k.store(at, most));
+            }
+        }
+    }
+
+    fn column_tiles(&self, k: &mut Builder) -> Reg<U32> {
+        let rounded = k.add(self.n, self.config.columns - 1);
+        k.div(rounded, self.config.columns)
+    }
+
+    /// Tiles of all experts.
+    pub fn tiles(&self, k: &mut Builder) -> Reg<U32> {
+        let end = k.variable(self.experts.count);
+        let token_tiles = self.first_tile(k, end, 0);
+        let columns = self.column_tiles(k);
+        k.mul(token_tiles, columns)
+    }
+
+    /// Units along k.
+    pub fn depth(&self, k: &mut Builder) -> Reg<U32> {
+        let depth = k.add(self.k, UNIT - 1);
+        k.shr(depth, UNIT.trailing_zeros())
+    }
+
+    /// The expert of a tile: the last whose first tile is not behind it.
+    pub fn locate(&self, k: &mut Builder, number: Reg<U32>) -> Found {
+        let columns = self.column_tiles(k);
+        let tile = k.div(number, columns);
+        let index = k.variable(0);
+        let mut step = self.experts.count.next_power_of_two() / 2;
+        while step > 0 {
+            let first = self.first_tile(k, index, step);
+            let reached = k.le(first, tile);
+            let probe = k.add(index, step);
+            k.when(reached, |k| k.set(index, probe));
+            step /= 2;
+        }
+        let [first_tile, next_tile] = [0, 1].map(|further| self.first_tile(k, index, further));
+        let [first_row, next_row] = [0, 1].map(|further| self.first_row(k, index, further));
+        let before = k.mul(first_tile, columns);
+        let (token_tiles, m) = (k.sub(next_tile, first_tile), k.sub(next_row, first_row));
+        let (tile_tokens, map) = self.cut(k, m, token_tiles);
+        Found {
+            expert: Expert { index, places: self.places, out: self.places.out },
+            inside: k.sub(number, before),
+            token_tiles,
+            tile_tokens,
+            m,
+            first_row,
+            map,
+        }
+    }
+
+    /// Rows of an expert's tiles, as [`MultiplySpec::cut`] has it, and the number of the map that brings as many.
+    fn cut(&self, k: &mut Builder, m: Reg<U32>, tiles: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        if self.config.widths().len() == 1 {
+            return (k.variable(self.config.tokens), k.variable(0));
+        }
+        let step = self.config.width_step();
+        let share = k.variable(m);
+        let several = k.gt(tiles, 1);
+        k.if_(several, |k| {
+            let rounded = k.add(m, tiles);
+            let rounded = k.sub(rounded, 1);
+            let even = k.div(rounded, tiles);
+            k.set(share, even);
+        });
+        let steps = k.add(share, step - 1);
+        let steps = k.shr(steps, step.trailing_zeros());
+        let wide = k.max(steps, LEAST_WIDTH / step);
+        (k.mul(steps, step), k.sub(wide, LEAST_WIDTH / step))
+    }
+}
+
+impl Expert {
+    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
+        k.mul_wide_add(self.index, self.places.stride, self.places.weights[matrix as usize])
+    }
+
+    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
+        let at = Addr::<Global>::of(k.mul_wide_add(self.index, FACTOR_BYTES, self.places.factors));
+        k.load_vector(at.plus((8 * matrix).cast_signed()))
+    }
+
+    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
+        self.places.biases.map(|biases| {
+            let last = k.sub(n, 1);
+            let column = k.min(column, last);
+            let row_bytes = k.mul(n, 4);
+            let row = k.mul_wide_add(self.index, row_bytes, biases[matrix as usize]);
+            let at = k.mul_wide_add(column, 4, row);
+            k.load(Addr::<Global>::of(at))
+        })
+    }
+
+    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        self.places.row_factors.map(|factors| {
+            let at = k.mul_wide_add(row, 4, factors);
+            k.load(Addr::<Global>::of(at))
+        })
+    }
+}

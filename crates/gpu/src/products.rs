@@ -1,0 +1,50 @@
+//! One product of a layer of experts, as the families of kernels are asked for it.
+
+use op::{Activation, Gate, Output};
+
+/// The most experts of a layer.
+pub const MOST_EXPERTS: u32 = 1024;
+
+/// A product: rows `[rows, k]` in the order of their experts, times every expert's own weights, gives `[rows, n]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductShape {
+    /// Experts.
+    pub experts: u32,
+    /// Columns of the result.
+    pub n: u32,
+    /// The summed dimension.
+    pub k: u32,
+    /// How two matrices' sums become one value, or what becomes of the only one's.
+    pub gate: Gate,
+    /// What rows were, before they were made what the tensor cores take.
+    pub activation: Activation,
+    /// The type of the result.
+    pub output: Output,
+    /// Whether sums have biases added.
+    pub biased: bool,
+    /// Whether sums are multiplied with a factor per row.
+    pub factored: bool,
+}
+
+/// Where a product's operands are. All of them begin at multiples of 16.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProductOperands {
+    /// The rows as the tensor cores take them, and bytes from one part of them to the next, where they have several.
+    pub rows: u64,
+    /// Bytes between parts.
+    pub plane: u64,
+    /// The layout that the sort has left.
+    pub layout: u64,
+    /// The first expert's packed matrices: gate and up, or only one.
+    pub weights: [u64; 2],
+    /// Bytes from one expert's matrices to the next one's.
+    pub stride: u32,
+    /// The first expert's factors of the first of those matrices.
+    pub factors: u64,
+    /// The first expert's biases, one `[n]` after the other.
+    pub biases: [u64; 2],
+    /// A factor per row.
+    pub row_factors: u64,
+    /// The result.
+    pub out: u64,
+}

@@ -1,0 +1,427 @@
+//! Checks layers of experts on the GPU of the machine it runs on, then times them: `gpu_moe RESULT.json`.
+//!
+//! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them; then one captured
+//! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them. Only if all
+//! that is right, whole layers are timed by the device's clock, each kernel of them apart, and other tiles and kernels
+//! beside those that are chosen. Exit status 1 if anything is wrong.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu::experts::device::{DeviceExperts, ExpertQueue};
+use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
+use gpu::experts::route::RouteSpec;
+use half::{bf16, f16};
+use hammerhead::gpu::device;
+use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
+use hammerhead_testkit::experts::Layer;
+use op::routing::{Groups, Router, Scoring};
+use op::{Activation, Gate, Output, Result};
+use serde_json::{Value, json};
+
+/// Calls with inputs of their own that take turns in a graph.
+const TURNS: usize = 16;
+/// Graph launches that are timed.
+const SAMPLES: usize = 15;
+/// Experts of a large layer that differ.
+const DIFFERENT: usize = 2;
+
+type Stage = fn() -> Result<Value>;
+
+const STAGES: [(&str, Stage); 4] = [("kinds", kinds), ("graph", graph), ("models", models), ("timing", timing)];
+
+fn main() -> ExitCode {
+    let Some(path) = std::env::args().nth(1) else {
+        eprintln!("usage: gpu_moe RESULT.json");
+        return ExitCode::from(2);
+    };
+    let (mut record, mut passed) = (json!({}), true);
+    for (stage, run) in STAGES {
+        println!("== {stage}");
+        let begun = Instant::now();
+        match run() {
+            Ok(found) => {
+                passed &= found["passed"] != false;
+                record[stage] = found;
+            }
+            Err(error) => {
+                println!("ERROR: {error}");
+                record[stage] = json!({"error": error.to_string()});
+                passed = false;
+            }
+        }
+        println!("   {:.1} s", begun.elapsed().as_secs_f64());
+        record["passed"] = json!(passed);
+        if let Err(error) = std::fs::write(&path, format!("{record:#}\n")) {
+            eprintln!("cannot write {path}: {error}");
+        }
+        if !passed {
+            break;
+        }
+    }
+    println!("{}", if passed { "PASSED" } else { "FAILED" });
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A layer of experts, as models have them.
+struct Model {
+    name: &'static str,
+    shape: LayerShape,
+    router: Router,
+}
+
+fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<Model> {
+    let shape = LayerShape {
+        experts,
+        top,
+        hidden,
+        inner,
+        gate: Gate::Silu,
+        biased: false,
+        on_input: false,
+        activation: Activation::BF16,
+        partial: Output::F32,
+        output: Output::BF16,
+    };
+    Ok(Model { name, shape, router: Router::new(Scoring::SoftmaxRenorm, experts as usize, top as usize)? })
+}
+
+fn all_models() -> Result<[Model; 3]> {
+    let mut gpt = model("gpt-oss-120b", [128, 4, 2880, 2880])?;
+    (gpt.shape.gate, gpt.shape.biased) = (Gate::GPT_OSS, true);
+    let mut deepseek = model("DeepSeek-V3", [256, 8, 7168, 2048])?;
+    let correction: Vec<f32> = (0..256).map(|e| (e % 7) as f32 / 64.0).collect();
+    deepseek.router = Router::new(Scoring::Sigmoid, 256, 8)?
+        .with_correction(correction)?
+        .with_groups(Groups { count: 8, best: 4 })?
+        .with_scaling(2.5)?;
+    Ok([model("Qwen3-30B-A3B", [128, 8, 2048, 768])?, gpt, deepseek])
+}
+
+/// A call's tensors in the device's memory.
+struct Tensors {
+    tokens: usize,
+    x: Vec<f32>,
+    logits: Vec<f32>,
+    x_at: DeviceMemory,
+    logits_at: DeviceMemory,
+    correction: DeviceMemory,
+    out: DeviceMemory,
+}
+
+fn encoded(activation: Activation, values: &mut [f32]) -> Vec<u8> {
+    let bits = |x: &mut f32| match activation {
+        Activation::F16 => {
+            *x = f16::from_f32(*x).to_f32();
+            f16::from_f32(*x).to_le_bytes().to_vec()
+        }
+        Activation::BF16 => {
+            *x = bf16::from_f32(*x).to_f32();
+            bf16::from_f32(*x).to_le_bytes().to_vec()
+        }
+        _ => x.to_le_bytes().to_vec(),
+    };
+    values.iter_mut().flat_map(bits).collect()
+}
+
+impl Tensors {
+    fn new(context: &'static Context, stream: &Stream, model: &Model, tokens: usize, seed: u64) -> Result<Self> {
+        let shape = &model.shape;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let hidden = shape.hidden as usize;
+        let mut x: Vec<f32> = (0..tokens * hidden).map(|_| rng.f32() * 2.0 - 1.0).collect();
+        let bytes = encoded(shape.activation, &mut x);
+        let logits: Vec<f32> = (0..tokens * shape.experts as usize).map(|_| rng.f32() * 8.0 - 4.0).collect();
+        let hold = |what, bytes: &[u8]| DeviceMemory::holding(context, what, bytes, stream);
+        let out = DeviceMemory::new(context, "results", x.len() * shape.output.bytes())?;
+        // SAFETY: waited for.
+        unsafe { out.fill(0xFF, stream) }?;
+        stream.synchronize()?;
+        Ok(Tensors {
+            tokens,
+            x_at: hold("tokens", &bytes)?,
+            logits_at: hold("logits", bytemuck::cast_slice(&logits))?,
+            correction: hold("a correction", bytemuck::cast_slice(model.router.correction()))?,
+            out,
+            x,
+            logits,
+        })
+    }
+
+    fn call(&self, router: &Router) -> LayerCall {
+        LayerCall {
+            tokens: self.tokens as u32,
+            x: self.x_at.address(),
+            choice: Choice::Logits {
+                logits: self.logits_at.address(),
+                spec: RouteSpec::of(router),
+                correction: self.correction.address(),
+                scale: router.scaling(),
+            },
+            addend: None,
+            out: self.out.address(),
+        }
+    }
+
+    fn results(&self, output: Output, stream: &Stream) -> Result<Vec<f32>> {
+        let mut bytes = vec![0u8; self.out.bytes()];
+        // SAFETY: waited for before anybody looks.
+        unsafe { self.out.read(0, &mut bytes, stream) }?;
+        stream.synchronize()?;
+        Ok(match output {
+            Output::F32 => bytemuck::pod_collect_to_vec(&bytes),
+            Output::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+            Output::BF16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        })
+    }
+}
+
+/// The worst of some figures, of which each may be an error.
+fn worst(figures: impl Iterator<Item = Result<f64>>) -> Result<f64> {
+    figures.collect::<Result<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max))
+}
+
+/// Small layers of every kind, in every tile, with ids of the caller's of which some are nobody's, and from logits.
+fn kinds() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut queue = ExpertQueue::new(0)?;
+    let common = model("", [40, 3, 256, 192])?.shape;
+    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..common };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..common };
+    let shapes = [
+        ("silu", common),
+        ("gpt-oss with biases", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
+        ("gelu", LayerShape { gate: Gate::GeluTanh, ..halves }),
+        ("relu² with biases", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..common }),
+        ("on the input", LayerShape { on_input: true, biased: true, ..common }),
+        ("single precision", LayerShape { biased: true, ..single }),
+        ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common }),
+    ];
+    let (mut rows, mut passed) = (Vec::new(), true);
+    for (name, shape) in shapes {
+        let layer = Layer::new(shape, 5, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
+        let tokens = 150;
+        let model = Model { shape, ..model("", [40, 3, 256, 192])? };
+        let tensors = Tensors::new(context, queue.stream(), &model, tokens, 7)?;
+        let ids: Vec<i64> = (0..tokens * 3).map(|at| ((at * 7919) % 47) as i64 - 3).collect();
+        let weights: Vec<f32> = (0..ids.len()).map(|at| 0.2 + (at % 5) as f32 / 8.0).collect();
+        let ids_at = DeviceMemory::holding(context, "ids", bytemuck::cast_slice(&ids), queue.stream())?;
+        let weights_at = DeviceMemory::holding(context, "weights", bytemuck::cast_slice(&weights), queue.stream())?;
+        let choice = Choice::Given { ids: ids_at.address(), wide: true, weights: weights_at.address() };
+        let call = LayerCall { choice, ..tensors.call(&model.router) };
+        for tile in [8, 16, 32, 48, 64, 96, 128, 256] {
+            let Ok(kernels) = LayerKernels::with_tile(&shape, tile) else { continue };
+            queue.prepare_with(&placed, &call, None, kernels)?;
+            // SAFETY: all tensors live until the results have been read.
+            unsafe { queue.enqueue(&placed, &call, None) }?;
+            let found = tensors.results(shape.output, queue.stream())?;
+            let hidden = shape.hidden as usize;
+            let token = |t: usize| {
+                let entries = (3 * t..3 * t + 3).filter(|&entry| (0..40).contains(&ids[entry]));
+                let routed: Vec<_> = entries.map(|entry| (ids[entry] as u32, weights[entry])).collect();
+                let range = t * hidden..(t + 1) * hidden;
+                layer.worst(&tensors.x[range.clone()], &routed, &[], &found[range])
+            };
+            let worst = worst((0..tokens).step_by(7).map(token))?;
+            println!("{name:20} tiles of {tile:3}: {worst:.3} of what is allowed");
+            passed &= worst <= 1.0;
+            rows.push(json!({"layer": name, "tile": tile, "worst": worst}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// One captured graph, replayed after logits and tokens have changed in place.
+fn graph() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut queue = ExpertQueue::new(0)?;
+    let model = model("", [40, 3, 256, 192])?;
+    let shape = model.shape;
+    let layer = Layer::new(shape, 5, 3)?;
+    let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
+    let (mut passed, mut rows) = (true, Vec::new());
+    for tokens in [1, 20, 200] {
+        let tensors = Tensors::new(context, queue.stream(), &model, tokens, 1)?;
+        let call = tensors.call(&model.router);
+        queue.prepare(&placed, &call, None)?;
+        // SAFETY: the queue outlives it.
+        let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
+        // SAFETY: the tensors outlive the graph's launches, which are waited for.
+        let graph = stream.capture(|| unsafe { queue.enqueue(&placed, &call, None) })?;
+        for seed in 2..6 {
+            let mut other = Tensors::new(context, &stream, &model, tokens, seed)?;
+            if seed == 5 {
+                // All to the same experts.
+                let experts = shape.experts as usize;
+                other.logits.iter_mut().enumerate().for_each(|(at, x)| *x = if at % experts < 3 { 2.0 } else { -1.0 });
+            }
+            // SAFETY: all of it is waited for before anything goes.
+            unsafe {
+                tensors.x_at.copy_from(&other.x_at, &stream)?;
+                tensors.logits_at.write(0, bytemuck::cast_slice(&other.logits), &stream)?;
+                graph.launch(&stream)?;
+            }
+            let found = tensors.results(shape.output, &stream)?;
+            let hidden = shape.hidden as usize;
+            let routed = model.router.route(&other.logits, tokens)?;
+            let token = |t: usize| {
+                let experts: Vec<_> = routed.of(t).map(|(expert, weight)| (expert as u32, weight)).collect();
+                let range = t * hidden..(t + 1) * hidden;
+                layer.worst(&other.x[range.clone()], &experts, &[], &found[range])
+            };
+            let worst = worst((0..tokens).step_by(3).map(token))?;
+            println!("{tokens} tokens, routing {seed}: {worst:.3} of what is allowed");
+            passed &= worst <= 1.0;
+            rows.push(json!({"tokens": tokens, "routing": seed, "worst": worst}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// A few tokens of layers as large as models have them.
+fn models() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut queue = ExpertQueue::new(0)?;
+    let (mut passed, mut rows) = (true, Vec::new());
+    for model in all_models()? {
+        let Model { name, shape, router } = &model;
+        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        for tokens in [1usize, 16, 64, 512, 4096] {
+            let tensors = Tensors::new(context, queue.stream(), &model, tokens, 11)?;
+            // SAFETY: the tensors live until the results have been read.
+            unsafe { queue.enqueue(&placed, &tensors.call(router), None) }?;
+            let found = tensors.results(shape.output, queue.stream())?;
+            // SAFETY: as before.
+            unsafe { queue.enqueue(&placed, &tensors.call(router), None) }?;
+            let same = tensors
+                .results(shape.output, queue.stream())?
+                .iter()
+                .map(|x| x.to_bits())
+                .eq(found.iter().map(|x| x.to_bits()));
+            let hidden = shape.hidden as usize;
+            let routed = router.route(&tensors.logits, tokens)?;
+            // The reference takes its time, so the last token speaks for all.
+            let experts: Vec<_> = routed.of(tokens - 1).map(|(expert, weight)| (expert as u32, weight)).collect();
+            let range = (tokens - 1) * hidden..tokens * hidden;
+            let worst = layer.worst(&tensors.x[range.clone()], &experts, &[], &found[range])?;
+            println!("{name:14} {tokens:4} tokens: {worst:.3} of what is allowed; the same bits twice: {same}");
+            passed &= worst <= 1.0 && same;
+            rows.push(json!({"model": name, "tokens": tokens, "worst": worst, "same": same}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// Microseconds of one of so many calls that `queue` queues, after a pause: the median.
+fn time(stream: &Stream, calls: usize, queue: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let graph = stream.capture(queue)?;
+    // SAFETY: what the graph uses outlives this function, which waits for every launch.
+    let launch = || unsafe { graph.launch(stream) };
+    launch()?;
+    stream.synchronize()?;
+    std::thread::sleep(Duration::from_millis(40));
+    launch()?;
+    let mut moments = vec![Event::record(stream)?];
+    for _ in 0..SAMPLES {
+        launch()?;
+        moments.push(Event::record(stream)?);
+    }
+    let mut seconds = moments.windows(2).map(|pair| pair[0].seconds_until(&pair[1])).collect::<Result<Vec<f64>>>()?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[SAMPLES / 2] / calls as f64 * 1e6)
+}
+
+/// Whole layers, their kernels, and other tiles and kernels.
+fn timing() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut rows = Vec::new();
+    for model in all_models()? {
+        let Model { name, shape, router } = &model;
+        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        for tokens in [1usize, 16, 64, 512, 4096] {
+            let stream = Stream::new(context)?;
+            let turns = if tokens > 512 { 3 } else { TURNS };
+            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let bytes = placed.workspace_bytes(tokens as u32);
+            let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
+            let spaces = spaces.collect::<Result<Vec<_>>>()?;
+            let chosen = LayerKernels::choose(shape, tokens as u32)?;
+            let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
+                let call = tensors[turn].call(router);
+                let launches = placed.launches(kernels, &call, spaces[space].address());
+                launches
+                    .iter()
+                    .map(|launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch))
+                    .collect()
+            };
+            let whole = |kernels: &LayerKernels| -> Result<f64> {
+                // One workspace, as a model has it.
+                let calls = (0..turns).map(|turn| encode(kernels, turn, 0)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: everything that the launches use outlives the graph.
+                time(&stream, turns, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
+            };
+            let apart = |kernels: &LayerKernels| -> Result<Vec<f64>> {
+                let calls = (0..turns).map(|turn| encode(kernels, turn, turn)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: everything that the launches use outlives the stream's work, which `time` waits for.
+                calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+                let kernel = |index: usize| {
+                    // SAFETY: everything that the launches use outlives the graph.
+                    time(&stream, turns, || calls.iter().try_for_each(|call| unsafe { call[index].queue(&stream) }))
+                };
+                (0..calls[0].len()).map(kernel).collect()
+            };
+            let names: Vec<String> = placed
+                .launches(&chosen, &tensors[0].call(router), spaces[0].address())
+                .iter()
+                .map(|launch| launch.kernel.build().map(|kernel| kernel.name))
+                .collect::<Result<_>>()?;
+            let (total, kernels) = (whole(&chosen)?, apart(&chosen)?);
+            let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
+            println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
+            let mut others = Vec::new();
+            for tile in tiles(chosen.gate_up.tokens) {
+                let (gates, downs) = (
+                    gpu::families::sm90::experts::kernels(&shape.gate_up(), tile),
+                    gpu::families::sm90::experts::kernels(&shape.down(), tile),
+                );
+                for index in 0..gates.len().max(downs.len()) {
+                    let pick = |all: &[_]| all.get(index).or(all.last()).copied();
+                    let Some((gate_up, down)) = pick(&gates).zip(pick(&downs)) else { continue };
+                    let other = LayerKernels { gate_up, down };
+                    let (total, kernels) = (whole(&other)?, apart(&other)?);
+                    let products = &kernels[kernels.len() - 3..kernels.len() - 1];
+                    let size = |spec: &gpu::families::sm90::kernel::MultiplySpec| {
+                        format!("{}x{} {}x{} r{}", spec.tokens, spec.columns, spec.stages, spec.units, spec.resident())
+                    };
+                    println!(
+                        "    [{}] [{}]: {total:.1} µs, products {:.1} and {:.1}",
+                        size(&gate_up),
+                        size(&down),
+                        products[0],
+                        products[1]
+                    );
+                    others.push(json!({"gate_up": size(&gate_up), "down": size(&down), "us": total,
+                        "gate_up_us": products[0], "down_us": products[1]}));
+                }
+            }
+            rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "others": others}));
+        }
+    }
+    Ok(json!({"rows": rows}))
+}
+
+/// Tiles worth comparing with one.
+fn tiles(tile: u32) -> Vec<u32> {
+    match tile {
+        0..=8 => vec![8],
+        9..=16 => vec![8, 16],
+        17..=32 => vec![tile - 8, tile],
+        33..=64 => vec![tile - 16, tile - 8, tile],
+        _ => vec![tile - 32, tile],
+    }
+}

@@ -1,0 +1,109 @@
+//! Layers of experts without a pattern, as kernels take them, and how far a result may be from the reference.
+
+use std::sync::Arc;
+
+use format::{Dense, Matrix, Values};
+use gpu::experts::layer::LayerShape;
+use gpu::experts::packed::PackedExpert;
+use half::{bf16, f16};
+use op::layer_reference::LayerReference;
+use op::routing::Ids;
+use op::{Activation, Arithmetic, ExpertWeights, Intermediate, MlpWeights, Output, Result, Routed, Weights};
+
+/// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
+#[derive(Debug)]
+pub struct Layer {
+    /// What the layer is.
+    pub shape: LayerShape,
+    weights: ExpertWeights<'static>,
+    packed: Vec<Arc<PackedExpert>>,
+}
+
+impl Layer {
+    /// A layer of which so many experts differ.
+    pub fn new(shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let experts = (0..different).map(|_| expert(&shape, &mut rng)).collect::<Result<Vec<_>>>()?;
+        let packed = experts.iter().map(|expert| PackedExpert::new(&shape, expert).map(Arc::new));
+        let packed = packed.collect::<Result<_>>()?;
+        Ok(Layer { shape, weights: ExpertWeights::new(experts, shape.gate)?, packed })
+    }
+
+    /// Every expert, as the kernels take it.
+    pub fn packed(&self) -> impl Iterator<Item = Arc<PackedExpert>> {
+        (0..self.shape.experts as usize).map(|e| Arc::clone(&self.packed[e % self.packed.len()]))
+    }
+
+    /// The worst part of what the reference allows that a token's results are off by, what is added to them besides given. `routed` are the
+    /// token's experts that there are, with their weights.
+    pub fn worst(&self, x: &[f32], routed: &[(u32, f32)], addend: &[f32], found: &[f32]) -> Result<f64> {
+        let rows = routed.iter().map(|one| self.row(x, std::slice::from_ref(one))).collect::<Result<Vec<_>>>()?;
+        let mut worst = 0f64;
+        for (column, found) in found.iter().enumerate() {
+            let more = addend.get(column).map_or(0.0, |&x| f64::from(x));
+            let value = more + rows.iter().map(|row| row[column].0).sum::<f64>();
+            let error: f64 = rows.iter().map(|row| row[column].1).sum();
+            let magnitude = more.abs() + rows.iter().map(|row| row[column].0.abs()).sum::<f64>();
+            // Rows rounded before they are summed, the sum of so many in single precision, and the result.
+            let summing = magnitude * (unit(self.shape.partial) + (routed.len() + 2) as f64 * unit(Output::F32));
+            let allowed = error + summing + (value.abs() + error) * unit(self.shape.output) + 1e-7;
+            let part = (f64::from(*found) - value).abs() / allowed;
+            worst = worst.max(if part.is_nan() { f64::INFINITY } else { part });
+        }
+        Ok(worst)
+    }
+
+    /// What the reference makes of a token, and how far a GPU may be from it.
+    fn row(&self, x: &[f32], routed: &[(u32, f32)]) -> Result<Vec<(f64, f64)>> {
+        let different = self.weights.experts().len();
+        let ids: Vec<i32> = routed.iter().map(|(id, _)| (*id as usize % different) as i32).collect();
+        let weights: Vec<f32> = routed.iter().map(|(_, weight)| *weight).collect();
+        let routed = Routed::given(Ids::I32(&ids), &weights, 1, different)?;
+        let routed = if self.shape.on_input { routed.on_input() } else { routed };
+        let values: Values<'static> = match self.shape.activation {
+            Activation::F16 => x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>().into(),
+            Activation::BF16 => x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>().into(),
+            _ => x.to_vec().into(),
+        };
+        let tokens = Dense::new(1, x.len(), values, 1.0)?;
+        let (weights, intermediate) = (&self.weights, Intermediate::Tokens);
+        let reference = LayerReference { weights, intermediate, tokens: &tokens, routed: &routed };
+        let arithmetic = |activation| match activation {
+            Activation::F16 | Activation::NvFp4 => Arithmetic::F16_TENSOR_CORES,
+            Activation::BF16 => Arithmetic::bf16_tensor_cores(1),
+            Activation::F32 => Arithmetic::bf16_tensor_cores(3),
+        };
+        Ok(reference.row(0, &arithmetic)?.into_iter().map(|bounded| (bounded.value, bounded.error)).collect())
+    }
+}
+
+/// Half a unit of a type's last place, relative.
+fn unit(ty: Output) -> f64 {
+    2f64.powi(match ty {
+        Output::F16 => -11,
+        Output::BF16 => -8,
+        Output::F32 => -24,
+    })
+}
+
+fn expert(shape: &LayerShape, rng: &mut fastrand::Rng) -> Result<MlpWeights<'static>> {
+    let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
+    let mut weights = |rows: usize, k: usize, count: usize| -> Result<Weights<'static>> {
+        let mut matrix = || {
+            let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
+            // From 2⁻² to just below 2⁰.
+            let scales: Vec<u8> = (0..rows * k / 16).map(|_| 0x28 + rng.u8(..16)).collect();
+            Matrix::new(rows, k, codes, scales, (0.5 + rng.f32()) / (k as f32).sqrt())
+        };
+        let first = matrix()?;
+        let weights = if count == 2 { Weights::gated(first, matrix()?)? } else { Weights::plain(first) };
+        if !shape.biased {
+            return Ok(weights);
+        }
+        weights.with_bias(
+            (0..count).map(|_| (0..rows).map(|_| rng.f32() * 2.0 - 1.0).collect::<Vec<f32>>()).collect::<Vec<_>>(),
+        )
+    };
+    let up = weights(inner, hidden, shape.gate.matrices())?;
+    MlpWeights::new(up, weights(hidden, inner, 1)?)
+}

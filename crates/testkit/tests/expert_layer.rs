@@ -1,0 +1,273 @@
+//! Whole layers of experts in the simulator, all launches one after another as a queue has them, against double precision.
+
+use bytemuck::cast_slice;
+use gpu::Argument;
+use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use gpu::experts::route::{RouteSpec, Score};
+use half::{bf16, f16};
+use hammerhead_testkit::experts::Layer;
+use op::{Activation, Gate, Output};
+use ptx::Kernel;
+use rayon::prelude::*;
+use sim::mutate::{Mutant, mutants};
+use sim::{Arg, Buffer, Gpu, Invocation, Limits, Rules, Schedule};
+
+const SHAPE: LayerShape = LayerShape {
+    experts: 6,
+    top: 2,
+    hidden: 144,
+    inner: 80,
+    gate: Gate::Silu,
+    biased: false,
+    on_input: false,
+    activation: Activation::BF16,
+    partial: Output::F32,
+    output: Output::BF16,
+};
+
+/// A device with a layer's weights and a call's tensors.
+struct Trial {
+    layer: Layer,
+    gpu: Gpu,
+    weights: LayerWeights,
+    workspace: Buffer,
+    out: Buffer,
+    call: LayerCall,
+    x: Vec<f32>,
+    addend: Vec<f32>,
+}
+
+fn uploaded(gpu: &mut Gpu, name: &str, activation: Activation, values: &mut [f32]) -> Buffer {
+    let bytes: Vec<u8> = match activation {
+        Activation::F16 => values
+            .iter_mut()
+            .flat_map(|x| {
+                *x = f16::from_f32(*x).to_f32();
+                f16::from_f32(*x).to_le_bytes()
+            })
+            .collect(),
+        Activation::BF16 => values
+            .iter_mut()
+            .flat_map(|x| {
+                *x = bf16::from_f32(*x).to_f32();
+                bf16::from_f32(*x).to_le_bytes()
+            })
+            .collect(),
+        _ => cast_slice(values).to_vec(),
+    };
+    let buffer = gpu.upload(name, &bytes);
+    gpu.await_predecessor(buffer);
+    buffer
+}
+
+impl Trial {
+    fn new(shape: LayerShape, ids: &[i32], weights: &[f32], shared: bool) -> Self {
+        let layer = Layer::new(shape, 3, 5).unwrap();
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
+        let packed: Vec<_> = layer.packed().collect();
+        let bytes: Vec<u8> = packed.iter().flat_map(|expert| expert.matrices().to_vec()).collect();
+        let factors: Vec<f32> = packed.iter().flat_map(|expert| expert.factors().concat()).collect();
+        let biases = [0, 1, 2].map(|which| {
+            let all: Vec<f32> = packed.iter().flat_map(|expert| expert.biases()[which].clone()).collect();
+            gpu.upload("biases", cast_slice(&all)).address
+        });
+        let placed = LayerWeights {
+            matrices: gpu.upload("matrices", &bytes).address,
+            factors: gpu.upload("factors", cast_slice(&factors)).address,
+            biases,
+        };
+        let tokens = ids.len() / shape.top as usize;
+        let mut rng = fastrand::Rng::with_seed(9);
+        let mut x: Vec<f32> = (0..tokens * shape.hidden as usize).map(|_| rng.f32() * 2.0 - 1.0).collect();
+        let x_at = uploaded(&mut gpu, "x", shape.activation, &mut x);
+        let mut addend: Vec<f32> = (0..x.len()).map(|at| (at % 7) as f32 - 3.0).collect();
+        let addend_at = uploaded(&mut gpu, "addend", Activation::F16, &mut addend);
+        let (ids_at, weights_at) = (gpu.upload("ids", cast_slice(ids)), gpu.upload("weights", cast_slice(weights)));
+        [ids_at, weights_at].into_iter().for_each(|buffer| gpu.await_predecessor(buffer));
+        let out = gpu.alloc("out", x.len() * shape.output.bytes());
+        // Full of NaN: what nobody writes may be read, but must not show.
+        let workspace = gpu.upload("workspace", &vec![0xFF; layer::workspace_bytes(&shape, tokens as u32)]);
+        let call = LayerCall {
+            tokens: tokens as u32,
+            x: x_at.address,
+            choice: Choice::Given { ids: ids_at.address, wide: false, weights: weights_at.address },
+            addend: shared.then_some((Output::F16, addend_at.address)),
+            out: out.address,
+        };
+        Trial { layer, gpu, weights: placed, workspace, out, call, x, addend }
+    }
+
+    /// What the launches leave, as numbers.
+    fn run(&self, kernels: &LayerKernels, schedule: Schedule) -> Vec<f32> {
+        self.run_with(kernels, schedule, None).unwrap_or_else(|fault| panic!("{fault}"))
+    }
+
+    /// The same with another kernel in the place of one of the launches'.
+    fn run_with(
+        &self,
+        kernels: &LayerKernels,
+        schedule: Schedule,
+        replaced: Option<(usize, &Kernel)>,
+    ) -> Result<Vec<f32>, String> {
+        let mut gpu = self.gpu.clone();
+        let site = LayerSite { workspace: self.workspace.address, multiprocessors: 3 };
+        let launches = layer::launches(&self.layer.shape, kernels, &self.weights, &self.call, site);
+        let built: Vec<_> = launches
+            .iter()
+            .map(|launch| {
+                let args = launch.arguments.iter().map(argument).collect();
+                (launch.kernel.build().unwrap(), Invocation { grid: launch.grid, args })
+            })
+            .collect();
+        let mut sequence: Vec<_> = built.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        if let Some((at, kernel)) = replaced {
+            sequence[at].0 = kernel;
+        }
+        gpu.run_sequence(&sequence, schedule).map_err(|fault| fault.to_string())?;
+        let bytes = gpu.download(self.out).map_err(|first| format!("byte {first} was not written"))?;
+        Ok(match self.layer.shape.output {
+            Output::F32 => bytemuck::pod_collect_to_vec(bytes),
+            Output::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+            Output::BF16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        })
+    }
+
+    fn check(&self, what: &str, routed: &[Vec<(u32, f32)>], found: &[f32]) {
+        let hidden = self.layer.shape.hidden as usize;
+        for (token, routed) in routed.iter().enumerate() {
+            let range = token * hidden..(token + 1) * hidden;
+            let addend = if self.call.addend.is_some() { &self.addend[range.clone()] } else { &[] };
+            let worst = self.layer.worst(&self.x[range.clone()], routed, addend, &found[range]).unwrap();
+            assert!(worst <= 1.0, "{what}: token {token} is off by {worst} of what is allowed");
+        }
+    }
+}
+
+fn argument(argument: &Argument) -> Arg {
+    match argument {
+        Argument::Pointer(address) => Arg::Pointer(*address),
+        Argument::U32(value) => Arg::U32(*value),
+        Argument::U64(value) => Arg::U64(*value),
+        Argument::F32(value) => Arg::F32(*value),
+        Argument::Map(map) => Arg::Map(map.clone()),
+        Argument::Maps(maps) => Arg::Maps(maps.clone()),
+        Argument::Words(words) => Arg::Words(words.clone()),
+    }
+}
+
+/// The token's experts that there are.
+fn routed(shape: &LayerShape, ids: &[i32], weights: &[f32]) -> Vec<Vec<(u32, f32)>> {
+    let top = shape.top as usize;
+    ids.chunks(top)
+        .zip(weights.chunks(top))
+        .map(|(ids, weights)| {
+            let pairs = ids.iter().zip(weights).filter(|(id, _)| (0..shape.experts as i32).contains(id));
+            pairs.map(|(&id, &weight)| (id as u32, weight)).collect()
+        })
+        .collect()
+}
+
+fn weights(count: usize) -> Vec<f32> {
+    (0..count).map(|at| 0.25 + (at % 5) as f32 / 8.0).collect()
+}
+
+/// Ids of 21 tokens: scattered, to one expert, to nobody, some out of range.
+fn routings() -> [(&'static str, Vec<i32>); 4] {
+    let scattered = (0..21).flat_map(|t: i32| [t * 5 % 6, (t * 5 + 1 + t % 5) % 6]).collect();
+    let one = (0..21).flat_map(|_| [4, -1]).collect();
+    let strange = (0..21).flat_map(|t: i32| [t * 7 % 9 - 1, (t * 7 + 2) % 9 - 2]).collect();
+    [("scattered", scattered), ("to one expert", one), ("to nobody", vec![6; 42]), ("out of range", strange)]
+}
+
+#[test]
+fn layers_are_right_whatever_the_routing_the_tile_and_the_schedule() {
+    let cases = routings().into_iter().flat_map(|(what, ids)| [8, 16, 64, 96].map(|tile| (what, ids.clone(), tile)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(what, ids, tile)| {
+        let weights = weights(ids.len());
+        let trial = Trial::new(SHAPE, &ids, &weights, false);
+        let kernels = LayerKernels::with_tile(&SHAPE, tile).unwrap();
+        let routed = routed(&SHAPE, &ids, &weights);
+        let first = trial.run(&kernels, Schedule::Earliest);
+        trial.check(&format!("{what}, tiles of {tile}"), &routed, &first);
+        for schedule in [Schedule::Latest, Schedule::Random(2)] {
+            assert_eq!(trial.run(&kernels, schedule), first, "{what}, tiles of {tile}, {schedule}");
+        }
+    });
+}
+
+#[test]
+fn every_kind_of_layer_is_right() {
+    let f32s = LayerShape { activation: Activation::F32, output: Output::F32, ..SHAPE };
+    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..SHAPE };
+    let shapes = [
+        ("gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
+        ("relu²", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..SHAPE }),
+        ("gelu", LayerShape { gate: Gate::GeluTanh, ..halves }),
+        ("on the input", LayerShape { on_input: true, biased: true, ..halves }),
+        ("single precision", LayerShape { biased: true, ..f32s }),
+    ];
+    shapes.into_par_iter().for_each(|(what, shape)| {
+        let ids = &routings()[0].1[..18];
+        let weights = weights(ids.len());
+        let trial = Trial::new(shape, ids, &weights, what == "gelu");
+        for tile in [8, 64] {
+            let kernels = LayerKernels::with_tile(&shape, tile).unwrap();
+            trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, Schedule::Random(1)));
+        }
+    });
+}
+
+#[test]
+fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
+    let (experts, top, score) = (SHAPE.experts, SHAPE.top, Score::Softmax);
+    let spec = RouteSpec { experts, top, score, renormalised: true, corrected: false, grouped: None };
+    for tokens in [5, 40] {
+        let ids: Vec<i32> = (0..tokens).flat_map(|t: i32| [t % 6, (t + 1 + t % 5) % 6]).collect();
+        let mut trial = Trial::new(SHAPE, &ids, &weights(ids.len()), false);
+        let mut logits = vec![-2f32; tokens as usize * experts as usize];
+        for (entry, &id) in ids.iter().enumerate() {
+            logits[entry / 2 * experts as usize + id as usize] = if entry % 2 == 0 { 1.0 } else { 0.5 };
+        }
+        let at = trial.gpu.upload("logits", cast_slice(&logits));
+        trial.gpu.await_predecessor(at);
+        trial.call.choice = Choice::Logits { logits: at.address, spec, correction: 0, scale: 2.0 };
+        let share = (1.0 / (1.0 + (-0.5f64).exp())) as f32;
+        let routed: Vec<Vec<(u32, f32)>> =
+            ids.chunks(2).map(|ids| vec![(ids[0] as u32, 2.0 * share), (ids[1] as u32, 2.0 * (1.0 - share))]).collect();
+        let kernels = LayerKernels::choose(&SHAPE, tokens as u32).unwrap();
+        trial.check("from logits", &routed, &trial.run(&kernels, Schedule::Random(3)));
+    }
+}
+
+/// What the products have that those of other problems have not: the layout is fetched, experts are found in it, and sums are finished with
+/// numbers of the expert's and of the row's. The rest is broken in `mutations`.
+#[test]
+fn mutants_of_what_is_peculiar_to_experts_are_caught() {
+    // So few that bisection looks beyond the last.
+    let shape = LayerShape { experts: 5, on_input: true, biased: true, output: Output::F32, ..SHAPE };
+    let ids = &routings()[3].1;
+    let weights = weights(ids.len());
+    let trial = Trial::new(shape, ids, &weights, false);
+    let kernels = LayerKernels::with_tile(&shape, 8).unwrap();
+    let right = trial.run(&kernels, Schedule::Earliest);
+    let peculiar = |mutant: &Mutant| {
+        let finishes = mutant.name.contains("/finish:") && mutant.name.contains("ld.global");
+        finishes || (mutant.name.contains("/prepare:") && !mutant.name.contains("mbarrier"))
+    };
+    for (at, spec) in [(1, kernels.gate_up), (2, kernels.down)] {
+        let kernel = gpu::KernelSpec::from(spec).build().unwrap();
+        let broken: Vec<Mutant> = mutants(&kernel).into_iter().filter(peculiar).collect();
+        assert!(broken.len() > 8, "{}", broken.len());
+        let missed: Vec<String> = broken
+            .into_par_iter()
+            .filter(|mutant| {
+                let same = |schedule| {
+                    trial.run_with(&kernels, schedule, Some((at, &mutant.kernel))).is_ok_and(|found| found == right)
+                };
+                [Schedule::Earliest, Schedule::Latest, Schedule::Random(1)].into_iter().all(same)
+            })
+            .map(|mutant| mutant.name)
+            .collect();
+        assert!(missed.is_empty(), "{}", missed.join("\n"));
+    }
+}
