@@ -1,4 +1,4 @@
-//! The backend `cuda`: Hopper GPUs through NVIDIA's driver.
+//! The backend `cuda`: GPUs since Ampere through NVIDIA's driver, with the kernels of the best family for each.
 //!
 //! Weights go to the device once, in `prepack`. Programs whose tensors are on the device use a queue. A run over slices of
 //! the host's memory does the same between two copies: tokens to the device, results back. What it works with (a queue and
@@ -27,7 +27,7 @@ use super::queue::LaunchQueue;
 /// Runs over the host's memory that may keep what they worked with.
 const KEPT: usize = 4;
 
-/// Hopper GPUs: one of them.
+/// NVIDIA's GPUs: one of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda {
     name: &'static str,
@@ -68,6 +68,11 @@ impl Cuda {
     /// The kernels for it; where it is not there, those that a plan is made with all the same.
     pub fn family(&self) -> &'static dyn Family {
         Device::of(self.device).map_or(families::ALL[0], |device| device.family)
+    }
+
+    /// Which kernels it is given, and why, in words; none where it is not there.
+    pub fn choice(&self) -> Option<String> {
+        Device::of(self.device).ok().map(|device| device.choice.to_string())
     }
 
     /// What it is; where it is not there, an H200, so that kernels can be planned, printed and simulated anywhere.
@@ -115,7 +120,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn summary(&self) -> &'static str {
-        "Hopper's tensor cores in half precision, through NVIDIA's driver"
+        "a GPU's tensor cores in half precision, through NVIDIA's driver"
     }
 
     fn layout(&self) -> &'static str {
@@ -143,7 +148,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        self.family().legal(problem, config).map_err(|reason| self.illegal(config, reason))
+        self.family().legal(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))
     }
 
     fn check(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Cost> {

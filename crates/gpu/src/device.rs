@@ -8,10 +8,11 @@ use op::{Error, PackedWeights, Result, Weights};
 
 use super::driver::{Absent, Context, DeviceInfo, DeviceMemory, Function, Stream, graveyard};
 use super::facts::Facts;
-use super::families;
+use super::families::{self, Choice, FAMILY_VARIABLE};
 use super::family::Family;
 use super::launch::KernelSpec;
 use super::packed::{PackedGroup, PackedGroups};
+use super::trial;
 
 /// The name of the backend that computes there.
 pub const NAME: &str = "cuda";
@@ -23,23 +24,48 @@ pub struct Device {
     pub context: &'static Context,
     /// The kernels for it.
     pub family: &'static dyn Family,
+    /// Why those.
+    pub choice: Choice,
     /// What it is.
     pub facts: Facts,
+    /// What came of trying kernels that were never measured on such a GPU.
+    trial: OnceLock<Option<Absent>>,
 }
 
 impl Device {
-    /// A device by its number, or why it cannot be used.
+    /// A device by its number, or why it cannot be used. Kernels that were never measured on such a GPU are tried first.
     pub fn of(ordinal: usize) -> Result<&'static Device> {
+        let device = Device::opened(ordinal)?;
+        let tried = device.trial.get_or_init(|| {
+            if device.choice.measured {
+                return None;
+            }
+            trial::run(device).err().map(|error| Absent {
+                reason: format!("its {} were tried on a small problem: {error}", device.choice),
+                remedy: "use a CPU backend, and tell us of the GPU and its driver".to_owned(),
+            })
+        });
+        match tried {
+            None => Ok(device),
+            Some(Absent { reason, remedy }) => {
+                Err(Error::Unavailable { backend: NAME, reason: reason.clone(), remedy: remedy.clone() })
+            }
+        }
+    }
+
+    /// A device by its number, whether or not its kernels have been tried.
+    fn opened(ordinal: usize) -> Result<&'static Device> {
         static DEVICES: Mutex<Vec<(usize, &'static Device)>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, device)) = devices.iter().find(|(known, _)| *known == ordinal) {
             return Ok(device);
         }
-        let opened = Context::of(ordinal).and_then(|context| Ok((context, family_of(context.info())?)));
-        let (context, family) =
+        let opened = Context::of(ordinal).and_then(|context| Ok((context, choice(context.info())?)));
+        let (context, choice) =
             opened.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })?;
+        let (family, facts, trial) = (choice.family, Facts::of(context.info()), OnceLock::new());
         // Lives as long as the process, as its context does.
-        let device: &'static Device = Box::leak(Box::new(Device { context, family, facts: Facts::of(context.info()) }));
+        let device: &'static Device = Box::leak(Box::new(Device { context, family, choice, facts, trial }));
         devices.push((ordinal, device));
         Ok(device)
     }
@@ -50,17 +76,15 @@ pub fn context(device: usize) -> Result<&'static Context> {
     Device::of(device).map(|device| device.context)
 }
 
-/// The kernels for a device.
-fn family_of(info: &DeviceInfo) -> Result<&'static dyn Family, Absent> {
-    families::supporting(info.capability).ok_or_else(|| {
-        let ((major, minor), name) = (info.capability, info.name.as_str());
-        let families = families::ALL.map(Family::name).join(", ");
-        Absent {
-            reason: format!(
-                "the GPU is a {name} of compute capability {major}.{minor}, and there are kernels for {families} alone"
-            ),
-            remedy: "use a Hopper GPU (H100, H200, GH200), or a CPU backend".to_owned(),
-        }
+/// The kernels for a device: those that the environment asks for, or the best.
+fn choice(info: &DeviceInfo) -> Result<Choice, Absent> {
+    let asked = std::env::var(FAMILY_VARIABLE).ok();
+    families::choose(info.capability, info.driver, asked.as_deref()).map_err(|reason| Absent {
+        reason: format!("the GPU is a {}: {reason}", info.name),
+        remedy: format!(
+            "use a GPU since Ampere (A100, RTX 30, or later) and a driver from 530 on (580 for Hopper's own kernels), without \
+             {FAMILY_VARIABLE}; or a CPU backend"
+        ),
     })
 }
 

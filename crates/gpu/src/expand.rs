@@ -14,10 +14,10 @@
 //!
 //! A thread takes eight elements at a time, so that what it writes is 16 bytes and what a warp writes is whole lines. The
 //! kernel lets its successor start at once (that one waits for the end of this by itself) and waits for its own predecessor
-//! before it touches memory.
+//! before it touches memory, on GPUs where grids can overlap.
 
 use ptx::instr::Width;
-use ptx::{Addr, Builder, Error, F16x2, F32, Global, Kernel, Pred, Reg, SpecialRegister, Target, U32, U64};
+use ptx::{Addr, Builder, Error, F16x2, F32, Feature, Global, Kernel, Pred, Reg, SpecialRegister, Target, U32, U64};
 
 use crate::launch::Spec;
 use op::{Activation, Output};
@@ -103,15 +103,17 @@ pub struct ExpandSpec {
     pub segments: usize,
     /// Times that a thread takes a unit.
     pub rounds: u32,
+    /// What it is assembled for.
+    pub target: Target,
 }
 
 impl ExpandSpec {
     /// The kernel for so many runs of so many elements in all.
-    pub fn new(source: TokenForm, runs: usize, elements: usize) -> Self {
+    pub fn new(target: Target, source: TokenForm, runs: usize, elements: usize) -> Self {
         let segments = if runs == 1 { 1 } else { MOST_SEGMENTS };
         // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves few blocks.
         let least = if source == TokenForm::NvFp4 { MOST_ROUNDS / 2 } else { 1 };
-        let with = |rounds| ExpandSpec { source, segments, rounds };
+        let with = |rounds| ExpandSpec { source, segments, rounds, target };
         let few = |config: &ExpandSpec| config.blocks(elements) <= FEW_BLOCKS;
         [least, 2 * least].map(with).into_iter().find(few).unwrap_or(with(least))
     }
@@ -124,7 +126,7 @@ impl ExpandSpec {
 
 /// Whether so many elements are expanded by so few blocks that they are no trouble to others.
 pub fn by_few_blocks(source: TokenForm, elements: usize) -> bool {
-    ExpandSpec::new(source, 1, elements).blocks(elements) <= FEW_BLOCKS
+    ExpandSpec::new(Target::Sm90a, source, 1, elements).blocks(elements) <= FEW_BLOCKS
 }
 
 /// A segment as the kernel is told of it.
@@ -199,14 +201,19 @@ pub fn kernel(config: ExpandSpec) -> Result<Kernel, Error> {
         TokenForm::Scaled(Float::BF16) => "expand_scaled_bf16",
         TokenForm::Scaled(Float::F32) => "expand_scaled_f32",
     };
-    let mut k = Builder::new(name, Target::Sm90a, shape);
+    let overlaps = config.target.has(Feature::GridDependency);
+    let mut k = Builder::new(name, config.target, shape);
     let runs: Vec<Run> = (0..config.segments).map(|index| Run::declare(&mut k, config.source, index)).collect();
-    k.launch_dependents();
+    if overlaps {
+        k.launch_dependents();
+    }
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
     let run = k.phase("choose", |k| choose(k, &runs, block));
     let within = k.sub(block, run.first_block);
     let first = k.mul_add(within, THREADS * config.rounds, thread);
-    k.grid_dependency_wait();
+    if overlaps {
+        k.grid_dependency_wait();
+    }
     let places: Vec<(Reg<U32>, Pred)> = (0..config.rounds).map(|round| unit(&mut k, &run, first, round)).collect();
     match config.source {
         TokenForm::NvFp4 => expand_codes(&mut k, &run, &places),

@@ -2,6 +2,8 @@
 //!
 //! Groups whose tokens follow each other in memory are one run; a launch takes as many runs as the kernel has arguments for.
 
+use ptx::{Feature, Target};
+
 use super::expand::{ExpandSpec, MOST_SEGMENTS, TokenForm, UNIT};
 use super::launch::{Argument, Launch};
 
@@ -41,7 +43,7 @@ impl Segment {
 }
 
 /// The launches that expand these segments: one for every eight runs.
-pub fn launches(source: TokenForm, segments: &[Segment]) -> Vec<Launch> {
+pub fn launches(target: Target, source: TokenForm, segments: &[Segment]) -> Vec<Launch> {
     let mut runs: Vec<Segment> = Vec::new();
     for segment in segments.iter().filter(|segment| segment.elements > 0) {
         match runs.last_mut().and_then(|last| Some((last.joined(segment, source)?, last))) {
@@ -51,7 +53,7 @@ pub fn launches(source: TokenForm, segments: &[Segment]) -> Vec<Launch> {
     }
     let launch_of = |runs: &[Segment]| {
         let elements = runs.iter().map(|run| run.elements).sum();
-        launch(ExpandSpec::new(source, runs.len(), elements), runs)
+        launch(ExpandSpec::new(target, source, runs.len(), elements), runs)
     };
     runs.chunks(MOST_SEGMENTS).map(launch_of).collect()
 }
@@ -77,7 +79,12 @@ pub fn launch(config: ExpandSpec, runs: &[Segment]) -> Launch {
             blocks += config.blocks(run.elements);
         }
     }
-    Launch { kernel: config.into(), grid: [blocks, 1, 1], arguments, overlapping: true }
+    Launch {
+        kernel: config.into(),
+        grid: [blocks, 1, 1],
+        arguments,
+        overlapping: config.target.has(Feature::GridDependency),
+    }
 }
 
 #[cfg(test)]
@@ -93,9 +100,9 @@ mod tests {
     #[test]
     fn groups_that_follow_each_other_in_memory_are_one_run() {
         let following = [segment(0x1000, 0x4000, 64), segment(0x1020, 0x4080, 0), segment(0x1020, 0x4080, 32)];
-        let launches = launches(TokenForm::NvFp4, &following);
+        let launches = launches(Target::Sm90a, TokenForm::NvFp4, &following);
         let [launch] = &launches[..] else { panic!("{launches:?}") };
-        assert_eq!(launch.kernel, KernelSpec::from(ExpandSpec::new(TokenForm::NvFp4, 1, 96)));
+        assert_eq!(launch.kernel, KernelSpec::from(ExpandSpec::new(Target::Sm90a, TokenForm::NvFp4, 1, 96)));
         assert_eq!(launch.arguments[3], Argument::U32(96 / UNIT as u32));
     }
 
@@ -124,7 +131,7 @@ mod tests {
         assert!(first.joined(&next, source).is_some());
         assert_eq!(first.joined(&Segment { scales: first.scales + 64, ..next }, source), None);
         assert_eq!(first.joined(&Segment { k: 32, ..next }, source), None);
-        let launches = launches(source, &[first]);
+        let launches = launches(Target::Sm90a, source, &[first]);
         let expected = [
             Argument::Pointer(first.source),
             Argument::Pointer(first.scales),
@@ -136,8 +143,8 @@ mod tests {
 
     #[test]
     fn nothing_to_expand_is_no_launch_and_nine_runs_are_two() {
-        assert_eq!(launches(TokenForm::Single, &[segment(0, 0, 0)]), []);
+        assert_eq!(launches(Target::Sm90a, TokenForm::Single, &[segment(0, 0, 0)]), []);
         let apart: Vec<Segment> = (0..9).map(|i| segment(0x10000 * i, 0x20000 * i, 16)).collect();
-        assert_eq!(launches(TokenForm::NvFp4, &apart).len(), 2);
+        assert_eq!(launches(Target::Sm90a, TokenForm::NvFp4, &apart).len(), 2);
     }
 }

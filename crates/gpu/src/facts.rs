@@ -31,6 +31,8 @@ pub struct Facts {
     pub cache_bytes: usize,
     /// Bytes of shared memory that a block can have.
     pub shared_bytes: usize,
+    /// Cycles in which a quarter of a multiprocessor multiplies 16 × 8 × 16 halves with `mma.sync` and f32 sums.
+    pub mma_cycles: f64,
     /// Bytes per second that are copied between it and the host, each way.
     pub host_bandwidth: f64,
 }
@@ -47,49 +49,106 @@ impl Facts {
             memory_bytes: info.memory_bytes,
             cache_bytes: info.cache_bytes,
             shared_bytes: info.shared_bytes,
+            mma_cycles: mma_cycles(info.capability, &info.name),
             host_bandwidth: HOST_BANDWIDTH,
         }
     }
 
     /// An H200: what kernels are planned for where there is no device.
     pub fn h200() -> Self {
-        Self::listed(NAMED[0])
+        Self::listed(&NAMED[0])
     }
 
-    /// A device by name, for where there is none: `h100` or `h200`.
+    /// An A100: what kernels for Ampere and later are simulated for.
+    pub fn a100() -> Self {
+        Self::listed(&NAMED[2])
+    }
+
+    /// A device by name, for where there is none: one of [`Facts::names`].
     pub fn named(name: &str) -> Result<Self> {
-        let known = NAMED.iter().find(|device| device.0.eq_ignore_ascii_case(name));
-        known.copied().map(Self::listed).ok_or_else(|| Error::UnknownName {
+        let known = NAMED.iter().find(|device| device.name.eq_ignore_ascii_case(name));
+        known.map(Self::listed).ok_or_else(|| Error::UnknownName {
             what: "device",
             name: name.to_owned(),
-            known: NAMED.map(|device| device.0).join(", "),
+            known: Self::names().collect::<Vec<_>>().join(", "),
         })
     }
 
-    fn listed((name, multiprocessors, clock, bandwidth, memory): Listed) -> Self {
+    /// The devices that are known by name.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMED.iter().map(|device| device.name)
+    }
+
+    fn listed(device: &Listed) -> Self {
         Self {
-            name: name.to_owned(),
-            capability: (9, 0),
-            multiprocessors,
-            clock: CLOCK_SHARE * clock,
-            bandwidth: BANDWIDTH_SHARE * bandwidth,
-            memory_bytes: memory << 30,
-            cache_bytes: 50 << 20,
-            shared_bytes: 227 << 10,
+            name: device.name.to_owned(),
+            capability: device.capability,
+            multiprocessors: device.multiprocessors,
+            clock: CLOCK_SHARE * device.gigahertz * 1e9,
+            bandwidth: BANDWIDTH_SHARE * device.gigabytes_per_second * 1e9,
+            memory_bytes: device.gibibytes << 30,
+            cache_bytes: device.cache_mebibytes << 20,
+            shared_bytes: device.shared_kibibytes << 10,
+            mma_cycles: device.mma_cycles,
             host_bandwidth: HOST_BANDWIDTH,
         }
     }
 }
 
+/// Cycles in which a quarter of a multiprocessor multiplies 16 × 8 × 16 halves with `mma.sync` and f32 sums.
+///
+/// By the chip, and for those that are sold under several names by the name: GeForce has half the rate of the same chip in a
+/// workstation or a data centre. For chips that are not known, the slowest.
+fn mma_cycles(capability: (i32, i32), name: &str) -> f64 {
+    let geforce = name.to_ascii_lowercase().contains("geforce");
+    match capability {
+        (8, 0) => 8.0,
+        (8, _) if !geforce => 16.0,
+        (9, 0) => HOPPER_MMA_CYCLES,
+        (10, _) => BLACKWELL_MMA_CYCLES,
+        _ => 32.0,
+    }
+}
+
+/// Hopper has `mma.sync` at 62 % of wgmma's rate (arXiv 2501.12084), and data-centre Blackwell at 409 TFLOP/s (gau-nernst's
+/// learn-cuda, 02e).
+const HOPPER_MMA_CYCLES: f64 = 6.4;
+const BLACKWELL_MMA_CYCLES: f64 = 11.3;
+
 /// Bytes per second between host and device from ordinary memory, which the driver moves through buffers of its own: measured with
 /// `bench --backend cuda` on an H200 behind PCIe 5.
 const HOST_BANDWIDTH: f64 = 10e9;
 
-type Listed = (&'static str, u32, f64, f64, usize);
+/// A device as its maker describes it.
+struct Listed {
+    name: &'static str,
+    capability: (i32, i32),
+    multiprocessors: u32,
+    gigahertz: f64,
+    gigabytes_per_second: f64,
+    gibibytes: usize,
+    cache_mebibytes: usize,
+    shared_kibibytes: usize,
+    mma_cycles: f64,
+}
 
-/// Name, multiprocessors, highest clock, nominal bandwidth of memory, GiB of it. From NVIDIA's data sheets of the SXM boards; the H200's as
-/// the device itself says.
-const NAMED: [Listed; 2] = [("h200", 132, 1.98e9, 4.917e12, 140), ("h100", 132, 1.98e9, 3.35e12, 80)];
+/// Devices by name. Multiprocessors, boost clock, bandwidth, memory and L2 are from NVIDIA's data sheets and white papers of the
+/// architectures (GA100, GA102, AD102, GH100, GB202; of the SXM boards where there are several); the H200's as the device itself says;
+/// L2 and clock of GB10 as measured by Chips and Cheese. Shared memory is from the CUDA programming guide's table of compute
+/// capabilities. Rates of mma.sync follow from the sheets' tensor figures with f32 sums, and for Hopper and B200 are as measured by others:
+/// see [`HOPPER_MMA_CYCLES`]. Only the H200 has been measured here.
+#[rustfmt::skip]
+const NAMED: [Listed; 9] = [
+    Listed { name: "h200", capability: (9, 0), multiprocessors: 132, gigahertz: 1.98, gigabytes_per_second: 4917.0, gibibytes: 140, cache_mebibytes: 50, shared_kibibytes: 227, mma_cycles: HOPPER_MMA_CYCLES },
+    Listed { name: "h100", capability: (9, 0), multiprocessors: 132, gigahertz: 1.98, gigabytes_per_second: 3350.0, gibibytes: 80, cache_mebibytes: 50, shared_kibibytes: 227, mma_cycles: HOPPER_MMA_CYCLES },
+    Listed { name: "a100", capability: (8, 0), multiprocessors: 108, gigahertz: 1.41, gigabytes_per_second: 2039.0, gibibytes: 80, cache_mebibytes: 40, shared_kibibytes: 163, mma_cycles: 8.0 },
+    Listed { name: "rtx3090", capability: (8, 6), multiprocessors: 82, gigahertz: 1.695, gigabytes_per_second: 936.0, gibibytes: 24, cache_mebibytes: 6, shared_kibibytes: 99, mma_cycles: 32.0 },
+    Listed { name: "rtx4090", capability: (8, 9), multiprocessors: 128, gigahertz: 2.52, gigabytes_per_second: 1008.0, gibibytes: 24, cache_mebibytes: 72, shared_kibibytes: 99, mma_cycles: 32.0 },
+    Listed { name: "l40s", capability: (8, 9), multiprocessors: 142, gigahertz: 2.52, gigabytes_per_second: 864.0, gibibytes: 48, cache_mebibytes: 96, shared_kibibytes: 99, mma_cycles: 16.0 },
+    Listed { name: "b200", capability: (10, 0), multiprocessors: 148, gigahertz: 1.965, gigabytes_per_second: 8000.0, gibibytes: 180, cache_mebibytes: 126, shared_kibibytes: 227, mma_cycles: BLACKWELL_MMA_CYCLES },
+    Listed { name: "rtx5090", capability: (12, 0), multiprocessors: 170, gigahertz: 2.407, gigabytes_per_second: 1792.0, gibibytes: 32, cache_mebibytes: 96, shared_kibibytes: 99, mma_cycles: 32.0 },
+    Listed { name: "dgx-spark", capability: (12, 1), multiprocessors: 48, gigahertz: 2.418, gigabytes_per_second: 273.0, gibibytes: 128, cache_mebibytes: 24, shared_kibibytes: 99, mma_cycles: 32.0 },
+];
 
 #[cfg(test)]
 mod tests {
@@ -98,7 +157,15 @@ mod tests {
     #[test]
     fn devices_are_known_by_name_and_others_are_refused_with_the_list() {
         assert_eq!(Facts::named("H200").unwrap().multiprocessors, 132);
-        let error = Facts::named("b200").unwrap_err().to_string();
-        assert!(error.contains("b200") && error.contains("h100"), "{error}");
+        let error = Facts::named("v100").unwrap_err().to_string();
+        assert!(error.contains("v100") && error.contains("h100"), "{error}");
+        assert_eq!((Facts::h200().name, Facts::a100().name), ("h200".to_owned(), "a100".to_owned()));
+    }
+
+    #[test]
+    fn the_rate_of_a_chip_follows_from_its_name_where_it_has_several() {
+        assert_eq!(mma_cycles((8, 9), "NVIDIA GeForce RTX 4090"), Facts::named("rtx4090").unwrap().mma_cycles);
+        assert_eq!(mma_cycles((8, 9), "NVIDIA L40S"), Facts::named("l40s").unwrap().mma_cycles);
+        assert_eq!(mma_cycles((9, 0), "NVIDIA H200"), Facts::h200().mma_cycles);
     }
 }

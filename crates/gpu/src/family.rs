@@ -4,7 +4,7 @@ use std::fmt;
 
 use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
-use ptx::Kernel;
+use ptx::{Kernel, Target};
 
 use crate::facts::Facts;
 use crate::launch::Launch;
@@ -29,8 +29,14 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// The name by which it is called, such as `sm90`.
     fn name(&self) -> &'static str;
 
+    /// What its kernels are assembled for, and so those that are shared by all families when they run beside them.
+    fn target(&self) -> Target;
+
     /// Whether its kernels run on GPUs of this compute capability.
     fn supports(&self, capability: (i32, i32)) -> bool;
+
+    /// The oldest driver that reads its kernels, by the CUDA version that it supports: 1000 · major + 10 · minor.
+    fn oldest_driver(&self) -> i32;
 
     /// The name of its layout of weights.
     fn layout(&self) -> &'static str;
@@ -44,8 +50,8 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// Configurations worth trying for a problem on a device. Each is legal.
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config>;
 
-    /// Whether a configuration is legal for a problem, or why not.
-    fn legal(&self, problem: &Problem, config: &Config) -> Result<(), String>;
+    /// Whether a configuration is legal for a problem on a device, or why not.
+    fn legal(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String>;
 
     /// What a legal configuration should cost on a device, or why it is not legal.
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String>;

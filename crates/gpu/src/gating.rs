@@ -37,6 +37,11 @@ pub enum Function {
 }
 
 impl Function {
+    /// Matrices whose sums it takes.
+    pub(super) fn matrices(self) -> u64 {
+        if matches!(self, Function::Relu2 | Function::None) { 1 } else { 2 }
+    }
+
     /// A gate's function.
     pub fn of(gate: Gate) -> Self {
         match gate {

@@ -1,7 +1,9 @@
-//! What two passes need besides: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
-//! all groups in one launch.
+//! What sums that went through memory need: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
+//! all groups in one launch. Where blocks have shared k, each has left planes of its own, which are added up first.
 
-use ptx::{Addr, Bf16, Builder, Error, F16, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
+use ptx::{
+    Addr, Bf16, Builder, Error, F16, F32, Feature, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64,
+};
 
 use super::gating::{self, Function};
 use super::launch::Spec;
@@ -20,6 +22,25 @@ pub struct JoinSpec {
     pub output: Output,
     /// Groups that a launch may have.
     pub groups: u32,
+    /// Planes of each matrix that are added up: a matrix's second is behind all matrices' first.
+    pub parts: u32,
+    /// What it is assembled for.
+    pub target: Target,
+}
+
+/// Planes of sums start at multiples of this many bytes.
+const PLANE_ALIGN: usize = 256;
+
+/// Bytes from one plane of sums of so many elements to the next.
+pub fn plane_bytes(elements: usize) -> usize {
+    (4 * elements).next_multiple_of(PLANE_ALIGN)
+}
+
+/// The same, computed by a kernel.
+pub(crate) fn plane_stride(k: &mut Builder, elements: Reg<U64>) -> Reg<U64> {
+    let bytes = k.shl(elements, 2);
+    let bytes = k.add(bytes, PLANE_ALIGN as u64 - 1);
+    k.and(bytes, !(PLANE_ALIGN as u64 - 1))
 }
 
 impl JoinSpec {
@@ -39,13 +60,15 @@ impl Spec for JoinSpec {
 /// blocks), the number of blocks, and the gate's limit.
 pub fn kernel(config: JoinSpec) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
-    let mut k = Builder::new("join", Target::Sm90a, launch);
+    let mut k = Builder::new("join", config.target, launch);
     let table = k.table("groups", config.groups * RECORD_BYTES / 4);
     let _: Reg<U32> = k.param("blocks");
     let clamp: Reg<F32> = k.param("clamp");
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
-    k.launch_dependents();
-    k.grid_dependency_wait();
+    if config.target.has(Feature::GridDependency) {
+        k.launch_dependents();
+        k.grid_dependency_wait();
+    }
     let (_, record) = locate(&mut k, table, config.groups, block);
     let group = Elements::read(&mut k, record);
     let thread: Reg<U64> = k.convert(thread);
@@ -53,18 +76,29 @@ pub fn kernel(config: JoinSpec) -> Result<Kernel, Error> {
     let element = k.mul_wide_add(block, THREADS, thread);
     let inside = k.lt(element, group.count);
     k.if_(inside, |k| {
-        let [gate, up] = [0, 1].map(|matrix| k.phase("gather", |k| gather(k, &group, matrix, element)));
-        let value = k.phase("gate", |k| gating::apply(k, config.function, gate, up, clamp));
+        let gate = k.phase("gather", |k| gather(k, config, &group, 0, element));
+        let value = if config.function.matrices() == 1 {
+            gating::alone(k, config.function, gate)
+        } else {
+            let up = k.phase("gather", |k| gather(k, config, &group, 1, element));
+            k.phase("gate", |k| gating::apply(k, config.function, gate, up, clamp))
+        };
         k.phase("store", |k| store(k, config.output, group.addresses[2], element, value));
     });
     k.finish()
 }
 
 /// An element of α·S.
-fn gather(k: &mut Builder, group: &Elements, matrix: usize, element: Reg<U64>) -> Reg<F32> {
+fn gather(k: &mut Builder, config: JoinSpec, group: &Elements, matrix: usize, element: Reg<U64>) -> Reg<F32> {
     let offset = k.shl(element, 2);
-    let at = k.add(group.addresses[matrix], offset);
-    let sum = k.load::<F32, Global>(Addr::of(at));
+    let mut at = k.add(group.addresses[matrix], offset);
+    let mut sum = k.load::<F32, Global>(Addr::of(at));
+    for _ in 1..config.parts {
+        let plane = plane_stride(k, group.count);
+        at = k.mul_add(plane, config.function.matrices(), at);
+        let part = k.load::<F32, Global>(Addr::of(at));
+        sum = k.add(sum, part);
+    }
     gating::scaled(k, sum, group.factors[matrix])
 }
 

@@ -102,7 +102,7 @@ pub(super) fn launches<M>(
         let alphas = globals.map(|global| global * scale);
         operands.push(GroupOperands { weights: addresses, tokens, part_bytes: plane, out, alphas });
     }
-    let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(source, &segments));
+    let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(family.target(), source, &segments));
     let workspace = workspace + expanded_bytes(problem) as u64;
     launches.extend(family.launches(problem, config, &operands, workspace, multiprocessors)?);
     Ok(launches)

@@ -45,6 +45,7 @@ mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
 pub mod table;
+mod trial;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands};

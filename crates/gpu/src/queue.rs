@@ -127,7 +127,7 @@ impl LaunchQueue {
         outputs: &[DeviceOutput],
     ) -> Result<Prepared> {
         let illegal = |reason| Error::Illegal { backend: device::NAME, config: *config, reason };
-        self.device.family.legal(problem, config).map_err(illegal)?;
+        self.device.family.legal(problem, config, &self.device.facts).map_err(illegal)?;
         check_weights(problem, weights.as_ref())?;
         let element = token_type(DeviceWeights::on(weights.as_ref(), self.device)?, problem, tokens)?;
         check_operands(self.stream.context(), problem, (element, tokens), outputs)?;

@@ -15,6 +15,7 @@ use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
     Weights,
 };
+use ptx::{Feature, Target};
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
 use super::expand::TokenForm;
@@ -34,20 +35,52 @@ const MOST_STEPS: usize = 1024;
 /// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
 const MULTIPROCESSORS: u32 = 3;
 
-/// The kernels that it runs.
-const FAMILY: &dyn Family = families::ALL[0];
-
-/// The simulator, under one schedule.
+/// The simulator of a device that runs one family's kernels, under one schedule.
 #[derive(Clone, Copy, Debug)]
-pub struct Simulated(pub Schedule);
-
-impl Simulated {
-    /// The simulator under the schedule that is used where nobody asks for another.
-    pub const DEFAULT: Simulated = Simulated(Schedule::Random(1));
+pub struct Simulated {
+    name: &'static str,
+    family: &'static dyn Family,
+    schedule: Schedule,
 }
 
-fn illegal(config: &Config, reason: String) -> Error {
-    Error::Illegal { backend: NAME, config: *config, reason }
+impl Simulated {
+    /// Hopper's kernels under the schedule that is used where nobody asks for another.
+    pub const DEFAULT: Simulated =
+        Simulated { name: NAME, family: &families::sm90::Sm90, schedule: Schedule::Random(1) };
+
+    /// Every family's kernels; the first is what the simulator is where nobody asks for another.
+    const FAMILIES: [Simulated; 2] =
+        [Simulated::DEFAULT, Simulated { name: "sim:sm80", family: &families::sm80::Sm80, ..Simulated::DEFAULT }];
+
+    /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on.
+    pub fn by_name(name: &str) -> Option<&'static Simulated> {
+        static FAMILIES: [Simulated; 2] = Simulated::FAMILIES;
+        FAMILIES
+            .iter()
+            .find(|simulated| simulated.name == name || name == format!("{NAME}:{}", simulated.family.name()))
+    }
+
+    /// The same under another schedule.
+    pub fn under(self, schedule: Schedule) -> Self {
+        Simulated { schedule, ..self }
+    }
+
+    /// The device that stands for all that the kernels are for: the one with the least of everything.
+    fn facts(&self) -> Facts {
+        if self.family.target() == Target::Sm80 { Facts::a100() } else { Facts::h200() }
+    }
+
+    fn limits(&self) -> Limits {
+        let (facts, clusters) = (self.facts(), self.family.target().has(Feature::Clusters));
+        let (shared_bytes, multiprocessors) = (facts.shared_bytes as u32, facts.multiprocessors);
+        let h200 = Limits::h200();
+        let cluster_blocks = if clusters { h200.cluster_blocks } else { 1 };
+        Limits { shared_bytes, multiprocessors, cluster_blocks, ..h200 }
+    }
+
+    fn illegal(&self, config: &Config, reason: String) -> Error {
+        Error::Illegal { backend: self.name, config: *config, reason }
+    }
 }
 
 /// An argument as the simulator takes it.
@@ -84,7 +117,7 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
     PackedGroup { bytes: weights.bytes, matrices, input_scale }
 }
 
-/// Runs launches as a queue does: each may begin before the one before it has ended.
+/// Runs launches as a queue does: where grids can overlap, each may begin before the one before it has ended.
 fn run_launches(gpu: &mut sim::Gpu, launches: &[Launch], schedule: Schedule) -> Result<Vec<Profile>> {
     let simulated = |launch: &Launch| {
         let args = launch.arguments.iter().map(argument).collect();
@@ -98,7 +131,7 @@ fn run_launches(gpu: &mut sim::Gpu, launches: &[Launch], schedule: Schedule) -> 
 // SAFETY: the simulator checks every access of the kernels that it runs.
 unsafe impl Backend for Simulated {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn summary(&self) -> &'static str {
@@ -119,39 +152,39 @@ unsafe impl Backend for Simulated {
 
     fn arithmetic(&self, activation: Activation) -> Arithmetic {
         // The same kernels, so the same parts; but products are added one by one here.
-        match FAMILY.arithmetic(activation) {
+        match self.family.arithmetic(activation) {
             Arithmetic::TensorCores { parts, .. } => Arithmetic::Simulated { parts },
             other => other,
         }
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        FAMILY.candidates(problem, &Facts::h200())
+        self.family.candidates(problem, &self.facts())
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        FAMILY.legal(problem, config).map_err(|reason| illegal(config, reason))?;
-        let steps = FAMILY.steps(problem, config);
+        self.family.legal(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
+        let steps = self.family.steps(problem, config);
         if steps > MOST_STEPS {
             let reason = format!(
                 "{problem} takes {steps} steps of a tile over 64 of K, and the simulator is for at most {MOST_STEPS}; \
                  make the problem smaller, or compute it with another backend"
             );
-            return Err(illegal(config, reason));
+            return Err(self.illegal(config, reason));
         }
         Ok(())
     }
 
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
         self.legal(problem, config, threads)?;
-        let cost = FAMILY.cost(problem, config, &Facts::h200()).map_err(|reason| illegal(config, reason))?;
+        let cost = self.family.cost(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
         // A step takes the simulator about a millisecond, whatever it would take a GPU.
-        let seconds = FAMILY.steps(problem, config) as f64 * 1e-3;
+        let seconds = self.family.steps(problem, config) as f64 * 1e-3;
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
     }
 
     fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(PackedGroups::new(LAYOUT, FAMILY, weights, Ok)?))
+        Ok(Arc::new(PackedGroups::new(LAYOUT, self.family, weights, Ok)?))
     }
 
     unsafe fn run(
@@ -197,7 +230,7 @@ impl Simulated {
     ) -> Result<Vec<Profile>> {
         let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, LAYOUT)?;
         let groups = packed.groups();
-        let mut gpu = sim::Gpu::new(Limits::h200()).with_rules(Rules::Letter);
+        let mut gpu = sim::Gpu::new(self.limits()).with_rules(Rules::Letter);
         let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());
         for (group, shape) in problem.groups().iter().enumerate() {
             let (packed, given) = (place_weights(&mut gpu, &groups[group]), &operands.activations[group]);
@@ -209,12 +242,12 @@ impl Simulated {
             weights.push(packed);
             results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
         }
-        let workspace = gpu.alloc("workspace", workspace_bytes(FAMILY, problem, config));
+        let workspace = gpu.alloc("workspace", workspace_bytes(self.family, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
-        let site = Site { family: FAMILY, workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
+        let site = Site { family: self.family, workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
         let address = |buffer: &Buffer| buffer.address;
         let launches = launches(site, problem, config, &weights, address, (source, &tokens), &outputs)?;
-        let profiles = run_launches(&mut gpu, &launches, self.0)?;
+        let profiles = run_launches(&mut gpu, &launches, self.schedule)?;
         for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
             let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
             target.bytes_mut().copy_from_slice(found);

@@ -20,17 +20,20 @@ pub fn all() -> &'static [&'static dyn Backend] {
 /// Whether a backend is ever the right choice where nobody asks for it by name: the simulator is not.
 pub(crate) fn is_sensible(backend: &dyn Backend) -> bool {
     #[cfg(feature = "sim")]
-    if backend.name() == gpu::simulated::NAME {
+    if backend.base_name() == gpu::simulated::NAME {
         return false;
     }
     let _ = backend;
     true
 }
 
-/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on.
+/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on; `sim:sm80` is the simulator with the
+/// kernels of that family.
 pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     let listed = all().iter().copied().find(|b| b.name() == name);
     let device = || gpu::Cuda::by_name(name).map(|cuda| cuda as &'static dyn Backend);
+    #[cfg(feature = "sim")]
+    let device = || device().or_else(|| gpu::Simulated::by_name(name).map(|sim| sim as &'static dyn Backend));
     listed.or_else(device).ok_or_else(|| Error::UnknownName {
         what: "backend",
         name: name.to_owned(),

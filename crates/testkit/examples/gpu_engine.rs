@@ -157,7 +157,7 @@ fn expansion() -> Result<Value> {
         elements,
     };
     let encode = |source, segment| {
-        let launch = expansion::launches(source, &[segment]).remove(0);
+        let launch = expansion::launches(ptx::Target::Sm90a, source, &[segment]).remove(0);
         EncodedLaunch::new(device::function(context, &launch.kernel)?, &launch)
     };
     let launches =

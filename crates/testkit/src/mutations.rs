@@ -9,6 +9,8 @@ use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Profile, Rules, Schedule, explore};
 
+use gpu::families::sm80;
+use gpu::families::sm80::kernel::WarpMultiplySpec;
 use gpu::families::sm90::kernel::{self, Products, Tokens};
 use gpu::gating::Function;
 use gpu::pack;
@@ -35,22 +37,110 @@ const PLAIN: kernel::MultiplySpec = kernel::MultiplySpec {
     experts: None,
 };
 
-/// The ways that are broken: what each is called, and what it is. Few tokens take the coarse main loop, many the fine one.
-pub const WAYS: [(&str, kernel::MultiplySpec); 2] = [
-    ("a tile per block, few tokens", kernel::MultiplySpec { units: 2, ..PLAIN }),
-    ("two blocks per tile, many tokens", kernel::MultiplySpec { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+/// The same for GPUs since Ampere: two warps along the columns.
+const PLAIN_WARPS: WarpMultiplySpec = WarpMultiplySpec {
+    products: Products::Single,
+    resident: 1,
+    tokens: 16,
+    columns: 32,
+    units: 1,
+    stages: 3,
+    epilogue: Epilogue::Direct,
+    schedule: Dealing::PerTile,
+    element: Tokens::F16,
+    function: Function::None,
+    output: Output::F32,
+    groups: 1,
+};
+
+/// A kernel that is broken.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// Hopper's.
+    Hopper(kernel::MultiplySpec),
+    /// That of GPUs since Ampere.
+    Ampere(WarpMultiplySpec),
+}
+
+/// The ways that are broken: what each is called, and what it is. On Hopper few tokens take the coarse main loop, many the fine one. Of the
+/// others, one has warps along k, and one several tiles per block, two fragments per warp and values that are turned around.
+pub const WAYS: [(&str, Way); 4] = [
+    ("a tile per block, few tokens", Way::Hopper(kernel::MultiplySpec { units: 2, ..PLAIN })),
+    (
+        "two blocks per tile, many tokens",
+        Way::Hopper(kernel::MultiplySpec { tokens: 80, schedule: Dealing::SplitK, ..PLAIN }),
+    ),
+    ("mma.sync, warps along k", Way::Ampere(WarpMultiplySpec { units: 2, ..PLAIN_WARPS })),
+    (
+        "mma.sync, several tiles per block",
+        Way::Ampere(WarpMultiplySpec {
+            tokens: 40,
+            columns: 64,
+            epilogue: Epilogue::Staged,
+            schedule: Dealing::Persistent,
+            ..PLAIN_WARPS
+        }),
+    ),
 ];
 
+impl Way {
+    fn kernel(self) -> Result<ptx::Kernel> {
+        let built = match self {
+            Way::Hopper(config) => kernel::kernel(config),
+            Way::Ampere(config) => sm80::kernel::kernel(config),
+        };
+        built.map_err(|error| Error::Kernel(error.into()))
+    }
+
+    /// Tiles along `m` tokens, tokens of each, columns of each, and blocks that share one.
+    fn tiles(self, m: u32) -> [u32; 4] {
+        match self {
+            Way::Hopper(config) => {
+                let (count, tokens) = config.cut(m);
+                [count, tokens, config.columns, config.blocks_per_tile()]
+            }
+            Way::Ampere(config) => [m.div_ceil(config.tokens), config.tokens, config.columns, config.blocks_per_tile()],
+        }
+    }
+
+    fn schedule(self) -> Dealing {
+        match self {
+            Way::Hopper(config) => config.schedule,
+            Way::Ampere(config) => config.schedule,
+        }
+    }
+
+    /// The arguments of a launch over one group.
+    fn arguments(self, record: Record, tokens: Buffer, tiles: u32) -> Vec<Arg> {
+        let table = Arg::Words(table::words(&[record], 1));
+        let rest = [Arg::U32(tiles), Arg::F32(0.0)];
+        match self {
+            Way::Hopper(config) => {
+                let map = config.token_map(tokens.address, [record.m, record.k], 0);
+                [Arg::Maps(vec![map]), table].into_iter().chain(rest).collect()
+            }
+            Way::Ampere(_) => {
+                let words = vec![tokens.address as u32, (tokens.address >> 32) as u32, 0, 0];
+                [table, Arg::Words(words)].into_iter().chain(rest).collect()
+            }
+        }
+    }
+}
+
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
-/// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind.
-const SHAPES: [Shape; 3] =
-    [Shape { m: 77, n: 132, k: 384 }, Shape { m: 16, n: 64, k: 16 }, Shape { m: 5, n: 72, k: 1680 }];
+/// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind, a last stage that is not full.
+const SHAPES: [Shape; 4] = [
+    Shape { m: 77, n: 132, k: 384 },
+    Shape { m: 16, n: 64, k: 16 },
+    Shape { m: 5, n: 72, k: 1680 },
+    Shape { m: 9, n: 40, k: 176 },
+];
 
 /// Instructions after which a run is given up: many times what the kernels take.
 const MOST_INSTRUCTIONS: u64 = 4_000_000;
 
 /// Mistakes that nothing can tell from the original: which, in which instruction, and why.
-const EQUIVALENT: [(&str, &str, &str); 12] = [
+const EQUIVALENT: [(&str, &str, &str); 17] = [
     ("condition dropped", "/produce: @", "the producer's loops are never empty: k is positive"),
     ("guard dropped", "griddepcontrol.wait", "waiting again for a kernel that has ended costs nothing"),
     (
@@ -79,6 +169,19 @@ const EQUIVALENT: [(&str, &str, &str); 12] = [
         "the last two multiplications become one group, and the wait that follows is for both",
     ),
     ("condition dropped", "/finish: @!", "tokens beyond the tile are computed for nothing, and not stored"),
+    ("condition dropped", "/finish/store: @!", "the same for a warp's tokens"),
+    ("condition dropped", "/finish/stage: @!", "the same where values are turned around"),
+    (
+        "condition dropped",
+        "/multiply/copy: @!",
+        "a stage beyond the last is copied to a place that nobody reads any more, and waited for",
+    ),
+    (
+        "guard dropped",
+        "/multiply/copy: @",
+        "pieces behind those of the last stage that is asked for in the beginning land where the next one is copied to later",
+    ),
+    ("condition dropped", "/combine: @!", "warps that have left their sums add the others' to them, and nobody looks"),
     ("condition dropped", "/consume: @", "k is long enough for both blocks in these problems"),
     (
         "guard dropped",
@@ -124,9 +227,9 @@ struct Problem {
 
 impl Trial {
     /// Builds one of the kernels and its problems.
-    pub fn new(config: kernel::MultiplySpec) -> Result<Self> {
-        let problems = SHAPES.iter().map(|shape| Problem::new(config, *shape)).collect::<Result<_>>()?;
-        Ok(Trial { kernel: kernel::kernel(config).map_err(|error| Error::Kernel(error.into()))?, problems })
+    pub fn new(way: Way) -> Result<Self> {
+        let problems = SHAPES.iter().map(|shape| Problem::new(way, *shape)).collect::<Result<_>>()?;
+        Ok(Trial { kernel: way.kernel()?, problems })
     }
 
     /// The kernel that is broken.
@@ -167,7 +270,7 @@ impl Trial {
 
 impl Problem {
     /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
-    fn new(config: kernel::MultiplySpec, shape: Shape) -> Result<Self> {
+    fn new(way: Way, shape: Shape) -> Result<Self> {
         let case = |inputs| Case {
             suite: Suite::Edge,
             why: "exact sums",
@@ -198,20 +301,15 @@ impl Problem {
         let sums = gpu.alloc("sums", m * n * 4);
         gpu.await_predecessor(tokens);
         let [m, n, k] = [m as u32, n as u32, k as u32];
-        let (token_tiles, tile_tokens) = config.cut(m);
-        let tiles = token_tiles * n.div_ceil(config.columns);
+        let [token_tiles, tile_tokens, columns, shared] = way.tiles(m);
+        let tiles = token_tiles * n.div_ceil(columns);
         let addresses = [packed.address, packed.address, sums.address];
         let factors = [[128.0, 1.0]; 2];
         let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
-        let args = vec![
-            Arg::Maps(vec![config.token_map(tokens.address, [m, k], 0)]),
-            Arg::Words(table::words(&[record], config.groups)),
-            Arg::U32(tiles),
-            Arg::F32(0.0),
-        ];
-        let blocks = match config.schedule {
+        let args = way.arguments(record, tokens, tiles);
+        let blocks = match way.schedule() {
             Dealing::Persistent => 1,
-            Dealing::PerTile | Dealing::SplitK => tiles * config.blocks_per_tile(),
+            Dealing::PerTile | Dealing::SplitK => tiles * shared,
         };
         let products = expected.len() * k as usize;
         Ok(Problem { gpu, launch: Invocation { grid: [blocks, 1, 1], args }, sums, expected, products })

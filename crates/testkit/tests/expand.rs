@@ -76,7 +76,7 @@ impl Codes {
 #[test]
 fn codes_with_every_finite_scale_become_halves_to_the_bit() {
     let codes = Codes::new(&[254 * 3 + 1]);
-    let launches = expansion::launches(TokenForm::NvFp4, &codes.segments);
+    let launches = expansion::launches(ptx::Target::Sm90a, TokenForm::NvFp4, &codes.segments);
     let [launch] = &launches[..] else { panic!("{launches:?}") };
     let prepare = || (codes.gpu.clone(), simulated(launch));
     let found = explore(&launch.kernel.build().unwrap(), &Schedule::several(4), prepare, |gpu| codes.verify(gpu));
@@ -86,7 +86,7 @@ fn codes_with_every_finite_scale_become_halves_to_the_bit() {
 #[test]
 fn groups_of_any_lengths_in_places_of_their_own_are_expanded_by_launches_of_eight() {
     let codes = Codes::new(&[1, 300, 2, 0, 17, 256, 255, 257, 3, 1, 40]);
-    let launches = expansion::launches(TokenForm::NvFp4, &codes.segments);
+    let launches = expansion::launches(ptx::Target::Sm90a, TokenForm::NvFp4, &codes.segments);
     assert_eq!(launches.len(), 2);
     let mut gpu = codes.gpu.clone();
     for launch in &launches {
@@ -110,7 +110,9 @@ fn floats_are_the_sum_of_their_three_parts_to_the_last_bit_that_bf16_has() {
         [source, target].iter().for_each(|buffer| gpu.await_predecessor(*buffer));
         let (plane, source, scales) = (2 * elements as u64, source.address, 0);
         let segment = Segment { source, scales, target: target.address, plane, factor, k: elements, elements };
-        let [launch] = &expansion::launches(TokenForm::Single, &[segment])[..] else { panic!("one run") };
+        let [launch] = &expansion::launches(ptx::Target::Sm90a, TokenForm::Single, &[segment])[..] else {
+            panic!("one run")
+        };
         let kernel = launch.kernel.build().unwrap();
         gpu.run(&kernel, &simulated(launch), Schedule::Latest).unwrap_or_else(|fault| panic!("{fault}"));
         let parts = gpu.download(target).unwrap();
@@ -198,7 +200,7 @@ fn numbers_times_a_factor_per_column_are_split_as_the_host_rounds_them_to_the_bi
     for (groups, most) in [(&[(3, 16), (2, 48), (1, 16), (21, 208)][..], 1), (&[(37, 80)][..], 1)] {
         for float in [Float::F16, Float::BF16, Float::F32] {
             let scaled = Scaled::new(float, groups);
-            let launches = expansion::launches(TokenForm::Scaled(float), &scaled.segments);
+            let launches = expansion::launches(ptx::Target::Sm90a, TokenForm::Scaled(float), &scaled.segments);
             assert_eq!(launches.len(), most);
             let prepare = || (scaled.gpu.clone(), simulated(&launches[0]));
             let kernel = launches[0].kernel.build().unwrap();
@@ -211,7 +213,7 @@ fn numbers_times_a_factor_per_column_are_split_as_the_host_rounds_them_to_the_bi
 #[test]
 fn every_mutation_of_the_kernel_is_caught() {
     let codes = Codes::new(&[65, 3, 300]);
-    let launches = expansion::launches(TokenForm::NvFp4, &codes.segments);
+    let launches = expansion::launches(ptx::Target::Sm90a, TokenForm::NvFp4, &codes.segments);
     let [launch] = &launches[..] else { panic!("{launches:?}") };
     let schedules = [Schedule::Earliest, Schedule::Random(2)];
     let mut mistakes = 0;

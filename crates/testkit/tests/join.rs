@@ -15,7 +15,13 @@ const ABSOLUTE: f64 = 2.1e-36;
 
 /// What the kernel makes of pairs of sums.
 fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
-    let config = join::JoinSpec { function: Function::of(gate), output: hammerhead::Output::F32, groups: 1 };
+    let config = join::JoinSpec {
+        function: Function::of(gate),
+        output: hammerhead::Output::F32,
+        groups: 1,
+        parts: 1,
+        target: ptx::Target::Sm90a,
+    };
     let mut gpu = Gpu::new(Limits::h200());
     let planes = [0, 1].map(|side| {
         let bytes: Vec<u8> = pairs.iter().flat_map(|pair| pair[side].to_le_bytes()).collect();

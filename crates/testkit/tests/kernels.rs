@@ -105,16 +105,15 @@ fn configs() -> Vec<MultiplySpec> {
 
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
-    let joins = Gate::JOINING
-        .map(Function::of)
-        .into_iter()
-        .zip(Output::ALL.into_iter().cycle())
-        .map(|(function, output)| KernelSpec::from(join::JoinSpec { function, output, groups: 8 }));
+    let target = ptx::Target::Sm90a;
+    let joins =
+        Gate::JOINING.map(Function::of).into_iter().zip(Output::ALL.into_iter().cycle()).map(|(function, output)| {
+            KernelSpec::from(join::JoinSpec { function, output, groups: 8, parts: 1, target })
+        });
     let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
-    let expansions = [TokenForm::NvFp4, TokenForm::Single]
-        .into_iter()
-        .chain(scaled)
-        .flat_map(|source| [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(source, runs, 16))));
+    let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
+        [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
+    });
     assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect());
 }
 

@@ -15,9 +15,17 @@ use op::{Call, Operands};
 use rayon::prelude::*;
 use sim::Schedule;
 
-/// What the simulated GPU makes of an instance, in poisoned memory. Input scales are multiplied with on the device, as a queue does.
-fn simulate(instance: &Instance, request: &str, schedule: Schedule) -> Vec<Dense<'static>> {
-    let backend: &'static dyn Backend = Box::leak(Box::new(Simulated(schedule)));
+/// The simulators of every family's kernels.
+const HOPPER: &str = "sim";
+const AMPERE: &str = "sim:sm80";
+
+fn simulator(name: &str, schedule: Schedule) -> Simulated {
+    Simulated::by_name(name).expect("a family's simulator").under(schedule)
+}
+
+/// What a simulated GPU makes of an instance, in poisoned memory. Input scales are multiplied with on the device, as a queue does.
+fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedule) -> Vec<Dense<'static>> {
+    let backend: &'static dyn Backend = Box::leak(Box::new(simulator(name, schedule)));
     let request: Request = request.parse().unwrap();
     let scaled = instance.weights.iter().any(|weights| weights.input_scale().is_some());
     let problem = &instance.problem;
@@ -33,7 +41,7 @@ fn simulate(instance: &Instance, request: &str, schedule: Schedule) -> Vec<Dense
         let largest = vec![0.0; instance.activations.len()];
         let (weights, activations) = (packed.as_ref(), &instance.activations[..]);
         let operands = Operands { weights, activations, largest: &largest, targets };
-        Simulated(schedule).launch_multiplying(&problem, plan.config(), operands).map(drop)
+        simulator(name, schedule).launch_multiplying(&problem, plan.config(), operands).map(drop)
     } else {
         Call::new(choice, &problem, packed.as_ref(), &instance.activations, targets, &team).and_then(Call::run)
     };
@@ -51,14 +59,14 @@ fn case(groups: &[(usize, usize, usize)], activation: Activation, gate: Gate, ou
 }
 
 /// Checks one way of computing a case under the bound.
-fn check(case: &Case, request: &str, schedule: Schedule) {
+fn check(case: &Case, (name, request): (&str, &str), schedule: Schedule) {
     let threads = cpu::team(Some(1)).unwrap();
     let instance = case.instance(7).unwrap();
     let expected = Expected::new(&instance, false, 7, &threads);
-    let arithmetic = Simulated(schedule).arithmetic(case.computed_problem().unwrap().activation());
-    let report = expected.check(&simulate(&instance, request, schedule), arithmetic);
+    let arithmetic = simulator(name, schedule).arithmetic(case.computed_problem().unwrap().activation());
+    let report = expected.check(&simulate(&instance, (name, request), schedule), arithmetic);
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
-    assert!(report.passed(), "{case} with {request} under {schedule}: {} wrong; {first}", report.failures);
+    assert!(report.passed(), "{case} with {request} on {name} under {schedule}: {} wrong; {first}", report.failures);
 }
 
 /// A request, and the sizes of groups.
@@ -121,11 +129,49 @@ const WAYS: [Way; 41] = [
     ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=staged,schedule=split-k", &[(9, 2248, 144)]),
 ];
 
+/// The same for the kernels of GPUs since Ampere: warps along columns and along k, one, two and four fragments each, a last eight
+/// tokens that are not half of sixteen, tiles of columns that are no whole chunks, units and stages beyond the end.
+const AMPERE_WAYS: [Way; 26] = [
+    ("strategy=interleaved,tile=8x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
+    ("strategy=interleaved,tile=8x8,depth=256,stages=3,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
+    ("strategy=interleaved,tile=8x16,depth=256,stages=4,epilogue=direct,schedule=tile", &[(5, 33, 1104)]),
+    ("strategy=interleaved,tile=16x24,depth=128,stages=3,epilogue=staged,schedule=tile", &[(17, 72, 336)]),
+    ("strategy=interleaved,tile=24x40,depth=128,stages=5,epilogue=direct,schedule=tile", &[(25, 104, 336)]),
+    ("strategy=interleaved,tile=40x48,depth=64,stages=3,epilogue=staged,schedule=tile", &[(41, 136, 208)]),
+    ("strategy=interleaved,tile=32x64,depth=128,stages=4,epilogue=staged,schedule=tile", &[(33, 72, 272)]),
+    ("strategy=interleaved,tile=64x128,depth=64,stages=3,epilogue=direct,schedule=tile", &[(65, 130, 144)]),
+    ("strategy=interleaved,tile=16x96,depth=64,stages=4,epilogue=staged,schedule=tile", &[(20, 104, 272)]),
+    ("strategy=interleaved,tile=32x256,depth=64,stages=3,epilogue=staged,schedule=tile", &[(9, 264, 144)]),
+    ("strategy=interleaved,tile=128x128,depth=64,stages=3,epilogue=direct,schedule=tile", &[(130, 33, 80)]),
+    ("strategy=interleaved,tile=8x32,depth=256,stages=3,epilogue=staged,schedule=persistent", &[(33, 200, 592)]),
+    (
+        "strategy=interleaved,tile=32x32,depth=64,stages=4,epilogue=direct,schedule=persistent",
+        &[(97, 40, 80), (0, 64, 64), (3, 70, 208), (66, 33, 16)],
+    ),
+    ("strategy=interleaved,tile=8x32,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(9, 70, 336)]),
+    (
+        "strategy=interleaved,tile=16x32,depth=128,stages=4,epilogue=direct,schedule=split-k",
+        &[(17, 40, 592), (3, 9, 16)],
+    ),
+    ("strategy=sequential,tile=8x64,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 70, 208)]),
+    ("strategy=sequential,tile=16x128,depth=128,stages=3,epilogue=staged,schedule=tile", &[(17, 136, 336)]),
+    ("strategy=sequential,tile=32x32,depth=64,stages=4,epilogue=staged,schedule=persistent", &[(40, 136, 144)]),
+    ("strategy=sequential,tile=16x16,depth=256,stages=3,epilogue=direct,schedule=split-k", &[(9, 70, 208)]),
+    ("strategy=two-pass,tile=8x64,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 70, 208), (3, 9, 64)]),
+    ("strategy=two-pass,tile=32x128,depth=64,stages=3,epilogue=staged,schedule=persistent", &[(40, 264, 336)]),
+    ("strategy=ping-pong,tile=16x32,depth=64,stages=3,epilogue=direct,schedule=persistent", &[(33, 70, 208)]),
+    ("strategy=ping-pong,tile=32x64,depth=64,stages=4,epilogue=staged,schedule=tile", &[(40, 200, 208), (9, 72, 80)]),
+    ("strategy=ping-pong,tile=8x16,depth=128,stages=6,epilogue=direct,schedule=tile", &[(3, 40, 1040)]),
+    ("strategy=ping-pong,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
+    ("strategy=interleaved,tile=48x64,depth=128,stages=3,epilogue=staged,schedule=tile", &[(49, 72, 1104)]),
+];
+
 #[test]
 fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
-    WAYS.into_par_iter().for_each(|(request, groups)| {
+    let ways = WAYS.map(|way| (HOPPER, way)).into_par_iter().chain(AMPERE_WAYS.map(|way| (AMPERE, way)));
+    ways.for_each(|(name, (request, groups))| {
         for schedule in Schedule::several(2) {
-            check(&case(groups, Activation::F16, Gate::Silu, Output::F16), request, schedule);
+            check(&case(groups, Activation::F16, Gate::Silu, Output::F16), (name, request), schedule);
         }
     });
 }
@@ -136,10 +182,13 @@ fn every_activation_and_output_goes_through_every_strategy() {
     let all: Vec<_> = strategies.iter().flat_map(|s| Activation::ALL.map(|activation| (s, activation))).collect();
     all.into_par_iter().enumerate().for_each(|(index, (strategy, activation))| {
         let schedule = if *strategy == "ping-pong" { ",schedule=persistent" } else { "" };
-        let request = format!("strategy={strategy},depth=64,stages=2{schedule}");
         let gates = [Gate::GeluTanh, Gate::None, Gate::GPT_OSS, Gate::SiluLimited { limit: 0.5 }, Gate::Relu2];
         for (output, gate) in Output::ALL.into_iter().cycle().zip(gates) {
-            check(&case(&[(11, 48, 144)], activation, gate, output), &request, Schedule::Random(index as u64));
+            for (name, stages) in [(HOPPER, 2), (AMPERE, 3)] {
+                let request = format!("strategy={strategy},depth=64,stages={stages}{schedule}");
+                let case = case(&[(11, 48, 144)], activation, gate, output);
+                check(&case, (name, &request), Schedule::Random(index as u64));
+            }
         }
     });
 }
@@ -147,10 +196,14 @@ fn every_activation_and_output_goes_through_every_strategy() {
 #[test]
 fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule() {
     let requests = [
-        "strategy=interleaved,tile=8x64,stages=2,epilogue=direct",
-        "strategy=sequential,tile=16x128,stages=3,epilogue=direct",
-        "strategy=two-pass,tile=40x64,stages=4,depth=64,epilogue=direct",
-        "strategy=ping-pong,tile=24x64,stages=2,depth=64,schedule=persistent,epilogue=direct",
+        (HOPPER, "strategy=interleaved,tile=8x64,stages=2,epilogue=direct"),
+        (HOPPER, "strategy=sequential,tile=16x128,stages=3,epilogue=direct"),
+        (HOPPER, "strategy=two-pass,tile=40x64,stages=4,depth=64,epilogue=direct"),
+        (HOPPER, "strategy=ping-pong,tile=24x64,stages=2,depth=64,schedule=persistent,epilogue=direct"),
+        (AMPERE, "strategy=interleaved,tile=8x64,stages=3,epilogue=direct"),
+        (AMPERE, "strategy=sequential,tile=32x64,stages=4,epilogue=direct"),
+        (AMPERE, "strategy=two-pass,tile=40x32,stages=4,depth=64,epilogue=direct"),
+        (AMPERE, "strategy=ping-pong,tile=24x32,stages=3,depth=64,schedule=split-k,epilogue=direct"),
     ];
     let shapes = [(1, 1, 16), (7, 65, 48), (9, 64, 64), (17, 130, 208), (33, 63, 1040)];
     let all: Vec<_> = shapes.iter().flat_map(|&shape| requests.map(|request| (shape, request))).collect();
@@ -163,7 +216,7 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
             let schedule = Schedule::Random(seed as u64);
             let found = simulate(&instance, request, schedule);
             let format::Values::F32(found) = found[0].values() else { panic!("asked for f32") };
-            assert!(found[..] == expected[..], "{case} with {request} under {schedule}");
+            assert!(found[..] == expected[..], "{case} with {request:?} under {schedule}");
         }
     });
 }
@@ -171,15 +224,16 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
 #[test]
 fn every_edge_case_is_within_the_bound() {
     let cases: Vec<Case> = cases::suite(Suite::Edge).into_iter().filter(|case| !case.is_biased()).collect();
-    cases.par_iter().enumerate().for_each(|(seed, case)| {
+    let all = cases.par_iter().enumerate().flat_map_iter(|case| [HOPPER, AMPERE].map(|name| (name, case)));
+    all.for_each(|(name, (seed, case))| {
         let threads = cpu::team(Some(1)).unwrap();
         let instance = case.instance(seed as u64).unwrap();
         let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
         let schedule = Schedule::Random(seed as u64);
-        let arithmetic = Simulated(schedule).arithmetic(case.computed_problem().unwrap().activation());
-        let report = expected.check(&simulate(&instance, "", schedule), arithmetic);
+        let arithmetic = simulator(name, schedule).arithmetic(case.computed_problem().unwrap().activation());
+        let report = expected.check(&simulate(&instance, (name, ""), schedule), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
-        assert!(report.passed(), "{case} ({}): {} wrong; {first}", case.why, report.failures);
+        assert!(report.passed(), "{case} ({}) on {name}: {} wrong; {first}", case.why, report.failures);
     });
 }
 
@@ -195,7 +249,7 @@ fn a_problem_beyond_the_simulators_patience_is_refused_with_the_limit() {
 #[test]
 fn what_the_kernels_cannot_do_is_refused_with_the_reason() {
     let problem = case(&[(64, 132, 256)], Activation::F16, Gate::Silu, Output::F16).problem().unwrap();
-    let backend = Simulated(Schedule::Earliest);
+    let backend = Simulated::DEFAULT.under(Schedule::Earliest);
     for (request, part) in [
         ("tile=12x64", "multiple of 8"),
         ("tile=64x48", "32, 64, 96 or 128"),

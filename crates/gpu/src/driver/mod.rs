@@ -35,9 +35,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use self::symbols::{Handle, LIBRARY, Status, Symbols};
 use op::{Error, Result};
 
-/// The driver that reads PTX 9.0: CUDA 13.0.
-const OLDEST_DRIVER: i32 = 13000;
-
 /// The most devices that one machine has.
 const MOST_DEVICES: usize = 64;
 
@@ -70,13 +67,13 @@ impl Absent {
     }
 
     fn no_library(path: &str, error: &dyn std::error::Error) -> Self {
-        let remedy = "install NVIDIA's driver (580 or newer); in a container, start it with access to the GPU";
+        let remedy = "install NVIDIA's driver (530 or newer, 580 for Hopper's own kernels); in a container, start it with access to the GPU";
         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         Absent::new(format!("the CUDA driver's library {path} cannot be opened ({said})"), remedy)
     }
 
     fn no_symbol(path: &str, symbol: &str) -> Self {
-        let remedy = "update NVIDIA's driver to 580 or newer";
+        let remedy = "update NVIDIA's driver to 530 or newer (580 for Hopper's own kernels)";
         Absent::new(format!("{path} has no function {symbol}, so it is no driver or one too old"), remedy)
     }
 
@@ -135,7 +132,6 @@ impl Driver {
             opened(&symbols, "cuDriverGetVersion", (symbols.driver_version)(&mut version))?;
             opened(&symbols, "cuDeviceGetCount", (symbols.device_count)(&mut count))?;
         }
-        check_driver(version)?;
         Ok(Driver { symbols, version, devices: usize::try_from(count).unwrap_or(0) })
     }
 }
@@ -148,15 +144,6 @@ fn opened(symbols: &Symbols, call: &'static str, status: Status) -> Result<(), A
     let (name, text) = words(symbols, status);
     let remedy = "see whether nvidia-smi lists a GPU; in a container, start it with access to one";
     Err(Absent::new(format!("{call} failed with {name} ({text})"), remedy))
-}
-
-fn check_driver(version: i32) -> Result<(), Absent> {
-    if version >= OLDEST_DRIVER {
-        return Ok(());
-    }
-    let found =
-        format!("the driver supports CUDA {}.{} and the kernels need 13.0", version / 1000, version % 1000 / 10);
-    Err(Absent::new(found, "update NVIDIA's driver to 580 or newer"))
 }
 
 /// A GPU's primary context.
@@ -349,13 +336,6 @@ mod tests {
         let absent = refusal("libc.so.6");
         assert!(absent.reason.contains("cuInit"), "{absent:?}");
         assert!(absent.remedy.contains("580"), "{absent:?}");
-    }
-
-    #[test]
-    fn a_driver_older_than_the_ptx_version_is_refused_by_version() {
-        assert_eq!(check_driver(13000), Ok(()));
-        let absent = check_driver(12040).unwrap_err();
-        assert!(absent.reason.contains("12.4") && absent.reason.contains("13.0"), "{absent:?}");
     }
 
     #[test]

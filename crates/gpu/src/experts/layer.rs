@@ -5,6 +5,8 @@
 
 use op::{Activation, Error, Gate, Output, Result};
 
+use ptx::Target;
+
 use super::combine::CombineSpec;
 use super::route::{self, RouteSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
@@ -382,7 +384,7 @@ impl Maker<'_> {
             k: self.shape.inner as usize,
             elements: self.entries as usize * self.shape.inner as usize,
         };
-        expansion::launches(TokenForm::Single, &[segment])
+        expansion::launches(Target::Sm90a, TokenForm::Single, &[segment])
     }
 
     fn down(&self) -> Launch {

@@ -1,13 +1,167 @@
-//! GPU architectures, a folder each. Adding one is adding its folder and its line in [`ALL`].
+//! GPU architectures, a folder each, and which of them a GPU is given. Adding one is adding its folder and its line in [`ALL`].
 
+pub mod sm80;
 pub mod sm90;
+
+use std::fmt;
 
 use crate::family::Family;
 
 /// Every family, the most capable first.
-pub const ALL: [&dyn Family; 1] = [&sm90::Sm90];
+pub const ALL: [&dyn Family; 2] = [&sm90::Sm90, &sm80::Sm80];
 
-/// The family for GPUs of a compute capability.
-pub fn supporting(capability: (i32, i32)) -> Option<&'static dyn Family> {
-    ALL.into_iter().find(|family| family.supports(capability))
+/// The environment variable that names the family to be used.
+pub const FAMILY_VARIABLE: &str = "HAMMERHEAD_FAMILY";
+
+/// The oldest GPUs that there are kernels for.
+pub const OLDEST: (i32, i32) = (8, 0);
+
+/// The oldest driver that reads any of them, by the CUDA version that it supports.
+pub const OLDEST_DRIVER: i32 = 12010;
+
+/// Compute capabilities on which the kernels of a family have been measured, or at least checked against the reference.
+const MEASURED: [(&str, (i32, i32)); 2] = [("sm90", (9, 0)), ("sm80", (9, 0))];
+
+/// The kernels that a GPU is given, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// The kernels.
+    pub family: &'static dyn Family,
+    /// Who chose them.
+    pub reason: Reason,
+    /// Whether they have been seen to compute right on GPUs of this kind. If not, that is tried before the first use.
+    pub measured: bool,
+}
+
+/// Why a family was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is named by [`FAMILY_VARIABLE`].
+    Asked,
+    /// It is made for the GPU's architecture.
+    Made,
+    /// No other family is for the GPU, and its kernels run on every later one.
+    Later,
+    /// The driver does not read those that are made for the GPU.
+    OldDriver,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.reason {
+            Reason::Asked => "as HAMMERHEAD_FAMILY asks",
+            Reason::Made => "made for this architecture",
+            Reason::Later => "which run on every GPU since Ampere",
+            Reason::OldDriver => "since the driver is too old for those that are made for this architecture",
+        };
+        let measured =
+            if self.measured { "" } else { "; not measured on such a GPU, so tried against the reference first" };
+        write!(f, "kernels of family {}, {why}{measured}", self.family.name())
+    }
+}
+
+/// The family for GPUs of a compute capability with a driver: the one that is asked for, if one is, else the most capable that both
+/// support. Or a sentence that says why there is none.
+pub fn choose(capability: (i32, i32), driver: i32, asked: Option<&str>) -> Result<Choice, String> {
+    let (family, reason) = match asked.filter(|name| !name.is_empty()) {
+        Some(name) => (named(capability, driver, name)?, Reason::Asked),
+        None => best(capability, driver)?,
+    };
+    Ok(Choice { family, reason, measured: MEASURED.contains(&(family.name(), capability)) })
+}
+
+fn named((major, minor): (i32, i32), driver: i32, name: &str) -> Result<&'static dyn Family, String> {
+    let names = ALL.map(Family::name).join(", ");
+    let family = ALL.into_iter().find(|family| family.name() == name);
+    let family = family.ok_or_else(|| format!("{FAMILY_VARIABLE} names {name:?}, and there are {names}"))?;
+    if !family.supports((major, minor)) {
+        return Err(format!("{FAMILY_VARIABLE} asks for {name}, which is not for compute capability {major}.{minor}"));
+    }
+    if driver < family.oldest_driver() {
+        return Err(format!("{FAMILY_VARIABLE} asks for {name}; {}", too_old(driver, family.oldest_driver())));
+    }
+    Ok(family)
+}
+
+fn best(capability: (i32, i32), driver: i32) -> Result<(&'static dyn Family, Reason), String> {
+    let (major, minor) = capability;
+    let mut supporting = ALL.into_iter().filter(|family| family.supports(capability)).peekable();
+    let Some(made) = supporting.peek().map(|family| family.name()) else {
+        return Err(format!(
+            "compute capability {major}.{minor}, and the kernels need {}.{} at least",
+            OLDEST.0, OLDEST.1
+        ));
+    };
+    let family = supporting.find(|family| driver >= family.oldest_driver());
+    let family = family.ok_or_else(|| too_old(driver, OLDEST_DRIVER))?;
+    let reason = match family.name() {
+        name if name != made => Reason::OldDriver,
+        sm80::NAME if major > OLDEST.0 => Reason::Later,
+        _ => Reason::Made,
+    };
+    Ok((family, reason))
+}
+
+/// A driver that does not read the kernels, in words.
+fn too_old(driver: i32, needed: i32) -> String {
+    let version = |cuda: i32| format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
+    format!("the driver supports CUDA {} and the kernels need {}", version(driver), version(needed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRIVER: i32 = 13000;
+
+    fn chosen(capability: (i32, i32), asked: Option<&str>) -> (&'static str, Reason, bool) {
+        let Choice { family, reason, measured } = choose(capability, DRIVER, asked).unwrap();
+        (family.name(), reason, measured)
+    }
+
+    #[test]
+    fn every_gpu_since_ampere_gets_kernels_and_those_made_for_it_if_there_are_some() {
+        assert_eq!(chosen((9, 0), None), ("sm90", Reason::Made, true));
+        for capability in [(8, 0), (8, 6), (8, 9)] {
+            assert_eq!(chosen(capability, None), ("sm80", Reason::Made, false));
+        }
+        for capability in [(10, 0), (12, 0), (12, 1), (13, 7)] {
+            assert_eq!(chosen(capability, None), ("sm80", Reason::Later, false));
+        }
+        assert_eq!(chosen((9, 0), Some("")), ("sm90", Reason::Made, true));
+    }
+
+    #[test]
+    fn a_family_can_be_asked_for_where_it_runs() {
+        assert_eq!(chosen((9, 0), Some("sm80")), ("sm80", Reason::Asked, true));
+        let refused = choose((8, 9), DRIVER, Some("sm90")).unwrap_err();
+        assert!(refused.contains("sm90") && refused.contains("8.9"), "{refused}");
+        let unknown = choose((9, 0), DRIVER, Some("sm70")).unwrap_err();
+        assert!(unknown.contains("sm70") && unknown.contains("sm90, sm80"), "{unknown}");
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_old_gets_a_sentence() {
+        let refused = choose((7, 5), DRIVER, None).unwrap_err();
+        assert!(refused.contains("7.5") && refused.contains("8.0"), "{refused}");
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_for_the_best_kernels_gets_others_and_at_last_a_sentence() {
+        let Choice { family, reason, measured } = choose((9, 0), 12040, None).unwrap();
+        assert_eq!((family.name(), reason, measured), ("sm80", Reason::OldDriver, true));
+        for (capability, asked) in [((9, 0), None), ((8, 9), None), ((8, 9), Some("sm80"))] {
+            let refused = choose(capability, 11080, asked).unwrap_err();
+            assert!(refused.contains("CUDA 11.8") && refused.contains("12.1"), "{refused}");
+        }
+        let refused = choose((9, 0), 12040, Some("sm90")).unwrap_err();
+        assert!(refused.contains("12.4") && refused.contains("13.0"), "{refused}");
+    }
+
+    #[test]
+    fn a_choice_says_what_was_chosen_and_whether_it_was_ever_tried() {
+        let text = choose((12, 0), DRIVER, None).unwrap().to_string();
+        assert!(text.contains("sm80") && text.contains("since Ampere") && text.contains("not measured"), "{text}");
+        assert!(!choose((9, 0), DRIVER, None).unwrap().to_string().contains("not measured"));
+    }
 }

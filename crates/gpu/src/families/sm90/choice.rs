@@ -37,12 +37,12 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<kernel::Mu
 }
 
 /// Whether sums go through memory.
-pub(super) fn passes_twice(problem: &Problem, config: &Config) -> bool {
+pub(crate) fn passes_twice(problem: &Problem, config: &Config) -> bool {
     config.strategy == Strategy::TwoPass && problem.matrices() == 2
 }
 
 /// Which products a strategy's kernel computes for a problem.
-pub(super) fn products(problem: &Problem, strategy: Strategy) -> Products {
+pub(crate) fn products(problem: &Problem, strategy: Strategy) -> Products {
     match (problem.matrices(), strategy) {
         (1, _) | (_, Strategy::TwoPass) => Products::Single,
         (_, Strategy::Sequential) => Products::Sequential,
@@ -51,7 +51,7 @@ pub(super) fn products(problem: &Problem, strategy: Strategy) -> Products {
 }
 
 /// The gate and the output type of a strategy's kernel: sums that go through memory are neither gated nor rounded.
-pub(super) fn ending(problem: &Problem, config: &Config) -> (Function, Output) {
+pub(crate) fn ending(problem: &Problem, config: &Config) -> (Function, Output) {
     if passes_twice(problem, config) {
         (Function::None, Output::F32)
     } else {

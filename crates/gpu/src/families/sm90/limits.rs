@@ -17,8 +17,6 @@
 
 use op::{Config, Problem};
 
-use super::choice::passes_twice;
-use super::kernel;
 use crate::expand::{self, TokenForm};
 use crate::{join, pack};
 
@@ -31,8 +29,8 @@ const MOST_EXPANDED: usize = (u32::MAX - expand::MOST_THREAD_UNITS + 1) as usize
 const MOST_TILES: usize = i32::MAX as usize / 4;
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
-/// The number of tiles; or refuses what a launch cannot count, with the size, the limit and the remedy.
-pub(super) fn check(problem: &Problem, config: &Config, kernel: &kernel::MultiplySpec) -> Result<usize, String> {
+/// The number of tiles of a configuration, which joins sums that went through memory or not; or refuses what a launch cannot count, with the size, the limit and the remedy.
+pub(crate) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<usize, String> {
     let groups = || problem.groups().iter();
     for shape in groups() {
         if shape.m > MOST_SIDE || shape.n > MOST_SIDE {
@@ -51,15 +49,15 @@ pub(super) fn check(problem: &Problem, config: &Config, kernel: &kernel::Multipl
             "{expanded} activations are more than the {MOST_EXPANDED} that one launch can expand; split them"
         ));
     }
-    let [tokens, columns] = [kernel.tokens, kernel.columns].map(|side| side as usize);
-    let tiles: usize = groups().map(|shape| shape.m.div_ceil(tokens) * shape.n.div_ceil(columns)).sum();
+    let tile = config.tile;
+    let tiles: usize = groups().map(|shape| shape.m.div_ceil(tile.tokens) * shape.n.div_ceil(tile.columns)).sum();
     if tiles > MOST_TILES {
         return Err(format!("{tiles} tiles are more than the {MOST_TILES} of one launch; make tiles larger"));
     }
     let joined: usize = groups().map(|shape| (shape.m * shape.n).div_ceil(join::THREADS as usize)).sum();
-    if passes_twice(problem, config) && joined > MOST_BLOCKS {
+    if joins && joined > MOST_BLOCKS {
         return Err(format!(
-            "joining the two passes takes {joined} blocks, and a launch has at most {MOST_BLOCKS}; take another strategy"
+            "joining sums takes {joined} blocks, and a launch has at most {MOST_BLOCKS}; take another strategy"
         ));
     }
     Ok(tiles)
@@ -134,7 +132,9 @@ mod tests {
         let elements = MOST_EXPANDED;
         let segment = Segment { source: 0, scales: 0, target: 0, plane: 0, factor: 1.0, elements, k: 16 };
         for source in [TokenForm::NvFp4, TokenForm::Single] {
-            let [launch] = &expansion::launches(source, &[segment])[..] else { panic!("one run is one launch") };
+            let [launch] = &expansion::launches(ptx::Target::Sm90a, source, &[segment])[..] else {
+                panic!("one run is one launch")
+            };
             let config: ExpandSpec = launch.kernel.downcast().expect("an expansion");
             let threads = u64::from(launch.grid[0]) * 128 * u64::from(config.rounds);
             assert!(threads >= (elements / expand::UNIT) as u64 && threads <= 1 << 32, "{threads}");

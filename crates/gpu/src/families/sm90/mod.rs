@@ -12,7 +12,7 @@ mod multiply;
 
 use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
-use ptx::Kernel;
+use ptx::{Kernel, Target};
 
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
@@ -22,6 +22,8 @@ use crate::pack;
 use kernel::Tokens;
 
 pub use choice::kernel_config;
+pub(crate) use choice::{ending, passes_twice, products};
+pub(crate) use limits::check as check_counts;
 
 /// The family of Hopper GPUs.
 #[derive(Debug)]
@@ -32,8 +34,17 @@ impl Family for Sm90 {
         "sm90"
     }
 
+    fn target(&self) -> Target {
+        Target::Sm90a
+    }
+
     fn supports(&self, capability: (i32, i32)) -> bool {
         capability == (9, 0)
+    }
+
+    fn oldest_driver(&self) -> i32 {
+        // It reads PTX 9.0.
+        13000
     }
 
     fn layout(&self) -> &'static str {
@@ -55,7 +66,7 @@ impl Family for Sm90 {
         model::candidates(problem, facts)
     }
 
-    fn legal(&self, problem: &Problem, config: &Config) -> Result<(), String> {
+    fn legal(&self, problem: &Problem, config: &Config, _facts: &Facts) -> Result<(), String> {
         model::legal(problem, config).map(drop)
     }
 

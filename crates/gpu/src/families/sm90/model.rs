@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::{ending, kernel_of, products};
+use super::choice::{ending, kernel_of, passes_twice, products};
 use super::kernel::{self, UNIT};
 use super::{limits, multiply};
 use crate::expand::{self, TokenForm};
@@ -116,7 +116,7 @@ fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> O
 pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::MultiplySpec, usize), String> {
     let kernel = kernel_of(problem, config)?;
     problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
-    let tiles = limits::check(problem, config, &kernel)?;
+    let tiles = limits::check(problem, config, passes_twice(problem, config))?;
     Ok((kernel, tiles))
 }
 

@@ -6,8 +6,8 @@
 //! in the workspace, and one that joins them.
 
 use op::{Config, Problem, Result, Schedule, Shape, Strategy};
-use ptx::Kernel;
 use ptx::tensor_map::TensorMap;
+use ptx::{Kernel, Target};
 
 use super::choice::{kernel_config, passes_twice};
 use super::kernel::{self, CAPACITIES};
@@ -22,8 +22,6 @@ use crate::table::{self, Record};
 const MOST_GROUPS: usize = 128;
 /// What the kernels' sums lack: dequantised weights are 2⁻⁷ times what they should be.
 const WEIGHT_FACTOR: f64 = 128.0;
-/// Planes of sums start at multiples of this many bytes.
-const PLANE_ALIGN: usize = 256;
 
 /// Bytes of memory that a configuration needs beside the operands.
 pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
@@ -35,7 +33,7 @@ pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
 
 /// Bytes of one matrix's sums.
 fn plane_bytes(shape: &Shape) -> usize {
-    (shape.m * shape.n * 4).next_multiple_of(PLANE_ALIGN)
+    join::plane_bytes(shape.m * shape.n)
 }
 
 /// The launches of a problem, in the order in which they run. `operands` has an entry for each group; `workspace` is the
@@ -139,6 +137,8 @@ impl Cut<'_> {
             function: Function::of(self.problem.gate()),
             output: self.problem.output(),
             groups: self.capacity(),
+            parts: 1,
+            target: Target::Sm90a,
         };
         let (mut records, mut blocks) = (Vec::new(), 0u32);
         for Group { shape, operands, planes } in self.groups {
@@ -174,12 +174,13 @@ pub(super) fn kernels(problem: &Problem, config: &Config) -> Result<Vec<Kernel>>
     let groups = CAPACITIES.into_iter().find(|&capacity| capacity >= groups).unwrap_or(CAPACITIES[3]);
     let multiply = kernel::MultiplySpec { groups, ..kernel_config(problem, config)? };
     let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
-    let expansion =
-        TokenForm::of(problem.activation()).map(|source| expand::ExpandSpec::new(source, 1, elements).into());
+    let expansion = TokenForm::of(problem.activation())
+        .map(|source| expand::ExpandSpec::new(Target::Sm90a, source, 1, elements).into());
     let mut each: Vec<KernelSpec> = expansion.into_iter().chain([multiply.into()]).collect();
     if config.strategy == Strategy::TwoPass && problem.matrices() == 2 {
         let (function, output) = (Function::of(problem.gate()), problem.output());
-        each.push(join::JoinSpec { function, output, groups }.into());
+        let (parts, target) = (1, Target::Sm90a);
+        each.push(join::JoinSpec { function, output, groups, parts, target }.into());
     }
     each.iter().map(KernelSpec::build).collect()
 }

@@ -83,10 +83,10 @@ impl Fragments {
                     _ => (self.kept[row], self.kept_scales[row]),
                 };
                 if second == 0 {
-                    let pair = self.scale_pair(k, scales, word);
+                    let pair = scale_pair(k, self.element, scales, word);
                     k.set(self.pairs[row], pair);
                 }
-                let codes = self.codes(k, codes, second);
+                let codes = codes_of_slice(k, self.element, codes, second);
                 let fragment = self.sets[set][slice];
                 let fragment = [fragment[row], fragment[row + 2]];
                 match self.element {
@@ -101,55 +101,56 @@ impl Fragments {
         });
     }
 
-    fn scale_pair(&self, k: &mut Builder, scales: Reg<U32>, word: usize) -> Reg<U32> {
-        match self.element {
-            Tokens::F16 => {
-                let moved = if word == 0 { k.shr(scales, 1) } else { k.shl(scales, 7) };
-                k.and(moved, 0x7f80_7f80)
-            }
-            _ => {
-                let moved = if word == 0 { k.shr(scales, 4) } else { k.shl(scales, 4) };
-                let exponent = k.variable(0x7000_7000);
-                k.lop3(moved, 0x0ff0_0ff0, exponent, AND_OR)
-            }
-        }
-    }
-
-    /// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
-    fn codes(&self, k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
-        let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {
-            let bits = k.and(word, mask);
-            let moved = k.mul(bits, factor);
-            k.and(moved, keep)
-        };
-        match (self.element, second) {
-            (Tokens::F16, 0) => {
-                let shifted = k.shl(word, 3);
-                [k.and(word, 0x8e00_8e00), k.and(shifted, 0x8e00_8e00)]
-            }
-            (Tokens::F16, _) => [masked(k, 0x4038_4038, 66, 0x8e00_8e00), masked(k, 0x2007_2007, 516, 0x8e00_8e00)],
-            (_, 0) => {
-                let shifted = k.shr(word, 3);
-                let magnitude = k.and(shifted, 0x01c0_01c0);
-                let first = k.lop3(word, 0x8000_8000, magnitude, AND_OR);
-                [first, masked(k, 0x11c0_11c0, 9, 0x81c0_81c0)]
-            }
-            _ => {
-                let shifted = k.shl(word, 3);
-                let magnitude = k.and(shifted, 0x01c0_01c0);
-                let sign = k.shl(word, 1);
-                let first = k.lop3(sign, 0x8000_8000, magnitude, AND_OR);
-                [first, masked(k, 0x2007_2007, 68, 0x81c0_81c0)]
-            }
-        }
-    }
-
     /// The fragment of a slice, as wgmma takes it.
     pub fn operand(&self, set: usize, slice: usize) -> MatrixOperand {
         let registers = self.sets[set][slice];
         match self.element {
             Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
             _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
+        }
+    }
+}
+
+/// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
+pub(crate) fn scale_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
+    match element {
+        Tokens::F16 => {
+            let moved = if word == 0 { k.shr(scales, 1) } else { k.shl(scales, 7) };
+            k.and(moved, 0x7f80_7f80)
+        }
+        _ => {
+            let moved = if word == 0 { k.shr(scales, 4) } else { k.shl(scales, 4) };
+            let exponent = k.variable(0x7000_7000);
+            k.lop3(moved, 0x0ff0_0ff0, exponent, AND_OR)
+        }
+    }
+}
+
+/// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
+pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {
+        let bits = k.and(word, mask);
+        let moved = k.mul(bits, factor);
+        k.and(moved, keep)
+    };
+    match (element, second) {
+        (Tokens::F16, 0) => {
+            let shifted = k.shl(word, 3);
+            [k.and(word, 0x8e00_8e00), k.and(shifted, 0x8e00_8e00)]
+        }
+        (Tokens::F16, _) => [masked(k, 0x4038_4038, 66, 0x8e00_8e00), masked(k, 0x2007_2007, 516, 0x8e00_8e00)],
+        (_, 0) => {
+            let shifted = k.shr(word, 3);
+            let magnitude = k.and(shifted, 0x01c0_01c0);
+            let first = k.lop3(word, 0x8000_8000, magnitude, AND_OR);
+            [first, masked(k, 0x11c0_11c0, 9, 0x81c0_81c0)]
+        }
+        _ => {
+            let shifted = k.shl(word, 3);
+            let magnitude = k.and(shifted, 0x01c0_01c0);
+            let sign = k.shl(word, 1);
+            let first = k.lop3(sign, 0x8000_8000, magnitude, AND_OR);
+            [first, masked(k, 0x2007_2007, 68, 0x81c0_81c0)]
         }
     }
 }

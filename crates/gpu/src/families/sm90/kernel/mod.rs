@@ -39,6 +39,7 @@ use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
 pub use experts::{Experts, FACTOR_BYTES};
+pub(crate) use fragments::{codes_of_slice, scale_pair};
 
 use crate::gating::Function;
 use crate::launch::Spec;

@@ -1,0 +1,192 @@
+//! The main loop of a warp: operands of the next slice are read and made while the tensor cores multiply the present one.
+//!
+//! A slice is 16 of k. Where a token is the sum of several parts, a slice is multiplied with each: a *step* is a slice and a part. The
+//! tokens of the next step and the weights of the next slice are made ready before the multiplications of the present step, in a second
+//! set of registers. Words and scales of the next unit are read in its last slice but one, when the last slice has been made of the
+//! present ones. In the middle of the last unit of a stage the next stage is awaited; see `pipeline`.
+
+use ptx::{Addr, Builder, F32, Reg, Shared, U32};
+
+use super::fragments::{TokenFragments, Weights, element};
+use super::load::Copies;
+use super::pipeline::Turn;
+use super::work::Tile;
+use super::{Division, Parts, Products, SLICES, STRIP_CODES, TOKEN_BYTES, WarpMultiplySpec};
+
+/// What one thread holds.
+pub(super) struct Consumer {
+    pub config: WarpMultiplySpec,
+    pub thread: Reg<U32>,
+    pub lane: Reg<U32>,
+    /// The warp's place along the columns, and along k.
+    pub along_n: Reg<U32>,
+    pub along_k: Reg<U32>,
+    /// Bytes from a stage to this warp's first unit of tokens.
+    tokens_at: Reg<U32>,
+    /// Bytes from a stage to this lane's words, and to its scales, in the first fragment of the warp's first unit.
+    words_at: Reg<U32>,
+    scales_at: Reg<U32>,
+    weights: Vec<Weights>,
+    tokens: TokenFragments,
+    /// Sums: for each pass, for each fragment, for each eight tokens.
+    pub sums: Vec<Vec<[Reg<F32>; 4]>>,
+}
+
+/// What the main loop goes through.
+struct Walk<'a> {
+    parts: &'a Parts,
+    copies: &'a Copies,
+    /// Stages in all.
+    stages: Reg<U32>,
+    turn: Turn,
+    pass: usize,
+}
+
+/// A slice of one of the warp's units of a stage, and the part of the tokens.
+#[derive(Clone, Copy)]
+struct Step {
+    unit: u32,
+    slice: u32,
+    part: u32,
+}
+
+impl Consumer {
+    pub fn new(k: &mut Builder, config: WarpMultiplySpec, thread: Reg<U32>) -> Self {
+        let Division { along_n: columns, fragments, .. } = config.division();
+        let lane = k.and(thread, 31);
+        let warp = k.shr(thread, 5);
+        let warp = k.broadcast(warp);
+        let (along_n, along_k) = (k.rem(warp, columns), k.div(warp, columns));
+        let [token_bytes, weight_bytes] = config.unit_bytes();
+        let [words, scales] = Weights::offsets(k, lane);
+        let weights_at = k.mul_add(along_k, weight_bytes, words);
+        let scales_behind = k.mul_add(along_k, weight_bytes, scales);
+        // Strips of a fragment: the same of both matrices, or two neighbours.
+        let stride = if config.products == Products::Interleaved { fragments } else { 2 * fragments };
+        let words_at = k.mul_add(along_n, stride * STRIP_CODES, weights_at);
+        let scales_at = k.mul_add(along_n, stride * super::STRIP_SCALES, scales_behind);
+        Consumer {
+            config,
+            thread,
+            lane,
+            along_n,
+            along_k,
+            tokens_at: k.mul(along_k, token_bytes),
+            words_at: k.add(words_at, config.units * token_bytes),
+            scales_at: k.add(scales_at, config.units * token_bytes + config.strips() * STRIP_CODES),
+            weights: (0..fragments).map(|_| Weights::new(k, config.element)).collect(),
+            tokens: TokenFragments::new(k, config.tokens, lane),
+            sums: (0..config.passes() * fragments)
+                .map(|_| (0..config.tokens / 8).map(|_| k.registers()).collect())
+                .collect(),
+        }
+    }
+
+    /// Begins a tile.
+    pub fn clear(&self, k: &mut Builder) {
+        for &sum in self.sums.iter().flatten().flatten() {
+            k.set(sum, 0.0);
+        }
+    }
+
+    /// Units of a stage that are this warp's.
+    fn own_units(&self) -> u32 {
+        self.config.units / self.config.division().along_k
+    }
+
+    /// All of this block's share of k, for one pass.
+    pub fn main_loop(&self, k: &mut Builder, parts: &Parts, copies: &Copies, tile: &Tile, pass: usize) {
+        let end = k.label();
+        if self.config.leaves_sums() {
+            // A short k may leave nothing for the second block.
+            let nothing = k.eq(tile.stages, 0u32);
+            k.branch_if(nothing, end);
+        }
+        let turn = parts.pipe.start(k, copies, tile.stages);
+        self.load_words(k, turn.here, 0);
+        self.load_tokens(k, 0, Step { unit: 0, slice: 0, part: 0 }, turn.here);
+        self.dequantise(k, 0, 0);
+        let walk = Walk { parts, copies, stages: tile.stages, turn, pass };
+        let left = k.variable(tile.stages);
+        k.repeat_while(|k| {
+            for unit in 0..self.own_units() {
+                for slice in 0..SLICES {
+                    self.slice(k, &walk, unit, slice);
+                }
+            }
+            parts.pipe.advance(k, &walk.turn);
+            let rest = k.sub(left, 1);
+            k.set(left, rest);
+            k.gt(left, 0u32)
+        });
+        k.place(end);
+    }
+
+    /// Multiplies one slice, part by part, while what comes after is made ready.
+    fn slice(&self, k: &mut Builder, walk: &Walk<'_>, unit: u32, slice: u32) {
+        let turn = &walk.turn;
+        let count = self.config.element.parts();
+        let last_unit = unit + 1 == self.own_units();
+        if slice + 2 == SLICES && last_unit {
+            walk.parts.pipe.exchange(k, walk.copies, walk.stages, turn);
+        }
+        for part in 0..count {
+            let step = (unit * SLICES + slice) * count + part;
+            let set = step as usize % 2;
+            let next = match (part + 1 < count, slice + 1 < SLICES, last_unit) {
+                (true, ..) => (Step { unit, slice, part: part + 1 }, turn.here),
+                (_, true, _) => (Step { unit, slice: slice + 1, part: 0 }, turn.here),
+                (_, _, false) => (Step { unit: unit + 1, slice: 0, part: 0 }, turn.here),
+                _ => (Step { unit: 0, slice: 0, part: 0 }, turn.next),
+            };
+            self.load_tokens(k, 1 - set, next.0, next.1);
+            if part == 0 {
+                let made = slice as usize % 2;
+                self.dequantise(k, 1 - made, (slice + 1) % SLICES);
+                if slice + 2 == SLICES {
+                    let (stage, unit) = if last_unit { (turn.next, 0) } else { (turn.here, unit + 1) };
+                    self.load_words(k, stage, unit);
+                }
+            }
+            self.multiply(k, slice as usize % 2, set, walk.pass);
+        }
+    }
+
+    /// Reads words and scales of one of the warp's units.
+    fn load_words(&self, k: &mut Builder, stage: Reg<U32>, unit: u32) {
+        let Division { along_k, .. } = self.config.division();
+        let further = unit * along_k * self.config.unit_bytes()[1];
+        let (words, scales) = (k.add(stage, self.words_at), k.add(stage, self.scales_at));
+        let at = |address| Addr::<Shared>::of(address).plus(further.cast_signed());
+        let (words, scales) = (at(words), at(scales));
+        for (index, weights) in self.weights.iter().enumerate() {
+            let index = index as u32;
+            let strips = match self.config.products {
+                Products::Interleaved => [index, self.config.strips() / 2 + index],
+                Products::Sequential | Products::Single => [2 * index, 2 * index + 1],
+            };
+            k.phase("load", |k| weights.load(k, words, scales, strips));
+        }
+    }
+
+    fn load_tokens(&self, k: &mut Builder, set: usize, step: Step, stage: Reg<U32>) {
+        let Division { along_k, .. } = self.config.division();
+        let unit = step.unit * along_k * self.config.unit_bytes()[0];
+        let part = step.part * self.config.tokens * TOKEN_BYTES;
+        let own = k.add(stage, self.tokens_at);
+        k.phase("load", |k| self.tokens.load(k, set, step.slice, own, unit + part));
+    }
+
+    fn dequantise(&self, k: &mut Builder, set: usize, slice: u32) {
+        k.phase("dequantise", |k| self.weights.iter().for_each(|weights| weights.dequantise(k, set, slice)));
+    }
+
+    fn multiply(&self, k: &mut Builder, made: usize, set: usize, pass: usize) {
+        for (index, weights) in self.weights.iter().enumerate() {
+            let sums = &self.sums[pass * self.weights.len() + index];
+            for (&sums, &tokens) in sums.iter().zip(self.tokens.fragments(set)) {
+                k.mma(element(self.config.element), sums, weights.fragment(made), tokens);
+            }
+        }
+    }
+}

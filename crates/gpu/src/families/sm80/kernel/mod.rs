@@ -1,0 +1,266 @@
+//! The products of a tile with `mma.sync`: weights dequantised in registers, tokens and weights brought by `cp.async`.
+//!
+//! Weights are the rows of a multiplication (16) and tokens its columns (8), so that any small number of tokens is met well. A
+//! *fragment* is 16 rows: with gate and up interleaved eight columns of C, rows r from the gate and rows r + 8 from the up matrix, so
+//! that one thread has both sums of the same elements; else sixteen columns of one matrix. Warps share the fragments of a tile out
+//! among themselves, and the steps of k where there are few fragments; never the tokens, since whatever two warps have in common they
+//! would both dequantise.
+//!
+//! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load` what each
+//! thread copies; `fragments` and `consume` the multiplications; `finish` the way from sums to C; `work` which tile is whose.
+
+mod consume;
+mod finish;
+mod fragments;
+mod load;
+mod pipeline;
+mod work;
+
+use ptx::{Builder, Error, Kernel, LaunchBounds, SpecialRegister, Target};
+
+use crate::families::sm90::kernel::CAPACITIES;
+pub use crate::families::sm90::kernel::{Products, Tokens};
+use crate::gating::Function;
+use crate::launch::Spec;
+use op::{Epilogue, Output, Schedule};
+use pipeline::Pipeline;
+use work::Work;
+
+/// Columns of k of a unit: one chunk of packed weights, and 128 bytes of a token.
+pub const UNIT: u32 = 64;
+/// Bytes of a token in one unit.
+const TOKEN_BYTES: u32 = UNIT * 2;
+/// Rows of packed weights that lie together in a chunk: a *strip*.
+const STRIP_ROWS: u32 = 8;
+/// Bytes of a strip's codes and of its scales.
+const STRIP_CODES: u32 = crate::pack::CODE_BYTES / 4;
+const STRIP_SCALES: u32 = (crate::pack::CHUNK_BYTES - crate::pack::CODE_BYTES) / 4;
+/// Steps of 16 along k in a unit.
+const SLICES: u32 = 4;
+/// Warps of a block.
+const MOST_WARPS: u32 = 8;
+/// Tokens from which a warp has two fragments: with fewer, tokens are read once for every fragment at no loss.
+const PAIRING_TOKENS: u32 = 32;
+/// The most stages a pipeline may have.
+const MOST_STAGES: u32 = 16;
+/// Stages below which nothing could be read ahead of the one that is multiplied.
+const LEAST_STAGES: u32 = 3;
+/// Registers of a thread, at most.
+const MOST_REGISTERS: u32 = 255;
+/// Registers that a thread needs beside what `held_registers` counts, as far as the assembler has been seen to.
+const SPARE_REGISTERS: u32 = 14;
+
+/// How a kernel is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WarpMultiplySpec {
+    /// Which products.
+    pub products: Products,
+    /// Blocks that are to share a multiprocessor: one finishes while the other multiplies.
+    pub resident: u32,
+    /// Tokens of a tile: a multiple of 8, at most 128.
+    pub tokens: u32,
+    /// Columns of C of a tile.
+    pub columns: u32,
+    /// Units of 64 along k in a stage: 1, 2 or 4.
+    pub units: u32,
+    /// Stages of the pipeline.
+    pub stages: u32,
+    /// How values get to C: directly, or staged.
+    pub epilogue: Epilogue,
+    /// Which block computes which tile.
+    pub schedule: Schedule,
+    /// What tokens are made of.
+    pub element: Tokens,
+    /// What becomes of gate and up.
+    pub function: Function,
+    /// The type of C.
+    pub output: Output,
+    /// Groups that a launch may have.
+    pub groups: u32,
+}
+
+/// How the fragments of a tile are shared out among warps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Warps with different columns.
+    along_n: u32,
+    /// Warps with different units of the same columns.
+    along_k: u32,
+    /// Fragments of each.
+    fragments: u32,
+}
+
+impl WarpMultiplySpec {
+    /// Columns of C that one fragment covers.
+    fn fragment_columns(&self) -> u32 {
+        if self.products == Products::Interleaved { STRIP_ROWS } else { 2 * STRIP_ROWS }
+    }
+
+    /// Times that a tile's tokens are gone through: gate and up one after the other are two.
+    pub fn passes(&self) -> u32 {
+        if self.products == Products::Sequential { 2 } else { 1 }
+    }
+
+    fn division(&self) -> Division {
+        let rows = self.columns / self.fragment_columns();
+        let pairs = self.tokens >= PAIRING_TOKENS && rows.is_multiple_of(2);
+        let fragments = match (rows, pairs) {
+            (17.., true) => 4,
+            (9.., _) | (_, true) => 2,
+            _ => 1,
+        };
+        let along_n = (rows / fragments).max(1);
+        let mut along_k = 1;
+        while 2 * along_k * along_n <= MOST_WARPS && 2 * along_k <= self.units {
+            along_k *= 2;
+        }
+        Division { along_n, along_k, fragments }
+    }
+
+    /// Warps along n and along k, and fragments of each.
+    pub fn shares(&self) -> [u32; 3] {
+        let Division { along_n, along_k, fragments } = self.division();
+        [along_n, along_k, fragments]
+    }
+
+    /// Warps of a block.
+    fn warps(&self) -> u32 {
+        let Division { along_n, along_k, .. } = self.division();
+        along_n * along_k
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        32 * self.warps()
+    }
+
+    /// Strips of weights of one unit of a tile.
+    fn strips(&self) -> u32 {
+        self.columns / STRIP_ROWS * if self.products == Products::Interleaved { 2 } else { 1 }
+    }
+
+    /// Bytes of one unit in a stage: tokens, and weights.
+    pub fn unit_bytes(&self) -> [u32; 2] {
+        [self.tokens * self.element.parts() * TOKEN_BYTES, self.strips() * (STRIP_CODES + STRIP_SCALES)]
+    }
+
+    /// Bytes of a stage.
+    pub fn stage_bytes(&self) -> u32 {
+        self.units * self.unit_bytes().iter().sum::<u32>()
+    }
+
+    /// Sums of a thread.
+    fn sums(&self) -> u32 {
+        self.division().fragments * self.passes() * self.tokens / 2
+    }
+
+    /// Registers that sums, fragments, tokens and the places of copies take.
+    fn held_registers(&self) -> u32 {
+        let (threads, [tokens, weights]) = (self.threads(), self.unit_bytes());
+        let rounds = [tokens, weights].map(|bytes| (bytes * self.units / 16).div_ceil(threads)).iter().sum::<u32>();
+        self.sums() + self.tokens / 2 + 14 * self.division().fragments + 3 * rounds
+    }
+
+    /// Registers that a thread may have.
+    fn register_budget(&self) -> u32 {
+        (65_536 / (self.resident * self.threads()) / 8 * 8).min(MOST_REGISTERS)
+    }
+
+    /// Bytes of shared memory: the stages, which are also where sums meet and values are turned around when nobody reads them any more.
+    pub fn shared_bytes(&self) -> u32 {
+        let stages = self.stages * self.stage_bytes();
+        stages.max(finish::combine_bytes(self)).max(finish::staging_bytes(self))
+    }
+
+    /// Blocks that take part in one tile.
+    pub fn blocks_per_tile(&self) -> u32 {
+        if self.schedule == Schedule::SplitK { 2 } else { 1 }
+    }
+
+    /// Whether sums are left in planes of their own, neither gated nor rounded, for others to join.
+    pub fn leaves_sums(&self) -> bool {
+        self.schedule == Schedule::SplitK
+    }
+
+    /// Whether the phases fit together, and the registers suffice.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !self.tokens.is_multiple_of(8) || !(8..=128).contains(&self.tokens) {
+            return refuse("tokens of a tile", self.tokens, "a multiple of 8 from 8 to 128: the columns of mma.sync");
+        }
+        let rows = self.columns / self.fragment_columns();
+        let divides = (1..=MOST_WARPS).contains(&self.division().along_n);
+        if !self.columns.is_multiple_of(self.fragment_columns())
+            || rows == 0
+            || !divides
+            || !rows.is_multiple_of(self.division().fragments)
+        {
+            let wanted = match self.products {
+                Products::Interleaved => "8 to 64 in steps of 8, to 128 in steps of 16, to 256 in steps of 32",
+                _ => "16 to 128 in steps of 16, to 256 in steps of 32, to 512 in steps of 64",
+            };
+            return refuse("columns of a tile", self.columns, wanted);
+        }
+        if ![1, 2, 4].contains(&self.units) {
+            let found = u64::from(self.units) * u64::from(UNIT);
+            let (what, wanted) = ("depth of a stage", "64, 128 or 256: one, two or four chunks");
+            return Err(Error::Field { what, found, wanted });
+        }
+        if !(LEAST_STAGES..=MOST_STAGES).contains(&self.stages) {
+            let wanted = "3 to 16: one that is read, one that is read ahead, and others on their way";
+            return refuse("pipeline stages", self.stages, wanted);
+        }
+        if self.epilogue == Epilogue::Bulk {
+            return refuse("copy engines", 0, "epilogue=direct or staged: these kernels are for GPUs without one");
+        }
+        if !(1..=2).contains(&self.resident) {
+            return refuse("blocks on a multiprocessor", self.resident, "1 or 2");
+        }
+        if self.held_registers() + SPARE_REGISTERS > self.register_budget() {
+            let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
+            return refuse("registers of a thread", self.held_registers(), wanted);
+        }
+        if !CAPACITIES.contains(&self.groups) {
+            return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
+        }
+        if self.shared_bytes() > Target::Sm80.shared_limit() {
+            let wanted = "at most 166912 bytes: fewer stages, less depth, or a smaller tile";
+            return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        Ok(())
+    }
+}
+
+/// What every phase works with.
+struct Parts {
+    config: WarpMultiplySpec,
+    work: Work,
+    pipe: Pipeline,
+}
+
+impl Spec for WarpMultiplySpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
+    }
+}
+
+/// Builds the kernel. Its arguments, in order: the table of groups, the table of their tokens (address, and bytes from one part to the
+/// next), the number of tiles, and the gate's limit.
+pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
+    config.check()?;
+    let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };
+    let mut k = Builder::new("nvfp4_dual_gemm_mma", Target::Sm80, launch);
+    let parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
+    let thread = k.special(SpecialRegister::TidX);
+    let consumer = consume::Consumer::new(&mut k, config, thread);
+    parts.work.each_tile(&mut k, |k, tile| {
+        consumer.clear(k);
+        for pass in 0..config.passes() {
+            let copies = k.phase("plan", |k| load::Copies::new(k, &parts, &tile, pass, thread));
+            k.phase("multiply", |k| consumer.main_loop(k, &parts, &copies, &tile, pass as usize));
+        }
+        k.phase("combine", |k| finish::combine(k, &parts, &consumer));
+        k.phase("finish", |k| finish::finish(k, &parts, &consumer, &tile));
+    });
+    k.finish()
+}

@@ -1,0 +1,102 @@
+//! Ampere and everything since (A100, RTX 30 and 40, L40S, and later ones without kernels of their own): products on `mma.sync`,
+//! dequantised in registers, fed by `cp.async`.
+//!
+//! The kernels are assembled for compute capability 8.0 and so run on every later GPU; they read the weights that Hopper's read.
+//! `kernel` is the products; `choice` says which kernel a configuration means, `model` which are legal on a device and what they should
+//! cost there, `multiply` cuts a problem into launches.
+//!
+//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k twice; *interleaved*
+//! has gate and up in one fragment; *ping-pong* is that with two blocks on a multiprocessor, of which one finishes while the other
+//! multiplies. *Split-K* leaves the sums of each half to a launch that joins them: there are no clusters to meet in.
+
+mod choice;
+pub mod kernel;
+mod model;
+mod multiply;
+
+use format::Matrix;
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use ptx::{Kernel, Target};
+
+use crate::facts::Facts;
+use crate::family::{Family, GroupOperands};
+use crate::launch::Launch;
+use crate::pack;
+
+use kernel::Tokens;
+
+/// Its name.
+pub const NAME: &str = "sm80";
+
+/// The family of GPUs since Ampere.
+#[derive(Debug)]
+pub struct Sm80;
+
+impl Family for Sm80 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn target(&self) -> Target {
+        Target::Sm80
+    }
+
+    fn supports(&self, capability: (i32, i32)) -> bool {
+        capability >= super::OLDEST
+    }
+
+    fn oldest_driver(&self) -> i32 {
+        // It reads PTX 8.1, which kernels with large tables of groups are.
+        super::OLDEST_DRIVER
+    }
+
+    fn layout(&self) -> &'static str {
+        pack::LAYOUT
+    }
+
+    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
+        pack::pack(matrix)
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        match Tokens::of(activation) {
+            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
+            bf16 => Arithmetic::bf16_tensor_cores(bf16.parts()),
+        }
+    }
+
+    fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
+        model::candidates(problem, facts)
+    }
+
+    fn legal(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
+        model::legal(problem, config, facts).map(drop)
+    }
+
+    fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+        model::check(problem, config, facts)
+    }
+
+    fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {
+        multiply::workspace_bytes(problem, config)
+    }
+
+    fn launches(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: &[GroupOperands],
+        workspace: u64,
+        multiprocessors: u32,
+    ) -> Result<Vec<Launch>> {
+        multiply::launches(problem, config, operands, workspace, multiprocessors)
+    }
+
+    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
+        multiply::kernels(problem, config)
+    }
+
+    fn steps(&self, problem: &Problem, config: &Config) -> usize {
+        model::steps(problem, config)
+    }
+}

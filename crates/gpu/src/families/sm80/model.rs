@@ -1,0 +1,187 @@
+//! Configurations that the kernels can run on a device, and what they should cost there.
+//!
+//! Arithmetic on rates of the device. Per unit of 64 of k a block is as slow as the slowest of: the tensor cores, the issue of its
+//! instructions (dequantisation before all), and shared memory, from which each warp reads all tokens. A tile is that many units, and
+//! some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory once, fast if
+//! enough bytes are asked for ahead. The larger of the two times, and what launching takes, is the prediction. It has to rank.
+
+use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
+
+use super::choice::{joins, kernel_of};
+use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
+use super::multiply;
+use crate::expand::TokenForm;
+use crate::facts::Facts;
+use crate::families::sm90::{check_counts, ending, passes_twice, products};
+
+/// Instructions of a warp per slice of 16 of k: to make a fragment of weights as f16 or as bfloat16, and for the rest.
+const DEQUANTISE: f64 = 22.0;
+const DEQUANTISE_WIDE: f64 = 26.0;
+const SLICE: f64 = 8.0;
+/// Instructions of a thread per piece that it copies.
+const COPY: f64 = 7.0;
+/// The share of its cycles in which a scheduler with two warps issues, and the share of its rate that the tensor cores keep.
+const ISSUED: f64 = 0.75;
+const MULTIPLIED: f64 = 0.88;
+/// Bytes per cycle of shared memory.
+const SHARED_RATE: f64 = 128.0;
+/// Cycles of a change of stage, to fill a pipeline, to finish a tile, and per element of it that a multiprocessor writes.
+const CHANGE_STAGE: f64 = 60.0;
+const FILL: f64 = 2200.0;
+const FINISH: f64 = 900.0;
+const FINISH_ELEMENT: f64 = 0.25;
+/// Bytes that a multiprocessor must have asked for so that memory is busy.
+const IN_FLIGHT: f64 = 40e3;
+/// Seconds that a launch takes.
+const LAUNCH: f64 = 2.5e-6;
+/// Bytes of the memory of a multiprocessor that each block costs besides.
+const BLOCK_SHARED: usize = 1024;
+
+/// Sizes worth trying: tokens, and fragments, of a tile.
+const TOKENS: [usize; 8] = [8, 16, 24, 32, 48, 64, 96, 128];
+const FRAGMENTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 10, 12, 16, 32];
+
+/// Every configuration worth trying, with as many stages as there is room for.
+pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
+    let mut configs = Vec::new();
+    let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
+    let widest = problem.groups().iter().map(|shape| shape.n).max().unwrap_or(0);
+    let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
+    for strategy in Strategy::ALL {
+        let single = products(problem, strategy) != Products::Interleaved;
+        for (tokens, fragments) in TOKENS[..sizes].iter().flat_map(|&tokens| FRAGMENTS.map(|rows| (tokens, rows))) {
+            let tile = Tile { tokens, columns: fragments * if single { 16 } else { 8 } };
+            if tile.columns >= 2 * widest.max(16) {
+                continue;
+            }
+            for schedule in Schedule::ALL {
+                let bytes = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
+                let aligned = problem.groups().iter().all(|shape| (shape.n * bytes).is_multiple_of(16));
+                let staged = aligned && schedule != Schedule::SplitK && (tile.columns * bytes).is_multiple_of(16);
+                let epilogue = if staged { Epilogue::Staged } else { Epilogue::Direct };
+                let with = |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
+                configs.extend([256, 128, 64].into_iter().filter_map(|depth| deepest(problem, with(depth), facts)));
+            }
+        }
+    }
+    configs
+}
+
+/// A configuration of which only the strategy matters.
+const WHATEVER: Config = Config {
+    strategy: Strategy::Interleaved,
+    tile: Tile { tokens: 8, columns: 8 },
+    depth: 64,
+    stages: 3,
+    epilogue: Epilogue::Direct,
+    schedule: Schedule::PerTile,
+};
+
+/// The configuration with as many stages as fit, but no more than hide memory's latency.
+fn deepest(problem: &Problem, config: Config, facts: &Facts) -> Option<Config> {
+    let enough = |config: &Config| {
+        kernel_of(problem, config)
+            .is_ok_and(|kernel| in_flight(&kernel) >= 2.0 * IN_FLIGHT / f64::from(kernel.resident))
+    };
+    let fits = |stages: &usize| legal(problem, &Config { stages: *stages, ..config }, facts).is_ok();
+    let with = |stages| Config { stages, ..config };
+    let fitting: Vec<usize> = (3..=12).filter(fits).collect();
+    let first = fitting.iter().copied().map(with).find(enough);
+    first.or_else(|| fitting.last().copied().map(with))
+}
+
+/// The kernel and the number of tiles of a configuration, if it is legal for a problem on a device.
+pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result<(WarpMultiplySpec, usize), String> {
+    let kernel = kernel_of(problem, config)?;
+    problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
+    // A multiprocessor has as much shared memory as one block may have, and what a block costs besides.
+    let there = (facts.shared_bytes + BLOCK_SHARED) / kernel.resident as usize - BLOCK_SHARED;
+    if kernel.shared_bytes() as usize > there {
+        return Err(format!(
+            "{} bytes of shared memory, of which each of {} blocks on a multiprocessor of this GPU ({}) can have {there}; \
+             ask for fewer stages, less depth or a smaller tile",
+            kernel.shared_bytes(),
+            kernel.resident,
+            facts.name
+        ));
+    }
+    let tiles = check_counts(problem, config, joins(problem, config))?;
+    Ok((kernel, tiles))
+}
+
+/// Whether a group's rows of C are such as the epilogue writes.
+fn check_rows(shape: &Shape, config: &Config, kernel: &WarpMultiplySpec) -> Result<(), String> {
+    let bytes = kernel.output.bytes();
+    let staged = config.epilogue == Epilogue::Staged;
+    if staged && !((shape.n * bytes).is_multiple_of(16) && (config.tile.columns * bytes).is_multiple_of(16)) {
+        return Err(format!(
+            "epilogue=staged writes 16 bytes at a time, and rows of {} {} elements, or of a tile, are not a multiple of that; \
+             ask for epilogue=direct",
+            shape.n, kernel.output
+        ));
+    }
+    Ok(())
+}
+
+/// What a legal configuration should cost, or why it is not legal.
+pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+    let (kernel, tiles) = legal(problem, config, facts)?;
+    let passes = if passes_twice(problem, config) { problem.matrices() } else { 1 };
+    let workspace = multiply::workspace_bytes(problem, config);
+    let multiprocessors = f64::from(facts.multiprocessors);
+    let blocks = tiles * kernel.blocks_per_tile() as usize;
+    let waves = (blocks as f64 / multiprocessors / f64::from(kernel.resident)).ceil().max(1.0);
+    // The last wave may leave a multiprocessor with one block where it could have two.
+    let together = (blocks as f64 / multiprocessors).ceil().min(f64::from(kernel.resident)).max(1.0);
+    let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
+    let units = longest.div_ceil(UNIT as usize) as f64 / f64::from(kernel.blocks_per_tile());
+    let looped = units * f64::from(kernel.passes()) * unit_cycles(&kernel, facts) * together;
+    let elements = f64::from(kernel.tokens * kernel.columns);
+    let finish = FINISH + FINISH_ELEMENT * elements;
+    // A block that shares its multiprocessor finishes while the other multiplies; one with a single tile has nothing to gain from more.
+    let apart = if together > 1.0 { 0.3 } else { 1.0 };
+    let filled = if kernel.schedule == Schedule::Persistent && waves > 1.0 { 0.7 * FILL } else { FILL };
+    let compute = passes as f64 * waves * (looped + apart * (filled + finish)) / facts.clock;
+    let starved = (IN_FLIGHT / (in_flight(&kernel) * together)).max(1.0).sqrt();
+    let used = (blocks as f64 / multiprocessors).clamp(0.05, 1.0);
+    let memory = (problem.bytes() + 2.0 * workspace as f64) / (facts.bandwidth * used.sqrt()) * starved
+        + (FILL + finish) / facts.clock;
+    let expands = TokenForm::of(problem.activation()).is_some();
+    let launches = passes + usize::from(joins(problem, config)) + usize::from(expands);
+    Ok(Cost {
+        seconds: compute.max(memory) + launches as f64 * LAUNCH,
+        bound_by: if compute > memory { "tensor cores" } else { "device memory" },
+        copying: 0.0,
+        scratch_bytes: workspace,
+    })
+}
+
+/// Bytes that a block has asked for and not yet got.
+fn in_flight(kernel: &WarpMultiplySpec) -> f64 {
+    f64::from((kernel.stages - 2) * kernel.units * kernel.unit_bytes()[1])
+}
+
+/// Cycles of a block, alone on its multiprocessor, for a unit of k.
+fn unit_cycles(kernel: &WarpMultiplySpec, facts: &Facts) -> f64 {
+    let parts = f64::from(kernel.element.parts());
+    let [along_n, along_k, fragments] = kernel.shares().map(f64::from);
+    let eights = f64::from(kernel.tokens) / 8.0 * parts;
+    let warps = along_n * along_k;
+    // Of a unit's four slices, which warps along k have to themselves.
+    let slices = 4.0;
+    let multiply = along_n * fragments * eights * slices * facts.mma_cycles / warps.min(4.0) / MULTIPLIED;
+    let dequantise = if kernel.element == Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
+    let of_warp = fragments * (dequantise + eights) + eights / 2.0 + SLICE;
+    let copies = f64::from(kernel.unit_bytes().iter().sum::<u32>()) / 16.0 / 32.0 * COPY;
+    let issue = (along_n * slices * of_warp + copies) / 4.0 / ISSUED;
+    let shared = (along_n * slices * eights * 8.0 * 32.0 + 3.0 * f64::from(kernel.unit_bytes()[1])) / SHARED_RATE;
+    multiply.max(issue).max(shared) + CHANGE_STAGE / f64::from(kernel.units)
+}
+
+/// How many times a block takes a step over 64 of K, in all.
+pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
+    let parts = Tokens::of(problem.activation()).parts() as usize;
+    let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
+    let along_k = |s: &Shape| s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
+    problem.groups().iter().fold(0, |steps: usize, s| steps.saturating_add(tiles(s).saturating_mul(along_k(s))))
+}

@@ -1,0 +1,282 @@
+//! Times the kernels for GPUs since Ampere on the GPU of the machine it runs on, beside what that can do at all:
+//! `HAMMERHEAD_FAMILY=sm80 gpu_warp RESULT.json [CANDIDATES]`.
+//!
+//! Ceilings in the same run, before and after: a loop of nothing but mma.sync from registers, and reading memory. Each number of tokens
+//! is timed in the configurations that the model finds cheapest, so that the record shows what it is worth, over five sets of weights
+//! in turn so that they come from memory. Hopper's own kernels are timed beside them where they run.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use format::Matrix;
+use hammerhead::gpu::device::{self, Device};
+use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Function, Stream};
+use hammerhead::gpu::families::{sm80::Sm80, sm90::Sm90};
+use hammerhead::gpu::{Argument, Family, GroupOperands, Launch, Spec};
+use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape};
+use ptx::instr::{LoadOrder, MatrixElement};
+use ptx::{Addr, Builder, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32};
+use serde_json::{Value, json};
+
+/// Columns and K of the problems, and the numbers of tokens.
+const SIZES: (usize, usize) = (4096, 7168);
+const TOKENS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
+/// Sets of weights that are used in turn: more bytes than any cache holds.
+const SETS: usize = 5;
+/// Launches of one graph, and graphs of one measurement.
+const LAUNCHES: usize = 20;
+const REPEATS: usize = 12;
+
+/// A loop of multiplications from registers: so many per round and warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct MultiplyLoop;
+
+const ROUNDS: u32 = 2048;
+const INDEPENDENT: u32 = 16;
+const THREADS: u32 = 256;
+
+impl Spec for MultiplyLoop {
+    fn kernel(self) -> Result<Kernel, ptx::Error> {
+        let bounds = LaunchBounds { threads: THREADS, cluster: None, min_blocks: Some(1) };
+        let mut k = Builder::new("multiply_loop", Target::Sm80, bounds);
+        let out = k.pointer("out");
+        let thread = k.special(SpecialRegister::TidX);
+        let a: [Reg<U32>; 4] = std::array::from_fn(|i| k.mul(thread, 3 + i as u32));
+        let b: [Reg<U32>; 2] = std::array::from_fn(|i| k.mul(thread, 11 + i as u32));
+        let sums: Vec<[Reg<F32>; 4]> = (0..INDEPENDENT).map(|_| std::array::from_fn(|_| k.variable(0.0))).collect();
+        k.repeat(ROUNDS, |k, _| {
+            for &sums in &sums {
+                k.mma(MatrixElement::F16, sums, a, b);
+            }
+        });
+        let total = sums.into_iter().flatten().reduce(|a, b| k.add(a, b)).unwrap_or_else(|| k.variable(0.0));
+        let at = k.mul_wide_add(thread, 4, out);
+        k.store(Addr::<Global>::of(at), total);
+        k.finish()
+    }
+}
+
+/// Reads memory: every thread sixteen bytes at a time, several at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ReadLoop;
+
+const AT_ONCE: u32 = 8;
+const READ_BYTES: usize = 1 << 30;
+const READ_BLOCKS: u32 = 8;
+
+impl Spec for ReadLoop {
+    fn kernel(self) -> Result<Kernel, ptx::Error> {
+        let bounds = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
+        let mut k = Builder::new("read_loop", Target::Sm80, bounds);
+        let (source, out) = (k.pointer("source"), k.pointer("out"));
+        let rounds: Reg<U32> = k.param("rounds");
+        let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
+        let blocks = k.special(SpecialRegister::NctaidX);
+        let (total, number) = (k.variable(0u32), k.variable(block));
+        k.repeat(rounds, |k, _| {
+            let first = k.mul_wide_add(number, THREADS * 16 * AT_ONCE, source);
+            let at = k.mul_wide_add(thread, 16, first);
+            let loaded: Vec<[Reg<U32>; 4]> = (0..AT_ONCE)
+                .map(|i| k.load_as(LoadOrder::ReadOnly, Addr::<Global>::of(at).plus((i * THREADS * 16).cast_signed())))
+                .collect();
+            for word in loaded.into_iter().flatten() {
+                let mixed = k.xor(total, word);
+                k.set(total, mixed);
+            }
+            let next = k.add(number, blocks);
+            k.set(number, next);
+        });
+        let at = k.mul_wide_add(thread, 4, out);
+        k.store(Addr::<Global>::of(at), total);
+        k.finish()
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (path, count) = (arguments.next(), arguments.next().and_then(|count| count.parse().ok()).unwrap_or(12));
+    let Some(path) = path else {
+        eprintln!("usage: gpu_warp RESULT.json [CANDIDATES]");
+        return ExitCode::from(2);
+    };
+    match measure(count) {
+        Ok(record) => {
+            let written = std::fs::write(&path, format!("{record:#}\n"));
+            written.map_or_else(
+                |error| {
+                    eprintln!("cannot write {path}: {error}");
+                    ExitCode::FAILURE
+                },
+                |()| ExitCode::SUCCESS,
+            )
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Median seconds of one of some launches, which are queued in turn.
+fn time(stream: &Stream, turns: &[Vec<EncodedLaunch>]) -> Result<f64> {
+    // SAFETY: the memory that the launches use outlives the stream's work, which is waited for.
+    let queue = |turn: &Vec<EncodedLaunch>| turn.iter().try_for_each(|launch| unsafe { launch.queue(stream) });
+    let graph = stream.capture(|| (0..LAUNCHES).try_for_each(|i| queue(&turns[i % turns.len()])))?;
+    let mut seconds = Vec::new();
+    for _ in 0..REPEATS {
+        let start = Event::record(stream)?;
+        // SAFETY: the same memory, and the second event is waited for.
+        unsafe { graph.launch(stream) }?;
+        seconds.push(start.seconds_until(&Event::record(stream)?)? / LAUNCHES as f64);
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2])
+}
+
+fn launched<S: Spec>(context: &'static Context, spec: S, grid: u32, arguments: Vec<Argument>) -> Result<EncodedLaunch> {
+    let launch = Launch { kernel: spec.into(), grid: [grid, 1, 1], arguments, overlapping: false };
+    EncodedLaunch::new(Arc::new(Function::new(context, launch.kernel.build()?)?), &launch)
+}
+
+/// FLOP per second of the loop of multiplications, and bytes per second of reading.
+fn ceilings(device: &Device, stream: &Stream) -> Result<[f64; 2]> {
+    let (context, multiprocessors) = (device.context, device.facts.multiprocessors);
+    let out = DeviceMemory::new(context, "results", 4096)?;
+    let source = DeviceMemory::new(context, "something to read", READ_BYTES)?;
+    let grid = 2 * multiprocessors;
+    let multiply = launched(context, MultiplyLoop, grid, vec![Argument::Pointer(out.address())])?;
+    let flops = f64::from(grid * THREADS / 32) * f64::from(ROUNDS) * f64::from(INDEPENDENT) * 4096.0;
+    let blocks = READ_BLOCKS * multiprocessors;
+    let rounds = (READ_BYTES / (THREADS * 16 * AT_ONCE) as usize) as u32 / blocks;
+    let arguments = vec![Argument::Pointer(source.address()), Argument::Pointer(out.address()), Argument::U32(rounds)];
+    let read = launched(context, ReadLoop, blocks, arguments)?;
+    let bytes = f64::from(rounds) * f64::from(blocks) * f64::from(THREADS * 16 * AT_ONCE);
+    let flops = flops / time(stream, &[vec![multiply]])?;
+    Ok([flops, bytes / time(stream, &[vec![read]])?])
+}
+
+/// Everything that a problem's launches read and write.
+struct Memory {
+    weights: Vec<[DeviceMemory; 2]>,
+    tokens: DeviceMemory,
+    out: DeviceMemory,
+    workspace: DeviceMemory,
+}
+
+impl Memory {
+    fn new(context: &'static Context, stream: &Stream) -> Result<Self> {
+        let ((n, k), most) = (SIZES, TOKENS[TOKENS.len() - 1]);
+        let hold = |bytes: &[u8]| DeviceMemory::holding(context, "operands", bytes, stream);
+        let packed = |seed: usize| -> Result<DeviceMemory> {
+            let codes: Vec<u8> = (0..n * k / 2).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+            let scales: Vec<u8> = (0..n * k / 16).map(|i| 0x20 + ((i + seed) % 32) as u8).collect();
+            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?))
+        };
+        let halves = |i: usize| half::f16::from_f32(((i * 7 + i / k) % 17) as f32 / 8.0 - 1.0).to_le_bytes();
+        Ok(Memory {
+            weights: (0..SETS).map(|set| Ok([packed(2 * set)?, packed(2 * set + 1)?])).collect::<Result<_>>()?,
+            tokens: hold(&(0..most * k).flat_map(halves).collect::<Vec<u8>>())?,
+            out: DeviceMemory::new(context, "results", most * n * 4)?,
+            workspace: DeviceMemory::new(context, "working memory", 4 * most * n * 4 + 4096)?,
+        })
+    }
+
+    /// A configuration's launches, a turn for each set of weights.
+    fn turns(
+        &self,
+        device: &Device,
+        family: &dyn Family,
+        problem: &Problem,
+        config: &Config,
+    ) -> Result<Vec<Vec<EncodedLaunch>>> {
+        self.weights
+            .iter()
+            .map(|[gate, up]| {
+                let operands = GroupOperands {
+                    weights: [gate.address(), up.address()],
+                    tokens: self.tokens.address(),
+                    part_bytes: 0,
+                    out: self.out.address(),
+                    alphas: [0.01, 0.02],
+                };
+                let (workspace, count) = (self.workspace.address(), device.facts.multiprocessors);
+                let launches = family.launches(problem, config, &[operands], workspace, count)?;
+                let encode =
+                    |launch: &Launch| EncodedLaunch::new(device::function(device.context, &launch.kernel)?, launch);
+                launches.iter().map(encode).collect()
+            })
+            .collect()
+    }
+}
+
+/// The configurations that a family's model finds cheapest, with the seconds that it expects: of those with one strategy and one tile
+/// the cheapest two.
+fn cheapest(family: &dyn Family, problem: &Problem, device: &Device, count: usize) -> Vec<(f64, Config)> {
+    let price = |config: Config| Some((family.cost(problem, &config, &device.facts).ok()?.seconds, config));
+    let mut priced: Vec<(f64, Config)> =
+        family.candidates(problem, &device.facts).into_iter().filter_map(price).collect();
+    priced.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut chosen: Vec<(f64, Config)> = Vec::new();
+    for (seconds, config) in priced {
+        let alike = |(_, other): &&(f64, Config)| (other.strategy, other.tile) == (config.strategy, config.tile);
+        let same_loop = |(_, other): &(f64, Config)| {
+            (other.strategy, other.tile, other.depth) == (config.strategy, config.tile, config.depth)
+        };
+        if chosen.iter().filter(alike).count() < 2 && !chosen.iter().any(same_loop) {
+            chosen.push((seconds, config));
+        }
+    }
+    chosen.truncate(count);
+    chosen
+}
+
+fn measure(count: usize) -> Result<Value> {
+    let device = Device::of(0)?;
+    let stream = Stream::new(device.context)?;
+    println!("{}, {}", device.facts.name, device.choice);
+    let before = ceilings(device, &stream)?;
+    println!("ceilings: {:.1} TFLOP/s of mma.sync, {:.2} TB/s", before[0] / 1e12, before[1] / 1e12);
+    let memory = Memory::new(device.context, &stream)?;
+    let mut rows = Vec::new();
+    for m in TOKENS {
+        let problem = Problem::new(vec![Shape::new(m, SIZES.0, SIZES.1)], Gate::Silu, Activation::F16, Output::F16)?;
+        let (flops, bytes) = (4.0 * (m * SIZES.0 * SIZES.1) as f64, problem.bytes());
+        let shares = |seconds: f64| [flops / seconds / before[0], bytes / seconds / before[1]];
+        let mut measured: Vec<(f64, f64, Config)> = Vec::new();
+        for (expected, config) in cheapest(&Sm80, &problem, device, count) {
+            let seconds = time(&stream, &memory.turns(device, &Sm80, &problem, &config)?)?;
+            let [of_flops, of_bytes] = shares(seconds);
+            println!(
+                "{m:4} {config}: {:.2} us (model {:.2}), {of_flops:.3} of flops, {of_bytes:.3} of bytes",
+                seconds * 1e6,
+                expected * 1e6
+            );
+            measured.push((seconds, expected, config));
+        }
+        let hopper = cheapest(&Sm90, &problem, device, 1).pop().filter(|_| Sm90.supports(device.facts.capability));
+        let hopper =
+            hopper.map(|(_, config)| time(&stream, &memory.turns(device, &Sm90, &problem, &config)?)).transpose()?;
+        let planned = measured[0];
+        measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let best = measured[0];
+        let row = |(seconds, expected, config): (f64, f64, Config)| {
+            let [of_flops, of_bytes] = shares(seconds);
+            json!({"config": config.to_string(), "us": seconds * 1e6, "model_us": expected * 1e6, "of_mma_sync": of_flops, "of_memory": of_bytes})
+        };
+        println!(
+            "{m:4} planned {:.2} us, best {:.2} us, sm90 {:.2} us",
+            planned.0 * 1e6,
+            best.0 * 1e6,
+            hopper.unwrap_or(0.0) * 1e6
+        );
+        let all: Vec<Value> = measured.iter().copied().map(row).collect();
+        rows.push(json!({"m": m, "n": SIZES.0, "k": SIZES.1, "planned": row(planned), "best": row(best),
+            "sm90_us": hopper.map(|seconds| seconds * 1e6), "measured": all}));
+    }
+    let after = ceilings(device, &stream)?;
+    let rates = |[flops, bytes]: [f64; 2]| json!({"mma_sync_tflops": flops / 1e12, "memory_tbps": bytes / 1e12});
+    Ok(
+        json!({"device": device.facts.name, "choice": device.choice.to_string(), "before": rates(before), "after": rates(after),
+        "sizes": rows}),
+    )
+}

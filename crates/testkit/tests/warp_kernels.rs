@@ -1,0 +1,138 @@
+//! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled without spills for
+//! the chips that run them.
+
+use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
+use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::{Spec, expand, join};
+use hammerhead::{Epilogue, Gate, Output, Schedule};
+use ptx::assemble::Assembler;
+use ptx::{Error, Kernel, Target};
+
+/// The assembler, or a visible word that there is none. With `HAMMERHEAD_REQUIRE_PTXAS=1` that is a failure.
+fn assembler() -> Option<Assembler> {
+    match Assembler::find(None) {
+        Ok(assembler) => Some(assembler),
+        Err(error) => {
+            let required = std::env::var("HAMMERHEAD_REQUIRE_PTXAS").is_ok_and(|value| value == "1");
+            assert!(!required, "{error}");
+            eprintln!("NOT RUN: {error}");
+            None
+        }
+    }
+}
+
+/// A common kernel, from which others differ.
+const COMMON: WarpMultiplySpec = WarpMultiplySpec {
+    products: Products::Interleaved,
+    resident: 1,
+    tokens: 64,
+    columns: 128,
+    units: 1,
+    stages: 4,
+    epilogue: Epilogue::Staged,
+    schedule: Schedule::PerTile,
+    element: Tokens::F16,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+};
+
+fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
+    let function = if products == Products::Single { Function::None } else { Function::Silu };
+    let epilogue = if schedule == Schedule::SplitK { Epilogue::Direct } else { Epilogue::Staged };
+    WarpMultiplySpec { products, tokens, columns, units, stages, schedule, function, epilogue, ..COMMON }
+}
+
+/// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn configs() -> Vec<WarpMultiplySpec> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let mut all = vec![
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [8, 8, 4, 12], PerTile),
+        sized(Interleaved, [16, 24, 2, 8], PerTile),
+        sized(Interleaved, [24, 40, 1, 6], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], PerTile),
+        sized(Interleaved, [64, 64, 2, 4], PerTile),
+        sized(Interleaved, [64, 128, 1, 5], PerTile),
+        sized(Interleaved, [64, 128, 2, 3], Persistent),
+        sized(Interleaved, [96, 96, 1, 4], PerTile),
+        sized(Interleaved, [128, 128, 1, 4], PerTile),
+        sized(Interleaved, [96, 64, 2, 3], PerTile),
+        sized(Interleaved, [64, 256, 1, 4], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], SplitK),
+        sized(Sequential, [64, 128, 1, 4], PerTile),
+        sized(Sequential, [16, 64, 2, 4], SplitK),
+        sized(Single, [64, 256, 1, 4], PerTile),
+        sized(Single, [128, 256, 1, 4], Persistent),
+        sized(Single, [8, 64, 4, 4], SplitK),
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [32, 64, 1, 4], PerTile) },
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [48, 64, 1, 4], PerTile) },
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [8, 32, 4, 4], PerTile) },
+    ];
+    for element in [Tokens::Bf16, Tokens::Bf16Sum] {
+        all.extend([
+            WarpMultiplySpec { element, ..sized(Interleaved, [64, 64, 1, 4], PerTile) },
+            WarpMultiplySpec { element, ..sized(Interleaved, [8, 32, 2, 4], PerTile) },
+        ]);
+    }
+    let functions = [Gate::GeluTanh, Gate::GPT_OSS, Gate::SiluLimited { limit: 7.0 }].map(Function::of);
+    for (function, output) in functions.into_iter().zip([Output::BF16, Output::F32, Output::F16]) {
+        for epilogue in [Epilogue::Direct, Epilogue::Staged] {
+            all.push(WarpMultiplySpec { function, output, epilogue, ..COMMON });
+        }
+    }
+    all.extend([1, 8, 32, 128].map(|groups| WarpMultiplySpec { groups, ..COMMON }));
+    all
+}
+
+#[test]
+fn every_kernel_assembles_without_spills_for_every_chip_that_runs_it() {
+    let Some(assembler) = assembler() else { return };
+    let target = Target::Sm80;
+    let joins = [1, 2].map(|parts| {
+        let (function, output, groups) = (Function::Silu, Output::F16, 8);
+        join::JoinSpec { function, output, groups, parts, target }.kernel().expect("a legal kernel")
+    });
+    let expansions = [expand::TokenForm::NvFp4, expand::TokenForm::Single]
+        .map(|source| expand::ExpandSpec::new(target, source, 1, 16).kernel().expect("a legal kernel"));
+    let built = configs().into_iter().map(|config| {
+        let kernel = kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
+        (format!("{config:?}"), kernel)
+    });
+    let others = joins.into_iter().chain(expansions).map(|kernel: Kernel| (kernel.name.clone(), kernel));
+    let mut wrong = Vec::new();
+    for (name, kernel) in built.chain(others) {
+        for chip in ["sm_80", "sm_86", "sm_89", "sm_90"] {
+            let report = assembler.assemble_for(&kernel, chip).unwrap_or_else(|error| panic!("{name}: {error}"));
+            eprintln!("{chip} {name}: {report}");
+            if let Err(error) = report.check(&kernel) {
+                wrong.push(format!("{chip} {name}: {error}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_size_that_the_kernels_lack_is_refused() {
+    assert!(kernel(COMMON).is_ok());
+    for broken in [
+        WarpMultiplySpec { tokens: 12, ..COMMON },
+        WarpMultiplySpec { tokens: 136, ..COMMON },
+        WarpMultiplySpec { columns: 12, ..COMMON },
+        WarpMultiplySpec { columns: 0, ..COMMON },
+        WarpMultiplySpec { columns: 1024, ..COMMON },
+        WarpMultiplySpec { columns: 24, products: Products::Sequential, ..COMMON },
+        WarpMultiplySpec { units: 3, ..COMMON },
+        WarpMultiplySpec { stages: 2, ..COMMON },
+        WarpMultiplySpec { stages: 17, ..COMMON },
+        WarpMultiplySpec { epilogue: Epilogue::Bulk, ..COMMON },
+        WarpMultiplySpec { tokens: 128, columns: 256, ..COMMON },
+        WarpMultiplySpec { stages: 16, units: 4, ..COMMON },
+        WarpMultiplySpec { groups: 3, ..COMMON },
+    ] {
+        assert!(matches!(kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+    }
+}
