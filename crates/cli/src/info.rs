@@ -101,6 +101,9 @@ struct Listed {
     available: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// Which kernels a GPU is given, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernels: Option<String>,
 }
 
 impl Listed {
@@ -112,6 +115,7 @@ impl Listed {
             layout: backend.layout(),
             available: reason.is_none(),
             reason,
+            kernels: hammerhead::gpu::Cuda::by_name(backend.name()).and_then(hammerhead::gpu::Cuda::choice),
         }
     }
 }
@@ -171,7 +175,8 @@ fn text(report: &Report) -> String {
     let mut table = Table::new(&["backend", "here", "what it uses, or why it is not there"]);
     for listed in &report.backends {
         let here = if listed.available { "yes" } else { "no" };
-        let about = listed.reason.clone().unwrap_or_else(|| listed.summary.to_owned());
+        let summary = || listed.kernels.iter().fold(listed.summary.to_owned(), |text, kernels| text + "; " + kernels);
+        let about = listed.reason.clone().unwrap_or_else(summary);
         table.row([listed.name.to_owned(), here.to_owned(), about]);
     }
     text + "\n" + &table.text()

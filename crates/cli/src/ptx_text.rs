@@ -6,10 +6,11 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use hammerhead::Backend;
-use hammerhead::{Activation, Gate, Output, Plan, Problem, Request, gpu};
+use hammerhead::gpu::facts::Facts;
+use hammerhead::gpu::{Family, families};
+use hammerhead::{Activation, Config, Gate, Output, Problem, Request, gpu};
 use ptx::assemble::Assembler;
-use ptx::{Bank, Kernel, Target};
+use ptx::{Bank, Kernel};
 
 use crate::shapes::{self, Shapes};
 use crate::{Result, console, files};
@@ -24,12 +25,16 @@ use crate::{Result, console, files};
     Examples:\n  \
     hammerhead ptx\n  \
     hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --out bf16\n  \
-    hammerhead ptx --arch sm_90a --config tile=64x128,stages=4 --output kernels.ptx"
+    hammerhead ptx --arch sm_80 --device rtx4090 --config tile=64x128,stages=4 --output kernels.ptx"
 )]
 pub struct Args {
     /// The GPU architecture
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
+    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, else
+    /// a100]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
     #[arg(long, value_name = shapes::SYNTAX, default_value = "256x4096x7168")]
     shape: Shapes,
@@ -51,19 +56,61 @@ pub struct Args {
 /// An architecture that there are kernels for.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Arch {
+    /// Ampere and everything since: A100, RTX 30 and 40, L40S, and later ones
+    #[value(name = "sm_80")]
+    Sm80,
     /// Hopper: H100, H200, GH200
     #[value(name = "sm_90a")]
     Sm90a,
 }
 
+impl Arch {
+    fn family(self) -> &'static dyn Family {
+        match self {
+            Arch::Sm80 => &families::sm80::Sm80,
+            Arch::Sm90a => &families::sm90::Sm90,
+        }
+    }
+
+    /// The device that is planned for where nobody names one.
+    fn facts(self) -> Facts {
+        match self {
+            Arch::Sm80 => Facts::a100(),
+            Arch::Sm90a => Facts::h200(),
+        }
+    }
+}
+
+/// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why none is legal.
+fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &Facts) -> Result<Config> {
+    let (mut best, mut refused) = (None, None);
+    for candidate in family.candidates(problem, facts) {
+        let config = request.applied_to(candidate);
+        match family.cost(problem, &config, facts) {
+            Ok(cost) if best.is_none_or(|(seconds, _)| cost.seconds < seconds) => best = Some((cost.seconds, config)),
+            Ok(_) => {}
+            Err(reason) => refused = Some((config, reason)),
+        }
+    }
+    match (best, refused) {
+        (Some((_, config)), _) => Ok(config),
+        (None, Some((config, reason))) => {
+            Err(hammerhead::Error::Illegal { backend: gpu::device::NAME, config, reason }.into())
+        }
+        (None, None) => {
+            let (what, name, known) = ("configuration", problem.to_string(), family.name().to_owned());
+            Err(hammerhead::Error::UnknownName { what, name, known }.into())
+        }
+    }
+}
+
 /// Plans the problem for the GPU and prints its kernels, or writes them.
 pub fn ptx(args: &Args) -> Result<()> {
-    let Arch::Sm90a = args.arch;
     let problem = Problem::new(args.shape.0.clone(), args.gate, Activation::F16, args.out)?;
-    let backend: &'static dyn Backend = &gpu::Cuda::FIRST;
-    let plan = Plan::best(problem, &[backend], &args.config, 1)?;
-    let kernels = gpu::Cuda::FIRST.family().kernels(plan.problem(), plan.config())?;
-    let (problem, config) = (plan.problem(), plan.config());
+    let family = args.arch.family();
+    let facts = args.device.as_deref().map_or_else(|| Ok(args.arch.facts()), Facts::named)?;
+    let config = cheapest(family, &problem, &args.config, &facts)?;
+    let kernels = family.kernels(&problem, &config)?;
     // The assembler takes ASCII only, also in comments.
     let sizes = problem.to_string().replace('×', "x");
     let mut text = format!("// {sizes}, gate {}, result {}: {config}\n//\n", problem.gate(), problem.output());
@@ -71,7 +118,7 @@ pub fn ptx(args: &Args) -> Result<()> {
     text += "//\n";
     text += &assembled(&kernels)?;
     text += "\n";
-    text += &ptx::module(Target::Sm90a, &kernels);
+    text += &ptx::module(family.target(), &kernels);
     match &args.output {
         Some(path) => files::write_report(path, &text),
         None => console::print(&text),

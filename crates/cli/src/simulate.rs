@@ -30,8 +30,8 @@ pub struct Args {
     /// Break the kernel in every plausible way, and say what gave each mistake away
     #[arg(long)]
     mutations: bool,
-    /// Which way of putting the kernel together: 1 is a block for each tile, 2 is two
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// Which way of putting a kernel together: 1 is a block for each tile, 2 is two; 3 and 4 are of the kernels for GPUs since Ampere
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     way: u8,
     /// Random schedules to try, besides the earliest and the latest
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(..=10_000))]

@@ -69,6 +69,24 @@ fn ptx_goes_to_a_file_and_the_assembler_takes_the_module() {
 }
 
 #[test]
+fn kernels_for_every_gpu_since_ampere_are_printed_for_a_device_by_name() {
+    let text = succeed(["ptx", "--arch", "sm_80", "--device", "rtx4090"]);
+    assert!(text.contains(".target sm_80") && text.contains("mma.sync.aligned.m16n8k16"), "{text}");
+    assert!(!text.contains("griddepcontrol") && !text.contains("shared::cta"));
+    let bytes = |device| {
+        let text = succeed(["ptx", "--arch", "sm_80", "--device", device]);
+        let (before, _) = text.split_once(" bytes of shared memory").unwrap();
+        before.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    assert!(bytes("rtx3090") <= 99 << 10 && bytes("a100") <= 163 << 10);
+    assert_refused(&hammerhead(["ptx", "--arch", "sm_80", "--device", "v100"]), &["v100", "rtx4090"]);
+    assert_refused(
+        &hammerhead(["ptx", "--arch", "sm_80", "--device", "rtx4090", "--config", "tile=64x128,depth=128,stages=4"]),
+        &["rtx4090", "shared memory"],
+    );
+}
+
+#[test]
 fn without_an_assembler_the_kernels_are_printed_and_the_way_to_get_one() {
     let output = command().arg("ptx").env(VARIABLE, "/no such assembler").output().unwrap();
     assert!(output.status.success() && stderr(&output).is_empty());
