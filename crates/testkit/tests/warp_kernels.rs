@@ -59,6 +59,7 @@ fn configs() -> Vec<WarpMultiplySpec> {
         sized(Interleaved, [96, 96, 1, 4], PerTile),
         sized(Interleaved, [128, 128, 1, 4], PerTile),
         sized(Interleaved, [96, 64, 2, 3], PerTile),
+        sized(Interleaved, [128, 64, 2, 3], PerTile),
         sized(Interleaved, [64, 256, 1, 4], PerTile),
         sized(Interleaved, [32, 64, 2, 4], SplitK),
         sized(Sequential, [64, 128, 1, 4], PerTile),

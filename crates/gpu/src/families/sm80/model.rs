@@ -1,8 +1,8 @@
 //! Configurations that the kernels can run on a device, and what they should cost there.
 //!
-//! Arithmetic on rates of the device. Per unit of 64 of k a block is as slow as the slowest of: the tensor cores, the issue of its
-//! instructions (dequantisation before all), and shared memory, from which each warp reads all tokens. A tile is that many units, and
-//! some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory once, fast if
+//! Arithmetic on rates of the device. Per unit of 64 of k a block takes as long as the tensor cores and a good half of all other
+//! instructions (dequantisation before all) one after the other, or as shared memory, from which each warp reads all tokens: so an H200
+//! was measured, in whichever order the instructions stand. A tile is that many units, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory once, fast if
 //! enough bytes are asked for ahead. The larger of the two times, and what launching takes, is the prediction. It has to rank.
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
@@ -20,14 +20,13 @@ const DEQUANTISE_WIDE: f64 = 26.0;
 const SLICE: f64 = 8.0;
 /// Instructions of a thread per piece that it copies.
 const COPY: f64 = 7.0;
-/// The share of its cycles in which a scheduler with two warps issues, and the share of its rate that the tensor cores keep.
-const ISSUED: f64 = 0.75;
-const MULTIPLIED: f64 = 0.88;
+/// The share of other instructions that is not hidden behind multiplications.
+const UNHIDDEN: f64 = 0.56;
 /// Bytes per cycle of shared memory.
 const SHARED_RATE: f64 = 128.0;
 /// Cycles of a change of stage, to fill a pipeline, to finish a tile, and per element of it that a multiprocessor writes.
-const CHANGE_STAGE: f64 = 60.0;
-const FILL: f64 = 2200.0;
+const CHANGE_STAGE: f64 = 40.0;
+const FILL: f64 = 3500.0;
 const FINISH: f64 = 900.0;
 const FINISH_ELEMENT: f64 = 0.25;
 /// Bytes that a multiprocessor must have asked for so that memory is busy.
@@ -141,6 +140,7 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
     // A block that shares its multiprocessor finishes while the other multiplies; one with a single tile has nothing to gain from more.
     let apart = if together > 1.0 { 0.3 } else { 1.0 };
     let filled = if kernel.schedule == Schedule::Persistent && waves > 1.0 { 0.7 * FILL } else { FILL };
+    let filled = filled * f64::from(kernel.passes());
     let compute = passes as f64 * waves * (looped + apart * (filled + finish)) / facts.clock;
     let starved = (IN_FLIGHT / (in_flight(&kernel) * together)).max(1.0).sqrt();
     let used = (blocks as f64 / multiprocessors).clamp(0.05, 1.0);
@@ -169,13 +169,13 @@ fn unit_cycles(kernel: &WarpMultiplySpec, facts: &Facts) -> f64 {
     let warps = along_n * along_k;
     // Of a unit's four slices, which warps along k have to themselves.
     let slices = 4.0;
-    let multiply = along_n * fragments * eights * slices * facts.mma_cycles / warps.min(4.0) / MULTIPLIED;
+    let multiply = along_n * fragments * eights * slices * facts.mma_cycles / warps.min(4.0);
     let dequantise = if kernel.element == Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
     let of_warp = fragments * (dequantise + eights) + eights / 2.0 + SLICE;
     let copies = f64::from(kernel.unit_bytes().iter().sum::<u32>()) / 16.0 / 32.0 * COPY;
-    let issue = (along_n * slices * of_warp + copies) / 4.0 / ISSUED;
+    let issue = (along_n * slices * of_warp + copies) / 4.0;
     let shared = (along_n * slices * eights * 8.0 * 32.0 + 3.0 * f64::from(kernel.unit_bytes()[1])) / SHARED_RATE;
-    multiply.max(issue).max(shared) + CHANGE_STAGE / f64::from(kernel.units)
+    (multiply + UNHIDDEN * issue).max(shared) + CHANGE_STAGE / f64::from(kernel.units)
 }
 
 /// How many times a block takes a step over 64 of K, in all.

@@ -48,7 +48,7 @@ const LEAST_STAGES: u32 = 3;
 /// Registers of a thread, at most.
 const MOST_REGISTERS: u32 = 255;
 /// Registers that a thread needs beside what `held_registers` counts, as far as the assembler has been seen to.
-const SPARE_REGISTERS: u32 = 14;
+const SPARE_REGISTERS: u32 = 2;
 
 /// How a kernel is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
