@@ -11,10 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::evidence::Evidence;
+use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Pitch};
 use crate::referee::{Correctness, Sitting, Speedup};
-use crate::season::{RoundKind, Season};
-use crate::shark::Ballot;
+use crate::round::RoundKind;
+use crate::season::Season;
+use crate::shark::agent::Talk;
+use crate::shark::{Ballot, Statement};
 use crate::tally::Tally;
 use crate::verdict::{Judgement, Verdict};
 
@@ -125,6 +128,61 @@ events! {
         ballots: Vec<Ballot>,
         /// Why the vote does not count, if it does not.
         void: Option<String>,
+        /// What it says beside its ballots.
+        #[serde(default)]
+        statement: Statement,
+        /// What was said on the way, where the shark is a command.
+        #[serde(default)]
+        talk: Option<Talk>,
+    }
+    /// A contestant that is a command was asked for pitches.
+    Asked {
+        /// The round.
+        round: String,
+        /// Who was asked.
+        contestant: String,
+        /// What it brings; none where its answer does not count.
+        pitches: Vec<Pitch>,
+        /// Why it does not count, if it does not.
+        void: Option<String>,
+        /// What was said on the way.
+        talk: Option<Talk>,
+    }
+    /// A contestant took its pitch back before the vote.
+    Withdrawn {
+        /// The round.
+        round: String,
+        /// The pitch.
+        pitch: String,
+        /// By whom.
+        by: String,
+        /// Why.
+        reason: String,
+    }
+    /// A champion was found wrong.
+    Dethroned {
+        /// The round.
+        round: String,
+        /// Who was champion.
+        champion: String,
+        /// What it got wrong.
+        why: String,
+    }
+    /// One configuration of a sweep was judged.
+    Phased {
+        /// The round.
+        round: String,
+        /// The pitch.
+        pitch: String,
+        /// The configuration.
+        phase: String,
+        /// What it comes to by itself.
+        judgement: Judgement,
+    }
+    /// What is to be learnt from a failure.
+    Buried {
+        /// The post-mortem.
+        mortem: PostMortem,
     }
     /// A round's votes were counted.
     Tallied {
@@ -158,6 +216,9 @@ events! {
         champion: Entry,
         /// The terms it is held to.
         deal: Deal,
+        /// The shark that funds it, where its own terms are among them.
+        #[serde(default)]
+        funder: Option<String>,
     }
     /// A challenger was examined for correctness.
     Examined {
@@ -204,8 +265,8 @@ events! {
         pitch: String,
         /// What it runs.
         entry: Entry,
-        /// Its published speedup over its predecessor.
-        speedup: Speedup,
+        /// Its published speedup over its predecessor; none over one that was wrong.
+        speedup: Option<Speedup>,
     }
     /// A champion that beat the planner's own choice goes into the tuning cache.
     Installed {

@@ -2,6 +2,8 @@
 //! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a GPU's
 //! configuration, what the simulator counts.
 
+use std::collections::BTreeMap;
+
 use hammerhead::gpu::{device, simulated};
 use hammerhead::{Backend, Plan, Request, backends};
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use testkit::counters;
 use crate::contestant::seal;
 use crate::court::Baseline;
 use crate::entry::{Entry, ProblemSpec, Way};
-use crate::pitch::{Pitch, Run};
+use crate::pitch::{Gate, Pitch, Run};
 use crate::written::hex;
 use crate::{Error, Result};
 
@@ -76,8 +78,30 @@ pub struct Evidence {
     /// What the simulator counts in one tile of the first problem, where the pitch is a GPU's configuration.
     #[serde(default)]
     pub simulated: Vec<Counter>,
+    /// Everything above that is a number, and the figures of the pitch's own profiles, by name: what gates look at.
+    #[serde(default)]
+    pub figures: BTreeMap<String, f64>,
     /// How the contestant has done so far.
     pub record: TrackRecord,
+}
+
+impl Evidence {
+    /// Why a gate is shut, if it is. What nobody knows does not open one.
+    pub fn shut(&self, gate: &Gate) -> Option<String> {
+        let Some(found) = self.figures.get(&gate.figure) else {
+            let known: Vec<&str> = self.figures.keys().map(String::as_str).collect();
+            return Some(format!("nobody knows its {}; known are {}", gate.figure, known.join(", ")));
+        };
+        let low = gate
+            .at_least
+            .filter(|least| found < least)
+            .map(|least| format!("{} is {found}, and {least} is the least", gate.figure));
+        let high = gate
+            .at_most
+            .filter(|most| found > most)
+            .map(|most| format!("{} is {found}, and {most} is the most", gate.figure));
+        low.or(high)
+    }
 }
 
 /// Something that the simulator counts.
@@ -114,7 +138,7 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         }
     };
     let shapes: Vec<ShapeEvidence> = arena.problems.iter().enumerate().map(shape).collect();
-    Evidence {
+    let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
         predicted: geomean(shapes.iter().map(|s| s.predicted)),
         possible: geomean(shapes.iter().map(|s| s.possible)),
@@ -124,8 +148,25 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         shapes,
         entry,
         refusal,
+        figures: BTreeMap::new(),
         record,
-    }
+    };
+    evidence.figures = figures(&evidence, pitch);
+    evidence
+}
+
+/// Everything about a pitch that is a number, by name. What its author measured counts where the tank knows nothing itself.
+fn figures(evidence: &Evidence, pitch: &Pitch) -> BTreeMap<String, f64> {
+    let mut figures: BTreeMap<String, f64> = pitch.evidence.iter().flat_map(|cited| cited.figures.clone()).collect();
+    let known = [
+        ("predicted speedup", evidence.predicted),
+        ("possible speedup", evidence.possible),
+        ("changed fields", evidence.changes.map(|changes| changes as f64)),
+        ("working memory", evidence.scratch_bytes.map(|bytes| bytes as f64)),
+    ];
+    figures.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    figures.extend(evidence.simulated.iter().map(|counter| (counter.what.clone(), counter.count as f64)));
+    figures
 }
 
 /// What the simulator counts for a GPU's configuration, also where there is no GPU to run it. Nothing for any other pitch, and
@@ -161,8 +202,10 @@ pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
         Run { program, build, .. } if !program.is_empty() => {
             Ok(Entry::Program { build: build.clone(), command: program.clone(), sealed: None })
         }
-        Run { config, backend: name, .. } => {
-            let request: Request = config.as_deref().unwrap_or_default().parse()?;
+        Run { config, backend: name, sweep, .. } => {
+            // Of a sweep the first is what is judged before anything is built.
+            let config = config.as_ref().or(sweep.first());
+            let request: Request = config.map(String::as_str).unwrap_or_default().parse()?;
             let named = name.as_deref().map(backends::by_name).transpose()?;
             if let Some(backend) = named {
                 backend.available()?;

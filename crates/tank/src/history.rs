@@ -7,8 +7,9 @@ use serde::Serialize;
 use crate::event::Event;
 use crate::evidence::TrackRecord;
 use crate::ledger::Record;
+use crate::mortem::PostMortem;
 use crate::pitch::Pitch;
-use crate::season::RoundKind;
+use crate::round::RoundKind;
 use crate::shark::Shark;
 use crate::verdict::{Judgement, Verdict};
 
@@ -173,7 +174,10 @@ pub fn sharks(records: &[Record]) -> BTreeMap<String, Calibration> {
         let season = opened(records, attempt.season).map(|opened| &opened.season);
         for record in records.iter().filter(|record| record.season == attempt.season) {
             let Event::Voted(voted) = &record.event else { continue };
-            let shark: Option<&Shark> = season.and_then(|season| season.sharks.iter().find(|s| s.name == voted.shark));
+            let kind = round_kind(records, attempt.season, &attempt.round).unwrap_or_default();
+            let shark: Option<Shark> = season
+                .and_then(|season| season.sharks.iter().find(|s| s.name == voted.shark))
+                .map(|shark| shark.in_round(kind));
             let ballot = voted.ballots.iter().find(|b| b.pitch == attempt.pitch && voted.round == attempt.round);
             let (Some(shark), Some(ballot)) = (shark, ballot.filter(|b| b.abstain.is_none())) else { continue };
             let success = attempt.judgement.verdict == Verdict::Success;
@@ -190,11 +194,52 @@ pub fn sharks(records: &[Record]) -> BTreeMap<String, Calibration> {
     scores.into_iter().map(|(name, score)| (name, score.calibration())).collect()
 }
 
+/// What was learnt from failures, oldest first.
+pub fn post_mortems(records: &[Record]) -> Vec<PostMortem> {
+    let buried = records.iter().filter_map(|record| match &record.event {
+        Event::Buried(buried) => Some(buried.mortem.clone()),
+        _ => None,
+    });
+    buried.collect()
+}
+
+/// What each shark counts by its record: the better its chances were, the more; 1 on average. Whoever has no record counts as a coin.
+pub fn weights(records: &[Record], names: &[String]) -> BTreeMap<String, f64> {
+    const COIN: f64 = 0.25;
+    // So that nobody counts without end.
+    const PERFECT: f64 = 0.1;
+    let known = sharks(records);
+    let brier = |name: &String| known.get(name).and_then(|calibration| calibration.brier).unwrap_or(COIN);
+    let raw: Vec<f64> = names.iter().map(|name| 1.0 / (PERFECT + brier(name))).collect();
+    let mean = raw.iter().sum::<f64>() / raw.len().max(1) as f64;
+    names.iter().cloned().zip(raw.into_iter().map(|weight| weight / mean)).collect()
+}
+
+/// How a claim was revised from round to round, oldest first: the pitch, its claim, and how sure its author was.
+pub fn lineage<'a>(records: &'a [Record], season: u32, pitch: &str) -> Vec<&'a Pitch> {
+    let (mut line, mut next) = (Vec::new(), Some(pitch.to_owned()));
+    while let Some(found) = next.and_then(|name| pitched(records, season, &name)) {
+        // Whoever revises itself has no ancestors.
+        if line.iter().any(|known: &&Pitch| known.name == found.name) {
+            break;
+        }
+        next = found.revises.clone();
+        line.insert(0, found);
+    }
+    line
+}
+
 /// Something that failed, and when it may be tried again.
 #[derive(Clone, Debug, Serialize)]
 pub struct Grave {
     /// The attempt.
     pub attempt: Attempt,
+    /// What was promised.
+    pub promise: String,
+    /// What was found.
+    pub reality: String,
+    /// What had been assumed, and was wrong.
+    pub assumption: String,
     /// Why it failed.
     pub why: String,
     /// Under which conditions it may be tried again.
@@ -204,8 +249,16 @@ pub struct Grave {
 /// What failed, oldest first.
 pub fn graveyard(records: &[Record]) -> Vec<Grave> {
     let failed = attempts(records).into_iter().filter(|a| a.judgement.verdict == Verdict::Failure);
+    let mortem = |attempt: &Attempt| {
+        let pitch = pitched(records, attempt.season, &attempt.pitch).cloned().unwrap_or_default();
+        PostMortem::of(&attempt.round, &pitch, &attempt.judgement)
+    };
     failed
-        .map(|attempt| Grave {
+        .map(|attempt| (mortem(&attempt), attempt))
+        .map(|(PostMortem { promise, reality, assumption, .. }, attempt)| Grave {
+            promise,
+            reality,
+            assumption,
             why: attempt.judgement.reasons.join("; "),
             again: format!(
                 "with new_evidence in the pitch, on another machine than {}, for other problems, or as another program",

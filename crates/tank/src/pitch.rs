@@ -3,6 +3,7 @@
 //! It is a TOML file that a person writes. Everything the rules require may be missing from it when it is read, because a
 //! pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use hammerhead::Request;
@@ -44,6 +45,9 @@ pub struct Pitch {
     pub rollback: String,
     /// What is known now that was not when the same thing failed before; empty for a first try.
     pub new_evidence: String,
+    /// The earlier pitch that this one revises, by name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revises: Option<String>,
     /// The claim.
     pub claim: Option<Claim>,
     /// The work it takes.
@@ -70,6 +74,28 @@ pub struct Claim {
     pub high: Option<f64>,
     /// Why this number.
     pub reasoning: String,
+    /// What must be so for it: what was wrong, if it fails.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub assumes: String,
+    /// How sure its author is that the interval holds, from 0 to 1; the season's level where it does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
+    /// What may come of it, with chances that sum to one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outcomes: Vec<Prospect>,
+}
+
+/// One thing that may come of a pitch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prospect {
+    /// In words.
+    pub what: String,
+    /// The speedup, where it comes to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speedup: Option<f64>,
+    /// Its chance.
+    pub probability: f64,
 }
 
 impl Claim {
@@ -114,6 +140,12 @@ pub struct Risk {
     pub what: String,
     /// What is done about it.
     pub mitigation: String,
+    /// How likely it is, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probability: Option<f64>,
+    /// What it would cost.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub impact: String,
 }
 
 /// What kind of evidence it is.
@@ -138,6 +170,9 @@ pub struct EvidenceCited {
     pub kind: EvidenceKind,
     /// What it says.
     pub what: String,
+    /// Figures of a profile, by name: shares of time by phase, registers, occupancy, bytes of shared memory.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub figures: BTreeMap<String, f64>,
 }
 
 /// What is to be run: a configuration of ours, any part of one, or a program.
@@ -156,6 +191,26 @@ pub struct Run {
     /// What builds that program, and its arguments.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub build: Vec<String>,
+    /// Configurations that are tried one after the other, each measured; the best that keeps the deal is taken.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sweep: Vec<String>,
+    /// Which of them is kept, if it is faster by the rules, where none keeps the deal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+}
+
+/// A condition on a profile that has to hold before anything is built.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gate {
+    /// What is looked at: a figure of the tank's evidence, or of the pitch's own profile.
+    pub figure: String,
+    /// It must be this at least.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+    /// It must be this at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
 }
 
 /// Terms that are the pitch's own.
@@ -177,6 +232,9 @@ pub struct Deal {
     /// A quick probe first, and the rest only if no problem is much slower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub staged: Option<bool>,
+    /// What a profile must show before anything is built.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<Gate>,
 }
 
 impl Deal {
@@ -188,7 +246,29 @@ impl Deal {
             max_loss: self.max_loss.or(other.max_loss),
             max_scratch_bytes: self.max_scratch_bytes.or(other.max_scratch_bytes),
             staged: self.staged.or(other.staged),
+            gates: [self.gates.clone(), other.gates.clone()].concat(),
         }
+    }
+
+    /// Both deals at once: of each term the stricter one.
+    pub fn and(&self, other: &Deal) -> Deal {
+        let highest = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+        let lowest = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::min);
+        let mut gates = self.gates.clone();
+        gates.extend(other.gates.iter().filter(|gate| !self.gates.contains(gate)).cloned());
+        Deal {
+            min_geomean: highest(self.min_geomean, other.min_geomean),
+            revert_under: highest(self.revert_under, other.revert_under),
+            max_loss: lowest(self.max_loss, other.max_loss),
+            max_scratch_bytes: self.max_scratch_bytes.into_iter().chain(other.max_scratch_bytes).min(),
+            staged: self.staged.into_iter().chain(other.staged).reduce(|a, b| a || b),
+            gates,
+        }
+    }
+
+    /// Whether it asks for nothing.
+    pub fn is_nothing(&self) -> bool {
+        *self == Deal::default()
     }
 }
 
@@ -273,6 +353,16 @@ impl Pitch {
             let remedy = "0 < low ≤ speedup ≤ high, where 1.2 means 1.2 times as fast";
             fault("speedup", "the claim's numbers are not an estimate inside its interval".into(), remedy);
         }
+        let chances: f64 = claim.outcomes.iter().map(|outcome| outcome.probability).sum();
+        let sensible = claim.outcomes.iter().all(|outcome| (0.0..=1.0).contains(&outcome.probability));
+        if !claim.outcomes.is_empty() && !(sensible && (chances - 1.0).abs() < 1e-6) {
+            let remedy =
+                "outcomes = [{ what = \"…\", speedup = 1.1, probability = 0.3 }, …], with chances that sum to 1";
+            fault("outcomes", format!("the chances of its outcomes sum to {chances}"), remedy);
+        }
+        if claim.confidence.is_some_and(|confidence| !(0.0..=1.0).contains(&confidence)) {
+            fault("confidence", "the confidence is not a chance".into(), "give a number from 0 to 1");
+        }
         if claim.reasoning.trim().is_empty() {
             fault("claim", "the claim has no reasoning".into(), "reasoning = \"why this number\"");
         }
@@ -313,6 +403,9 @@ impl Pitch {
                 }
             }
         }
+        if self.risk.iter().any(|risk| risk.probability.is_some_and(|chance| !(0.0..=1.0).contains(&chance))) {
+            fault("risk", "a risk's probability is not one".into(), "give a number from 0 to 1");
+        }
         if self.risk.is_empty() || self.risk.iter().any(|r| r.what.trim().is_empty() || r.mitigation.trim().is_empty())
         {
             fault("risk", "a risk, or its mitigation, is missing".into(), "write [[risk]] with what and mitigation");
@@ -332,9 +425,21 @@ impl Pitch {
                     fault("config", error.to_string(), "see `hammerhead run --help` for the keys of --config");
                 }
             }
-            Some(Run { config: None, program, .. }) if !program.is_empty() => {}
+            Some(Run { config: None, program, sweep, fallback, .. }) if program.is_empty() && !sweep.is_empty() => {
+                for error in sweep.iter().filter_map(|config| config.parse::<Request>().err()) {
+                    fault("sweep", error.to_string(), "see `hammerhead run --help` for the keys of --config");
+                }
+                if fallback.as_ref().is_some_and(|fallback| !sweep.contains(fallback)) {
+                    fault("fallback", "the fallback is not among the sweep".into(), "name one of its configurations");
+                }
+            }
+            Some(Run { config: None, program, sweep, .. }) if !program.is_empty() && sweep.is_empty() => {}
             Some(Run { config: Some(_), .. }) => {
-                fault("run", "it names both a configuration and a program".into(), "bring them as two pitches");
+                fault(
+                    "run",
+                    "it names both a configuration and a program, or a sweep".into(),
+                    "bring them as two pitches",
+                );
             }
             _ => fault("run", "the pitch names nothing to run".into(), remedy),
         }
@@ -347,6 +452,15 @@ impl Pitch {
         }
         if self.deal.max_loss.is_some_and(|loss| !(0.0..=settings.max_loss()).contains(&loss)) {
             fault("max_loss", "the deal allows a greater loss than the rules".into(), stricter);
+        }
+        if self
+            .deal
+            .gates
+            .iter()
+            .any(|gate| gate.figure.is_empty() || (gate.at_least.is_none() && gate.at_most.is_none()))
+        {
+            let remedy = "gates = [{ figure = \"epilogue share\", at_least = 0.03 }]";
+            fault("gates", "a gate names no figure or no limit".into(), remedy);
         }
         if let (Some(revert), Some(min)) = (self.deal.revert_under, self.deal.min_geomean)
             && (revert > min || revert.is_nan() || min.is_nan())
@@ -396,6 +510,7 @@ kind = "theory"
 what = "expansion and products use different units of the processor"
 
 # Any part of a configuration, as for `hammerhead run --config`; the rest is planned for each problem.
+# Or several that are tried in turn: sweep = ["stages=2", "stages=3"], with fallback = "stages=2".
 # Or a program of your own: program = ["./kernel"], and what builds it: build = ["make"].
 [run]
 config = "strategy=ping-pong"
@@ -406,6 +521,7 @@ config = "strategy=ping-pong"
 # max_loss = 0.02
 # max_scratch_bytes = 50000000
 # staged = true
+# gates = [{{ figure = "epilogue share", at_least = 0.03 }}]   # of the tank's evidence, or of a profile in [[evidence]] figures
 "#
         )
     }

@@ -119,7 +119,7 @@ fn replay(round: &WrittenRound) -> Result<Replayed> {
     let sharks: Vec<(Shark, Vec<Ballot>)> = round.shark.iter().map(shark).collect::<Result<_>>()?;
     let votes: Vec<Vote<'_>> = sharks.iter().map(|(shark, ballots)| Vote { shark, ballots }).collect();
     let names: Vec<String> = round.pitch.iter().map(|p| p.name.clone()).collect();
-    let tally = count(&names, &votes, Vec::new(), &settings);
+    let tally = count(&names, &votes, Vec::new(), Default::default(), &settings);
     let mut totals = Vec::new();
     for ((shark, ballots), written) in sharks.iter().zip(&round.shark) {
         for (ballot, WrittenBallot { stated, .. }) in ballots.iter().zip(&written.ballot) {
@@ -160,8 +160,9 @@ fn shark(written: &WrittenShark) -> Result<(Shark, Vec<Ballot>)> {
             ..Ballot::default()
         })
         .collect();
-    let source = Source::Ballots { ballots: ballots.clone() };
-    let shark = Shark { name: written.name.clone(), temperament: written.name.clone(), criteria, source };
+    let source = Source::Ballots { ballots: ballots.clone(), statements: Vec::new() };
+    let (name, temperament) = (written.name.clone(), written.name.clone());
+    let shark = Shark { name, temperament, criteria, source, ..Shark::default() };
     shark.check()?;
     Ok((shark, ballots))
 }

@@ -43,7 +43,7 @@ pub struct Examined<'a> {
 type Rule = fn(&Examined<'_>) -> Option<String>;
 
 /// Every rule, in the order in which they are applied.
-pub const RULES: [(&str, Rule); 7] = [
+pub const RULES: [(&str, Rule); 8] = [
     ("complete", complete),
     ("constraint", constraint),
     ("possible", possible),
@@ -51,6 +51,7 @@ pub const RULES: [(&str, Rule); 7] = [
     ("tried", tried),
     ("minimal", minimal),
     ("memory", memory),
+    ("gate", gate),
 ];
 
 /// Why a pitch is disqualified, if it is: the first rule that it breaks.
@@ -130,6 +131,11 @@ fn minimal(examined: &Examined<'_>) -> Option<String> {
 fn memory(examined: &Examined<'_>) -> Option<String> {
     let (needed, ceiling) = (examined.evidence.scratch_bytes?, examined.deal.max_scratch_bytes?);
     (needed > ceiling).then(|| format!("it needs {needed} bytes of working memory, and its deal allows {ceiling}"))
+}
+
+/// What its deal wants a profile to show is shown, before anything is built.
+fn gate(examined: &Examined<'_>) -> Option<String> {
+    examined.deal.gates.iter().find_map(|gate| examined.evidence.shut(gate))
 }
 
 /// Looks whether what a veto cites is so.

@@ -55,6 +55,8 @@ settings! {
     research_below: f64 = 4.0;
     /// Failed rounds in a row after which a research round and a wild-card round follow.
     failures_before_research: usize = 3;
+    /// Whether sharks count by how right they were so far, instead of equally. Both results are shown either way.
+    weigh_votes: bool = false;
     /// Verdicts of INCONCLUSIVE after which the same thing counts as tried, and needs new evidence as after a FAILURE.
     inconclusive_tries: usize = 2;
     /// Pitches of one round that are tried: the winner, then the runner-up.

@@ -1,6 +1,7 @@
 //! The count: totals, ranking, ties, flags and vetoes, with the arithmetic shown.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,9 @@ pub struct Standing {
     pub totals: Vec<(String, Option<f64>)>,
     /// The mean over the sharks that did not abstain.
     pub mean: Option<f64>,
+    /// The same, each shark counting by its record.
+    #[serde(default)]
+    pub weighted: Option<f64>,
     /// The mean score for safety.
     pub risk: Option<f64>,
     /// The mean score for simplicity.
@@ -68,6 +72,12 @@ pub struct Tally {
     pub tied: Vec<String>,
     /// How the order of the first two was decided.
     pub decided_by: String,
+    /// What each shark counts by its record: 1 on average.
+    #[serde(default)]
+    pub weights: BTreeMap<String, f64>,
+    /// Whether that decides.
+    #[serde(default)]
+    pub by_record: bool,
 }
 
 impl Tally {
@@ -83,8 +93,19 @@ impl Tally {
 }
 
 /// Counts a round. `rulings` are the vetoes, already examined.
-pub fn count(pitches: &[String], votes: &[Vote<'_>], rulings: Vec<Ruling>, settings: &Settings) -> Tally {
-    let mut standings: Vec<Standing> = pitches.iter().map(|pitch| standing(pitch, votes, &rulings, settings)).collect();
+///
+/// `weights` say what each shark counts by its record; they decide where the settings say so, and are shown either way.
+pub fn count(
+    pitches: &[String],
+    votes: &[Vote<'_>],
+    rulings: Vec<Ruling>,
+    weights: BTreeMap<String, f64>,
+    settings: &Settings,
+) -> Tally {
+    let by_record = settings.weigh_votes;
+    let compare = |a: &Standing, b: &Standing| compare(a, b, by_record);
+    let mut standings: Vec<Standing> =
+        pitches.iter().map(|pitch| standing(pitch, votes, &rulings, &weights, settings)).collect();
     // The sort is stable, so pitches that nothing tells apart keep the order in which they were brought.
     standings.sort_by(|a, b| compare(a, b).0);
     let totals: Vec<f64> = standings.iter().flat_map(|s| s.totals.iter().filter_map(|(_, total)| *total)).collect();
@@ -103,10 +124,16 @@ pub fn count(pitches: &[String], votes: &[Vote<'_>], rulings: Vec<Ruling>, setti
         [_] => "it is the only pitch left".to_owned(),
         [first, second, ..] => compare(first, second).1,
     };
-    Tally { tied, decided_by, research, rulings, standings }
+    Tally { tied, decided_by, research, rulings, standings, weights, by_record }
 }
 
-fn standing(pitch: &str, votes: &[Vote<'_>], rulings: &[Ruling], settings: &Settings) -> Standing {
+fn standing(
+    pitch: &str,
+    votes: &[Vote<'_>],
+    rulings: &[Ruling],
+    weights: &BTreeMap<String, f64>,
+    settings: &Settings,
+) -> Standing {
     let ballots: Vec<(&Shark, &Ballot)> =
         votes.iter().filter_map(|v| Some((v.shark, v.ballots.iter().find(|b| b.pitch == pitch)?))).collect();
     let totals: Vec<(String, Option<f64>)> =
@@ -119,6 +146,7 @@ fn standing(pitch: &str, votes: &[Vote<'_>], rulings: &[Ruling], settings: &Sett
     Standing {
         pitch: pitch.to_owned(),
         mean: mean_total,
+        weighted: weighted(&totals, weights),
         risk: role(Role::Risk),
         complexity: role(Role::Complexity),
         deviation: mean(&squares).unwrap_or(0.0).sqrt(),
@@ -128,12 +156,20 @@ fn standing(pitch: &str, votes: &[Vote<'_>], rulings: &[Ruling], settings: &Sett
     }
 }
 
+/// The mean of the totals that were given, each by its shark's weight.
+fn weighted(totals: &[(String, Option<f64>)], weights: &BTreeMap<String, f64>) -> Option<f64> {
+    let weight = |shark: &str| weights.get(shark).copied().unwrap_or(1.0);
+    let given: Vec<(f64, f64)> = totals.iter().filter_map(|(shark, total)| Some((weight(shark), (*total)?))).collect();
+    let sum: f64 = given.iter().map(|(weight, _)| weight).sum();
+    (sum > 0.0).then(|| given.iter().map(|(weight, total)| weight * total).sum::<f64>() / sum)
+}
+
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 /// Which of two stands before the other, and by which rule.
-fn compare(a: &Standing, b: &Standing) -> (Ordering, String) {
+fn compare(a: &Standing, b: &Standing, by_record: bool) -> (Ordering, String) {
     let able = |s: &Standing| s.mean.is_some() && !s.vetoed;
     match (able(a), able(b)) {
         (true, false) => return (Ordering::Less, "the other cannot be built".into()),
@@ -145,8 +181,12 @@ fn compare(a: &Standing, b: &Standing) -> (Ordering, String) {
         _ => Ordering::Equal,
     };
     let or_nothing = |x: Option<f64>| x.unwrap_or(0.0);
+    let (name, [x, y]) = match by_record {
+        true => ("the higher mean by the sharks' records", [a.weighted, b.weighted]),
+        false => ("the higher mean", [a.mean, b.mean]),
+    };
     let rules = [
-        ("the higher mean", higher(a.mean, b.mean), or_nothing(a.mean), or_nothing(b.mean)),
+        (name, higher(x, y), or_nothing(x), or_nothing(y)),
         ("a tie, and the safer one by its risk score", higher(a.risk, b.risk), or_nothing(a.risk), or_nothing(b.risk)),
         (
             "a tie, and the simpler one by its complexity score",
@@ -171,11 +211,10 @@ fn compare(a: &Standing, b: &Standing) -> (Ordering, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shark::{Source, default_criteria};
+    use crate::shark::default_criteria;
 
     fn shark(name: &str) -> Shark {
-        let source = Source::Ballots { ballots: Vec::new() };
-        Shark { name: name.into(), temperament: name.into(), criteria: default_criteria(), source }
+        Shark { name: name.into(), temperament: name.into(), criteria: default_criteria(), ..Shark::default() }
     }
 
     /// speedup, complexity, risk, quality
@@ -191,7 +230,26 @@ mod tests {
     fn counted(ballots: &[[Ballot; 2]]) -> Tally {
         let sharks: Vec<Shark> = (0..ballots.len()).map(|i| shark(&format!("s{i}"))).collect();
         let votes: Vec<Vote<'_>> = sharks.iter().zip(ballots).map(|(shark, ballots)| Vote { shark, ballots }).collect();
-        count(&["a".to_owned(), "b".to_owned()], &votes, Vec::new(), &Settings::default())
+        count(&["a".to_owned(), "b".to_owned()], &votes, Vec::new(), BTreeMap::new(), &Settings::default())
+    }
+
+    #[test]
+    fn records_decide_where_the_settings_say_so_and_both_results_are_shown() {
+        let sharks = [shark("s0"), shark("s1")];
+        let ballots = [[ballot("a", [8.0; 4]), ballot("b", [4.0; 4])], [ballot("a", [4.0; 4]), ballot("b", [7.0; 4])]];
+        let votes: Vec<Vote<'_>> =
+            sharks.iter().zip(&ballots).map(|(shark, ballots)| Vote { shark, ballots }).collect();
+        let weights = BTreeMap::from([("s0".to_owned(), 0.5), ("s1".to_owned(), 1.5)]);
+        let of = |weigh_votes| {
+            let settings = Settings { weigh_votes, ..Settings::default() };
+            count(&["a".to_owned(), "b".to_owned()], &votes, Vec::new(), weights.clone(), &settings)
+        };
+        let (plain, weighed) = (of(false), of(true));
+        assert_eq!((plain.winner(), weighed.winner()), (Some("a"), Some("b")));
+        let figures =
+            |tally: &Tally| tally.standings.iter().map(|s| (s.pitch.clone(), s.mean, s.weighted)).collect::<Vec<_>>();
+        assert!(figures(&plain).contains(&("b".into(), Some(5.5), Some(6.25))));
+        assert!(weighed.decided_by.contains("records"), "{}", weighed.decided_by);
     }
 
     #[test]
@@ -268,6 +326,7 @@ mod tests {
                 &["a".into(), "b".into()],
                 &[Vote { shark: &shark, ballots: &ballots }],
                 vec![ruling],
+                BTreeMap::new(),
                 &Settings::default(),
             )
         };

@@ -10,7 +10,8 @@ use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::pitch::{Deal, Kind, Pitch};
 use tank::play::{Choices, Options};
-use tank::season::{PLANNED, RoundKind, Season};
+use tank::round::RoundKind;
+use tank::season::{PLANNED, Season};
 use tank::settings::Settings;
 use tank::shark::{Ballot, Shark, Source, Veto, default_criteria};
 use tank::verdict::Verdict;
@@ -258,7 +259,8 @@ fn person(name: &str, scores: [f64; 2], veto: Option<&str>) -> Shark {
         name: name.into(),
         temperament: name.into(),
         criteria: default_criteria(),
-        source: Source::Ballots { ballots },
+        source: Source::Ballots { ballots, statements: Vec::new() },
+        ..Shark::default()
     }
 }
 

@@ -123,7 +123,20 @@ fn told(event: &Event) -> String {
             format!("{} {}", e.pitch, geomean.unwrap_or_else(|| "no figure".to_owned()))
         }
         Event::Judged(e) => format!("{} {}", e.pitch, e.judgement.verdict),
-        Event::Crowned(e) => format!("{} {}", e.pitch, e.speedup),
+        Event::Crowned(e) => {
+            format!(
+                "{} {}",
+                e.pitch,
+                e.speedup.map_or("over one that was wrong".to_owned(), |speedup| speedup.to_string())
+            )
+        }
+        Event::Asked(e) => {
+            e.void.clone().unwrap_or_else(|| format!("{} brings {} pitches", e.contestant, e.pitches.len()))
+        }
+        Event::Withdrawn(e) => format!("{} by {}: {}", e.pitch, e.by, e.reason),
+        Event::Dethroned(e) => format!("{}: {}", e.champion, e.why),
+        Event::Phased(e) => format!("{}: {} {}", e.pitch, e.phase, e.judgement.verdict),
+        Event::Buried(e) => format!("{}: {}", e.mortem.pitch, e.mortem.assumption),
         Event::Installed(e) => format!("{} for {} problems", e.pitch, e.ways.len()),
         Event::Researched(e) => format!("{} findings", e.findings.len()),
         Event::RoundClosed(e) => format!("{} {}", e.round, e.verdict),
@@ -162,8 +175,16 @@ pub fn graveyard(args: &Graveyard) -> Result<()> {
     for grave in &graves {
         let attempt = &grave.attempt;
         text += &format!(
-            "{} ({}, season {} round '{}', record {})\n  failed: {}\n  again:  {}\n",
-            attempt.pitch, attempt.contestant, attempt.season, attempt.round, attempt.record, grave.why, grave.again
+            "{} ({}, season {} round '{}', record {})\n  promise: {}\n  reality: {}\n  assumed: {}\n  again:   {}\n",
+            attempt.pitch,
+            attempt.contestant,
+            attempt.season,
+            attempt.round,
+            attempt.record,
+            grave.promise,
+            grave.reality,
+            grave.assumption,
+            grave.again
         );
     }
     console::print(if text.is_empty() { "nothing has failed yet\n" } else { &text })

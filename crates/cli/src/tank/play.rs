@@ -75,6 +75,9 @@ pub struct Args {
     /// Decide on a PARTIAL verdict: the pitch, or `champion`
     #[arg(long, value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
     accept: Vec<(String, String)>,
+    /// Take a pitch back before the vote
+    #[arg(long, value_name = "ROUND=PITCH", requires = "by", requires = "because", value_parser = pair)]
+    withdraw: Vec<(String, String)>,
     /// Who overrides or decides
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
@@ -119,6 +122,7 @@ pub fn play(args: &Args) -> Result<()> {
             overrides: pairs(&args.overrides),
             words: pairs(&args.word),
             accepts: pairs(&args.accept),
+            withdrawals: pairs(&args.withdraw),
         },
         pause: args.pause,
         again: args.again,
@@ -151,7 +155,8 @@ fn chosen(args: &Args) -> Result<Season> {
         season.name = "pitches".to_owned();
         season.context = "pitches against what the planner chooses today".to_owned();
         season.baseline = PLANNED.to_owned();
-        season.rounds = vec![Round { name: "pitches".to_owned(), context: season.context.clone(), pitches }];
+        let context = season.context.clone();
+        season.rounds = vec![Round { name: "pitches".to_owned(), context, pitches, ..Round::default() }];
     }
     if args.quick {
         season.name += " (quick)";

@@ -15,15 +15,17 @@ use self::journal::Journal;
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
 use crate::event::{
-    BaselineTaken, Begun, Chosen, Crowned, Examined, Judged, PitchChecked, Pitched, Researched, RoundClosed,
-    RoundOpened, Sat, SeasonClosed, SeasonOpened, Tallied, Voted,
+    Asked, BaselineTaken, Begun, Buried, Chosen, Crowned, Dethroned, Examined, Judged, Phased, PitchChecked, Pitched,
+    Researched, RoundClosed, RoundOpened, Sat, SeasonClosed, SeasonOpened, Tallied, Voted, Withdrawn,
 };
-use crate::evidence::{Arena, Evidence, entry_digest, gather};
+use crate::evidence::{Arena, Evidence, entry_digest, gather, resolve};
 use crate::ledger::{Ledger, Record};
-use crate::pitch::{Deal, Kind, Pitch};
-use crate::referee::{Speedup, Summary, seeds};
-use crate::season::{self, RoundKind, Season};
-use crate::shark::agent::{Considered, Question, ask};
+use crate::mortem::PostMortem;
+use crate::pitch::{Deal, Kind, Pitch, Run};
+use crate::referee::{Correctness, Speedup, Summary, seeds};
+use crate::round::RoundKind;
+use crate::season::{self, Season};
+use crate::shark::agent::{Considered, PitchQuestion, Question, Voice, ask, ask_for_pitches};
 use crate::shark::{Ballot, Shark, Source};
 use crate::tally::{Tally, Vote, count};
 use crate::verdict::{self, Judgement, Verdict, of_examination, of_sitting};
@@ -42,6 +44,8 @@ pub struct Choices {
     pub words: BTreeMap<String, String>,
     /// The word on verdicts that are PARTIAL: the pitch, or `champion`.
     pub accepts: BTreeMap<String, String>,
+    /// Pitches that their contestants take back before the vote.
+    pub withdrawals: BTreeMap<String, String>,
 }
 
 impl Choices {
@@ -50,7 +54,8 @@ impl Choices {
         let known = |name: &str| {
             season.rounds.iter().any(|round| round.name == name || name == format!("wild cards after {}", round.name))
         };
-        let rounds = self.overrides.keys().chain(self.words.keys()).chain(self.accepts.keys());
+        let rounds =
+            self.overrides.keys().chain(self.words.keys()).chain(self.accepts.keys()).chain(self.withdrawals.keys());
         match rounds.into_iter().find(|name| !known(name)) {
             None => Ok(()),
             Some(name) => {
@@ -196,12 +201,24 @@ struct Tried {
     summary: Option<Summary>,
     /// The seal of the program that was examined, where it is one.
     program: Option<String>,
+    /// Whether the champion was found wrong.
+    dethrones: bool,
 }
 
 impl Tried {
     fn without_times(judgement: Judgement) -> Self {
-        Self { judgement, summary: None, program: None }
+        Self { judgement, summary: None, program: None, dethrones: false }
     }
+}
+
+/// A shark and the terms on which it funds.
+type Funder = (String, Deal);
+
+/// What an attempt is held to.
+struct Contract {
+    deal: Deal,
+    /// Whose terms are among them.
+    funder: Option<String>,
 }
 
 /// A coronation, with the figures that it rests on.
@@ -236,7 +253,7 @@ impl Play<'_> {
             let place = format!("round {} of {}", index + 1, self.season.rounds.len());
             self.say(&format!("{place}: {} ({} pitches)", round.name, round.pitches.len()));
             self.rounds_left = self.season.rounds.len() - index;
-            let verdict = self.round(&round.name, RoundKind::Regular, &round.context, &round.pitches)?;
+            let verdict = self.round(&round.name, round.kind, &round.context, &round.pitches)?;
             self.count_failures(verdict);
             if self.failures >= self.season.settings.failures_before_research {
                 self.after_failures(&round.name)?;
@@ -340,23 +357,27 @@ impl Play<'_> {
     /// One round, from its pitches to its verdict.
     fn round(&mut self, name: &str, kind: RoundKind, context: &str, pitches: &[Pitch]) -> Result<Verdict> {
         self.open_round(name, kind, context)?;
-        for pitch in pitches {
+        let pitches = [pitches.to_vec(), self.asked(name, context)?].concat();
+        for pitch in &pitches {
             let pitched = Pitched { round: name.to_owned(), pitch: pitch.clone() };
             self.journal.step(|p: &Pitched| p.pitch.name == pitch.name, |_| Ok(pitched))?;
         }
-        let candidates = self.check_pitches(name, pitches)?;
+        let mut candidates = self.check_pitches(name, &pitches)?;
+        if let Some(withdrawn) = self.withdrawn(name)? {
+            candidates.retain(|candidate| candidate.pitch.name != withdrawn);
+        }
         let needed = if kind == RoundKind::WildCard { 1 } else { self.season.settings.min_pitches };
         if candidates.len() < needed {
             let note = format!("{} valid pitches, and a round needs {needed}", candidates.len());
             return self.close_round(name, Verdict::Blocked, &note);
         }
-        let votes = self.votes(name, context, &candidates)?;
+        let votes = self.votes(name, kind, context, &candidates)?;
         let counted = votes.iter().filter(|vote| vote.void.is_none()).count();
         if counted < self.season.settings.min_sharks {
             let note = format!("{counted} valid votes, and a round needs {}", self.season.settings.min_sharks);
             return self.close_round(name, Verdict::Blocked, &note);
         }
-        let tally = self.tally(name, &candidates, &votes)?;
+        let tally = self.tally(name, kind, &candidates, &votes)?;
         let order = self.choose(name, kind, &tally)?;
         match order.as_slice() {
             [] if tally.research => {
@@ -366,8 +387,56 @@ impl Play<'_> {
                 self.close_round(name, Verdict::Inconclusive, &note)
             }
             [] => self.close_round(name, Verdict::Blocked, &tally.decided_by),
-            order => self.attempts(name, order, &candidates),
+            order => self.attempts(name, order, &candidates, &votes),
         }
+    }
+
+    /// The pitches of contestants that are commands. What one brings that is not understood is left out, and told.
+    fn asked(&mut self, round: &str, context: &str) -> Result<Vec<Pitch>> {
+        let Some(planned) = self.season.rounds.iter().find(|planned| planned.name == round) else {
+            return Ok(Vec::new());
+        };
+        let mut brought = Vec::new();
+        for asked in &planned.asks {
+            let problems = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+            let mortems = history::post_mortems(self.records());
+            let names = [self.season.name.as_str(), round, context];
+            let question = PitchQuestion::new(names, problems, &self.champion.entry, &self.baseline, mortems);
+            let make = |_: &Ledger| {
+                let answer = ask_for_pitches(&asked.command, &question, self.season.settings.shark_seconds);
+                let (pitches, talk, void) =
+                    answer.map_or_else(|why| (Vec::new(), None, Some(why)), |(pitches, talk)| (pitches, talk, None));
+                let own = |pitch: Pitch| Pitch {
+                    name: format!("{} ({round}, {})", pitch.name, asked.contestant),
+                    contestant: asked.contestant.clone(),
+                    // A command may name configurations; programs are for people to bring.
+                    run: pitch.run.map(|run| Run { program: Vec::new(), build: Vec::new(), ..run }),
+                    ..pitch
+                };
+                let pitches = pitches.into_iter().map(own).collect();
+                Ok(Asked { round: round.to_owned(), contestant: asked.contestant.clone(), pitches, void, talk })
+            };
+            let asked = self.journal.step(|a: &Asked| a.contestant == asked.contestant, make)?;
+            if let Some(void) = &asked.void {
+                self.watch.say(&format!("  {} brings nothing: {void}", asked.contestant));
+            }
+            brought.extend(asked.pitches);
+        }
+        Ok(brought)
+    }
+
+    /// The pitch that its contestant takes back.
+    fn withdrawn(&mut self, round: &str) -> Result<Option<String>> {
+        let Choices { by, reason, withdrawals, .. } = &self.options.choices;
+        let said = || {
+            let pitch = withdrawals.get(round)?.clone();
+            Some(Withdrawn { round: round.to_owned(), pitch, by: by.clone(), reason: reason.clone() })
+        };
+        let withdrawn = self.journal.step_if(|w: &Withdrawn| w.round == round, said)?;
+        if let Some(Withdrawn { pitch, by, reason, .. }) = &withdrawn {
+            self.watch.say(&format!("  {by} withdraws {pitch}: {reason}"));
+        }
+        Ok(withdrawn.map(|withdrawn| withdrawn.pitch))
     }
 
     fn check_pitches<'p>(&mut self, round: &str, pitches: &'p [Pitch]) -> Result<Vec<Candidate<'p>>> {
@@ -401,13 +470,21 @@ impl Play<'_> {
         Ok(candidates)
     }
 
-    fn votes(&mut self, round: &str, context: &str, candidates: &[Candidate<'_>]) -> Result<Vec<Voted>> {
+    fn votes(
+        &mut self,
+        round: &str,
+        kind: RoundKind,
+        context: &str,
+        candidates: &[Candidate<'_>],
+    ) -> Result<Vec<Voted>> {
         let season = self.season;
+        let mortems = history::post_mortems(self.records());
         let cast = |shark: &Shark| {
             let make = |_: &Ledger| {
-                let cast = cast(season, shark, round, context, candidates);
-                let (ballots, void) = cast.map_or_else(|error| (Vec::new(), Some(error.to_string())), |b| (b, None));
-                Ok(Voted { round: round.to_owned(), shark: shark.name.clone(), ballots, void })
+                let cast = cast(season, &shark.in_round(kind), [round, context], candidates, mortems.clone());
+                let (Voice { ballots, statement, talk }, void) =
+                    cast.map_or_else(|error| (Voice::default(), Some(error.to_string())), |voice| (voice, None));
+                Ok(Voted { round: round.to_owned(), shark: shark.name.clone(), ballots, void, statement, talk })
             };
             let voted = self.journal.step(|v: &Voted| v.shark == shark.name, make)?;
             if let Some(void) = &voted.void {
@@ -418,10 +495,10 @@ impl Play<'_> {
         season.sharks.iter().map(cast).collect()
     }
 
-    fn tally(&mut self, round: &str, candidates: &[Candidate<'_>], voted: &[Voted]) -> Result<Tally> {
+    fn tally(&mut self, round: &str, kind: RoundKind, candidates: &[Candidate<'_>], voted: &[Voted]) -> Result<Tally> {
         let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
-        let counted: Vec<(&Shark, &Voted)> =
-            self.season.sharks.iter().zip(voted).filter(|(_, v)| v.void.is_none()).collect();
+        let sharks: Vec<Shark> = self.season.sharks.iter().map(|shark| shark.in_round(kind)).collect();
+        let counted: Vec<(&Shark, &Voted)> = sharks.iter().zip(voted).filter(|(_, v)| v.void.is_none()).collect();
         let votes: Vec<Vote<'_>> =
             counted.iter().map(|(shark, voted)| Vote { shark, ballots: &voted.ballots }).collect();
         let mut rulings = Vec::new();
@@ -444,7 +521,9 @@ impl Play<'_> {
             }
         }
         let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
-        let tally = count(&names, &votes, rulings, &self.season.settings);
+        let voters: Vec<String> = counted.iter().map(|(shark, _)| shark.name.clone()).collect();
+        let weights = history::weights(self.records(), &voters);
+        let tally = count(&names, &votes, rulings, weights, &self.season.settings);
         let tallied = Tallied { round: round.to_owned(), tally };
         let tally = self.journal.step(|t: &Tallied| t.round == round, |_| Ok(tallied))?.tally;
         for standing in tally.order() {
@@ -507,12 +586,18 @@ impl Play<'_> {
     }
 
     /// The winner, and where it fails the runner-up.
-    fn attempts(&mut self, round: &str, order: &[String], candidates: &[Candidate<'_>]) -> Result<Verdict> {
+    fn attempts(
+        &mut self,
+        round: &str,
+        order: &[String],
+        candidates: &[Candidate<'_>],
+        votes: &[Voted],
+    ) -> Result<Verdict> {
         let mut told = Vec::new();
         let mut last = Verdict::Blocked;
         for name in order.iter().take(self.season.settings.attempts) {
             let Some(candidate) = candidates.iter().find(|c| c.pitch.name == *name) else { continue };
-            last = self.attempt(round, candidate)?;
+            last = self.attempt(round, candidate, funder(&self.season.sharks, votes, name))?;
             told.push(format!("{name} {last}"));
             if !matches!(last, Verdict::Failure | Verdict::Blocked) {
                 break;
@@ -522,11 +607,28 @@ impl Play<'_> {
     }
 
     /// Builds, examines and times one pitch, and judges it.
-    fn attempt(&mut self, round: &str, candidate: &Candidate<'_>) -> Result<Verdict> {
+    fn attempt(&mut self, round: &str, candidate: &Candidate<'_>, funder: Option<Funder>) -> Result<Verdict> {
         let Candidate { pitch, evidence, deal } = candidate;
         let Some(entry) = &evidence.entry else { return Ok(Verdict::Blocked) };
         let mut challenger = Champion { name: pitch.name.clone(), entry: entry.clone() };
-        let Tried { judgement, summary, program } = self.trial(round, &challenger, deal, evidence.scratch_bytes)?;
+        let terms = Contract {
+            deal: funder.as_ref().map_or(deal.clone(), |(_, own)| deal.and(own)),
+            funder: funder.map(|(name, _)| name),
+        };
+        let gate = terms.deal.gates.iter().find_map(|gate| evidence.shut(gate));
+        let sweep = pitch.run.as_ref().map(|run| run.sweep.clone()).unwrap_or_default();
+        let Tried { judgement, summary, program, dethrones } = match (gate, sweep.is_empty()) {
+            (Some(shut), _) => {
+                let reason = format!("a gate of the deal is shut, so nothing was built: {shut}");
+                Tried::without_times(Judgement::because(Verdict::Blocked, reason))
+            }
+            (None, true) => self.trial(round, &challenger, &terms, evidence.scratch_bytes)?,
+            (None, false) => {
+                let (entry, tried) = self.sweep(round, pitch, &sweep, &terms)?;
+                challenger.entry = entry.unwrap_or(challenger.entry);
+                tried
+            }
+        };
         if let Entry::Program { sealed, .. } = &mut challenger.entry {
             *sealed = program;
         }
@@ -540,15 +642,89 @@ impl Play<'_> {
         };
         let judgement = self.journal.step(|j: &Judged| j.pitch == pitch.name, |_| Ok(judged))?.judgement;
         self.say(&format!("  {}: {} ({})", pitch.name, judgement.verdict, judgement.reasons.join("; ")));
+        if judgement.verdict == Verdict::Failure {
+            let mortem = PostMortem::of(round, pitch, &judgement);
+            self.journal.step(|b: &Buried| b.mortem.pitch == pitch.name, |_| Ok(Buried { mortem }))?;
+        }
         let accepted = match judgement.verdict {
             Verdict::Success => true,
             Verdict::Partial => self.partial(round, pitch)?,
             _ => false,
         };
-        if let (true, Some(summary)) = (accepted && pitch.kind != Kind::Research, summary) {
-            self.crown(round, challenger, &summary)?;
+        if accepted && pitch.kind != Kind::Research && (dethrones || summary.is_some()) {
+            self.crown(round, challenger, summary.as_ref())?;
         }
         Ok(judgement.verdict)
+    }
+
+    /// Every configuration of a sweep in turn, each against the champion. The fastest that keeps the deal is taken; where none does, the
+    /// fallback, if it is faster by the rules alone.
+    fn sweep(
+        &mut self,
+        round: &str,
+        pitch: &Pitch,
+        configs: &[String],
+        terms: &Contract,
+    ) -> Result<(Option<Entry>, Tried)> {
+        let mut tried: Vec<(&String, Entry, Tried)> = Vec::new();
+        for config in configs {
+            let run = pitch.run.clone().map(|run| Run { config: Some(config.clone()), sweep: Vec::new(), ..run });
+            let phase = Pitch { run, ..pitch.clone() };
+            let entry = resolve(&phase, &self.arena);
+            let found = match &entry {
+                Err(error) => Tried::without_times(Judgement::because(Verdict::Blocked, error.to_string())),
+                Ok(entry) => {
+                    let challenger = Champion { name: format!("{}: {config}", pitch.name), entry: entry.clone() };
+                    self.trial(round, &challenger, terms, None)?
+                }
+            };
+            let phased = Phased {
+                round: round.to_owned(),
+                pitch: pitch.name.clone(),
+                phase: config.clone(),
+                judgement: found.judgement.clone(),
+            };
+            self.journal.step(|p: &Phased| p.phase == *config, |_| Ok(phased))?;
+            self.say(&format!(
+                "  {}: {config}: {} ({})",
+                pitch.name,
+                found.judgement.verdict,
+                found.judgement.reasons.join("; ")
+            ));
+            if let Ok(entry) = entry {
+                tried.push((config, entry, found));
+            }
+        }
+        let speed = |found: &Tried| found.judgement.measured.map_or(0.0, |measured| measured.estimate);
+        let best = tried
+            .iter()
+            .filter(|(_, _, found)| found.judgement.verdict == Verdict::Success)
+            .max_by(|a, b| speed(&a.2).total_cmp(&speed(&b.2)))
+            .map(|(config, ..)| (*config).clone());
+        let fallback = pitch.run.as_ref().and_then(|run| run.fallback.clone()).filter(|_| best.is_none());
+        let (settings, kept) = (&self.season.settings, best.clone().or(fallback));
+        let Some(place) = tried.iter().position(|(config, ..)| Some(*config) == kept.as_ref()) else {
+            let last = tried.pop().map(|(_, entry, found)| (Some(entry), found));
+            let nothing = || {
+                (None, Tried::without_times(Judgement::because(Verdict::Blocked, "nothing of the sweep can be run")))
+            };
+            return Ok(last.unwrap_or_else(nothing));
+        };
+        let (config, entry, mut found) = tried.swap_remove(place);
+        let by_the_rules = found.summary.as_ref().is_some_and(|summary| {
+            summary.geomean.low > 1.0 + settings.margin()
+                && summary.shapes.iter().all(|shape| shape.speedup.low >= 1.0 - settings.max_loss())
+        });
+        let reason = match best {
+            Some(_) => format!("{config} is the fastest of the sweep that keeps the deal"),
+            None if by_the_rules => {
+                found.judgement.verdict = Verdict::Success;
+                format!("nothing of the sweep keeps the deal; its fallback {config} is faster by the rules")
+            }
+            None => format!("nothing of the sweep keeps the deal, nor is its fallback {config} faster by the rules"),
+        };
+        found.judgement.reasons.insert(0, reason);
+        Ok((Some(entry), found))
     }
 
     /// A mixed verdict: the champion stays, unless a person takes the pitch's part.
@@ -579,7 +755,7 @@ impl Play<'_> {
         &mut self,
         round: &str,
         challenger: &Champion,
-        deal: &Deal,
+        terms: &Contract,
         scratch_bytes: Option<usize>,
     ) -> Result<Tried> {
         let (pitch, champion) = (challenger.name.clone(), self.champion.clone());
@@ -587,7 +763,8 @@ impl Play<'_> {
             round: round.to_owned(),
             pitch: pitch.clone(),
             champion: champion.entry.clone(),
-            deal: deal.clone(),
+            deal: terms.deal.clone(),
+            funder: terms.funder.clone(),
         };
         self.journal.step(|b: &Begun| b.pitch == pitch, |_| Ok(begun))?;
         if self.journal.is_live() {
@@ -607,8 +784,18 @@ impl Play<'_> {
         if let Some(judgement) = examined.correctness.as_ref().and_then(of_examination) {
             return Ok(Tried::without_times(judgement));
         }
-        let (judgement, summary) = self.sittings(round, challenger, deal, scratch_bytes)?;
-        Ok(Tried { judgement, summary, program: examined.correctness.and_then(|found| found.program) })
+        let correctness = examined.correctness.unwrap_or_else(|| Correctness::new(&pitch, seed));
+        if let Some(wrong) = &correctness.champion_wrong {
+            let why = format!("wrong on {} ({}): {}", wrong.case, wrong.inputs, wrong.what);
+            let dethroned = Dethroned { round: round.to_owned(), champion: champion.name.clone(), why: why.clone() };
+            self.journal.step(|d: &Dethroned| d.champion == champion.name, |_| Ok(dethroned))?;
+            self.say(&format!("  {} is dethroned: {why}", champion.name));
+            let reason = format!("right, where the champion is {why}; correct but slow beats wrong");
+            let judgement = Judgement::because(Verdict::Success, reason);
+            return Ok(Tried { program: correctness.program, dethrones: true, ..Tried::without_times(judgement) });
+        }
+        let (judgement, summary) = self.sittings(round, challenger, &terms.deal, scratch_bytes)?;
+        Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })
     }
 
     fn sittings(
@@ -655,24 +842,29 @@ impl Play<'_> {
         Some(left / (self.rounds_left + 1) as f64)
     }
 
-    fn crown(&mut self, round: &str, challenger: Champion, summary: &Summary) -> Result<()> {
+    fn crown(&mut self, round: &str, challenger: Champion, summary: Option<&Summary>) -> Result<()> {
         let crowned = Crowned {
             round: round.to_owned(),
             pitch: challenger.name.clone(),
             entry: challenger.entry.clone(),
-            speedup: summary.geomean,
+            speedup: summary.map(|summary| summary.geomean),
         };
         let name = challenger.name.clone();
         self.journal.step(|c: &Crowned| c.pitch == name, |_| Ok(crowned))?;
         self.say(&format!("  new champion: {name}"));
-        // What the roofline still allows is counted from the champion's times.
-        for (old, new) in self.baseline.shapes.iter_mut().zip(&summary.shapes) {
-            old.seconds = new.challenger_seconds;
-        }
-        let shapes = summary.shapes.iter().map(|s| (s.shape.clone(), s.speedup)).collect();
-        self.crowned.push(Coronation { pitch: challenger.name.clone(), shapes });
+        let shapes = summary.map(|summary| summary.shapes.iter().map(|s| (s.shape.clone(), s.speedup)).collect());
+        self.crowned.push(Coronation { pitch: challenger.name.clone(), shapes: shapes.unwrap_or_default() });
         self.champion = challenger;
-        Ok(())
+        // What the roofline still allows is counted from the champion's times.
+        match summary {
+            Some(summary) => {
+                for (old, new) in self.baseline.shapes.iter_mut().zip(&summary.shapes) {
+                    old.seconds = new.challenger_seconds;
+                }
+                Ok(())
+            }
+            None => self.take_baseline(),
+        }
     }
 }
 
@@ -697,29 +889,45 @@ fn split<T>(found: Result<T>) -> (Option<T>, Option<String>) {
     }
 }
 
-/// A shark's ballots on a round, valid by the rules or an error.
+/// Who funds a pitch: of the sharks that like it best of all and name terms, the one that likes it most.
+fn funder(sharks: &[Shark], votes: &[Voted], pitch: &str) -> Option<Funder> {
+    let total = |voted: &Voted, ballot: &Ballot| sharks.iter().find(|s| s.name == voted.shark)?.total(ballot);
+    let favourite = |voted: &&Voted| {
+        let best = voted.ballots.iter().filter_map(|b| Some((total(voted, b)?, b))).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.is_some_and(|(_, ballot)| ballot.pitch == pitch) && !voted.statement.deal.is_nothing()
+    };
+    let likes = |voted: &Voted| voted.ballots.iter().filter_map(|ballot| total(voted, ballot)).fold(0.0, f64::max);
+    let funding = votes.iter().filter(favourite).max_by(|a, b| likes(a).total_cmp(&likes(b)))?;
+    Some((funding.shark.clone(), funding.statement.deal.clone()))
+}
+
+/// A shark's vote on a round, valid by the rules or an error.
 fn cast(
     season: &Season,
     shark: &Shark,
-    round: &str,
-    context: &str,
+    [round, context]: [&str; 2],
     candidates: &[Candidate<'_>],
-) -> Result<Vec<Ballot>> {
+    post_mortems: Vec<PostMortem>,
+) -> Result<Voice> {
     let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
-    let ballots = match &shark.source {
+    let voice = match &shark.source {
         Source::Builtin { which } => {
-            candidates.iter().map(|c| which.ballot(c.pitch, &c.evidence, &season.settings)).collect()
+            let ballot = |c: &Candidate<'_>| which.ballot(&shark.criteria, c.pitch, &c.evidence, &season.settings);
+            let ballots: Vec<Ballot> = candidates.iter().map(ballot).collect();
+            Voice { statement: which.statement(shark, &ballots), ballots, talk: None }
         }
-        Source::Ballots { ballots } => {
-            let this = |b: &&Ballot| b.round.as_deref().is_none_or(|r| r == round) && names.contains(&b.pitch);
-            ballots.iter().filter(this).cloned().collect()
+        Source::Ballots { ballots, statements } => {
+            let this = |of: &Option<String>| of.as_deref().is_none_or(|r| r == round);
+            let ballots = ballots.iter().filter(|b| this(&b.round) && names.contains(&b.pitch)).cloned().collect();
+            let statement = statements.iter().find(|statement| this(&statement.round)).cloned().unwrap_or_default();
+            Voice { ballots, statement, talk: None }
         }
         Source::Command { command } => {
             let pitches = candidates.iter().map(|c| Considered { pitch: c.pitch, evidence: &c.evidence }).collect();
-            let question = Question::new(&season.name, round, context, shark, pitches);
+            let question = Question::new(&season.name, round, context, shark, pitches, post_mortems);
             ask(&shark.name, command, &question, season.settings.shark_seconds)?
         }
     };
-    shark.check_ballots(&ballots, &names, &season.settings)?;
-    Ok(ballots)
+    shark.check_ballots(&voice.ballots, &names, &season.settings)?;
+    Ok(voice)
 }

@@ -6,7 +6,7 @@
 use hammerhead::backends;
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 
-use super::{Champion, Play, Tried};
+use super::{Champion, Contract, Play, Tried};
 use crate::Result;
 use crate::entry::{Entry, Way};
 use crate::event::{Event, Installed, InstalledWay, Judged};
@@ -14,7 +14,8 @@ use crate::evidence::entry_digest;
 use crate::ledger::Record;
 use crate::pitch::Deal;
 use crate::referee::Speedup;
-use crate::season::{RoundKind, TITLE};
+use crate::round::RoundKind;
+use crate::season::TITLE;
 use crate::verdict::Verdict;
 
 impl Play<'_> {
@@ -41,7 +42,8 @@ impl Play<'_> {
             return Ok(());
         }
         let (ways, pitch) = (ways.clone(), last.pitch.clone());
-        let shapes = if self.opened.champion == self.opened.planned && self.crowned.len() == 1 {
+        let measured = !last.shapes.is_empty();
+        let shapes = if measured && self.opened.champion == self.opened.planned && self.crowned.len() == 1 {
             last.shapes.clone()
         } else {
             match self.title_fight()? {
@@ -76,7 +78,8 @@ impl Play<'_> {
             &mut self.champion,
             Champion { name: "the planner's choice".to_owned(), entry: self.opened.planned.clone() },
         );
-        let tried = self.trial(round, &challenger, &Deal::default(), None);
+        let terms = Contract { deal: Deal::default(), funder: None };
+        let tried = self.trial(round, &challenger, &terms, None);
         self.champion = season_champion;
         let Tried { judgement, summary, .. } = tried?;
         let judged = Judged {

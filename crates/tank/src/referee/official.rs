@@ -11,7 +11,7 @@ use testkit::cases::Case;
 use super::clock::{Clock, Wall};
 use super::duel::{Course, Floor, Halt, sit};
 use super::pool::Pool;
-use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms, Wrong};
+use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms};
 use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
 use super::verify::{examine, questions};
@@ -82,10 +82,11 @@ impl Official {
             if let Some(fault) = &theirs.correctness.fault {
                 return Err(failed_champion(fault));
             }
-            if let Some(Wrong { case, what, .. }) = theirs.correctness.wrong.first() {
-                return Err(Error::Champion { reason: format!("{case}: {what}") });
+            // Whoever is right need not be as precise as one that is wrong.
+            match theirs.correctness.wrong.first() {
+                Some(wrong) => found.correctness.champion_wrong = Some(wrong.clone()),
+                None => found.compare(&theirs, &self.settings.checking),
             }
-            found.compare(&theirs, &self.settings.checking);
         }
         if let Entry::Program { build, command, .. } = challenger.1 {
             found.correctness.program = self.built.get(&(build.clone(), command.clone())).cloned();

@@ -380,6 +380,9 @@ pub struct Correctness {
     pub champion_precision: Option<Precision>,
     /// Whether repeated runs gave the same bits; absent where it does not promise that.
     pub repeated: Option<bool>,
+    /// What the champion got wrong on the same questions, if it did: a slower one that is right replaces it.
+    #[serde(default)]
+    pub champion_wrong: Option<Wrong>,
     /// Tells the program's files that were examined, where it is one.
     #[serde(default)]
     pub program: Option<String>,
@@ -402,6 +405,7 @@ impl Correctness {
             precision: Precision::default(),
             champion_precision: None,
             repeated: None,
+            champion_wrong: None,
             program: None,
             wrong: Vec::new(),
             fault: None,

@@ -87,8 +87,8 @@ fn held_out(problems: &[Case], count: usize, seed: u64) -> Vec<Case> {
     drawn
 }
 
-/// Examines contestants on these questions, beside each other. A fault, or many wrong results, of one of them ends it for
-/// all: whoever is examined beside another is there for comparison.
+/// Examines contestants on these questions, beside each other. A fault, or many wrong results, of the first of them ends it for
+/// all: whoever is examined beside another is there for comparison. Whoever of the others is found wrong is asked no more.
 pub fn examine<const N: usize>(
     contestants: [&dyn Contestant; N],
     questions: &[Case],
@@ -107,11 +107,13 @@ pub fn examine<const N: usize>(
         }
     }
     for (index, case) in questions.iter().enumerate() {
-        if found.iter().any(Examination::is_over) {
+        if found.first().is_some_and(Examination::is_over)
+            || found.iter().any(|found| found.correctness.fault.is_some())
+        {
             break;
         }
         let question = Question::new(case, index, seed)?;
-        for (session, found) in sessions.iter_mut().zip(&mut found) {
+        for (session, found) in sessions.iter_mut().zip(&mut found).filter(|(_, found)| !found.is_over()) {
             examiner.ask(session.as_mut(), &question, found)?;
         }
     }

@@ -23,7 +23,7 @@ use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::Pitch;
 use crate::referee::{ShapeResult, Sitting, Speedup};
-use crate::season::RoundKind;
+use crate::round::RoundKind;
 use crate::tally::Tally;
 use crate::verdict::{self, Verdict};
 use crate::{Error, Result};

@@ -58,11 +58,13 @@ fn pitch(backend: &dyn Backend, config: &Config, place: &str) -> Pitch {
             low: Some(0.6),
             high: Some(1.2),
             reasoning: "a draw from legal configurations is usually slower than the best of them".to_owned(),
+            ..Claim::default()
         }),
         complexity: Some(Complexity { level: Level::Low, hours: 0.0, challenges: Vec::new() }),
         risk: vec![Risk {
             what: "it is slower".to_owned(),
             mitigation: "the referee measures it before anyone uses it".to_owned(),
+            ..Risk::default()
         }],
         run: Some(Run { config: Some(config.to_string()), backend: Some(backend.name().to_owned()), ..Run::default() }),
         ..Pitch::default()

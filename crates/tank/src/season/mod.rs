@@ -14,6 +14,7 @@ pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 use crate::entry::{Entry, ProblemSpec};
 use crate::evidence::Arena;
 use crate::pitch::{Deal, Pitch};
+use crate::round::RoundKind;
 use crate::settings::Settings;
 use crate::shark::{Shark, builtin::Which};
 use crate::written::hex;
@@ -25,29 +26,31 @@ pub const PLANNED: &str = "planned";
 /// The name of the round in which a season's champion meets the planner's choice.
 pub(crate) const TITLE: &str = "title";
 
-/// What kind of round it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RoundKind {
-    /// Pitches, votes, one of them built.
-    Regular,
-    /// Nothing is built; the ledger is read instead.
-    Research,
-    /// Long shots, after failures.
-    WildCard,
-    /// The season's champion against the planner's own choice, for the tuning cache.
-    Title,
-}
-
 /// A round as it is planned.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Its name, unique in the season.
     pub name: String,
+    /// What kind it is: regular, or a round for correctness.
+    #[serde(default)]
+    pub kind: RoundKind,
     /// What it is about.
     pub context: String,
     /// Its pitches.
     pub pitches: Vec<Pitch>,
+    /// Commands that are asked for pitches of their own, with a contestant's name each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asks: Vec<Asked>,
+}
+
+/// A contestant that is a command.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Whose pitches these will be.
+    pub contestant: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
 }
 
 /// A season, with everything that its files named read in.
@@ -108,11 +111,15 @@ struct SeasonFile {
 struct RoundFile {
     name: String,
     #[serde(default)]
+    kind: RoundKind,
+    #[serde(default)]
     context: String,
     #[serde(default)]
     pitches: Vec<String>,
     #[serde(default)]
     pitch: Vec<Pitch>,
+    #[serde(default)]
+    ask: Vec<Asked>,
 }
 
 fn auto() -> String {
@@ -128,7 +135,10 @@ impl Season {
     pub fn read(path: &Path) -> Result<Self> {
         let mut file: SeasonFile = written::parse(path, &written::read(path)?)?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        file.round.iter_mut().flat_map(|round| &mut round.pitch).for_each(|pitch| pitch.anchor(folder));
+        for round in &mut file.round {
+            round.pitch.iter_mut().for_each(|pitch| pitch.anchor(folder));
+            round.ask.iter_mut().for_each(|asked| written::anchor(folder, &mut asked.command));
+        }
         Self::of(file, |name| Pitch::read(&folder.join(name)), |name| Shark::read(&folder.join(name)))
     }
 
@@ -148,7 +158,7 @@ impl Season {
         pitch: impl Fn(&str) -> Result<Pitch>,
         shark: impl Fn(&str) -> Result<Shark>,
     ) -> Result<Self> {
-        let shark = |name: &String| match Which::ALL.into_iter().find(|which| which.name() == name) {
+        let shark = |name: &String| match Which::KNOWN.into_iter().find(|which| which.name() == name) {
             Some(which) => Ok(which.shark()),
             None => shark(name),
         };
@@ -158,7 +168,7 @@ impl Season {
             for name in &round.pitches {
                 pitches.push(pitch(name)?);
             }
-            rounds.push(Round { name: round.name, context: round.context, pitches });
+            rounds.push(Round { name: round.name, kind: round.kind, context: round.context, pitches, asks: round.ask });
         }
         let season = Self {
             name: file.name,
@@ -215,6 +225,13 @@ impl Season {
         }
         if self.rounds.is_empty() {
             return refuse("it has no rounds".into(), "write [[round]] with a name and pitches");
+        }
+        if let Some(round) = self.rounds.iter().find(|r| !matches!(r.kind, RoundKind::Regular | RoundKind::Correctness))
+        {
+            return refuse(
+                format!("round '{}' is of a kind that the tank calls by itself", round.name),
+                "write kind = \"regular\" or kind = \"correctness\"",
+            );
         }
         if let Some(name) = repeated(self.rounds.iter().map(|r| r.name.as_str())) {
             return refuse(format!("two rounds are called '{name}'"), "give each a name of its own");

@@ -1,17 +1,22 @@
-//! A shark that is a command: the round goes to its stdin as one JSON document, its ballots come from its stdout.
+//! Sharks and contestants that are commands: a question goes to their stdin as one JSON document, the answer comes from their stdout.
 //!
-//! It has a time limit, a process group of its own that is killed whole, and a limit on what it may say. Whatever it does
-//! wrong makes its vote void for the round; it cannot stop the season.
+//! They have a time limit, a process group of their own that is killed whole, and a limit on what they may say. Whatever one does
+//! wrong makes its vote void for the round, or leaves its pitches out; it cannot stop the season. What was said on the way, and what that
+//! cost, goes into the ledger with the answer.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Ballot, Criterion, Shark};
+use super::{Ballot, Criterion, Shark, Statement};
+use crate::court::Baseline;
+use crate::entry::Entry;
 use crate::evidence::Evidence;
+use crate::mortem::PostMortem;
 use crate::pitch::Pitch;
 use crate::{Error, Result};
 
@@ -27,6 +32,10 @@ const PATIENCE: Duration = Duration::from_millis(10);
 pub struct Question<'a> {
     /// The version of this protocol.
     pub protocol: u32,
+    /// What is asked for: a vote.
+    pub asks: &'static str,
+    /// Who is asked.
+    pub you: You<'a>,
     /// The season's name.
     pub season: &'a str,
     /// The round's name.
@@ -37,6 +46,72 @@ pub struct Question<'a> {
     pub criteria: &'a [Criterion],
     /// Every valid pitch, with what the tank computed about it.
     pub pitches: Vec<Considered<'a>>,
+    /// What was learnt from the failures before.
+    pub post_mortems: Vec<PostMortem>,
+}
+
+/// Who is asked.
+#[derive(Clone, Debug, Serialize)]
+pub struct You<'a> {
+    /// The shark's name.
+    pub name: &'a str,
+    /// Who it is.
+    pub character: &'a str,
+    /// What it goes by.
+    pub motto: &'a str,
+}
+
+/// What a contestant that is a command is told.
+#[derive(Debug, Serialize)]
+pub struct PitchQuestion<'a> {
+    /// The version of this protocol.
+    pub protocol: u32,
+    /// What is asked for: pitches.
+    pub asks: &'static str,
+    /// The season's name.
+    pub season: &'a str,
+    /// The round's name.
+    pub round: &'a str,
+    /// What the round is about.
+    pub context: &'a str,
+    /// The problems.
+    pub problems: Vec<String>,
+    /// What the champion runs.
+    pub champion: &'a Entry,
+    /// Its times, and what the machine could do.
+    pub baseline: &'a Baseline,
+    /// What was learnt from the failures before.
+    pub post_mortems: Vec<PostMortem>,
+    /// A pitch that is complete, as the answer's are to be.
+    pub example: Pitch,
+}
+
+/// What was said on the way to an answer, and what it cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Talk {
+    /// Whom the command has asked.
+    pub model: String,
+    /// What it said, word for word.
+    pub said: String,
+    /// Tokens that were read.
+    pub tokens_in: u64,
+    /// Tokens that were written.
+    pub tokens_out: u64,
+    /// What it cost, in whatever the command counts in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+}
+
+/// What a shark has answered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Voice {
+    /// Its ballots.
+    pub ballots: Vec<Ballot>,
+    /// What it says beside them.
+    pub statement: Statement,
+    /// What was said on the way.
+    pub talk: Option<Talk>,
 }
 
 /// A pitch and what the tank knows about it.
@@ -53,6 +128,19 @@ pub struct Considered<'a> {
 #[serde(deny_unknown_fields)]
 struct Answer {
     ballots: Vec<Ballot>,
+    #[serde(default)]
+    statement: Statement,
+    #[serde(default)]
+    talk: Option<Talk>,
+}
+
+/// What a contestant's command answers.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Brought {
+    pitches: Vec<Pitch>,
+    #[serde(default)]
+    talk: Option<Talk>,
 }
 
 impl<'a> Question<'a> {
@@ -63,30 +151,67 @@ impl<'a> Question<'a> {
         context: &'a str,
         shark: &'a Shark,
         pitches: Vec<Considered<'a>>,
+        post_mortems: Vec<PostMortem>,
     ) -> Self {
-        Self { protocol: PROTOCOL, season, round, context, criteria: &shark.criteria, pitches }
+        let you = You { name: &shark.name, character: &shark.character, motto: &shark.motto };
+        let criteria = &shark.criteria;
+        Self { protocol: PROTOCOL, asks: "vote", you, season, round, context, criteria, pitches, post_mortems }
     }
 }
 
-/// Asks a command. Every failure is an [`Error::Vote`].
-pub fn ask(shark: &str, command: &[String], question: &Question<'_>, seconds: f64) -> Result<Vec<Ballot>> {
-    let void =
-        |problem: String, remedy: &str| Error::Vote { shark: shark.to_owned(), problem, remedy: remedy.to_owned() };
-    let text = serde_json::to_vec(question)
-        .map_err(|error| void(format!("the question cannot be written: {error}"), "please report this"))?;
-    let mut child = start(command).map_err(|error| {
-        void(format!("{command:?} cannot be started: {error}"), "name a program that is there and may be run")
-    })?;
+/// Asks a command for its vote. Every failure is an [`Error::Vote`].
+pub fn ask(shark: &str, command: &[String], question: &Question<'_>, seconds: f64) -> Result<Voice> {
+    let void = |problem: String| Error::Vote {
+        shark: shark.to_owned(),
+        problem,
+        remedy: "answer one JSON document with {\"ballots\": [{\"pitch\": …, \"scores\": {…}}]}".to_owned(),
+    };
+    let Answer { ballots, statement, talk } = question_of(command, question, seconds).map_err(void)?;
+    Ok(Voice { ballots, statement, talk })
+}
+
+/// Asks a command for pitches, or says why it brings none.
+pub fn ask_for_pitches(
+    command: &[String],
+    question: &PitchQuestion<'_>,
+    seconds: f64,
+) -> Result<(Vec<Pitch>, Option<Talk>), String> {
+    let Brought { pitches, talk } = question_of(command, question, seconds)?;
+    Ok((pitches, talk))
+}
+
+impl<'a> PitchQuestion<'a> {
+    /// The question about a round, for a contestant.
+    pub fn new(
+        [season, round, context]: [&'a str; 3],
+        problems: Vec<String>,
+        champion: &'a Entry,
+        baseline: &'a Baseline,
+        post_mortems: Vec<PostMortem>,
+    ) -> Self {
+        let example = toml::from_str(&Pitch::example("a name of its own")).unwrap_or_default();
+        Self {
+            protocol: PROTOCOL,
+            asks: "pitch",
+            season,
+            round,
+            context,
+            problems,
+            champion,
+            baseline,
+            post_mortems,
+            example,
+        }
+    }
+}
+
+/// Sends a question to a command and reads its answer, or says what went wrong.
+fn question_of<T: DeserializeOwned>(command: &[String], question: &impl Serialize, seconds: f64) -> Result<T, String> {
+    let text = serde_json::to_vec(question).map_err(|error| format!("the question cannot be written: {error}"))?;
+    let mut child = start(command).map_err(|error| format!("{command:?} cannot be started: {error}"))?;
     let answer = converse(&mut child, text, Duration::from_secs_f64(seconds));
     stop(&mut child);
-    let answer =
-        answer.map_err(|problem| void(problem, "see that the command reads one JSON document and answers with one"))?;
-    understand(&answer).map_err(|problem| {
-        void(
-            format!("its answer is not understood: {problem}"),
-            "answer {\"ballots\": [{\"pitch\": …, \"scores\": {…}}]}",
-        )
-    })
+    serde_json::from_slice(&answer?).map_err(|error| format!("its answer is not understood: {error}"))
 }
 
 /// The ballots that an answer holds, or why it holds none.
@@ -154,9 +279,9 @@ fn stop(child: &mut Child) {
 mod tests {
     use super::*;
 
-    fn ask_shell(script: &str, seconds: f64) -> Result<Vec<Ballot>> {
+    fn ask_shell(script: &str, seconds: f64) -> Result<Voice> {
         let shark = crate::shark::builtin::Which::Skeptic.shark();
-        let question = Question::new("s", "r", "", &shark, Vec::new());
+        let question = Question::new("s", "r", "", &shark, Vec::new(), Vec::new());
         ask("agent", &["sh".into(), "-c".into(), script.into()], &question, seconds)
     }
 
@@ -167,7 +292,7 @@ mod tests {
     #[test]
     fn a_command_that_reads_the_question_and_answers_is_heard() {
         let script = r#"grep -q '"protocol":1' && echo '{"ballots":[{"pitch":"a","scores":{"risk":3}}]}'"#;
-        let ballots = ask_shell(script, 20.0).unwrap();
+        let ballots = ask_shell(script, 20.0).unwrap().ballots;
         assert_eq!((ballots[0].pitch.as_str(), ballots[0].scores["risk"]), ("a", 3.0));
     }
 
@@ -183,7 +308,7 @@ mod tests {
         let nowhere = ask(
             "x",
             &["/no/such/program".into()],
-            &Question::new("", "", "", &crate::shark::builtin::Which::Skeptic.shark(), Vec::new()),
+            &Question::new("", "", "", &crate::shark::builtin::Which::Skeptic.shark(), Vec::new(), Vec::new()),
             1.0,
         );
         assert!(nowhere.unwrap_err().to_string().contains("cannot be started"));

@@ -2,17 +2,24 @@
 //! the same scores, and every score says in a sentence where it comes from.
 //!
 //! The *skeptic* believes the least of what is claimed, predicted and possible, less what the contestant's record takes
-//! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true.
+//! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true. *The Performance Oracle* and *The
+//! Pragmatic Engineer* are those of the first season, with their criteria; the Oracle has others where it is about being right.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ballot, Criterion, Role, Shark, Source, default_criteria};
+use super::{Ballot, Criterion, Role, SecondChoice, Shark, Source, Statement, default_criteria};
 use crate::evidence::Evidence;
 use crate::pitch::{EvidenceKind, Kind, Level, Pitch};
+use crate::round::RoundKind;
 use crate::settings::Settings;
 
 /// How far a prediction of the analytic model, or of a claim, is typically off: the standard deviation of its logarithm.
 const MODEL_ERROR: f64 = 0.15;
+/// Points from which a criterion is a strength, and up to which it is a weakness.
+const STRONG: f64 = 7.0;
+const WEAK: f64 = 4.0;
 /// Working memory beyond which a pragmatist begins to worry, in bytes.
 const ROOMY: f64 = 16e6;
 
@@ -26,21 +33,58 @@ pub enum Which {
     Pragmatist,
     /// Asks whether it can be true.
     Theorist,
+    /// The first season's first shark.
+    Oracle,
+    /// The first season's second shark.
+    Engineer,
 }
 
 /// Points and their reason.
 type Scored = (f64, String);
 
 impl Which {
-    /// All of them.
+    /// Those that judge where a season names none.
     pub const ALL: [Which; 3] = [Which::Skeptic, Which::Pragmatist, Which::Theorist];
+    /// Everyone that a season may name.
+    pub const KNOWN: [Which; 5] = [Which::Skeptic, Which::Pragmatist, Which::Theorist, Which::Oracle, Which::Engineer];
 
-    /// The name, which is the temperament too.
+    /// What a season's file calls it; the temperament too.
     pub fn name(self) -> &'static str {
         match self {
             Which::Skeptic => "skeptic",
             Which::Pragmatist => "pragmatist",
             Which::Theorist => "theorist",
+            Which::Oracle => "oracle",
+            Which::Engineer => "engineer",
+        }
+    }
+
+    /// Its full name, who it is, and what it goes by.
+    fn introduced(self) -> [&'static str; 3] {
+        match self {
+            Which::Skeptic => [
+                "skeptic",
+                "believes the least of what is claimed, predicted and possible",
+                "show me the second measurement",
+            ],
+            Which::Pragmatist => {
+                ["pragmatist", "asks what ships, and who will have to debug it", "what ships is what counts"]
+            }
+            Which::Theorist => [
+                "theorist",
+                "asks whether the numbers can be true before anyone measures them",
+                "first the roofline, then the roof",
+            ],
+            Which::Oracle => [
+                "The Performance Oracle",
+                "judges by the clock alone; once voted three times for what turned out wrong, and says so",
+                "wall-clock, nothing else",
+            ],
+            Which::Engineer => [
+                "The Pragmatic Engineer",
+                "has seen elegant theories fail to build, and prefers what can be debugged on a Friday",
+                "working code beats elegant theory",
+            ],
         }
     }
 
@@ -49,60 +93,86 @@ impl Which {
         let criteria = |list: [(&str, f64, Role); 4]| {
             list.map(|(name, weight, role)| Criterion { name: name.to_owned(), weight, role }).to_vec()
         };
-        let criteria = match self {
-            Which::Skeptic => default_criteria(),
-            Which::Pragmatist => criteria([
-                ("ships", 0.40, Role::Risk),
-                ("debuggability", 0.25, Role::Other),
-                ("simplicity", 0.20, Role::Complexity),
-                ("upgrade path", 0.15, Role::Other),
-            ]),
-            Which::Theorist => criteria([
-                ("probability of working", 0.40, Role::Risk),
-                ("simplicity", 0.30, Role::Complexity),
-                ("performance", 0.20, Role::Speedup),
-                ("debugging", 0.10, Role::Other),
-            ]),
-        };
-        let source = Source::Builtin { which: self };
-        Shark { name: self.name().into(), temperament: self.name().into(), criteria, source }
+        let works = [
+            ("probability of working", 0.40, Role::Risk),
+            ("simplicity", 0.30, Role::Complexity),
+            ("performance", 0.20, Role::Speedup),
+            ("debugging", 0.10, Role::Other),
+        ];
+        let ships = [
+            ("ships", 0.40, Role::Risk),
+            ("debuggability", 0.25, Role::Other),
+            ("simplicity", 0.20, Role::Complexity),
+            ("upgrade path", 0.15, Role::Other),
+        ];
+        let [name, character, motto] = self.introduced().map(str::to_owned);
+        Shark {
+            name,
+            temperament: self.name().into(),
+            character,
+            motto,
+            criteria: match self {
+                Which::Skeptic => default_criteria(),
+                Which::Pragmatist | Which::Engineer => criteria(ships),
+                Which::Theorist => criteria(works),
+                Which::Oracle => criteria([
+                    ("expected speedup", 0.40, Role::Speedup),
+                    ("feasibility", 0.25, Role::Complexity),
+                    ("risk", 0.20, Role::Risk),
+                    ("pitch quality", 0.15, Role::Quality),
+                ]),
+            },
+            criteria_in: match self {
+                Which::Oracle => [(RoundKind::Correctness, criteria(works))].into(),
+                _ => BTreeMap::new(),
+            },
+            source: Source::Builtin { which: self },
+        }
     }
 
-    /// Its ballot on a pitch.
-    pub fn ballot(self, pitch: &Pitch, evidence: &Evidence, settings: &Settings) -> Ballot {
+    /// Its ballot on a pitch, by the criteria that it has in this round.
+    pub fn ballot(self, criteria: &[Criterion], pitch: &Pitch, evidence: &Evidence, settings: &Settings) -> Ballot {
         let judged = Judged { pitch, evidence, settings };
-        let scored: Vec<(&str, Scored)> = match self {
-            Which::Skeptic => vec![
-                ("speedup", judged.speedup(judged.least())),
-                ("complexity", judged.complexity()),
-                ("risk", judged.risk()),
-                ("quality", judged.quality()),
-            ],
-            Which::Pragmatist => vec![
-                ("ships", judged.ships()),
-                ("debuggability", judged.debuggability()),
-                ("simplicity", judged.simplicity()),
-                ("upgrade path", judged.upgrade_path()),
-            ],
-            Which::Theorist => vec![
-                ("probability of working", judged.works()),
-                ("simplicity", judged.simplicity()),
-                ("performance", judged.speedup(judged.middle())),
-                ("debugging", judged.debuggability()),
-            ],
-        };
+        let expects = if self == Which::Skeptic { judged.least() } else { judged.middle() };
         let mut ballot = Ballot { pitch: pitch.name.clone(), ..Ballot::default() };
-        for (criterion, (points, because)) in scored {
-            ballot.scores.insert(criterion.to_owned(), round(points.clamp(0.0, 10.0)));
-            ballot.because.insert(criterion.to_owned(), because);
+        for Criterion { name, .. } in criteria {
+            let (points, because) = judged.score(name, &expects);
+            let points = round(points.clamp(0.0, 10.0));
+            if points >= STRONG {
+                ballot.strengths.push(format!("{name}: {because}"));
+            } else if points <= WEAK {
+                ballot.weaknesses.push(format!("{name}: {because}"));
+            }
+            ballot.scores.insert(name.clone(), points);
+            ballot.because.insert(name.clone(), because);
         }
-        let expects = match self {
-            Which::Skeptic => judged.least().0,
-            Which::Pragmatist | Which::Theorist => judged.middle().0,
-        };
-        ballot.expects = Some(round(expects));
-        ballot.probability = Some(round(chance(expects, 1.0 + settings.margin())));
+        ballot.expects = Some(round(expects.0));
+        ballot.probability = Some(round(chance(expects.0, 1.0 + settings.margin())));
         ballot
+    }
+
+    /// What it says beside its ballots: why not the others, and what it would take instead.
+    pub fn statement(self, shark: &Shark, ballots: &[Ballot]) -> Statement {
+        let mut ranked: Vec<(f64, &Ballot)> =
+            ballots.iter().filter_map(|ballot| Some((shark.total(ballot)?, ballot))).collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let worst = |ballot: &Ballot| {
+            let lowest = ballot.scores.iter().min_by(|a, b| a.1.total_cmp(b.1))?;
+            Some((ballot.pitch.clone(), format!("{} {}: {}", lowest.0, lowest.1, ballot.because.get(lowest.0)?)))
+        };
+        let second = ranked.get(1).map(|(_, ballot)| SecondChoice {
+            pitch: ballot.pitch.clone(),
+            conditions: match ballot.weaknesses.as_slice() {
+                [] => vec!["only where the first choice fails".to_owned()],
+                weak => weak.iter().map(|weak| format!("only if it holds in spite of {weak}")).collect(),
+            },
+        });
+        Statement {
+            motto: shark.motto.clone(),
+            why_not: ranked.iter().skip(1).filter_map(|(_, ballot)| worst(ballot)).collect(),
+            second,
+            ..Statement::default()
+        }
     }
 }
 
@@ -126,6 +196,21 @@ struct Judged<'a> {
 }
 
 impl Judged<'_> {
+    /// Points on a criterion. Whoever expects little expects it everywhere.
+    fn score(&self, criterion: &str, expects: &(f64, String)) -> Scored {
+        match criterion {
+            "speedup" | "expected speedup" | "performance" => self.speedup(expects.clone()),
+            "complexity" | "feasibility" => self.complexity(),
+            "risk" => self.risk(),
+            "ships" => self.ships(),
+            "debuggability" | "debugging" => self.debuggability(),
+            "simplicity" => self.simplicity(),
+            "upgrade path" => self.upgrade_path(),
+            "probability of working" => self.works(),
+            _ => self.quality(),
+        }
+    }
+
     fn claim(&self) -> f64 {
         let figures = self.pitch.claim.as_ref().and_then(|claim| claim.figures());
         figures.map_or(1.0, |(speedup, ..)| speedup)
@@ -274,7 +359,7 @@ mod tests {
 
     fn claiming(speedup: f64) -> Pitch {
         let (low, high) = (Some(speedup * 0.8), Some(speedup * 1.2));
-        let claim = Claim { speedup: Some(speedup), low, high, reasoning: "x".into() };
+        let claim = Claim { speedup: Some(speedup), low, high, reasoning: "x".into(), ..Claim::default() };
         Pitch { claim: Some(claim), ..pitch() }
     }
 
@@ -289,16 +374,22 @@ mod tests {
             changes: predicted.map(|_| 2),
             scratch_bytes: Some(1 << 20),
             simulated: Vec::new(),
+            figures: Default::default(),
             record,
         }
     }
 
     fn total(which: Which, pitch: &Pitch, evidence: &Evidence) -> f64 {
         let settings = Settings::default();
-        let (shark, ballot) = (which.shark(), which.ballot(pitch, evidence, &settings));
+        let shark = which.shark();
+        let ballot = which.ballot(&shark.criteria, pitch, evidence, &settings);
         shark.check().unwrap();
         shark.check_ballots(std::slice::from_ref(&ballot), std::slice::from_ref(&pitch.name), &settings).unwrap();
-        assert_eq!(ballot, which.ballot(pitch, evidence, &settings), "the same evidence makes the same ballot");
+        assert_eq!(
+            ballot,
+            which.ballot(&shark.criteria, pitch, evidence, &settings),
+            "the same evidence makes the same ballot"
+        );
         assert!(ballot.scores.keys().all(|name| !ballot.because[name].is_empty()), "every score is explained");
         shark.total(&ballot).unwrap()
     }
@@ -312,10 +403,39 @@ mod tests {
     }
 
     #[test]
+    fn the_oracle_judges_by_other_criteria_where_it_is_about_being_right() {
+        let oracle = Which::Oracle.shark();
+        let names = |kind| oracle.in_round(kind).criteria.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(RoundKind::Regular)[0], "expected speedup");
+        assert_eq!(names(RoundKind::Correctness)[0], "probability of working");
+        assert_eq!(names(RoundKind::WildCard), names(RoundKind::Regular));
+    }
+
+    #[test]
+    fn a_statement_names_a_second_choice_with_conditions_and_says_why_not_the_others() {
+        let shark = Which::Engineer.shark();
+        let (mut a, mut b) = (claiming(1.5), claiming(1.1));
+        (a.name, b.name) = ("a".into(), "b".into());
+        let ballots = [&a, &b].map(|pitch| {
+            let predicted = if pitch.name == "a" { 1.4 } else { 0.9 };
+            Which::Engineer.ballot(
+                &shark.criteria,
+                pitch,
+                &evidence(Some(predicted), TrackRecord::default()),
+                &Settings::default(),
+            )
+        });
+        let said = Which::Engineer.statement(&shark, &ballots);
+        let second = said.second.unwrap();
+        assert_eq!((second.pitch.as_str(), said.motto.as_str()), ("b", "working code beats elegant theory"));
+        assert!(!second.conditions.is_empty() && said.why_not.contains_key("b") && !said.why_not.contains_key("a"));
+    }
+
+    #[test]
     fn a_contestant_who_promises_too_much_is_believed_less() {
         let loud = claiming(2.0);
         let record = TrackRecord { judged: 4, successes: 0, measured: 4, bias: 0.7 };
-        for which in Which::ALL {
+        for which in Which::KNOWN {
             let fresh = total(which, &loud, &evidence(None, TrackRecord::default()));
             assert!(total(which, &loud, &evidence(None, record.clone())) < fresh, "{which:?}");
         }
@@ -324,7 +444,7 @@ mod tests {
     #[test]
     fn nothing_is_expected_beyond_the_roofline() {
         let bound = Evidence { possible: Some(1.02), ..evidence(Some(2.0), TrackRecord::default()) };
-        let ballot = Which::Theorist.ballot(&pitch(), &bound, &Settings::default());
+        let ballot = Which::Theorist.ballot(&Which::Theorist.shark().criteria, &pitch(), &bound, &Settings::default());
         assert!(ballot.expects.unwrap() <= 1.02);
     }
 

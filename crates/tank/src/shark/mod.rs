@@ -3,6 +3,9 @@
 //! A shark scores every pitch from 0 to 10 on each criterion. Built-in ones compute their scores from evidence
 //! ([`builtin`]), people write theirs in a file, and agents answer over a pipe ([`agent`]). Whoever it is, the
 //! same rules are applied to the ballots.
+//!
+//! A shark is somebody: it has a name, a character and a motto, criteria that may differ by the kind of round, and beside its
+//! ballots a statement, in which it says why not the others, names a second choice with its conditions, and the terms on which it funds.
 
 pub mod agent;
 pub mod builtin;
@@ -12,6 +15,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pitch::Deal;
+use crate::round::RoundKind;
 use crate::settings::Settings;
 use crate::{Error, Result, written};
 
@@ -72,6 +77,9 @@ pub enum Source {
     Ballots {
         /// All of them.
         ballots: Vec<Ballot>,
+        /// What is said beside them, round by round.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        statements: Vec<Statement>,
     },
     /// Asked of a command.
     Command {
@@ -80,15 +88,30 @@ pub enum Source {
     },
 }
 
+impl Default for Source {
+    fn default() -> Self {
+        Source::Ballots { ballots: Vec::new(), statements: Vec::new() }
+    }
+}
+
 /// A judge.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shark {
     /// Its name.
     pub name: String,
     /// Its temperament, of which a round needs several distinct ones.
     pub temperament: String,
+    /// Who it is, in a sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub character: String,
+    /// What it goes by, in a few words.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub motto: String,
     /// What it looks at.
     pub criteria: Vec<Criterion>,
+    /// What it looks at in rounds of other kinds: `correctness`, `research`, `wild-card`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub criteria_in: BTreeMap<RoundKind, Vec<Criterion>>,
     /// Where its ballots come from.
     pub source: Source,
 }
@@ -117,9 +140,46 @@ pub struct Ballot {
     /// The speedup that the shark expects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expects: Option<f64>,
+    /// What speaks for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub strengths: Vec<String>,
+    /// What speaks against it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weaknesses: Vec<String>,
     /// A veto.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub veto: Option<Veto>,
+}
+
+/// What a shark says of a round beside its ballots.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Statement {
+    /// The round, where a file holds statements for several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<String>,
+    /// What it goes by this time.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub motto: String,
+    /// Why not the others, pitch by pitch.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub why_not: BTreeMap<String, String>,
+    /// What it would take instead, and on which conditions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub second: Option<SecondChoice>,
+    /// The terms on which it funds what it likes best: they are the winner's, where they are stricter than its own.
+    #[serde(skip_serializing_if = "Deal::is_nothing")]
+    pub deal: Deal,
+}
+
+/// A conditional second choice.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SecondChoice {
+    /// The pitch.
+    pub pitch: String,
+    /// Only with these.
+    pub conditions: Vec<String>,
 }
 
 /// A shark's wish that a pitch be not built at all. It stands only if what it cites is so.
@@ -138,10 +198,18 @@ pub struct Veto {
 struct SharkFile {
     shark: String,
     temperament: String,
+    #[serde(default)]
+    character: String,
+    #[serde(default)]
+    motto: String,
     #[serde(default = "default_criteria")]
     criterion: Vec<Criterion>,
     #[serde(default)]
+    criterion_in: BTreeMap<RoundKind, Vec<Criterion>>,
+    #[serde(default)]
     ballot: Vec<Ballot>,
+    #[serde(default)]
+    statement: Vec<Statement>,
     #[serde(default)]
     command: Vec<String>,
 }
@@ -157,7 +225,7 @@ impl Shark {
             Err(Error::Written { path: path.to_path_buf(), line, problem, remedy })
         };
         let source = match (file.ballot.is_empty(), file.command.is_empty()) {
-            (false, true) => Source::Ballots { ballots: file.ballot },
+            (false, true) => Source::Ballots { ballots: file.ballot, statements: file.statement },
             (true, false) => Source::Command { command: file.command },
             (true, true) => {
                 return refuse(
@@ -168,26 +236,47 @@ impl Shark {
             }
             (false, false) => return refuse("command", "the shark has both ballots and a command", "keep one of them"),
         };
-        let shark = Shark { name: file.shark, temperament: file.temperament, criteria: file.criterion, source };
+        let shark = Shark {
+            name: file.shark,
+            temperament: file.temperament,
+            character: file.character,
+            motto: file.motto,
+            criteria: file.criterion,
+            criteria_in: file.criterion_in,
+            source,
+        };
         shark.check()?;
         Ok(shark)
     }
 
+    /// The shark as it judges rounds of a kind: with the criteria that it has for them.
+    pub fn in_round(&self, kind: RoundKind) -> Self {
+        let criteria = self.criteria_in.get(&kind).unwrap_or(&self.criteria).clone();
+        Self { criteria, ..self.clone() }
+    }
+
     /// Refuses weights that do not sum to one, and criteria that are none.
     pub fn check(&self) -> Result<()> {
+        for criteria in [&self.criteria].into_iter().chain(self.criteria_in.values()) {
+            self.check_criteria(criteria)?;
+        }
+        Ok(())
+    }
+
+    fn check_criteria(&self, criteria: &[Criterion]) -> Result<()> {
         let refuse = |problem: String| {
             let remedy = "give each criterion a name of its own and a weight between 0 and 1".to_owned();
             Err(Error::Rules { what: format!("shark '{}'", self.name), problem, remedy })
         };
-        for (index, criterion) in self.criteria.iter().enumerate() {
+        for (index, criterion) in criteria.iter().enumerate() {
             if !(criterion.weight.is_finite() && (0.0..=1.0).contains(&criterion.weight)) {
                 return refuse(format!("criterion '{}' has the weight {}", criterion.name, criterion.weight));
             }
-            if self.criteria[..index].iter().any(|earlier| earlier.name == criterion.name) {
+            if criteria[..index].iter().any(|earlier| earlier.name == criterion.name) {
                 return refuse(format!("criterion '{}' is there twice", criterion.name));
             }
         }
-        let sum: f64 = self.criteria.iter().map(|c| c.weight).sum();
+        let sum: f64 = criteria.iter().map(|c| c.weight).sum();
         match (sum - 1.0).abs() <= WEIGHT_ROUNDING {
             true => Ok(()),
             false => Err(Error::Weights { shark: self.name.clone(), sum }),
@@ -275,8 +364,7 @@ mod tests {
     fn shark(weights: [f64; 4]) -> Shark {
         let mut criteria = default_criteria();
         criteria.iter_mut().zip(weights).for_each(|(criterion, weight)| criterion.weight = weight);
-        let source = Source::Ballots { ballots: Vec::new() };
-        Shark { name: "hammer".into(), temperament: "blunt".into(), criteria, source }
+        Shark { name: "hammer".into(), temperament: "blunt".into(), criteria, ..Shark::default() }
     }
 
     fn ballot(pitch: &str, scores: [f64; 4]) -> Ballot {

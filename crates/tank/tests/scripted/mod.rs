@@ -33,6 +33,8 @@ pub enum Fate {
     Unknown,
     /// Wrong results.
     Wrong,
+    /// Right results, where the champion's are wrong.
+    Rights,
     /// It does not build.
     Broken,
     /// It ends while the clock runs.
@@ -133,6 +135,11 @@ impl Referee for Scripted {
             champion_precision: None,
             repeated: Some(true),
             program: None,
+            champion_wrong: matches!(fate, Fate::Rights).then(|| Wrong {
+                case: "3×33×48".into(),
+                inputs: "realistic".into(),
+                what: "it computes A·B".into(),
+            }),
             wrong: if matches!(fate, Fate::Wrong) { vec![wrong] } else { Vec::new() },
             fault: matches!(fate, Fate::Broken).then(|| Fault::Build { reason: "no rule to make target".into() }),
         })
@@ -217,6 +224,7 @@ pub fn claiming(mut pitch: Pitch, speedup: f64) -> Pitch {
         low: Some(speedup * 0.95),
         high: Some(speedup * 1.05),
         reasoning: "arithmetic".into(),
+        ..Claim::default()
     });
     pitch
 }
@@ -225,8 +233,8 @@ pub fn claiming(mut pitch: Pitch, speedup: f64) -> Pitch {
 pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
     let round = |(name, pitches): &(&str, Vec<Pitch>)| Round {
         name: name.to_string(),
-        context: String::new(),
         pitches: pitches.clone(),
+        ..Round::default()
     };
     Season {
         name: "test".into(),
