@@ -3,8 +3,9 @@
 
 Usage: browse.py REPORT.html [SCREENSHOT.png]
 
-Fails if anything is fetched, logged or thrown, if a section or a plot is missing or has no size, if the page is wider than
-a telephone's screen, or if the dark colours are the light ones. Speaks the DevTools protocol through a pipe, so it needs
+Fails if anything is fetched, logged or thrown, if a section that the contents name or a plot is missing or has no size, if the page is
+wider than a telephone's screen, a desk's or a sheet of paper, if any text has too little contrast, or if the dark page looks like the
+light one. Speaks the DevTools protocol through a pipe, so it needs
 nothing but Python and Chromium.
 """
 
@@ -20,8 +21,38 @@ import tempfile
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe""".split()
 
-SECTIONS = "scorecard problems roofline rounds calibration graveyard controls provenance".split()
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+SHEET = {"width": 794, "height": 1123, "deviceScaleFactor": 1, "mobile": False}
+# What WCAG asks of text of ordinary size.
+CONTRAST = 4.5
+
+# Every text that is shown, with the contrast of its colour against what is behind it: the worst first.
+WORST_CONTRAST = """(() => {
+  const channels = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => {
+    const part = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  };
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = channels(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [100, ""];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.getClientRects().length || element.closest("svg title")) continue;
+    const style = getComputedStyle(element);
+    const ink = light(channels(element.closest("svg") ? style.fill : style.color)), paper = light(behind(element));
+    const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, walker.currentNode.data.trim().slice(0, 40)];
+  }
+  return worst;
+})()"""
 
 
 class Browser:
@@ -94,31 +125,44 @@ def look(browser, page, screenshot):
     browser.ask("Page.navigate", url=page.resolve().as_uri())
     browser.wait("Page.loadEventFired")
     faults = []
-    for section in SECTIONS:
-        words = browser.evaluate(f"(document.querySelector('#{section}') || {{}}).innerText || ''")
+    named = browser.evaluate("[...document.querySelectorAll('#contents a')].map(a => a.getAttribute('href').slice(1))")
+    if not named:
+        faults.append("there are no contents")
+    for section in named or []:
+        words = browser.evaluate(f"(document.getElementById('{section}') || {{}}).innerText || ''")
         if len(words.strip()) < 20:
             faults.append(f"section {section} is missing or empty")
-    for plot in ("svg.strip rect.measured", "svg.strip rect.claimed", "svg.roofline .roof", "svg.roofline circle"):
+    plots = ["svg.strip rect.measured", "svg.strip rect.claimed", ".axis span"]
+    plots += ["svg.roofline .roof", "svg.roofline circle"] if "roofline" in (named or []) else []
+    for plot in plots:
         seen = browser.evaluate(
             f"[...document.querySelectorAll('{plot}')].filter(e => e.getBoundingClientRect().width > 0).length"
         )
         if not seen:
             faults.append(f"no {plot} is drawn")
-    width = browser.evaluate("document.documentElement.scrollWidth")
-    if width > PHONE["width"]:
-        faults.append(f"the page is {width} pixels wide on a screen of {PHONE['width']}")
+    for name, size, medium in (("phone", PHONE, "screen"), ("desk", DESK, "screen"), ("sheet", SHEET, "print")):
+        browser.ask("Emulation.setDeviceMetricsOverride", **size)
+        browser.ask("Emulation.setEmulatedMedia", media=medium)
+        width = browser.evaluate("document.documentElement.scrollWidth")
+        if width > size["width"]:
+            faults.append(f"the page is {width} pixels wide on a {name} of {size['width']}")
+    browser.ask("Emulation.setDeviceMetricsOverride", **PHONE)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     if browser.evaluate("document.scripts.length"):
         faults.append("the page has scripts")
-    colour = "getComputedStyle(document.body).backgroundColor"
-    colours = []
+    pictures = []
     for scheme in ("light", "dark"):
-        browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        colours.append(browser.evaluate(colour))
-    if colours[0] == colours[1]:
-        faults.append(f"light and dark are both {colours[0]}")
-    if screenshot:
-        picture = browser.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        pathlib.Path(screenshot).write_bytes(base64.b64decode(picture))
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.ask("Emulation.setEmulatedMedia", media="screen", features=features)
+        ratio, words = browser.evaluate(WORST_CONTRAST)
+        if ratio < CONTRAST:
+            faults.append(f"{scheme}: {words!r} has a contrast of {ratio:.2f}, less than {CONTRAST}")
+        pictures.append(base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
+        if screenshot:
+            path = pathlib.Path(screenshot)
+            path.with_stem(f"{path.stem}-{scheme}").write_bytes(pictures[-1])
+    if pictures[0] == pictures[1]:
+        faults.append("light and dark look the same")
     for event in browser.events:
         method, params = event.get("method"), event.get("params", {})
         if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
@@ -143,7 +187,7 @@ def main():
         print(f"{page}: {fault}", file=sys.stderr)
     if faults:
         sys.exit(1)
-    print(f"{page}: text and plots are there, nothing is fetched, logged or too wide, and dark is dark")
+    print(f"{page}: text and plots are there and can be read, nothing is fetched, logged or too wide, and dark is dark")
 
 
 main()

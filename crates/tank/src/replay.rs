@@ -36,6 +36,36 @@ struct WrittenRound {
     deal: Deal,
     #[serde(default)]
     measured: Vec<WrittenTime>,
+    #[serde(default)]
+    physics: Vec<Physics>,
+    /// What was said before the vote.
+    #[serde(default)]
+    opening: String,
+    /// The conditions on which a second choice would have been taken.
+    #[serde(default)]
+    second: Vec<String>,
+}
+
+/// Something that was said beside the sums, and what is so.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Physics {
+    /// What was said.
+    pub said: String,
+    /// What is so.
+    pub right: String,
+    /// Numbers whose product that begins with, where it is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub product: Vec<f64>,
+}
+
+/// A shark of the season, as it voted in a round.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Judge {
+    /// Its name.
+    pub name: String,
+    /// What it went by.
+    pub motto: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -43,12 +73,17 @@ struct WrittenRound {
 struct WrittenPitch {
     name: String,
     claim: Option<[f64; 2]>,
+    /// Its claims from round to round, each with how sure its author was.
+    #[serde(default)]
+    revised: Vec<[f64; 3]>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenShark {
     name: String,
+    #[serde(default)]
+    motto: String,
     criteria: Vec<String>,
     weights: Vec<f64>,
     ballot: Vec<WrittenBallot>,
@@ -90,6 +125,12 @@ pub struct Total {
 pub struct Replayed {
     /// Its name.
     pub round: String,
+    /// Who judged.
+    pub judges: Vec<Judge>,
+    /// What was said before the vote.
+    pub opening: String,
+    /// The conditions on which a second choice would have been taken.
+    pub second: Vec<String>,
     /// Every total.
     pub totals: Vec<Total>,
     /// What the vote builds.
@@ -102,6 +143,10 @@ pub struct Replayed {
     pub now: String,
     /// What was claimed for what was built.
     pub claim: Option<[f64; 2]>,
+    /// That claim from round to round, each with how sure its author was.
+    pub revised: Vec<[f64; 3]>,
+    /// What was said beside the sums, and what is so.
+    pub physics: Vec<Physics>,
     /// Each problem's speedup.
     pub speedups: Vec<(String, f64)>,
     /// The verdict by the deal's own terms, where there are figures.
@@ -136,6 +181,11 @@ fn replay(round: &WrittenRound) -> Result<Replayed> {
     });
     Ok(Replayed {
         round: round.name.clone(),
+        judges: round.shark.iter().map(|s| Judge { name: s.name.clone(), motto: s.motto.clone() }).collect(),
+        opening: round.opening.clone(),
+        second: round.second.clone(),
+        physics: round.physics.clone(),
+        revised: built.map(|pitch| pitch.revised.clone()).unwrap_or_default(),
         totals,
         winner: tally.winner().map(str::to_owned),
         built: round.built.clone(),
@@ -231,6 +281,24 @@ mod tests {
         assert_eq!(totals(3), [(6.4, true), (5.4, true), (7.9, false), (7.4, true), (4.7, true), (9.15, false)]);
         assert_eq!(rounds[0].winner.as_deref(), Some("pipeline stages"));
         assert_eq!(rounds[3].winner.as_deref(), Some("two-pass"));
+    }
+
+    #[test]
+    fn the_sharks_keep_their_names_and_what_was_said_beside_the_sums_is_put_right() {
+        let rounds = first_season().unwrap();
+        let names = |round: usize| rounds[round].judges.iter().map(|judge| judge.name.as_str()).collect::<Vec<_>>();
+        assert_eq!(names(0), ["The Performance Oracle"]);
+        assert_eq!(names(3), ["The Performance Oracle", "The Pragmatic Engineer"]);
+        assert!(rounds[3].second.len() == 3 && rounds[3].opening.contains("three wrong votes"));
+        for physics in rounds[0].physics.iter().filter(|physics| !physics.product.is_empty()) {
+            let product: f64 = physics.product.iter().product();
+            assert!(physics.right.starts_with(&format!("{product} ")), "{product}: {}", physics.right);
+        }
+        let logs: f64 = rounds[0].speedups.iter().map(|(_, speedup)| -speedup.ln()).sum();
+        let slower = 100.0 * ((logs / rounds[0].speedups.len() as f64).exp() - 1.0);
+        let said = rounds[0].physics.iter().find(|physics| physics.said.contains("30 %")).unwrap();
+        assert!(said.right.contains(&format!("{slower:.0} % slower")), "{slower}: {}", said.right);
+        assert!(rounds[2].outcome.contains("offered") && rounds[2].revised.len() == 3);
     }
 
     #[test]

@@ -4,7 +4,8 @@ mod scripted;
 
 use scripted::{Fate, claiming, pitch, records, season, two};
 use tank::ledger::Record;
-use tank::report::{Report, html, markdown};
+use tank::replay::first_season;
+use tank::report::{Report, html, markdown, replay};
 
 fn told() -> Vec<Record> {
     let mut second = vec![
@@ -28,6 +29,17 @@ fn the_page_has_every_part_and_nothing_from_outside() {
     let records = told();
     let page = html(&Report::new(&records, None).unwrap());
     for part in [
+        "class=\"headline\"",
+        "id=\"contents\"",
+        "id=\"bracket\"",
+        "id=\"examination\"",
+        "id=\"guards\"",
+        "class=\"axis\"",
+        "Ballots of skeptic",
+        "Second choice:",
+        "Rollback:",
+        "the wrong assumption",
+        "@media print",
         "id=\"scorecard\"",
         "id=\"problems\"",
         "id=\"roofline\"",
@@ -51,6 +63,30 @@ fn the_page_has_every_part_and_nothing_from_outside() {
     }
     // The browser check of the CI looks at this page.
     std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/report.html"), page).unwrap();
+}
+
+#[test]
+fn what_was_gained_is_the_product_of_all_coronations() {
+    let report = Report::new(&told(), None).unwrap();
+    let gained = report.gained.unwrap();
+    assert!((gained.estimate - 1.3 * 1.1).abs() < 1e-9 && report.coronations == 2, "{gained}");
+    assert!(html(&report).contains("<strong>1.43×</strong> the baseline"));
+}
+
+#[test]
+fn the_first_season_has_a_page_of_its_own() {
+    let page = replay(&first_season().unwrap());
+    for part in [
+        "The Performance Oracle",
+        "The Pragmatic Engineer",
+        "36 % slower",
+        "Beside the sums",
+        "id=\"round-4\"",
+        "FAILURE",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/replay.html"), page).unwrap();
 }
 
 #[test]

@@ -154,3 +154,37 @@ fn two_seasons_may_share_a_ledger_and_the_first_can_still_be_finished() {
     played(&other, &path, &mut Scripted::new(&other, &FATES), &options(folder.path())).unwrap();
     assert_eq!(played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap().season, 1);
 }
+
+#[test]
+fn a_season_killed_at_two_hundred_random_moments_ends_as_if_nothing_had_happened() {
+    let season = two_rounds();
+    let whole = tempfile::tempdir().unwrap();
+    let path = whole.path().join("ledger.jsonl");
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(whole.path())).unwrap();
+    let ended = |path: &Path| {
+        let records = ledger::read(path).unwrap().records;
+        (verdicts(&records), champion(&records))
+    };
+    let (expected, bytes) = (ended(&path), fs::read(&path).unwrap());
+    let mut rng = fastrand::Rng::with_seed(17);
+    for kill in 0..200 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        // Killed several times, at any byte that was on the disk by then.
+        let mut cut = 0;
+        for _ in 0..rng.usize(1..4) {
+            cut = rng.usize(cut..=bytes.len());
+            let kept = fs::read(&path).unwrap_or_default();
+            // What an earlier kill tore was recorded by the play after it, so that bytes are no longer the same: only the first is cut so.
+            let text = if kept.is_empty() { bytes[..cut].to_vec() } else { kept[..rng.usize(..=kept.len())].to_vec() };
+            fs::write(&path, &text).unwrap();
+            let mut resumed = Scripted::new(&season, &FATES);
+            let whole = ledger::check(&path, &text).unwrap().whole;
+            if String::from_utf8_lossy(&text[..whole]).contains("the control differs") {
+                resumed.fates.insert("second".into(), Fate::Speed(1.3));
+            }
+            played(&season, &path, &mut resumed, &options(folder.path())).unwrap();
+        }
+        assert_eq!(ended(&path), expected, "kill {kill}");
+    }
+}

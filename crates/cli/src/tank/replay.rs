@@ -1,10 +1,12 @@
 //! `hammerhead tank replay`: the first season, counted again.
 
+use std::path::PathBuf;
+
 use clap::Args as ClapArgs;
 use tank::replay::{Replayed, first_season};
 
 use crate::table::Table;
-use crate::{Result, console};
+use crate::{Result, console, files};
 
 /// Count the first season again: its votes by the right arithmetic, its figures by its own terms
 #[derive(Debug, ClapArgs)]
@@ -17,11 +19,17 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write it as a page of its own as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Counts the recorded rounds again.
 pub fn replay(args: &Args) -> Result<()> {
     let rounds = first_season()?;
+    if let Some(path) = &args.html {
+        files::write_report(path, &tank::report::replay(&rounds))?;
+    }
     if args.json {
         return console::print_json(&rounds);
     }
@@ -31,6 +39,9 @@ pub fn replay(args: &Args) -> Result<()> {
 fn told(round: &Replayed) -> String {
     let claim = round.claim.map(|[low, high]| format!(", claimed {low}–{high}×")).unwrap_or_default();
     let mut text = format!("{}: {}{claim}: {}\n", round.round, round.built, round.outcome);
+    for judge in &round.judges {
+        text += &format!("{}: \"{}\"\n", judge.name, judge.motto);
+    }
     if !round.totals.is_empty() {
         let mut table = Table::new(&["shark", "pitch", ">stated", ">right", ""]);
         for total in &round.totals {
@@ -45,6 +56,9 @@ fn told(round: &Replayed) -> String {
     }
     for (problem, speedup) in &round.speedups {
         text += &format!("  {problem}: {speedup:.3}× ({:.0} % slower)\n", 100.0 * (1.0 / speedup - 1.0));
+    }
+    for physics in &round.physics {
+        text += &format!("  said: {}\n  so:   {}\n", physics.said, physics.right);
     }
     if let Some(judgement) = &round.judgement {
         text += &format!("now: {} ({})\n", judgement.verdict, judgement.reasons.join("; "));

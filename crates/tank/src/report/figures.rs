@@ -26,9 +26,28 @@ impl Axis {
         (1000.0 * (value / self.low).ln() / (self.high / self.low).ln()).min(1000.0)
     }
 
-    /// The ratio at each end, in words.
-    pub fn ends(&self) -> (String, String) {
-        (format!("{:.2}×", self.low), format!("{:.2}×", self.high))
+    /// Ratios to label, with where they lie, from 0 to 1000: as many round ones as there is room for.
+    pub fn ticks(&self) -> Vec<(f64, String)> {
+        const ROUND: [f64; 19] =
+            [0.1, 0.2, 0.33, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0];
+        let mut ticks: Vec<(f64, String)> = vec![(self.place(1.0), "1×".to_owned())];
+        for ratio in ROUND.into_iter().filter(|ratio| (self.low..=self.high).contains(ratio)) {
+            let place = self.place(ratio);
+            if ticks.iter().all(|(known, _)| (known - place).abs() > 90.0) {
+                ticks.push((place, format!("{ratio}×")));
+            }
+        }
+        ticks.sort_by(|a, b| a.0.total_cmp(&b.0));
+        ticks
+    }
+
+    /// The labels of the axis, to stand above strips.
+    pub fn labels(&self) -> String {
+        let label = |(place, text): (f64, String)| format!("<span style=\"left:{:.1}%\">{text}</span>", place / 10.0);
+        format!(
+            "<div class=\"axis\" aria-hidden=\"true\">{}</div>",
+            self.ticks().into_iter().map(label).collect::<String>()
+        )
     }
 }
 
@@ -48,9 +67,14 @@ pub fn strip(axis: &Axis, label: &str, claimed: Option<(f64, f64, f64)>, measure
     claimed.into_iter().for_each(|c| bar("claimed", 3.0, c));
     measured.into_iter().for_each(|m| bar("measured", 17.0, m));
     let one = axis.place(1.0);
+    let ticks: String = axis
+        .ticks()
+        .into_iter()
+        .map(|(place, _)| format!("<line class=\"tick\" x1=\"{place:.1}\" x2=\"{place:.1}\" y1=\"0\" y2=\"28\"/>"))
+        .collect();
     format!(
         "<svg class=\"strip\" viewBox=\"0 0 1000 28\" preserveAspectRatio=\"none\" role=\"img\"><title>{label}</title>\
-         <line class=\"one\" x1=\"{one:.1}\" x2=\"{one:.1}\" y1=\"0\" y2=\"28\"/>{marks}</svg>"
+         <line class=\"one\" x1=\"{one:.1}\" x2=\"{one:.1}\" y1=\"0\" y2=\"28\"/>{ticks}{marks}</svg>"
     )
 }
 

@@ -8,55 +8,88 @@ use crate::referee::Speedup;
 
 const STYLE: &str = include_str!("style.css");
 
+/// The sections, as the list of contents names them.
+const CONTENTS: [(&str, &str); 11] = [
+    ("bracket", "Rounds at a glance"),
+    ("scorecard", "Claimed against measured"),
+    ("problems", "Problem by problem"),
+    ("roofline", "Roofline"),
+    ("rounds", "Rounds and votes"),
+    ("examination", "Examination and deals"),
+    ("calibration", "Who was right"),
+    ("graveyard", "Graveyard"),
+    ("controls", "Controls"),
+    ("guards", "What held the contestants"),
+    ("provenance", "What it rests on"),
+];
+
 /// The report as HTML.
 pub fn html(report: &Report) -> String {
     let body = [
         summary(report),
+        contents(),
+        bracket(report),
         scorecard(report),
         shapes(report),
         roofline_section(report),
         rounds(report),
+        examination(report),
         calibration(report),
         graveyard(report),
         controls(report),
+        guards(report),
         provenance(report),
     ];
+    page(&format!("The tank: season {} “{}”", report.number, escape(&report.season)), &body.concat())
+}
+
+/// A page of its own: no network, no scripts.
+pub(super) fn page(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <link rel=\"icon\" href=\"data:,\">\n\
-         <title>The tank: season {} “{}”</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{}</main>\n</body>\n</html>\n",
-        report.number,
-        escape(&report.season),
-        body.concat()
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
 }
 
+fn contents() -> String {
+    let item = |(id, heading): (&str, &str)| format!("<li><a href=\"#{id}\">{heading}</a></li>");
+    format!("<nav id=\"contents\" aria-label=\"Contents\"><ol>{}</ol></nav>\n", CONTENTS.map(item).concat())
+}
+
 /// Text with what HTML would take for its own.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// A section with its heading.
-fn section(id: &str, heading: &str, body: &str) -> String {
+pub(super) fn section(id: &str, heading: &str, body: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{heading}</h2>\n{body}</section>\n")
 }
 
 /// A table that scrolls by itself where the page is narrow. Cells are HTML already.
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     if rows.is_empty() {
         return "<p>Nothing yet.</p>\n".to_owned();
     }
     let head: String = head.iter().map(|h| format!("<th scope=\"col\">{h}</th>")).collect();
-    let row = |cells: &Vec<String>| {
-        format!("<tr>{}</tr>\n", cells.iter().map(|cell| format!("<td>{cell}</td>")).collect::<String>())
+    // Figures with a unit; sentences that begin with one are none.
+    let is_number = |cell: &str| {
+        let letters = cell.chars().filter(|c| c.is_alphabetic()).count();
+        letters <= 2 && cell.starts_with(|c: char| c.is_ascii_digit() || "+-—".contains(c))
     };
+    let cell = |cell: &String| match is_number(cell) {
+        true => format!("<td class=\"number\">{cell}</td>"),
+        false => format!("<td>{cell}</td>"),
+    };
+    let row = |cells: &Vec<String>| format!("<tr>{}</tr>\n", cells.iter().map(cell).collect::<String>());
     let rows: String = rows.iter().map(row).collect();
     format!("<div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n")
 }
 
-fn badge(verdict: &str) -> String {
+pub(super) fn badge(verdict: &str) -> String {
     format!("<span class=\"badge {}\">{verdict}</span>", verdict.to_lowercase())
 }
 
@@ -64,29 +97,89 @@ fn bounds(speedup: &Speedup) -> (f64, f64, f64) {
     (speedup.estimate, speedup.low, speedup.high)
 }
 
+/// The headline: what was gained over the baseline, and how sure that is.
+fn headline(report: &Report) -> String {
+    match (&report.gained, &report.champion) {
+        (Some(gained), Some(name)) => {
+            let times = if report.coronations == 1 {
+                "one coronation".to_owned()
+            } else {
+                format!("{} coronations", report.coronations)
+            };
+            format!(
+                "<p class=\"headline\"><strong>{:.2}×</strong> the baseline’s speed</p>\n<p>Champion: <strong>{}</strong>. The gain lies between {:.2}× and \
+                 {:.2}×, measured a second time with new seeds; it is the product of {times}.</p>\n",
+                gained.estimate,
+                escape(name),
+                gained.low,
+                gained.high
+            )
+        }
+        (None, Some(name)) => format!(
+            "<p class=\"headline\"><strong>Right</strong>, where the champion before was not</p>\n<p>Champion: <strong>{}</strong>.</p>\n",
+            escape(name)
+        ),
+        _ => format!(
+            "<p class=\"headline\"><strong>1×</strong>: nothing beat the baseline</p>\n<p>Champion: <strong>the baseline</strong>, <code>{}</code>.</p>\n",
+            escape(&report.baseline)
+        ),
+    }
+}
+
 fn summary(report: &Report) -> String {
-    let champion =
-        match (&report.champion, report.attempts.iter().rev().find(|a| Some(&a.pitch) == report.champion.as_ref())) {
-            (Some(name), Some(attempt)) => {
-                let measured = attempt.measured.as_ref().map(|m| format!(", {} over its predecessor", interval(m)));
-                format!("<strong>{}</strong>{}", escape(name), measured.unwrap_or_default())
-            }
-            (Some(name), None) => format!("<strong>{}</strong>", escape(name)),
-            (None, _) => {
-                format!("<strong>the baseline</strong>, <code>{}</code>: nothing beat it", escape(&report.baseline))
-            }
-        };
     let ended = report.closed.as_deref().map_or("not finished".to_owned(), |at| format!("finished {at}"));
+    let dethroned: String = report
+        .dethroned
+        .iter()
+        .map(|(name, why)| format!("<p class=\"warning\">{} was dethroned: {}.</p>\n", escape(name), escape(why)))
+        .collect();
+    let mut remarks: Vec<&String> = report.attempts.iter().flat_map(|attempt| &attempt.remarks).collect();
+    remarks.sort();
+    remarks.dedup();
+    let remarks: String =
+        remarks.iter().map(|remark| format!("<p class=\"warning\">{}.</p>\n", escape(remark))).collect();
     format!(
-        "<header>\n<h1>The tank: season {} “{}”</h1>\n<p>{}</p>\n<p>Champion: {champion}.</p>\n\
+        "<header>\n<h1>The tank: season {} “{}”</h1>\n<p>{}</p>\n{}{dethroned}{remarks}\
          <p class=\"fine\">Metric: {}. Baseline: <code>{}</code>. Began {}, {ended}.</p>\n</header>\n",
         report.number,
         escape(&report.season),
         escape(&report.context),
+        headline(report),
         escape(&report.metric),
         escape(&report.baseline),
         report.opened,
     )
+}
+
+/// Every round in a line: who pitched, whom the vote chose, what became of it.
+fn bracket(report: &Report) -> String {
+    let round = |round: &RoundReport| {
+        let verdict = round.verdict.map(|verdict| badge(&verdict.to_string())).unwrap_or_default();
+        let winner = round.tally.as_ref().and_then(|tally| tally.winner());
+        let mut names: Vec<String> = Vec::new();
+        for told in &round.pitches {
+            let name = escape(&told.pitch.name);
+            names.push(match (&told.disqualified, winner == Some(told.pitch.name.as_str())) {
+                (Some(_), _) => format!("<li class=\"out\"><s>{name}</s></li>"),
+                (None, true) => format!("<li class=\"won\">{name}</li>"),
+                (None, false) => format!("<li>{name}</li>"),
+            });
+        }
+        format!(
+            "<li><h3>{} {verdict}</h3><ul>{}</ul><p class=\"fine\">{}</p></li>\n",
+            escape(&round.name),
+            names.concat(),
+            escape(&round.note)
+        )
+    };
+    let rounds: String = report.rounds.iter().map(round).collect();
+    let about = "<p class=\"fine\">Bold is whom the vote chose; struck out is who was disqualified.</p>\n";
+    let body = if rounds.is_empty() {
+        "<p>No round was played yet.</p>\n".to_owned()
+    } else {
+        format!("{about}<ol class=\"bracket\">\n{rounds}</ol>\n")
+    };
+    section("bracket", "Rounds at a glance", &body)
 }
 
 /// Every attempt: a strip with the claim above and the measurement below.
@@ -111,11 +204,11 @@ fn scorecard(report: &Report) -> String {
         )
     };
     let rows: String = report.attempts.iter().map(row).collect();
-    let (low, high) = axis.ends();
     let legend = format!(
         "<p class=\"fine\"><span class=\"key claimed\"></span> claimed (80 % interval) <span class=\"key measured\"></span> \
-         measured (geometric mean over the problems, with its confidence interval). The axis goes from {low} to {high}, \
-         logarithmic; the line is 1×.</p>\n"
+         measured (geometric mean over the problems, with its confidence interval). Times as fast as the champion before, on a \
+         logarithmic axis; dashed is 1×.</p>\n<div class=\"row head\"><div></div><div>{}</div><div></div></div>\n",
+        axis.labels()
     );
     let rows = if rows.is_empty() { "<p>Nothing was tried yet.</p>\n".to_owned() } else { rows };
     section("scorecard", "Claimed against measured", &format!("{legend}{rows}"))
@@ -145,7 +238,8 @@ fn shapes(report: &Report) -> String {
             body += &format!("<p class=\"fine\">With warm weights instead: {}.</p>\n", interval(beside));
         }
     }
-    let body = if body.is_empty() { "<p>Nothing was timed yet.</p>\n".to_owned() } else { body };
+    let head = format!("<div class=\"row head\"><div></div><div>{}</div><div></div></div>\n", axis.labels());
+    let body = if body.is_empty() { "<p>Nothing was timed yet.</p>\n".to_owned() } else { format!("{head}{body}") };
     section("problems", "Problem by problem", &body)
 }
 
@@ -175,10 +269,136 @@ fn roofline_section(report: &Report) -> String {
 }
 
 fn rounds(report: &Report) -> String {
-    section("rounds", "Rounds and votes", &report.rounds.iter().map(round).collect::<String>())
+    let judge = |[name, character, motto]: &[String; 3]| {
+        format!(
+            "<dt>{}</dt><dd>{}{}</dd>",
+            escape(name),
+            escape(character),
+            if motto.is_empty() { String::new() } else { format!(" — “{}”", escape(motto)) }
+        )
+    };
+    let judges: String = report.judges.iter().map(judge).collect();
+    let rounds: String = report.rounds.iter().map(|told| round(told, report)).collect();
+    section("rounds", "Rounds and votes", &format!("<dl class=\"judges\">{judges}</dl>\n{rounds}"))
 }
 
-fn round(round: &RoundReport) -> String {
+/// A round's ballots: a table per shark, and what it says beside it.
+fn ballots(round: &RoundReport) -> String {
+    let mut text = String::new();
+    for voted in round.votes.iter().filter(|voted| voted.void.is_none()) {
+        let mut criteria: Vec<&String> = voted.ballots.iter().flat_map(|ballot| ballot.scores.keys()).collect();
+        criteria.sort();
+        criteria.dedup();
+        let names: Vec<String> = criteria.iter().map(|name| escape(name)).collect();
+        let head: Vec<&str> =
+            ["pitch"].into_iter().chain(names.iter().map(String::as_str)).chain(["reasons"]).collect();
+        let row = |ballot: &crate::shark::Ballot| {
+            let scores = criteria
+                .iter()
+                .map(|name| ballot.scores.get(*name).map_or("—".to_owned(), |score| format!("{score:.1}")));
+            let list = |title: &str, items: &[String]| match items {
+                [] => String::new(),
+                items => format!("<strong>{title}:</strong> {}. ", escape(&items.join("; "))),
+            };
+            let abstains = ballot.abstain.as_ref().map(|why| format!("abstains: {}", escape(why))).unwrap_or_default();
+            let because: Vec<String> = ballot.because.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            let spoken = format!("{abstains}{}{}", list("For", &ballot.strengths), list("Against", &ballot.weaknesses));
+            let reasons = if spoken.is_empty() { escape(&because.join("; ")) } else { spoken };
+            [vec![escape(&ballot.pitch)], scores.collect(), vec![reasons]].concat()
+        };
+        let rows: Vec<Vec<String>> = voted.ballots.iter().map(row).collect();
+        text += &format!("<details><summary>Ballots of {}</summary>\n{}", escape(&voted.shark), table(&head, &rows));
+        let said = &voted.statement;
+        if !said.motto.is_empty() {
+            text += &format!("<p>“{}”</p>\n", escape(&said.motto));
+        }
+        if let Some(second) = &said.second {
+            text += &format!(
+                "<p>Second choice: {}, {}.</p>\n",
+                escape(&second.pitch),
+                escape(&second.conditions.join("; "))
+            );
+        }
+        text.extend(
+            said.why_not
+                .iter()
+                .map(|(pitch, why)| format!("<p class=\"fine\">Why not {}: {}.</p>\n", escape(pitch), escape(why))),
+        );
+        if let Some(talk) = &voted.talk {
+            text += &format!(
+                "<p class=\"fine\">Asked {}: {} tokens read, {} written.</p>\n",
+                escape(&talk.model),
+                talk.tokens_in,
+                talk.tokens_out
+            );
+        }
+        text += "</details>\n";
+    }
+    text
+}
+
+/// What was examined, and the terms that were agreed on.
+fn examination(report: &Report) -> String {
+    let rows: Vec<Vec<String>> = report
+        .attempts
+        .iter()
+        .map(|attempt| {
+            let found = attempt.examined.as_ref();
+            let precision = found.map_or("—".to_owned(), |found| {
+                let theirs =
+                    found.champion_precision.map(|p| format!(", the champion {:.3}", p.rms)).unwrap_or_default();
+                format!("{:.3}{theirs}", found.precision.rms)
+            });
+            let passed = found.map_or("not examined", |found| if found.passed() { "right" } else { "not right" });
+            vec![
+                escape(&attempt.pitch),
+                passed.to_owned(),
+                found.map_or("—".to_owned(), |found| found.cases.to_string()),
+                found.map_or("—".to_owned(), |found| found.compared.to_string()),
+                precision,
+                escape(&deal(attempt)),
+            ]
+        })
+        .collect();
+    let about = "<p class=\"fine\">Nothing is timed that is not right. Errors are root mean squares against float64, as parts of what is allowed.</p>\n";
+    let head = ["pitch", "examined", "problems", "elements", "errors", "deal"];
+    section("examination", "Examination and deals", &format!("{about}{}", table(&head, &rows)))
+}
+
+/// A deal in words.
+fn deal(attempt: &AttemptReport) -> String {
+    let deal = &attempt.deal;
+    let mut terms: Vec<String> = Vec::new();
+    terms.extend(deal.min_geomean.map(|least| format!("at least {least}×")));
+    terms.extend(deal.revert_under.map(|under| format!("reverted under {under}×")));
+    terms.extend(deal.max_loss.map(|loss| format!("no problem more than {:.0} % slower", 100.0 * loss)));
+    terms.extend(deal.max_scratch_bytes.map(|bytes| format!("at most {bytes} bytes of working memory")));
+    terms.extend(deal.staged.filter(|staged| *staged).map(|_| "a quick probe first".to_owned()));
+    terms.extend(deal.gates.iter().map(|gate| format!("a gate on {}", gate.figure)));
+    terms.extend(attempt.funder.as_ref().map(|name| format!("funded by {name}")));
+    if terms.is_empty() { "the rules".to_owned() } else { terms.join("; ") }
+}
+
+/// The guards that stood around strangers.
+fn guards(report: &Report) -> String {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for guard in report.attempts.iter().flat_map(|attempt| &attempt.guards) {
+        let present = if guard.present { "there".to_owned() } else { "<strong>missing</strong>".to_owned() };
+        let row =
+            vec![escape(&guard.name), present, if guard.present { String::new() } else { escape(&guard.without) }];
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    let body = if rows.is_empty() {
+        "<p>Only configurations of our own backends competed, which are trusted code.</p>\n".to_owned()
+    } else {
+        table(&["guard", "", "open without it"], &rows)
+    };
+    section("guards", "What held the contestants", &body)
+}
+
+fn round(round: &RoundReport, report: &Report) -> String {
     let verdict = round.verdict.map(|v| badge(&v.to_string())).unwrap_or_default();
     let mut body = format!("<h3>{} {verdict}</h3>\n<p>{}</p>\n", escape(&round.name), escape(&round.why));
     if let Some(tally) = &round.tally {
@@ -195,10 +415,10 @@ fn round(round: &RoundReport) -> String {
                     .collect();
                 let notes = [(s.flagged, "flagged: abstentions"), (s.vetoed, "vetoed")];
                 let notes: Vec<&str> = notes.into_iter().filter(|n| n.0).map(|n| n.1).collect();
-                vec![escape(&s.pitch), figure(s.mean), totals.join("<br>"), notes.join(", ")]
+                vec![escape(&s.pitch), figure(s.mean), figure(s.weighted), totals.join("<br>"), notes.join(", ")]
             })
             .collect();
-        body += &table(&["pitch", "mean", "sharks", ""], &rows);
+        body += &table(&["pitch", "mean", "by record", "sharks", ""], &rows);
         body += &format!("<p class=\"fine\">Decided by {}.</p>\n", escape(&tally.decided_by));
         for ruling in &tally.rulings {
             let stands = if ruling.stands { "stands" } else { "does not stand" };
@@ -220,6 +440,13 @@ fn round(round: &RoundReport) -> String {
             escape(&chosen.reason)
         );
     }
+    body += &ballots(round);
+    body.extend(
+        round
+            .withdrawn
+            .iter()
+            .map(|[pitch, by, why]| format!("<p>{} withdrew {}: {}.</p>\n", escape(by), escape(pitch), escape(why))),
+    );
     body.extend(round.void_votes.iter().map(|void| format!("<p>{}.</p>\n", escape(void))));
     body.extend(round.findings.iter().map(|finding| format!("<p>Learnt: {}.</p>\n", escape(finding))));
     for told in &round.pitches {
@@ -228,11 +455,10 @@ fn round(round: &RoundReport) -> String {
             .as_ref()
             .map(|why| format!(" <em>disqualified: {}</em>", escape(why)))
             .unwrap_or_default();
-        let reasons: String =
-            told.reasons.iter().map(|(shark, why)| format!("<li>{}: {}</li>", escape(shark), escape(why))).collect();
+        let attempt = report.attempts.iter().find(|attempt| attempt.pitch == told.pitch.name);
         body += &format!(
             "<details><summary>{}{note}</summary><p>{} <strong>Solution:</strong> {}</p><p>Claimed {}; the model predicts {}, the roofline \
-             allows {}. {}</p><ul>{reasons}</ul></details>\n",
+             allows {}. {}</p>{}<p><strong>Rollback:</strong> {}</p></details>\n",
             escape(&told.pitch.name),
             escape(&told.pitch.problem),
             escape(&told.pitch.solution),
@@ -240,9 +466,71 @@ fn round(round: &RoundReport) -> String {
             figure(told.predicted),
             figure(told.possible),
             escape(&told.counted()),
+            pitch_details(told, attempt),
+            escape(&told.pitch.rollback),
         );
     }
     body + &format!("<p class=\"fine\">{}</p>\n", escape(&round.note))
+}
+
+/// Lineage, prospects, risks, evidence, and what an hour of work has returned.
+fn pitch_details(told: &super::PitchReport, attempt: Option<&AttemptReport>) -> String {
+    let mut text = String::new();
+    if !told.lineage.is_empty() {
+        let link = |(name, claimed, confidence): &(String, Option<(f64, f64, f64)>, Option<f64>)| {
+            let sure = confidence.map(|sure| format!(" at {:.0} %", 100.0 * sure)).unwrap_or_default();
+            format!("{} {}{sure}", escape(name), claim(*claimed))
+        };
+        text += &format!("<p>Revised: {}.</p>", told.lineage.iter().map(link).collect::<Vec<_>>().join(" → "));
+    }
+    if let Some(claim) = &told.pitch.claim {
+        let prospects: Vec<String> = claim
+            .outcomes
+            .iter()
+            .map(|o| {
+                format!(
+                    "{:.0} % {}{}",
+                    100.0 * o.probability,
+                    escape(&o.what),
+                    o.speedup.map(|s| format!(" ({s}×)")).unwrap_or_default()
+                )
+            })
+            .collect();
+        if !prospects.is_empty() {
+            text += &format!("<p>What may come of it: {}.</p>", prospects.join(", "));
+        }
+    }
+    for risk in &told.pitch.risk {
+        let chance = risk.probability.map(|chance| {
+            format!(
+                " ({:.0} %{})",
+                100.0 * chance,
+                if risk.impact.is_empty() { String::new() } else { format!(", {}", escape(&risk.impact)) }
+            )
+        });
+        text += &format!(
+            "<p>Risk: {}{}; {}.</p>",
+            escape(&risk.what),
+            chance.unwrap_or_default(),
+            escape(&risk.mitigation)
+        );
+    }
+    for cited in &told.pitch.evidence {
+        text += &format!("<p>Evidence: {}.</p>", escape(&cited.what));
+    }
+    if !told.figures.is_empty() {
+        let figures: Vec<String> =
+            told.figures.iter().map(|(name, value)| format!("{} {value:.4}", escape(name))).collect();
+        text += &format!("<p class=\"fine\">Figures: {}.</p>", figures.join(", "));
+    }
+    if let Some(hours) = told.pitch.complexity.as_ref().map(|complexity| complexity.hours).filter(|hours| *hours > 0.0)
+    {
+        let measured = attempt.and_then(|attempt| attempt.measured);
+        let returned =
+            measured.map(|m| format!("; measured, an hour returned {:+.1} %", 100.0 * (m.estimate - 1.0) / hours));
+        text += &format!("<p class=\"fine\">{hours} hours of work{}.</p>", returned.unwrap_or_default());
+    }
+    text
 }
 
 fn calibration(report: &Report) -> String {
@@ -280,10 +568,11 @@ fn graveyard(report: &Report) -> String {
                 attempt.season,
                 attempt.record
             );
-            vec![place, escape(&g.why), escape(&g.again)]
+            vec![place, escape(&g.promise), escape(&g.reality), escape(&g.assumption), escape(&g.again)]
         })
         .collect();
-    section("graveyard", "Graveyard", &table(&["pitch", "why it failed", "may be tried again"], &rows))
+    let head = ["pitch", "promise", "reality", "the wrong assumption", "may be tried again"];
+    section("graveyard", "Graveyard", &table(&head, &rows))
 }
 
 fn controls(report: &Report) -> String {
@@ -297,12 +586,24 @@ fn controls(report: &Report) -> String {
                 told(&control.planted),
                 if control.passed { "held".to_owned() } else { "<strong>failed: VOID</strong>".to_owned() },
                 format!("{:.1} %", 100.0 * control.margin),
+                told(&control.fence),
+                control.scout.as_ref().map_or("—".to_owned(), |scout| format!("{:.1} %", 100.0 * scout.sees)),
+                format!("{:.0} s", control.waited_seconds),
             ]);
         }
     }
     let about = "<p class=\"fine\">Every sitting begins with the champion against itself, which must show no difference, and with a planted \
                  slowdown of 5 %, which must be found.</p>\n";
-    let head = ["sitting of", "champion against itself", "planted slowdown", "controls", "margin"];
+    let head = [
+        "sitting of",
+        "champion against itself",
+        "planted slowdown",
+        "controls",
+        "margin",
+        "fence costs",
+        "could see",
+        "waited",
+    ];
     section("controls", "Controls", &format!("{about}{}", table(&head, &rows)))
 }
 

@@ -9,7 +9,9 @@ pub fn markdown(report: &Report) -> String {
     let ended = report.closed.as_deref().unwrap_or("not finished");
     text += &format!("{} – {ended}. Metric: {}. Baseline: `{}`.\n\n", report.opened, report.metric, report.baseline);
     let champion = report.champion.as_deref().unwrap_or("the baseline");
-    text += &format!("**Champion: {champion}**\n\n## Claimed against measured\n\n");
+    let gained =
+        report.gained.as_ref().map(|gained| format!(", {} over the baseline", interval(gained))).unwrap_or_default();
+    text += &format!("**Champion: {champion}{gained}**\n\n## Claimed against measured\n\n");
     let head = ["round", "pitch", "by", "claimed", "measured", "verdict", "why"];
     let rows = report.attempts.iter().map(|a| {
         vec![
@@ -67,8 +69,10 @@ pub fn markdown(report: &Report) -> String {
     });
     text += &table(&["who", "judged", "successes", "said/measured", "log error", "interval held", "Brier"], rows);
     text += "\n## Graveyard\n\n";
-    let rows = report.graveyard.iter().map(|g| vec![g.attempt.pitch.clone(), g.why.clone(), g.again.clone()]);
-    text += &table(&["pitch", "why it failed", "may be tried again"], rows);
+    let rows = report.graveyard.iter().map(|g| {
+        vec![g.attempt.pitch.clone(), g.promise.clone(), g.reality.clone(), g.assumption.clone(), g.again.clone()]
+    });
+    text += &table(&["pitch", "promise", "reality", "the wrong assumption", "may be tried again"], rows);
     text += "\n## What it rests on\n\n";
     let machine = &report.machine;
     text += &format!("- machine {}, {} cores, fingerprint {}\n", machine.cpu, machine.cores, machine.fingerprint);

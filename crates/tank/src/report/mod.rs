@@ -6,6 +6,7 @@
 mod figures;
 mod html;
 mod markdown;
+mod replay;
 
 use std::collections::BTreeMap;
 
@@ -14,15 +15,17 @@ use serde::Serialize;
 
 pub use html::html;
 pub use markdown::markdown;
+pub use replay::replay;
 
+use crate::contestant::Guard;
 use crate::court::Baseline;
 use crate::entry::Entry;
-use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened};
+use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened, Voted};
 use crate::evidence::Counter;
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
-use crate::pitch::Pitch;
-use crate::referee::{ShapeResult, Sitting, Speedup};
+use crate::pitch::{Deal, Pitch};
+use crate::referee::{Correctness, Scout, ShapeResult, Sitting, Speedup};
 use crate::round::RoundKind;
 use crate::tally::Tally;
 use crate::verdict::{self, Verdict};
@@ -51,6 +54,14 @@ pub struct Report {
     pub version: String,
     /// The machine.
     pub machine: Machine,
+    /// The judges: name, character, motto.
+    pub judges: Vec<[String; 3]>,
+    /// What was gained over the baseline, coronation by coronation; nothing where nobody was crowned, or a champion was wrong.
+    pub gained: Option<Speedup>,
+    /// How often somebody was crowned.
+    pub coronations: usize,
+    /// Champions that were found wrong, with what they got wrong.
+    pub dethroned: Vec<(String, String)>,
     /// The champion's pitch, if the baseline was beaten.
     pub champion: Option<String>,
     /// What the champion runs.
@@ -92,6 +103,10 @@ pub struct RoundReport {
     pub pitches: Vec<PitchReport>,
     /// Its count.
     pub tally: Option<Tally>,
+    /// How each shark voted.
+    pub votes: Vec<Voted>,
+    /// Pitches that were taken back: the pitch, by whom, why.
+    pub withdrawn: Vec<[String; 3]>,
     /// What people chose.
     pub chosen: Vec<Chosen>,
     /// What was learnt.
@@ -113,8 +128,10 @@ pub struct PitchReport {
     pub possible: Option<f64>,
     /// What the simulator counted.
     pub simulated: Vec<Counter>,
-    /// Each shark's reasons, criterion by criterion.
-    pub reasons: Vec<(String, String)>,
+    /// Everything about it that is a number, by name.
+    pub figures: BTreeMap<String, f64>,
+    /// The claims that it revises, oldest first: name, claim, confidence.
+    pub lineage: Vec<(String, Option<(f64, f64, f64)>, Option<f64>)>,
 }
 
 /// An attempt, told.
@@ -138,6 +155,16 @@ pub struct AttemptReport {
     pub shapes: Vec<ShapeReport>,
     /// The geometric mean at the other temperature.
     pub beside: Option<Speedup>,
+    /// What the examination found, where there was one.
+    pub examined: Option<Correctness>,
+    /// The terms it was held to, and whose they were beside its own.
+    pub deal: Deal,
+    /// The shark that funds it.
+    pub funder: Option<String>,
+    /// What stood around a stranger's process, and what did not.
+    pub guards: Vec<Guard>,
+    /// What a reader should know of the conditions.
+    pub remarks: Vec<String>,
     /// Every sitting's controls.
     pub controls: Vec<ControlReport>,
     /// Every seed: of the examination, and of the sittings.
@@ -172,6 +199,12 @@ pub struct ControlReport {
     pub passed: bool,
     /// The margin that followed.
     pub margin: f64,
+    /// What the fence costs, where a stranger competed.
+    pub fence: Option<Speedup>,
+    /// What the budget allowed, where there was one.
+    pub scout: Option<Scout>,
+    /// Seconds that were waited for neighbours to go.
+    pub waited_seconds: f64,
 }
 
 impl Report {
@@ -188,7 +221,7 @@ impl Report {
         let opened = history::opened(records, number).ok_or_else(|| nothing(&format!("season {number}")))?;
         let SeasonOpened { season, machine, version, champion: first, .. } = opened.clone();
         let mut report = Self {
-            schema: 1,
+            schema: 2,
             season: season.name.clone(),
             number,
             context: season.context.clone(),
@@ -198,6 +231,10 @@ impl Report {
             closed: None,
             version,
             machine,
+            judges: season.sharks.iter().map(|s| [s.name.clone(), s.character.clone(), s.motto.clone()]).collect(),
+            gained: None,
+            coronations: 0,
+            dethroned: Vec::new(),
             champion: None,
             champion_entry: first,
             times: None,
@@ -211,6 +248,14 @@ impl Report {
             head: records.last().map(|r| r.hash.clone()).unwrap_or_default(),
         };
         of_season.iter().for_each(|record| report.take(record));
+        for told in report.rounds.iter_mut().flat_map(|round| &mut round.pitches) {
+            let line = history::lineage(records, number, &told.pitch.name);
+            let link = |pitch: &&Pitch| {
+                let claim = pitch.claim.as_ref();
+                (pitch.name.clone(), claim.and_then(|c| c.figures()), claim.and_then(|c| c.confidence))
+            };
+            told.lineage = if line.len() > 1 { line.iter().map(link).collect() } else { Vec::new() };
+        }
         Ok(report)
     }
 
@@ -226,14 +271,32 @@ impl Report {
                 note: "not finished".to_owned(),
                 pitches: Vec::new(),
                 tally: None,
+                votes: Vec::new(),
+                withdrawn: Vec::new(),
                 chosen: Vec::new(),
                 findings: Vec::new(),
                 void_votes: Vec::new(),
             }),
-            Event::Begun(begun) => self.attempts.push(AttemptReport::begun(&begun.round, &begun.pitch, record)),
+            Event::Begun(begun) => {
+                let attempt = AttemptReport::begun(&begun.round, &begun.pitch, record);
+                self.attempts.push(AttemptReport { deal: begun.deal.clone(), funder: begun.funder.clone(), ..attempt });
+            }
             Event::Examined(examined) => {
-                let seed = examined.correctness.as_ref().map(|c| c.seed);
-                self.attempts.last_mut().into_iter().for_each(|attempt| attempt.seeds.extend(seed));
+                if let Some(attempt) = self.attempts.last_mut() {
+                    attempt.seeds.extend(examined.correctness.as_ref().map(|c| c.seed));
+                    attempt.examined.clone_from(&examined.correctness);
+                }
+            }
+            Event::Phased(phased) => {
+                if let Some(attempt) = self.attempts.last_mut() {
+                    attempt.verdict = phased.judgement.verdict;
+                    attempt.reasons.clone_from(&phased.judgement.reasons);
+                    attempt.measured = phased.judgement.measured;
+                }
+            }
+            Event::Dethroned(dethroned) => {
+                self.gained = None;
+                self.dethroned.push((dethroned.champion.clone(), dethroned.why.clone()));
             }
             Event::Sat(sat) => {
                 if let (Some(attempt), Some(sitting)) = (self.attempts.last_mut(), &sat.sitting) {
@@ -241,9 +304,19 @@ impl Report {
                 }
             }
             Event::Judged(judged) => {
+                // What a gate stopped, and what a sweep comes to as a whole, did not begin by itself.
+                if self.attempts.last().is_none_or(|attempt| attempt.pitch != judged.pitch) {
+                    self.attempts.push(AttemptReport::begun(&judged.round, &judged.pitch, record));
+                }
                 self.attempts.last_mut().into_iter().for_each(|attempt| attempt.judge(judged, record));
             }
             Event::Crowned(crowned) => {
+                self.coronations += 1;
+                self.gained = match (self.gained, crowned.speedup) {
+                    (Some(so_far), Some(now)) => Some(so_far.times(&now)),
+                    (None, now) if self.dethroned.is_empty() => now,
+                    _ => None,
+                };
                 self.champion = Some(crowned.pitch.clone());
                 self.champion_entry = crowned.entry.clone();
             }
@@ -287,7 +360,8 @@ impl RoundReport {
                 predicted: None,
                 possible: None,
                 simulated: Vec::new(),
-                reasons: Vec::new(),
+                figures: BTreeMap::new(),
+                lineage: Vec::new(),
             }),
             Event::PitchChecked(checked) => {
                 let PitchChecked { pitch, evidence, disqualified, .. } = checked.as_ref();
@@ -295,21 +369,18 @@ impl RoundReport {
                     told.disqualified = disqualified.clone();
                     (told.predicted, told.possible) = (evidence.predicted, evidence.possible);
                     told.simulated = evidence.simulated.clone();
+                    told.figures = evidence.figures.clone();
                 }
             }
             Event::Voted(voted) => {
                 self.void_votes.extend(voted.void.clone());
-                for ballot in &voted.ballots {
-                    let Some(told) = self.pitches.iter_mut().find(|t| t.pitch.name == ballot.pitch) else { continue };
-                    let reason = |(criterion, score): (&String, &f64)| {
-                        let because = ballot.because.get(criterion).map(|b| format!(": {b}")).unwrap_or_default();
-                        (voted.shark.clone(), format!("{criterion} {score}{because}"))
-                    };
-                    told.reasons.extend(ballot.scores.iter().map(reason));
-                    told.reasons
-                        .extend(ballot.abstain.iter().map(|why| (voted.shark.clone(), format!("abstains: {why}"))));
-                }
+                self.votes.push(voted.as_ref().clone());
             }
+            Event::Asked(asked) => {
+                self.void_votes
+                    .extend(asked.void.as_ref().map(|why| format!("{} brings nothing: {why}", asked.contestant)));
+            }
+            Event::Withdrawn(w) => self.withdrawn.push([w.pitch.clone(), w.by.clone(), w.reason.clone()]),
             Event::Tallied(tallied) => self.tally = Some(tallied.tally.clone()),
             Event::Chosen(chosen) => self.chosen.push(chosen.as_ref().clone()),
             Event::Researched(researched) => self.findings.clone_from(&researched.findings),
@@ -334,6 +405,11 @@ impl AttemptReport {
             measured: None,
             shapes: Vec::new(),
             beside: None,
+            examined: None,
+            deal: Deal::default(),
+            funder: None,
+            guards: Vec::new(),
+            remarks: Vec::new(),
             controls: Vec::new(),
             seeds: Vec::new(),
             record: (record.n, record.hash.clone()),
@@ -352,7 +428,12 @@ impl AttemptReport {
             planted: geomean(&sitting.plant),
             passed: passed(&sitting.control) && passed(&sitting.plant),
             margin: sitting.margin,
+            fence: geomean(&sitting.fence),
+            scout: sitting.scout.clone(),
+            waited_seconds: sitting.course.waited_seconds,
         });
+        self.guards.clone_from(&sitting.course.guards);
+        self.remarks.clone_from(&sitting.course.remarks);
         let shape = |s: &ShapeResult| ShapeReport {
             problem: s.shape.clone(),
             speedup: s.speedup,

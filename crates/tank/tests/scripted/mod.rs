@@ -186,6 +186,9 @@ impl Referee for Scripted {
             }
             _ => Outcome::Inconclusive { why: "the interval is too wide".into() },
         };
+        // As the referee does: what seems faster, on the whole or in part, is measured again.
+        let promising = speedups.iter().any(|speedup| *speedup > 1.014)
+            && !matches!(outcome, Outcome::Void { .. } | Outcome::Faulted { .. });
         let timed = |pairing| Some(measurement(pairing, &self.problems, &speedups, seed));
         Ok(Sitting {
             seed,
@@ -196,11 +199,7 @@ impl Referee for Scripted {
             plant: Some(control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
             margin: settings.timing.least_margin,
             first: timed(Pairing::Duel),
-            second: if matches!(outcome, Outcome::Faster | Outcome::Mixed { .. }) {
-                timed(Pairing::Duel)
-            } else {
-                None
-            },
+            second: if promising { timed(Pairing::Duel) } else { None },
             scout: None,
             fence: None,
             roofline: Vec::new(),
