@@ -2,8 +2,8 @@
 //!
 //! One JSON object a line. Each holds the hash of the line before it, and ends with a hash of its own over every byte
 //! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number. What a
-//! chain cannot show is that its end was cut off: for that, compare the head's hash with one noted elsewhere (reports
-//! print it).
+//! chain cannot show is that its end was cut off, or that somebody who knows how has added to it: for that, the head is noted in
+//! another folder before each line is written ([`Ledger::open_noted`]), and reports print it.
 //!
 //! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is torn;
 //! it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is locked.
@@ -59,6 +59,15 @@ pub struct Ledger {
     path: PathBuf,
     file: File,
     records: Vec<Record>,
+    /// Where its head is noted, if it is.
+    note: Option<PathBuf>,
+}
+
+/// What is noted of a ledger: how many records it has and the last one's hash, before a line is written and after.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    before: (usize, String),
+    after: (usize, String),
 }
 
 /// A ledger's text, checked from the first line to the last.
@@ -122,9 +131,43 @@ fn check_line(line: &[u8], previous: &str, number: u64) -> Result<Record, String
     Ok(record)
 }
 
+/// The file in which a ledger's head is noted.
+fn note_of(path: &Path, notes: &Path) -> PathBuf {
+    let place = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    notes.join(format!("{}.head", &hex(&Sha256::digest(place.as_os_str().as_encoded_bytes()))[..32]))
+}
+
+/// Refuses a ledger whose end is not the one that was noted in this folder. Nothing is said of one that was never noted.
+pub fn check_note(path: &Path, records: &[Record], notes: &Path) -> Result<()> {
+    let Ok(text) = fs::read_to_string(note_of(path, notes)) else { return Ok(()) };
+    let Ok(Note { before, after }) = serde_json::from_str::<Note>(&text) else { return Ok(()) };
+    let head = (records.len(), records.last().map_or(GENESIS, |record| &record.hash).to_owned());
+    if head == before || head == after {
+        return Ok(());
+    }
+    let known = after.0 > 0 && records.get(after.0 - 1).is_some_and(|record| record.hash == after.1);
+    let (line, problem) = match known {
+        true => (after.0 + 1, "it was added by something else than the tank".to_owned()),
+        false => (records.len() + 1, format!("{} records were written here, and the last of them is gone", after.0)),
+    };
+    Err(Error::Tampered { path: path.to_path_buf(), line, problem })
+}
+
 impl Ledger {
+    /// Opens a ledger whose head is noted in a folder, and refuses one whose end is not as it was noted.
+    pub fn open_noted(path: &Path, notes: &Path) -> Result<Self> {
+        let mut ledger = Self::open_checked(path, |records| check_note(path, records, notes))?;
+        fs::create_dir_all(notes).map_err(|source| Error::Write { path: notes.to_path_buf(), source })?;
+        ledger.note = Some(note_of(path, notes));
+        Ok(ledger)
+    }
+
     /// Opens a ledger for writing, or begins one. A torn last line is cut off, and that is recorded.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_checked(path, |_| Ok(()))
+    }
+
+    fn open_checked(path: &Path, fits: impl FnOnce(&[Record]) -> Result<()>) -> Result<Self> {
         let unwritable = |source| Error::Write { path: path.to_path_buf(), source };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(unwritable)?;
@@ -139,7 +182,8 @@ impl Ledger {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
         let Checked { records, whole, torn } = check(path, &bytes)?;
-        let mut ledger = Self { path: path.to_path_buf(), file, records };
+        fits(&records)?;
+        let mut ledger = Self { path: path.to_path_buf(), file, records, note: None };
         if whole == 0 {
             ledger.sync_folder()?;
         }
@@ -189,6 +233,12 @@ impl Ledger {
         let line = format!("{open}{SEAM}{hash}\"}}\n");
         // What cannot be read back must not be written: a number that is none would make a line that nobody can check.
         let record = serde_json::from_str(&line).map_err(unwritable)?;
+        if let Some(note) = &self.note {
+            let after = (self.records.len() + 1, hash.clone());
+            let text = serde_json::to_string(&Note { before: (self.records.len(), prev.clone()), after })
+                .map_err(unwritable)?;
+            write_note(note, &text).map_err(|source| Error::Write { path: note.clone(), source })?;
+        }
         self.write(line.as_bytes())?;
         self.records.push(record);
         Ok(&self.records[self.records.len() - 1])
@@ -208,6 +258,15 @@ impl Ledger {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Replaces a note at once: whoever is killed leaves the old one or the new one.
+fn write_note(note: &Path, text: &str) -> std::io::Result<()> {
+    let beside = note.with_extension("new");
+    let mut file = File::create(&beside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_data()?;
+    fs::rename(&beside, note)
 }
 
 /// The time, as UTC with seconds.
@@ -345,6 +404,31 @@ mod tests {
         assert_eq!(read(&path).unwrap().records.len(), 1);
         drop(first);
         assert!(Ledger::open(&path).is_ok());
+    }
+
+    #[test]
+    fn what_was_forged_or_cut_off_at_the_end_is_found_by_the_note() {
+        let (folder, path) = written(0);
+        let notes = folder.path().join("notes");
+        let mut ledger = Ledger::open_noted(&path, &notes).unwrap();
+        (0..4).for_each(|index| assert!(ledger.append(1, event(index)).is_ok()));
+        drop(ledger);
+        let whole = fs::read(&path).unwrap();
+        assert!(Ledger::open_noted(&path, &notes).is_ok());
+        // A line that is as good as ours, by somebody who knows how.
+        Ledger::open(&path).unwrap().append(1, event(9)).unwrap();
+        assert!(read(&path).is_ok(), "the chain holds");
+        let found = Ledger::open_noted(&path, &notes).unwrap_err();
+        assert!(
+            matches!(&found, Error::Tampered { line: 5, problem, .. } if problem.contains("something else")),
+            "{found}"
+        );
+        let cut = whole[..whole.len() - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
+        fs::write(&path, &whole[..cut]).unwrap();
+        assert!(Ledger::open_noted(&path, &notes).is_ok(), "the last line may not have been written before a kill");
+        let shorter = whole[..cut - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
+        fs::write(&path, &whole[..shorter]).unwrap();
+        assert!(matches!(Ledger::open_noted(&path, &notes), Err(Error::Tampered { line: 3, .. })));
     }
 
     #[test]

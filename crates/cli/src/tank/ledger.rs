@@ -156,6 +156,9 @@ pub fn show(args: &Show) -> Result<()> {
 /// Checks the ledger.
 pub fn verify(args: &Verify) -> Result<()> {
     let records = read(&args.place)?;
+    if let Some(notes) = super::place::notes() {
+        book::check_note(&args.place.ledger, &records, &notes)?;
+    }
     if let Some(head) = &args.head
         && (head.is_empty() || !records.iter().any(|r| r.hash.starts_with(head.as_str())))
     {

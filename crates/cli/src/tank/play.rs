@@ -8,7 +8,6 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
 use tank::contestant::{Builtin, serve as serve_contestant};
-use tank::ledger::Ledger;
 use tank::pitch::Pitch;
 use tank::play::{self, Choices, Options, Watch};
 use tank::referee::Official;
@@ -112,7 +111,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 pub fn play(args: &Args) -> Result<()> {
     let season = chosen(args)?;
     let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));
-    let mut ledger = Ledger::open(&args.place.ledger)?;
+    let mut ledger = args.place.open()?;
     let pairs = |pairs: &[(String, String)]| pairs.iter().cloned().collect::<BTreeMap<_, _>>();
     let options = Options {
         seed: args.seed,

@@ -4,7 +4,6 @@ use clap::Args as ClapArgs;
 use hammerhead::tuning::{self, Measured, Standing, Tuned, Tuning};
 use serde::Serialize;
 use tank::event::RolledBack;
-use tank::ledger::Ledger;
 
 use super::place::Where;
 use crate::table::Table;
@@ -105,7 +104,7 @@ pub fn rollback(args: &Rollback) -> Result<()> {
     if each.is_empty() {
         return Err(Error::NoChampion { bucket: args.bucket.clone() });
     }
-    let mut ledger = Ledger::open(&args.place.ledger)?;
+    let mut ledger = args.place.open()?;
     for (bucket, measured) in each {
         let event = RolledBack { bucket: bucket.clone(), by: args.by.clone(), reason: args.because.clone() };
         ledger.append(0, event.into())?;
