@@ -355,7 +355,8 @@ impl Pitch {
         }
         let chances: f64 = claim.outcomes.iter().map(|outcome| outcome.probability).sum();
         let sensible = claim.outcomes.iter().all(|outcome| (0.0..=1.0).contains(&outcome.probability));
-        if !claim.outcomes.is_empty() && !(sensible && (chances - 1.0).abs() < 1e-6) {
+        let whole = claim.outcomes.is_empty() || (sensible && (chances - 1.0).abs() < 1e-6);
+        if !whole {
             let remedy =
                 "outcomes = [{ what = \"…\", speedup = 1.1, probability = 0.3 }, …], with chances that sum to 1";
             fault("outcomes", format!("the chances of its outcomes sum to {chances}"), remedy);

@@ -477,7 +477,7 @@ fn round(round: &RoundReport, report: &Report) -> String {
 fn pitch_details(told: &super::PitchReport, attempt: Option<&AttemptReport>) -> String {
     let mut text = String::new();
     if !told.lineage.is_empty() {
-        let link = |(name, claimed, confidence): &(String, Option<(f64, f64, f64)>, Option<f64>)| {
+        let link = |(name, claimed, confidence): &super::Revision| {
             let sure = confidence.map(|sure| format!(" at {:.0} %", 100.0 * sure)).unwrap_or_default();
             format!("{} {}{sure}", escape(name), claim(*claimed))
         };

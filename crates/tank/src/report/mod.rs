@@ -115,6 +115,9 @@ pub struct RoundReport {
     pub void_votes: Vec<String>,
 }
 
+/// A claim on its way from round to round: the pitch's name, the claim with its interval, and how sure its author was.
+type Revision = (String, Option<(f64, f64, f64)>, Option<f64>);
+
 /// A pitch, told.
 #[derive(Debug, Serialize)]
 pub struct PitchReport {
@@ -131,7 +134,7 @@ pub struct PitchReport {
     /// Everything about it that is a number, by name.
     pub figures: BTreeMap<String, f64>,
     /// The claims that it revises, oldest first: name, claim, confidence.
-    pub lineage: Vec<(String, Option<(f64, f64, f64)>, Option<f64>)>,
+    pub lineage: Vec<Revision>,
 }
 
 /// An attempt, told.
