@@ -45,7 +45,6 @@ mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
 pub mod table;
-mod trial;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands};

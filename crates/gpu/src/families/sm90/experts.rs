@@ -5,9 +5,9 @@ use op::{Epilogue, Schedule};
 use ptx::tensor_map::TensorMap;
 
 use super::kernel::{Experts, MultiplySpec, Products, Tokens, UNIT};
-use crate::products::{ProductOperands, ProductShape};
 use crate::gating::{self, Function};
 use crate::launch::{Argument, Launch};
+use crate::products::{ProductOperands, ProductShape};
 
 /// Tokens of a tile up to which two blocks are on a multiprocessor, each with one block of rows.
 const FEW: u32 = 32;

@@ -1,18 +1,19 @@
 //! The devices of this process: their contexts, if the kernels can run there, the kernels compiled for them, and weights in their memory.
 
+mod trial;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Weights};
 
-use super::driver::{Absent, Context, DeviceInfo, DeviceMemory, Function, Stream, graveyard};
-use super::facts::Facts;
-use super::families::{self, Choice, FAMILY_VARIABLE};
-use super::family::Family;
-use super::launch::KernelSpec;
-use super::packed::{PackedGroup, PackedGroups};
-use super::trial;
+use crate::driver::{Absent, Context, DeviceInfo, DeviceMemory, Function, Stream, graveyard};
+use crate::facts::Facts;
+use crate::families::{self, Choice, FAMILY_VARIABLE};
+use crate::family::Family;
+use crate::launch::KernelSpec;
+use crate::packed::{PackedGroup, PackedGroups};
 
 /// The name of the backend that computes there.
 pub const NAME: &str = "cuda";

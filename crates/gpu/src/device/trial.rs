@@ -8,9 +8,9 @@ use half::f16;
 use op::reference::Reference;
 use op::{Activation, Activations, Config, Error, Gate, Output, Problem, Result, Shape, Weights, bound};
 
-use super::device::{self, Device};
-use super::driver::{DeviceMemory, EncodedLaunch, Stream};
-use super::family::GroupOperands;
+use super::Device;
+use crate::driver::{DeviceMemory, EncodedLaunch, Stream};
+use crate::family::GroupOperands;
 
 /// Tokens, columns and K of the problem: each beyond the end of a tile, or of a unit.
 const SHAPE: Shape = Shape { m: 19, n: 72, k: 336 };
@@ -84,7 +84,7 @@ fn compute(device: &'static Device, weights: &Weights<'_>, gate: Gate, output: O
     };
     let launches = family.launches(&problem, &config, &[operands], workspace.address(), facts.multiprocessors)?;
     for launch in &launches {
-        let encoded = EncodedLaunch::new(device::function(context, &launch.kernel)?, launch)?;
+        let encoded = EncodedLaunch::new(super::function(context, &launch.kernel)?, launch)?;
         // SAFETY: the memory that the launch uses is as large as the problem says, and outlives the stream's work, which is waited for.
         unsafe { encoded.queue(&stream) }?;
     }
