@@ -117,7 +117,7 @@ fn counted(name: &str, shape: &[usize]) -> Tensor<'static> {
 /// What becomes of a layer of these tensors under this configuration.
 fn read(config: &str, tensors: &[Tensor<'_>], look: impl FnOnce(FeedForward<'_>)) -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
-    tensors::write(&folder.path().join("model.safetensors"), tensors, None).unwrap();
+    tensors::write(folder.path().join("model.safetensors"), tensors, None).unwrap();
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     let model = Checkpoint::open_with(folder.path(), &Options::default()).unwrap();
     model.feed_forward(0).map(look).map_err(|error| error.to_string())
