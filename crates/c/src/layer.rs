@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use hammerhead::format::checkpoint::Checkpoint;
 use hammerhead::format::{self, Dense};
-use hammerhead::{Experts, Options};
+use hammerhead::{ExpertSelection, Options};
 
 use crate::operands::{
     self, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, InputScale, Output, Tokens,
@@ -208,9 +208,9 @@ pub unsafe extern "C" fn hammerhead_layer_load_checkpoint(
         // SAFETY: the caller's promise.
         let numbers = unsafe { structures(experts, count, "experts") }?;
         let experts = match which {
-            HAMMERHEAD_EXPERTS_ALL => Experts::All,
-            HAMMERHEAD_EXPERTS_ONLY => Experts::Only(numbers),
-            HAMMERHEAD_EXPERTS_SHARED => Experts::Shared,
+            HAMMERHEAD_EXPERTS_ALL => ExpertSelection::All,
+            HAMMERHEAD_EXPERTS_ONLY => ExpertSelection::Only(numbers),
+            HAMMERHEAD_EXPERTS_SHARED => ExpertSelection::Shared,
             _ => {
                 return Err(Error::argument(
                     "which",

@@ -11,7 +11,7 @@ use crate::{Engine, Layer};
 
 /// Which gated pairs of a layer are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Experts<'a> {
+pub enum ExpertSelection<'a> {
     /// All numbered experts in order, or where there are none the layer's one pair.
     #[default]
     All,
@@ -41,15 +41,15 @@ impl Engine {
         &self,
         model: &Checkpoint,
         layer: usize,
-        experts: Experts<'_>,
+        experts: ExpertSelection<'_>,
         gate: Option<Gate>,
     ) -> Result<Layer> {
         let pairs = match experts {
-            Experts::All => model.layer(layer)?.experts,
-            Experts::Only(numbers) => {
+            ExpertSelection::All => model.layer(layer)?.experts,
+            ExpertSelection::Only(numbers) => {
                 numbers.iter().map(|&expert| model.expert(layer, expert)).collect::<Result<_, _>>()?
             }
-            Experts::Shared => model.layer(layer)?.shared,
+            ExpertSelection::Shared => model.layer(layer)?.shared,
         };
         if pairs.is_empty() {
             return Err(Error::NoGroups);
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_layer_computes_what_its_matrices_do() {
         let (model, engine) = (model("modelopt_dense"), engine());
-        let layer = engine.load_checkpoint(&model, 0, Experts::All, None).unwrap();
+        let layer = engine.load_checkpoint(&model, 0, ExpertSelection::All, None).unwrap();
         let pair = model.expert(0, 0).unwrap();
         let weights = engine.load(&[Weights::gated(pair.gate, pair.up).unwrap()], Gate::Silu).unwrap();
         let k = layer.shapes()[0].1;
@@ -123,9 +123,9 @@ mod tests {
             tensors.push(Tensor::from_f32(format!("{name}.{part}.pre_quant_scale"), [k], scale.clone()));
         }
         tensors::write(&path, &tensors, None).unwrap();
-        let scaled = engine.load_checkpoint(&Checkpoint::open(&path).unwrap(), 0, Experts::All, None).unwrap();
+        let scaled = engine.load_checkpoint(&Checkpoint::open(&path).unwrap(), 0, ExpertSelection::All, None).unwrap();
         assert_eq!(scaled.input_scale(0), Some(&scale[..]));
-        let plain = engine.load_checkpoint(&plain, 0, Experts::All, None).unwrap();
+        let plain = engine.load_checkpoint(&plain, 0, ExpertSelection::All, None).unwrap();
         let numbers: Vec<f32> = (0..2 * k).map(|i| (i as f32).sin()).collect();
         let products: Vec<f32> = numbers.iter().enumerate().map(|(i, x)| x * scale[i % k]).collect();
         let run = |layer, numbers: Vec<f32>| {
@@ -140,23 +140,23 @@ mod tests {
     fn what_is_not_there_is_refused() {
         let (model, engine) = (model("modelopt_dense"), engine());
         let load = |layer, experts| engine.load_checkpoint(&model, layer, experts, None).unwrap_err().to_string();
-        assert!(load(999, Experts::All).contains("no layer 999"));
-        assert!(load(0, Experts::Only(&[7])).contains("no expert 7"));
-        assert!(load(0, Experts::Only(&[])).contains("no groups"));
-        assert!(load(0, Experts::Shared).contains("no groups"));
+        assert!(load(999, ExpertSelection::All).contains("no layer 999"));
+        assert!(load(0, ExpertSelection::Only(&[7])).contains("no expert 7"));
+        assert!(load(0, ExpertSelection::Only(&[])).contains("no groups"));
+        assert!(load(0, ExpertSelection::Shared).contains("no groups"));
     }
 
     #[test]
     fn tokens_that_must_be_multiplied_first_are_not_forgotten() {
         let (model, engine) = (model("modelopt_awq"), engine());
-        for (experts, numbers) in [(Experts::All, &[0, 1][..]), (Experts::Only(&[1]), &[1])] {
+        for (experts, numbers) in [(ExpertSelection::All, &[0, 1][..]), (ExpertSelection::Only(&[1]), &[1])] {
             let layer = engine.load_checkpoint(&model, 0, experts, None).unwrap();
             for (group, &expert) in numbers.iter().enumerate() {
                 let scale = model.expert(0, expert).unwrap().pre_scale;
                 assert!(scale.is_some() && layer.input_scale(group) == scale.as_deref(), "expert {expert}");
             }
         }
-        assert_eq!(engine.load_checkpoint(&model, 1, Experts::All, None).unwrap().input_scale(0), None);
+        assert_eq!(engine.load_checkpoint(&model, 1, ExpertSelection::All, None).unwrap().input_scale(0), None);
     }
 
     #[test]

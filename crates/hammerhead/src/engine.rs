@@ -16,6 +16,7 @@ use op::{
 use crate::memory::filled;
 use crate::planner::Planner;
 use crate::scaling::InputScales;
+use crate::steady::Steady;
 use crate::{Plan, backends};
 
 /// The environment variable that forces a backend by name.
@@ -40,6 +41,8 @@ const TYPICAL_TOKENS: usize = 16;
 pub struct Engine {
     /// One per layout of weights; a layer is packed for one of them.
     planners: Vec<Planner>,
+    /// The same for whole layers, in the same order.
+    steady: Vec<Steady>,
     team: Team,
 }
 
@@ -118,8 +121,10 @@ impl Engine {
                 None => families.push(vec![backend]),
             }
         }
-        let planner = |family| Planner::new(family, options.request, team.count());
-        Ok(Self { planners: families.into_iter().map(planner).collect(), team })
+        let planner = |family: &Vec<_>| Planner::new(family.clone(), options.request, team.count());
+        let planners = families.iter().map(planner).collect();
+        let steady = |family| Steady::new(family, options.request, team.count());
+        Ok(Self { planners, steady: families.into_iter().map(steady).collect(), team })
     }
 
     /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.
@@ -231,6 +236,31 @@ impl Engine {
         targets: &mut [Target<'_>],
     ) -> Result<()> {
         self.call(self.planner(layer)?.choose(problem)?, problem, layer, activations, targets)
+    }
+
+    /// Computes with bits that do not depend on the number of threads. With `largest`, which no activation exceeds, they do not depend on what else
+    /// is in a group either.
+    pub(crate) fn run_steady(
+        &self,
+        layer: &Layer,
+        activations: &[Activations<'_>],
+        targets: &mut [Target<'_>],
+        largest: Option<f32>,
+    ) -> Result<()> {
+        let output = targets.first().map_or(Output::F16, Target::element);
+        let problem = self.problem(layer, activations, output)?;
+        let backends = self.planner(layer)?.backends()[0].layout();
+        let steady =
+            self.planners.iter().zip(&self.steady).find(|(planner, _)| planner.backends()[0].layout() == backends);
+        let (_, steady) = steady.ok_or(Error::NoGroups)?;
+        let choice = steady.choose(&problem, largest.is_some())?;
+        let activations = layer.input_scales.apply(activations, &self.team)?;
+        let call = Call::new(choice, &problem, layer.packed.as_ref(), &activations, targets, &self.team)?;
+        match largest {
+            // Tokens were multiplied with input scales since they were measured.
+            Some(largest) => call.with_largest((largest * layer.input_scales.largest()).min(f32::MAX)).run(),
+            None => call.run(),
+        }
     }
 
     /// Computes in one way, once tokens are multiplied with what the layer asks for.

@@ -3,13 +3,14 @@
 //! # The modules
 //!
 //! [`Problem`] says what to compute and [`Config`] how; a [`Backend`] computes. They, and all other words of the operation, are those of the
-//! crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs them, a [`Plan`] is how, [`tuning`] is what was measured to be
+//! crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs them, [`Experts`] and [`Mlp`] are whole layers, a [`Plan`] is how, [`tuning`] is what was measured to be
 //! better than the plan, [`backends`] lists who computes, and [`gpu::Queue`] computes on tensors that are on a GPU already.
 
 pub mod backends;
 mod checkpoint;
 mod engine;
 pub mod feed_forward;
+mod layers;
 pub mod machine;
 mod memory;
 mod plan;
@@ -17,15 +18,18 @@ mod planner;
 mod queue;
 mod scaling;
 pub mod speeds;
+mod steady;
 pub mod tuning;
 
-pub use checkpoint::{Experts, declared_gate, weights_of};
+pub use checkpoint::{ExpertSelection, declared_gate, weights_of};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
+pub use layers::{Experts, LayerOptions, Mlp};
 pub use plan::{Basis, Considered, Plan};
 
 pub use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, Gate, Output, Problem, Request,
-    Result, Schedule, Shape, Strategy, Target, Team, Tile, Weights, Workers, bound, reference,
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, ExpertWeights, Gate, Ids,
+    Intermediate, MlpWeights, Output, Problem, Request, Result, Routed, Router, Schedule, Scoring, Shape,
+    SharedWeights, Strategy, Target, Team, Tile, Weights, Workers, bound, layer_reference, reference, routing,
 };
 pub use {cpu, format};
 

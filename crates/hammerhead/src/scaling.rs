@@ -40,6 +40,11 @@ impl InputScales {
         self.groups.get(group)?.as_deref()
     }
 
+    /// The largest magnitude of a factor, or one.
+    pub(crate) fn largest(&self) -> f32 {
+        self.groups.iter().flatten().flatten().fold(1.0, |largest, factor| largest.max(factor.abs()))
+    }
+
     /// The problem that is left once tokens are multiplied.
     pub(crate) fn problem(&self, problem: Problem) -> Result<Problem> {
         match problem.activation() {

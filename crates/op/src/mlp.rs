@@ -103,6 +103,12 @@ impl<'a> MlpWeights<'a> {
         [self.up.k(), self.up.n(), self.down.n()]
     }
 
+    /// The same weights, borrowed from these.
+    pub fn as_borrowed(&self) -> MlpWeights<'_> {
+        let (up, down) = (self.up.as_borrowed(), self.down.as_borrowed());
+        MlpWeights { up, down, intermediate_scale: self.intermediate_scale }
+    }
+
     /// The same weights, independent of whoever lent them.
     pub fn into_owned(self) -> MlpWeights<'static> {
         MlpWeights {
@@ -134,6 +140,11 @@ impl<'a> SharedWeights<'a> {
             return Err(Error::Mlp { what: "the shared expert's gate", found, expected });
         }
         Ok(Self { gate: Some(gate), ..self })
+    }
+
+    /// The same weights, borrowed from these.
+    pub fn as_borrowed(&self) -> SharedWeights<'_> {
+        SharedWeights { mlp: self.mlp.as_borrowed(), gate: self.gate.as_deref().map(Cow::Borrowed) }
     }
 
     /// Its MLP.

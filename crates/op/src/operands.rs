@@ -148,6 +148,16 @@ impl<'a> Weights<'a> {
         self.input_scale.as_deref()
     }
 
+    /// The same weights, borrowed from these.
+    pub fn as_borrowed(&self) -> Weights<'_> {
+        Weights {
+            gate: self.gate.as_borrowed(),
+            up: self.up.as_ref().map(Matrix::as_borrowed),
+            input_scale: self.input_scale.as_deref().map(Cow::Borrowed),
+            biases: self.biases.iter().map(|bias| Cow::Borrowed(&bias[..])).collect(),
+        }
+    }
+
     /// The same weights, independent of whoever lent them.
     pub fn into_owned(self) -> Weights<'static> {
         Weights {

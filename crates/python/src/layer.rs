@@ -1,6 +1,6 @@
 //! Weights packed for an engine, as Python holds them, and the runs over them.
 
-use hammerhead::{Experts, Gate, Target, Weights};
+use hammerhead::{ExpertSelection, Gate, Target, Weights};
 use pyo3::prelude::*;
 
 use crate::borrowed::{BorrowedMatrix, BorrowedTokens, MatrixParts, NumberParts, TokenParts};
@@ -110,9 +110,9 @@ impl Layer {
         let gate = gate.map(|name| gate_of(name, clamp)).transpose()?;
         let wish = Wish::new(backend, threads, config)?;
         let experts = match &experts {
-            Some(numbers) => Experts::Only(numbers),
-            None if shared => Experts::Shared,
-            None => Experts::All,
+            Some(numbers) => ExpertSelection::Only(numbers),
+            None if shared => ExpertSelection::Shared,
+            None => ExpertSelection::All,
         };
         let load = || -> Result<_> { Ok(wish.engine()?.load_checkpoint(&model.model, layer, experts, gate)?) };
         let layer = py.detach(load)?;

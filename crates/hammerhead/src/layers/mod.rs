@@ -1,0 +1,299 @@
+//! Whole feed-forward layers: an [`Mlp`], and [`Experts`], of which a few compute each token.
+//!
+//! ```text
+//! tokens, their experts ──► sort by expert ──► gather ──► gate/up ──► down ──► combine ──► out
+//! ```
+//!
+//! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one grouped call over all experts: one queue
+//! of tiles, to which experts without rows add nothing. The combination adds a token's experts in their order, in f32, and rounds once. What is
+//! rounded in between is the caller's choice, [`Intermediate`]; [`op::layer_reference`] defines all of it.
+//!
+//! **Memory.** Tokens are computed in pieces whose rows take at most [`LayerOptions::workspace_bytes`].
+//!
+//! **Determinism.** Results are the same to the bit for any number of threads: see `steady.rs`. With [`LayerOptions::batch_invariant`] a token's result
+//! depends on that token and the weights only. Two more things stand against that. Kernels scale the tokens of a group by a power of two that its
+//! largest decides; that changes nothing but what becomes of numbers some 2¹²⁰ times as small. So rows of very different magnitudes are
+//! computed apart, and each magnitude has its own fixed power. And AMX multiplies f16 tokens in one of two ways, by the smallest of them all:
+//! they are widened to f32.
+//!
+//! **A device that computes whole layers** takes the place of [`Experts::piece`]: it gets tokens, a [`Routed`] and where the result goes; checks and
+//! routing before it stay as they are.
+
+mod rows;
+mod sorted;
+mod stack;
+
+use std::sync::{Mutex, PoisonError};
+
+use format::Dense;
+use half::{bf16, f16};
+use op::{Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Target, Team};
+
+use crate::Engine;
+use rows::{cut, each, part};
+use sorted::Sorted;
+use stack::{Rows, Stack, element};
+
+/// How a layer is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerOptions {
+    /// What stands between the two products.
+    pub intermediate: Intermediate,
+    /// Whether a token's result may depend on nothing but that token and the weights.
+    pub batch_invariant: bool,
+    /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per expert. One token is always computed.
+    pub workspace_bytes: usize,
+}
+
+impl Default for LayerOptions {
+    fn default() -> Self {
+        Self { intermediate: Intermediate::Tokens, batch_invariant: false, workspace_bytes: 512 << 20 }
+    }
+}
+
+impl LayerOptions {
+    /// Tokens that are computed at a time, if each has so many rows.
+    fn tokens(&self, [k, inner, width]: [usize; 3], rows: usize) -> usize {
+        (self.workspace_bytes / (4 * (k + inner + width) * rows.max(1))).max(1)
+    }
+}
+
+/// An MLP, packed: `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`.
+#[derive(Debug)]
+pub struct Mlp {
+    stack: Stack,
+    options: LayerOptions,
+}
+
+impl Mlp {
+    /// Packs the weights.
+    pub fn new(engine: &Engine, weights: &MlpWeights<'_>, gate: Gate, options: LayerOptions) -> Result<Self> {
+        gate.check()?;
+        Ok(Self { stack: Stack::new(engine, std::slice::from_ref(weights), gate, options)?, options })
+    }
+
+    /// The width of tokens, of the intermediate and of results.
+    pub fn widths(&self) -> [usize; 3] {
+        self.stack.widths()
+    }
+
+    /// The bytes that the packed weights take.
+    pub fn packed_bytes(&self) -> usize {
+        self.stack.packed_bytes()
+    }
+
+    /// Computes tokens `[m, k]`.
+    pub fn run(&self, engine: &Engine, tokens: &Dense<'_>, output: Output) -> Result<Dense<'static>> {
+        result(tokens.rows(), self.widths()[2], output, |target| self.run_into(engine, tokens, target))
+    }
+
+    /// The same, into memory of the caller's.
+    pub fn run_into(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> Result<()> {
+        let widths = self.widths();
+        check(widths, tokens, &target)?;
+        pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, first, target| {
+            let token = |_, row| first + row;
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens), token: &token };
+            self.stack.run(engine, &rows, target)
+        })
+    }
+}
+
+/// A layer of experts, packed: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
+#[derive(Debug)]
+pub struct Experts {
+    stack: Stack,
+    shared: Option<Shared>,
+    count: usize,
+    options: LayerOptions,
+    /// What calls leave for the next ones.
+    kept: Mutex<Vec<Workspace>>,
+}
+
+/// An expert that computes every token, and the vector of its sigmoid.
+#[derive(Debug)]
+struct Shared {
+    stack: Stack,
+    gate: Option<Box<[f32]>>,
+}
+
+/// What a call works in.
+#[derive(Debug, Default)]
+struct Workspace {
+    sorted: Sorted,
+    outputs: Vec<f32>,
+    shared: Vec<f32>,
+}
+
+impl Experts {
+    /// Packs the weights.
+    pub fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Self> {
+        let stack = Stack::new(engine, weights.experts(), weights.gate(), options)?;
+        let mut shared = None;
+        if let Some(weights_of_all) = weights.shared() {
+            let mlp = std::slice::from_ref(weights_of_all.mlp());
+            let stack = Stack::new(engine, mlp, weights.gate(), options)?;
+            shared = Some(Shared { stack, gate: weights_of_all.gate().map(Box::from) });
+        }
+        Ok(Self { stack, shared, count: weights.experts().len(), options, kept: Mutex::default() })
+    }
+
+    /// Experts that there are, the shared one not counted.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The width of tokens, of the intermediate and of results.
+    pub fn widths(&self) -> [usize; 3] {
+        self.stack.widths()
+    }
+
+    /// How it is computed.
+    pub fn options(&self) -> LayerOptions {
+        self.options
+    }
+
+    /// The bytes that the packed weights take.
+    pub fn packed_bytes(&self) -> usize {
+        self.stack.packed_bytes() + self.shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
+    }
+
+    /// Computes tokens `[m, k]` by the experts that they were routed to.
+    pub fn run(&self, engine: &Engine, tokens: &Dense<'_>, routed: &Routed, output: Output) -> Result<Dense<'static>> {
+        result(tokens.rows(), self.widths()[2], output, |target| self.run_into(engine, tokens, routed, target))
+    }
+
+    /// The same, into memory of the caller's.
+    pub fn run_into(&self, engine: &Engine, tokens: &Dense<'_>, routed: &Routed, target: Target<'_>) -> Result<()> {
+        let widths = self.widths();
+        check(widths, tokens, &target)?;
+        if routed.tokens() != tokens.rows() {
+            return Err(Error::RoutedTokens { tokens: tokens.rows(), routed: routed.tokens() });
+        }
+        let mut workspace = self.kept.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(self.shared.is_some()));
+        let done = pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
+            self.piece(engine, (tokens, first), routed, target, &mut workspace)
+        });
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(workspace);
+        done
+    }
+
+    /// Computes some tokens, of which the first is `first` of those that were routed.
+    fn piece(
+        &self,
+        engine: &Engine,
+        (tokens, first): (&Dense<'_>, usize),
+        routed: &Routed,
+        target: Target<'_>,
+        Workspace { sorted, outputs, shared }: &mut Workspace,
+    ) -> Result<()> {
+        let (width, element) = (self.widths()[2], element(tokens));
+        sorted.sort(routed, first..first + tokens.rows(), self.count);
+        outputs.resize(sorted.len() * width, 0.0);
+        if sorted.len() > 0 {
+            let values = sorted.gather(tokens, routed, engine.team())?;
+            let token = |expert, row| sorted.token(expert, row);
+            let rows = Rows { values: &values, offsets: sorted.offsets(), element, token: &token };
+            self.stack.run(engine, &rows, Target::F32(outputs))?;
+        }
+        if let Some(own) = &self.shared {
+            shared.resize(tokens.rows() * width, 0.0);
+            let token = |_, row| first + row;
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, token: &token };
+            own.stack.run(engine, &rows, Target::F32(shared)).map_err(|error| self.of_shared(error))?;
+        }
+        let shared = self.shared.as_ref().map(|own| (own.gate.as_deref(), &shared[..]));
+        let sources = Sources { sorted, outputs, routed, tokens, shared };
+        match target {
+            Target::F16(out) => combine(&sources, width, out, engine.team(), f16::from_f32),
+            Target::BF16(out) => combine(&sources, width, out, engine.team(), bf16::from_f32),
+            Target::F32(out) => combine(&sources, width, out, engine.team(), |x| x),
+        }
+        Ok(())
+    }
+
+    /// The shared expert's error, in its name.
+    fn of_shared(&self, error: Error) -> Error {
+        match error {
+            Error::IntermediateBeyond { token, column, value, .. } => {
+                Error::IntermediateBeyond { expert: self.count, token, column, value }
+            }
+            other => other,
+        }
+    }
+}
+
+/// What results are combined of.
+struct Sources<'a> {
+    sorted: &'a Sorted,
+    outputs: &'a [f32],
+    routed: &'a Routed,
+    tokens: &'a Dense<'a>,
+    /// The shared expert's vector, and its results.
+    shared: Option<(Option<&'a [f32]>, &'a [f32])>,
+}
+
+/// Adds up every token's experts, j = 0..k−1 and then the shared one, and rounds.
+fn combine<T: Send>(sources: &Sources<'_>, width: usize, out: &mut [T], team: &Team, round: impl Fn(f32) -> T + Sync) {
+    let Sources { sorted, outputs, routed, tokens, shared } = sources;
+    each(out, width, team, |token, out| {
+        let mut sums = vec![0f32; width];
+        let mut add = |weight: f32, y: &[f32]| sums.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
+        for (row, weight) in sorted.of(token, routed) {
+            add(weight, &outputs[row * width..][..width]);
+        }
+        if let Some((gate, y)) = shared {
+            let factor = gate.map_or(1.0, |gate| sigmoid_of_product(tokens, token, gate));
+            add(factor, &y[token * width..][..width]);
+        }
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = round(sum));
+    });
+}
+
+/// σ(x·v), in double precision, rounded once.
+fn sigmoid_of_product(tokens: &Dense<'_>, token: usize, gate: &[f32]) -> f32 {
+    let mut x = vec![0f32; tokens.k()];
+    tokens.row(token, &mut x);
+    let sum: f64 = x.iter().zip(gate).map(|(&x, &v)| f64::from(x) * f64::from(v)).sum();
+    (1.0 / (1.0 + (-sum * tokens.global().value()).exp())) as f32
+}
+
+/// Whether tokens and a target are those of a layer.
+fn check([k, _, width]: [usize; 3], tokens: &Dense<'_>, target: &Target<'_>) -> Result<()> {
+    let mismatch =
+        |what, found: usize, expected| Err(Error::Mismatch { group: 0, what, found: found.to_string(), expected });
+    if tokens.k() != k {
+        return mismatch("k of the tokens (x)", tokens.k(), format!("{k}, as the weights have,"));
+    }
+    if target.len() != tokens.rows() * width {
+        let expected = format!("{} ({} tokens of {width} columns)", tokens.rows() * width, tokens.rows());
+        return mismatch("the output's length", target.len(), expected);
+    }
+    Ok(())
+}
+
+/// Does `work` on so many tokens at a time, with the number of the first and where their results go.
+fn pieces(
+    tokens: &Dense<'_>,
+    (target, width): (Target<'_>, usize),
+    at_a_time: usize,
+    mut work: impl FnMut(&Dense<'_>, usize, Target<'_>) -> Result<()>,
+) -> Result<()> {
+    let ranges = || (0..tokens.rows()).step_by(at_a_time).map(|first| first..tokens.rows().min(first + at_a_time));
+    let targets = cut(target, ranges().map(|range| range.len() * width));
+    ranges().zip(targets).try_for_each(|(range, target)| work(&part(tokens, range.clone())?, range.start, target))
+}
+
+/// A result of the library's own memory.
+fn result(
+    rows: usize,
+    width: usize,
+    output: Output,
+    compute: impl FnOnce(Target<'_>) -> Result<()>,
+) -> Result<Dense<'static>> {
+    let mut values = [rows::values(output, rows * width, "the results")?];
+    compute(Target::all(&mut values).remove(0))?;
+    let [values] = values;
+    Ok(Dense::new(rows, width, values, 1.0)?)
+}

@@ -1,0 +1,123 @@
+//! Rows of dense values and of results: parts of them, some of them, and all of them on many threads.
+
+use std::sync::Mutex;
+
+use format::{Dense, Values};
+use half::{bf16, f16};
+use op::{Output, Result, Target, Team};
+
+use crate::memory::filled;
+
+/// Some rows in a row, borrowed.
+pub(super) fn part<'a>(dense: &'a Dense<'_>, rows: std::ops::Range<usize>) -> Result<Dense<'a>> {
+    let (k, range) = (dense.k(), rows.start * dense.k()..rows.end * dense.k());
+    let values = match dense.values() {
+        Values::F16(x) => Values::from(&x[range]),
+        Values::BF16(x) => Values::from(&x[range]),
+        Values::F32(x) => Values::from(&x[range]),
+    };
+    Ok(Dense::new(rows.len(), k, values, dense.global())?)
+}
+
+/// Copies of so many rows, in the order that `which` gives.
+pub(super) fn picked(
+    dense: &Dense<'_>,
+    rows: usize,
+    which: impl Fn(usize) -> usize + Sync,
+    team: &Team,
+) -> Result<Dense<'static>> {
+    let k = dense.k();
+    fn copied<T: Copy + Send + Sync>(
+        (x, zero): (&[T], T),
+        [rows, k]: [usize; 2],
+        which: impl Fn(usize) -> usize + Sync,
+        team: &Team,
+    ) -> Result<Vec<T>> {
+        let mut out = filled(rows * k, zero, "rows of tokens")?;
+        each(&mut out, k, team, |row, out| out.copy_from_slice(&x[which(row) * k..][..k]));
+        Ok(out)
+    }
+    let values: Values<'static> = match dense.values() {
+        Values::F16(x) => copied((x, f16::ZERO), [rows, k], which, team)?.into(),
+        Values::BF16(x) => copied((x, bf16::ZERO), [rows, k], which, team)?.into(),
+        Values::F32(x) => copied((x, 0f32), [rows, k], which, team)?.into(),
+    };
+    Ok(Dense::new(rows, k, values, dense.global())?)
+}
+
+/// All rows in single precision, each multiplied with a factor of its own.
+pub(super) fn widened(
+    dense: &Dense<'_>,
+    rows: usize,
+    which: impl Fn(usize) -> (usize, f32) + Sync,
+    team: &Team,
+) -> Result<Dense<'static>> {
+    let k = dense.k();
+    let mut out = filled(rows * k, 0f32, "rows of tokens")?;
+    each(&mut out, k, team, |row, out| {
+        let (from, factor) = which(row);
+        dense.row(from, out);
+        if factor != 1.0 {
+            out.iter_mut().for_each(|x| *x *= factor);
+        }
+    });
+    Ok(Dense::new(rows, k, out, dense.global())?)
+}
+
+/// Memory for so many numbers of a type.
+pub(super) fn values(output: Output, count: usize, what: &'static str) -> Result<Values<'static>> {
+    Ok(match output {
+        Output::F16 => filled(count, f16::ZERO, what)?.into(),
+        Output::BF16 => filled(count, bf16::ZERO, what)?.into(),
+        Output::F32 => filled(count, 0f32, what)?.into(),
+    })
+}
+
+/// A target cut in parts of these lengths, as long as it lasts.
+pub(super) fn cut<'a>(target: Target<'a>, lengths: impl Iterator<Item = usize>) -> Vec<Target<'a>> {
+    fn parts<T>(mut rest: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec<&mut [T]> {
+        let take = |length: usize| {
+            let (part, tail) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = tail;
+            part
+        };
+        lengths.map(take).collect()
+    }
+    match target {
+        Target::F16(c) => parts(c, lengths).into_iter().map(Target::F16).collect(),
+        Target::BF16(c) => parts(c, lengths).into_iter().map(Target::BF16).collect(),
+        Target::F32(c) => parts(c, lengths).into_iter().map(Target::F32).collect(),
+    }
+}
+
+/// Copies rows of results to where `which` says.
+pub(super) fn scatter(from: &Values<'_>, width: usize, to: &mut Target<'_>, which: impl Iterator<Item = usize>) {
+    fn copy<T: Copy>(from: &[T], width: usize, to: &mut [T], which: impl Iterator<Item = usize>) {
+        for (row, place) in from.chunks_exact(width).zip(which) {
+            to[place * width..][..width].copy_from_slice(row);
+        }
+    }
+    match (from, to) {
+        (Values::F16(from), Target::F16(to)) => copy(from, width, to, which),
+        (Values::BF16(from), Target::BF16(to)) => copy(from, width, to, which),
+        (Values::F32(from), Target::F32(to)) => copy(from, width, to, which),
+        _ => unreachable!("results have the type of their target"),
+    }
+}
+
+/// Numbers that a thread takes at a time, and below which waking others is not worth it.
+const PIECE: usize = 1 << 15;
+
+/// Calls `work` with every row of some memory, on all threads.
+pub(super) fn each<T: Send>(memory: &mut [T], width: usize, team: &Team, work: impl Fn(usize, &mut [T]) + Sync) {
+    let rows = (PIECE / width.max(1)).max(1);
+    let serial = memory.len() <= PIECE;
+    let queue = Mutex::new(memory.chunks_mut((rows * width).max(1)).enumerate());
+    let take_all = || {
+        // A poisoned queue means that another thread panicked, which ends the run anyway.
+        while let Some((index, piece)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
+            piece.chunks_mut(width).enumerate().for_each(|(row, out)| work(index * rows + row, out));
+        }
+    };
+    if serial { cpu::in_default_mode(take_all) } else { team.run(|| cpu::in_default_mode(take_all)) }
+}

@@ -1,0 +1,220 @@
+//! Both products of one or many MLPs, over rows that are sorted by MLP, and what stands between them.
+
+use std::sync::Mutex;
+
+use format::{Dense, GlobalScale, Matrix, Values, quantize};
+use op::{Activations, Error, Gate, Intermediate, MlpWeights, Output, Result, Target, Team, Weights};
+
+use super::LayerOptions;
+use super::rows::{self, cut, part};
+use crate::{Engine, Layer};
+
+/// The packed weights of MLPs of one shape.
+#[derive(Debug)]
+pub(super) struct Stack {
+    up: Layer,
+    down: Layer,
+    scales: Vec<GlobalScale>,
+    widths: [usize; 3],
+    intermediate: Intermediate,
+    invariant: bool,
+}
+
+/// Rows of tokens, sorted by MLP.
+pub(super) struct Rows<'a> {
+    pub(super) values: &'a Dense<'a>,
+    /// Where each MLP's rows begin, and where the last ones end.
+    pub(super) offsets: &'a [usize],
+    /// The tokens' type, which rows that were multiplied with weights have no longer.
+    pub(super) element: Output,
+    /// The number of the token in an MLP's row.
+    pub(super) token: &'a dyn Fn(usize, usize) -> usize,
+}
+
+/// The type of dense values.
+pub(super) fn element(dense: &Dense<'_>) -> Output {
+    match dense.values() {
+        Values::F16(_) => Output::F16,
+        Values::BF16(_) => Output::BF16,
+        Values::F32(_) => Output::F32,
+    }
+}
+
+impl Stack {
+    pub(super) fn new(engine: &Engine, mlps: &[MlpWeights<'_>], gate: Gate, options: LayerOptions) -> Result<Self> {
+        let up: Vec<Weights<'_>> = mlps.iter().map(|mlp| mlp.up().as_borrowed()).collect();
+        let down: Vec<Weights<'_>> = mlps.iter().map(|mlp| mlp.down().as_borrowed()).collect();
+        let (up, down) = (engine.load(&up, gate)?, engine.load(&down, Gate::None)?);
+        if let Some(layer) = [&up, &down].into_iter().find(|layer| layer.packed().layout() != cpu::LAYOUT)
+            && options.batch_invariant
+        {
+            return Err(Error::BatchInvariant { backend: layer.packed().layout() });
+        }
+        let LayerOptions { intermediate, batch_invariant: invariant, .. } = options;
+        let scales = mlps.iter().map(MlpWeights::intermediate_scale).collect();
+        Ok(Self { up, down, scales, widths: mlps[0].widths(), intermediate, invariant })
+    }
+
+    /// The width of tokens, of the intermediate and of results.
+    pub(super) fn widths(&self) -> [usize; 3] {
+        self.widths
+    }
+
+    pub(super) fn packed_bytes(&self) -> usize {
+        self.up.packed_bytes() + self.down.packed_bytes()
+    }
+
+    /// Computes rows, to a target of as many.
+    pub(super) fn run(&self, engine: &Engine, rows: &Rows<'_>, target: Target<'_>) -> Result<()> {
+        let Rows { values, offsets, element, token } = *rows;
+        let [_, inner, width] = self.widths;
+        let lengths = |width: usize| offsets.windows(2).map(move |ends| (ends[1] - ends[0]) * width);
+        let kept = if self.intermediate == Intermediate::Tokens { element } else { Output::F32 };
+        let mut between = rows::values(kept, values.rows() * inner, "what stands between two products")?;
+        let mut targets = cut(Target::all(std::slice::from_mut(&mut between)).remove(0), lengths(inner));
+        self.product(engine, &self.up, &groups(values, offsets)?, &mut targets).map_err(|error| match error {
+            Error::NotFinite { group, row, column, value } => {
+                Error::NotFinite { group, row: token(group, row), column, value }
+            }
+            other => other,
+        })?;
+        drop(targets);
+        let between = Dense::new(values.rows(), inner, between, 1.0)?;
+        let beyond = |expert: usize, row: usize, column, value| Error::IntermediateBeyond {
+            expert,
+            token: token(expert, row),
+            column,
+            value,
+        };
+        let activations = match self.intermediate {
+            Intermediate::NvFp4 => self.quantized(&groups(&between, offsets)?, engine.team(), &beyond)?,
+            Intermediate::Tokens | Intermediate::F32 => groups(&between, offsets)?,
+        };
+        let mut targets = cut(target, lengths(width));
+        self.product(engine, &self.down, &activations, &mut targets).map_err(|error| match error {
+            Error::NotFinite { group, row, column, value } => beyond(group, row, column, value),
+            other => other,
+        })
+    }
+
+    /// The intermediate as NVFP4, every MLP's with its own scale.
+    fn quantized<'a>(
+        &self,
+        groups: &[Activations<'a>],
+        team: &Team,
+        beyond: &dyn Fn(usize, usize, usize, f32) -> Error,
+    ) -> Result<Vec<Activations<'a>>> {
+        let queue = Mutex::new(groups.iter().zip(&self.scales).enumerate());
+        let done = Mutex::new(Vec::with_capacity(groups.len()));
+        team.run(|| {
+            while let Some((index, (group, &scale))) = queue.lock().ok().and_then(|mut queue| queue.next()) {
+                let Activations::Dense(dense) = group else { continue };
+                let quantized = quantize(dense, Some(scale));
+                if let Ok(mut done) = done.lock() {
+                    done.push((index, quantized));
+                }
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_default();
+        done.sort_by_key(|(index, _)| *index);
+        let named = |(index, quantized): (usize, format::Result<Matrix<'static>>)| match quantized {
+            Ok(matrix) => Ok(matrix.into()),
+            Err(format::Error::NotFinite { row, column, came }) => Err(beyond(index, row, column, came as f32)),
+            Err(error) => Err(error.into()),
+        };
+        done.into_iter().map(named).collect()
+    }
+
+    /// One product of every MLP.
+    fn product(
+        &self,
+        engine: &Engine,
+        layer: &Layer,
+        activations: &[Activations<'_>],
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        if !self.invariant || activations.iter().all(|a| matches!(a, Activations::NvFp4(_))) {
+            return engine.run_steady(layer, activations, targets, self.invariant.then_some(0.0));
+        }
+        let activations =
+            activations.iter().map(|group| wide(group, engine.team())).collect::<Result<Vec<Activations<'_>>>>()?;
+        let magnitudes: Vec<Vec<i32>> = activations.iter().map(magnitudes).collect();
+        let (Some(&least), Some(&most)) = (magnitudes.iter().flatten().min(), magnitudes.iter().flatten().max()) else {
+            return engine.run_steady(layer, &activations, targets, Some(top(0)));
+        };
+        if least == most {
+            return engine.run_steady(layer, &activations, targets, Some(top(least)));
+        }
+        (least..=most).try_for_each(|magnitude| {
+            let chosen = |row: &(usize, &i32)| (*row.1 == magnitude).then_some(row.0);
+            let chosen: Vec<Vec<usize>> = magnitudes
+                .iter()
+                .map(|rows| rows.iter().enumerate().filter_map(|row| chosen(&row)).collect())
+                .collect();
+            self.some_rows(engine, layer, (&activations, &chosen), targets, top(magnitude))
+        })
+    }
+
+    /// One product of some rows of every MLP.
+    fn some_rows(
+        &self,
+        engine: &Engine,
+        layer: &Layer,
+        (activations, chosen): (&[Activations<'_>], &[Vec<usize>]),
+        targets: &mut [Target<'_>],
+        largest: f32,
+    ) -> Result<()> {
+        let pick = |(group, chosen): (&Activations<'_>, &Vec<usize>)| {
+            let Activations::Dense(dense) = group else { unreachable!("quantised rows have no magnitudes") };
+            Ok(rows::picked(dense, chosen.len(), |row| chosen[row], engine.team())?.into())
+        };
+        let picked = activations.iter().zip(chosen).map(pick).collect::<Result<Vec<Activations<'static>>>>()?;
+        let widths = layer.shapes().iter().map(|&(n, _)| n);
+        let output = targets.first().map_or(Output::F32, Target::element);
+        let results =
+            chosen.iter().zip(widths.clone()).map(|(chosen, n)| rows::values(output, chosen.len() * n, "results"));
+        let mut results = results.collect::<Result<Vec<_>>>()?;
+        engine.run_steady(layer, &picked, &mut Target::all(&mut results), Some(largest))?;
+        for (((result, target), chosen), n) in results.iter().zip(targets).zip(chosen).zip(widths) {
+            rows::scatter(result, n, target, chosen.iter().copied());
+        }
+        Ok(())
+    }
+}
+
+/// The rows of every MLP.
+fn groups<'a>(rows: &'a Dense<'_>, offsets: &[usize]) -> Result<Vec<Activations<'a>>> {
+    offsets.windows(2).map(|ends| Ok(part(rows, ends[0]..ends[1])?.into())).collect()
+}
+
+/// Rows as they are, but f16 as f32: matrix units that multiply f16 do so in a way that the smallest of all tokens decides.
+fn wide<'a>(group: &Activations<'a>, team: &Team) -> Result<Activations<'a>> {
+    match group {
+        Activations::Dense(dense) if element(dense) == Output::F16 => {
+            Ok(rows::widened(dense, dense.rows(), |row| (row, 1.0), team)?.into())
+        }
+        other => Ok(other.clone()),
+    }
+}
+
+/// Powers of two that rows of one magnitude may be apart by.
+const APART: i32 = 48;
+
+/// How large each row is, roughly: its largest number lies below [`top`] and at most [`APART`] powers of two below it. Ordinary rows are
+/// of magnitude 0, and so are those that are all zero.
+fn magnitudes(group: &Activations<'_>) -> Vec<i32> {
+    let Activations::Dense(dense) = group else { return Vec::new() };
+    let mut values = vec![0f32; dense.k()];
+    let magnitude = |row| {
+        dense.row(row, &mut values);
+        let bits = values.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+        let exponent = (bits >> 23) as i32 - 127;
+        if bits == 0 { 0 } else { (exponent + APART / 2).div_euclid(APART) }
+    };
+    (0..dense.rows()).map(magnitude).collect()
+}
+
+/// What is larger than every row of a magnitude.
+fn top(magnitude: i32) -> f32 {
+    2f32.powi(magnitude * APART + APART / 2).min(f32::MAX)
+}

@@ -1,0 +1,305 @@
+//! Layers of experts as published models have them: for correctness, scaled down, and for speed, as they are.
+//!
+//! A [`Model`] is sizes, routing, gate and what stands beside the experts; [`Model::instance`] makes the numbers from a seed. Sizes are those
+//! of the published configurations.
+
+use fastrand::Rng;
+use format::{BLOCK, Dense, Matrix, Values};
+use half::{bf16, f16};
+use hammerhead::layer_reference::{LayerReference, value_at};
+use hammerhead::routing::Groups;
+use op::{
+    Activation, Arithmetic, ExpertWeights, Gate, MlpWeights, Output, Result, Routed, Router, Scoring, SharedWeights,
+    Weights,
+};
+
+use crate::verify::{Failure, Report};
+
+/// A model's layer of experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    /// Its name.
+    pub name: &'static str,
+    /// Why it is in the list.
+    pub why: &'static str,
+    /// Experts that there are, and per token.
+    pub experts: [usize; 2],
+    /// The width of tokens and of the intermediate.
+    pub widths: [usize; 2],
+    /// How it routes.
+    pub scoring: Scoring,
+    /// Groups of experts, of which the best may be chosen from; only with sigmoids.
+    pub groups: Option<Groups>,
+    /// What weights are multiplied with.
+    pub scaling: f32,
+    /// The shared expert's intermediate.
+    pub shared: Option<usize>,
+    /// Whether the shared expert is multiplied with σ(x·v).
+    pub shared_gate: bool,
+    /// The gate.
+    pub gate: Gate,
+    /// Whether all matrices have biases.
+    pub biases: bool,
+}
+
+/// What most models have.
+const COMMON: Model = Model {
+    name: "",
+    why: "",
+    experts: [0; 2],
+    widths: [0; 2],
+    scoring: Scoring::SoftmaxRenorm,
+    groups: None,
+    scaling: 1.0,
+    shared: None,
+    shared_gate: false,
+    gate: Gate::Silu,
+    biases: false,
+};
+
+/// Every model.
+pub fn models() -> Vec<Model> {
+    let qwen = Model { experts: [128, 8], ..COMMON };
+    let sigmoid = Model { scoring: Scoring::Sigmoid, ..COMMON };
+    let gpt_oss =
+        Model { scoring: Scoring::TopKSoftmax, widths: [2880, 2880], gate: Gate::GPT_OSS, biases: true, ..COMMON };
+    let llama = Model { scoring: Scoring::SigmoidInput, widths: [5120, 8192], shared: Some(8192), ..COMMON };
+    let nemotron = Model { gate: Gate::Relu2, ..sigmoid };
+    vec![
+        Model { name: "qwen3-30b-a3b", why: "many small experts", widths: [2048, 768], ..qwen },
+        Model { name: "qwen3-235b-a22b", why: "the same, four times as large", widths: [4096, 1536], ..qwen },
+        Model {
+            name: "qwen3-next-80b",
+            why: "the most experts, and a shared one behind a sigmoid of its own",
+            experts: [512, 10],
+            widths: [2048, 512],
+            shared: Some(512),
+            shared_gate: true,
+            ..COMMON
+        },
+        Model {
+            name: "deepseek-v3",
+            why: "groups of experts, a correction, a scaling factor and a shared expert",
+            experts: [256, 8],
+            widths: [7168, 2048],
+            groups: Some(Groups { count: 8, best: 4 }),
+            scaling: 2.5,
+            shared: Some(2048),
+            ..sigmoid
+        },
+        Model {
+            name: "kimi-k2",
+            why: "sigmoids without groups, and another scaling factor",
+            experts: [384, 8],
+            widths: [7168, 2048],
+            scaling: 2.827,
+            shared: Some(2048),
+            ..sigmoid
+        },
+        Model {
+            name: "glm-4.5",
+            why: "between the large and the small ones",
+            experts: [160, 8],
+            widths: [5120, 1536],
+            scaling: 2.5,
+            shared: Some(1536),
+            ..sigmoid
+        },
+        Model {
+            name: "minimax-m2",
+            why: "sigmoids and nothing shared",
+            experts: [256, 8],
+            widths: [3072, 1536],
+            ..sigmoid
+        },
+        Model {
+            name: "minimax-m3",
+            why: "gpt-oss's gate without biases, and a shared expert",
+            experts: [128, 4],
+            widths: [6144, 3072],
+            scaling: 2.0,
+            shared: Some(3072),
+            gate: Gate::GPT_OSS,
+            ..sigmoid
+        },
+        Model { name: "gpt-oss-20b", why: "biases on all matrices; widths of 45 chunks", experts: [32, 4], ..gpt_oss },
+        Model { name: "gpt-oss-120b", why: "the same with four times the experts", experts: [128, 4], ..gpt_oss },
+        Model { name: "llama-4-scout", why: "one expert per token, weighed on its input", experts: [16, 1], ..llama },
+        Model { name: "llama-4-maverick", why: "the same with eight times the experts", experts: [128, 1], ..llama },
+        Model { name: "mixtral-8x7b", why: "few large experts", experts: [8, 2], widths: [4096, 14336], ..COMMON },
+        Model {
+            name: "nemotron-3-nano",
+            why: "squares of one product; widths that are no multiples of 128",
+            experts: [128, 6],
+            widths: [2688, 1856],
+            scaling: 2.5,
+            shared: Some(3712),
+            ..nemotron
+        },
+        Model {
+            name: "nemotron-3-super",
+            why: "most experts per token",
+            experts: [512, 22],
+            widths: [1024, 2688],
+            scaling: 5.0,
+            shared: Some(5376),
+            ..nemotron
+        },
+    ]
+}
+
+/// A layer's operands.
+#[derive(Debug)]
+pub struct Instance {
+    model: Model,
+    /// Distinct experts: those of the layer are these over and over.
+    pool: Vec<MlpWeights<'static>>,
+    shared: Option<SharedWeights<'static>>,
+    /// The tokens.
+    pub tokens: Dense<'static>,
+    /// The router.
+    pub router: Router,
+    /// Its logits, `[tokens, experts]`.
+    pub logits: Vec<f32>,
+}
+
+impl Model {
+    /// A small copy with the same traits, in which a reference can be computed whole: a sixteenth of the experts and a thirty-second of the widths, about.
+    pub fn scaled_down(self) -> Self {
+        let width = |width: usize| (width / 32).next_multiple_of(BLOCK).max(3 * BLOCK);
+        let [experts, top_k] = self.experts;
+        Self {
+            experts: [(experts / 16).max(top_k).max(4).next_multiple_of(self.groups.map_or(1, |g| g.count)), top_k],
+            widths: self.widths.map(width),
+            shared: self.shared.map(width),
+            ..self
+        }
+    }
+
+    /// The operands from a seed: tokens of a type, and so many distinct experts at most.
+    pub fn instance(&self, tokens: usize, element: Activation, distinct: usize, seed: u64) -> Result<Instance> {
+        let mut rng = Rng::with_seed(seed);
+        let ([experts, top_k], [hidden, inner]) = (self.experts, self.widths);
+        let pool = (0..experts.min(distinct)).map(|_| self.mlp(&mut rng, [hidden, inner])).collect::<Result<_>>()?;
+        let mut shared = None;
+        if let Some(inner) = self.shared {
+            let own = SharedWeights::new(self.mlp(&mut rng, [hidden, inner])?);
+            let gate: Vec<f32> = (0..hidden).map(|_| normal(&mut rng) / (hidden as f32).sqrt()).collect();
+            shared = Some(if self.shared_gate { own.with_gate(gate)? } else { own });
+        }
+        let mut router = Router::new(self.scoring, experts, top_k)?.with_scaling(self.scaling)?;
+        if self.scoring == Scoring::Sigmoid {
+            router = router.with_correction((0..experts).map(|_| normal(&mut rng) / 8.0).collect::<Vec<_>>())?;
+        }
+        if let Some(groups) = self.groups {
+            router = router.with_groups(groups)?;
+        }
+        let values: Vec<f32> = (0..tokens * hidden).map(|_| normal(&mut rng)).collect();
+        let values: Values<'static> = match element {
+            Activation::F16 => values.into_iter().map(f16::from_f32).collect::<Vec<_>>().into(),
+            Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
+            _ => values.into(),
+        };
+        let logits = (0..tokens * experts).map(|_| normal(&mut rng)).collect();
+        let tokens = Dense::new(tokens, hidden, values, 1.0)?;
+        Ok(Instance { model: *self, pool, shared, tokens, router, logits })
+    }
+
+    fn mlp(&self, rng: &mut Rng, [hidden, inner]: [usize; 2]) -> Result<MlpWeights<'static>> {
+        let mut matrix = |n: usize, k: usize, spread: f32| -> Result<Matrix<'static>> {
+            let (mut codes, mut scales) = (vec![0u8; n * k / 2], vec![0u8; n * k / BLOCK]);
+            rng.fill(&mut codes);
+            rng.fill(&mut scales);
+            // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4; root mean squares of a code 2.93, of such a scale 1.69.
+            scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
+            Ok(Matrix::new(n, k, codes, scales, spread / (2.93 * 1.69 * (k as f32).sqrt()))?)
+        };
+        let up = match self.gate.matrices() {
+            1 => Weights::plain(matrix(inner, hidden, 1.0)?),
+            _ => Weights::gated(matrix(inner, hidden, 1.0)?, matrix(inner, hidden, 1.25)?)?,
+        };
+        let down = Weights::plain(matrix(hidden, inner, 1.5)?);
+        let mut bias = |n: usize| (0..n).map(|_| normal(rng) / 2.0).collect::<Vec<f32>>();
+        let (up, down) = match self.biases {
+            true => {
+                let biases: Vec<_> = (0..self.gate.matrices()).map(|_| bias(inner)).collect();
+                (up.with_bias(biases)?, down.with_bias([bias(hidden)])?)
+            }
+            false => (up, down),
+        };
+        MlpWeights::new(up, down)?.with_intermediate_scale(0.01 + rng.f32() / 50.0)
+    }
+}
+
+/// Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
+fn normal(rng: &mut Rng) -> f32 {
+    (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0
+}
+
+impl Instance {
+    /// The weights of the layer, borrowed.
+    pub fn weights(&self) -> Result<ExpertWeights<'_>> {
+        let experts = (0..self.model.experts[0]).map(|expert| self.pool[expert % self.pool.len()].as_borrowed());
+        let weights = ExpertWeights::new(experts.collect(), self.model.gate)?;
+        match &self.shared {
+            Some(shared) => weights.with_shared(shared.as_borrowed()),
+            None => Ok(weights),
+        }
+    }
+
+    /// The experts of every token.
+    pub fn routed(&self) -> Result<Routed> {
+        self.router.route(&self.logits, self.tokens.rows())
+    }
+}
+
+/// Judges some rows of a layer's result.
+pub fn check(
+    reference: &LayerReference<'_, '_>,
+    rows: impl Iterator<Item = usize>,
+    result: &Dense<'_>,
+    arithmetic: &dyn Fn(Activation) -> Arithmetic,
+) -> Result<Report> {
+    let output = match result.values() {
+        Values::F16(_) => Output::F16,
+        Values::BF16(_) => Output::BF16,
+        Values::F32(_) => Output::F32,
+    };
+    let mut report = Report { elements: result.rows() * result.k(), ..Report::default() };
+    for row in rows {
+        for (column, bounded) in reference.row(row, arithmetic)?.into_iter().enumerate() {
+            let (found, allowed) = (value_at(result.values(), row * result.k() + column), bounded.allowed(output));
+            let error = (found - bounded.value).abs();
+            report.compared += 1;
+            if found.is_finite() {
+                report.max_error = report.max_error.max(error);
+                report.max_ratio = report.max_ratio.max(error / allowed);
+                report.rms_ratio += (error / allowed).powi(2);
+            }
+            if !bounded.accepts(found, output) {
+                report.failures += 1;
+                let expected = bounded.value;
+                report.first.get_or_insert(Failure { group: 0, row, column, found, expected, allowed });
+            }
+        }
+    }
+    report.rms_ratio = (report.rms_ratio / report.compared.max(1) as f64).sqrt();
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_model_has_a_reason_and_keeps_its_traits_when_scaled_down() {
+        for model in models() {
+            assert!(!model.why.is_empty());
+            let small = model.scaled_down();
+            assert!(small.experts[0] < model.experts[0] && small.experts[1] == model.experts[1], "{}", model.name);
+            let instance = small.instance(3, Activation::BF16, 2, 1).unwrap();
+            assert_eq!(instance.weights().unwrap().experts().len(), small.experts[0]);
+            assert_eq!(instance.routed().unwrap().tokens(), 3);
+        }
+    }
+}
