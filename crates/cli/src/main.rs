@@ -19,8 +19,10 @@ mod floor;
 mod info;
 mod inspect;
 mod layer;
+mod layer_file;
 mod memory;
 mod model;
+mod moe;
 mod options;
 mod pattern;
 mod problem_file;
@@ -64,6 +66,7 @@ enum Command {
     Run(run::Args),
     Verify(verify::Args),
     Bench(bench::Args),
+    Moe(moe::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
     Inspect(inspect::Args),
@@ -91,6 +94,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Run(args) => run::run(args),
         Command::Verify(args) => verify::verify(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Moe(args) => moe::moe(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Dequantize(args) => dequantize::dequantize(args),
         Command::Inspect(args) => inspect::inspect(args),

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use format::tensors::{self, Dtype, File, Tensor};
-use format::{Matrix, Values};
+use format::{Dense, Matrix, Values};
 use hammerhead::{Activations, Gate, Output, Problem, Shape, Weights};
 use testkit::cases::Instance;
 
@@ -205,23 +205,51 @@ fn settle_gate(file: &File, prefixes: &[String], asked: Option<Gate>) -> Result<
     Err(Error::Tensor { path: file.path().to_path_buf(), name, problem, remedy })
 }
 
-/// The tensors of one group.
-struct Group<'a, 'p> {
-    file: &'a File,
-    prefix: &'p str,
+/// The tensors of one group, or of one expert.
+pub struct Group<'a, 'p> {
+    /// The file.
+    pub file: &'a File,
+    /// What their names begin with.
+    pub prefix: &'p str,
 }
 
 impl<'a> Group<'a, '_> {
-    fn name(&self, part: &str) -> String {
+    /// A tensor's whole name.
+    pub fn name(&self, part: &str) -> String {
         format!("{}{part}", self.prefix)
     }
 
-    fn refuse<T>(&self, part: &str, problem: impl Into<String>, remedy: &'static str) -> Result<T> {
+    /// Whether there is such a tensor.
+    pub fn contains(&self, part: &str) -> bool {
+        self.file.contains(&self.name(part))
+    }
+
+    /// A tensor of one of these types.
+    pub fn tensor(&self, part: &str, types: &[Dtype]) -> Result<Tensor<'a>> {
+        let tensor = self.file.tensor(&self.name(part))?;
+        tensor.expect_dtype(types).map_err(|reason| self.in_file(reason))?;
+        Ok(tensor)
+    }
+
+    /// A tensor's numbers.
+    pub fn values(&self, tensor: Tensor<'a>) -> Result<Values<'a>> {
+        Ok(tensor.into_values().map_err(|reason| self.in_file(reason))?)
+    }
+
+    /// A matrix of ordinary floats.
+    pub fn dense(&self, part: &str, global: f32) -> Result<Dense<'a>> {
+        let tensor = self.tensor(part, &[Dtype::F16, Dtype::BF16, Dtype::F32])?;
+        Ok(tensor.into_dense(global).map_err(|reason| self.in_file(reason))?)
+    }
+
+    /// An error about a tensor that is there or should be.
+    pub fn refuse<T>(&self, part: &str, problem: impl Into<String>, remedy: &'static str) -> Result<T> {
         let (path, name, problem) = (self.file.path().to_path_buf(), self.name(part), problem.into());
         Err(Error::Tensor { path, name, problem, remedy })
     }
 
-    fn weights(&self, gate: Gate) -> Result<Weights<'a>> {
+    /// Gate and up, or the only matrix.
+    pub fn weights(&self, gate: Gate) -> Result<Weights<'a>> {
         let b1 = self.matrix("b1")?;
         if b1.rows() == 0 {
             return self.refuse("b1", "it has no rows", "a weight matrix needs at least one, as each is a column of c");
@@ -271,13 +299,15 @@ impl<'a> Group<'a, '_> {
         Ok(a)
     }
 
-    fn matrix(&self, part: &str) -> Result<Matrix<'a>> {
+    /// A quantised matrix.
+    pub fn matrix(&self, part: &str) -> Result<Matrix<'a>> {
         let (codes, scales) = (self.name(part), self.name(&format!("{part}_scale")));
         let global = self.global(&format!("{part}_global"))?;
         Ok(tensors::matrix(self.file, &codes, &scales, global)?)
     }
 
-    fn global(&self, part: &str) -> Result<f32> {
+    /// A global scale, 1 if it is absent.
+    pub fn global(&self, part: &str) -> Result<f32> {
         let name = self.name(part);
         if !self.file.contains(&name) {
             return Ok(1.0);

@@ -132,7 +132,7 @@ impl Operand {
     }
 
     /// The element at a place, without the global scale.
-    fn at(&self, row: usize, k: usize) -> f64 {
+    pub fn at(&self, row: usize, k: usize) -> f64 {
         let index = row * self.k + k;
         match &self.elements {
             Elements::Quantised { codes, scales } => {
