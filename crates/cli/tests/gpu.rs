@@ -70,6 +70,7 @@ fn ptx_goes_to_a_file_and_the_assembler_takes_the_module() {
 
 #[test]
 fn kernels_for_every_gpu_since_ampere_are_printed_for_a_device_by_name() {
+    const REQUEST: &str = "strategy=interleaved,tile=64x128,depth=128,stages=4,epilogue=direct,schedule=tile";
     let text = succeed(["ptx", "--arch", "sm_80", "--device", "rtx4090"]);
     assert!(text.contains(".target sm_80") && text.contains("mma.sync.aligned.m16n8k16"), "{text}");
     assert!(!text.contains("griddepcontrol") && !text.contains("shared::cta"));
@@ -81,7 +82,7 @@ fn kernels_for_every_gpu_since_ampere_are_printed_for_a_device_by_name() {
     assert!(bytes("rtx3090") <= 99 << 10 && bytes("a100") <= 163 << 10);
     assert_refused(&hammerhead(["ptx", "--arch", "sm_80", "--device", "v100"]), &["v100", "rtx4090"]);
     assert_refused(
-        &hammerhead(["ptx", "--arch", "sm_80", "--device", "rtx4090", "--config", "tile=64x128,depth=128,stages=4"]),
+        &hammerhead(["ptx", "--arch", "sm_80", "--device", "rtx4090", "--config", REQUEST]),
         &["rtx4090", "shared memory"],
     );
 }
