@@ -26,6 +26,9 @@
 //! bits 15 and 9..12 of both halves. There the code's bits are a half with the weight's value times 2⁻¹⁴. Similar steps
 //! bring them to bits 15 and 6..9, where they are a bfloat16 with the value times 2⁻¹²⁶.
 //!
+//! Weights that will only ever meet bfloat16 tokens may be laid out for those ([`Codes::Bfloats`]), which takes fewer steps: magnitudes at
+//! 6..9, 3..6, 0..3 and 9..12, signs at 15, 12, 13 and 14.
+//!
 //! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
 //! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
 //! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its block;
@@ -46,8 +49,25 @@ pub const CODE_BYTES: u32 = 1024;
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: u32 = 1152;
 
-/// Where in a word's half the four weights' magnitudes and signs lie.
-const PLACES: [(u32, u32); 4] = [(9, 15), (6, 12), (3, 14), (0, 13)];
+/// What a word's bits are in order for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codes {
+    /// Halves; bfloat16 with a few steps more.
+    Halves,
+    /// bfloat16 alone.
+    Bfloats,
+}
+
+impl Codes {
+    /// Where in a word's half the four weights' magnitudes and signs lie.
+    fn places(self) -> [(u32, u32); 4] {
+        match self {
+            Codes::Halves => [(9, 15), (6, 12), (3, 14), (0, 13)],
+            Codes::Bfloats => [(6, 15), (3, 12), (0, 13), (9, 14)],
+        }
+    }
+}
+
 /// Columns of the four weights, from the first one.
 const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
 /// The steps of 16 whose scales are a word's bytes, from the lowest.
@@ -65,19 +85,24 @@ fn run_bytes(k: usize) -> usize {
 
 /// Packs a matrix, on as many threads as the process has.
 pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
+    pack_as(matrix, Codes::Halves)
+}
+
+/// The same with words in a given order.
+pub fn pack_as(matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
     let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
     packed.par_chunks_mut(run_bytes(matrix.k())).enumerate().for_each(|(run, bytes)| {
         for (step, chunk) in bytes.chunks_exact_mut(CHUNK_BYTES as usize).enumerate() {
-            pack_chunk(matrix, run * CHUNK_ROWS, step * CHUNK_DEPTH, chunk);
+            pack_chunk(matrix, codes, [run * CHUNK_ROWS, step * CHUNK_DEPTH], chunk);
         }
     });
     packed
 }
 
-fn pack_chunk(matrix: &Matrix<'_>, row: usize, column: usize, chunk: &mut [u8]) {
+fn pack_chunk(matrix: &Matrix<'_>, order: Codes, [row, column]: [usize; 2], chunk: &mut [u8]) {
     let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
     for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
-        let word = word(matrix, row + 8 * warp + lane / 4, column + 2 * BLOCK * half + 2 * (lane % 4));
+        let word = word(matrix, order, row + 8 * warp + lane / 4, column + 2 * BLOCK * half + 2 * (lane % 4));
         place.copy_from_slice(&word.to_le_bytes());
     }
     for (index, place) in scales.chunks_exact_mut(4).enumerate() {
@@ -108,9 +133,9 @@ fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
 }
 
 /// One thread's eight weights of one row and two wgmmas.
-fn word(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
+fn word(matrix: &Matrix<'_>, order: Codes, row: usize, column: usize) -> u32 {
     let mut word = 0;
-    for (further, (magnitude, sign)) in COLUMNS.into_iter().zip(PLACES) {
+    for (further, (magnitude, sign)) in COLUMNS.into_iter().zip(order.places()) {
         for odd in 0..2 {
             let code = code(matrix, row, column + further + odd);
             word |= ((code & 7) << magnitude | (code >> 3) << sign) << (16 * odd);
@@ -181,8 +206,18 @@ mod tests {
         ]
     }
 
-    /// Every weight of a packed matrix, read as the kernels read it, in both precisions: value = code · scale, times 2⁷.
-    fn unpack(packed: &[u8], rows: usize, k: usize) -> Vec<f64> {
+    /// The same where words are in order for it.
+    fn spread_bfloats(word: u32) -> [u32; 4] {
+        [
+            word & 0x81c0_81c0,
+            word << 3 & 0x81c0_81c0,
+            (word & 0x2007_2007).wrapping_mul(68) & 0x81c0_81c0,
+            word << 1 & 0x8000_8000 | word >> 3 & 0x01c0_01c0,
+        ]
+    }
+
+    /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times 2⁷.
+    fn unpack(packed: &[u8], order: Codes, rows: usize, k: usize) -> Vec<f64> {
         let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
         let wide = across * CHUNK_DEPTH;
         let mut values = vec![f64::NAN; down * CHUNK_ROWS * wide];
@@ -199,9 +234,15 @@ mod tests {
                     let first = chunk % across * CHUNK_DEPTH + 2 * BLOCK * part + 2 * (lane % 4) + further;
                     for odd in 0..2 {
                         let low = |word: u32, odd: usize| (word >> (16 * odd)) as u16;
-                        let value = half(low(spread(word)[pair], odd)) * half(low(halves, pair / 2));
-                        let other = bfloat(low(spread_wide(word)[pair], odd)) * bfloat(low(bfloats, pair / 2));
-                        assert_eq!(value, other, "both precisions agree");
+                        let as_bfloat =
+                            |pairs: [u32; 4]| bfloat(low(pairs[pair], odd)) * bfloat(low(bfloats, pair / 2));
+                        let value = match order {
+                            Codes::Halves => half(low(spread(word)[pair], odd)) * half(low(halves, pair / 2)),
+                            Codes::Bfloats => as_bfloat(spread_bfloats(word)),
+                        };
+                        if order == Codes::Halves {
+                            assert_eq!(value, as_bfloat(spread_wide(word)), "both precisions agree");
+                        }
                         values[row * wide + first + odd] = value * 128.0;
                     }
                 }
@@ -225,12 +266,15 @@ mod tests {
     fn every_value_survives_packing_for_every_scale() {
         for (rows, k) in [(1, 16), (64, 64), (65, 80), (130, 208), (254, 256)] {
             let (codes, scales) = everything(rows, k);
-            let packed = pack(&Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix"));
-            assert_eq!(packed.len(), packed_bytes(rows, k));
-            for (at, value) in unpack(&packed, rows, k).into_iter().enumerate() {
-                let code = codes[at / 2] >> (at % 2 * 4) & 15;
-                let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
-                assert_eq!(value, expected, "row {} column {} of {rows} × {k}", at / k, at % k);
+            let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
+            for order in [Codes::Halves, Codes::Bfloats] {
+                let packed = pack_as(&matrix, order);
+                assert_eq!(packed.len(), packed_bytes(rows, k));
+                for (at, value) in unpack(&packed, order, rows, k).into_iter().enumerate() {
+                    let code = codes[at / 2] >> (at % 2 * 4) & 15;
+                    let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
+                    assert_eq!(value, expected, "row {} column {} of {rows} × {k}, {order:?}", at / k, at % k);
+                }
             }
         }
     }

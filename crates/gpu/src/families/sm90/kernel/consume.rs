@@ -118,7 +118,9 @@ impl Consumer {
             along_k,
             words_at: k.mul_add(along_n, first_chunk, words),
             scales_at: k.mul_add(along_n, first_chunk, scales),
-            blocks: (0..division.blocks).map(|_| Fragments::new(k, config.element, config.fragment_sets())).collect(),
+            blocks: (0..division.blocks)
+                .map(|_| Fragments::new(k, config.element, config.codes(), config.fragment_sets()))
+                .collect(),
             sums: (0..config.passes() * division.blocks)
                 .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
                 .collect(),

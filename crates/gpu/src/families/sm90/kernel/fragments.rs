@@ -8,7 +8,7 @@ use ptx::instr::{Arith, BinaryOp};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
 
 use super::Tokens;
-use crate::pack::CODE_BYTES;
+use crate::pack::{CODE_BYTES, Codes};
 
 /// Steps of 16 along k in a unit of 64: one wgmma each.
 const SLICES: usize = 4;
@@ -23,6 +23,7 @@ const AND_OR: u8 = 0xea;
 /// second two slices need is *kept*, so that the next unit can be read before those are made.
 pub(super) struct Fragments {
     element: Tokens,
+    order: Codes,
     fresh: [[Reg<U32>; 2]; 2],
     fresh_scales: [Reg<U32>; 2],
     kept: [Reg<U32>; 2],
@@ -39,9 +40,10 @@ pub(super) const WORD_REGISTERS: u32 = 12;
 pub(super) const SET_REGISTERS: u32 = 16;
 
 impl Fragments {
-    pub fn new(k: &mut Builder, element: Tokens, sets: u32) -> Self {
+    pub fn new(k: &mut Builder, element: Tokens, order: Codes, sets: u32) -> Self {
         Fragments {
             element,
+            order,
             fresh: [k.registers(), k.registers()],
             fresh_scales: k.registers(),
             kept: k.registers(),
@@ -86,7 +88,10 @@ impl Fragments {
                     let pair = scale_pair(k, self.element, scales, word);
                     k.set(self.pairs[row], pair);
                 }
-                let codes = codes_of_slice(k, self.element, codes, second);
+                let codes = match self.order {
+                    Codes::Halves => codes_of_slice(k, self.element, codes, second),
+                    Codes::Bfloats => bfloats_of_slice(k, codes, second),
+                };
                 let fragment = self.sets[set][slice];
                 let fragment = [fragment[row], fragment[row + 2]];
                 match self.element {
@@ -153,6 +158,21 @@ pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, s
             [first, masked(k, 0x2007_2007, 68, 0x81c0_81c0)]
         }
     }
+}
+
+/// The same of a word that is in order for bfloat16.
+fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    const KEPT: u32 = 0x81c0_81c0;
+    if second == 0 {
+        let shifted = k.shl(word, 3);
+        return [k.and(word, KEPT), k.and(shifted, KEPT)];
+    }
+    let bits = k.and(word, 0x2007_2007);
+    let moved = k.mul(bits, 68);
+    let shifted = k.shr(word, 3);
+    let magnitude = k.and(shifted, 0x01c0_01c0);
+    let sign = k.shl(word, 1);
+    [k.and(moved, KEPT), k.lop3(sign, 0x8000_8000, magnitude, AND_OR)]
 }
 
 /// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read round

@@ -43,6 +43,7 @@ pub(crate) use fragments::{codes_of_slice, scale_pair};
 
 use crate::gating::Function;
 use crate::launch::Spec;
+use crate::pack::Codes;
 use op::{Activation, Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::Work;
@@ -108,6 +109,11 @@ impl Tokens {
         if self == Tokens::Bf16Sum { 3 } else { 1 }
     }
 
+    /// The order of words that takes the fewest steps for them.
+    pub fn codes(self) -> Codes {
+        if self == Tokens::F16 { Codes::Halves } else { Codes::Bfloats }
+    }
+
     fn element(self) -> Element {
         if self == Tokens::F16 { Element::F16 } else { Element::Bf16 }
     }
@@ -156,6 +162,11 @@ struct Division {
 }
 
 impl MultiplySpec {
+    /// What the words of weights are in order for: those of experts are packed for the tokens that they will meet.
+    pub fn codes(&self) -> Codes {
+        if self.experts.is_some() { self.element.codes() } else { Codes::Halves }
+    }
+
     /// Columns of C that one block of rows covers.
     fn block_columns(&self) -> u32 {
         if self.products == Products::Interleaved { 32 } else { 64 }
