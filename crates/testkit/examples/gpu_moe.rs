@@ -420,8 +420,8 @@ fn tiles(tile: u32) -> Vec<u32> {
     match tile {
         0..=8 => vec![8],
         9..=16 => vec![8, 16],
-        17..=32 => vec![tile - 8, tile],
+        17..=32 => vec![24, 32],
         33..=64 => vec![tile - 16, tile - 8, tile],
-        _ => vec![tile - 32, tile],
+        _ => vec![128, 160, 192, 256],
     }
 }

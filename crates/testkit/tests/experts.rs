@@ -470,13 +470,15 @@ fn mutants_of_the_routing_are_caught() {
 fn mutants_of_the_sort_are_caught() {
     let given = |ids: Vec<i64>, run| {
         let mut given = Given::new(40, 1, ids);
-        (given.run, given.spec.factors) = (run, true);
+        (given.run, given.spec.factors, given.columns) = (run, true, 32);
         given
     };
     // The first has several warps with entries in each block, and experts that only some of them have.
     let mut many = scattered(40, 1, 230, 8);
     many.iter_mut().enumerate().filter(|(at, _)| at % 5 == 0).for_each(|(at, id)| *id = at as i64 / 40 * 7);
-    let trials = [given(many, 130), given(vec![-1, 40, 3, 3, i64::from(i32::MAX), 0, 39], 2), given(vec![-1; 3], 2)];
+    let strange = vec![-1, 40, 3, 3, i64::from(i32::MAX), 0, 39];
+    // The last has as many entries, and pieces of rows, as a thread takes at a time.
+    let trials = [given(many, 130), given(strange, 2), given(vec![-1; 3], 2), given(scattered(40, 1, 3700, 9), 500)];
     let trials = trials.map(|given| sorting(&given));
     mutants_are_caught(&trials);
 }

@@ -153,7 +153,7 @@ fn of_experts() -> Vec<KernelSpec> {
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..layer };
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
-    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 32, 48, 64, 96, 128, 192, 256])
+    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 160, 256])
         .chain(tiles(single, &[8, 64]))
         .chain(tiles(factored, &[16, 128]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])

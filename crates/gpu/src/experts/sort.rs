@@ -31,6 +31,9 @@ const THREADS: u32 = 512;
 const WARPS: u32 = THREADS / 32;
 /// Elements of a row that a thread copies at a time.
 const UNIT: u32 = 8;
+/// Ids that a thread asks for at a time, and pieces of rows.
+const COUNTED: u32 = 8;
+const COPIED: u32 = 4;
 /// The most tokens whose experts every block chooses itself.
 pub const MOST_ROUTED: u32 = 32;
 
@@ -112,9 +115,9 @@ struct Sort {
     units: Reg<U32>,
     /// The most tokens of a tile.
     tile: Reg<U32>,
-    /// Per expert: entries, entries before the run, and where the run's first goes.
-    totals: SharedRegion,
+    /// Per expert: entries before the run, the others, and where the run's first goes.
     before: SharedRegion,
+    others: SharedRegion,
     starts: SharedRegion,
     /// Per warp and expert: entries of the run.
     counts: SharedRegion,
@@ -150,7 +153,7 @@ impl Sort {
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
-        let [totals, before, starts] = ["totals", "before", "starts"].map(|name| k.shared(name, experts, 4));
+        let [before, others, starts] = ["before", "others", "starts"].map(|name| k.shared(name, experts, 4));
         let (counts, places) = (k.shared("counts", WARPS * experts, 4), k.shared("places", 4 * THREADS, 4));
         let thread = k.special(SpecialRegister::TidX);
         let warp = k.shr(thread, 5);
@@ -168,8 +171,8 @@ impl Sort {
             run,
             units,
             tile,
-            totals,
             before,
+            others,
             starts,
             counts,
             places,
@@ -182,12 +185,31 @@ impl Sort {
 
     /// `body` for every so-many-th number below `count`, beginning with the thread's own.
     fn each(&self, k: &mut Builder, count: Reg<U32>, body: impl FnOnce(&mut Builder, Reg<U32>)) {
+        self.each_together(k, count, 1, |k, numbers| body(k, numbers[0].0));
+    }
+
+    /// The same, several at a time, so that what they load is under way together. Beyond the last, which the predicates tell, they are
+    /// the last once more.
+    fn each_together(
+        &self,
+        k: &mut Builder,
+        count: Reg<U32>,
+        together: u32,
+        body: impl FnOnce(&mut Builder, &[(Reg<U32>, Pred)]),
+    ) {
         let index = k.variable(self.thread);
         k.loop_while(
             |k| k.lt(index, count),
             |k| {
-                body(k, index);
-                let next = k.add(index, THREADS);
+                let last = k.sub(count, 1);
+                let numbers: Vec<(Reg<U32>, Pred)> = (0..together)
+                    .map(|turn| {
+                        let number = k.add(index, turn * THREADS);
+                        (k.min(number, last), k.lt(number, count))
+                    })
+                    .collect();
+                body(k, &numbers);
+                let next = k.add(index, together * THREADS);
                 k.set(index, next);
             },
         );
@@ -207,7 +229,7 @@ impl Sort {
     /// Nobody has been counted yet.
     fn clear(&self, k: &mut Builder) {
         let zero = k.variable(0);
-        for (region, words) in [(self.totals, 1), (self.before, 1), (self.counts, WARPS)] {
+        for (region, words) in [(self.before, 1), (self.others, 1), (self.counts, WARPS)] {
             let count = k.variable(words * self.spec.experts);
             self.each(k, count, |k, index| {
                 let at = self.word(k, region, index);
@@ -265,16 +287,19 @@ impl Sort {
         (id, somebodys)
     }
 
-    /// Counts everybody's entries, and those before the run's first.
+    /// Counts everybody's entries: those before the run's first, and the others.
     fn count(&self, k: &mut Builder, first: Reg<U32>) {
         let entries = k.mul(self.tokens, self.spec.top);
-        self.each(k, entries, |k, entry| {
-            let (id, somebodys) = self.id(k, entry);
-            let (all, before) = (self.word(k, self.totals, id), self.word(k, self.before, id));
-            k.when(somebodys, |k| k.reduce_add(Scope::Block, all, 1u32));
-            let early = k.lt(entry, first);
-            let early = k.both(early, somebodys);
-            k.when(early, |k| k.reduce_add(Scope::Block, before, 1u32));
+        let (before, others) = (k.shared_address(self.before), k.shared_address(self.others));
+        self.each_together(k, entries, COUNTED, |k, numbers| {
+            let ids: Vec<(Reg<U32>, Pred)> = numbers.iter().map(|&(entry, _)| self.id(k, entry)).collect();
+            for (&(entry, exists), (id, somebodys)) in numbers.iter().zip(ids) {
+                let counts = k.both(exists, somebodys);
+                let early = k.lt(entry, first);
+                let base = k.select(early, before, others);
+                let at = Addr::<Shared>::of(k.mul_add(id, 4, base));
+                k.when(counts, |k| k.reduce_add(Scope::Block, at, 1u32));
+            }
         });
     }
 
@@ -297,10 +322,11 @@ impl Sort {
         k.repeat(experts.div_ceil(32), |k, step| {
             let expert = k.mul_add(step, 32, self.lane);
             let exists = k.lt(expert, experts);
-            let (at, before_at) = (self.word(k, self.totals, expert), self.word(k, self.before, expert));
+            let (others_at, before_at) = (self.word(k, self.others, expert), self.word(k, self.before, expert));
             let (count, before) = (k.variable(0), k.variable(0));
             k.if_(exists, |k| {
-                let (all, early): (Reg<U32>, Reg<U32>) = (k.load(at), k.load(before_at));
+                let (others, early): (Reg<U32>, Reg<U32>) = (k.load(others_at), k.load(before_at));
+                let all = k.add(others, early);
                 k.set(count, all);
                 k.set(before, early);
             });
@@ -415,25 +441,31 @@ impl Sort {
     /// Copies the rows of the run's tokens to their places.
     fn copy(&self, k: &mut Builder, first_token: Reg<U32>, run: Reg<U32>) {
         let pieces = k.mul(run, self.units);
-        self.each(k, pieces, |k, piece| {
-            let token = k.div(piece, self.units);
-            let before = k.mul(token, self.units);
-            let unit = k.sub(piece, before);
-            let row = k.add(first_token, token);
-            let parts = self.read(k, row, unit);
-            let entry = k.mul(token, self.spec.top);
-            let at = self.word(k, self.places, entry);
-            for choice in 0..self.spec.top {
-                let place: Reg<U32> = k.load(at.plus((4 * choice).cast_signed()));
-                let somebodys = k.ne(place, NOBODY);
-                let row_bytes = k.mul(self.units, 2 * UNIT);
-                let to = k.mul_wide_add(place, row_bytes, self.rows);
-                let mut to = k.mul_wide_add(unit, 2 * UNIT, to);
-                for (part, &words) in parts.iter().enumerate() {
-                    if let Some(plane) = self.plane.filter(|_| part > 0) {
-                        to = k.add(to, plane);
+        let row_bytes = k.mul(self.units, 2 * UNIT);
+        self.each_together(k, pieces, COPIED, |k, pieces| {
+            let read = |&(piece, exists): &(Reg<U32>, Pred)| {
+                let token = k.div(piece, self.units);
+                let before = k.mul(token, self.units);
+                let unit = k.sub(piece, before);
+                let row = k.add(first_token, token);
+                (token, unit, exists, self.read(k, row, unit))
+            };
+            let read: Vec<_> = pieces.iter().map(read).collect();
+            for (token, unit, exists, parts) in read {
+                let entry = k.mul(token, self.spec.top);
+                let at = self.word(k, self.places, entry);
+                for choice in 0..self.spec.top {
+                    let place: Reg<U32> = k.load(at.plus((4 * choice).cast_signed()));
+                    let somebodys = k.ne(place, NOBODY);
+                    let goes = k.both(somebodys, exists);
+                    let to = k.mul_wide_add(place, row_bytes, self.rows);
+                    let mut to = k.mul_wide_add(unit, 2 * UNIT, to);
+                    for (part, &words) in parts.iter().enumerate() {
+                        if let Some(plane) = self.plane.filter(|_| part > 0) {
+                            to = k.add(to, plane);
+                        }
+                        k.when(goes, |k| k.store_vector(Addr::<Global>::of(to), words));
                     }
-                    k.when(somebodys, |k| k.store_vector(Addr::<Global>::of(to), words));
                 }
             }
         });

@@ -1,7 +1,7 @@
 //! The products of a layer of experts: which kernels, by what the host knows (how many entries there may be, and how many experts), and
 //! their launches.
 
-use op::{Epilogue, Schedule};
+use op::{Epilogue, Output, Schedule};
 use ptx::tensor_map::TensorMap;
 
 use super::kernel::{Experts, MultiplySpec, Products, Tokens, UNIT};
@@ -10,15 +10,17 @@ use crate::launch::{Argument, Launch};
 use crate::products::{ProductOperands, ProductShape};
 
 /// Tokens of a tile up to which two blocks are on a multiprocessor, each with one block of rows.
-const FEW: u32 = 32;
+const FEW: u32 = 16;
+/// Tokens of a tile, at most: as many keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
+const MOST_TOKENS: u32 = 160;
 /// Stages of a pipeline, at most.
 const MOST_STAGES: u32 = 16;
 
 /// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule.
 pub fn tile(entries: u32, experts: u32) -> u32 {
     let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
-    let most = (mean + 3.0 * mean.sqrt()).ceil() as u32;
-    let most = most.clamp(8, 256).min(entries.next_multiple_of(8));
+    let most = (mean + 2.0 * mean.sqrt()).floor() as u32;
+    let most = most.clamp(8, MOST_TOKENS).min(entries.next_multiple_of(8));
     if most <= 64 { most.next_multiple_of(8) } else { most.next_multiple_of(32) }
 }
 
@@ -29,11 +31,13 @@ fn ways(shape: &ProductShape, tile: u32) -> Vec<(u32, u32, u32)> {
     let whole = Tokens::of(shape.activation).parts() == 1;
     let deep = if whole && shape.k.div_ceil(UNIT) >= 16 { 4 } else { 2 };
     if tile <= FEW {
-        vec![(1, deep, 2), (1, deep, 1), (2, 2, 1)]
+        vec![(1, deep, 2), (1, deep, 1)]
+    } else if tile <= 32 {
+        vec![(2, 2, 1), (1, deep, 1)]
     } else if tile <= 64 {
         vec![(2, 2, 1), (1, 2, 2), (2, 1, 1)]
     } else if tile <= 128 {
-        vec![(2, 2, 1), (3, 1, 1)]
+        vec![(2, 2, 1), (2, 1, 1)]
     } else {
         vec![(2, 1, 1)]
     }
@@ -44,6 +48,8 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let width = if products == Products::Interleaved { 32 } else { 64 };
     let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
+    // Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
+    let staged = aligned && (tile <= 64 || shape.output != Output::F32);
     let with = |blocks, units, stages| MultiplySpec {
         products,
         ping_pong: false,
@@ -51,7 +57,7 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
         columns: width * blocks,
         units,
         stages,
-        epilogue: if aligned { Epilogue::Staged } else { Epilogue::Direct },
+        epilogue: if staged { Epilogue::Staged } else { Epilogue::Direct },
         schedule: Schedule::Persistent,
         element: Tokens::of(shape.activation),
         function: Function::of(shape.gate),

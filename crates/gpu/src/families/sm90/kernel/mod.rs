@@ -56,6 +56,8 @@ const TOKEN_BYTES: u32 = UNIT * 2;
 /// registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
 const WIDTH_STEP_PERSISTENT: u32 = 32;
+/// Tokens of the widest tiles of experts of which the widths are as many as registers suffice for also with the smaller step.
+const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
 /// Tokens up to which multiplications are so short that they are waited for by units, not one by one.
@@ -216,7 +218,8 @@ impl MultiplySpec {
     }
 
     fn width_step(&self) -> u32 {
-        if self.schedule == Schedule::Persistent { WIDTH_STEP_PERSISTENT } else { WIDTH_STEP }
+        let few = self.experts.is_some() && self.tokens <= MOST_TOKENS_IN_FINE_STEPS;
+        if self.schedule == Schedule::Persistent && !few { WIDTH_STEP_PERSISTENT } else { WIDTH_STEP }
     }
 
     /// The numbers of tokens for which there is a main loop, rising; a tile takes the least that covers its tokens.
