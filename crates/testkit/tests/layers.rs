@@ -127,6 +127,36 @@ fn ragged_routings_are_right_and_experts_of_others_add_nothing() {
     }
 }
 
+#[test]
+fn bits_of_a_cpu_backend_depend_on_the_depth_of_its_configuration_alone() {
+    let ways = ["sequential,tile=16x16,stages=1", "interleaved,tile=64x32,stages=2", "ping-pong,tile=16x16,stages=2"]
+        .into_iter()
+        .chain(["ping-pong,tile=80x16,stages=2", "ping-pong,tile=128x64,stages=3", "two-pass,tile=64x64,stages=2"]);
+    let instance = wide("qwen3-30b-a3b").instance(90, Activation::BF16, 1, 3).unwrap();
+    let weights = instance.weights().unwrap();
+    for backend in available() {
+        for depth in [64, 256] {
+            let mut first: Option<Vec<u32>> = None;
+            for way in ways.clone() {
+                let request = format!("strategy={way},depth={depth}").parse().unwrap();
+                let options = Options { backend: Some(backend.name().to_owned()), threads: Some(2), request };
+                let engine = Engine::new(options).unwrap();
+                let layer = engine.load(&[weights.experts()[0].up().as_borrowed()], Gate::Silu).unwrap();
+                for rows in [1, 3, 17, 90] {
+                    let tokens = picked(&instance.tokens, &(0..rows).collect::<Vec<_>>());
+                    let found = engine.run(&layer, &[tokens.into()], Output::F32).unwrap().remove(0);
+                    let found = bits(&found).remove(0);
+                    let name = backend.name();
+                    assert!(
+                        *first.get_or_insert_with(|| found.clone()) == found,
+                        "{name}, {way}, {depth}, {rows} rows"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// A layer wide enough for every depth of the kernels to make a difference.
 fn wide(name: &str) -> Model {
     Model { experts: [4, 2], widths: [1040, 528], groups: None, shared: None, ..model(name) }
