@@ -133,7 +133,7 @@ fn a_command_line_that_cannot_be_understood_ends_with_status_two() {
         &["verify", "--threads", "0"],
         &["bench", "--seconds", "0"],
         &["bench", "--seconds", "nan"],
-        &["ptx", "--arch", "sm_80"],
+        &["ptx", "--arch", "sm_70"],
         &["ptx", "--shape", "256x4096"],
         &["ptx", "--config", "colour=red"],
         &["sim", "--seeds", "-1"],

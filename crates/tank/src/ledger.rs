@@ -11,7 +11,8 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -19,6 +20,9 @@ use sha2::{Digest, Sha256};
 use crate::event::{Event, Recovered};
 use crate::written::hex;
 use crate::{Error, Result};
+
+/// How long a lock is waited for. Of a referee that was killed, a child that was about to become a contestant may hold it a moment longer.
+const PARTING: Duration = Duration::from_secs(2);
 
 /// What the first line says of the line before it.
 const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -174,10 +178,14 @@ impl Ledger {
         }
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(unwritable)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::Locked { path: path.to_path_buf() }),
-            Err(TryLockError::Error(source)) => return Err(unwritable(source)),
+        let begin = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if begin.elapsed() < PARTING => thread::sleep(PARTING / 40),
+                Err(TryLockError::WouldBlock) => return Err(Error::Locked { path: path.to_path_buf() }),
+                Err(TryLockError::Error(source)) => return Err(unwritable(source)),
+            }
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
