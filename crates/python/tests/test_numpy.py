@@ -256,7 +256,7 @@ def test_wrong_values_are_value_errors_that_say_what_to_do(rng, matrices):
         "blocks of 16": lambda: DualWeights.from_arrays(broken(b1, codes=b1.codes[:, :4], scales=b1.scales[:, :0]), b2),
         "they must be alike": lambda: DualWeights.from_arrays(b1, *matrices(1, 25, 32)),
         "b2": lambda: DualWeights.from_arrays([b1, b1], [b2]),
-        "because there is a gate": lambda: DualWeights.from_arrays(b1),
+        "joins two": lambda: DualWeights.from_arrays(b1),
         "because the gate is 'none'": lambda: DualWeights.from_arrays(b1, b2, gate="none"),
         "no groups": lambda: DualWeights.from_arrays([], []),
         "unknown gate 'swish'": lambda: DualWeights.from_arrays(b1, b2, gate="swish"),
