@@ -6,11 +6,13 @@ use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::{Kernel, Target};
 
+use crate::expand::{ExpandSpec, TokenForm};
 use crate::facts::Facts;
-use crate::launch::Launch;
+use crate::launch::{KernelSpec, Launch};
+use crate::pack;
 
 /// Where a group's operands are, and how its sums are scaled. Everything starts at a multiple of 16 bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupOperands {
     /// The packed gate and up weights; without a gate only the first is looked at.
     pub weights: [u64; 2],
@@ -39,10 +41,19 @@ pub trait Family: fmt::Debug + Send + Sync {
     fn oldest_driver(&self) -> i32;
 
     /// The name of its layout of weights.
-    fn layout(&self) -> &'static str;
+    fn layout(&self) -> &'static str {
+        pack::LAYOUT
+    }
 
     /// A matrix in that layout.
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8>;
+    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
+        pack::pack(matrix)
+    }
+
+    /// How tokens of a type are made what its tensor cores take, unless they are that already.
+    fn expansion(&self, activation: Activation) -> Option<TokenForm> {
+        TokenForm::of(activation)
+    }
 
     /// How its tensor cores add products up, with activations of such a type.
     fn arithmetic(&self, activation: Activation) -> Arithmetic;
@@ -71,7 +82,19 @@ pub trait Family: fmt::Debug + Send + Sync {
     ) -> Result<Vec<Launch>>;
 
     /// The kernels that a configuration runs for a problem, in the order in which they run.
-    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>>;
+    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
+        let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
+        let expansion = self.expansion(problem.activation());
+        let expansion = expansion.map(|source| ExpandSpec::new(self.target(), source, 1, elements).into());
+        let mut each: Vec<KernelSpec> = expansion.into_iter().collect();
+        let nowhere = vec![GroupOperands::default(); problem.groups().len()];
+        for Launch { kernel, .. } in self.launches(problem, config, &nowhere, 0, 1)? {
+            if !each.contains(&kernel) {
+                each.push(kernel);
+            }
+        }
+        each.iter().map(KernelSpec::build).collect()
+    }
 
     /// How many times a block takes a step over the least of K that it can, in all: what simulating takes.
     fn steps(&self, problem: &Problem, config: &Config) -> usize;

@@ -52,12 +52,12 @@ pub fn bytes_of<'a>(activations: &'a Activations<'_>) -> [&'a [u8]; 2] {
 
 /// Bytes that [`launches`] need to work in.
 pub(super) fn workspace_bytes(family: &dyn Family, problem: &Problem, config: &Config) -> usize {
-    expanded_bytes(problem) + family.workspace_bytes(problem, config)
+    expanded_bytes(family, problem) + family.workspace_bytes(problem, config)
 }
 
 /// Bytes of expanded tokens: all groups one after another, so that tokens that are so too are expanded as one run.
-fn expanded_bytes(problem: &Problem) -> usize {
-    let Some(source) = TokenForm::of(problem.activation()) else { return 0 };
+fn expanded_bytes(family: &dyn Family, problem: &Problem) -> usize {
+    let Some(source) = family.expansion(problem.activation()) else { return 0 };
     let bytes: usize = problem.groups().iter().map(|shape| source.expanded_bytes(shape.m * shape.k)).sum();
     bytes.next_multiple_of(ALIGNMENT)
 }
@@ -103,7 +103,7 @@ pub(super) fn launches<M>(
         operands.push(GroupOperands { weights: addresses, tokens, part_bytes: plane, out, alphas });
     }
     let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(family.target(), source, &segments));
-    let workspace = workspace + expanded_bytes(problem) as u64;
+    let workspace = workspace + expanded_bytes(family, problem) as u64;
     launches.extend(family.launches(problem, config, &operands, workspace, multiprocessors)?);
     Ok(launches)
 }

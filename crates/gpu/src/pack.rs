@@ -40,6 +40,8 @@ use rayon::prelude::*;
 
 /// The name of the layout.
 pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
+/// What sums of dequantised weights lack: those are 2⁻⁷ times what they should be.
+pub const WEIGHT_FACTOR: f64 = 128.0;
 /// Rows of a chunk.
 pub const CHUNK_ROWS: usize = 32;
 /// Columns of k of a chunk.

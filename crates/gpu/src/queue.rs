@@ -14,6 +14,7 @@ use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weight
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
 use super::expand::TokenForm;
+use super::family::Family;
 use super::launches::{self, Site, TokenPlace};
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
@@ -234,7 +235,7 @@ impl LaunchQueue {
     ) -> Result<Vec<EncodedLaunch>> {
         let context = self.device.context;
         let weights = DeviceWeights::on(weights, self.device)?;
-        let (source, places) = sources(weights.groups(), problem, tokens, multiply);
+        let (source, places) = sources(self.device.family, weights.groups(), problem, tokens, multiply);
         let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
         let site = Site {
             family: self.device.family,
@@ -291,6 +292,7 @@ impl Drop for LaunchQueue {
 
 /// How tokens are expanded, and from where. Where they are still to be multiplied, the factors lie with the weights.
 fn sources(
+    family: &dyn Family,
     groups: &[PackedGroup<DeviceMemory>],
     problem: &Problem,
     tokens: &[DeviceTokens],
@@ -303,7 +305,7 @@ fn sources(
             let places = tokens.iter().zip(factors).map(|(tokens, scales)| TokenPlace { scales, ..tokens.place });
             (TokenForm::scaled(first.element), places.collect())
         }
-        None => (TokenForm::of(problem.activation()), tokens.iter().map(|tokens| tokens.place).collect()),
+        None => (family.expansion(problem.activation()), tokens.iter().map(|tokens| tokens.place).collect()),
     }
 }
 

@@ -206,7 +206,7 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
-        self.launch_from(TokenForm::of(problem.activation()), problem, config, operands)
+        self.launch_from(self.family.expansion(problem.activation()), problem, config, operands)
     }
 
     /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the input scales

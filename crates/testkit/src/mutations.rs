@@ -121,7 +121,7 @@ impl Way {
             }
             Way::Ampere(_) => {
                 let words = vec![tokens.address as u32, (tokens.address >> 32) as u32, 0, 0];
-                [table, Arg::Words(words)].into_iter().chain(rest).collect()
+                [Arg::Words(words), table].into_iter().chain(rest).collect()
             }
         }
     }

@@ -11,21 +11,13 @@ use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
 use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
 use ptx::Error;
-use ptx::assemble::Assembler;
-use rayon::prelude::*;
 
-/// The assembler, or a visible word that there is none. With `HAMMERHEAD_REQUIRE_PTXAS=1` that is a failure.
-fn assembler() -> Option<Assembler> {
-    match Assembler::find(None) {
-        Ok(assembler) => Some(assembler),
-        Err(error) => {
-            let required = std::env::var("HAMMERHEAD_REQUIRE_PTXAS").is_ok_and(|value| value == "1");
-            assert!(!required, "{error}");
-            eprintln!("NOT RUN: {error}");
-            None
-        }
-    }
-}
+mod assembling;
+
+use assembling::assert_assemble;
+
+/// The chip that all of these are for.
+const CHIPS: [&str; 1] = ["sm_90a"];
 
 /// A common kernel, from which others differ.
 const COMMON: MultiplySpec = MultiplySpec {
@@ -114,26 +106,12 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
         [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
     });
-    assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect());
+    assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect(), &CHIPS);
 }
 
 #[test]
 fn the_kernels_of_a_layer_of_experts_assemble_alike() {
-    assert_assemble(of_experts());
-}
-
-fn assert_assemble(specs: Vec<KernelSpec>) {
-    let Some(assembler) = assembler() else { return };
-    let assemble = |which: KernelSpec| {
-        let kernel = which.build().unwrap_or_else(|error| panic!("{which:?}: {error}"));
-        let report = assembler.assemble(&kernel).unwrap_or_else(|error| panic!("{which:?}: {error}"));
-        eprintln!("{which:?}: {report}");
-        let refused = report.check(&kernel).err().map(|error| format!("{which:?}: {error}"));
-        let warned = (!report.warnings.is_empty()).then(|| format!("{which:?}: {:?}", report.warnings));
-        refused.or(warned)
-    };
-    let wrong: Vec<String> = specs.into_par_iter().filter_map(assemble).collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_assemble(of_experts(), &CHIPS);
 }
 
 /// The products of a layer with all that a layer may have, in every tile; and the kernels around them.

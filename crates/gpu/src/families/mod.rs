@@ -1,5 +1,11 @@
 //! GPU architectures, a folder each, and which of them a GPU is given. Adding one is adding its folder and its line in [`ALL`].
+//!
+//! What they have in common stands beside them: what a configuration means for any kernels (`choice`), how a problem is cut into launches
+//! (`cut`), and the sizes beyond which a launch would count wrongly (`limits`).
 
+pub mod choice;
+mod cut;
+mod limits;
 pub mod sm80;
 pub mod sm90;
 

@@ -1,20 +1,17 @@
 //! Which kernel a configuration means for a problem.
 
-use op::{Config, Epilogue, Error, Problem, Result, Schedule, Strategy};
+use op::{Config, Epilogue, Problem, Result, Schedule, Strategy};
 
-use super::kernel::{Tokens, UNIT, WarpMultiplySpec};
-use crate::families::sm90::{ending, passes_twice, products};
+use super::kernel::WarpMultiplySpec;
+use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice, sizes};
 
 /// The kernel of the products that a configuration asks for, for one group.
 pub(super) fn kernel_config(problem: &Problem, config: &Config) -> Result<WarpMultiplySpec> {
-    kernel_of(problem, config).map_err(|reason| Error::Illegal { backend: "cuda", config: *config, reason })
+    kernel_of(problem, config).map_err(illegal(config))
 }
 
 pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultiplySpec, String> {
-    let unit = UNIT as usize;
-    if !config.depth.is_multiple_of(unit) {
-        return Err(format!("a stage holds chunks of {unit} of K; ask for depth=64, 128 or 256"));
-    }
+    let [tokens, columns, units, stages] = sizes(config)?;
     if config.schedule == Schedule::SplitK {
         if passes_twice(problem, config) {
             return Err(
@@ -27,15 +24,14 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultip
             );
         }
     }
-    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let (function, output) = ending(problem, config);
+    let (function, output) = ending(problem, config.strategy);
     let kernel = WarpMultiplySpec {
-        products: products(problem, config.strategy),
+        products: Products::of(problem, config.strategy),
         resident: if config.strategy == Strategy::PingPong { 2 } else { 1 },
-        tokens: narrow(config.tile.tokens),
-        columns: narrow(config.tile.columns),
-        units: narrow(config.depth / unit),
-        stages: narrow(config.stages),
+        tokens,
+        columns,
+        units,
+        stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
         element: Tokens::of(problem.activation()),
@@ -47,7 +43,12 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultip
     Ok(kernel)
 }
 
+/// Blocks that leave sums of each tile: there are no clusters for two to meet in.
+pub(super) fn blocks_leaving_sums(config: &Config) -> u32 {
+    if config.schedule == Schedule::SplitK { 2 } else { 1 }
+}
+
 /// Whether sums go through memory.
 pub(super) fn joins(problem: &Problem, config: &Config) -> bool {
-    passes_twice(problem, config) || config.schedule == Schedule::SplitK
+    passes_twice(problem, config) || blocks_leaving_sums(config) > 1
 }

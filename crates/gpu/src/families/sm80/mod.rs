@@ -3,7 +3,7 @@
 //!
 //! The kernels are assembled for compute capability 8.0 and so run on every later GPU; they read the weights that Hopper's read.
 //! `kernel` is the products; `choice` says which kernel a configuration means, `model` which are legal on a device and what they should
-//! cost there, `multiply` cuts a problem into launches.
+//! cost there, `multiply` what the kernel is to launches.
 //!
 //! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k twice; *interleaved*
 //! has gate and up in one fragment; *ping-pong* is that with two blocks on a multiprocessor, of which one finishes while the other
@@ -14,16 +14,14 @@ pub mod kernel;
 mod model;
 mod multiply;
 
-use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
-use ptx::{Kernel, Target};
+use ptx::Target;
 
+use super::choice::{Tokens, steps};
+use super::cut::{self, Cut};
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
-use crate::pack;
-
-use kernel::Tokens;
 
 /// Its name.
 pub const NAME: &str = "sm80";
@@ -50,19 +48,8 @@ impl Family for Sm80 {
         super::OLDEST_DRIVER
     }
 
-    fn layout(&self) -> &'static str {
-        pack::LAYOUT
-    }
-
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
-        pack::pack(matrix)
-    }
-
     fn arithmetic(&self, activation: Activation) -> Arithmetic {
-        match Tokens::of(activation) {
-            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
-            bf16 => Arithmetic::bf16_tensor_cores(bf16.parts()),
-        }
+        Tokens::of(activation).arithmetic()
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
@@ -78,7 +65,7 @@ impl Family for Sm80 {
     }
 
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {
-        multiply::workspace_bytes(problem, config)
+        cut::workspace_bytes(problem, config, choice::blocks_leaving_sums(config))
     }
 
     fn launches(
@@ -89,14 +76,11 @@ impl Family for Sm80 {
         workspace: u64,
         multiprocessors: u32,
     ) -> Result<Vec<Launch>> {
-        multiply::launches(problem, config, operands, workspace, multiprocessors)
-    }
-
-    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
-        multiply::kernels(problem, config)
+        let (kernel, blocks) = (choice::kernel_config(problem, config)?, choice::blocks_leaving_sums(config));
+        Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {
-        model::steps(problem, config)
+        steps(problem, config)
     }
 }

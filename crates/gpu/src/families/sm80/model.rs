@@ -7,12 +7,12 @@
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::{joins, kernel_of};
+use super::choice::{blocks_leaving_sums, joins, kernel_of};
 use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
-use super::multiply;
 use crate::expand::TokenForm;
 use crate::facts::Facts;
-use crate::families::sm90::{check_counts, ending, passes_twice, products};
+use crate::families::choice::{ending, passes_twice};
+use crate::families::{cut, limits};
 
 /// Instructions of a warp per slice of 16 of k: to make a fragment of weights as f16 or as bfloat16, and for the rest.
 const DEQUANTISE: f64 = 22.0;
@@ -47,14 +47,14 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     let widest = problem.groups().iter().map(|shape| shape.n).max().unwrap_or(0);
     let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
     for strategy in Strategy::ALL {
-        let single = products(problem, strategy) != Products::Interleaved;
+        let single = Products::of(problem, strategy) != Products::Interleaved;
         for (tokens, fragments) in TOKENS[..sizes].iter().flat_map(|&tokens| FRAGMENTS.map(|rows| (tokens, rows))) {
             let tile = Tile { tokens, columns: fragments * if single { 16 } else { 8 } };
             if tile.columns >= 2 * widest.max(16) {
                 continue;
             }
             for schedule in Schedule::ALL {
-                let bytes = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
+                let bytes = ending(problem, strategy).1.bytes();
                 let aligned = problem.groups().iter().all(|shape| (shape.n * bytes).is_multiple_of(16));
                 let staged = aligned && schedule != Schedule::SplitK && (tile.columns * bytes).is_multiple_of(16);
                 let epilogue = if staged { Epilogue::Staged } else { Epilogue::Direct };
@@ -65,16 +65,6 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     }
     configs
 }
-
-/// A configuration of which only the strategy matters.
-const WHATEVER: Config = Config {
-    strategy: Strategy::Interleaved,
-    tile: Tile { tokens: 8, columns: 8 },
-    depth: 64,
-    stages: 3,
-    epilogue: Epilogue::Direct,
-    schedule: Schedule::PerTile,
-};
 
 /// The configuration with as many stages as fit, but no more than hide memory's latency.
 fn deepest(problem: &Problem, config: Config, facts: &Facts) -> Option<Config> {
@@ -104,7 +94,7 @@ pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result
             facts.name
         ));
     }
-    let tiles = check_counts(problem, config, joins(problem, config))?;
+    let tiles = limits::check(problem, config, joins(problem, config))?;
     Ok((kernel, tiles))
 }
 
@@ -126,7 +116,7 @@ fn check_rows(shape: &Shape, config: &Config, kernel: &WarpMultiplySpec) -> Resu
 pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
     let (kernel, tiles) = legal(problem, config, facts)?;
     let passes = if passes_twice(problem, config) { problem.matrices() } else { 1 };
-    let workspace = multiply::workspace_bytes(problem, config);
+    let workspace = cut::workspace_bytes(problem, config, blocks_leaving_sums(config));
     let multiprocessors = f64::from(facts.multiprocessors);
     let blocks = tiles * kernel.blocks_per_tile() as usize;
     let waves = (blocks as f64 / multiprocessors / f64::from(kernel.resident)).ceil().max(1.0);
@@ -176,12 +166,4 @@ fn unit_cycles(kernel: &WarpMultiplySpec, facts: &Facts) -> f64 {
     let issue = (along_n * slices * of_warp + copies) / 4.0;
     let shared = (along_n * slices * eights * 8.0 * 32.0 + 3.0 * f64::from(kernel.unit_bytes()[1])) / SHARED_RATE;
     (multiply + UNHIDDEN * issue).max(shared) + CHANGE_STAGE / f64::from(kernel.units)
-}
-
-/// How many times a block takes a step over 64 of K, in all.
-pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
-    let parts = Tokens::of(problem.activation()).parts() as usize;
-    let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
-    let along_k = |s: &Shape| s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
-    problem.groups().iter().fold(0, |steps: usize, s| steps.saturating_add(tiles(s).saturating_mul(along_k(s))))
 }

@@ -1,29 +1,24 @@
 //! Hopper (H100, H200, GH200; compute capability 9.0): products on `wgmma`, dequantised in registers, fed by the copy engine.
 //!
 //! `kernel` is the products in every strategy; `choice` says which kernel a configuration means; `model` which configurations are
-//! legal and what they should cost, within the `limits` of what a launch can count; `multiply` cuts a problem into launches.
+//! legal and what they should cost; `multiply` what the kernel is to launches.
 
 mod choice;
 pub mod experts;
 pub mod kernel;
-mod limits;
 mod model;
 mod multiply;
 
-use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
-use ptx::{Kernel, Target};
+use ptx::Target;
 
+use super::choice::{Tokens, steps};
+use super::cut::{self, Cut};
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
-use crate::pack;
-
-use kernel::Tokens;
 
 pub use choice::kernel_config;
-pub(crate) use choice::{ending, passes_twice, products};
-pub(crate) use limits::check as check_counts;
 
 /// The family of Hopper GPUs.
 #[derive(Debug)]
@@ -47,19 +42,8 @@ impl Family for Sm90 {
         13000
     }
 
-    fn layout(&self) -> &'static str {
-        pack::LAYOUT
-    }
-
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
-        pack::pack(matrix)
-    }
-
     fn arithmetic(&self, activation: Activation) -> Arithmetic {
-        match Tokens::of(activation) {
-            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
-            bf16 => Arithmetic::bf16_tensor_cores(bf16.parts()),
-        }
+        Tokens::of(activation).arithmetic()
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
@@ -75,7 +59,7 @@ impl Family for Sm90 {
     }
 
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {
-        multiply::workspace_bytes(problem, config)
+        cut::workspace_bytes(problem, config, 1)
     }
 
     fn launches(
@@ -86,14 +70,11 @@ impl Family for Sm90 {
         workspace: u64,
         multiprocessors: u32,
     ) -> Result<Vec<Launch>> {
-        multiply::launches(problem, config, operands, workspace, multiprocessors)
-    }
-
-    fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
-        multiply::kernels(problem, config)
+        let (kernel, blocks) = (choice::kernel_config(problem, config)?, 1);
+        Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {
-        model::steps(problem, config)
+        steps(problem, config)
     }
 }

@@ -12,11 +12,12 @@ use std::collections::BTreeMap;
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::{ending, kernel_of, passes_twice, products};
+use super::choice::kernel_of;
 use super::kernel::{self, UNIT};
-use super::{limits, multiply};
 use crate::expand::{self, TokenForm};
 use crate::facts::Facts;
+use crate::families::choice::{Products, ending, passes_twice};
+use crate::families::{cut, limits};
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
 const TOKEN_BYTES_PER_CYCLE: f64 = 134.0;
@@ -65,11 +66,11 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     // A tile much larger than the longest group would only be cut.
     let sizes = TOKENS.iter().position(|&tokens| tokens >= longest).map_or(TOKENS.len(), |last| last + 1);
     for strategy in Strategy::ALL {
-        let single = products(problem, strategy) != kernel::Products::Interleaved;
+        let single = Products::of(problem, strategy) != Products::Interleaved;
         for (tokens, blocks) in TOKENS[..sizes].iter().flat_map(|&tokens| BLOCKS.map(|blocks| (tokens, blocks))) {
             let tile = Tile { tokens, columns: blocks * if single { 64 } else { 32 } };
             for schedule in Schedule::ALL {
-                let widest = ending(problem, &Config { strategy, ..WHATEVER }).1.bytes();
+                let widest = ending(problem, strategy).1.bytes();
                 let aligned = problem.groups().iter().all(|shape| (shape.n * widest).is_multiple_of(16));
                 let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
                 // Deep stages cost fewer instructions, but several of them are needed.
@@ -83,16 +84,6 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     }
     configs
 }
-
-/// A configuration of which only the strategy matters.
-const WHATEVER: Config = Config {
-    strategy: Strategy::Interleaved,
-    tile: Tile { tokens: 8, columns: 32 },
-    depth: 64,
-    stages: 1,
-    epilogue: Epilogue::Direct,
-    schedule: Schedule::PerTile,
-};
 
 /// The configuration with as many stages as fit, so many blocks being on a multiprocessor, but no more than hide a copy's
 /// latency, if enough do.
@@ -126,7 +117,7 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
     let multiprocessors = f64::from(facts.multiprocessors);
     let passes = if config.strategy == Strategy::TwoPass { problem.matrices() } else { 1 };
     let mut compute = passes as f64 * busiest(problem, &kernel, facts) / facts.clock;
-    let workspace = multiply::workspace_bytes(problem, config);
+    let workspace = cut::workspace_bytes(problem, config, 1);
     let mut memory = (problem.bytes() + 2.0 * workspace as f64) / facts.bandwidth * starved(&kernel)
         + cached_token_bytes(problem, &kernel) / (TOKEN_BYTES_PER_CYCLE * multiprocessors * facts.clock);
     // Multiprocessors' worth of blocks.
@@ -282,12 +273,4 @@ fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
         }
     }
     free.last_key_value().map_or(0.0, |(&end, _)| end as f64)
-}
-
-/// How many times a block takes a step over 64 of K, in all.
-pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
-    let parts = kernel::Tokens::of(problem.activation()).parts() as usize;
-    let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
-    let along_k = |s: &Shape| s.k.div_ceil(UNIT as usize) * problem.matrices() * parts;
-    problem.groups().iter().fold(0, |steps: usize, s| steps.saturating_add(tiles(s).saturating_mul(along_k(s))))
 }

@@ -18,12 +18,13 @@ mod work;
 
 use ptx::{Builder, Error, Kernel, LaunchBounds, SpecialRegister, Target};
 
-use crate::families::sm90::kernel::CAPACITIES;
-pub use crate::families::sm90::kernel::{Products, Tokens};
+use crate::families::choice::CAPACITIES;
+pub use crate::families::choice::{Products, Tokens};
 use crate::gating::Function;
 use crate::launch::Spec;
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
+pub use work::TOKEN_WORDS;
 use work::Work;
 
 /// Columns of k of a unit: one chunk of packed weights, and 128 bytes of a token.
@@ -244,8 +245,8 @@ impl Spec for WarpMultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the table of groups, the table of their tokens (address, and bytes from one part to the
-/// next), the number of tiles, and the gate's limit.
+/// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the next), the table
+/// of groups, the number of tiles, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };

@@ -48,8 +48,8 @@ impl Work {
     pub fn declare(k: &mut Builder, config: WarpMultiplySpec) -> Self {
         Work {
             config,
-            table: k.table("groups", config.groups * RECORD_BYTES / 4),
             token_table: k.table("tokens", config.groups * TOKEN_WORDS),
+            table: k.table("groups", config.groups * RECORD_BYTES / 4),
             tiles: k.param("tiles"),
             clamp: k.param("clamp"),
         }

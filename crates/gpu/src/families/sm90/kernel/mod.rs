@@ -41,10 +41,11 @@ use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, Specia
 pub use experts::{Experts, FACTOR_BYTES};
 pub(crate) use fragments::{codes_of_slice, scale_pair};
 
+pub use crate::families::choice::{CAPACITIES, Products, Tokens};
 use crate::gating::Function;
 use crate::launch::Spec;
 use crate::pack::Codes;
-use op::{Activation, Epilogue, Output, Schedule};
+use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::Work;
 
@@ -71,55 +72,6 @@ const BUDGETS_OF_TWO: (u32, u32) = (32, 104);
 /// Tokens with which four warpgroups dequantise two blocks of rows, two of them each: fewer are bound by memory, and with more
 /// the tensor cores are busy enough, nor are there registers.
 const SHARING_TOKENS: RangeInclusive<u32> = 40..=64;
-/// Numbers of groups that kernels are built for; a launch takes the next larger one.
-pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];
-
-/// Which products a tile needs, and in which order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Products {
-    /// Gate and up at every step of k, in one fragment.
-    Interleaved,
-    /// Gate over all of k, then up over all of k.
-    Sequential,
-    /// One matrix only.
-    Single,
-}
-
-/// What tokens are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tokens {
-    /// Halves.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Three bfloat16 each, of which the sum is meant.
-    Bf16Sum,
-}
-
-impl Tokens {
-    /// What tokens of a type become before they are multiplied.
-    pub fn of(activation: Activation) -> Self {
-        match activation {
-            Activation::NvFp4 | Activation::F16 => Tokens::F16,
-            Activation::BF16 => Tokens::Bf16,
-            Activation::F32 => Tokens::Bf16Sum,
-        }
-    }
-
-    /// Numbers that make up one token's element.
-    pub fn parts(self) -> u32 {
-        if self == Tokens::Bf16Sum { 3 } else { 1 }
-    }
-
-    /// The order of words that takes the fewest steps for them.
-    pub fn codes(self) -> Codes {
-        if self == Tokens::F16 { Codes::Halves } else { Codes::Bfloats }
-    }
-
-    fn element(self) -> Element {
-        if self == Tokens::F16 { Element::F16 } else { Element::Bf16 }
-    }
-}
 
 /// How a kernel is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -330,7 +282,7 @@ impl MultiplySpec {
     pub fn row_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64, tokens: u32) -> TensorMap {
         let parts = self.element.parts();
         let mut map = TensorMap {
-            element: self.element.element(),
+            element: if self.element == Tokens::F16 { Element::F16 } else { Element::Bf16 },
             address,
             dims: vec![k.into(), m.into()],
             strides: vec![u64::from(k) * 2],

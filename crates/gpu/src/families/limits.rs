@@ -30,7 +30,7 @@ const MOST_TILES: usize = i32::MAX as usize / 4;
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of tiles of a configuration, which joins sums that went through memory or not; or refuses what a launch cannot count, with the size, the limit and the remedy.
-pub(crate) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<usize, String> {
+pub(super) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<usize, String> {
     let groups = || problem.groups().iter();
     for shape in groups() {
         if shape.m > MOST_SIDE || shape.n > MOST_SIDE {

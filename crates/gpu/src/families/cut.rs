@@ -1,0 +1,171 @@
+//! A problem's products as launches, given where everything is in the device's memory: for every family alike.
+//!
+//! Nothing here allocates: [`workspace_bytes`] says how much memory beside the operands a configuration needs, and [`launches`] turns
+//! addresses into kernels, grids and arguments. All groups with tokens go into one launch, up to 128 of them; fused strategies need no
+//! other. Two passes are a launch for each matrix, which leave their sums in the workspace, and one that joins them. So do, in one launch,
+//! blocks that share k where they cannot meet.
+//!
+//! A kernel's arguments, in order: where tokens are, the table of groups, the number of tiles, and the gate's limit.
+
+use op::{Config, Problem, Shape};
+use ptx::Target;
+
+use super::choice::{MOST_GROUPS, capacity, passes_twice};
+use crate::family::GroupOperands;
+use crate::gating::{self, Function};
+use crate::join::{JoinSpec, plane_bytes};
+use crate::launch::{Argument, Launch, Spec};
+use crate::table::{self, Record};
+
+/// What a family's kernel of products is to whoever cuts a problem into launches.
+pub(super) trait MultiplyKernel: Spec {
+    /// The same kernel for so many groups.
+    fn for_groups(self, groups: u32) -> Self;
+
+    /// What it is assembled for, and so what joins its sums.
+    fn target(&self) -> Target;
+
+    /// Columns of C of a tile.
+    fn columns(&self) -> u32;
+
+    /// Into how many tiles `m` tokens are cut, and the tokens of each but the last.
+    fn cut(&self, m: u32) -> (u32, u32);
+
+    /// Blocks of a launch of so many tiles.
+    fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32;
+
+    /// The argument that says where the groups' tokens are.
+    fn tokens(&self, groups: &[Group]) -> Argument;
+
+    /// What sums are multiplied by besides, since weights were made smaller than they are.
+    fn weight_factor(&self) -> f64;
+
+    /// Whether launches begin while the one before them ends.
+    fn overlaps(&self) -> bool;
+}
+
+/// A group with tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    /// Its sizes.
+    pub shape: Shape,
+    /// Where its operands are.
+    pub operands: GroupOperands,
+    /// Where its planes of sums begin, if it has some.
+    planes: u64,
+}
+
+impl Group {
+    /// Tokens, columns and depth as kernels count them.
+    pub fn sides(&self) -> [u32; 3] {
+        [self.shape.m, self.shape.n, self.shape.k].map(|side| side as u32)
+    }
+
+    fn plane(&self, index: u64) -> u64 {
+        self.planes + index * plane_bytes(self.shape.m * self.shape.n) as u64
+    }
+
+    fn factors(&self, weight_factor: f64) -> [[f32; 2]; 2] {
+        self.operands.alphas.map(|alpha| gating::factors(alpha * weight_factor))
+    }
+}
+
+/// Planes of sums of a group: of each matrix, from each of the blocks that share k and cannot meet (one where none do).
+fn planes(problem: &Problem, config: &Config, blocks: u32) -> usize {
+    if passes_twice(problem, config) || blocks > 1 { blocks as usize * problem.matrices() } else { 0 }
+}
+
+/// Bytes of memory that a configuration needs beside the operands, where so many blocks leave sums of each tile.
+pub(super) fn workspace_bytes(problem: &Problem, config: &Config, blocks: u32) -> usize {
+    let planes = planes(problem, config, blocks);
+    problem.groups().iter().map(|shape| planes * plane_bytes(shape.m * shape.n)).sum()
+}
+
+/// A problem in one configuration.
+pub(super) struct Cut<'a, K> {
+    pub problem: &'a Problem,
+    pub config: &'a Config,
+    pub kernel: K,
+    /// Blocks that leave sums of each tile.
+    pub blocks: u32,
+    pub multiprocessors: u32,
+}
+
+impl<K: MultiplyKernel> Cut<'_, K> {
+    /// The launches, in the order in which they run. `operands` has an entry for each group; `workspace` is the address of as much memory
+    /// as [`workspace_bytes`] says.
+    pub fn launches(&self, operands: &[GroupOperands], workspace: u64) -> Vec<Launch> {
+        let planes = planes(self.problem, self.config, self.blocks);
+        let (mut next, mut groups) = (workspace, Vec::new());
+        for (shape, operands) in self.problem.groups().iter().zip(operands).filter(|(shape, _)| shape.m > 0) {
+            groups.push(Group { shape: *shape, operands: *operands, planes: next });
+            next += (planes * plane_bytes(shape.m * shape.n)) as u64;
+        }
+        // The longest tiles first, so that short ones fill the gaps at the end.
+        groups.sort_by_key(|Group { shape, .. }| {
+            std::cmp::Reverse(shape.m.min(self.kernel.cut(shape.m as u32).1 as usize) * shape.k)
+        });
+        let mut launches = Vec::new();
+        for groups in groups.chunks(MOST_GROUPS) {
+            if passes_twice(self.problem, self.config) {
+                launches.extend([0, 1].map(|matrix| self.multiply(groups, Some(matrix))));
+            } else {
+                launches.push(self.multiply(groups, None));
+            }
+            launches.extend((planes > 0).then(|| self.join(groups)));
+        }
+        launches
+    }
+
+    /// The products of all groups: to C, or the sums of one matrix or of all to their planes.
+    fn multiply(&self, groups: &[Group], matrix: Option<usize>) -> Launch {
+        let kernel = self.kernel.for_groups(capacity(groups.len()));
+        let (mut records, mut tiles) = (Vec::new(), 0u32);
+        for group in groups {
+            let [m, n, k] = group.sides();
+            let [gate, up] = group.operands.weights;
+            let (addresses, factors) = match matrix {
+                None if self.blocks > 1 => ([gate, up, group.plane(0)], [[1.0; 2]; 2]),
+                None => ([gate, up, group.operands.out], group.factors(kernel.weight_factor())),
+                Some(matrix) => {
+                    let weights = group.operands.weights[matrix];
+                    ([weights, weights, group.plane(matrix as u64)], [[1.0; 2]; 2])
+                }
+            };
+            let (token_tiles, tile_tokens) = kernel.cut(m);
+            records.push(Record { first_tile: tiles, token_tiles, tile_tokens, m, n, k, addresses, factors });
+            tiles += token_tiles * n.div_ceil(kernel.columns());
+        }
+        let grid = [kernel.blocks(tiles, self.multiprocessors), 1, 1];
+        let tokens = kernel.tokens(groups);
+        let arguments = std::iter::once(tokens).chain(self.arguments(&records, tiles)).collect();
+        Launch { kernel: kernel.into(), grid, arguments, overlapping: kernel.overlaps() }
+    }
+
+    /// The gate over all groups' sums.
+    fn join(&self, groups: &[Group]) -> Launch {
+        let spec = JoinSpec {
+            function: Function::of(self.problem.gate()),
+            output: self.problem.output(),
+            groups: capacity(groups.len()),
+            parts: self.blocks,
+            target: self.kernel.target(),
+        };
+        let (mut records, mut blocks) = (Vec::new(), 0u32);
+        for group in groups {
+            let [m, n, _] = group.sides();
+            let second = group.plane(self.problem.matrices() as u64 - 1);
+            let addresses = [group.plane(0), second, group.operands.out];
+            let factors = group.factors(self.kernel.weight_factor());
+            records.push(Record { first_tile: blocks, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors });
+            blocks += spec.blocks(group.shape.m * group.shape.n);
+        }
+        let arguments = self.arguments(&records, blocks).collect();
+        Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: self.kernel.overlaps() }
+    }
+
+    fn arguments(&self, records: &[Record], tiles: u32) -> impl Iterator<Item = Argument> {
+        let table = table::words(records, capacity(records.len()));
+        [Argument::Words(table), Argument::U32(tiles), Argument::F32(gating::clamp(self.problem.gate()))].into_iter()
+    }
+}
