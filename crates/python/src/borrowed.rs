@@ -1,7 +1,7 @@
-//! Matrices and tokens as Python lends them.
+//! Matrices, weights and tokens as Python lends them.
 
-use hammerhead::Activations;
 use hammerhead::format::{Dense, GlobalScale, Matrix};
+use hammerhead::{Activations, MlpWeights, Weights};
 use pyo3::prelude::*;
 
 use crate::dlpack::Array;
@@ -11,6 +11,11 @@ use crate::error::{Error, Result};
 pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f64);
 /// An array of numbers as Python gives it, with the name its owner has for its type.
 pub type NumberParts<'py> = (Bound<'py, PyAny>, String);
+
+/// The weights of one product: one matrix or two, a bias per matrix if there are any, and what tokens are multiplied with first.
+pub type WeightParts<'py> = (MatrixParts<'py>, Option<MatrixParts<'py>>, Option<Vec<Vec<f32>>>, Option<Vec<f32>>);
+/// The weights of an MLP: gate and up (or up alone), down, and the global scale of an NVFP4 intermediate.
+pub type MlpParts<'py> = (WeightParts<'py>, WeightParts<'py>, f64);
 
 /// The tokens of one group.
 #[derive(FromPyObject)]
@@ -52,6 +57,69 @@ impl BorrowedMatrix {
     pub fn matrix(&self) -> Result<Matrix<'_>> {
         let (rows, k) = self.shape()?;
         Ok(Matrix::new(rows, k, self.codes.bytes()?, self.scales.bytes()?, self.global)?)
+    }
+}
+
+/// The borrowed weights of one product.
+pub struct BorrowedWeights {
+    first: BorrowedMatrix,
+    second: Option<BorrowedMatrix>,
+    biases: Option<Vec<Vec<f32>>>,
+    input_scale: Option<Vec<f32>>,
+}
+
+impl BorrowedWeights {
+    /// Borrows its arrays, which are called so in complaints.
+    pub fn new(parts: WeightParts<'_>, [first_name, second_name]: [&str; 2], of: &str) -> Result<Self> {
+        let (first, second, biases, input_scale) = parts;
+        let borrow = |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of {of}"), false);
+        let second = second.as_ref().map(|second| borrow(second, second_name)).transpose()?;
+        Ok(Self { first: borrow(&first, first_name)?, second, biases, input_scale })
+    }
+
+    /// The weights that they make.
+    pub fn weights(&self) -> Result<Weights<'_>> {
+        let mut weights = match &self.second {
+            Some(second) => Weights::gated(self.first.matrix()?, second.matrix()?)?,
+            None => Weights::plain(self.first.matrix()?),
+        };
+        if let Some(biases) = &self.biases {
+            weights = weights.with_bias(biases.iter().map(Vec::as_slice))?;
+        }
+        match &self.input_scale {
+            Some(scale) => Ok(weights.with_input_scale(&scale[..])?),
+            None => Ok(weights),
+        }
+    }
+}
+
+/// The borrowed weights of an MLP.
+pub struct BorrowedMlp {
+    of: String,
+    up: BorrowedWeights,
+    down: BorrowedWeights,
+    intermediate_scale: GlobalScale,
+}
+
+impl BorrowedMlp {
+    /// Borrows its arrays. `of` names the MLP in complaints.
+    pub fn new((up, down, scale): MlpParts<'_>, of: impl Into<String>) -> Result<Self> {
+        let of = of.into();
+        let up = BorrowedWeights::new(up, ["b1", "b2"], &of)?;
+        let down = BorrowedWeights::new(down, ["down", "down"], &of)?;
+        Ok(Self { of, up, down, intermediate_scale: GlobalScale::nearest(scale) })
+    }
+
+    /// The weights that they make.
+    pub fn weights(&self) -> Result<MlpWeights<'_>> {
+        let named = |what: &str, error: Error| match error {
+            Error::Operation(error) => Error::value(format!("{what} of {}", self.of), error.to_string()),
+            other => other,
+        };
+        let up = self.up.weights().map_err(|error| named("b1 or b2", error))?;
+        let down = self.down.weights().map_err(|error| named("down", error))?;
+        let whole = MlpWeights::new(up, down).and_then(|mlp| mlp.with_intermediate_scale(self.intermediate_scale));
+        whole.map_err(|error| Error::value(&self.of, error.to_string()))
     }
 }
 

@@ -82,6 +82,10 @@ pub enum Element {
     U8,
     /// Two bytes, which is how numpy passes bfloat16 on.
     U16,
+    /// Experts' numbers, as engines hand them over.
+    I32,
+    /// Experts' numbers, as indices of tensors are.
+    I64,
 }
 
 impl Element {
@@ -90,7 +94,8 @@ impl Element {
         match self {
             Element::U8 => 1,
             Element::F16 | Element::BF16 | Element::U16 => 2,
-            Element::F32 => 4,
+            Element::F32 | Element::I32 => 4,
+            Element::I64 => 8,
         }
     }
 
@@ -102,11 +107,15 @@ impl Element {
             Element::F32 => "float32",
             Element::U8 => "uint8",
             Element::U16 => "uint16",
+            Element::I32 => "int32",
+            Element::I64 => "int64",
         }
     }
 
     fn of(element: &DataType) -> Option<Self> {
         match (element.code, element.bits, element.lanes) {
+            (0, 32, 1) => Some(Element::I32),
+            (0, 64, 1) => Some(Element::I64),
             (1, 8, 1) => Some(Element::U8),
             (1, 16, 1) => Some(Element::U16),
             (2, 16, 1) => Some(Element::F16),
@@ -323,6 +332,26 @@ impl Array {
             hammerhead::Output::BF16 => self.slice::<bf16>().into(),
             hammerhead::Output::F32 => self.slice::<f32>().into(),
         })
+    }
+
+    /// Its elements as experts' numbers.
+    pub fn ids(&self) -> Result<hammerhead::Ids<'_>> {
+        self.expect_host()?;
+        match self.element {
+            Element::I32 => Ok(hammerhead::Ids::I32(self.slice())),
+            Element::I64 => Ok(hammerhead::Ids::I64(self.slice())),
+            other => {
+                let found = format!("its elements are {}, where int32 or int64 is expected", other.name());
+                Err(Error::kind(&self.what, found))
+            }
+        }
+    }
+
+    /// Its elements in single precision.
+    pub fn singles(&self) -> Result<&[f32]> {
+        self.expect_host()?;
+        self.number("float32")?;
+        Ok(self.slice())
     }
 
     /// Its memory as a place for results.

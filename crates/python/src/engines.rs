@@ -46,4 +46,9 @@ impl Wish {
         engines.insert(key, Arc::clone(&engine));
         Ok(engine)
     }
+
+    /// The names of the backends that it chooses among, best first.
+    pub fn backends(&self) -> Result<Vec<&'static str>> {
+        Ok(self.engine()?.backends().iter().map(|backend| backend.name()).collect())
+    }
 }

@@ -3,7 +3,7 @@
 use hammerhead::{ExpertSelection, Gate, Target, Weights};
 use pyo3::prelude::*;
 
-use crate::borrowed::{BorrowedMatrix, BorrowedTokens, MatrixParts, NumberParts, TokenParts};
+use crate::borrowed::{BorrowedTokens, BorrowedWeights, NumberParts, TokenParts, WeightParts};
 use crate::checkpoint::Checkpoint;
 use crate::cuda;
 use crate::dlpack::{Array, Place};
@@ -59,7 +59,7 @@ impl Layer {
     #[pyo3(signature = (groups, gate, clamp, backend, threads, config))]
     fn pack(
         py: Python<'_>,
-        groups: Vec<(MatrixParts<'_>, Option<MatrixParts<'_>>, Option<Vec<f32>>)>,
+        groups: Vec<WeightParts<'_>>,
         gate: &str,
         clamp: Option<f32>,
         backend: Option<String>,
@@ -70,23 +70,9 @@ impl Layer {
         if groups.is_empty() {
             return Err(hammerhead::Error::NoGroups.into());
         }
-        let mut borrowed = Vec::with_capacity(groups.len());
-        for (group, (b1, b2, _)) in groups.iter().enumerate() {
-            let named =
-                |parts: &MatrixParts<'_>, name| BorrowedMatrix::new(parts, &format!("{name} of group {group}"), false);
-            borrowed.push((named(b1, "b1")?, b2.as_ref().map(|b2| named(b2, "b2")).transpose()?));
-        }
-        let weights = borrowed.iter().zip(&groups).map(|((b1, b2), (_, _, input_scale))| {
-            let weights = match b2 {
-                Some(b2) => Weights::gated(b1.matrix()?, b2.matrix()?)?,
-                None => Weights::plain(b1.matrix()?),
-            };
-            Ok(match input_scale {
-                Some(scale) => weights.with_input_scale(&scale[..])?,
-                None => weights,
-            })
-        });
-        let weights = weights.collect::<Result<Vec<Weights<'_>>>>()?;
+        let borrow = |(group, parts)| BorrowedWeights::new(parts, ["b1", "b2"], &format!("group {group}"));
+        let borrowed = groups.into_iter().enumerate().map(borrow).collect::<Result<Vec<_>>>()?;
+        let weights = borrowed.iter().map(BorrowedWeights::weights).collect::<Result<Vec<Weights<'_>>>>()?;
         let layer = py.detach(|| -> Result<_> { Ok(wish.engine()?.load(&weights, gate)?) })?;
         Ok(Self { layer, wish })
     }
@@ -115,6 +101,33 @@ impl Layer {
             None => ExpertSelection::All,
         };
         let load = || -> Result<_> { Ok(wish.engine()?.load_checkpoint(&model.model, layer, experts, gate)?) };
+        let layer = py.detach(load)?;
+        Ok(Self { layer, wish })
+    }
+
+    /// Packs one matrix of a model, with its bias and its input scale if it has them, by the name of its module.
+    #[staticmethod]
+    #[pyo3(signature = (model, name, backend, threads, config))]
+    fn load_linear(
+        py: Python<'_>,
+        model: &Checkpoint,
+        name: &str,
+        backend: Option<String>,
+        threads: Option<i64>,
+        config: Option<String>,
+    ) -> Result<Self> {
+        let wish = Wish::new(backend, threads, config)?;
+        let load = || -> Result<_> {
+            let linear = model.model.linear(name)?;
+            let mut weights = Weights::plain(linear.matrix);
+            if let Some(bias) = linear.bias {
+                weights = weights.with_bias([bias])?;
+            }
+            if let Some(scale) = linear.pre_scale {
+                weights = weights.with_input_scale(scale)?;
+            }
+            Ok(wish.engine()?.load(&[weights], Gate::None)?)
+        };
         let layer = py.detach(load)?;
         Ok(Self { layer, wish })
     }
@@ -178,7 +191,7 @@ impl Layer {
     /// The backends that are chosen among, best first.
     #[getter]
     fn backends(&self) -> Result<Vec<&'static str>> {
-        Ok(self.wish.engine()?.backends().iter().map(|backend| backend.name()).collect())
+        self.wish.backends()
     }
 
     /// The threads that are computed on.
@@ -189,7 +202,7 @@ impl Layer {
 }
 
 /// The gate of that text; SiLU and gpt-oss's have a limit to set.
-fn gate_of(name: &str, clamp: Option<f32>) -> Result<Gate> {
+pub fn gate_of(name: &str, clamp: Option<f32>) -> Result<Gate> {
     match (name.parse()?, clamp) {
         (Gate::GptOss { alpha, beta, .. }, Some(limit)) => Ok(Gate::GptOss { alpha, beta, limit }),
         (Gate::Silu | Gate::SiluLimited { .. }, Some(limit)) => Ok(Gate::SiluLimited { limit }),

@@ -12,6 +12,7 @@ mod dlpack;
 mod engines;
 mod error;
 mod layer;
+mod layers;
 
 use hammerhead::format::{self, Dense, GlobalScale};
 use hammerhead::{Backend, Target};
@@ -22,6 +23,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
 use crate::error::{Error, Result};
 use crate::layer::Layer;
+use crate::layers::{Experts, Mlp};
 
 /// Quantises `values` into `codes` and `scales` and returns the global scale.
 #[pyfunction]
@@ -82,7 +84,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, Layer, backends, dequantize, quantize};
+    use super::{Checkpoint, Experts, Layer, Mlp, backends, dequantize, quantize};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -102,7 +102,7 @@ def test_a_proper_loan_is_read_and_given_back_once(versioned, changes):
     [
         ({"lanes": 2}, TypeError, "2 lanes"),
         ({"bits": 64}, TypeError, "64 bits"),
-        ({"code": 0}, TypeError, "DLPack type 0"),
+        ({"code": 3}, TypeError, "DLPack type 3"),
         ({"code": 1, "bits": 8}, TypeError, "announced as float32"),
         ({"device_type": 10}, ValueError, "DLPack kind 10"),
         ({"device_type": 2}, ValueError, "CUDA device 0"),

@@ -117,8 +117,8 @@ impl Checkpoint {
         };
         // Both see the same tokens, and so have the same vector.
         self.pre_scale_of_pair(pair)?;
-        let [gate, up] = [self.linear(&pair.gate)?, self.linear(&pair.up)?];
-        let down = self.linear(down)?;
+        let [gate, up] = [self.read_linear(&pair.gate)?, self.read_linear(&pair.up)?];
+        let down = self.read_linear(down)?;
         let [n, k] = pair.gate.shape;
         if (down.matrix.rows(), down.matrix.k()) != (k, n) {
             let problem = format!(
@@ -131,7 +131,30 @@ impl Checkpoint {
         Ok(Projections { name: pair.name.clone(), gate, up, down })
     }
 
-    fn linear(&self, weight: &Weight) -> Result<Linear<'_>> {
+    /// Reads a projection of any kind, by the name of its module, such as `model.layers.0.self_attn.q_proj`.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of that name, if it is not quantised, if it is one of many matrices in a tensor, or if what belongs to it does not fit.
+    pub fn linear(&self, name: &str) -> Result<Linear<'_>> {
+        if !self.catalogue.contains_key(name) {
+            return self.refuse(
+                name,
+                "there is no weight of that name".to_owned(),
+                "give a module's name as the file has it",
+            );
+        }
+        let coded = self.coded(name)?;
+        if coded.stack != 1 {
+            let problem = format!("it is a stack of {} matrices", coded.stack);
+            return self.refuse(name, problem, "read a layer's experts with feed_forward");
+        }
+        let (rows, shape) = (Rows::All, [coded.rows, coded.k]);
+        let weight = Weight { name: format!("{name}.weight"), shape, stem: name.to_owned(), member: 0, rows };
+        self.read_linear(&weight)
+    }
+
+    fn read_linear(&self, weight: &Weight) -> Result<Linear<'_>> {
         Ok(Linear {
             matrix: self.matrix(weight)?,
             bias: self.bias(weight)?,

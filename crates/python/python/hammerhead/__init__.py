@@ -8,11 +8,25 @@
 >>> weights(some(3, 64)).shape                               # tokens in, one row for each out
 (3, 40)
 
-Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the gate and the output.
+Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the gate and the output.
 """
 
+from hammerhead._layers import Experts, Linear, Mlp, MlpArrays
 from hammerhead._matrix import NvFp4, quantize
 from hammerhead._native import Checkpoint, __version__
 from hammerhead._weights import DualWeights, backends, dual_gemm, grouped
 
-__all__ = ["Checkpoint", "DualWeights", "NvFp4", "__version__", "backends", "dual_gemm", "grouped", "quantize"]
+__all__ = [
+    "Checkpoint",
+    "DualWeights",
+    "Experts",
+    "Linear",
+    "Mlp",
+    "MlpArrays",
+    "NvFp4",
+    "__version__",
+    "backends",
+    "dual_gemm",
+    "grouped",
+    "quantize",
+]

@@ -42,6 +42,9 @@ class Library(Protocol):
     def as_bytes(self, array: Any) -> Any:
         """The array's one-byte elements as plain bytes."""
 
+    def widened(self, array: Any) -> Any:
+        """Numbers as float32."""
+
     def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
         """A new array where the other one lies."""
 
@@ -89,6 +92,9 @@ class Numpy:
 
     def as_bytes(self, array: Any) -> Any:
         return array.view("uint8")
+
+    def widened(self, array: Any) -> Any:
+        return array if array.dtype == "float32" else array.astype("float32")
 
     def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
         import numpy
@@ -145,6 +151,9 @@ class Torch:
         import torch
 
         return array.view(torch.uint8)
+
+    def widened(self, array: Any) -> Any:
+        return array.float()
 
     def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
         import torch

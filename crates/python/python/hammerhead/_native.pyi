@@ -1,16 +1,29 @@
 """The native half of the package: what the Python half asks of it. Not an interface for users."""
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "Layer", "__version__", "backends", "dequantize", "quantize"]
+__all__ = ["Checkpoint", "Experts", "Layer", "Mlp", "__version__", "backends", "dequantize", "quantize"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
 _Matrix = tuple[Any, Any, float]
 # Numbers: an object that speaks DLPack, and the name its owner has for the type of its elements.
 _Numbers = tuple[Any, str]
+# The weights of one product: one matrix or two, a bias per matrix, and what tokens are multiplied with first.
+_Weights = tuple[_Matrix, _Matrix | None, list[list[float]] | None, list[float] | None]
+# An MLP: gate and up (or up alone), down, and the global scale of an NVFP4 intermediate.
+_Mlp = tuple[_Weights, _Weights, float]
+# A gate's name and its limit.
+_Gate = tuple[str, float | None]
+# What stands between the products, whether results are batch-invariant, and the bytes that rows may take.
+_How = tuple[str, bool, int | None]
+# Backend, threads and configuration.
+_Engine = tuple[str | None, int | None, str | None]
+# Scoring, experts per token, correction, groups and how many are looked into, scaling.
+_Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
 def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
 def dequantize(matrix: _Matrix, values: Any) -> None: ...
@@ -38,7 +51,7 @@ class Checkpoint:
 class Layer:
     @staticmethod
     def pack(
-        groups: list[tuple[_Matrix, _Matrix | None, list[float] | None]],
+        groups: Sequence[_Weights],
         gate: str,
         clamp: float | None,
         backend: str | None,
@@ -57,6 +70,10 @@ class Layer:
         threads: int | None,
         config: str | None,
     ) -> Layer: ...
+    @staticmethod
+    def load_linear(
+        model: Checkpoint, name: str, backend: str | None, threads: int | None, config: str | None
+    ) -> Layer: ...
     def run(self, tokens: list[_Matrix | _Numbers], outputs: list[_Numbers], stream: int | None) -> None: ...
     @property
     def columns(self) -> list[tuple[int, int]]: ...
@@ -68,6 +85,70 @@ class Layer:
     def packed_bytes(self) -> int: ...
     @property
     def checkpoint_bytes(self) -> int: ...
+    @property
+    def backends(self) -> list[str]: ...
+    @property
+    def threads(self) -> int: ...
+
+@final
+class Mlp:
+    @staticmethod
+    def pack(weights: _Mlp, gate: _Gate, how: _How, engine: _Engine) -> Mlp: ...
+    @staticmethod
+    def load(
+        model: Checkpoint,
+        layer: int,
+        expert: int | None,
+        shared: bool,
+        gate: _Gate | None,
+        how: _How,
+        engine: _Engine,
+    ) -> Mlp: ...
+    def run(self, x: _Numbers, out: _Numbers) -> None: ...
+    @property
+    def widths(self) -> list[int]: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def backends(self) -> list[str]: ...
+    @property
+    def threads(self) -> int: ...
+
+@final
+class Experts:
+    @staticmethod
+    def pack(
+        experts: list[_Mlp],
+        shared: _Mlp | None,
+        shared_gate: list[float] | None,
+        router: _Router | None,
+        gate: _Gate,
+        how: _How,
+        engine: _Engine,
+    ) -> Experts: ...
+    @staticmethod
+    def load(
+        model: Checkpoint,
+        layer: int,
+        router: _Router | None,
+        gate: _Gate | None,
+        how: _How,
+        engine: _Engine,
+    ) -> Experts: ...
+    def run_logits(self, x: _Numbers, logits: Any, out: _Numbers) -> None: ...
+    def run_given(self, x: _Numbers, ids: Any, weights: Any, on_input: bool, out: _Numbers) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def routing(self) -> tuple[str, int] | None: ...
+    @property
+    def widths(self) -> list[int]: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def packed_bytes(self) -> int: ...
     @property
     def backends(self) -> list[str]: ...
     @property

@@ -86,6 +86,7 @@ class DualWeights:
             (
                 _matrix(first, f"b1 of group {group}"),
                 None if second is None else _matrix(second, f"b2 of group {group}"),
+                None,
                 None if scale is None else _vector(scale, f"input_scale of group {group}"),
             )
             for group, (first, second, scale) in enumerate(zip(firsts, seconds, scales))

@@ -1,0 +1,549 @@
+"""Whole layers, packed once and called on tokens: a linear layer, an MLP, and experts with their router."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+
+from hammerhead import _native
+from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
+from hammerhead._matrix import NvFp4
+from hammerhead._native import Checkpoint
+from hammerhead._weights import _matrix, _number, _target, _tokens, _vector
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from hammerhead._arrays import Dtype
+
+IDS = ("int32", "int64")
+"""The types that experts' numbers may have."""
+
+
+class PackedLayer:
+    """What all layers have in common.
+
+    A layer may be used by several threads at once; Python's lock is released while it computes. Tensors of torch may be passed under
+    ``torch.compile``, which sees one custom operation. There are no gradients: a tensor that requires one is refused.
+    """
+
+    in_features: int
+    """The width of tokens."""
+
+    out_features: int
+    """The width of results."""
+
+    _layer: Any
+    _name: str
+
+    def __init__(self) -> None:
+        kind = type(self).__name__
+        raise TypeError(f"layers are made by {kind}.from_checkpoint or {kind}.from_arrays")
+
+    def _hold(self, layer: Any, in_features: int, out_features: int) -> None:
+        self._layer, self.in_features, self.out_features = layer, in_features, out_features
+        self._name = f"{type(self).__name__.lower()}:{next(_NUMBERS)}"
+        LAYERS[self._name] = self
+
+    def __deepcopy__(self, memo: Any) -> PackedLayer:
+        # Weights do not change: copies of a model share them.
+        return self
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that every call chooses among, best first."""
+        return self._layer.backends
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return self._layer.threads
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes that the weights take in memory."""
+        return self._layer.packed_bytes
+
+    def _call(self, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
+        """Lends tokens, what routes them and room for results to the native half."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            from hammerhead import _torch
+
+            return _torch.call(self, x, routing, on_input, dtype, out)
+        library = library_of(x, "x")
+        if len(x.shape) == 0:
+            raise ValueError("x: its shape is [], where tokens by k is expected")
+        tokens = _tokens(x, library)
+        shape = (*x.shape[:-1], self.out_features)
+        if out is None:
+            out = library.empty(x, shape, tokens[1] if dtype is None else element_name(dtype))
+        self._run(library, tokens, routing, on_input, _target(out, shape, dtype, library))
+        return out
+
+    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+        raise NotImplementedError
+
+
+LAYERS: weakref.WeakValueDictionary[str, PackedLayer] = weakref.WeakValueDictionary()
+"""Layers by name: torch's custom operations take no objects."""
+_NUMBERS = itertools.count()
+
+
+class Linear(PackedLayer):
+    """One NVFP4 matrix: ``x @ weight.T + bias``. Tensors on a GPU are computed there, in torch's current stream."""
+
+    _layer: _native.Layer
+
+    @classmethod
+    def _of(cls, layer: _native.Layer) -> Linear:
+        linear = cls.__new__(cls)
+        [(n, k)] = layer.columns
+        linear._hold(layer, k, n)
+        return linear
+
+    @classmethod
+    def from_arrays(
+        cls,
+        weight: NvFp4[A],
+        *,
+        bias: Any = None,
+        input_scale: Any = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Linear:
+        """Packs a matrix ``[n, k]`` and a bias of n numbers; tokens are multiplied with ``input_scale`` first, if there is one (AWQ).
+
+        The arrays are not needed afterwards. The rest is as for :meth:`DualWeights.from_arrays`.
+        """
+        group = _weights([weight], [bias], input_scale, ["weight"], "the layer")
+        engine = _engine(weight, backend, threads, config)
+        return cls._of(_native.Layer.pack([group], "none", None, *engine))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        model: str | PathLike[str] | Checkpoint,
+        name: str,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Linear:
+        """Reads one matrix of a model, with its bias, by the name of its module, such as ``"model.layers.0.self_attn.q_proj"``."""
+        return cls._of(_native.Layer.load_linear(_opened(model), name, backend, threads, config))
+
+    def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
+        """Computes tokens ``[..., k]`` to ``[..., n]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
+        return self._call(x, (), False, dtype, out)
+
+    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+        with library.at_device_of(tokens[0]):
+            self._layer.run([tokens], [room], library.stream(tokens[0]))
+
+    def __repr__(self) -> str:
+        return f"Linear(in_features={self.in_features}, out_features={self.out_features}, backends={self.backends})"
+
+
+@dataclass(frozen=True, eq=False)
+class MlpArrays(Generic[A]):
+    """The weights of one MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``."""
+
+    b1: NvFp4[A]
+    """Gate weights, or the only ones where the gate takes one matrix: ``[n, k]``."""
+
+    b2: NvFp4[A] | None
+    """Up weights, ``[n, k]``."""
+
+    down: NvFp4[A]
+    """The down projection, ``[k, n]``."""
+
+    b1_bias: Any = None
+    """n numbers."""
+
+    b2_bias: Any = None
+    """n numbers."""
+
+    down_bias: Any = None
+    """k numbers."""
+
+    input_scale: Any = None
+    """k numbers that tokens are multiplied with first (AWQ's ``pre_quant_scale``)."""
+
+    down_input_scale: Any = None
+    """n numbers that the intermediate is multiplied with before ``down``."""
+
+    intermediate_scale: float | None = None
+    """The global scale of an NVFP4 intermediate (ModelOpt's ``input_scale`` of the down projection), 1 if not given."""
+
+    def _parts(self, of: str) -> Any:
+        """The MLP as the native half takes it."""
+        return (
+            _weights([self.b1, self.b2], [self.b1_bias, self.b2_bias], self.input_scale, ["b1", "b2"], of),
+            _weights([self.down], [self.down_bias], self.down_input_scale, ["down"], of),
+            1.0 if self.intermediate_scale is None else float(self.intermediate_scale),
+        )
+
+
+class Mlp(PackedLayer):
+    """A gated MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``; or one that is not gated, without ``b2``."""
+
+    _layer: _native.Mlp
+
+    @classmethod
+    def _of(cls, layer: _native.Mlp) -> Mlp:
+        mlp = cls.__new__(cls)
+        k, _, n = layer.widths
+        mlp._hold(layer, k, n)
+        return mlp
+
+    @classmethod
+    def from_arrays(
+        cls,
+        b1: NvFp4[A],
+        b2: NvFp4[A] | None,
+        down: NvFp4[A],
+        *,
+        b1_bias: Any = None,
+        b2_bias: Any = None,
+        down_bias: Any = None,
+        input_scale: Any = None,
+        down_input_scale: Any = None,
+        intermediate_scale: float | None = None,
+        gate: str = "silu",
+        clamp: float | None = None,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Mlp:
+        """Packs the weights, which :class:`MlpArrays` describes. The arrays are not needed afterwards.
+
+        - ``gate``, ``clamp``, ``backend``, ``threads``, ``config``: as for :meth:`DualWeights.from_arrays`.
+        - ``intermediate``: what stands between the two products: the type of the tokens, ``"f32"``, or ``"nvfp4"`` with
+          ``intermediate_scale``.
+        - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the bit.
+        - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.
+        """
+        arrays = MlpArrays(
+            b1, b2, down, b1_bias, b2_bias, down_bias, input_scale, down_input_scale, intermediate_scale
+        )
+        engine = _engine(b1, backend, threads, config)
+        how = (intermediate, batch_invariant, workspace_bytes)
+        return cls._of(_native.Mlp.pack(arrays._parts("the MLP"), (gate, clamp), how, engine))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        model: str | PathLike[str] | Checkpoint,
+        layer: int,
+        expert: int | Literal["shared"] | None = None,
+        *,
+        gate: str | None = None,
+        clamp: float | None = None,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Mlp:
+        """Reads the MLP of a model's layer; of one with experts that of this number, or the ``"shared"`` one. ``gate`` is as the model
+        declares if not given. The rest is as for :meth:`from_arrays`."""
+        if isinstance(expert, str) and expert != "shared":
+            raise ValueError(f"expert: a number is expected, or 'shared', not {expert!r}")
+        shared = isinstance(expert, str)
+        number = None if expert is None or isinstance(expert, str) else _number(expert, "expert")
+        how = (intermediate, batch_invariant, workspace_bytes)
+        return cls._of(
+            _native.Mlp.load(
+                _opened(model),
+                _number(layer, "layer"),
+                number,
+                shared,
+                _declared(gate, clamp),
+                how,
+                (backend, threads, config),
+            )
+        )
+
+    @property
+    def gate(self) -> str:
+        """The name of the gate."""
+        return self._layer.gate
+
+    def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
+        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
+        return self._call(x, (), False, dtype, out)
+
+    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+        self._layer.run(tokens, room)
+
+    def __repr__(self) -> str:
+        k, inner, n = self._layer.widths
+        return f"Mlp(widths={k}→{inner}→{n}, gate={self.gate!r}, backends={self.backends})"
+
+
+class Experts(PackedLayer):
+    """A layer of experts, of which a few compute each token: ``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))``, plus a shared expert's result.
+
+    Which experts compute a token is said by a router's logits, ``layer(x, router_logits)``, or by their numbers and weights,
+    ``layer(x, ids, weights)``. The sum is taken in the order of the token's experts in float32, and rounded once.
+    """
+
+    _layer: _native.Experts
+
+    @classmethod
+    def _of(cls, layer: _native.Experts) -> Experts:
+        experts = cls.__new__(cls)
+        k, _, n = layer.widths
+        experts._hold(layer, k, n)
+        experts.num_experts = layer.count
+        return experts
+
+    num_experts: int
+    """How many experts there are, the shared one not counted."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        b1: Sequence[NvFp4[A]],
+        b2: Sequence[NvFp4[A]] | None,
+        down: Sequence[NvFp4[A]],
+        *,
+        b1_bias: Any = None,
+        b2_bias: Any = None,
+        down_bias: Any = None,
+        input_scale: Any = None,
+        down_input_scale: Any = None,
+        intermediate_scale: Any = None,
+        shared: MlpArrays[A] | None = None,
+        shared_gate: Any = None,
+        routing: str | None = None,
+        top_k: int | None = None,
+        correction: Any = None,
+        groups: tuple[int, int] | None = None,
+        scaling: float = 1.0,
+        gate: str = "silu",
+        clamp: float | None = None,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Experts:
+        """Packs the weights of every expert: sequences with one matrix per expert, and of biases and scales one vector per expert (or an
+        array of as many rows), as :class:`MlpArrays` describes them. The arrays are not needed afterwards.
+
+        - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if that is given.
+        - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``, ``"topk-softmax"``,
+          ``"sigmoid"`` (with a ``correction`` per expert, and ``groups`` that there are and that may be chosen from), ``"sigmoid-input"``.
+          Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
+        - The rest is as for :meth:`Mlp.from_arrays`.
+        """
+        columns = {
+            "b2": b2,
+            "down": down,
+            "b1_bias": b1_bias,
+            "b2_bias": b2_bias,
+            "down_bias": down_bias,
+            "input_scale": input_scale,
+            "down_input_scale": down_input_scale,
+            "intermediate_scale": intermediate_scale,
+        }
+        firsts = list(b1)
+        others = {name: _one_per_expert(column, len(firsts), name) for name, column in columns.items()}
+        experts = [
+            MlpArrays(first, **{name: column[expert] for name, column in others.items()})._parts(f"expert {expert}")
+            for expert, first in enumerate(firsts)
+        ]
+        return cls._of(
+            _native.Experts.pack(
+                experts,
+                None if shared is None else shared._parts("the shared expert"),
+                None if shared_gate is None else _vector(shared_gate, "shared_gate"),
+                _router(routing, top_k, correction, groups, scaling),
+                (gate, clamp),
+                (intermediate, batch_invariant, workspace_bytes),
+                _engine(firsts[0] if firsts else None, backend, threads, config),
+            )
+        )
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        model: str | PathLike[str] | Checkpoint,
+        layer: int,
+        *,
+        routing: str | None = None,
+        top_k: int | None = None,
+        correction: Any = None,
+        groups: tuple[int, int] | None = None,
+        scaling: float = 1.0,
+        gate: str | None = None,
+        clamp: float | None = None,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Experts:
+        """Reads all experts of a model's layer, with biases, input scales and the shared expert.
+
+        ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given. Logits are the caller's: the router's
+        own product is left to the model. The rest is as for :meth:`from_arrays`.
+        """
+        return cls._of(
+            _native.Experts.load(
+                _opened(model),
+                _number(layer, "layer"),
+                _router(routing, top_k, correction, groups, scaling),
+                _declared(gate, clamp),
+                (intermediate, batch_invariant, workspace_bytes),
+                (backend, threads, config),
+            )
+        )
+
+    @property
+    def gate(self) -> str:
+        """The name of the gate."""
+        return self._layer.gate
+
+    @property
+    def routing(self) -> tuple[str, int] | None:
+        """How logits become weights, and how many experts compute each token; None where ids and weights must be given."""
+        return self._layer.routing
+
+    @overload
+    def __call__(
+        self, x: A, router_logits: A, /, *, dtype: Dtype | None = None, out: A | None = None
+    ) -> A: ...
+
+    @overload
+    def __call__(
+        self,
+        x: A,
+        ids: A,
+        weights: A,
+        /,
+        *,
+        weights_on_input: bool = False,
+        dtype: Dtype | None = None,
+        out: A | None = None,
+    ) -> A: ...
+
+    def __call__(
+        self,
+        x: Any,
+        routing: Any,
+        weights: Any = None,
+        /,
+        *,
+        weights_on_input: bool = False,
+        dtype: Dtype | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise.
+
+        Either with ``router_logits``, ``[..., experts]`` in float32 (or 16 bits, which are widened), for a layer that knows its routing; or
+        with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id outside of the layer's experts adds nothing,
+        and its weight is not looked at. With ``weights_on_input`` weights multiply tokens instead of results (Llama-4).
+        """
+        return self._call(x, (routing,) if weights is None else (routing, weights), weights_on_input, dtype, out)
+
+    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+        names = ("router_logits",) if len(routing) == 1 else ("ids", "weights")
+        for array, name in zip(routing, names):
+            if library_of(array, name) is not library:
+                raise TypeError(f"{name}: it must come from the same library as x")
+        if len(routing) == 1:
+            if on_input:
+                raise ValueError("weights_on_input: it was given without weights; a layer's routing says that itself")
+            [logits] = routing
+            expect_element(logits, library, NUMBERS, "router_logits")
+            if len(logits.shape) == 0 or logits.shape[-1] != self.num_experts:
+                expected = f"[..., {self.num_experts}] is expected, a number per expert"
+                raise ValueError(f"router_logits: its shape is {list(logits.shape)}, where {expected}")
+            self._layer.run_logits(tokens, library.lendable(library.widened(logits)), room)
+        else:
+            ids, weights = routing
+            expect_element(ids, library, IDS, "ids")
+            expect_element(weights, library, NUMBERS, "weights")
+            if ids.shape != weights.shape:
+                raise ValueError(f"weights: its shape is {list(weights.shape)}, where {list(ids.shape)} is expected, as ids have")
+            lent = library.lendable(ids), library.lendable(library.widened(weights))
+            self._layer.run_given(tokens, *lent, on_input, room)
+
+    def __repr__(self) -> str:
+        k, inner, n = self._layer.widths
+        routing = "given" if self.routing is None else "{}, top {}".format(*self.routing)
+        return (
+            f"Experts(experts={self.num_experts}, widths={k}→{inner}→{n}, gate={self.gate!r}, routing={routing!r}, "
+            f"backends={self.backends})"
+        )
+
+
+def _opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:
+    return model if isinstance(model, Checkpoint) else Checkpoint(model)
+
+
+def _declared(gate: str | None, clamp: float | None) -> tuple[str, float | None] | None:
+    if clamp is not None and gate is None:
+        raise ValueError("clamp: it was given without a gate; give gate='gpt-oss' with it")
+    return None if gate is None else (gate, clamp)
+
+
+def _engine(first: Any, backend: str | None, threads: int | None, config: str | None) -> tuple[Any, Any, Any]:
+    """What is asked of an engine; without a backend, the GPU that the first matrix lies on."""
+    if backend is None and isinstance(first, NvFp4):
+        backend = library_of(first.codes, "the weights").backend(first.codes)
+    return backend, threads, config
+
+
+def _router(
+    routing: str | None, top_k: int | None, correction: Any, groups: tuple[int, int] | None, scaling: float
+) -> Any:
+    """A rule of routing as the native half takes it."""
+    if routing is None:
+        if top_k is not None or correction is not None or groups is not None or scaling != 1.0:
+            raise ValueError("routing: top_k, correction, groups or scaling was given without it; give both")
+        return None
+    if top_k is None:
+        raise ValueError(f"top_k: it is missing, and routing is {routing!r}; say how many experts compute each token")
+    vector = None if correction is None else _vector(correction, "correction")
+    pair = None if groups is None else (_number(groups[0], "groups"), _number(groups[1], "groups"))
+    return routing, _number(top_k, "top_k"), vector, pair, float(scaling)
+
+
+def _one_per_expert(column: Any, experts: int, name: str) -> list[Any]:
+    values = [None] * experts if column is None else list(column)
+    if len(values) != experts:
+        raise ValueError(f"{name}: there are {len(values)}, and {experts} matrices in b1; every expert needs one")
+    return values
+
+
+def _weights(matrices: list[Any], biases: list[Any], input_scale: Any, names: list[str], of: str) -> Any:
+    """The weights of one product as the native half takes them. Where one of two matrices has a bias, the other's is zero."""
+    first = _matrix(matrices[0], f"{names[0]} of {of}")
+    second = _matrix(matrices[1], f"{names[1]} of {of}") if matrices[1:] and matrices[1] is not None else None
+    if second is None and any(bias is not None for bias in biases[1:]):
+        raise ValueError(f"{names[1]}_bias of {of}: it is there, but its matrix is not; leave it out, or add the matrix")
+    vectors = None
+    if any(bias is not None for bias in biases):
+        given = zip(biases, names, (first, second))
+        vectors = [
+            [0.0] * int(matrix[0].shape[0]) if bias is None else _vector(bias, f"{name}_bias of {of}")
+            for bias, name, matrix in given
+            if matrix is not None
+        ]
+    scale = None if input_scale is None else _vector(input_scale, f"input_scale of {of}")
+    return first, second, vectors, scale

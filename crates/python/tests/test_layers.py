@@ -1,0 +1,344 @@
+"""Whole layers (Linear, Mlp, Experts) against float64, against models' own blocks, and under torch.compile."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+
+import hammerhead
+from hammerhead import Experts, Linear, Mlp, MlpArrays
+
+DATA = Path(__file__).parents[2] / "format" / "tests" / "data"
+E, K, N = 5, 64, 48
+RELU2 = {"relu2": lambda g, u: np.maximum(g, 0) ** 2}
+
+
+def mlp64(x, b1, b2, down, biases=(0, 0, 0), gate="silu"):
+    """An MLP in float64."""
+    g = x @ reference.decode(b1).T + biases[0]
+    u = None if b2 is None else x @ reference.decode(b2).T + biases[1]
+    return (reference.GATES | RELU2)[gate](g, u) @ reference.decode(down).T + biases[2]
+
+
+def close(found, expected, rounding=2.0**-17):
+    found = np.asarray(found.float() if hasattr(found, "float") else found).astype(np.float64)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.abs(expected).max(initial=0))
+
+
+@pytest.fixture
+def arrays(matrices):
+    """One layer's matrices: gate, up and down of every expert."""
+    return matrices(E, N, K), matrices(E, N, K), matrices(E, K, N)
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((7, K), dtype=np.float32)
+
+
+@pytest.fixture
+def logits(rng):
+    return rng.standard_normal((7, E), dtype=np.float32)
+
+
+def routed64(logits, top_k):
+    """Softmax over all experts, the largest of them, divided by their sum."""
+    powers = np.exp(logits.astype(np.float64))
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+    chosen = np.take_along_axis(powers, ids, axis=-1)
+    return ids, chosen / chosen.sum(axis=-1, keepdims=True)
+
+
+def experts64(x, ids, weights, arrays, **options):
+    rows = [
+        sum(
+            weight * mlp64(token, *(column[expert] for column in arrays), **options)
+            for expert, weight in zip(of, by)
+            if 0 <= expert < E
+        )
+        + np.zeros(x.shape[1])
+        for token, of, by in zip(x.astype(np.float64), ids, weights)
+    ]
+    return np.array(rows)
+
+
+def test_a_linear_layer_is_a_product_and_a_bias(rng, matrices, x):
+    [weight] = matrices(1, 40, K)
+    bias, scale = rng.standard_normal(40), 0.5 + rng.random(K)
+    plain = x.astype(np.float64) @ reference.decode(weight).T
+    close(Linear.from_arrays(weight)(x), plain)
+    layer = Linear.from_arrays(weight, bias=bias.astype(np.float32), input_scale=scale.astype(np.float32))
+    scaled = (x * scale.astype(np.float32)).astype(np.float64) @ reference.decode(weight).T
+    close(layer(x), scaled + bias)
+    assert (layer.in_features, layer.out_features) == (K, 40) and "out_features=40" in repr(layer)
+    out = np.zeros((7, 40), dtype=np.float16)
+    assert layer(x, out=out) is out
+    close(out, scaled + bias, 2.0**-10)
+    assert layer(x.reshape(7, 1, K)).shape == (7, 1, 40) and layer(x[0]).shape == (40,)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gpt-oss", "relu2"])
+def test_an_mlp_has_biases_and_gates(rng, matrices, x, gate):
+    b1, b2 = matrices(2, N, K)
+    [down] = matrices(1, K, N)
+    biases = [rng.standard_normal(n).astype(np.float32) for n in (N, N, K)]
+    if gate == "relu2":
+        b2, biases[1] = None, None
+    layer = Mlp.from_arrays(b1, b2, down, b1_bias=biases[0], b2_bias=biases[1], down_bias=biases[2], gate=gate)
+    close(layer(x), mlp64(x.astype(np.float64), b1, b2, down, biases, gate))
+    assert layer.gate == gate and (layer.in_features, layer.out_features) == (K, K)
+    # The intermediate is rounded to the tokens' type unless said otherwise.
+    half = x.astype(np.float16)
+    options = dict(zip(("b1_bias", "b2_bias", "down_bias"), biases), gate=gate)
+    wide = Mlp.from_arrays(b1, b2, down, intermediate="f32", **options)(half, dtype="f32")
+    close(wide, mlp64(half.astype(np.float64), b1, b2, down, biases, gate))
+    assert not np.array_equal(layer(half, dtype="f32"), wide)
+
+
+def test_experts_are_chosen_by_logits_or_given(arrays, x, logits):
+    ids, weights = routed64(logits, 2)
+    expected = experts64(x, ids, weights, arrays)
+    layer = Experts.from_arrays(*arrays, routing="softmax-renorm", top_k=2)
+    found = layer(x, logits)
+    close(found, expected)
+    for kind in (np.int32, np.int64):
+        assert np.array_equal(Experts.from_arrays(*arrays)(x, ids.astype(kind), weights.astype(np.float32)), found)
+    out = np.zeros((7, 1, K), dtype=np.float32)
+    assert layer(x.reshape(7, 1, K), logits, out=out) is out and np.array_equal(out.reshape(7, K), found)
+    assert layer(x[:0], logits[:0]).shape == (0, K)
+    assert layer.routing == ("softmax-renorm", 2) and layer.num_experts == E
+    assert "softmax-renorm, top 2" in repr(layer) and layer.gate == "silu"
+
+
+def test_ids_of_others_add_nothing_and_weights_may_multiply_inputs(arrays, x):
+    layer = Experts.from_arrays(*arrays, gate="gelu-tanh")
+    ids = np.array([[0, -1], [E, 4], [2**31 - 1, 3], [-1, -1], [1, 1], [2, 0], [3, 9]], dtype=np.int64)
+    weights = np.where((ids >= 0) & (ids < E), np.float32(0.75), np.float32("nan"))
+    close(layer(x, ids, weights), experts64(x, ids, weights, arrays, gate="gelu-tanh"))
+    one, half = np.full((7, 1), 2, dtype=np.int32), np.full((7, 1), 0.5, dtype=np.float32)
+    on_input = experts64(x * np.float32(0.5), one, np.ones((7, 1)), arrays, gate="gelu-tanh")
+    close(layer(x, one, half, weights_on_input=True), on_input)
+
+
+def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):
+    biases = [rng.standard_normal((E, n)).astype(np.float32) for n in (N, N, K)]
+    [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)
+    vector = rng.standard_normal(K).astype(np.float32)
+    names = ("b1_bias", "b2_bias", "down_bias")
+    layer = Experts.from_arrays(
+        *arrays, **dict(zip(names, biases)), shared=MlpArrays(s1, s2, down), shared_gate=vector,
+        routing="topk-softmax", top_k=3,
+    )  # fmt: skip
+    ids, weights = routed64(logits, 3)
+    wide = x.astype(np.float64)
+    expected = np.array([
+        sum(w * mlp64(t, *(c[e] for c in arrays), [b[e] for b in biases]) for e, w in zip(of, by))
+        for t, of, by in zip(wide, ids, weights)
+    ])  # fmt: skip
+    shared = mlp64(wide, s1, s2, down) / (1 + np.exp(-wide @ vector))[:, None]
+    close(layer(x, logits), expected + shared)
+
+
+def test_a_batch_invariant_layer_gives_a_token_the_same_bits_in_any_company(arrays, x, logits):
+    layer = Experts.from_arrays(*arrays, routing="softmax", top_k=2, batch_invariant=True)
+    whole = layer(x, logits)
+    assert np.array_equal(whole[3:4], layer(x[3:4], logits[3:4]))
+
+
+@pytest.mark.parametrize(("name", "shared"), [("modelopt_qwen3_moe", False), ("modelopt_llama4", True)])
+def test_a_models_layer_is_read_whole(rng, name, shared):
+    layer = Experts.from_checkpoint(DATA / name, 0)
+    k = layer.in_features
+    x = rng.standard_normal((3, k), dtype=np.float32)
+    ids = np.array([[0], [1], [layer.num_experts - 1]])
+    weights = np.ones((3, 1), dtype=np.float32)
+    found = layer(x, ids, weights)
+    for row, expert in enumerate(ids[:, 0]):
+        one = Mlp.from_checkpoint(DATA / name, 0, int(expert))
+        rest = Mlp.from_checkpoint(DATA / name, 0, "shared")(x[row]) if shared else 0
+        assert np.allclose(one(x[row]) + rest, found[row], rtol=1e-5, atol=1e-6 * np.abs(found).max())
+    assert layer.routing is not None and layer.routing[1] >= 1
+    assert layer(x, rng.standard_normal((3, layer.num_experts), dtype=np.float32)).shape == (3, k)
+
+
+def test_any_matrix_of_a_model_is_read_by_name(rng):
+    model = hammerhead.Checkpoint(DATA / "modelopt_dense")
+    [b1, b2] = (Linear.from_checkpoint(model, f"model.layers.0.mlp.{part}_proj") for part in ("gate", "up"))
+    down = Linear.from_checkpoint(model, "model.layers.0.mlp.down_proj")
+    mlp = Mlp.from_checkpoint(model, 0)
+    x = rng.standard_normal((3, mlp.in_features), dtype=np.float32)
+    close(mlp(x), down(reference.GATES["silu"](b1(x).astype("f8"), b2(x).astype("f8")).astype("f4")).astype("f8"), 1e-5)
+    with pytest.raises(ValueError, match="no weight of that name"):
+        Linear.from_checkpoint(model, "model.layers.0.mlp.gate")
+
+
+def test_what_does_not_fit_is_refused_and_named(rng, matrices, arrays, x, logits):
+    layer = Experts.from_arrays(*arrays, routing="softmax", top_k=2)
+    given = Experts.from_arrays(*arrays)
+    ids, weights = np.zeros((7, 2), dtype=np.int32), np.ones((7, 2), dtype=np.float32)
+    spoiled = logits.copy()
+    spoiled[2, 1] = np.nan
+    shared = np.zeros((7, K), dtype=np.float32)
+    [wide] = matrices(1, N, 2 * K)
+    for kind, match, call in [
+        (ValueError, "no rule of routing", lambda: given(x, logits)),
+        (ValueError, r"router_logits: its shape is \[7, 4\]", lambda: layer(x, logits[:, :4])),
+        (ValueError, "logits", lambda: layer(x, logits[:5])),
+        (ValueError, "row 2, column 1", lambda: layer(x, spoiled)),
+        (TypeError, "router_logits: its elements are int32", lambda: layer(x, ids)),
+        (TypeError, "ids: its elements are float32", lambda: layer(x, weights, weights)),
+        (ValueError, "weights: its shape", lambda: layer(x, ids, weights[:, :1])),
+        (ValueError, "weights_on_input", lambda: layer(x, logits, weights_on_input=True)),
+        (ValueError, "out: it shares memory with x", lambda: layer(shared, logits, out=shared)),
+        (ValueError, "k of the tokens", lambda: layer(x[:, :32], logits)),
+        (ValueError, "out: its shape", lambda: layer(x, logits, out=shared[:3])),
+        (ValueError, "top_k", lambda: Experts.from_arrays(*arrays, routing="softmax")),
+        (ValueError, "routing", lambda: Experts.from_arrays(*arrays, top_k=2)),
+        (ValueError, "top-k", lambda: Experts.from_arrays(*arrays, routing="softmax", top_k=6)),
+        (ValueError, "unknown routing 'hash'", lambda: Experts.from_arrays(*arrays, routing="hash", top_k=2)),
+        (ValueError, "down: there are 4", lambda: Experts.from_arrays(arrays[0], arrays[1], arrays[2][:4])),
+        (ValueError, "down_bias: there are 1", lambda: Experts.from_arrays(*arrays, down_bias=[np.zeros(K)])),
+        (ValueError, "b1 or b2 of expert 0.*63", lambda: Experts.from_arrays(*arrays, input_scale=[np.ones(63)] * E)),
+        (ValueError, "down of the MLP.*bias", lambda: Mlp.from_arrays(arrays[0][0], arrays[1][0], arrays[2][0], down_bias=[1.0])),
+        (ValueError, "b2_bias", lambda: Mlp.from_arrays(arrays[0][0], None, arrays[2][0], b2_bias=[1.0] * N, gate="relu2")),
+        (ValueError, "no groups", lambda: Experts.from_arrays([], [], [])),
+        (ValueError, "expert's shape", lambda: Experts.from_arrays([wide, *arrays[0][1:]], [wide, *arrays[1][1:]], arrays[2])),
+        (ValueError, "give the number", lambda: Mlp.from_checkpoint(DATA / "modelopt_qwen3_moe", 0)),
+        (ValueError, "'shared'", lambda: Mlp.from_checkpoint(DATA / "modelopt_qwen3_moe", 0, "all")),
+        (TypeError, "from_arrays", Experts),
+        (ValueError, "unknown intermediate", lambda: Experts.from_arrays(*arrays, intermediate="f64")),
+    ]:
+        with pytest.raises(kind, match=match):
+            call()
+
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def compiled():
+    """Compiles whole or fails, without generating code."""
+    torch._dynamo.reset()
+    return lambda function: torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_tensors_are_computed_as_arrays_are(arrays, x, logits, dtype):
+    layer = Experts.from_arrays(*arrays, routing="softmax-renorm", top_k=2)
+    tokens, numbers = torch.from_numpy(x).to(dtype), torch.from_numpy(logits).to(dtype)
+    found = layer(tokens, numbers)
+    assert found.dtype == dtype
+    wide = layer(tokens.float().numpy(), numbers.float().numpy())
+    close(found, wide.astype(np.float64), reference.ROUNDING[str(dtype).removeprefix("torch.")] * 4)
+    ids, weights = (torch.from_numpy(part) for part in routed64(logits, 2))
+    assert torch.equal(layer(tokens, ids, weights.float()), layer(tokens, ids.int(), weights.to(torch.float32)))
+    assert layer(tokens, ids, weights.to(dtype)).dtype == dtype
+
+
+def test_layers_are_compiled_without_a_break(arrays, x, logits, compiled):
+    experts = Experts.from_arrays(*arrays, routing="softmax", top_k=2)
+    mlp, linear = Mlp.from_arrays(*(column[0] for column in arrays)), Linear.from_arrays(arrays[0][0])
+    tokens, numbers = torch.from_numpy(x), torch.from_numpy(logits)
+
+    def model(x, logits, out):
+        hidden = experts(x * 2, logits) + mlp(x)
+        experts(hidden, logits.argsort()[:, :2], logits[:, :2].softmax(-1), out=out)
+        return linear(hidden, dtype=torch.bfloat16)
+
+    rooms = torch.zeros(7, K), torch.zeros(7, K)
+    with torch.inference_mode():
+        assert torch.equal(compiled(model)(tokens, numbers, rooms[0]), model(tokens, numbers, rooms[1]))
+    assert torch.equal(*rooms) and rooms[0].abs().max() > 0
+
+
+def test_the_operation_keeps_torchs_rules(arrays, x, logits):
+    layer = Experts.from_arrays(*arrays, routing="softmax", top_k=2)
+    layer(torch.from_numpy(x), torch.from_numpy(logits))
+    from hammerhead import _torch  # noqa: F401
+
+    sample = (torch.from_numpy(x), [torch.from_numpy(logits)], False, layer._name, layer.out_features, torch.bfloat16)
+    torch.library.opcheck(torch.ops.hammerhead.layer, sample)
+
+
+def test_a_lost_gradient_is_refused_compiled_or_not(arrays, x, compiled):
+    layer = Mlp.from_arrays(*(column[0] for column in arrays))
+    tokens = torch.nn.Parameter(torch.from_numpy(x))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        layer(tokens)
+    with pytest.raises(Exception, match="requires a gradient"):
+        compiled(layer.__call__)(tokens)
+    with torch.no_grad():
+        assert torch.equal(layer(tokens), copy.deepcopy(layer)(tokens))
+
+
+def quantised(block, names):
+    """Replaces experts' matrices [E, rows, K] by what NVFP4 makes of them, and gives that."""
+    matrices = []
+    for name in names:
+        parameter = getattr(block, name)
+        matrices.append([hammerhead.quantize(part.detach().contiguous()) for part in parameter])
+        with torch.no_grad():
+            parameter.copy_(torch.stack([matrix.dequantize() for matrix in matrices[-1]]))
+    return matrices
+
+
+def halves(matrix, rows):
+    return [hammerhead.NvFp4(matrix.codes[part], matrix.scales[part], matrix.global_scale) for part in rows]
+
+
+def test_a_qwen3_moe_block_of_transformers_agrees():
+    qwen = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    from transformers import Qwen3MoeConfig
+
+    torch.manual_seed(3)
+    config = Qwen3MoeConfig(
+        hidden_size=K, moe_intermediate_size=N, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True,
+        experts_implementation="eager",
+    )  # fmt: skip
+    block = qwen.Qwen3MoeSparseMoeBlock(config).eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    both, down = quantised(block.experts, ["gate_up_proj", "down_proj"])
+    b1, b2 = zip(*(halves(matrix, (slice(N), slice(N, None))) for matrix in both))
+    layer = Experts.from_arrays(b1, b2, down, routing="softmax-renorm", top_k=3)
+    x = torch.randn(2, 5, K)
+    with torch.inference_mode():
+        expected = block(x)
+        logits, scores, indices = block.gate(x.reshape(-1, K))
+        found = layer(x, logits)
+    close(found, expected.double().numpy(), 2.0**-15)
+    close(layer(x, indices, scores), expected.double().numpy(), 2.0**-15)
+
+
+def test_a_gpt_oss_block_of_transformers_agrees():
+    gpt_oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    from transformers import GptOssConfig
+
+    torch.manual_seed(4)
+    config = GptOssConfig(
+        hidden_size=K, intermediate_size=N, num_local_experts=8, num_experts_per_tok=2, experts_implementation="eager"
+    )
+    block = gpt_oss.GptOssMLP(config).eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    experts = block.experts
+    # The model keeps its matrices transposed.
+    for name in ("gate_up_proj", "down_proj"):
+        setattr(experts, name, torch.nn.Parameter(getattr(experts, name).detach().transpose(1, 2).contiguous()))
+    both, down = quantised(experts, ["gate_up_proj", "down_proj"])
+    for name in ("gate_up_proj", "down_proj"):
+        setattr(experts, name, torch.nn.Parameter(getattr(experts, name).detach().transpose(1, 2).contiguous()))
+    b1, b2 = zip(*(halves(matrix, (slice(0, None, 2), slice(1, None, 2))) for matrix in both))
+    bias = experts.gate_up_proj_bias.detach()
+    layer = Experts.from_arrays(
+        b1, b2, down, b1_bias=bias[:, ::2], b2_bias=bias[:, 1::2], down_bias=experts.down_proj_bias.detach(),
+        gate="gpt-oss", routing="topk-softmax", top_k=2,
+    )  # fmt: skip
+    x = torch.randn(2, 5, K)
+    with torch.inference_mode():
+        expected, _ = block(x)
+        logits = block.router(x.reshape(-1, K))[0]
+        close(layer(x, logits), expected.double().numpy(), 2.0**-15)
