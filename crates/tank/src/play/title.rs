@@ -6,7 +6,8 @@
 use hammerhead::backends;
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 
-use super::{Champion, Contract, Play, Tried};
+use super::attempt::{Contract, Tried};
+use super::{Champion, Play};
 use crate::Result;
 use crate::entry::{Entry, Way};
 use crate::event::{Event, Installed, InstalledWay, Judged};

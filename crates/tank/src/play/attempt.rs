@@ -1,0 +1,345 @@
+//! What becomes of a round's winner: it is built, examined, timed and judged, and where it fails the next one is.
+
+use super::round::Candidate;
+use super::{Champion, Choices, Coronation, Play};
+use crate::entry::Entry;
+use crate::event::{Begun, Buried, Chosen, Crowned, Dethroned, Examined, Judged, Phased, Sat, Voted};
+use crate::evidence::resolve;
+use crate::ledger::Ledger;
+use crate::mortem::PostMortem;
+use crate::pitch::{Deal, Kind, Pitch, Run};
+use crate::referee::{Correctness, Summary};
+use crate::shark::{Ballot, Shark};
+use crate::verdict::{self, Judgement, Verdict, of_examination, of_sitting};
+use crate::{Error, Result};
+
+/// What came of a trial.
+pub(super) struct Tried {
+    pub judgement: Judgement,
+    /// The published figures, where there are any.
+    pub summary: Option<Summary>,
+    /// The seal of the program that was examined, where it is one.
+    program: Option<String>,
+    /// Whether the champion was found wrong.
+    dethrones: bool,
+}
+
+impl Tried {
+    fn without_times(judgement: Judgement) -> Self {
+        Self { judgement, summary: None, program: None, dethrones: false }
+    }
+}
+
+/// A shark and the terms on which it funds.
+type Funder = (String, Deal);
+
+/// What an attempt is held to.
+pub(super) struct Contract {
+    pub deal: Deal,
+    /// Whose terms are among them.
+    pub funder: Option<String>,
+}
+
+impl Play<'_> {
+    /// The winner, and where it fails the runner-up.
+    pub(super) fn attempts(
+        &mut self,
+        round: &str,
+        order: &[String],
+        candidates: &[Candidate<'_>],
+        votes: &[Voted],
+    ) -> Result<Verdict> {
+        let mut told = Vec::new();
+        let mut last = Verdict::Blocked;
+        for name in order.iter().take(self.season.settings.attempts) {
+            let Some(candidate) = candidates.iter().find(|c| c.pitch.name == *name) else { continue };
+            last = self.attempt(round, candidate, funder(&self.season.sharks, votes, name))?;
+            told.push(format!("{name} {last}"));
+            if !matches!(last, Verdict::Failure | Verdict::Blocked) {
+                break;
+            }
+        }
+        self.close_round(round, last, &told.join(", then "))
+    }
+
+    /// Builds, examines and times one pitch, and judges it.
+    fn attempt(&mut self, round: &str, candidate: &Candidate<'_>, funder: Option<Funder>) -> Result<Verdict> {
+        let Candidate { pitch, evidence, deal } = candidate;
+        let Some(entry) = &evidence.entry else { return Ok(Verdict::Blocked) };
+        let mut challenger = Champion { name: pitch.name.clone(), entry: entry.clone() };
+        let terms = Contract {
+            deal: funder.as_ref().map_or(deal.clone(), |(_, own)| deal.and(own)),
+            funder: funder.map(|(name, _)| name),
+        };
+        let gate = terms.deal.gates.iter().find_map(|gate| evidence.shut(gate));
+        let sweep = pitch.run.as_ref().map(|run| run.sweep.clone()).unwrap_or_default();
+        let Tried { judgement, summary, program, dethrones } = match (gate, sweep.is_empty()) {
+            (Some(shut), _) => {
+                let reason = format!("a gate of the deal is shut, so nothing was built: {shut}");
+                Tried::without_times(Judgement::because(Verdict::Blocked, reason))
+            }
+            (None, true) => self.trial(round, &challenger, &terms, evidence.scratch_bytes)?,
+            (None, false) => {
+                let (entry, tried) = self.sweep(round, pitch, &sweep, &terms)?;
+                challenger.entry = entry.unwrap_or(challenger.entry);
+                tried
+            }
+        };
+        if let Entry::Program { sealed, .. } = &mut challenger.entry {
+            *sealed = program;
+        }
+        let judged = Judged {
+            round: round.to_owned(),
+            pitch: pitch.name.clone(),
+            contestant: pitch.contestant.clone(),
+            digest: evidence.digest.clone(),
+            claimed: pitch.claim.as_ref().and_then(|claim| claim.figures()),
+            judgement,
+        };
+        let judgement = self.journal.step(|j: &Judged| j.pitch == pitch.name, |_| Ok(judged))?.judgement;
+        self.say(&format!("  {}: {} ({})", pitch.name, judgement.verdict, judgement.reasons.join("; ")));
+        if judgement.verdict == Verdict::Failure {
+            let mortem = PostMortem::of(round, pitch, &judgement);
+            self.journal.step(|b: &Buried| b.mortem.pitch == pitch.name, |_| Ok(Buried { mortem }))?;
+        }
+        let accepted = match judgement.verdict {
+            Verdict::Success => true,
+            Verdict::Partial => self.partial(round, pitch)?,
+            _ => false,
+        };
+        if accepted && pitch.kind != Kind::Research && (dethrones || summary.is_some()) {
+            self.crown(round, challenger, summary.as_ref())?;
+        }
+        Ok(judgement.verdict)
+    }
+
+    /// Every configuration of a sweep in turn, each against the champion. The fastest that keeps the deal is taken; where none does, the
+    /// fallback, if it is faster by the rules alone.
+    fn sweep(
+        &mut self,
+        round: &str,
+        pitch: &Pitch,
+        configs: &[String],
+        terms: &Contract,
+    ) -> Result<(Option<Entry>, Tried)> {
+        let mut tried: Vec<(&String, Entry, Tried)> = Vec::new();
+        for config in configs {
+            let run = pitch.run.clone().map(|run| Run { config: Some(config.clone()), sweep: Vec::new(), ..run });
+            let phase = Pitch { run, ..pitch.clone() };
+            let entry = resolve(&phase, &self.arena);
+            let found = match &entry {
+                Err(error) => Tried::without_times(Judgement::because(Verdict::Blocked, error.to_string())),
+                Ok(entry) => {
+                    let challenger = Champion { name: format!("{}: {config}", pitch.name), entry: entry.clone() };
+                    self.trial(round, &challenger, terms, None)?
+                }
+            };
+            let phased = Phased {
+                round: round.to_owned(),
+                pitch: pitch.name.clone(),
+                phase: config.clone(),
+                judgement: found.judgement.clone(),
+            };
+            self.journal.step(|p: &Phased| p.phase == *config, |_| Ok(phased))?;
+            self.say(&format!(
+                "  {}: {config}: {} ({})",
+                pitch.name,
+                found.judgement.verdict,
+                found.judgement.reasons.join("; ")
+            ));
+            if let Ok(entry) = entry {
+                tried.push((config, entry, found));
+            }
+        }
+        let speed = |found: &Tried| found.judgement.measured.map_or(0.0, |measured| measured.estimate);
+        let best = tried
+            .iter()
+            .filter(|(_, _, found)| found.judgement.verdict == Verdict::Success)
+            .max_by(|a, b| speed(&a.2).total_cmp(&speed(&b.2)))
+            .map(|(config, ..)| (*config).clone());
+        let fallback = pitch.run.as_ref().and_then(|run| run.fallback.clone()).filter(|_| best.is_none());
+        let (settings, kept) = (&self.season.settings, best.clone().or(fallback));
+        let Some(place) = tried.iter().position(|(config, ..)| Some(*config) == kept.as_ref()) else {
+            let last = tried.pop().map(|(_, entry, found)| (Some(entry), found));
+            let nothing = || {
+                (None, Tried::without_times(Judgement::because(Verdict::Blocked, "nothing of the sweep can be run")))
+            };
+            return Ok(last.unwrap_or_else(nothing));
+        };
+        let (config, entry, mut found) = tried.swap_remove(place);
+        let by_the_rules = found.summary.as_ref().is_some_and(|summary| {
+            summary.geomean.low > 1.0 + settings.margin()
+                && summary.shapes.iter().all(|shape| shape.speedup.low >= 1.0 - settings.max_loss())
+        });
+        let reason = match best {
+            Some(_) => format!("{config} is the fastest of the sweep that keeps the deal"),
+            None if by_the_rules => {
+                found.judgement.verdict = Verdict::Success;
+                format!("nothing of the sweep keeps the deal; its fallback {config} is faster by the rules")
+            }
+            None => format!("nothing of the sweep keeps the deal, nor is its fallback {config} faster by the rules"),
+        };
+        found.judgement.reasons.insert(0, reason);
+        Ok((Some(entry), found))
+    }
+
+    /// A mixed verdict: the champion stays, unless a person takes the pitch's part.
+    fn partial(&mut self, round: &str, pitch: &Pitch) -> Result<bool> {
+        let Choices { by, reason, accepts, .. } = &self.options.choices;
+        let said = || {
+            let word = accepts.get(round)?;
+            let (round, by, reason) = (round.to_owned(), by.clone(), reason.clone());
+            Some(Chosen { round, voted: None, chosen: word.clone(), by, reason, overrides: true })
+        };
+        let chosen = self.journal.step_if(|c: &Chosen| c.round == round, said)?;
+        match chosen {
+            Some(chosen) => Ok(chosen.chosen == pitch.name),
+            None if self.season.settings.partial_waits && self.journal.is_live() => Err(Error::Word {
+                round: round.to_owned(),
+                question: format!("'{}' is PARTIAL: is it to be champion", pitch.name),
+                remedy: format!(
+                    "run the same command with --accept '{round}={}' or --accept '{round}=champion', and --by NAME --because REASON",
+                    pitch.name
+                ),
+            }),
+            None => Ok(false),
+        }
+    }
+
+    /// Correctness first; then sittings, until one's controls hold or patience ends.
+    pub(super) fn trial(
+        &mut self,
+        round: &str,
+        challenger: &Champion,
+        terms: &Contract,
+        scratch_bytes: Option<usize>,
+    ) -> Result<Tried> {
+        let (pitch, champion) = (challenger.name.clone(), self.champion.clone());
+        let begun = Begun {
+            round: round.to_owned(),
+            pitch: pitch.clone(),
+            champion: champion.entry.clone(),
+            deal: terms.deal.clone(),
+            funder: terms.funder.clone(),
+        };
+        self.journal.step(|b: &Begun| b.pitch == pitch, |_| Ok(begun))?;
+        if self.journal.is_live() {
+            self.say(&format!("  {pitch}: checking that it is right"));
+        }
+        let seed = self.seed("examine")?;
+        let referee = &mut self.referee;
+        let make = |_: &Ledger| {
+            let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
+            let (correctness, blocked) = split(examined);
+            Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked })
+        };
+        let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
+        if let Some(blocked) = examined.blocked {
+            return Ok(Tried::without_times(Judgement::because(Verdict::Blocked, blocked)));
+        }
+        if let Some(judgement) = examined.correctness.as_ref().and_then(of_examination) {
+            return Ok(Tried::without_times(judgement));
+        }
+        let correctness = examined.correctness.unwrap_or_else(|| Correctness::new(&pitch, seed));
+        if let Some(wrong) = &correctness.champion_wrong {
+            let why = format!("wrong on {} ({}): {}", wrong.case, wrong.inputs, wrong.what);
+            let dethroned = Dethroned { round: round.to_owned(), champion: champion.name.clone(), why: why.clone() };
+            self.journal.step(|d: &Dethroned| d.champion == champion.name, |_| Ok(dethroned))?;
+            self.say(&format!("  {} is dethroned: {why}", champion.name));
+            let reason = format!("right, where the champion is {why}; correct but slow beats wrong");
+            let judgement = Judgement::because(Verdict::Success, reason);
+            return Ok(Tried { program: correctness.program, dethrones: true, ..Tried::without_times(judgement) });
+        }
+        let (judgement, summary) = self.sittings(round, challenger, &terms.deal, scratch_bytes)?;
+        Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })
+    }
+
+    fn sittings(
+        &mut self,
+        round: &str,
+        challenger: &Champion,
+        deal: &Deal,
+        scratch_bytes: Option<usize>,
+    ) -> Result<(Judgement, Option<Summary>)> {
+        let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
+        let mut terms = verdict::terms(deal, settings);
+        terms.budget_seconds = self.budget_of_a_sitting();
+        let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
+        for attempt in 0..=settings.void_retries {
+            if self.journal.is_live() {
+                let again = if attempt > 0 { " again, because the sitting's controls failed" } else { "" };
+                self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
+            }
+            let seed = self.seed("sit")?;
+            let referee = &mut self.referee;
+            let make = |_: &Ledger| {
+                let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed));
+                Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
+            };
+            let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
+            if let Some(blocked) = sat.blocked {
+                return Ok((Judgement::because(Verdict::Blocked, blocked), None));
+            }
+            let Some(sitting) = sat.sitting else { continue };
+            judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
+            if judgement.verdict != Verdict::Void {
+                // Only what was measured a second time is crowned, whoever takes its part.
+                let confirmed = sitting.second.as_ref().map(|m| m.at(sitting.settings.timing.decides).clone());
+                return Ok((judgement, confirmed));
+            }
+        }
+        Ok((judgement, None))
+    }
+
+    /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for the title.
+    fn budget_of_a_sitting(&self) -> Option<f64> {
+        let budget = self.options.budget?.as_secs_f64();
+        let left = (budget - self.began.elapsed().as_secs_f64()).max(0.0);
+        Some(left / (self.rounds_left + 1) as f64)
+    }
+
+    fn crown(&mut self, round: &str, challenger: Champion, summary: Option<&Summary>) -> Result<()> {
+        let crowned = Crowned {
+            round: round.to_owned(),
+            pitch: challenger.name.clone(),
+            entry: challenger.entry.clone(),
+            speedup: summary.map(|summary| summary.geomean),
+        };
+        let name = challenger.name.clone();
+        self.journal.step(|c: &Crowned| c.pitch == name, |_| Ok(crowned))?;
+        self.say(&format!("  new champion: {name}"));
+        let shapes = summary.map(|summary| summary.shapes.iter().map(|s| (s.shape.clone(), s.speedup)).collect());
+        self.crowned.push(Coronation { pitch: challenger.name.clone(), shapes: shapes.unwrap_or_default() });
+        self.champion = challenger;
+        // What the roofline still allows is counted from the champion's times.
+        match summary {
+            Some(summary) => {
+                for (old, new) in self.baseline.shapes.iter_mut().zip(&summary.shapes) {
+                    old.seconds = new.challenger_seconds;
+                }
+                Ok(())
+            }
+            None => self.take_baseline(),
+        }
+    }
+}
+
+/// What was found, or why the environment did not let anything be found.
+fn split<T>(found: Result<T>) -> (Option<T>, Option<String>) {
+    match found {
+        Ok(found) => (Some(found), None),
+        Err(error) => (None, Some(error.to_string())),
+    }
+}
+
+/// Who funds a pitch: of the sharks that like it best of all and name terms, the one that likes it most.
+fn funder(sharks: &[Shark], votes: &[Voted], pitch: &str) -> Option<Funder> {
+    let total = |voted: &Voted, ballot: &Ballot| sharks.iter().find(|s| s.name == voted.shark)?.total(ballot);
+    let favourite = |voted: &&Voted| {
+        let best = voted.ballots.iter().filter_map(|b| Some((total(voted, b)?, b))).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.is_some_and(|(_, ballot)| ballot.pitch == pitch) && !voted.statement.deal.is_nothing()
+    };
+    let likes = |voted: &Voted| voted.ballots.iter().filter_map(|ballot| total(voted, ballot)).fold(0.0, f64::max);
+    let funding = votes.iter().filter(favourite).max_by(|a, b| likes(a).total_cmp(&likes(b)))?;
+    Some((funding.shark.clone(), funding.statement.deal.clone()))
+}

@@ -1,0 +1,299 @@
+//! A round with pitches, up to the choice of what is built: what is brought, checked, voted on and counted.
+
+use super::{Choices, Play};
+use crate::event::{Asked, Chosen, PitchChecked, Pitched, Tallied, Voted, Withdrawn};
+use crate::evidence::{Evidence, gather};
+use crate::ledger::Ledger;
+use crate::mortem::PostMortem;
+use crate::pitch::{Deal, Pitch, Run};
+use crate::round::RoundKind;
+use crate::season::Season;
+use crate::shark::agent::{Considered, PitchQuestion, Question, Voice, ask, ask_for_pitches};
+use crate::shark::{Ballot, Shark, Source};
+use crate::tally::{Tally, Vote, count};
+use crate::verdict::Verdict;
+use crate::{Error, Result, history, rules};
+
+/// A pitch that may be built.
+pub(super) struct Candidate<'a> {
+    pub pitch: &'a Pitch,
+    pub evidence: Evidence,
+    pub deal: Deal,
+}
+
+impl Play<'_> {
+    /// One round, from its pitches to its verdict.
+    pub(super) fn round(&mut self, name: &str, kind: RoundKind, context: &str, pitches: &[Pitch]) -> Result<Verdict> {
+        self.open_round(name, kind, context)?;
+        let pitches = [pitches.to_vec(), self.asked(name, context)?].concat();
+        for pitch in &pitches {
+            let pitched = Pitched { round: name.to_owned(), pitch: pitch.clone() };
+            self.journal.step(|p: &Pitched| p.pitch.name == pitch.name, |_| Ok(pitched))?;
+        }
+        let mut candidates = self.check_pitches(name, &pitches)?;
+        if let Some(withdrawn) = self.withdrawn(name)? {
+            candidates.retain(|candidate| candidate.pitch.name != withdrawn);
+        }
+        let needed = if kind == RoundKind::WildCard { 1 } else { self.season.settings.min_pitches };
+        if candidates.len() < needed {
+            let note = format!("{} valid pitches, and a round needs {needed}", candidates.len());
+            return self.close_round(name, Verdict::Blocked, &note);
+        }
+        let votes = self.votes(name, kind, context, &candidates)?;
+        let counted = votes.iter().filter(|vote| vote.void.is_none()).count();
+        if counted < self.season.settings.min_sharks {
+            let note = format!("{counted} valid votes, and a round needs {}", self.season.settings.min_sharks);
+            return self.close_round(name, Verdict::Blocked, &note);
+        }
+        let tally = self.tally(name, kind, &candidates, &votes)?;
+        let order = self.choose(name, kind, &tally)?;
+        match order.as_slice() {
+            [] if tally.research => {
+                self.research(name)?;
+                let below = self.season.settings.research_below;
+                let note = format!("every shark gave every pitch less than {below}, so nothing was built");
+                self.close_round(name, Verdict::Inconclusive, &note)
+            }
+            [] => self.close_round(name, Verdict::Blocked, &tally.decided_by),
+            order => self.attempts(name, order, &candidates, &votes),
+        }
+    }
+
+    /// The pitches of contestants that are commands. What one brings that is not understood is left out, and told.
+    fn asked(&mut self, round: &str, context: &str) -> Result<Vec<Pitch>> {
+        let Some(planned) = self.season.rounds.iter().find(|planned| planned.name == round) else {
+            return Ok(Vec::new());
+        };
+        let mut brought = Vec::new();
+        for asked in &planned.asks {
+            let problems = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+            let mortems = history::post_mortems(self.records());
+            let names = [self.season.name.as_str(), round, context];
+            let question = PitchQuestion::new(names, problems, &self.champion.entry, &self.baseline, mortems);
+            let make = |_: &Ledger| {
+                let answer = ask_for_pitches(&asked.command, &question, self.season.settings.shark_seconds);
+                let (pitches, talk, void) =
+                    answer.map_or_else(|why| (Vec::new(), None, Some(why)), |(pitches, talk)| (pitches, talk, None));
+                let own = |pitch: Pitch| Pitch {
+                    name: format!("{} ({round}, {})", pitch.name, asked.contestant),
+                    contestant: asked.contestant.clone(),
+                    // A command may name configurations; programs are for people to bring.
+                    run: pitch.run.map(|run| Run { program: Vec::new(), build: Vec::new(), ..run }),
+                    ..pitch
+                };
+                let pitches = pitches.into_iter().map(own).collect();
+                Ok(Asked { round: round.to_owned(), contestant: asked.contestant.clone(), pitches, void, talk })
+            };
+            let asked = self.journal.step(|a: &Asked| a.contestant == asked.contestant, make)?;
+            if let Some(void) = &asked.void {
+                self.watch.say(&format!("  {} brings nothing: {void}", asked.contestant));
+            }
+            brought.extend(asked.pitches);
+        }
+        Ok(brought)
+    }
+
+    /// The pitch that its contestant takes back.
+    fn withdrawn(&mut self, round: &str) -> Result<Option<String>> {
+        let Choices { by, reason, withdrawals, .. } = &self.options.choices;
+        let said = || {
+            let pitch = withdrawals.get(round)?.clone();
+            Some(Withdrawn { round: round.to_owned(), pitch, by: by.clone(), reason: reason.clone() })
+        };
+        let withdrawn = self.journal.step_if(|w: &Withdrawn| w.round == round, said)?;
+        if let Some(Withdrawn { pitch, by, reason, .. }) = &withdrawn {
+            self.watch.say(&format!("  {by} withdraws {pitch}: {reason}"));
+        }
+        Ok(withdrawn.map(|withdrawn| withdrawn.pitch))
+    }
+
+    fn check_pitches<'p>(&mut self, round: &str, pitches: &'p [Pitch]) -> Result<Vec<Candidate<'p>>> {
+        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let mut candidates: Vec<Candidate<'p>> = Vec::new();
+        for pitch in pitches {
+            let deal = pitch.deal.or(&self.season.deal);
+            let record = history::track_record(self.records(), &pitch.contestant);
+            let evidence = gather(pitch, &self.arena, &self.champion.entry, &self.baseline, record);
+            let earlier: Vec<(String, String)> =
+                candidates.iter().map(|c| (c.pitch.name.clone(), c.evidence.digest.clone())).collect();
+            let disqualified = rules::disqualify(&rules::Examined {
+                pitch,
+                evidence: &evidence,
+                deal: &deal,
+                settings: &self.season.settings,
+                champion: &self.champion.entry,
+                baseline: &self.baseline,
+                earlier: &earlier,
+                machine: &self.fingerprint,
+                problems: &problems,
+                records: self.records(),
+            });
+            let checked = PitchChecked { round: round.to_owned(), pitch: pitch.name.clone(), evidence, disqualified };
+            let checked = self.journal.step(|c: &PitchChecked| c.pitch == pitch.name, |_| Ok(checked))?;
+            match checked.disqualified {
+                Some(reason) => self.say(&format!("  disqualified: {} ({reason})", pitch.name)),
+                None => candidates.push(Candidate { pitch, evidence: checked.evidence, deal }),
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn votes(
+        &mut self,
+        round: &str,
+        kind: RoundKind,
+        context: &str,
+        candidates: &[Candidate<'_>],
+    ) -> Result<Vec<Voted>> {
+        let season = self.season;
+        let mortems = history::post_mortems(self.records());
+        let cast = |shark: &Shark| {
+            let make = |_: &Ledger| {
+                let cast = cast(season, &shark.in_round(kind), [round, context], candidates, mortems.clone());
+                let (Voice { ballots, statement, talk }, void) =
+                    cast.map_or_else(|error| (Voice::default(), Some(error.to_string())), |voice| (voice, None));
+                Ok(Voted { round: round.to_owned(), shark: shark.name.clone(), ballots, void, statement, talk })
+            };
+            let voted = self.journal.step(|v: &Voted| v.shark == shark.name, make)?;
+            if let Some(void) = &voted.void {
+                self.watch.say(&format!("  {void}"));
+            }
+            Ok(voted)
+        };
+        season.sharks.iter().map(cast).collect()
+    }
+
+    fn tally(&mut self, round: &str, kind: RoundKind, candidates: &[Candidate<'_>], voted: &[Voted]) -> Result<Tally> {
+        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let sharks: Vec<Shark> = self.season.sharks.iter().map(|shark| shark.in_round(kind)).collect();
+        let counted: Vec<(&Shark, &Voted)> = sharks.iter().zip(voted).filter(|(_, v)| v.void.is_none()).collect();
+        let votes: Vec<Vote<'_>> =
+            counted.iter().map(|(shark, voted)| Vote { shark, ballots: &voted.ballots }).collect();
+        let mut rulings = Vec::new();
+        for (shark, voted) in &counted {
+            for (ballot, veto) in voted.ballots.iter().filter_map(|b| Some((b, b.veto.as_ref()?))) {
+                let Some(candidate) = candidates.iter().find(|c| c.pitch.name == ballot.pitch) else { continue };
+                let examined = rules::Examined {
+                    pitch: candidate.pitch,
+                    evidence: &candidate.evidence,
+                    deal: &candidate.deal,
+                    settings: &self.season.settings,
+                    champion: &self.champion.entry,
+                    baseline: &self.baseline,
+                    earlier: &[],
+                    machine: &self.fingerprint,
+                    problems: &problems,
+                    records: self.records(),
+                };
+                rulings.push(rules::rule_on(&shark.name, veto, &examined));
+            }
+        }
+        let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
+        let voters: Vec<String> = counted.iter().map(|(shark, _)| shark.name.clone()).collect();
+        let weights = history::weights(self.records(), &voters);
+        let tally = count(&names, &votes, rulings, weights, &self.season.settings);
+        let tallied = Tallied { round: round.to_owned(), tally };
+        let tally = self.journal.step(|t: &Tallied| t.round == round, |_| Ok(tallied))?.tally;
+        for standing in tally.order() {
+            let mean = standing.mean.unwrap_or(0.0);
+            self.watch.say(&format!(
+                "  {mean:5.2}  {}{}",
+                standing.pitch,
+                if standing.flagged { "  (flagged: abstentions)" } else { "" }
+            ));
+        }
+        Ok(tally)
+    }
+
+    /// Who is built, in order: by the vote, unless a person's word is needed or stands against it.
+    fn choose(&mut self, round: &str, kind: RoundKind, tally: &Tally) -> Result<Vec<String>> {
+        let mut order: Vec<String> = tally.order().map(|s| s.pitch.clone()).collect();
+        let Choices { by, reason, overrides, words, .. } = &self.options.choices;
+        let chosen = |chosen: &String, overrides| Chosen {
+            round: round.to_owned(),
+            voted: tally.winner().map(str::to_owned),
+            chosen: chosen.clone(),
+            by: by.clone(),
+            reason: reason.clone(),
+            overrides,
+        };
+        let word = words.get(round).filter(|_| !tally.tied.is_empty()).map(|word| chosen(word, false));
+        let said = overrides.get(round).map(|pitch| chosen(pitch, true)).or(word);
+        let may_be = |c: &Chosen| match c.overrides {
+            true => tally.standings.iter().any(|s| s.pitch == c.chosen),
+            false => tally.tied.contains(&c.chosen),
+        };
+        if let Some(wrong) = said.as_ref().filter(|said| self.journal.is_live() && !may_be(said)) {
+            return Err(no_such_choice(round, &wrong.chosen, tally));
+        }
+        if let Some(chosen) = self.journal.step_if(|c: &Chosen| c.round == round, || said)? {
+            let how = if chosen.overrides { "against the vote, which stays in the ledger" } else { "to break the tie" };
+            self.say(&format!("  {} chose '{}' {how}: {}", chosen.by, chosen.chosen, chosen.reason));
+            order.retain(|pitch| *pitch != chosen.chosen);
+            order.insert(0, chosen.chosen);
+            return Ok(order);
+        }
+        // A wild-card round is for long shots: that nobody believes in them is no reason not to try.
+        if tally.research && kind != RoundKind::WildCard {
+            return Ok(Vec::new());
+        }
+        if !tally.tied.is_empty() && self.journal.is_live() {
+            return Err(Error::Word {
+                round: round.to_owned(),
+                question: format!("{} are tied and no rule breaks it", tally.tied.join(", ")),
+                remedy: format!("run the same command with --word '{round}=PITCH' --by NAME --because REASON"),
+            });
+        }
+        if self.options.pause
+            && self.journal.is_live()
+            && let Some(winner) = order.first()
+        {
+            return Err(Error::Paused { round: round.to_owned(), winner: winner.clone() });
+        }
+        Ok(order)
+    }
+}
+
+/// A choice that the round does not have.
+fn no_such_choice(round: &str, chosen: &str, tally: &Tally) -> Error {
+    let known: Vec<&str> = match tally.tied.as_slice() {
+        [] => tally.standings.iter().map(|s| s.pitch.as_str()).collect(),
+        tied => tied.iter().map(String::as_str).collect(),
+    };
+    Error::Word {
+        round: round.to_owned(),
+        question: format!("'{chosen}' cannot be chosen"),
+        remedy: format!("choose one of {}", known.join(", ")),
+    }
+}
+
+/// A shark's vote on a round, valid by the rules or an error.
+fn cast(
+    season: &Season,
+    shark: &Shark,
+    [round, context]: [&str; 2],
+    candidates: &[Candidate<'_>],
+    post_mortems: Vec<PostMortem>,
+) -> Result<Voice> {
+    let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
+    let voice = match &shark.source {
+        Source::Builtin { which } => {
+            let ballot = |c: &Candidate<'_>| which.ballot(&shark.criteria, c.pitch, &c.evidence, &season.settings);
+            let ballots: Vec<Ballot> = candidates.iter().map(ballot).collect();
+            Voice { statement: which.statement(shark, &ballots), ballots, talk: None }
+        }
+        Source::Ballots { ballots, statements } => {
+            let this = |of: &Option<String>| of.as_deref().is_none_or(|r| r == round);
+            let ballots = ballots.iter().filter(|b| this(&b.round) && names.contains(&b.pitch)).cloned().collect();
+            let statement = statements.iter().find(|statement| this(&statement.round)).cloned().unwrap_or_default();
+            Voice { ballots, statement, talk: None }
+        }
+        Source::Command { command } => {
+            let pitches = candidates.iter().map(|c| Considered { pitch: c.pitch, evidence: &c.evidence }).collect();
+            let question = Question::new(&season.name, round, context, shark, pitches, post_mortems);
+            ask(&shark.name, command, &question, season.settings.shark_seconds)?
+        }
+    };
+    shark.check_ballots(&voice.ballots, &names, &season.settings)?;
+    Ok(voice)
+}
