@@ -4,18 +4,14 @@
 
 mod common;
 
-use common::{Steady, case, cheat, few_questions, plain_python, quick, scalar};
-use tank::contestant::{Contestant, Fault, Guard, Job, Program, Session, Tensors};
-use tank::referee::{
-    Checking, Correctness, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Terms, Wall, examine,
-    sit,
-};
-use testkit::cases::Inputs;
+use std::rc::Rc;
 
-fn examined(program: &Program) -> Correctness {
-    let [found] = examine([program], &few_questions(), 6).unwrap();
-    found.correctness
-}
+use common::{
+    Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick, scalar,
+};
+use tank::contestant::{Contestant, Fault, Tensors};
+use tank::referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
+use testkit::cases::Inputs;
 
 /// What was found wrong with a result, first of all.
 fn wrong(trick: &str) -> String {
@@ -77,18 +73,6 @@ fn a_replay_by_content_fails_because_no_tokens_come_twice() {
     assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
 }
 
-/// The fault that ends a sitting of a challenger against the portable backend.
-fn fault_in_a_sitting(challenger: &dyn Contestant) -> Fault {
-    let (settings, clock) = (quick(), Steady::default());
-    let case = case(3, 9, 32, Inputs::Realistic);
-    let champion = scalar(&case);
-    let mut pool = Pool::new(&champion, challenger, vec![case], &settings, &clock, 11).unwrap();
-    match sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome {
-        Outcome::Faulted { side: Side::Challenger, fault } => fault,
-        other => panic!("not caught: {other:?}"),
-    }
-}
-
 #[test]
 fn right_at_first_and_lazy_later_is_caught_by_the_timed_outputs() {
     let fault = fault_in_a_sitting(&cheat("lazy-later"));
@@ -144,47 +128,15 @@ fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
     assert!(wrong("coarse").contains("should be"));
 }
 
-/// The portable backend with every result off by a few roundings: within the bound, but much less precise than it is.
-struct Imprecise(tank::contestant::Builtin, usize);
-
-/// After so many runs every result is spoilt, if it spoils any.
-struct Spoiling(Box<dyn Session>, usize);
-
-impl Contestant for Imprecise {
-    fn about(&self) -> tank::contestant::About {
-        self.0.about()
-    }
-
-    fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(Spoiling(self.0.start()?, self.1)))
-    }
-}
-
-impl Session for Spoiling {
-    fn deterministic(&self) -> bool {
-        true
-    }
-
-    fn tensors(&mut self) -> &mut Tensors {
-        self.0.tensors()
-    }
-
-    fn prepare(&mut self) -> Result<tank::contestant::Readiness, Fault> {
-        self.0.prepare()
-    }
-
-    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
-        self.0.stage(jobs)
-    }
-
-    fn go(&mut self) -> Result<(), Fault> {
-        self.0.go()?;
-        if self.1 > 0 {
-            self.1 -= 1;
-            return Ok(());
-        }
+/// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but much less
+/// precise than it is.
+fn imprecise(contestant: tank::contestant::Builtin, after: usize) -> Watched {
+    let spoil = move |runs: usize, tensors: &mut Tensors| {
         // Nothing is laid out while the round trip is measured.
-        let Ok(message) = self.0.tensors().message(String::new()) else { return Ok(()) };
+        let Ok(message) = tensors.message(String::new()) else { return };
+        if runs < after {
+            return;
+        }
         let path = message.outputs;
         let bytes = std::fs::read(&path).unwrap();
         let spoilt = bytes.chunks_exact(4).flat_map(|four| {
@@ -192,12 +144,8 @@ impl Session for Spoiling {
             if value.is_nan() { value.to_le_bytes() } else { (value * (1.0 + 8e-6)).to_le_bytes() }
         });
         std::fs::write(path, spoilt.collect::<Vec<u8>>()).unwrap();
-        Ok(())
-    }
-
-    fn guards(&self) -> Vec<Guard> {
-        Vec::new()
-    }
+    };
+    Watched { gone: Rc::new(spoil), ..Watched::new(contestant) }
 }
 
 #[test]
@@ -209,7 +157,7 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
         found
     };
     let champion = of(&scalar(&question));
-    let mut imprecise = of(&Imprecise(scalar(&question), 0));
+    let mut imprecise = of(&imprecise(scalar(&question), 0));
     assert!(imprecise.correctness.passed(), "it is within the bound: {:?}", imprecise.correctness);
     imprecise.compare(&champion, &Checking::default());
     let found = &imprecise.correctness;
@@ -223,13 +171,7 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
 fn digits_are_worth_as_much_in_timed_runs_as_in_the_examination() {
     let mut problem = case(24, 40, 4096, Inputs::Realistic);
     problem.output = hammerhead::Output::F32;
-    let (settings, clock) = (quick(), Steady::default());
-    let champion = scalar(&problem);
-    let found = |runs: usize| {
-        let challenger = Imprecise(scalar(&problem), runs);
-        let mut pool = Pool::new(&champion, &challenger, vec![problem.clone()], &settings, &clock, 15).unwrap();
-        sit(&mut pool, &settings, &Terms::default(), 15).unwrap().outcome
-    };
+    let found = |runs: usize| outcome_of_a_sitting(&imprecise(scalar(&problem), runs), &problem);
     // Precise for as long as an examination lasts, and then no more.
     let outcome = found(3);
     let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
@@ -250,16 +192,6 @@ fn nothing_of_a_contestant_outlives_its_session() {
     // The child of the hanging one sleeps for ten minutes in its group; it is gone when the session is.
     let mut hanging = cheat("hang");
     hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..hanging.limits };
-    let sleeps = || {
-        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let mut commands = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-        commands.any(|line| line.starts_with(b"sleep\x00601.25\0"))
-    };
     assert!(matches!(examined(&hanging).fault, Some(Fault::Hang { .. })));
-    // The kernel takes a moment to bury what was killed.
-    let gone = (0..500).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        !sleeps()
-    });
-    assert!(gone);
+    assert!(is_gone(b"sleep\x00601.25\0"));
 }

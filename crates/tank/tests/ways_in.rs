@@ -12,9 +12,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
 
-use common::{Steady, case, cheat, few_questions, plain_python, quick, scalar};
-use tank::contestant::{Contestant, Fault, Guard, Job, Limits, Program, Session, Tensors};
-use tank::referee::{Correctness, Outcome, Pool, Side, Terms, examine, sit};
+use common::{
+    Steady, Watched, case, cheat, examined, fault_in_a_sitting, few_questions, is_gone, plain_python, quick, scalar,
+};
+use tank::contestant::{Contestant, Fault, Job, Limits, Program};
+use tank::referee::{Pool, Terms, examine, sit};
 use testkit::cases::Inputs;
 
 /// A cheat that is told of paths.
@@ -22,11 +24,6 @@ fn told(trick: &str, paths: &[&Path]) -> Program {
     let mut program = cheat(trick);
     program.command.extend(paths.iter().map(|path| format!("at:{}", path.display())));
     program
-}
-
-fn examined(program: &Program) -> Correctness {
-    let [found] = examine([program], &few_questions(), 6).unwrap();
-    found.correctness
 }
 
 /// What a cheat says that got through; nothing where it did not and computed everything instead.
@@ -38,12 +35,7 @@ fn boast(program: &Program) -> Option<String> {
 
 #[test]
 fn inputs_that_are_to_be_timed_are_not_there_before_the_clock_runs() {
-    let (settings, clock) = (quick(), Steady::default());
-    let case = case(3, 9, 32, Inputs::Realistic);
-    let (champion, challenger) = (scalar(&case), cheat("early-bird"));
-    let mut pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 11).unwrap();
-    let outcome = sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome;
-    let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
+    let fault = fault_in_a_sitting(&cheat("early-bird"));
     assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
 }
 
@@ -123,16 +115,7 @@ fn nothing_that_a_build_leaves_behind_lives_on() {
     let script = "setsid sh -c 'sleep 602.5 & sleep 602.5' & sleep 0.2; true";
     let program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
     program.build().unwrap();
-    let lives = || {
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let mut commands = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-        commands.any(|line| line.starts_with(b"sleep\x00602.5\0"))
-    };
-    let gone = (0..100).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        !lives()
-    });
-    assert!(gone, "a daemon of the build's lives on");
+    assert!(is_gone(b"sleep\x00602.5\0"), "a daemon of the build's lives on");
 }
 
 #[test]
@@ -158,55 +141,16 @@ fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
     assert!(matches!(program.start().err(), Some(Fault::Tampering { what }) if what.contains("program")));
 }
 
-/// A session that remembers which layers it was asked for.
-struct Listener(Box<dyn Session>, Rc<RefCell<Vec<usize>>>);
-
-struct Listening(tank::contestant::Builtin, Rc<RefCell<Vec<usize>>>);
-
-impl Contestant for Listening {
-    fn about(&self) -> tank::contestant::About {
-        self.0.about()
-    }
-
-    fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(Listener(self.0.start()?, Rc::clone(&self.1))))
-    }
-}
-
-impl Session for Listener {
-    fn deterministic(&self) -> bool {
-        true
-    }
-
-    fn tensors(&mut self) -> &mut Tensors {
-        self.0.tensors()
-    }
-
-    fn prepare(&mut self) -> Result<tank::contestant::Readiness, Fault> {
-        self.0.prepare()
-    }
-
-    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
-        self.1.borrow_mut().extend(jobs.iter().map(|job| job.layer));
-        self.0.stage(jobs)
-    }
-
-    fn go(&mut self) -> Result<(), Fault> {
-        self.0.go()
-    }
-
-    fn guards(&self) -> Vec<Guard> {
-        Vec::new()
-    }
-}
-
 #[test]
 fn nobody_can_tell_which_layer_comes_next() {
     let mut settings = quick();
     settings.timing = tank::referee::Timing { most_layers: 8, sample_jobs: 6, rotation: 1.0, ..settings.timing };
-    let (clock, asked) = (Steady::default(), Rc::default());
+    let (clock, asked) = (Steady::default(), Rc::new(RefCell::new(Vec::new())));
     let case = case(3, 9, 32, Inputs::Realistic);
-    let (champion, challenger) = (scalar(&case), Listening(scalar(&case), Rc::clone(&asked)));
+    let remembered = Rc::clone(&asked);
+    let remember = move |jobs: &[Job]| remembered.borrow_mut().extend(jobs.iter().map(|job| job.layer));
+    let champion = scalar(&case);
+    let challenger = Watched { staged: Rc::new(remember), ..Watched::new(scalar(&case)) };
     let pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 11).unwrap();
     sit(&mut pool.on_the_processor().unwrap(), &settings, &Terms::default(), 11).unwrap();
     let asked = asked.borrow();

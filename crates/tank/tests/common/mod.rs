@@ -3,12 +3,14 @@
 
 use std::cell::Cell;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use hammerhead::{Output, Plan, Shape, backends};
-use tank::contestant::{Builtin, Limits, Program};
+use tank::contestant::{About, Builtin, Contestant, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors};
 use tank::entry::Way;
-use tank::referee::{Checking, Clock, RefereeSettings, Timing};
+use tank::referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
 use testkit::cases::{self, Case, Inputs, Suite};
 
 /// A problem of one group with NVFP4 tokens and SiLU.
@@ -105,4 +107,106 @@ pub fn scalar(case: &Case) -> Builtin {
     let plan = Plan::best(problem, &[scalar], &"strategy=interleaved".parse().unwrap(), 1).unwrap();
     let way = Way { problem: case.to_string(), backend: "scalar".into(), config: plan.config().to_string() };
     Builtin { name: "scalar".into(), ways: vec![way], threads: Some(1) }
+}
+
+/// What an examination of a few questions finds.
+pub fn examined(contestant: &dyn Contestant) -> Correctness {
+    let [found] = examine([contestant], &few_questions(), 6).unwrap();
+    found.correctness
+}
+
+/// How a sitting of a challenger against the portable backend ends.
+pub fn outcome_of_a_sitting(challenger: &dyn Contestant, case: &Case) -> Outcome {
+    let (settings, clock) = (quick(), Steady::default());
+    let champion = scalar(case);
+    let mut pool = Pool::new(&champion, challenger, vec![case.clone()], &settings, &clock, 11).unwrap();
+    sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome
+}
+
+/// The fault of a challenger that ends such a sitting.
+pub fn fault_in_a_sitting(challenger: &dyn Contestant) -> Fault {
+    match outcome_of_a_sitting(challenger, &case(3, 9, 32, Inputs::Realistic)) {
+        Outcome::Faulted { side: Side::Challenger, fault } => fault,
+        other => panic!("not caught: {other:?}"),
+    }
+}
+
+/// Whether a process with this command line is gone soon. The kernel takes a moment to bury what was killed.
+pub fn is_gone(command: &[u8]) -> bool {
+    let lives = || {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut commands = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        commands.any(|line| line.starts_with(command))
+    };
+    (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        !lives()
+    })
+}
+
+/// Who looks at jobs before they are run.
+pub type Staged = Rc<dyn Fn(&[Job])>;
+/// Who looks at the files after a run, with the number of runs that the session did before.
+pub type Gone = Rc<dyn Fn(usize, &mut Tensors)>;
+
+/// A built-in contestant over whose shoulder somebody looks.
+pub struct Watched {
+    pub contestant: Builtin,
+    pub staged: Staged,
+    pub gone: Gone,
+}
+
+impl Watched {
+    /// Nobody looks.
+    pub fn new(contestant: Builtin) -> Self {
+        Self { contestant, staged: Rc::new(|_| ()), gone: Rc::new(|_, _| ()) }
+    }
+}
+
+struct WatchedSession {
+    session: Box<dyn Session>,
+    staged: Staged,
+    gone: Gone,
+    runs: usize,
+}
+
+impl Contestant for Watched {
+    fn about(&self) -> About {
+        self.contestant.about()
+    }
+
+    fn start(&self) -> Result<Box<dyn Session>, Fault> {
+        let (session, staged, gone) = (self.contestant.start()?, Rc::clone(&self.staged), Rc::clone(&self.gone));
+        Ok(Box::new(WatchedSession { session, staged, gone, runs: 0 }))
+    }
+}
+
+impl Session for WatchedSession {
+    fn deterministic(&self) -> bool {
+        true
+    }
+
+    fn tensors(&mut self) -> &mut Tensors {
+        self.session.tensors()
+    }
+
+    fn prepare(&mut self) -> Result<Readiness, Fault> {
+        self.session.prepare()
+    }
+
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        (self.staged)(jobs);
+        self.session.stage(jobs)
+    }
+
+    fn go(&mut self) -> Result<(), Fault> {
+        self.session.go()?;
+        (self.gone)(self.runs, self.session.tensors());
+        self.runs += 1;
+        Ok(())
+    }
+
+    fn guards(&self) -> Vec<Guard> {
+        Vec::new()
+    }
 }
