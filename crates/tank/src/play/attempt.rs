@@ -1,5 +1,7 @@
 //! What becomes of a round's winner: it is built, examined, timed and judged, and where it fails the next one is.
 
+use std::time::Instant;
+
 use super::round::Candidate;
 use super::{Champion, Choices, Coronation, Play};
 use crate::entry::Entry;
@@ -263,20 +265,21 @@ impl Play<'_> {
     ) -> Result<(Judgement, Option<Summary>)> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
         let mut terms = verdict::terms(deal, settings);
-        terms.budget_seconds = self.budget_of_a_sitting();
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
         for attempt in 0..=settings.void_retries {
+            terms.budget_seconds = self.budget_of_a_sitting();
             if self.journal.is_live() {
                 let again = if attempt > 0 { " again, because the sitting's controls failed" } else { "" };
                 self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
             }
             let seed = self.seed("sit")?;
-            let referee = &mut self.referee;
+            let (referee, began) = (&mut self.referee, Instant::now());
             let make = |_: &Ledger| {
                 let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed));
                 Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
+            self.timed += began.elapsed();
             if let Some(blocked) = sat.blocked {
                 return Ok((Judgement::because(Verdict::Blocked, blocked), None));
             }
@@ -294,7 +297,7 @@ impl Play<'_> {
     /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for the title.
     fn budget_of_a_sitting(&self) -> Option<f64> {
         let budget = self.options.budget?.as_secs_f64();
-        let left = (budget - self.began.elapsed().as_secs_f64()).max(0.0);
+        let left = (budget - self.timed.as_secs_f64()).max(0.0);
         Some(left / (self.rounds_left + 1) as f64)
     }
 

@@ -8,7 +8,7 @@ mod round;
 mod title;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hammerhead::machine::Machine;
 use hammerhead::{Backend, backends};
@@ -124,7 +124,7 @@ pub fn play(
         baseline,
         failures: 0,
         crowned: Vec::new(),
-        began: Instant::now(),
+        timed: Duration::ZERO,
         rounds_left: season.rounds.len(),
     };
     play.all()?;
@@ -163,8 +163,8 @@ struct Play<'a> {
     baseline: Baseline,
     failures: usize,
     crowned: Vec<Coronation>,
-    /// When this play began, for the budget.
-    began: Instant,
+    /// What sittings have taken so far, for the budget.
+    timed: Duration,
     /// Rounds that are still to be played, this one among them.
     rounds_left: usize,
 }

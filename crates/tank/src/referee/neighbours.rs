@@ -1,13 +1,50 @@
-//! Who else uses the processors, and waiting until they go.
+//! Who else uses the processors: waiting until they go, and coming before them where they stay.
 //!
 //! It is asked while every contestant stands still and the referee itself sleeps, so what is busy then is others' work.
 
 use std::time::{Duration, Instant};
 
+use rustix::process::{getpriority_process, setpriority_process};
+
 /// How long the processors are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long is waited between looks.
 const PAUSE: Duration = Duration::from_millis(450);
+
+/// The niceness of referee and contestants while they are timed, where the system lets them have it.
+const PRECEDENCE: i32 = -15;
+
+/// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back.
+///
+/// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for longer than that. Both
+/// sides get the same, one at a time.
+pub(super) struct Precedence {
+    before: Option<i32>,
+}
+
+impl Precedence {
+    /// Takes precedence, where that is allowed.
+    pub(super) fn take() -> Self {
+        let before = getpriority_process(None).ok();
+        Self { before: before.filter(|_| setpriority_process(None, PRECEDENCE).is_ok()) }
+    }
+
+    /// What a reader should know where it is not allowed.
+    pub(super) fn remark(&self) -> Option<String> {
+        let missing =
+            "the referee may not raise its priority here (root may, or CAP_SYS_NICE), so neighbours disturb it more";
+        self.before.is_none().then(|| missing.to_owned())
+    }
+}
+
+impl Drop for Precedence {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // Whoever may come first may stand back; and if not, nothing is lost but politeness.
+            let _ = setpriority_process(None, before);
+        }
+    }
+}
 
 /// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where the system
 /// does not tell, it does not wait.
@@ -53,6 +90,16 @@ mod tests {
         let after = of_text("cpu  130 0 60 850 60 0 0 0 0 0\n").unwrap();
         assert!((used(before, after) - 0.4).abs() < 1e-12);
         assert_eq!(of_text("intr 5\n"), None);
+    }
+
+    #[test]
+    fn precedence_is_given_back() {
+        let before = getpriority_process(None).unwrap();
+        let precedence = Precedence::take();
+        let during = getpriority_process(None).unwrap();
+        assert_eq!(during, if precedence.remark().is_none() { PRECEDENCE } else { before });
+        drop(precedence);
+        assert_eq!(getpriority_process(None).unwrap(), before);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use testkit::cases::Case;
 
 use super::clock::{Clock, Wall};
 use super::duel::{Course, Floor, Halt, sit};
+use super::neighbours::Precedence;
 use super::pool::Pool;
 use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms};
 use super::settings::{RefereeSettings, Timing};
@@ -123,7 +124,10 @@ impl Official {
         let fenced = self.behind_the_fence(champion, challenger)?;
         let pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, processor)?;
         let mut pool = pool.with_fence(fenced.as_ref().map(|fenced| fenced as &dyn Contestant));
-        sit(&mut pool, &self.settings, terms, seed)
+        let precedence = Precedence::take();
+        let mut sitting = sit(&mut pool, &self.settings, terms, seed)?;
+        sitting.course.remarks.extend(precedence.remark());
+        Ok(sitting)
     }
 
     /// Times a champion alone.
@@ -131,6 +135,7 @@ impl Official {
         let (clock, processor) = (Wall::new(), on_the_processor(&[champion.1]));
         let contestant = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
         let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, processor)?;
+        let _precedence = Precedence::take();
         let seconds = alone(&mut pool, self.cases.len(), &self.settings.timing).map_err(|halt| match halt {
             Halt::Fault(_, fault) => failed_champion(&fault),
             Halt::Error(error) => error,
