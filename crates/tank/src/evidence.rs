@@ -1,6 +1,6 @@
 //! What the tank can compute about a pitch before anyone votes: whether it can be run, what the analytic model expects
 //! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a GPU's
-//! configuration, what the simulator counts.
+//! configuration, what the simulator counts and what NVIDIA's assembler makes of its kernels.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use hammerhead::gpu::{device, simulated};
 use hammerhead::{Backend, Plan, Request, backends};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use testkit::counters;
+use testkit::{assembled, counters};
 
 use crate::contestant::seal;
 use crate::court::Baseline;
@@ -78,6 +78,12 @@ pub struct Evidence {
     /// What the simulator counts in one tile of the first problem, where the pitch is a GPU's configuration.
     #[serde(default)]
     pub simulated: Vec<Counter>,
+    /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and there is an assembler.
+    #[serde(default)]
+    pub assembled: Vec<KernelEvidence>,
+    /// Rounds that the claim has outlived, by the ledger.
+    #[serde(default)]
+    pub survived: usize,
     /// Everything above that is a number, and the figures of the pitch's own profiles, by name: what gates look at.
     #[serde(default)]
     pub figures: BTreeMap<String, f64>,
@@ -113,6 +119,35 @@ pub struct Counter {
     pub count: u64,
 }
 
+/// One kernel of a GPU's configuration, as NVIDIA's assembler makes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelEvidence {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Registers per thread at launch.
+    pub registers: u32,
+    /// Bytes of shared memory per block.
+    pub shared_bytes: u32,
+    /// Bytes of registers that went to memory for want of room, per thread.
+    pub spilled_bytes: u32,
+    /// Blocks that a multiprocessor holds at once.
+    pub blocks: u32,
+    /// The part of a multiprocessor's warps that they are.
+    pub occupancy: f64,
+}
+
+impl std::fmt::Display for KernelEvidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kernel, registers, shared_bytes, spilled_bytes, blocks, occupancy } = self;
+        write!(f, "{kernel}: {registers} registers, {shared_bytes} bytes of shared memory, ")?;
+        match spilled_bytes {
+            0 => write!(f, "no spills")?,
+            bytes => write!(f, "{bytes} bytes spilled")?,
+        }
+        write!(f, ", {blocks} blocks on a multiprocessor, {:.0} % of its warps", 100.0 * occupancy)
+    }
+}
+
 /// Computes what can be known about a pitch.
 pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baseline, record: TrackRecord) -> Evidence {
     let resolved = resolve(pitch, arena);
@@ -138,13 +173,16 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         }
     };
     let shapes: Vec<ShapeEvidence> = arena.problems.iter().enumerate().map(shape).collect();
+    let (simulated, assembled) = kernels(pitch, arena);
     let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
         predicted: geomean(shapes.iter().map(|s| s.predicted)),
         possible: geomean(shapes.iter().map(|s| s.possible)),
         changes: entry.as_ref().and_then(|entry| changes(entry, champion)),
         scratch_bytes: shapes.iter().filter_map(|s| s.scratch_bytes).max(),
-        simulated: simulated(pitch, arena),
+        simulated,
+        assembled,
+        survived: 0,
         shapes,
         entry,
         refusal,
@@ -166,22 +204,48 @@ fn figures(evidence: &Evidence, pitch: &Pitch) -> BTreeMap<String, f64> {
     ];
     figures.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     figures.extend(evidence.simulated.iter().map(|counter| (counter.what.clone(), counter.count as f64)));
+    if !evidence.assembled.is_empty() {
+        let kernels = || evidence.assembled.iter();
+        let most = |of: fn(&KernelEvidence) -> u32| kernels().map(of).max().map(f64::from).unwrap_or(0.0);
+        let spilled = kernels().map(|kernel| f64::from(kernel.spilled_bytes)).sum();
+        let occupancy = kernels().map(|kernel| kernel.occupancy).fold(1.0, f64::min);
+        let assembled = [
+            ("registers", most(|kernel| kernel.registers)),
+            ("shared memory", most(|kernel| kernel.shared_bytes)),
+            ("spilled bytes", spilled),
+            ("occupancy", occupancy),
+        ];
+        figures.extend(assembled.map(|(name, value)| (name.to_owned(), value)));
+    }
     figures
 }
 
-/// What the simulator counts for a GPU's configuration, also where there is no GPU to run it. Nothing for any other pitch, and
-/// nothing for what cannot be planned: the refusal says why.
-fn simulated(pitch: &Pitch, arena: &Arena) -> Vec<Counter> {
+/// What the simulator counts for a GPU's configuration and what the assembler makes of it, also where there is no GPU to run it. Nothing
+/// for any other pitch, and nothing for what cannot be planned: the refusal says why.
+fn kernels(pitch: &Pitch, arena: &Arena) -> (Vec<Counter>, Vec<KernelEvidence>) {
     let gpu = |run: &&Run| matches!(run.backend.as_deref(), Some(device::NAME | simulated::NAME));
-    let counted = || {
+    let planned = || {
         let run = pitch.run.as_ref().filter(gpu)?;
-        let request: Request = run.config.as_deref().unwrap_or_default().parse().ok()?;
+        // Of a sweep the first is what is judged before anything is built.
+        let config = run.config.as_ref().or(run.sweep.first());
+        let request: Request = config.map(String::as_str).unwrap_or_default().parse().ok()?;
         let problem = arena.problems.first()?.problem().ok()?;
-        let plan = Plan::best(problem, &[backends::by_name(device::NAME).ok()?], &request, arena.threads).ok()?;
-        counters::counters(plan.problem(), plan.config()).ok()
+        Plan::best(problem, &[backends::by_name(device::NAME).ok()?], &request, arena.threads).ok()
     };
-    let counters = counted().unwrap_or_default().into_iter();
-    counters.map(|(what, count)| Counter { what: what.to_owned(), count }).collect()
+    let Some(plan) = planned() else { return Default::default() };
+    let counted = counters::counters(plan.problem(), plan.config()).unwrap_or_default().into_iter();
+    let counted = counted.map(|(what, count)| Counter { what: what.to_owned(), count });
+    // Where there is no assembler, nothing is known by it, and a gate on that stays shut.
+    let kernels = assembled::assembled(plan.problem(), plan.config()).unwrap_or_default().into_iter();
+    let kernel = |kernel: assembled::Assembled| KernelEvidence {
+        kernel: kernel.kernel,
+        registers: kernel.registers,
+        shared_bytes: kernel.shared_bytes,
+        spilled_bytes: kernel.spilled_bytes,
+        blocks: kernel.blocks,
+        occupancy: kernel.occupancy,
+    };
+    (counted.collect(), kernels.map(kernel).collect())
 }
 
 /// What the model expects of an entry on one problem.
@@ -275,6 +339,22 @@ mod tests {
         assert!(count(&fused, "kernels") < count(&two_pass, "kernels"), "two-pass has one more, for the gate");
         assert!([&fused, &two_pass].iter().all(|counted| count(counted, "multiply-adds on tensor cores") > 0));
         assert!(count(&fused, "instructions by warp") > 0);
+    }
+
+    #[test]
+    fn a_gate_can_look_at_what_the_assembler_makes_of_a_gpus_configuration() {
+        let evidence = gathered(device::NAME, "strategy=interleaved");
+        let gate = |figure: &str, at_most| Gate { figure: figure.to_owned(), at_most: Some(at_most), at_least: None };
+        if evidence.assembled.is_empty() {
+            let required = std::env::var("HAMMERHEAD_REQUIRE_PTXAS").is_ok_and(|value| value == "1");
+            assert!(!required, "there is an assembler, and nothing is known by it");
+            assert!(evidence.shut(&gate("registers", 255.0)).unwrap().contains("nobody knows"));
+            return;
+        }
+        assert_eq!(evidence.shut(&gate("registers", 255.0)), None);
+        assert_eq!(evidence.shut(&gate("spilled bytes", 0.0)), None);
+        assert!(evidence.shut(&gate("shared memory", 100.0)).unwrap().contains("100 is the most"));
+        assert!(evidence.figures["occupancy"] > 0.0 && evidence.figures["occupancy"] <= 1.0);
     }
 
     #[test]

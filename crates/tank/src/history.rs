@@ -229,6 +229,22 @@ pub fn lineage<'a>(records: &'a [Record], season: u32, pitch: &str) -> Vec<&'a P
     line
 }
 
+/// Rounds that a claim has outlived: those in which an earlier form of it was brought. None where one of those failed, was disqualified or
+/// was taken back: what comes from the graveyard has not survived.
+pub fn survived(records: &[Record], season: u32, pitch: &str) -> usize {
+    let line = lineage(records, season, pitch);
+    let before: Vec<&str> = line.iter().map(|pitch| pitch.name.as_str()).filter(|name| *name != pitch).collect();
+    let refuted = records.iter().filter(|record| record.season == season).any(|record| match &record.event {
+        Event::Judged(judged) => {
+            judged.judgement.verdict == Verdict::Failure && before.contains(&judged.pitch.as_str())
+        }
+        Event::PitchChecked(checked) => checked.disqualified.is_some() && before.contains(&checked.pitch.as_str()),
+        Event::Withdrawn(withdrawn) => before.contains(&withdrawn.pitch.as_str()),
+        _ => false,
+    });
+    if refuted { 0 } else { before.len() }
+}
+
 /// Something that failed, and when it may be tried again.
 #[derive(Clone, Debug, Serialize)]
 pub struct Grave {

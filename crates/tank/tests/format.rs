@@ -224,6 +224,29 @@ fn a_failure_leaves_a_post_mortem_and_a_claim_its_lineage() {
 }
 
 #[test]
+fn a_claim_that_outlives_rounds_is_marked_as_a_survivor_and_one_from_the_graveyard_is_not() {
+    let forms = |name: &str, of: Option<&str>| Pitch {
+        revises: of.map(str::to_owned),
+        ..claiming(pitch(name, &format!("tile=16x{}", 16 * name.len())), if name == "latest" { 1.3 } else { 1.01 })
+    };
+    let season = season(&[
+        ("one", vec![claiming(pitch("first", "tile=48x16"), 1.5), forms("late", None)]),
+        ("two", vec![claiming(pitch("second", "tile=48x32"), 1.5), forms("later", Some("late"))]),
+        ("three", vec![forms("latest", Some("later")), forms("second again", Some("second"))]),
+    ]);
+    let records = records(&season, &[("first", Fate::Unknown), ("second", Fate::Speed(0.8)), ("later", Fate::Unknown)]);
+    let survived = |name: &str| {
+        records.iter().find_map(|record| match &record.event {
+            Event::PitchChecked(checked) if checked.pitch == name => Some(checked.evidence.survived),
+            _ => None,
+        })
+    };
+    assert_eq!(["late", "later", "latest", "second again"].map(survived), [Some(0), Some(1), Some(2), Some(0)]);
+    let page = tank::report::html(&tank::report::Report::new(&records, None).unwrap());
+    assert!(page.contains("survivor of 2 rounds") && page.contains("It is a survivor of a round"));
+}
+
+#[test]
 fn chances_of_outcomes_sum_to_one_or_the_pitch_is_not_complete() {
     let mut pitch = pitch("first", "tile=16x16");
     let claim = pitch.claim.as_mut().unwrap();

@@ -108,6 +108,9 @@ fn told(event: &Event) -> String {
         }
         Event::PitchChecked(e) => match &e.disqualified {
             Some(why) => format!("{} is disqualified: {why}", e.pitch),
+            None if e.evidence.survived > 0 => {
+                format!("{} is valid, and has survived {} rounds", e.pitch, e.evidence.survived)
+            }
             None => format!("{} is valid", e.pitch),
         },
         Event::Voted(e) => e.void.clone().unwrap_or_else(|| format!("{} on {} pitches", e.shark, e.ballots.len())),

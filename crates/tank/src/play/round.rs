@@ -113,7 +113,9 @@ impl Play<'_> {
         for pitch in pitches {
             let deal = pitch.deal.or(&self.season.deal);
             let record = history::track_record(self.records(), &pitch.contestant);
+            let survived = history::survived(self.records(), self.journal.season(), &pitch.name);
             let evidence = gather(pitch, &self.arena, &self.champion.entry, &self.baseline, record);
+            let evidence = Evidence { survived, ..evidence };
             let earlier: Vec<(String, String)> =
                 candidates.iter().map(|c| (c.pitch.name.clone(), c.evidence.digest.clone())).collect();
             let disqualified = rules::disqualify(&rules::Examined {

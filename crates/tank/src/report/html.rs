@@ -158,7 +158,11 @@ fn bracket(report: &Report) -> String {
         let winner = round.tally.as_ref().and_then(|tally| tally.winner());
         let mut names: Vec<String> = Vec::new();
         for told in &round.pitches {
-            let name = escape(&told.pitch.name);
+            let mark = match told.mark() {
+                mark if mark.is_empty() => mark,
+                mark => format!(" <span class=\"survivor\">{mark}</span>"),
+            };
+            let name = escape(&told.pitch.name) + &mark;
             names.push(match (&told.disqualified, winner == Some(told.pitch.name.as_str())) {
                 (Some(_), _) => format!("<li class=\"out\"><s>{name}</s></li>"),
                 (None, true) => format!("<li class=\"won\">{name}</li>"),
@@ -481,7 +485,8 @@ fn pitch_details(told: &super::PitchReport, attempt: Option<&AttemptReport>) -> 
             let sure = confidence.map(|sure| format!(" at {:.0} %", 100.0 * sure)).unwrap_or_default();
             format!("{} {}{sure}", escape(name), claim(*claimed))
         };
-        text += &format!("<p>Revised: {}.</p>", told.lineage.iter().map(link).collect::<Vec<_>>().join(" → "));
+        let mark = if told.survived > 0 { format!(" It is a {}.", told.mark()) } else { String::new() };
+        text += &format!("<p>Revised: {}.{mark}</p>", told.lineage.iter().map(link).collect::<Vec<_>>().join(" → "));
     }
     if let Some(claim) = &told.pitch.claim {
         let prospects: Vec<String> = claim

@@ -52,6 +52,10 @@ pub fn markdown(report: &Report) -> String {
     let disqualified =
         report.rounds.iter().flat_map(|r| &r.pitches).filter_map(|p| Some((p, p.disqualified.as_ref()?)));
     disqualified.for_each(|(pitch, why)| text += &format!("\nDisqualified: {} ({why}).\n", pitch.pitch.name));
+    let survivors = report.rounds.iter().flat_map(|r| r.pitches.iter().map(move |p| (r, p)));
+    for (round, pitch) in survivors.filter(|(_, pitch)| pitch.survived > 0) {
+        text += &format!("\n{} in {}: {}.\n", pitch.pitch.name, round.name, pitch.mark());
+    }
     let counted = report.rounds.iter().flat_map(|r| &r.pitches).filter(|p| !p.simulated.is_empty());
     counted.for_each(|pitch| text += &format!("\n{}: {}\n", pitch.pitch.name, pitch.counted()));
     text += "\n## Calibration\n\n";

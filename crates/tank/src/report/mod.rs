@@ -21,7 +21,7 @@ use crate::contestant::Guard;
 use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened, Voted};
-use crate::evidence::Counter;
+use crate::evidence::{Counter, KernelEvidence};
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::{Deal, Pitch};
@@ -131,6 +131,10 @@ pub struct PitchReport {
     pub possible: Option<f64>,
     /// What the simulator counted.
     pub simulated: Vec<Counter>,
+    /// What the assembler made of its kernels.
+    pub assembled: Vec<KernelEvidence>,
+    /// Rounds that the claim has outlived.
+    pub survived: usize,
     /// Everything about it that is a number, by name.
     pub figures: BTreeMap<String, f64>,
     /// The claims that it revises, oldest first: name, claim, confidence.
@@ -343,13 +347,26 @@ fn same_problem(one: &str, other: &str) -> bool {
 }
 
 impl PitchReport {
-    /// What the simulator counted, as a sentence; empty where it counted nothing.
+    /// What the simulator counted and what the assembler said, as sentences; empty for anything but a GPU's configuration.
     fn counted(&self) -> String {
         let counts: Vec<String> = self.simulated.iter().map(|c| format!("{} {}", c.count, c.what)).collect();
-        if counts.is_empty() {
-            String::new()
-        } else {
-            format!("In one tile the simulator counts {}.", counts.join(", "))
+        let mut told = match counts.as_slice() {
+            [] => String::new(),
+            counts => format!("In one tile the simulator counts {}.", counts.join(", ")),
+        };
+        if !self.assembled.is_empty() {
+            let kernels: Vec<String> = self.assembled.iter().map(KernelEvidence::to_string).collect();
+            told += &format!(" As NVIDIA's assembler makes it for an H200: {}.", kernels.join("; "));
+        }
+        told
+    }
+
+    /// The mark of a claim that outlived rounds; empty for others.
+    fn mark(&self) -> String {
+        match self.survived {
+            0 => String::new(),
+            1 => "survivor of a round".to_owned(),
+            rounds => format!("survivor of {rounds} rounds"),
         }
     }
 }
@@ -363,6 +380,8 @@ impl RoundReport {
                 predicted: None,
                 possible: None,
                 simulated: Vec::new(),
+                assembled: Vec::new(),
+                survived: 0,
                 figures: BTreeMap::new(),
                 lineage: Vec::new(),
             }),
@@ -372,6 +391,8 @@ impl RoundReport {
                     told.disqualified = disqualified.clone();
                     (told.predicted, told.possible) = (evidence.predicted, evidence.possible);
                     told.simulated = evidence.simulated.clone();
+                    told.assembled = evidence.assembled.clone();
+                    told.survived = evidence.survived;
                     told.figures = evidence.figures.clone();
                 }
             }

@@ -52,7 +52,8 @@ fn told(round: &Replayed) -> String {
             format!("{:.0}–{:.0} % at {:.0} %", 100.0 * (low - 1.0), 100.0 * (high - 1.0), 100.0 * sure)
         };
         body += &format!(
-            "<p>Its claim, from round to round: {}.</p>\n",
+            "<p>The survivor of {} rounds: its claim was {}.</p>\n",
+            round.revised.len() - 1,
             round.revised.iter().map(claim).collect::<Vec<_>>().join(" → ")
         );
     }

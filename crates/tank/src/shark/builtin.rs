@@ -374,6 +374,8 @@ mod tests {
             changes: predicted.map(|_| 2),
             scratch_bytes: Some(1 << 20),
             simulated: Vec::new(),
+            assembled: Vec::new(),
+            survived: 0,
             figures: Default::default(),
             record,
         }
