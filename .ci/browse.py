@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """Opens a report of the tank in a headless Chromium and looks at it as a reader would.
 
-Usage: browse.py REPORT.html [SCREENSHOT.png]
+Usage: browse.py REPORT.html LOOKS.json [--store] [--pictures FILE.png]
 
-Fails if anything is fetched, logged or thrown, if a section that the contents name or a plot is missing or has no size, if the page is
+LOOKS.json holds how the page is to look: what stands where on a telephone, on a desk and on paper, and in which colours. Boxes are compared
+and not pixels, since fonts differ from machine to machine: the same parts in the same order, at the same places across, about as high. After a
+change that is meant, --store writes it anew; --pictures keeps screenshots to look at.
+
+Fails if the page looks otherwise, if anything is fetched, logged or thrown, if a section that the contents name or a plot is missing or has no size, if the page is
 wider than a telephone's screen, a desk's or a sheet of paper, if any text has too little contrast, or if the dark page looks like the
 light one. Speaks the DevTools protocol through a pipe, so it needs
 nothing but Python and Chromium.
 """
 
+import argparse
 import base64
 import json
 import os
@@ -53,6 +58,30 @@ WORST_CONTRAST = """(() => {
   }
   return worst;
 })()"""
+
+# What stands where: every part that has a place of its own, in the order of the page.
+BOXES = """(() => {
+  const parts = 'header, header > *, nav, section, section > h2, section > h3, section > div, section > svg, section > ol > li, section > details';
+  return [...document.querySelectorAll(parts)].map(e => {
+    const box = e.getBoundingClientRect(), place = e.closest('section');
+    const name = [place && place.id, e.tagName.toLowerCase(), e.className.baseVal ?? e.className].filter(Boolean).join(' ');
+    return [name, Math.round(box.x), Math.round(box.width), Math.round(box.height)];
+  });
+})()"""
+
+# Ink and paper of what has a colour of its own.
+COLOURS = """(() => {
+  const of = ['body', 'a', 'th', '.fine', '.headline strong', '.badge', '.badge.success', '.badge.failure', '.row', 'svg.strip rect.claimed',
+    'svg.strip rect.measured', 'svg.roofline .roof'];
+  const told = of.map(name => [name, document.querySelector(name)]).filter(([, e]) => e).map(([name, e]) => {
+    const style = getComputedStyle(e);
+    return [name, [style.color, style.backgroundColor, style.fill].join(' ')];
+  });
+  return Object.fromEntries(told);
+})()"""
+
+# How far boxes may be from where they were, in pixels, and how much their heights may differ, as a factor and in pixels.
+ACROSS, HIGHER, LINES = 12, 1.6, 48
 
 
 class Browser:
@@ -114,8 +143,33 @@ class Browser:
         return result["result"].get("value")
 
 
+def differences(stored, found):
+    """What stands elsewhere than it should, or has another colour."""
+    faults = []
+    for name, expected in stored["boxes"].items():
+        boxes = found["boxes"].get(name, [])
+        names = [[box[0] for box in of] for of in (expected, boxes)]
+        if names[0] != names[1]:
+            at = next((i for i, (a, b) in enumerate(zip(*names)) if a != b), min(map(len, names)))
+            was, now = ((of[at] if at < len(of) else "nothing") for of in names)
+            faults.append(f"on a {name} part {at} is {now!r}, and should be {was!r}")
+            continue
+        for (part, x, width, height), (_, x_now, width_now, height_now) in zip(expected, boxes):
+            if abs(x - x_now) > ACROSS or abs(width - width_now) > ACROSS:
+                faults.append(f"on a {name} {part!r} is {width_now} wide at {x_now}, and should be {width} at {x}")
+            low, high = sorted((height, height_now))
+            if high > HIGHER * low + LINES:
+                faults.append(f"on a {name} {part!r} is {height_now} high, and should be about {height}")
+    for scheme, expected in stored["colours"].items():
+        for part, colours in expected.items():
+            if found["colours"].get(scheme, {}).get(part) != colours:
+                faults.append(f"{scheme}: {part} is {found['colours'].get(scheme, {}).get(part)}, and should be {colours}")
+    return faults
+
+
 def look(browser, page, screenshot):
-    """Everything that is wrong with the page."""
+    """Everything that is wrong with the page, and how it looks."""
+    looks = {"boxes": {}, "colours": {}}
     target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
     browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     for domain in ("Page", "Runtime", "Log", "Network"):
@@ -146,6 +200,7 @@ def look(browser, page, screenshot):
         width = browser.evaluate("document.documentElement.scrollWidth")
         if width > size["width"]:
             faults.append(f"the page is {width} pixels wide on a {name} of {size['width']}")
+        looks["boxes"][name] = browser.evaluate(BOXES)
     browser.ask("Emulation.setDeviceMetricsOverride", **PHONE)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     if browser.evaluate("document.scripts.length"):
@@ -157,6 +212,7 @@ def look(browser, page, screenshot):
         ratio, words = browser.evaluate(WORST_CONTRAST)
         if ratio < CONTRAST:
             faults.append(f"{scheme}: {words!r} has a contrast of {ratio:.2f}, less than {CONTRAST}")
+        looks["colours"][scheme] = browser.evaluate(COLOURS)
         pictures.append(base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
         if screenshot:
             path = pathlib.Path(screenshot)
@@ -171,23 +227,35 @@ def look(browser, page, screenshot):
             url = params["request"]["url"]
             if not url.startswith(("file:", "data:")):
                 faults.append(f"it fetches {url}")
-    return faults
+    return faults, looks
 
 
 def main():
-    page = pathlib.Path(sys.argv[1])
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("page", type=pathlib.Path)
+    arguments.add_argument("looks", type=pathlib.Path)
+    arguments.add_argument("--store", action="store_true")
+    arguments.add_argument("--pictures", metavar="FILE.png")
+    arguments = arguments.parse_args()
+    page = arguments.page
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(profile)
         try:
-            faults = look(browser, page, sys.argv[2] if len(sys.argv) > 2 else None)
+            faults, looks = look(browser, page, arguments.pictures)
         finally:
             browser.process.terminate()
             browser.process.wait(30)
+    if arguments.store and not faults:
+        lines = ",\n".join(f"  {json.dumps(kind)}: {{\n" + ",\n".join(
+            f"    {json.dumps(name)}: {json.dumps(of)}" for name, of in looks[kind].items()) + "\n  }" for kind in looks)
+        arguments.looks.write_text("{\n" + lines + "\n}\n")
+    elif not arguments.store:
+        faults += differences(json.loads(arguments.looks.read_text()), looks)
     for fault in faults:
         print(f"{page}: {fault}", file=sys.stderr)
     if faults:
         sys.exit(1)
-    print(f"{page}: text and plots are there and can be read, nothing is fetched, logged or too wide, and dark is dark")
+    print(f"{page}: text and plots are there and can be read, nothing is fetched, logged or too wide, dark is dark, and it looks as it should")
 
 
 main()
