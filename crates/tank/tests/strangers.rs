@@ -39,7 +39,9 @@ fn the_whole_corpus_is_read_without_a_panic() {
 
 #[test]
 fn the_seeds_reach_what_they_are_there_for() {
-    for (name, bytes) in corpus("ledger") {
+    // What a fuzzer found is called by its digest, and may hold anything.
+    let written = |name: &str| name.len() != 40 || !name.chars().all(|c| c.is_ascii_hexdigit());
+    for (name, bytes) in corpus("ledger").into_iter().filter(|(name, _)| written(name)) {
         let lines = bytes.iter().filter(|&&byte| byte == b'\n').count();
         let events = targets::chain(&bytes).1;
         match name.as_str() {
