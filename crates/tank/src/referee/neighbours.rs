@@ -14,36 +14,53 @@ const PAUSE: Duration = Duration::from_millis(450);
 /// The niceness of referee and contestants while they are timed, where the system lets them have it.
 const PRECEDENCE: i32 = -15;
 
-/// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back.
+/// Where Linux weighs sessions against each other before it weighs the threads within one.
+const SESSION: &str = "/proc/self/autogroup";
+
+/// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back; and for this session, where the
+/// system shares the processors among sessions first.
 ///
 /// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for longer than that. Both
 /// sides get the same, one at a time.
-pub(super) struct Precedence {
-    before: Option<i32>,
+#[derive(Debug)]
+pub struct Precedence {
+    thread: Option<i32>,
+    session: Option<i32>,
+    given: bool,
 }
 
 impl Precedence {
     /// Takes precedence, where that is allowed.
-    pub(super) fn take() -> Self {
-        let before = getpriority_process(None).ok();
-        Self { before: before.filter(|_| setpriority_process(None, PRECEDENCE).is_ok()) }
+    pub fn take() -> Self {
+        let thread = getpriority_process(None).ok().filter(|_| setpriority_process(None, PRECEDENCE).is_ok());
+        let before = std::fs::read_to_string(SESSION).ok().and_then(|text| niceness_of(&text));
+        let session = before.filter(|_| std::fs::write(SESSION, PRECEDENCE.to_string()).is_ok());
+        Self { given: thread.is_some() && session.is_some() == before.is_some(), thread, session }
     }
 
     /// What a reader should know where it is not allowed.
-    pub(super) fn remark(&self) -> Option<String> {
+    pub fn remark(&self) -> Option<String> {
         let missing =
             "the referee may not raise its priority here (root may, or CAP_SYS_NICE), so neighbours disturb it more";
-        self.before.is_none().then(|| missing.to_owned())
+        (!self.given).then(|| missing.to_owned())
     }
 }
 
 impl Drop for Precedence {
     fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // Whoever may come first may stand back; and if not, nothing is lost but politeness.
-            let _ = setpriority_process(None, before);
+        // Whoever may come first may stand back; and if not, nothing is lost but politeness.
+        if let Some(session) = self.session {
+            let _ = std::fs::write(SESSION, session.to_string());
+        }
+        if let Some(thread) = self.thread {
+            let _ = setpriority_process(None, thread);
         }
     }
+}
+
+/// The niceness that the system tells of a session, as in `/autogroup-7 nice 0`.
+fn niceness_of(text: &str) -> Option<i32> {
+    text.split_once("nice ")?.1.trim().parse().ok()
 }
 
 /// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where the system
@@ -100,6 +117,12 @@ mod tests {
         assert_eq!(during, if precedence.remark().is_none() { PRECEDENCE } else { before });
         drop(precedence);
         assert_eq!(getpriority_process(None).unwrap(), before);
+    }
+
+    #[test]
+    fn what_the_system_tells_of_a_session_is_read() {
+        assert_eq!(niceness_of("/autogroup-303 nice -10\n"), Some(-10));
+        assert_eq!(niceness_of("/autogroup-303"), None);
     }
 
     #[test]
