@@ -130,6 +130,20 @@ fn a_build_is_fenced_as_a_run_is() {
 }
 
 #[test]
+#[test]
+fn a_build_writes_beside_its_program_and_a_run_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel.sh");
+    fs::write(&kernel, "#!/bin/sh\necho mine > built; exit 3\n").unwrap();
+    fs::set_permissions(&kernel, fs::Permissions::from_mode(0o755)).unwrap();
+    let build = ["sh", "-c", "echo here > built"].map(str::to_owned).to_vec();
+    let program = Program { build, ..Program::new("kernel", vec![kernel.display().to_string()], common::limits()) };
+    program.build().unwrap();
+    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
+    assert!(program.start().is_err());
+    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
+}
+
 fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("kernel.py");

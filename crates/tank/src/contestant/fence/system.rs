@@ -70,6 +70,8 @@ struct Strict {
     filter: Vec<libc::sock_filter>,
     /// What the child grants itself once it has mounted it.
     scratch: CString,
+    /// Where it starts: in the folder that it may write to, as a build, or in its scratch.
+    start: CString,
 }
 
 /// Puts a fence around what a command will start. The descriptors are kept open for it.
@@ -189,6 +191,7 @@ fn strict(rules: &Rules) -> Strict {
         ruleset,
         filter: filter::program(limits.network),
         scratch: CString::new(scratch.as_os_str().as_bytes()).unwrap_or_default(),
+        start: CString::new(writes.first().unwrap_or(scratch).as_os_str().as_bytes()).unwrap_or_default(),
     }
 }
 
@@ -254,8 +257,8 @@ impl Strict {
                 holding = holding.and(Holding::LANDLOCK);
             }
         }
-        // SAFETY: the path ends and lives for as long as the call. A scratch that cannot be entered is found by whoever writes there.
-        unsafe { libc::chdir(self.scratch.as_ptr()) };
+        // SAFETY: the path ends and lives for as long as the call. A folder that cannot be entered is found by whoever writes there.
+        unsafe { libc::chdir(self.start.as_ptr()) };
         if filter::bind(&self.filter).is_ok() {
             holding = holding.and(Holding::FILTER);
         }
