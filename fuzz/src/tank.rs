@@ -10,10 +10,11 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use tank::contestant::protocol::{Answer, Request, line, understand};
+use tank::contestant::protocol::{Answer, Prepared, Request, line, understand};
 use tank::event::Event;
 use tank::history;
 use tank::ledger::{self, Record};
+use tank::operations::dual_gemm::words::Prepare;
 use tank::pitch::Pitch;
 use tank::report::{self, Report};
 use tank::season::Season;
@@ -105,10 +106,15 @@ pub fn contestant(bytes: &[u8]) {
         if let Ok(answer) = understand::<Answer>(said) {
             repeated(&answer);
         }
-        if let Ok(request) = understand::<Request>(said)
-            && !matches!(&request, Request::Prepare(message) if message.problem.problem().is_err())
-        {
+        if let Ok(request) = understand::<Request>(said) {
             repeated(&request);
+            if let Request::Prepare(message) = &request
+                && let Prepared::First(words) = &message.prepared
+                && let Ok(prepare) = Prepare::of(words.clone())
+                && prepare.problem.problem().is_ok()
+            {
+                repeated(&prepare);
+            }
         }
         if let Ok(ballots) = agent::understand(said) {
             static SHARK: OnceLock<Shark> = OnceLock::new();

@@ -61,6 +61,12 @@ pub enum Error {
     #[error("there is no ledger {path:?} yet; begin one with hammerhead tank play, or name another with --ledger")]
     NoLedger { path: PathBuf },
 
+    /// A community task needs torch.
+    #[error(
+        "{python:?} cannot import torch, which the task's own reference needs; name an interpreter that can with --python"
+    )]
+    NoTorch { python: String },
+
     /// A report could not be written.
     #[error("cannot write {path:?}: {cause}; check that its folder exists and that you may write there")]
     Write { path: PathBuf, cause: io::Error },

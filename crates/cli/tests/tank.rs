@@ -238,3 +238,25 @@ fn a_champion_is_used_by_the_planner_shown_and_taken_back() {
     let run = run.output().unwrap();
     assert!(run.status.success() && stderr(&run).contains("is ignored"), "{}", stderr(&run));
 }
+
+#[test]
+fn an_operation_of_ones_own_is_written_and_played() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    assert_eq!(succeed(folder, &["new-operation", "rows"]), "rows\n");
+    assert_refused(&output(folder, &["new-operation", "rows"]), &["rows", "there already"]);
+    let path = folder.join("rows/operation.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains("name = \"rows\""));
+    let few = "\n[settings.referee.timing]\nlooks = [3]\nquartets_per_process = 1\nresamples = 100\nrotation = 1.0\nmost_layers = 2\n";
+    fs::write(&path, text.replace("held_out = 6", "held_out = 1").replace("4096", "64") + few).unwrap();
+    let pitches = ["--pitch", "rows/float-exp.toml", "--pitch", "rows/polynomial.toml"];
+    let told = succeed(folder, &[&["play", "--operation", "rows", "--report", "r.html"], &pitches[..]].concat());
+    assert!(told.contains("polynomial") && told.contains("champion: "), "{told}");
+    let page = fs::read_to_string(folder.join("r.html")).unwrap();
+    assert!(page.contains("rows columns=128 rows=64"), "the problems have names");
+    assert_refused(
+        &output(folder, &["play", "--operation", "nowhere", "--pitch", "rows/float-exp.toml"]),
+        &["nowhere/operation.toml"],
+    );
+}

@@ -7,8 +7,8 @@
 //! ```
 
 use hammerhead::backends;
-use tank::contestant::serve;
-use tank::entry::{Entry, ProblemSpec};
+use tank::entry::Entry;
+use tank::operations::dual_gemm::{DualGemm, ProblemSpec, serve};
 use tank::referee::{Measurement, Official, RefereeSettings, Terms, seeds};
 
 type Failure = Box<dyn std::error::Error>;
@@ -34,7 +34,7 @@ fn main() -> Result<(), Failure> {
         _ => return Err("give one challenger: BACKEND:CONFIG, or -- and a command".into()),
     };
     let worker = vec![std::env::current_exe()?.display().to_string(), "worker".to_owned()];
-    let mut referee = Official::new(&problems, RefereeSettings::default(), worker, None)?;
+    let mut referee = Official::new(Box::new(DualGemm::new(&problems)?), RefereeSettings::default(), worker, None)?;
     let (champion, challenger) = (("champion", &champion), ("challenger", &challenger));
     let examined = referee.examine(champion, challenger, seeds::fresh()?)?;
     println!("{}", serde_json::to_string_pretty(&examined)?);

@@ -3,12 +3,14 @@
 //! The rules of the game stand on one side of this boundary and clocks and processes on the other, so that the rules are
 //! tested with a referee that reads its answers from a script.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
-use testkit::cases::Case;
 
 use crate::Result;
 use crate::entry::Entry;
 use crate::referee::{Correctness, Floor, Official, Sitting, Terms};
+use crate::task::Task;
 
 /// An entry and the name it goes by.
 #[derive(Clone, Copy, Debug)]
@@ -66,18 +68,18 @@ impl<'a> From<Swimmer<'a>> for (&'a str, &'a Entry) {
 impl Referee for Official {
     fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline> {
         let alone = self.time_alone(champion.into(), seed)?;
-        let shape = |(case, (seconds, floor)): (&Case, &(f64, Option<Floor>))| {
-            let problem = case.problem()?;
-            Ok(BaselineShape {
-                problem: case.to_string(),
+        let shape = |(task, (seconds, floor)): (&Arc<dyn Task>, &(f64, Option<Floor>))| {
+            let work = task.work();
+            BaselineShape {
+                problem: task.name(),
                 seconds: *seconds,
                 floor_seconds: floor.map(|floor| floor.cold).filter(|floor| *floor > 0.0),
-                flops: problem.flops(),
-                bytes: problem.bytes(),
-            })
+                flops: work.flops.unwrap_or(0.0),
+                bytes: work.bytes,
+            }
         };
         Ok(Baseline {
-            shapes: self.cases().iter().zip(&alone.shapes).map(shape).collect::<Result<_>>()?,
+            shapes: self.problems().iter().zip(&alone.shapes).map(shape).collect(),
             flops_per_second: alone.ceilings.map(|(flops, _)| flops),
             bytes_per_second: alone.ceilings.map(|(_, bytes)| bytes),
         })

@@ -12,7 +12,9 @@ use testkit::{assembled, counters};
 
 use crate::contestant::seal;
 use crate::court::Baseline;
-use crate::entry::{Entry, ProblemSpec, Way};
+use crate::entry::{Entry, Way};
+use crate::operation::no_configurations;
+use crate::operations::dual_gemm::ProblemSpec;
 use crate::pitch::{Gate, Pitch, Run};
 use crate::written::hex;
 use crate::{Error, Result};
@@ -20,7 +22,9 @@ use crate::{Error, Result};
 /// Where a season is played: its problems, its backends and its threads.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// The problems.
+    /// The names of the problems.
+    pub names: Vec<String>,
+    /// The problems as our own backends know them; none where the operation is somebody else's.
     pub problems: Vec<ProblemSpec>,
     /// The backends that are planned for where a pitch names none.
     pub backends: Vec<&'static dyn Backend>,
@@ -159,20 +163,18 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         Ok(entry) => (Some(entry), None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let shape = |(index, spec): (usize, &ProblemSpec)| {
-        let problem = spec.name().unwrap_or_default();
-        let cost = entry.as_ref().and_then(|entry| cost_of(entry, index, spec, arena));
-        let predicted =
-            cost.as_ref().zip(cost_of(champion, index, spec, arena)).map(|(new, old)| old.seconds / new.seconds);
+    let shape = |(index, problem): (usize, &String)| {
+        let cost = entry.as_ref().and_then(|entry| cost_of(entry, index, arena));
+        let predicted = cost.as_ref().zip(cost_of(champion, index, arena)).map(|(new, old)| old.seconds / new.seconds);
         ShapeEvidence {
             predicted,
             bound_by: cost.as_ref().map(|cost| cost.bound_by.to_owned()),
-            possible: possible(&problem),
+            possible: possible(problem),
             scratch_bytes: cost.map(|cost| cost.scratch_bytes),
-            problem,
+            problem: problem.clone(),
         }
     };
-    let shapes: Vec<ShapeEvidence> = arena.problems.iter().enumerate().map(shape).collect();
+    let shapes: Vec<ShapeEvidence> = arena.names.iter().enumerate().map(shape).collect();
     let (simulated, assembled) = kernels(pitch, arena);
     let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
@@ -249,9 +251,10 @@ fn kernels(pitch: &Pitch, arena: &Arena) -> (Vec<Counter>, Vec<KernelEvidence>) 
 }
 
 /// What the model expects of an entry on one problem.
-fn cost_of(entry: &Entry, index: usize, spec: &ProblemSpec, arena: &Arena) -> Option<hammerhead::Cost> {
+fn cost_of(entry: &Entry, index: usize, arena: &Arena) -> Option<hammerhead::Cost> {
     let Entry::Builtin { ways } = entry else { return None };
-    let plan = ways.get(index)?.plan(spec.problem().ok()?, arena.threads).ok()?;
+    let problem = arena.problems.get(index)?.problem().ok()?;
+    let plan = ways.get(index)?.plan(problem, arena.threads).ok()?;
     Some(plan.cost().clone())
 }
 
@@ -266,6 +269,7 @@ pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
         Run { program, build, .. } if !program.is_empty() => {
             Ok(Entry::Program { build: build.clone(), command: program.clone(), sealed: None })
         }
+        _ if arena.problems.is_empty() => Err(no_configurations("this operation", &pitch.name)),
         Run { config, backend: name, sweep, .. } => {
             // Of a sweep the first is what is judged before anything is built.
             let config = config.as_ref().or(sweep.first());
@@ -320,7 +324,9 @@ mod tests {
 
     fn gathered(backend: &str, config: &str) -> Evidence {
         let scalar = backends::by_name("scalar").unwrap();
-        let arena = Arena { problems: vec![ProblemSpec::single(64, 256, 512)], backends: vec![scalar], threads: 1 };
+        let problems = vec![ProblemSpec::single(64, 256, 512)];
+        let names = problems.iter().map(|problem| problem.name().unwrap()).collect();
+        let arena = Arena { names, problems, backends: vec![scalar], threads: 1 };
         let champion = Entry::planned(&arena.problems, &arena.backends, &Request::default(), 1).unwrap();
         let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
         let run = Run { config: Some(config.to_owned()), backend: Some(backend.to_owned()), ..Run::default() };

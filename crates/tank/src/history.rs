@@ -109,7 +109,7 @@ pub fn attempts(records: &[Record]) -> Vec<Attempt> {
             claimed: judged.claimed,
             judgement: judged.judgement.clone(),
             machine: opened.machine.fingerprint.clone(),
-            problems: opened.season.problems.iter().filter_map(|p| p.name().ok()).collect(),
+            problems: opened.season.problem_names().unwrap_or_default(),
             new_evidence: pitch.map(|p| p.new_evidence.clone()).unwrap_or_default(),
         });
     }

@@ -5,7 +5,7 @@
 //!
 //! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
 //! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`])
-//! examines and times, [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard.
+//! examines and times what an [`operation`] asks (tensors by name, [`task`]), [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard.
 
 pub mod contestant;
 pub mod court;
@@ -16,6 +16,8 @@ pub mod evidence;
 pub mod history;
 pub mod ledger;
 pub mod mortem;
+pub mod operation;
+pub mod operations;
 pub mod pitch;
 pub mod play;
 pub mod referee;
@@ -28,6 +30,7 @@ pub mod season;
 pub mod settings;
 pub mod shark;
 pub mod tally;
+pub mod task;
 pub mod verdict;
 pub mod written;
 

@@ -10,6 +10,7 @@ use common::{
     Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick, scalar,
 };
 use tank::contestant::{Contestant, Fault, Tensors};
+use tank::operations::dual_gemm::{Builtin, questions, tasks};
 use tank::referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
 use testkit::cases::Inputs;
 
@@ -93,7 +94,7 @@ fn a_patched_clock_and_a_claimed_time_change_nothing() {
     let (settings, clock) = (quick(), Wall::new());
     let case = case(3, 9, 32, Inputs::Realistic);
     let (champion, challenger) = (scalar(&case), cheat("patched-clock"));
-    let mut pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 12).unwrap();
+    let mut pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 12).unwrap();
     let sample = |pool: &mut Pool<'_>| -> Result<f64, Halt> {
         pool.enter(Pairing::Duel, 1)?;
         pool.prepare(0)?;
@@ -115,10 +116,10 @@ fn whatever_is_written_to_the_result_channel_ends_the_round() {
 #[test]
 fn a_special_case_for_the_seasons_shapes_fails_on_shapes_that_are_in_no_list() {
     let season = case(3, 9, 32, Inputs::Realistic);
-    let all = tank::referee::questions(std::slice::from_ref(&season), &Checking::default(), 13);
+    let all = questions(std::slice::from_ref(&season), Checking::default().held_out, 13);
     let held_out: Vec<_> = all.into_iter().filter(|case| case.why.contains("in no list")).take(2).collect();
-    let questions = [vec![season], held_out].concat();
-    let [found] = examine([&cheat("special")], &questions, 13).unwrap().map(|found| found.correctness);
+    let asked = [vec![season], held_out].concat();
+    let [found] = examine([&cheat("special")], &tasks(&asked).unwrap(), 13).unwrap().map(|found| found.correctness);
     assert!(found.cases > 1 && found.wrong.iter().all(|wrong| !wrong.case.starts_with("3×9×32")), "{found:?}");
     assert!(!found.wrong.is_empty());
 }
@@ -130,14 +131,14 @@ fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
 
 /// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but much less
 /// precise than it is.
-fn imprecise(contestant: tank::contestant::Builtin, after: usize) -> Watched {
+fn imprecise(contestant: Builtin, after: usize) -> Watched {
     let spoil = move |runs: usize, tensors: &mut Tensors| {
         // Nothing is laid out while the round trip is measured.
-        let Ok(message) = tensors.message(String::new()) else { return };
+        let Ok(places) = tensors.places() else { return };
         if runs < after {
             return;
         }
-        let path = message.outputs;
+        let path = places.outputs_file.clone();
         let bytes = std::fs::read(&path).unwrap();
         let spoilt = bytes.chunks_exact(4).flat_map(|four| {
             let value = f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
@@ -153,7 +154,7 @@ fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
     let mut question = case(24, 40, 4096, Inputs::Realistic);
     question.output = hammerhead::Output::F32;
     let of = |contestant: &dyn Contestant| -> Examination {
-        let [found] = examine([contestant], std::slice::from_ref(&question), 14).unwrap();
+        let [found] = examine([contestant], &tasks(std::slice::from_ref(&question)).unwrap(), 14).unwrap();
         found
     };
     let champion = of(&scalar(&question));

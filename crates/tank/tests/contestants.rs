@@ -4,14 +4,15 @@ mod common;
 
 use common::{Steady, case, cheat, few_questions, plain_python, plain_rust, quick, scalar};
 use tank::contestant::{Contestant, Fault, Program, Stage};
-use tank::referee::{Checking, Outcome, Pool, Terms, examine, questions, sit};
+use tank::operations::dual_gemm::{questions, tasks};
+use tank::referee::{Checking, Outcome, Pool, Terms, examine, sit};
 use testkit::cases::Inputs;
 
 #[test]
 fn a_backend_of_our_own_passes_the_whole_examination() {
     let season = [case(20, 40, 64, Inputs::Realistic)];
-    let questions = questions(&season, &Checking::default(), 3);
-    let [found] = examine([&scalar(&season[0])], &questions, 3).unwrap().map(|found| found.correctness);
+    let asked = tasks(&questions(&season, Checking::default().held_out, 3)).unwrap();
+    let [found] = examine([&scalar(&season[0])], &asked, 3).unwrap().map(|found| found.correctness);
     assert!(found.passed(), "{found:?}");
     assert!(found.cases > 100 && found.unsupported.len() < 20, "{} cases, {:?}", found.cases, found.unsupported);
     assert_eq!(found.repeated, Some(true));
@@ -23,7 +24,7 @@ fn the_examples_pass_from_the_protocol_alone() {
     let rust =
         plain_rust().expect("`cargo test -p hammerhead-tank` builds the example `contestant`; run it whole once");
     for program in [plain_python(), rust] {
-        let [found] = examine([&program], &few_questions(), 4).unwrap().map(|found| found.correctness);
+        let [found] = examine([&program], &tasks(&few_questions()).unwrap(), 4).unwrap().map(|found| found.correctness);
         assert!(found.passed() && found.cases == 3, "{}: {found:?}", program.name);
     }
 }
@@ -34,7 +35,7 @@ fn unsupported_is_a_legal_answer_and_is_told() {
         plain_rust().expect("`cargo test -p hammerhead-tank` builds the example `contestant`; run it whole once");
     let mut questions = few_questions();
     questions[0].gate = hammerhead::Gate::GeluTanh;
-    let [found] = examine([&rust], &questions, 4).unwrap().map(|found| found.correctness);
+    let [found] = examine([&rust], &tasks(&questions).unwrap(), 4).unwrap().map(|found| found.correctness);
     assert!(found.passed() && found.cases == 2 && found.unsupported.len() == 1, "{found:?}");
     assert!(found.unsupported[0].contains("only NVFP4 tokens"));
 }
@@ -44,7 +45,7 @@ fn a_program_is_timed_against_a_backend_and_every_output_is_looked_at() {
     let (settings, clock) = (quick(), Steady::default());
     let case = case(2, 8, 32, Inputs::Realistic);
     let (champion, challenger) = (scalar(&case), plain_python());
-    let mut pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 9).unwrap();
+    let mut pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 9).unwrap();
     let sitting = sit(&mut pool, &settings, &Terms::default(), 9).unwrap();
     let first = sitting.first.as_ref().unwrap_or_else(|| panic!("{:?}", sitting.outcome));
     assert_eq!((first.quartets, first.processes), (6, 3));
@@ -56,7 +57,7 @@ fn a_program_is_timed_against_a_backend_and_every_output_is_looked_at() {
 }
 
 fn fault_of(program: &Program) -> Fault {
-    let [found] = examine([program], &few_questions(), 5).unwrap().map(|found| found.correctness);
+    let [found] = examine([program], &tasks(&few_questions()).unwrap(), 5).unwrap().map(|found| found.correctness);
     assert!(!found.passed());
     found.fault.clone().unwrap_or_else(|| panic!("{found:?}"))
 }

@@ -16,6 +16,7 @@ use common::{
     Steady, Watched, case, cheat, examined, fault_in_a_sitting, few_questions, is_gone, plain_python, quick, scalar,
 };
 use tank::contestant::{Contestant, Fault, Job, Limits, Program};
+use tank::operations::dual_gemm::tasks;
 use tank::referee::{Pool, Terms, examine, sit};
 use testkit::cases::Inputs;
 
@@ -65,7 +66,7 @@ fn secrets_of_the_environment_of_the_home_folder_and_of_shared_memory_are_not_to
     fs::write(&secret, "the password is swordfish").unwrap();
     let home = Path::new(&std::env::var("HOME").unwrap()).join(".bashrc");
     assert_eq!(boast(&told("spy", &[&secret, &home, Path::new("/etc/shadow")])), None);
-    let [_, found] = examine([&plain_python(), &told("spy", &[])], &few_questions(), 6).unwrap();
+    let [_, found] = examine([&plain_python(), &told("spy", &[])], &tasks(&few_questions()).unwrap(), 6).unwrap();
     assert_eq!(found.correctness.unsupported, Vec::<String>::new(), "beside another's lots");
 }
 
@@ -130,7 +131,6 @@ fn a_build_is_fenced_as_a_run_is() {
 }
 
 #[test]
-#[test]
 fn a_build_writes_beside_its_program_and_a_run_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("kernel.sh");
@@ -144,6 +144,7 @@ fn a_build_writes_beside_its_program_and_a_run_does_not() {
     assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
 }
 
+#[test]
 fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("kernel.py");
@@ -165,7 +166,7 @@ fn nobody_can_tell_which_layer_comes_next() {
     let remember = move |jobs: &[Job]| remembered.borrow_mut().extend(jobs.iter().map(|job| job.layer));
     let champion = scalar(&case);
     let challenger = Watched { staged: Rc::new(remember), ..Watched::new(scalar(&case)) };
-    let pool = Pool::new(&champion, &challenger, vec![case], &settings, &clock, 11).unwrap();
+    let pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 11).unwrap();
     sit(&mut pool.on_the_processor().unwrap(), &settings, &Terms::default(), 11).unwrap();
     let asked = asked.borrow();
     let layers = asked.iter().max().unwrap() + 1;

@@ -1,6 +1,7 @@
 //! `hammerhead tank`: optimisations earn their place by pitch, vote, referee and ledger.
 
 mod ledger;
+mod operation;
 mod pages;
 mod place;
 mod play;
@@ -25,6 +26,7 @@ use crate::Result;
     hammerhead tank play\n  \
     hammerhead tank new-pitch my-idea && hammerhead tank check-pitch my-idea.toml\n  \
     hammerhead tank play --pitch my-idea.toml --pitch another.toml\n  \
+    hammerhead tank new-operation my-op   (any other operation, in a folder of its own)\n  \
     hammerhead tank verify-ledger"
 )]
 pub struct Args {
@@ -36,6 +38,8 @@ pub struct Args {
 enum Command {
     Play(play::Args),
     NewPitch(write::NewPitch),
+    NewOperation(operation::New),
+    ImportTask(operation::Import),
     CheckPitch(write::CheckPitch),
     /// Print every number of the rules with its meaning, as a file to set them anew
     Settings,
@@ -59,6 +63,8 @@ pub fn tank(args: &Args) -> Result<()> {
     match &args.command {
         Command::Play(args) => play::play(args),
         Command::NewPitch(args) => write::new_pitch(args),
+        Command::NewOperation(args) => operation::new(args),
+        Command::ImportTask(args) => operation::import(args),
         Command::CheckPitch(args) => write::check_pitch(args),
         Command::Settings => write::settings(),
         Command::Season => write::season(),

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
-use tank::contestant::{Builtin, serve as serve_contestant};
+use tank::operations::dual_gemm::{Builtin, serve as serve_contestant};
+use tank::operations::folder::Folder;
 use tank::pitch::Pitch;
 use tank::play::{self, Choices, Options, Watch};
 use tank::referee::Official;
@@ -30,17 +31,22 @@ const BUDGET: Duration = Duration::from_secs(600);
     and a report is written beside the ledger.\n\n\
     Killed at any point, the same command goes on where it stopped, and measures nothing twice. A season that is \
     finished is printed again, not played again, unless --again says so.\n\n\
-    With --pitch, one round is played with those pitches against what the planner chooses today.\n\n\
+    With --pitch, one round is played with those pitches against what the planner chooses today; with --operation as well, \
+    against the baseline of that operation, whatever it computes (docs/operations.md).\n\n\
     Examples:\n  \
     hammerhead tank play\n  \
     hammerhead tank play --quick --ledger /tmp/l.jsonl\n  \
     hammerhead tank play --pitch a.toml --pitch b.toml --pause\n  \
+    hammerhead tank play --operation softmax --pitch softmax/float-exp.toml --pitch softmax/polynomial.toml\n  \
     hammerhead tank play --pitch a.toml --pitch b.toml --override pitches=b --by Ada --because 'I saw it work'"
 )]
 pub struct Args {
     /// Play this season's file (`hammerhead tank season` prints an example)
     #[arg(long, value_name = "FILE", conflicts_with = "pitch")]
     season: Option<PathBuf>,
+    /// Play this operation's folder (`hammerhead tank new-operation` writes an example), with --pitch
+    #[arg(long, value_name = "FOLDER", requires = "pitch")]
+    operation: Option<PathBuf>,
     /// Play one round with this pitch; give at least two
     #[arg(long, value_name = "FILE")]
     pitch: Vec<PathBuf>,
@@ -130,7 +136,7 @@ pub fn play(args: &Args) -> Result<()> {
             .or_else(|| (args.season.is_none() && args.pitch.is_empty() && !args.quick).then_some(BUDGET)),
         tuning: tuning::folder(),
     };
-    let referee = Official::new(&season.problems, season.settings.referee.clone(), worker()?, season.threads)?;
+    let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker()?, season.threads)?;
     let mut referee = referee.watched(|line| console::remark(&format!("    {line}")));
     let played = play::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
@@ -145,12 +151,13 @@ pub fn play(args: &Args) -> Result<()> {
 
 /// The season that the arguments ask for.
 fn chosen(args: &Args) -> Result<Season> {
-    let mut season = match &args.season {
-        Some(path) => Season::read(path)?,
-        None => season::builtin()?,
+    let pitches = args.pitch.iter().map(|path| Pitch::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut season = match (&args.season, &args.operation) {
+        (Some(path), _) => Season::read(path)?,
+        (None, Some(folder)) => Season::of_operation(Folder::read(folder)?, pitches.clone())?,
+        (None, None) => season::builtin()?,
     };
-    if !args.pitch.is_empty() {
-        let pitches = args.pitch.iter().map(|path| Pitch::read(path)).collect::<Result<Vec<_>, _>>()?;
+    if !pitches.is_empty() && args.operation.is_none() {
         season.name = "pitches".to_owned();
         season.context = "pitches against what the planner chooses today".to_owned();
         season.baseline = PLANNED.to_owned();

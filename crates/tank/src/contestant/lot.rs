@@ -1,6 +1,6 @@
 //! A problem with its numbers, and the three files in which a contestant finds them.
 //!
-//! A [`Lot`] is what is to be laid out: weights of some layers, room for tokens, room for outputs. [`Tensors`] are a session's files,
+//! A [`Lot`] is what is to be laid out: some sets of constants, room for inputs, room for outputs. [`Tensors`] are a session's files,
 //! of memory that has no name in any folder: only who was given a descriptor can open them, so no side sees the other's. They are
 //! the same for as long as the session lives, and every `prepare` lays them out anew.
 //!
@@ -18,51 +18,41 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::{bf16, f16};
-use hammerhead::format::{Dense, Matrix, Values};
-use hammerhead::{Activations, Output, Problem, Weights};
+use serde_json::Value;
 
-use super::protocol::{MatrixPlace, Prepare, ProblemText, TokensPlace, WeightsPlace};
+use super::protocol::{FIRST_VERSION, Files, Placed, Prepare, Prepared};
+use crate::task::{Bundle, Places, Spec, Task, Tensor};
 use crate::{Error, Result};
 
 /// Every tensor starts at a multiple of this: a page, so that a mapping can be made of any of them.
 const ALIGNMENT: u64 = 4096;
 
-/// The weights of a layer, a group each.
-pub type LayerWeights = Vec<Weights<'static>>;
-/// Tokens of an input, a group each.
-pub type Tokens = Vec<Activations<'static>>;
-
-/// A problem, its weights, and how many inputs and outputs there are to be room for.
-#[derive(Clone, Debug)]
+/// A problem, its constants, and how many inputs and outputs there are to be room for.
+#[derive(Clone)]
 pub struct Lot {
-    problem: Problem,
-    layers: Arc<Vec<LayerWeights>>,
-    /// Tokens of the sizes and the global scales that all will have. They are never shown.
-    pattern: Tokens,
+    task: Arc<dyn Task>,
+    constants: Arc<Vec<Bundle>>,
+    /// An input like all that will come. It is never shown.
+    pattern: Bundle,
     inputs: usize,
     outputs: usize,
 }
 
 impl Lot {
-    /// A lot with these layers, and tokens like those given.
+    /// A lot with these constants, and inputs like the one given.
     pub fn new(
-        problem: Problem,
-        layers: Arc<Vec<LayerWeights>>,
-        pattern: Tokens,
+        task: Arc<dyn Task>,
+        constants: Arc<Vec<Bundle>>,
+        pattern: Bundle,
         inputs: usize,
         outputs: usize,
-    ) -> Result<Self> {
-        if layers.iter().flatten().any(|weights| weights.input_scale().is_some()) {
-            let reason = "weights with an input scale have no words in it; judge the layer without, on tokens that are multiplied";
-            return Err(Error::Protocol { reason: reason.to_owned() });
-        }
-        Ok(Self { problem, layers, pattern, inputs, outputs })
+    ) -> Self {
+        Self { task, constants, pattern, inputs, outputs }
     }
 
-    /// Layers.
-    pub fn layers(&self) -> &Arc<Vec<LayerWeights>> {
-        &self.layers
+    /// The sets of constants.
+    pub fn constants(&self) -> &Arc<Vec<Bundle>> {
+        &self.constants
     }
 
     /// Places for inputs, which are as many as those for outputs or fewer.
@@ -72,21 +62,20 @@ impl Lot {
 }
 
 /// The files of a session.
-#[derive(Debug)]
 pub struct Tensors {
-    weights: Region,
-    tokens: Region,
+    constants: Region,
+    inputs: Region,
     outputs: Region,
     laid: Option<Laid>,
 }
 
 /// What lies in them.
-#[derive(Debug)]
 struct Laid {
     lot: Lot,
-    message: Prepare,
-    /// The tokens that each input holds now.
-    inputs: Vec<Option<Tokens>>,
+    places: Places,
+    results: Vec<Spec>,
+    /// What each input holds now.
+    inputs: Vec<Option<Bundle>>,
 }
 
 #[derive(Debug)]
@@ -97,7 +86,7 @@ struct Region {
     lent: File,
 }
 
-/// Which poison fills an output: two that differ in every element, each not a number in all three output types.
+/// Which poison fills an output: two that differ in every element, each not a number in every type that has such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poison {
     /// All bits set.
@@ -120,8 +109,8 @@ impl Tensors {
     /// Empty files.
     pub fn new() -> Result<Self> {
         Ok(Self {
-            weights: Region::create("weights", false)?,
-            tokens: Region::create("tokens", false)?,
+            constants: Region::create("constants", false)?,
+            inputs: Region::create("inputs", false)?,
             outputs: Region::create("outputs", true)?,
             laid: None,
         })
@@ -129,23 +118,27 @@ impl Tensors {
 
     /// The descriptors that a contestant is to inherit.
     pub(super) fn lent(&self) -> Vec<RawFd> {
-        [&self.weights, &self.tokens, &self.outputs].map(|region| region.lent.as_raw_fd()).to_vec()
+        [&self.constants, &self.inputs, &self.outputs].map(|region| region.lent.as_raw_fd()).to_vec()
     }
 
-    /// Lays out a problem in place of the one before. There are no tokens yet.
+    /// Lays out a problem in place of the one before. There is no input yet.
     pub fn lay(&mut self, lot: &Lot) -> Result<()> {
         self.laid = None;
-        let message = Prepare {
-            id: String::new(),
-            problem: ProblemText::from(&lot.problem),
-            weights: self.weights.path(),
-            tokens: self.tokens.path(),
-            outputs: self.outputs.path(),
-            layers: self.weights.lay_layers(&lot.layers)?,
-            inputs: self.tokens.lay_inputs(&lot.pattern, lot.inputs)?,
-            places: self.outputs.lay_outputs(&lot.problem, lot.outputs)?,
+        let results = lot.task.outputs();
+        let specs = |bundle: &Bundle| bundle.tensors.iter().map(|tensor| tensor.spec.bytes()).collect::<Vec<_>>();
+        let sets: Vec<Vec<usize>> = lot.constants.iter().map(specs).collect();
+        let places = Places {
+            constants_file: self.constants.path(),
+            inputs_file: self.inputs.path(),
+            outputs_file: self.outputs.path(),
+            constants: self.constants.lay(&sets)?,
+            inputs: self.inputs.lay(&vec![specs(&lot.pattern); lot.inputs])?,
+            outputs: self.outputs.lay(&vec![results.iter().map(Spec::bytes).collect(); lot.outputs])?,
         };
-        self.laid = Some(Laid { lot: lot.clone(), message, inputs: vec![None; lot.inputs] });
+        for (set, offsets) in lot.constants.iter().zip(&places.constants) {
+            self.constants.write_all(set, offsets)?;
+        }
+        self.laid = Some(Laid { lot: lot.clone(), places, results, inputs: vec![None; lot.inputs] });
         Ok(())
     }
 
@@ -153,85 +146,91 @@ impl Tensors {
         self.laid.as_ref().ok_or_else(nothing_laid)
     }
 
-    /// The message that tells a contestant of all this, with an id of its own each time.
-    pub fn message(&self, id: String) -> Result<Prepare> {
-        Ok(Prepare { id, ..self.laid()?.message.clone() })
+    /// The message that tells a contestant of all this in a version of the protocol, with an id of its own each time.
+    pub(super) fn message(&self, id: String, version: u32) -> Result<Prepare> {
+        let Laid { lot, places, results, .. } = self.laid()?;
+        if version == FIRST_VERSION {
+            return Ok(Prepare { id, prepared: Prepared::First(self.words_of_first_version()?) });
+        }
+        let of_bundle = |(bundle, offsets): (&Bundle, &Vec<u64>)| {
+            let tensors = bundle.tensors.iter().zip(offsets);
+            tensors.map(|(tensor, &offset)| Placed::at(&tensor.spec, offset)).collect()
+        };
+        let output = |offsets: &Vec<u64>| results.iter().zip(offsets).map(|(spec, &at)| Placed::at(spec, at)).collect();
+        let files = Files {
+            constants: places.constants_file.clone(),
+            inputs: places.inputs_file.clone(),
+            outputs: places.outputs_file.clone(),
+        };
+        let prepared = Prepared::Second {
+            operation: lot.task.operation(),
+            problem: lot.task.described(),
+            files,
+            constants: lot.constants.iter().zip(&places.constants).map(of_bundle).collect(),
+            inputs: places.inputs.iter().map(|offsets| of_bundle((&lot.pattern, offsets))).collect(),
+            outputs: places.outputs.iter().map(output).collect(),
+        };
+        Ok(Prepare { id, prepared })
     }
 
-    /// What is computed.
-    pub fn problem(&self) -> Result<&Problem> {
-        Ok(&self.laid()?.lot.problem)
+    /// The same in the first version of the protocol, for the one operation that it has words for.
+    pub fn words_of_first_version(&self) -> Result<Value> {
+        let Laid { lot, places, .. } = self.laid()?;
+        lot.task.first_version(places, &lot.constants, &lot.pattern).ok_or_else(|| {
+            let operation = lot.task.operation();
+            Error::Protocol { reason: format!("version 1 has no words for {operation}; answer hello with version 2") }
+        })
     }
 
-    /// The weights that are used.
-    pub fn layers(&self) -> Result<&Arc<Vec<LayerWeights>>> {
-        Ok(&self.laid()?.lot.layers)
+    /// Where everything lies.
+    pub fn places(&self) -> Result<&Places> {
+        Ok(&self.laid()?.places)
     }
 
-    /// The tokens that an input holds now.
-    pub fn input(&self, input: usize) -> Result<&Tokens> {
+    /// The constants that are used.
+    pub fn constants(&self) -> Result<&Arc<Vec<Bundle>>> {
+        Ok(&self.laid()?.lot.constants)
+    }
+
+    /// What an input holds now.
+    pub fn input(&self, input: usize) -> Result<&Bundle> {
         self.laid()?.inputs[input].as_ref().ok_or_else(nothing_laid)
     }
 
-    /// Rewrites an input in its place. The global scales stay those of before: contestants were told them.
-    pub fn write_input(&mut self, input: usize, tokens: Tokens) -> Result<()> {
+    /// Rewrites an input in its place.
+    pub fn write_input(&mut self, input: usize, bundle: Bundle) -> Result<()> {
         let laid = self.laid.as_mut().ok_or_else(nothing_laid)?;
-        for (group, place) in tokens.iter().zip(&laid.message.inputs[input]) {
-            self.tokens.write_tokens(group, place)?;
-        }
-        laid.inputs[input] = Some(tokens);
+        self.inputs.write_all(&bundle, &laid.places.inputs[input])?;
+        laid.inputs[input] = Some(bundle);
         Ok(())
     }
 
     /// Poisons an output.
     pub fn poison(&self, output: usize, poison: Poison) -> Result<()> {
-        let Laid { lot, message, .. } = self.laid()?;
-        for (shape, &place) in lot.problem.groups().iter().zip(&message.places[output]) {
-            let bytes = vec![poison.byte(); shape.m * shape.n * lot.problem.output().bytes()];
-            self.outputs.write(place, &bytes)?;
+        let Laid { places, results, .. } = self.laid()?;
+        for (spec, &place) in results.iter().zip(&places.outputs[output]) {
+            self.outputs.write(place, &vec![poison.byte(); spec.bytes()])?;
         }
         Ok(())
     }
 
-    /// A private copy of an output's bytes, a group each; [`Error::Shortened`] where a contestant cut the file off.
+    /// A private copy of an output's bytes, a tensor each; [`Error::Shortened`] where a contestant cut the file off.
     pub fn read_output(&self, output: usize) -> Result<Vec<Vec<u8>>> {
-        let Laid { lot, message, .. } = self.laid()?;
-        let read = |(shape, &place): (&hammerhead::Shape, &u64)| {
-            self.outputs.read(place, shape.m * shape.n * lot.problem.output().bytes())
-        };
-        lot.problem.groups().iter().zip(&message.places[output]).map(read).collect()
-    }
-
-    /// Those bytes as matrices.
-    pub fn as_results(&self, bytes: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
-        let problem = self.problem()?;
-        let dense = |(shape, bytes): (&hammerhead::Shape, &Vec<u8>)| {
-            Ok(Dense::new(shape.m, shape.n, values(bytes, problem.output()), 1.0).map_err(hammerhead::Error::from)?)
-        };
-        problem.groups().iter().zip(bytes).map(dense).collect()
+        let Laid { places, results, .. } = self.laid()?;
+        results.iter().zip(&places.outputs[output]).map(|(spec, &at)| self.outputs.read(at, spec.bytes())).collect()
     }
 
     /// Whether an input still holds what was written.
     pub fn input_is_intact(&self, input: usize) -> Result<bool> {
-        for (group, place) in self.input(input)?.iter().zip(&self.laid()?.message.inputs[input]) {
-            if !self.tokens.holds_tokens(group, place)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.inputs.hold_all(self.input(input)?, &self.laid()?.places.inputs[input])
     }
 
-    /// Whether the weights still are what was written.
-    pub fn weights_are_intact(&self) -> Result<bool> {
-        let Some(Laid { lot, message, .. }) = &self.laid else { return Ok(true) };
-        for (weights, place) in lot.layers.iter().flatten().zip(message.layers.iter().flatten()) {
-            let places = [Some(place.gate), place.up].into_iter().flatten();
-            for (matrix, place) in weights.matrices().zip(places) {
-                if !self.weights.holds(place.codes, matrix.codes())?
-                    || !self.weights.holds(place.scales, matrix.scales())?
-                {
-                    return Ok(false);
-                }
+    /// Whether the constants still are what was written.
+    pub fn constants_are_intact(&self) -> Result<bool> {
+        let Some(Laid { lot, places, .. }) = &self.laid else { return Ok(true) };
+        for (set, offsets) in lot.constants.iter().zip(&places.constants) {
+            if !self.constants.hold_all(set, offsets)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -244,14 +243,6 @@ fn nothing_laid() -> Error {
 
 fn aligned(offset: u64) -> u64 {
     offset.next_multiple_of(ALIGNMENT)
-}
-
-fn values(bytes: &[u8], output: Output) -> Values<'static> {
-    match output {
-        Output::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes).into(),
-        Output::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).into(),
-        Output::F32 => bytemuck::pod_collect_to_vec::<u8, f32>(bytes).into(),
-    }
 }
 
 /// A file without a name, in memory where the system has such files.
@@ -276,15 +267,6 @@ fn path_of(file: &File) -> PathBuf {
     Path::new(folder).join(file.as_raw_fd().to_string())
 }
 
-/// The bytes of dense values.
-fn bytes<'a>(values: &'a Values<'_>) -> &'a [u8] {
-    match values {
-        Values::F16(v) => bytemuck::cast_slice(v),
-        Values::BF16(v) => bytemuck::cast_slice(v),
-        Values::F32(v) => bytemuck::cast_slice(v),
-    }
-}
-
 impl Region {
     fn create(name: &'static str, writable: bool) -> Result<Self> {
         let failed = |source| Error::SharedMemory { what: "make room for", path: name.into(), source };
@@ -303,9 +285,40 @@ impl Region {
         path_of(&self.lent)
     }
 
+    /// Places for tensors of so many bytes, in sets. What was there is forgotten; what will be there is not yet known to anyone.
+    fn lay(&self, sets: &[Vec<usize>]) -> Result<Vec<Vec<u64>>> {
+        let failed = |source| Error::SharedMemory { what: "make room in", path: self.name.into(), source };
+        // Emptied first, so that its memory is given back.
+        self.file.set_len(0).map_err(failed)?;
+        let mut end = 0;
+        let mut place = |bytes: &usize| {
+            let start = aligned(end);
+            end = start + *bytes as u64;
+            start
+        };
+        let places = sets.iter().map(|set| set.iter().map(&mut place).collect()).collect();
+        // At least a page, and whole pages: an empty file cannot be mapped.
+        self.file.set_len(aligned(end.max(1))).map_err(failed)?;
+        Ok(places)
+    }
+
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let failed = |source| Error::SharedMemory { what: "write", path: self.name.into(), source };
         self.file.write_all_at(bytes, offset).map_err(failed)
+    }
+
+    fn write_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<()> {
+        let mut tensors = bundle.tensors.iter().zip(offsets);
+        tensors.try_for_each(|(Tensor { bytes, .. }, &offset)| self.write(offset, bytes))
+    }
+
+    fn hold_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<bool> {
+        for (Tensor { bytes, .. }, &offset) in bundle.tensors.iter().zip(offsets) {
+            if !self.holds(offset, bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
@@ -333,102 +346,5 @@ impl Region {
             }
         }
         Ok(true)
-    }
-
-    fn lay_matrix(&self, end: &mut u64, matrix: &Matrix<'_>) -> Result<MatrixPlace> {
-        let codes = aligned(*end);
-        let scales = aligned(codes + matrix.codes().len() as u64);
-        self.write(codes, matrix.codes())?;
-        self.write(scales, matrix.scales())?;
-        *end = scales + matrix.scales().len() as u64;
-        Ok(MatrixPlace { codes, scales, global: matrix.global().value() })
-    }
-
-    fn lay_layers(&self, layers: &[LayerWeights]) -> Result<Vec<Vec<WeightsPlace>>> {
-        self.clear()?;
-        let mut end = 0;
-        let mut group = |weights: &Weights<'static>| {
-            let gate = self.lay_matrix(&mut end, weights.gate())?;
-            let up = weights.up().map(|up| self.lay_matrix(&mut end, up)).transpose()?;
-            Ok(WeightsPlace { gate, up })
-        };
-        let layers = layers.iter().map(|layer| layer.iter().map(&mut group).collect()).collect::<Result<Vec<_>>>()?;
-        self.extend(end)?;
-        Ok(layers)
-    }
-
-    /// Places for so many inputs of these sizes. What will be there is not yet known to anyone.
-    fn lay_inputs(&self, pattern: &Tokens, inputs: usize) -> Result<Vec<Vec<TokensPlace>>> {
-        self.clear()?;
-        let mut end = 0;
-        let mut group = |tokens: &Activations<'static>| match tokens {
-            Activations::NvFp4(matrix) => {
-                let codes = aligned(end);
-                let scales = aligned(codes + matrix.codes().len() as u64);
-                end = scales + matrix.scales().len() as u64;
-                TokensPlace::Quantised(MatrixPlace { codes, scales, global: matrix.global().value() })
-            }
-            Activations::Dense(dense) => {
-                let values = aligned(end);
-                end = values + bytes(dense.values()).len() as u64;
-                TokensPlace::Dense { values, global: dense.global().value() }
-            }
-        };
-        let inputs = (0..inputs).map(|_| pattern.iter().map(&mut group).collect()).collect();
-        self.extend(end)?;
-        Ok(inputs)
-    }
-
-    fn lay_outputs(&self, problem: &Problem, outputs: usize) -> Result<Vec<Vec<u64>>> {
-        self.clear()?;
-        let mut end = 0;
-        let mut places = Vec::new();
-        for _ in 0..outputs {
-            let mut groups = Vec::new();
-            for shape in problem.groups() {
-                groups.push(aligned(end));
-                end = aligned(end) + (shape.m * shape.n * problem.output().bytes()) as u64;
-            }
-            places.push(groups);
-        }
-        self.extend(end)?;
-        Ok(places)
-    }
-
-    /// Forgets everything, and gives its memory back.
-    fn clear(&self) -> Result<()> {
-        let failed = |source| Error::SharedMemory { what: "empty", path: self.name.into(), source };
-        self.file.set_len(0).map_err(failed)
-    }
-
-    /// Makes the file at least a page long and whole pages: an empty file cannot be mapped.
-    fn extend(&self, end: u64) -> Result<()> {
-        let failed = |source| Error::SharedMemory { what: "extend", path: self.name.into(), source };
-        self.file.set_len(aligned(end.max(1))).map_err(failed)
-    }
-
-    fn write_tokens(&self, tokens: &Activations<'_>, place: &TokensPlace) -> Result<()> {
-        match (tokens, place) {
-            (Activations::NvFp4(matrix), TokensPlace::Quantised(place)) => {
-                self.write(place.codes, matrix.codes())?;
-                self.write(place.scales, matrix.scales())
-            }
-            (Activations::Dense(dense), TokensPlace::Dense { values, .. }) => {
-                self.write(*values, bytes(dense.values()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn holds_tokens(&self, tokens: &Activations<'_>, place: &TokensPlace) -> Result<bool> {
-        match (tokens, place) {
-            (Activations::NvFp4(matrix), TokensPlace::Quantised(place)) => {
-                Ok(self.holds(place.codes, matrix.codes())? && self.holds(place.scales, matrix.scales())?)
-            }
-            (Activations::Dense(dense), TokensPlace::Dense { values, .. }) => {
-                self.holds(*values, bytes(dense.values()))
-            }
-            _ => Ok(false),
-        }
     }
 }

@@ -4,7 +4,6 @@
 //! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
 //! [`Fault`]: it costs the contestant the round and the tank nothing.
 
-mod builtin;
 mod fence;
 mod limits;
 mod lot;
@@ -14,11 +13,10 @@ pub(crate) mod seal;
 
 use serde::{Deserialize, Serialize};
 
-pub use builtin::{Bench, Builtin, serve};
 pub use fence::Guard;
 pub(crate) use limits::LONGEST_WAIT;
 pub use limits::Limits;
-pub use lot::{LayerWeights, Lot, Poison, Tensors, Tokens};
+pub use lot::{Lot, Poison, Tensors};
 pub use program::Program;
 pub use protocol::Job;
 

@@ -17,10 +17,10 @@ use tempfile::TempDir;
 
 use super::fence::{self, Fence, Guard, Rules, Stillness};
 use super::lot::Tensors;
-use super::protocol::{Answer, Job, Request, VERSION, line, understand};
+use super::protocol::{Answer, FIRST_VERSION, Job, Request, VERSION, line, understand};
 use super::seal;
-use super::{About, Builtin, Contestant, Fault, Limits, Readiness, Session, Stage};
-use crate::{Error, Result};
+use super::{About, Contestant, Fault, Limits, Readiness, Session, Stage};
+use crate::Result;
 
 /// The longest answer.
 const LONGEST: usize = 1 << 16;
@@ -56,13 +56,10 @@ impl Program {
         Self { name: name.into(), build: Vec::new(), command, limits, trusted: false, sealed: None }
     }
 
-    /// A built-in contestant in fresh processes: `worker`, a command that calls [`super::serve`] with the contestant that
-    /// its last argument describes as JSON.
-    pub fn fresh(builtin: &Builtin, worker: &[String], limits: Limits) -> Result<Self> {
-        let described =
-            serde_json::to_string(builtin).map_err(|source| Error::Protocol { reason: source.to_string() })?;
-        let command = worker.iter().cloned().chain([described]).collect();
-        Ok(Self { name: builtin.name.clone(), build: Vec::new(), command, limits, trusted: true, sealed: None })
+    /// Our own code in fresh processes: `worker`, a command that serves what its last argument describes as JSON.
+    pub fn fresh(name: &str, described: &serde_json::Value, worker: &[String], limits: Limits) -> Self {
+        let command = worker.iter().cloned().chain([described.to_string()]).collect();
+        Self { name: name.to_owned(), build: Vec::new(), command, limits, trusted: true, sealed: None }
     }
 
     /// Tells the files that its command names from all others, by their bytes.
@@ -191,6 +188,8 @@ struct Process {
     limits: Limits,
     trusted: bool,
     deterministic: bool,
+    /// The version of the protocol that it speaks.
+    version: u32,
     resting: bool,
     secret: RandomState,
     count: u64,
@@ -237,6 +236,7 @@ impl Process {
             limits: program.limits.clone(),
             trusted: program.trusted,
             deterministic: false,
+            version: VERSION,
             resting: false,
             secret: RandomState::new(),
             count: 0,
@@ -251,12 +251,13 @@ impl Process {
     fn greet(&mut self) -> Result<(), Fault> {
         let message = self.write_up(Stage::Hello, &Request::Hello { protocol: VERSION })?;
         match self.ask(Stage::Hello, &message)? {
-            (Answer::Hello { protocol: VERSION, deterministic, .. }, _) => {
-                self.deterministic = deterministic;
+            (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, .. }, _) => {
+                (self.deterministic, self.version) = (deterministic, version);
                 Ok(())
             }
             (Answer::Hello { protocol, .. }, said) => {
-                let reason = format!("it speaks version {protocol}, and the referee version {VERSION}");
+                let reason =
+                    format!("it speaks version {protocol}, and the referee versions {FIRST_VERSION} and {VERSION}");
                 Err(Fault::Garbage { stage: Stage::Hello, reason, line: said })
             }
             (_, said) => Err(garbage(Stage::Hello, "a hello was expected", &said)),
@@ -429,7 +430,8 @@ impl Session for Process {
         self.check_rest()?;
         self.look_at_what_it_takes()?;
         let id = self.next_id();
-        let message = self.tensors.message(id.clone()).map_err(|error| Fault::Start { reason: error.to_string() })?;
+        let message = self.tensors.message(id.clone(), self.version);
+        let message = message.map_err(|error| Fault::Start { reason: error.to_string() })?;
         let message = self.write_up(Stage::Prepare, &Request::Prepare(Box::new(message)))?;
         self.wake()?;
         let answer = self.ask(Stage::Prepare, &message)?;

@@ -66,7 +66,7 @@ impl Play<'_> {
         };
         let mut brought = Vec::new();
         for asked in &planned.asks {
-            let problems = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+            let problems = self.arena.names.clone();
             let mortems = history::post_mortems(self.records());
             let names = [self.season.name.as_str(), round, context];
             let question = PitchQuestion::new(names, problems, &self.champion.entry, &self.baseline, mortems);
@@ -108,7 +108,7 @@ impl Play<'_> {
     }
 
     fn check_pitches<'p>(&mut self, round: &str, pitches: &'p [Pitch]) -> Result<Vec<Candidate<'p>>> {
-        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let problems = self.arena.names.clone();
         let mut candidates: Vec<Candidate<'p>> = Vec::new();
         for pitch in pitches {
             let deal = pitch.deal.or(&self.season.deal);
@@ -166,7 +166,7 @@ impl Play<'_> {
     }
 
     fn tally(&mut self, round: &str, kind: RoundKind, candidates: &[Candidate<'_>], voted: &[Voted]) -> Result<Tally> {
-        let problems: Vec<String> = self.arena.problems.iter().map(|p| p.name()).collect::<Result<_>>()?;
+        let problems = self.arena.names.clone();
         let sharks: Vec<Shark> = self.season.sharks.iter().map(|shark| shark.in_round(kind)).collect();
         let counted: Vec<(&Shark, &Voted)> = sharks.iter().zip(voted).filter(|(_, v)| v.void.is_none()).collect();
         let votes: Vec<Vote<'_>> =

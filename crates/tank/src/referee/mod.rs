@@ -3,7 +3,7 @@
 //! [`settings`] holds every number it goes by, [`stats`] turns quartets into a ratio with an interval, [`duel`] holds a
 //! sitting over anything that yields samples, [`synthetic`] is such a thing with a known truth, and [`calibration`] uses
 //! it to say how often the referee is right. The real thing is [`pool`], with the referee's own [`clock`]. [`verify`] is the
-//! examination that comes before, [`yardstick`] checks large results whole, and [`record`] is what remains of it all.
+//! examination that comes before, and [`record`] is what remains of it all.
 
 pub mod calibration;
 pub mod clock;
@@ -19,7 +19,6 @@ pub mod settings;
 pub mod stats;
 pub mod synthetic;
 pub mod verify;
-pub mod yardstick;
 
 pub use clock::{Clock, Wall};
 pub use duel::{Course, Floor, Halt, sit};
@@ -30,4 +29,4 @@ pub use record::{
     ShapeResult, Side, Sitting, Speedup, Stop, Summary, Terms, Wrong,
 };
 pub use settings::{Checking, RefereeSettings, Temperature, Timing};
-pub use verify::{Examination, examine, questions};
+pub use verify::{Examination, examine};

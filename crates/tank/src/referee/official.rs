@@ -4,9 +4,9 @@
 //! champion that did not have to answer through a pipe would win by the pipe.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hammerhead::cpu::ceilings::Ceilings;
-use testkit::cases::Case;
 
 use super::clock::{Clock, Wall};
 use super::duel::{Course, Floor, Halt, sit};
@@ -15,9 +15,11 @@ use super::pool::Pool;
 use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms};
 use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
-use super::verify::{examine, questions};
-use crate::contestant::{Builtin, Contestant, Fault, Program, sweep};
-use crate::entry::{Entry, ProblemSpec};
+use super::verify::examine;
+use crate::contestant::{Contestant, Fault, Program, sweep};
+use crate::entry::Entry;
+use crate::operation::Operation;
+use crate::task::Task;
 use crate::{Error, Result};
 
 /// Who is told how sittings go.
@@ -25,7 +27,7 @@ type Watcher = Box<dyn Fn(&str)>;
 
 /// The referee on this machine.
 pub struct Official {
-    cases: Vec<Case>,
+    operation: Box<dyn Operation>,
     settings: RefereeSettings,
     worker: Vec<String>,
     threads: Option<usize>,
@@ -44,19 +46,17 @@ pub struct Alone {
 }
 
 impl Official {
-    /// A referee for these problems. `worker` is a command that passes its last argument to [`crate::contestant::serve`]:
-    /// our own, in a fresh process. Where it is empty, built-in entries run in this process. What referees that were killed
+    /// A referee for an operation's problems. `worker` is a command that serves what its last argument describes, one of our own configurations, in a fresh process. Where it is empty, built-in entries run in this process. What referees that were killed
     /// have left in shared memory is taken away first.
     pub fn new(
-        problems: &[ProblemSpec],
+        operation: Box<dyn Operation>,
         settings: RefereeSettings,
         worker: Vec<String>,
         threads: Option<usize>,
     ) -> Result<Self> {
         settings.timing.check()?;
-        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<_>>()?;
         sweep();
-        Ok(Self { cases, settings, worker, threads, built: HashMap::new(), watcher: None })
+        Ok(Self { operation, settings, worker, threads, built: HashMap::new(), watcher: None })
     }
 
     /// Tells somebody how sittings go.
@@ -66,13 +66,13 @@ impl Official {
     }
 
     /// The problems.
-    pub fn cases(&self) -> &[Case] {
-        &self.cases
+    pub fn problems(&self) -> &[Arc<dyn Task>] {
+        self.operation.problems()
     }
 
     /// Examines a challenger, and beside it the champion, whose precision it is held to. Nothing is timed.
     pub fn examine(&mut self, champion: (&str, &Entry), challenger: (&str, &Entry), seed: u64) -> Result<Correctness> {
-        let questions = questions(&self.cases, &self.settings.checking, seed);
+        let questions = self.operation.questions(self.settings.checking.held_out, seed)?;
         let contestant = match self.contestant(challenger)? {
             Ok(contestant) => contestant,
             Err(fault) => return Ok(Correctness { fault: Some(fault), ..Correctness::new(challenger.0, seed) }),
@@ -97,8 +97,9 @@ impl Official {
 
     /// Whoever does not do the season's own problems cannot be timed on them.
     fn must_support(&self, mut found: Correctness) -> Correctness {
-        for case in &self.cases {
-            let (name, prefix) = (case.to_string(), format!("{case}: "));
+        for task in self.operation.problems() {
+            let name = task.name();
+            let prefix = format!("{name}: ");
             let refused = found.unsupported.iter().find_map(|reason| reason.strip_prefix(&prefix));
             if let (Some(reason), None) = (refused, &found.fault) {
                 found.fault = Some(Fault::Unsupported { problem: name, reason: reason.to_owned() });
@@ -136,7 +137,7 @@ impl Official {
         let contestant = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
         let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, processor)?;
         let _precedence = Precedence::take();
-        let seconds = alone(&mut pool, self.cases.len(), &self.settings.timing).map_err(|halt| match halt {
+        let seconds = alone(&mut pool, self.problems().len(), &self.settings.timing).map_err(|halt| match halt {
             Halt::Fault(_, fault) => failed_champion(&fault),
             Halt::Error(error) => error,
         })?;
@@ -156,7 +157,7 @@ impl Official {
         seed: u64,
         processor: bool,
     ) -> Result<Pool<'a>> {
-        let pool = Pool::new(champion, challenger, self.cases.clone(), &self.settings, clock, seed)?;
+        let pool = Pool::new(champion, challenger, self.problems().to_vec(), &self.settings, clock, seed)?;
         let pool = pool.watched(self.watcher.as_deref());
         if processor { pool.on_the_processor() } else { Ok(pool) }
     }
@@ -167,8 +168,8 @@ impl Official {
         if self.worker.is_empty() {
             return Ok(None);
         }
-        let builtin = Builtin { name: champion.0.to_owned(), ways: ways.clone(), threads: self.threads };
-        let program = Program::fresh(&builtin, &self.worker, self.settings.limits.clone())?;
+        let told = self.operation.ours_told(champion.0, ways, self.threads)?;
+        let program = Program::fresh(champion.0, &told, &self.worker, self.settings.limits.clone());
         Ok(Some(Program { trusted: false, ..program }))
     }
 
@@ -176,13 +177,13 @@ impl Official {
     fn contestant(&mut self, (name, entry): (&str, &Entry)) -> Result<Result<Box<dyn Contestant>, Fault>> {
         let limits = self.settings.limits.clone();
         Ok(match entry {
-            Entry::Builtin { ways } => {
-                let builtin = Builtin { name: name.to_owned(), ways: ways.clone(), threads: self.threads };
-                Ok(match self.worker.is_empty() {
-                    true => Box::new(builtin),
-                    false => Box::new(Program::fresh(&builtin, &self.worker, limits)?),
-                })
-            }
+            Entry::Builtin { ways } => Ok(match self.worker.is_empty() {
+                true => self.operation.ours(name, ways, self.threads)?,
+                false => {
+                    let told = self.operation.ours_told(name, ways, self.threads)?;
+                    Box::new(Program::fresh(name, &told, &self.worker, limits))
+                }
+            }),
             Entry::Program { build, command, sealed } => {
                 let mut program = Program { build: build.clone(), ..Program::new(name, command.clone(), limits) };
                 let key = (build.clone(), command.clone());

@@ -2,7 +2,7 @@
 //!
 //! **A sample** is one `run` of enough jobs for the clock, and nothing of it is known before the clock runs. First there is one job that
 //! does not count, so that a contestant's caches of code, its threads and its files are as they are in use. Then it stands still, and
-//! only now are the tokens written that nobody has seen before, the outputs poisoned, and layers and places drawn. It is woken when
+//! only now are the inputs written that nobody has seen before, the outputs poisoned, and layers and places drawn. It is woken when
 //! the clock already runs, and the clock runs on until it stands still again, with all its threads and children: what is not written
 //! then is not there, and what it did after its `done` was timed. While one side swims the other stands still, and what it consumes
 //! of the processors meanwhile is its fault.
@@ -13,19 +13,16 @@
 //! that did not count.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
-//! the run, agree with float64, and the tokens are as they were written. One sample in eight, drawn after the run as well, has
+//! the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after the run as well, has
 //! one of its outputs compared whole. A contestant that is lazy in a part of its runs has to be so in half of them to move
 //! a median, and is then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
-//! are worth as much here as in the examination. When a process ends, its weights are compared with the originals.
+//! are worth as much here as in the examination. When a process ends, its constants are compared with the originals.
 
 use std::sync::Arc;
 
 use fastrand::Rng;
 use hammerhead::cpu::ceilings::{Ceilings, Prober};
-use hammerhead::reference::Reference;
-use hammerhead::{Arithmetic, Shape, bound};
 use hammerhead::{Team, cpu};
-use testkit::cases::Case;
 
 use super::clock::{Clock, jobs_a_sample};
 use super::duel::{Course, Floor, Halt};
@@ -34,8 +31,8 @@ use super::record::{CourseReport, Pairing, Side};
 use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature};
 use super::stats;
-use super::yardstick::Yardstick;
-use crate::contestant::{Contestant, Fault, Guard, Job, LayerWeights, Lot, Poison, Readiness, Session, Tokens};
+use crate::contestant::{Contestant, Fault, Guard, Job, Lot, Poison, Readiness, Session};
+use crate::task::{Bundle, Spec, Task};
 use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
@@ -56,13 +53,12 @@ pub struct Pool<'a> {
     fenced: Option<&'a dyn Contestant>,
     /// Whoever watches.
     watcher: Option<&'a dyn Fn(&str)>,
-    cases: Vec<Case>,
+    tasks: Vec<Arc<dyn Task>>,
     settings: &'a RefereeSettings,
     clock: &'a dyn Clock,
     seed: u64,
     /// Samples that were drawn so far: each has a seed of its own, from which nothing follows for the next.
     drawn: u64,
-    yardstick: Yardstick,
     /// For each shape, once it was met.
     shapes: Vec<Option<Ground>>,
     sides: Option<[Box<dyn Session>; 2]>,
@@ -106,7 +102,7 @@ impl<'a> Pool<'a> {
     pub fn new(
         champion: &'a dyn Contestant,
         challenger: &'a dyn Contestant,
-        cases: Vec<Case>,
+        tasks: Vec<Arc<dyn Task>>,
         settings: &'a RefereeSettings,
         clock: &'a dyn Clock,
         seed: u64,
@@ -120,20 +116,19 @@ impl<'a> Pool<'a> {
         let report = CourseReport {
             clock_resolution: resolution,
             cache_bytes,
-            rotated_bytes: vec![0; cases.len()],
+            rotated_bytes: vec![0; tasks.len()],
             ..CourseReport::default()
         };
         Ok(Self {
             contestants: [champion, challenger],
             fenced: None,
             watcher: None,
-            shapes: cases.iter().map(|_| None).collect(),
-            cases,
+            shapes: tasks.iter().map(|_| None).collect(),
+            tasks,
             settings,
             clock,
             seed,
             drawn: 0,
-            yardstick: Yardstick::new()?,
             sides: None,
             pairing: Pairing::Control,
             shape: 0,
@@ -181,7 +176,7 @@ impl<'a> Pool<'a> {
 
     /// How many layers a shape needs if so many jobs make a sample, and the bytes that pass before one comes again.
     fn rotation(&mut self, shape: usize, jobs: usize) -> (usize, u64) {
-        let (timing, layer_bytes) = (&self.settings.timing, weight_bytes(&self.cases[shape]));
+        let (timing, layer_bytes) = (&self.settings.timing, self.tasks[shape].work().constant_bytes.max(1.0));
         let most = timing.most_layers.max(2);
         let (filling, swept) = ((self.turn_bytes() / layer_bytes).ceil() as usize, self.turn_bytes() as u64);
         match self.processor {
@@ -196,13 +191,13 @@ impl<'a> Pool<'a> {
 
     fn ground(&mut self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
         let more = self.lots().usize(..3);
-        let case = &self.cases[shape];
-        let layer = |layer| Ok(case.instance(derive(self.seed, &[1, shape as u64, layer as u64]))?.weights);
-        let layers: Arc<Vec<LayerWeights>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
+        let task = &self.tasks[shape];
+        let layer = |layer| task.constants(derive(self.seed, &[1, shape as u64, layer as u64]));
+        let layers: Arc<Vec<Bundle>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
         // One more place, for the job that does not count, and some that are never used.
         let places = jobs + 1 + more;
-        let pattern = tokens(case, derive(self.seed, &[2, shape as u64]))?;
-        let lot = Lot::new(case.problem()?, layers, pattern, places, places)?;
+        let pattern = task.input(derive(self.seed, &[2, shape as u64]))?;
+        let lot = Lot::new(Arc::clone(task), layers, pattern, places, places);
         Ok(Ground { lot, jobs, order: [Vec::new(), Vec::new()] })
     }
 
@@ -218,7 +213,7 @@ impl<'a> Pool<'a> {
         let (timing, resolution) = (&self.settings.timing, self.report.clock_resolution);
         let trips = SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0);
         // Problems that move little are over soon, and a sample needs many of them.
-        let bytes = self.cases[shape].problem().map_err(Error::from)?.bytes().max(1.0);
+        let bytes = self.tasks[shape].work().bytes.max(1.0);
         let most = ((SAMPLE_BYTES / bytes) as usize).clamp(1, timing.sample_jobs);
         let least = timing.sample_seconds.max(0.5 * trips);
         let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
@@ -228,18 +223,18 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Has a side pack the weights of the shape that is to be timed.
+    /// Has a side prepare for the shape that is to be timed.
     fn make_ready(&mut self, side: Side) -> Result<(), Halt> {
         let mut lots = self.lots();
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        let mut order: Vec<usize> = (0..ground.lot.layers().len()).collect();
+        let mut order: Vec<usize> = (0..ground.lot.constants().len()).collect();
         lots.shuffle(&mut order);
         ground.order[index(side)] = order;
         let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
         session.tensors().lay(&ground.lot)?;
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
         if let Readiness::Unsupported(reason) = session.prepare().map_err(faulted)? {
-            return Err(faulted(Fault::Unsupported { problem: self.cases[self.shape].to_string(), reason }));
+            return Err(faulted(Fault::Unsupported { problem: self.tasks[self.shape].name(), reason }));
         }
         Ok(())
     }
@@ -264,7 +259,7 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// One run: a job that does not count, then fresh tokens and poison, the clock, and what is seen when it stands.
+    /// One run: a job that does not count, then fresh inputs and poison, the clock, and what is seen when it stands.
     fn swim(&mut self, side: Side, awakening: usize, layers: &[usize], cold: bool, checked: bool) -> Result<f64, Halt> {
         let mut lots = self.lots();
         let poison = if lots.bool() { Poison::Ones } else { Poison::Sevens };
@@ -288,9 +283,9 @@ impl<'a> Pool<'a> {
     fn run(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<f64, Halt> {
         for job in jobs {
             self.drawn += 1;
-            let tokens = tokens(&self.cases[self.shape], derive(self.seed, &[8, self.drawn]))?;
+            let input = self.tasks[self.shape].input(derive(self.seed, &[8, self.drawn]))?;
             let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
-            session.tensors().write_input(job.input, tokens)?;
+            session.tensors().write_input(job.input, input)?;
             session.tensors().poison(job.output, poison)?;
         }
         let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
@@ -309,58 +304,40 @@ impl<'a> Pool<'a> {
 
     /// Looks at the outputs of a sample, on copies.
     fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison, mut lots: Rng) -> Result<(), Halt> {
-        let case = &self.cases[self.shape];
+        let task = &self.tasks[self.shape];
         let tensors = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].tensors();
-        let blame = self_or_champion(self.pairing, side);
-        let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: case.to_string(), what });
-        let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {case}") });
+        let (blame, name) = (self_or_champion(self.pairing, side), task.name());
+        let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: name.clone(), what });
+        let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {name}") });
         let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
             Err(Error::Shortened { .. }) => return Err(tampered("the file of outputs")),
             outputs => outputs?,
         };
+        let specs = task.outputs();
         for (output, job) in outputs.iter().zip(jobs) {
-            if let Some(place) = poisoned(output, poison, case.output.bytes()) {
+            if let Some(place) = poisoned(output, poison, &specs) {
                 return Err(wrong(format!("element {place} of a timed output was not written when it said done")));
             }
             if !tensors.input_is_intact(job.input)? {
-                return Err(tampered("the tokens of a timed run"));
+                return Err(tampered("the inputs of a timed run"));
             }
         }
         let drawn = lots.usize(..jobs.len());
-        let (job, results) = (jobs[drawn], tensors.as_results(&outputs[drawn])?);
-        let (tokens, weights) = (tensors.input(job.input)?, &tensors.layers()?[job.layer]);
-        let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
-        let references: Vec<Reference<'_, '_>> = tokens.iter().zip(weights).map(reference).collect();
-        for _ in 0..self.settings.checking.elements {
-            let group = lots.usize(..tokens.len());
-            let shape = case.groups[group];
-            if shape.m == 0 {
-                continue;
-            }
-            let (row, column) = (lots.usize(..shape.m), lots.usize(..shape.n));
-            let reference = &references[group];
-            let element = reference.element(&reference.token(row), &reference.column(column));
-            let mut values = vec![0.0; shape.n];
-            results[group].row(row, &mut values);
-            let found = f64::from(values[column]);
-            if !bound::accepts(&element, found, case.gate, shape.k, case.output, Arithmetic::Unknown) {
-                let expected = element.value;
-                return Err(wrong(format!(
-                    "a timed output: group {group}, c[{row}, {column}] is {found}, not {expected}"
-                )));
-            }
-            let allowed = bound::bound(&element, case.gate, shape.k, case.output, Arithmetic::Unknown);
-            let ratio = (found - element.value) / allowed;
-            if self.pairing == Pairing::Duel && ratio.is_finite() {
-                let errors = &mut self.errors[index(side)];
-                errors.compared += 1;
-                errors.squares += ratio * ratio;
-            }
+        let (job, output) = (jobs[drawn], &outputs[drawn]);
+        let (input, constants) = (tensors.input(job.input)?, &tensors.constants()?[job.layer]);
+        let found = task.look(constants, input, output, self.settings.checking.elements, &mut lots)?;
+        if let Some(what) = found.wrong {
+            return Err(wrong(format!("a timed output: {what}")));
+        }
+        if self.pairing == Pairing::Duel {
+            let errors = &mut self.errors[index(side)];
+            errors.compared += found.compared;
+            errors.squares += found.squares;
         }
         self.report.outputs_sampled += 1;
         if lots.usize(..self.settings.checking.whole_every.max(1)) == 0 {
             self.report.outputs_compared += 1;
-            if let Some(what) = self.yardstick.check(tensors.problem()?, tokens, weights, &results)? {
+            if let Some(what) = task.look_whole(constants, input, output)? {
                 return Err(wrong(format!("a timed output: {what}")));
             }
         }
@@ -394,8 +371,8 @@ impl<'a> Pool<'a> {
                 continue;
             }
             let Some(sides) = &mut self.sides else { continue };
-            if !sides[index(side)].tensors().weights_are_intact()? {
-                let fault = Fault::Tampering { what: format!("the weights of {}", self.cases[self.shape]) };
+            if !sides[index(side)].tensors().constants_are_intact()? {
+                let fault = Fault::Tampering { what: format!("the constants of {}", self.tasks[self.shape].name()) };
                 return Err(Halt::Fault(who, fault));
             }
         }
@@ -450,7 +427,7 @@ impl Course for Pool<'_> {
     }
 
     fn shapes(&self) -> Vec<String> {
-        self.cases.iter().map(Case::to_string).collect()
+        self.tasks.iter().map(|task| task.name()).collect()
     }
 
     fn enter(&mut self, pairing: Pairing, _seed: u64) -> Result<(), Halt> {
@@ -513,14 +490,14 @@ impl Course for Pool<'_> {
 
     fn floors(&self) -> Option<Vec<Floor>> {
         let best = self.processor.as_ref()?.best;
-        let floor = |(case, &rotated): (&Case, &u64)| {
-            let problem = case.problem().ok()?;
-            let warm = problem.flops() / (INTEGER_FACTOR * best.flops);
+        let floor = |(task, &rotated): (&Arc<dyn Task>, &u64)| {
+            let work = task.work();
+            let warm = work.flops? / (INTEGER_FACTOR * best.flops);
             // Whatever a cache keeps of what goes through it, it keeps no more than it holds.
             let missed = (1.0 - self.report.cache_bytes as f64 / rotated.max(1) as f64).max(0.0);
-            Some(Floor { cold: warm.max(missed * weight_bytes(case) / best.bytes), warm })
+            Some(Floor { cold: warm.max(missed * work.constant_bytes / best.bytes), warm })
         };
-        self.cases.iter().zip(&self.report.rotated_bytes).map(floor).collect()
+        self.tasks.iter().zip(&self.report.rotated_bytes).map(floor).collect()
     }
 
     fn report(&self) -> CourseReport {
@@ -543,21 +520,10 @@ fn index(side: Side) -> usize {
     }
 }
 
-/// Tokens for a problem: those of the same case with a single column, because weights are not wanted again.
-fn tokens(case: &Case, seed: u64) -> Result<Tokens> {
-    let groups = case.groups.iter().map(|s| Shape::new(s.m, 1, s.k)).collect();
-    Ok(Case { groups, ..case.clone() }.instance(seed)?.activations)
-}
-
-/// The bytes of one layer's weights.
-fn weight_bytes(case: &Case) -> f64 {
-    let matrices = case.gate.matrices();
-    case.groups.iter().map(|s| (matrices * s.n * (s.k / 2 + s.k / 16)) as f64).sum()
-}
-
-/// The first element of an output that still holds the poison.
-fn poisoned(output: &[Vec<u8>], poison: Poison, width: usize) -> Option<usize> {
-    let mut elements = output.iter().flat_map(|group| group.chunks_exact(width));
+/// The first element of an output that still holds the poison, in tensors where no result looks like it.
+fn poisoned(output: &[Vec<u8>], poison: Poison, specs: &[Spec]) -> Option<usize> {
+    let told = output.iter().zip(specs).filter(|(_, spec)| spec.element.has_nan());
+    let mut elements = told.flat_map(|(tensor, spec)| tensor.chunks_exact(spec.element.bytes()));
     elements.position(|element| element.iter().all(|&byte| byte == poison.byte()))
 }
 

@@ -1,18 +1,16 @@
 //! Correct first: the examination that everyone passes before any clock starts.
 //!
-//! **What is asked.** Every edge of the case list; the season's own problems, each with realistic numbers, whole numbers,
-//! extreme scales, zeros, negative zeros and the largest codes; and shapes drawn from the seed that are in no list, half of
-//! them neighbours of the season's. All numbers come from a seed that the operating system gave and that is told afterwards.
+//! **What is asked** is the operation's: edges, the season's own problems with every kind of numbers, and shapes drawn from the seed that are
+//! in no list. All numbers come from a seed that the operating system gave and that is told afterwards.
 //!
 //! **How it is asked.** Each problem is run three times in the same buffers: twice with the same inputs into outputs that
-//! were filled with two different poisons, so that an element nobody writes shows; then with the tokens rewritten in
-//! place, both layers' weights in one run, so that what was remembered by address or from before is wrong. Inputs are
+//! were filled with two different poisons, so that an element nobody writes shows; then with the input rewritten in
+//! place, both sets of constants in one run, so that what was remembered by address or from before is wrong. Inputs are
 //! compared with the referee's own copy after every run. Whoever says that it is deterministic must give the same bits.
 //!
-//! **How it is judged.** Against the float64 reference under the derived bound: every element up to 2³⁰ products, and beyond
-//! that on rows and columns that are drawn after the run, with every element on the [`Yardstick`] besides.
+//! **How it is judged.** Against the operation's reference in double precision, by its own rule of what is near enough.
 //!
-//! **Beside each other.** Whoever is examined together is asked the same questions in turn. The float64 reference, which
+//! **Beside each other.** Whoever is examined together is asked the same questions in turn. The reference, which
 //! takes most of the time, is computed once a question and judges them all.
 //!
 //! **Precision.** A challenger may be within the bound and yet much less precise than the champion: speed bought with
@@ -23,78 +21,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hammerhead::{Activation, Arithmetic, Gate, Output, Shape};
-use hammerhead::{Team, cpu};
-use testkit::cases::{self, Case, Inputs, Instance, Suite};
-use testkit::verify::{Expected, Report};
 
 use super::record::{Correctness, Precision, Wrong};
 use super::seeds::derive;
 use super::settings::Checking;
-use super::yardstick::Yardstick;
-use crate::contestant::{Contestant, Fault, Job, LayerWeights, Lot, Poison, Readiness, Session};
+use crate::contestant::{Contestant, Fault, Job, Lot, Poison, Readiness, Session};
+use crate::task::{Bundle, Expected, Found, Spec, Task};
 use crate::{Error, Result};
 
-/// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
-const EXHAUSTIVE: f64 = (1u64 << 30) as f64;
 /// Wrong problems after which an examination ends: more would say nothing new.
 const ENOUGH: usize = 5;
-/// The kinds of numbers that a season's problems are examined with.
-const KINDS: [Inputs; 6] =
-    [Inputs::Realistic, Inputs::Integers, Inputs::HardScales, Inputs::Zero, Inputs::NegativeZero, Inputs::Maximal];
-
-/// What a contestant is asked, for these problems of a season and this seed.
-pub fn questions(problems: &[Case], checking: &Checking, seed: u64) -> Vec<Case> {
-    let mut questions = cases::suite(Suite::Edge);
-    // The protocol has no words for input scales and biases.
-    questions.retain(|case| !case.is_scaled() && !case.is_biased());
-    for problem in problems {
-        questions.extend(KINDS.map(|inputs| Case { inputs, ..problem.clone() }));
-    }
-    questions.extend(held_out(problems, checking.held_out, seed));
-    questions
-}
-
-/// Shapes that are in no list.
-fn held_out(problems: &[Case], count: usize, seed: u64) -> Vec<Case> {
-    let mut rng = Rng::with_seed(derive(seed, &[0x4e1d]));
-    let mut drawn = Vec::new();
-    for index in 0..count {
-        let model = (!problems.is_empty()).then(|| &problems[rng.usize(..problems.len())]);
-        let groups = match model {
-            // A neighbour: the same weights' sizes, other numbers of tokens, small enough to be judged whole.
-            Some(case) if index % 2 == 0 => {
-                let neighbour = |s: &Shape| Shape::new(rng.usize(1..=s.m.clamp(1, 64) + 1), s.n, s.k);
-                case.groups.iter().take(4).map(neighbour).collect()
-            }
-            _ => {
-                let groups = if rng.u8(..4) == 0 { rng.usize(2..5) } else { 1 };
-                let shape = |rng: &mut Rng| Shape::new(rng.usize(1..100), rng.usize(1..300), 16 * rng.usize(1..65));
-                (0..groups).map(|_| shape(&mut rng)).collect()
-            }
-        };
-        drawn.push(Case {
-            suite: Suite::Edge,
-            why: "drawn from the seed: in no list",
-            groups,
-            gate: model.map_or(Gate::Silu, |case| case.gate),
-            activation: model.map_or(Activation::NvFp4, |case| case.activation),
-            output: model.map_or(Output::F16, |case| case.output),
-            inputs: [Inputs::Realistic, Inputs::Integers, Inputs::GlobalsApart][rng.usize(..3)],
-            timed: false,
-        });
-    }
-    drawn
-}
-
 /// Examines contestants on these questions, beside each other. A fault, or many wrong results, of the first of them ends it for
 /// all: whoever is examined beside another is there for comparison. Whoever of the others is found wrong is asked no more.
 pub fn examine<const N: usize>(
     contestants: [&dyn Contestant; N],
-    questions: &[Case],
+    questions: &[Arc<dyn Task>],
     seed: u64,
 ) -> Result<[Examination; N]> {
-    let examiner = Examiner { threads: cpu::team(None)?, yardstick: Yardstick::new()?, seed };
+    let examiner = Examiner { seed };
     let mut found = contestants.map(|contestant| Examination {
         correctness: Correctness::new(&contestant.about().name, seed),
         by_case: BTreeMap::new(),
@@ -106,13 +50,13 @@ pub fn examine<const N: usize>(
             Err(fault) => found.correctness.fault = Some(fault),
         }
     }
-    for (index, case) in questions.iter().enumerate() {
+    for (index, task) in questions.iter().enumerate() {
         if found.first().is_some_and(Examination::is_over)
             || found.iter().any(|found| found.correctness.fault.is_some())
         {
             break;
         }
-        let question = Question::new(case, index, seed)?;
+        let question = Question::new(task, index, seed)?;
         for (session, found) in sessions.iter_mut().zip(&mut found).filter(|(_, found)| !found.is_over()) {
             examiner.ask(session.as_mut(), &question, found)?;
         }
@@ -165,10 +109,10 @@ struct Errors {
 }
 
 impl Errors {
-    fn add(&mut self, report: &Report) {
-        self.compared += report.compared as u64;
-        self.squares += report.rms_ratio * report.rms_ratio * report.compared as f64;
-        self.worst = self.worst.max(report.max_ratio);
+    fn add(&mut self, found: &Found) {
+        self.compared += found.compared;
+        self.squares += found.squares;
+        self.worst = self.worst.max(found.worst);
     }
 }
 
@@ -196,27 +140,26 @@ impl From<Fault> for Halted {
 
 /// One question: a problem, numbers for it, and what should come out.
 struct Question<'a> {
-    case: &'a Case,
+    task: &'a Arc<dyn Task>,
     index: usize,
-    layers: Arc<Vec<LayerWeights>>,
-    /// The first layer with the first tokens, the first layer with the second tokens, the second layer with those.
-    instances: [Instance; 3],
-    expected: [OnceCell<Expected>; 3],
+    constants: Arc<Vec<Bundle>>,
+    inputs: [Bundle; 2],
+    expected: [OnceCell<Box<dyn Expected>>; 3],
 }
 
+/// Which set of constants and which input make what comes out: the first of each, the first with the second input, the second of each.
+const PAIRS: [(usize, usize); 3] = [(0, 0), (0, 1), (1, 1)];
+
 impl<'a> Question<'a> {
-    fn new(case: &'a Case, index: usize, seed: u64) -> Result<Self> {
-        let instance = |which| case.instance(derive(seed, &[index as u64, which]));
-        let [first, second] = [instance(1)?, instance(2)?];
-        let layers = Arc::new(vec![first.weights.clone(), second.weights.clone()]);
-        let mixed = Instance { activations: second.activations.clone(), ..first.clone() };
-        Ok(Self { case, index, layers, instances: [first, mixed, second], expected: Default::default() })
+    fn new(task: &'a Arc<dyn Task>, index: usize, seed: u64) -> Result<Self> {
+        let seed = |which| derive(seed, &[index as u64, which]);
+        let constants = Arc::new(vec![task.constants(seed(1))?, task.constants(seed(2))?]);
+        let inputs = [task.input(seed(1))?, task.input(seed(2))?];
+        Ok(Self { task, index, constants, inputs, expected: Default::default() })
     }
 }
 
 struct Examiner {
-    threads: Team,
-    yardstick: Yardstick,
     seed: u64,
 }
 
@@ -225,13 +168,13 @@ impl Examiner {
     fn ask(&self, session: &mut dyn Session, question: &Question<'_>, found: &mut Examination) -> Result<()> {
         // As many places as a sitting may have: what is asked must not tell what is only examined.
         let mut lots = Rng::with_seed(derive(self.seed, &[question.index as u64, 4]));
-        let (pattern, places) = (question.instances[0].activations.clone(), lots.usize(2..6));
-        let lot = Lot::new(question.case.problem()?, Arc::clone(&question.layers), pattern, places, places)?;
+        let (pattern, places) = (question.inputs[0].clone(), lots.usize(2..6));
+        let lot = Lot::new(Arc::clone(question.task), Arc::clone(&question.constants), pattern, places, places);
         session.tensors().lay(&lot)?;
         match session.prepare() {
             Ok(Readiness::Ready) => {}
             Ok(Readiness::Unsupported(reason)) => {
-                found.correctness.unsupported.push(format!("{}: {reason}", question.case));
+                found.correctness.unsupported.push(format!("{}: {reason}", question.task.name()));
                 return Ok(());
             }
             Err(fault) => {
@@ -244,20 +187,22 @@ impl Examiner {
             Ok(()) => {}
             Err(Halted::Fault(fault)) => found.correctness.fault = Some(fault),
             Err(Halted::Wrong(what)) => {
-                let case = question.case;
-                let wrong = Wrong { case: case.to_string(), inputs: format!("{:?}", case.inputs), what };
+                let wrong = Wrong { case: question.task.name(), inputs: question.task.numbers(), what };
                 found.correctness.wrong.push(wrong);
             }
         }
         Ok(())
     }
 
-    /// What should come out of one of a question's instances, computed when it is first asked for.
-    fn expected<'q>(&self, question: &'q Question<'_>, which: usize) -> &'q Expected {
-        question.expected[which].get_or_init(|| {
-            let drawn = derive(self.seed, &[question.index as u64, 3]);
-            Expected::new(&question.instances[which], question.case.is_community(), drawn, &self.threads)
-        })
+    /// What should come out of one of a question's pairs, computed when it is first asked for.
+    fn expected<'q>(&self, question: &'q Question<'_>, which: usize) -> Result<&'q dyn Expected> {
+        let cell = &question.expected[which];
+        if let Some(known) = cell.get() {
+            return Ok(known.as_ref());
+        }
+        let ((constants, input), drawn) = (PAIRS[which], derive(self.seed, &[question.index as u64, 3]));
+        let expected = question.task.expected(&question.constants[constants], &question.inputs[input], drawn)?;
+        Ok(cell.get_or_init(|| expected).as_ref())
     }
 }
 
@@ -284,7 +229,7 @@ impl Hearing<'_, '_> {
                 Err(halted) => return Ok(Err(halted)),
             }
         }
-        if let Some(place) = unwritten(&outputs[0], &outputs[1], self.question.case.output.bytes()) {
+        if let Some(place) = unwritten(&outputs[0], &outputs[1], &self.question.task.outputs()) {
             return Ok(Err(Halted::Wrong(format!("element {place} of the result was never written"))));
         }
         if let Err(halted) = self.judge(0, &outputs[0])? {
@@ -301,9 +246,9 @@ impl Hearing<'_, '_> {
         } else if let Err(halted) = self.judge(0, &outputs[1])? {
             return Ok(Err(halted));
         }
-        // The same places, other tokens; and both layers in one run, the new one last.
+        // The same places, another input; and both sets of constants in one run, the new one last.
         let jobs = [job, Job { layer: 1, input, output: places[1] }];
-        let results = match self.run(2, &jobs, Poison::Ones)? {
+        let results = match self.run(1, &jobs, Poison::Ones)? {
             Ok(results) => results,
             Err(halted) => return Ok(Err(halted)),
         };
@@ -315,55 +260,45 @@ impl Hearing<'_, '_> {
         Ok(Ok(()))
     }
 
-    /// Runs jobs on the tokens of one of the question's instances, each into its output, and takes copies of the outputs.
-    fn run(&mut self, tokens: usize, jobs: &[Job], poison: Poison) -> Result<Result<Vec<Vec<Vec<u8>>>, Halted>> {
+    /// Runs jobs on one of the question's inputs, each into its output, and takes copies of the outputs.
+    fn run(&mut self, input: usize, jobs: &[Job], poison: Poison) -> Result<Result<Vec<Vec<Vec<u8>>>, Halted>> {
         for job in jobs {
-            self.session.tensors().write_input(job.input, self.question.instances[tokens].activations.clone())?;
+            self.session.tensors().write_input(job.input, self.question.inputs[input].clone())?;
             self.session.tensors().poison(job.output, poison)?;
         }
         if let Err(fault) = self.session.stage(jobs).and_then(|()| self.session.go()) {
             return Ok(Err(fault.into()));
         }
         self.found.correctness.runs += 1;
-        let tampered = |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.question.case) }.into()));
+        let tampered =
+            |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.question.task.name()) }.into()));
         let tensors = self.session.tensors();
         let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
             Err(Error::Shortened { .. }) => return tampered("the file of outputs of"),
             outputs => outputs?,
         };
-        if !tensors.input_is_intact(jobs[0].input)? || !tensors.weights_are_intact()? {
+        if !tensors.input_is_intact(jobs[0].input)? || !tensors.constants_are_intact()? {
             return tampered("its inputs for");
         }
         Ok(Ok(outputs))
     }
 
     fn judge(&mut self, which: usize, output: &[Vec<u8>]) -> Result<Result<(), Halted>> {
-        let results = self.session.tensors().as_results(output)?;
-        let report = self.examiner.expected(self.question, which).check(&results, Arithmetic::Unknown);
-        self.found.correctness.compared += report.compared as u64;
-        self.found.by_case.entry(self.question.index).or_default().add(&report);
-        if let Some(failure) = report.first {
-            let what = format!("{failure}; {} of {} elements are wrong", report.failures, report.compared);
-            return Ok(Err(Halted::Wrong(what)));
-        }
-        if products(&self.question.case.groups) > EXHAUSTIVE {
-            let Instance { activations, weights, problem } = &self.question.instances[which];
-            if let Some(wrong) = self.examiner.yardstick.check(problem, activations, weights, &results)? {
-                return Ok(Err(Halted::Wrong(wrong)));
-            }
-        }
-        Ok(Ok(()))
+        let found = self.examiner.expected(self.question, which)?.check(output)?;
+        self.found.correctness.compared += found.compared;
+        self.found.by_case.entry(self.question.index).or_default().add(&found);
+        Ok(found.wrong.map_or(Ok(()), |what| Err(Halted::Wrong(what))))
     }
 }
 
 /// The first element that holds its run's poison and something else in the other run. A result that happens to look like a
 /// poison looks the same in both.
-fn unwritten(ones: &[Vec<u8>], sevens: &[Vec<u8>], width: usize) -> Option<usize> {
+fn unwritten(ones: &[Vec<u8>], sevens: &[Vec<u8>], specs: &[Spec]) -> Option<usize> {
     let filled = |bytes: &[u8], poison: Poison| bytes.iter().all(|&byte| byte == poison.byte());
-    let mut pairs = ones.iter().zip(sevens).flat_map(|(a, b)| a.chunks_exact(width).zip(b.chunks_exact(width)));
-    pairs.position(|(a, b)| a != b && (filled(a, Poison::Ones) || filled(b, Poison::Sevens)))
-}
-
-fn products(groups: &[Shape]) -> f64 {
-    groups.iter().map(|s| s.m as f64 * s.n as f64 * s.k as f64).sum()
+    let elements = |((a, b), spec): ((&'_ Vec<u8>, &'_ Vec<u8>), &Spec)| {
+        let width = spec.element.bytes();
+        let pairs = a.chunks_exact(width).zip(b.chunks_exact(width));
+        pairs.map(|(a, b)| a != b && (filled(a, Poison::Ones) || filled(b, Poison::Sevens))).collect::<Vec<_>>()
+    };
+    ones.iter().zip(sevens).zip(specs).flat_map(elements).position(|missing| missing)
 }

@@ -30,7 +30,7 @@ pub fn wild_card(arena: &Arena, champion: &Entry, tried: impl Fn(&Entry) -> bool
         .collect();
     drawn.sort_by(|a, b| a.0.cmp(&b.0));
     drawn.into_iter().find_map(|(_, backend, config)| {
-        let way = |spec: &crate::entry::ProblemSpec| {
+        let way = |spec: &crate::operations::dual_gemm::ProblemSpec| {
             backend.check(&spec.problem().ok()?, &config, arena.threads).ok()?;
             let (backend, config) = (backend.name().to_owned(), config.to_string());
             Some(Way { problem: spec.name().ok()?, backend, config })

@@ -11,8 +11,11 @@ use sha2::{Digest, Sha256};
 pub(crate) use builtin::wild_card;
 pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 
-use crate::entry::{Entry, ProblemSpec};
+use crate::entry::Entry;
 use crate::evidence::Arena;
+use crate::operation::Operation;
+use crate::operations::dual_gemm::{DualGemm, ProblemSpec};
+use crate::operations::folder::{Folder, FolderOperation};
 use crate::pitch::{Deal, Pitch};
 use crate::round::RoundKind;
 use crate::settings::Settings;
@@ -68,8 +71,11 @@ pub struct Season {
     pub backend: String,
     /// The threads; none for as many as this process may run on.
     pub threads: Option<usize>,
-    /// The problems.
+    /// The problems of the dual GEMM; none where another operation is played.
     pub problems: Vec<ProblemSpec>,
+    /// Another operation, with its problems.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<Folder>,
     /// The numbers of the game.
     pub settings: Settings,
     /// Terms for pitches that bring none.
@@ -178,6 +184,7 @@ impl Season {
             backend: file.backend,
             threads: file.threads,
             problems: file.problem,
+            operation: None,
             settings: file.settings,
             deal: file.deal,
             sharks: file.sharks.iter().map(shark).collect::<Result<_>>()?,
@@ -200,11 +207,12 @@ impl Season {
         if self.metric.trim().is_empty() {
             return refuse("it has no success metric".into(), "metric = \"what is to become better\"");
         }
-        if self.baseline != PLANNED {
+        if self.baseline != PLANNED && self.operation.is_none() {
             self.baseline.parse::<Request>()?;
         }
-        if self.problems.is_empty() {
-            return refuse("it has no problems".into(), "write [[problem]] with groups = [[m, n, k]]");
+        if self.problems.is_empty() == self.operation.is_none() {
+            let remedy = "write [[problem]] with groups = [[m, n, k]], or name an operation, which brings its own";
+            return refuse("it has no problems, or those of two operations".into(), remedy);
         }
         for (index, problem) in self.problems.iter().enumerate() {
             problem.problem()?;
@@ -256,15 +264,59 @@ impl Season {
         hex(&Sha256::digest(serde_json::to_vec(self).unwrap_or_default()))
     }
 
+    /// A season of one round with these pitches, on an operation's own problems against its own baseline.
+    pub fn of_operation(operation: Folder, pitches: Vec<Pitch>) -> Result<Self> {
+        let about = &operation.about;
+        let context = about.context.clone();
+        let season = Self {
+            name: about.name.clone(),
+            context: context.clone(),
+            metric: about.metric.clone(),
+            baseline: about.baseline.program.join(" "),
+            backend: auto(),
+            threads: None,
+            problems: Vec::new(),
+            settings: about.settings.clone(),
+            deal: Deal::default(),
+            sharks: Which::ALL.map(|which| which.shark()).to_vec(),
+            rounds: vec![Round { name: "pitches".to_owned(), context, pitches, ..Round::default() }],
+            wild_cards: Vec::new(),
+            operation: Some(operation),
+        };
+        season.check()?;
+        Ok(season)
+    }
+
+    /// The names of its problems.
+    pub fn problem_names(&self) -> Result<Vec<String>> {
+        match &self.operation {
+            Some(folder) => Ok(folder.problem_names()),
+            None => self.problems.iter().map(ProblemSpec::name).collect(),
+        }
+    }
+
+    /// What is computed.
+    pub fn operation(&self) -> Result<Box<dyn Operation>> {
+        Ok(match &self.operation {
+            Some(folder) => Box::new(FolderOperation::new(folder)?),
+            None => Box::new(DualGemm::new(&self.problems)?),
+        })
+    }
+
     /// Where it is played on this machine.
     pub fn arena(&self) -> Result<Arena> {
         let backend = Some(self.backend.clone());
         let engine = Engine::new(EngineOptions { backend, threads: self.threads, request: Request::default() })?;
-        Ok(Arena { problems: self.problems.clone(), backends: engine.backends().to_vec(), threads: engine.threads() })
+        let (names, problems) = (self.problem_names()?, self.problems.clone());
+        Ok(Arena { names, problems, backends: engine.backends().to_vec(), threads: engine.threads() })
     }
 
     /// What is to be beaten first.
     pub fn baseline(&self, arena: &Arena) -> Result<Entry> {
+        if let Some(Folder { about, .. }) = &self.operation {
+            let (build, command) = (about.baseline.build.clone(), about.baseline.program.clone());
+            return Ok(Entry::Program { build, command, sealed: None });
+        }
         let request = if self.baseline == PLANNED { Request::default() } else { self.baseline.parse()? };
         Entry::planned(&arena.problems, &arena.backends, &request, arena.threads)
     }

@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use hammerhead::{Output, Plan, Shape, backends};
-use tank::contestant::{About, Builtin, Contestant, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors};
+use tank::contestant::{About, Contestant, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors};
 use tank::entry::Way;
+use tank::operations::dual_gemm::{Builtin, tasks};
 use tank::referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
 use testkit::cases::{self, Case, Inputs, Suite};
 
@@ -111,7 +112,7 @@ pub fn scalar(case: &Case) -> Builtin {
 
 /// What an examination of a few questions finds.
 pub fn examined(contestant: &dyn Contestant) -> Correctness {
-    let [found] = examine([contestant], &few_questions(), 6).unwrap();
+    let [found] = examine([contestant], &tasks(&few_questions()).unwrap(), 6).unwrap();
     found.correctness
 }
 
@@ -119,7 +120,8 @@ pub fn examined(contestant: &dyn Contestant) -> Correctness {
 pub fn outcome_of_a_sitting(challenger: &dyn Contestant, case: &Case) -> Outcome {
     let (settings, clock) = (quick(), Steady::default());
     let champion = scalar(case);
-    let mut pool = Pool::new(&champion, challenger, vec![case.clone()], &settings, &clock, 11).unwrap();
+    let mut pool =
+        Pool::new(&champion, challenger, tasks(std::slice::from_ref(case)).unwrap(), &settings, &clock, 11).unwrap();
     sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome
 }
 

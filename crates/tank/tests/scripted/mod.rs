@@ -8,9 +8,9 @@ use std::path::Path;
 use tank::Result;
 use tank::contestant::{Fault, Stage};
 use tank::court::{Baseline, BaselineShape, Referee, Swimmer};
-use tank::entry::ProblemSpec;
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
+use tank::operations::dual_gemm::ProblemSpec;
 use tank::pitch::{Claim, Pitch};
 use tank::play::{Options, Played, Watch, play};
 use tank::referee::{
@@ -243,6 +243,7 @@ pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
         backend: "scalar".into(),
         threads: Some(1),
         problems: vec![ProblemSpec::single(4, 32, 64), ProblemSpec::single(16, 64, 128)],
+        operation: None,
         settings: Settings { research_below: 0.5, ..Settings::default() },
         deal: Default::default(),
         sharks: Which::ALL.map(Which::shark).to_vec(),

@@ -21,10 +21,9 @@ use memmap2::{Mmap, MmapMut};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{
-    Answer, Job, MatrixPlace, Prepare, Request, TokensPlace, VERSION, WeightsPlace, line, understand,
-};
-use super::{About, Contestant, Fault, Guard, Readiness, Session, Stage, Tensors};
+use super::words::{MatrixPlace, Prepare, TokensPlace, WeightsPlace};
+use crate::contestant::protocol::{Answer, FIRST_VERSION, Prepared, Request, line, understand};
+use crate::contestant::{About, Contestant, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
 use crate::entry::Way;
 use crate::{Error, Result};
 
@@ -81,8 +80,9 @@ impl Session for InProcess {
     }
 
     fn prepare(&mut self) -> Result<Readiness, Fault> {
-        let message = self.tensors.message(String::new());
-        message.and_then(|message| self.bench.prepare(&message)).map_err(|error| failed(Stage::Prepare, &error))
+        let message = self.tensors.words_of_first_version();
+        let prepared = message.and_then(|words| self.bench.prepare(&Prepare::of(words)?));
+        prepared.map_err(|error| failed(Stage::Prepare, &error))
     }
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
@@ -345,11 +345,18 @@ pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -
     for text in input.lines() {
         let text = text.map_err(lost)?;
         let answer = match understand(text.as_bytes()).map_err(|reason| Error::Protocol { reason })? {
-            Request::Hello { .. } => Answer::Hello { protocol: VERSION, name: name.clone(), deterministic: true },
-            Request::Prepare(message) => match bench.prepare(&message)? {
-                Readiness::Ready => Answer::Ready { id: message.id },
-                Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
-            },
+            Request::Hello { .. } => Answer::Hello { protocol: FIRST_VERSION, name: name.clone(), deterministic: true },
+            Request::Prepare(message) => {
+                let Prepared::First(words) = message.prepared else {
+                    return Err(Error::Protocol {
+                        reason: "the first version was asked for, and another came".to_owned(),
+                    });
+                };
+                match bench.prepare(&Prepare::of(words)?)? {
+                    Readiness::Ready => Answer::Ready { id: message.id },
+                    Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
+                }
+            }
             Request::Run { id, jobs } => {
                 bench.run(&jobs)?;
                 Answer::Done { id }

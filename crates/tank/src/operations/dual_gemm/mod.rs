@@ -1,0 +1,73 @@
+//! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
+//!
+//! [`problem`] is how a season writes its problems, [`planned`] makes entries of configurations, [`builtin`] is our own backends as contestants,
+//! [`words`] the first version of the protocol, which has words for this operation alone, [`task`] the numbers and what should come out of them,
+//! [`questions`] what is asked, and [`yardstick`] checks large results whole.
+
+pub mod builtin;
+pub mod planned;
+pub mod problem;
+pub mod questions;
+pub mod task;
+pub mod words;
+pub mod yardstick;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use testkit::cases::Case;
+
+pub use builtin::{Bench, Builtin, serve};
+pub use problem::ProblemSpec;
+pub use questions::questions;
+pub use task::{Workshop, task, tasks};
+
+use crate::contestant::Contestant;
+use crate::entry::Way;
+use crate::operation::Operation;
+use crate::task::Task;
+use crate::{Error, Result};
+
+/// Its name.
+pub const NAME: &str = "dual-gemm";
+
+/// The operation with the problems of a season.
+pub struct DualGemm {
+    cases: Vec<Case>,
+    workshop: Arc<Workshop>,
+    problems: Vec<Arc<dyn Task>>,
+}
+
+impl DualGemm {
+    /// The operation with these problems.
+    pub fn new(problems: &[ProblemSpec]) -> Result<Self> {
+        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>>>()?;
+        let workshop = Arc::new(Workshop::new()?);
+        let problems = cases.iter().map(|case| task::with(case.clone(), &workshop)).collect();
+        Ok(Self { cases, workshop, problems })
+    }
+}
+
+impl Operation for DualGemm {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn problems(&self) -> &[Arc<dyn Task>] {
+        &self.problems
+    }
+
+    fn questions(&self, held_out: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
+        let cases = questions(&self.cases, held_out, seed).into_iter();
+        Ok(cases.map(|case| task::with(case, &self.workshop)).collect())
+    }
+
+    fn ours(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Box<dyn Contestant>> {
+        Ok(Box::new(Builtin { name: name.to_owned(), ways: ways.to_vec(), threads }))
+    }
+
+    fn ours_told(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Value> {
+        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads };
+        serde_json::to_value(&builtin).map_err(|source| Error::Protocol { reason: source.to_string() })
+    }
+}

@@ -1,0 +1,317 @@
+//! A problem of the dual GEMM as the referee asks it: its numbers by name, and what should come out of them.
+//!
+//! Results are judged against the float64 reference under the derived bound: every element up to 2³⁰ products, and beyond that on rows and
+//! columns that are drawn, with every element on the [`Yardstick`] besides.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use half::{bf16, f16};
+use hammerhead::format::{Dense, Matrix, Values};
+use hammerhead::reference::Reference;
+use hammerhead::{Activations, Arithmetic, Output, Problem, Shape, Team, Weights, bound, cpu};
+use serde_json::Value;
+use testkit::cases::{Case, Instance};
+use testkit::verify::{self, Report};
+
+use super::words::{MatrixPlace, Prepare, ProblemText, TokensPlace, WeightsPlace};
+use super::yardstick::Yardstick;
+use crate::task::{Bundle, Element, Expected, Found, Places, Spec, Task, Tensor, Work};
+use crate::{Error, Result};
+
+/// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
+const EXHAUSTIVE: f64 = (1u64 << 30) as f64;
+
+/// The weights of a layer, a group each.
+type LayerWeights = Vec<Weights<'static>>;
+/// Tokens of an input, a group each.
+type Tokens = Vec<Activations<'static>>;
+
+/// What judging takes: threads for the reference, and a backend of our own.
+#[derive(Debug)]
+pub struct Workshop {
+    threads: Team,
+    yardstick: Yardstick,
+}
+
+impl Workshop {
+    /// All threads of this machine, and its best backend.
+    pub fn new() -> Result<Self> {
+        Ok(Self { threads: cpu::team(None)?, yardstick: Yardstick::new()? })
+    }
+}
+
+/// A case as a task.
+pub fn task(case: Case) -> Result<Arc<dyn Task>> {
+    Ok(with(case, &Arc::new(Workshop::new()?)))
+}
+
+/// Cases as tasks.
+pub fn tasks(cases: &[Case]) -> Result<Vec<Arc<dyn Task>>> {
+    let workshop = Arc::new(Workshop::new()?);
+    Ok(cases.iter().map(|case| with(case.clone(), &workshop)).collect())
+}
+
+pub(super) fn with(case: Case, workshop: &Arc<Workshop>) -> Arc<dyn Task> {
+    Arc::new(GemmTask { case, workshop: Arc::clone(workshop) })
+}
+
+struct GemmTask {
+    case: Case,
+    workshop: Arc<Workshop>,
+}
+
+impl GemmTask {
+    /// Those bytes as matrices.
+    fn results(&self, output: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
+        let dense = |(shape, bytes): (&Shape, &Vec<u8>)| {
+            let values = values(bytes, self.case.output);
+            Ok(Dense::new(shape.m, shape.n, values, 1.0).map_err(hammerhead::Error::from)?)
+        };
+        self.case.groups.iter().zip(output).map(dense).collect()
+    }
+
+    fn instance(&self, constants: &Bundle, input: &Bundle) -> Result<Instance> {
+        let (weights, activations) = (weights_of(constants)?.clone(), tokens_of(input)?.clone());
+        Ok(Instance { activations, weights, problem: self.case.problem()? })
+    }
+}
+
+fn weights_of(constants: &Bundle) -> Result<&LayerWeights> {
+    constants.made_from().ok_or_else(|| Error::Protocol { reason: "these constants are no weights".to_owned() })
+}
+
+fn tokens_of(input: &Bundle) -> Result<&Tokens> {
+    input.made_from().ok_or_else(|| Error::Protocol { reason: "this input is no tokens".to_owned() })
+}
+
+impl Task for GemmTask {
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    fn numbers(&self) -> String {
+        format!("{:?}", self.case.inputs)
+    }
+
+    fn operation(&self) -> String {
+        super::NAME.to_owned()
+    }
+
+    fn work(&self) -> Work {
+        let matrices = self.case.gate.matrices();
+        let weights = self.case.groups.iter().map(|s| (matrices * s.n * (s.k / 2 + s.k / 16)) as f64).sum();
+        let (flops, bytes) = self.case.problem().map_or((None, 0.0), |p| (Some(p.flops()), p.bytes()));
+        Work { flops, bytes, constant_bytes: weights }
+    }
+
+    fn outputs(&self) -> Vec<Spec> {
+        let element = match self.case.output {
+            Output::F16 => Element::F16,
+            Output::BF16 => Element::Bf16,
+            Output::F32 => Element::F32,
+        };
+        let group = |(index, s): (usize, &Shape)| Spec::new(format!("c.{index}"), element, [s.m, s.n]);
+        self.case.groups.iter().enumerate().map(group).collect()
+    }
+
+    fn constants(&self, seed: u64) -> Result<Bundle> {
+        let weights = self.case.instance(seed)?.weights;
+        if weights.iter().any(|weights| weights.input_scale().is_some()) {
+            let reason = "weights with an input scale have no words in it; judge the layer without, on tokens that are multiplied";
+            return Err(Error::Protocol { reason: reason.to_owned() });
+        }
+        let mut tensors = Vec::new();
+        for (group, weights) in weights.iter().enumerate() {
+            for (name, matrix) in ["gate", "up"].into_iter().zip(weights.matrices()) {
+                tensors.extend(matrix_tensors(&format!("{name}.{group}"), matrix));
+            }
+        }
+        Ok(Bundle::new(tensors).meaning(weights))
+    }
+
+    /// Tokens of the same case with a single column: weights are not wanted again.
+    fn input(&self, seed: u64) -> Result<Bundle> {
+        let groups = self.case.groups.iter().map(|s| Shape::new(s.m, 1, s.k)).collect();
+        let tokens = Case { groups, ..self.case.clone() }.instance(seed)?.activations;
+        let mut tensors = Vec::new();
+        for (group, tokens) in tokens.iter().enumerate() {
+            match tokens {
+                Activations::NvFp4(matrix) => tensors.extend(matrix_tensors(&format!("a.{group}"), matrix)),
+                Activations::Dense(dense) => {
+                    let (element, bytes): (_, &[u8]) = match dense.values() {
+                        Values::F16(v) => (Element::F16, bytemuck::cast_slice(v)),
+                        Values::BF16(v) => (Element::Bf16, bytemuck::cast_slice(v)),
+                        Values::F32(v) => (Element::F32, bytemuck::cast_slice(v)),
+                    };
+                    let spec = Spec::new(format!("a.{group}"), element, [tokens.rows(), tokens.k()]);
+                    tensors.push(Tensor { spec, bytes: bytes.to_vec() });
+                    tensors.push(global(&format!("a.{group}"), dense.global().value()));
+                }
+            }
+        }
+        Ok(Bundle::new(tensors).meaning(tokens))
+    }
+
+    fn expected(&self, constants: &Bundle, input: &Bundle, seed: u64) -> Result<Box<dyn Expected>> {
+        let instance = self.instance(constants, input)?;
+        let expected = verify::Expected::new(&instance, self.case.is_community(), seed, &self.workshop.threads);
+        let task = GemmTask { case: self.case.clone(), workshop: Arc::clone(&self.workshop) };
+        Ok(Box::new(ByReference { task, instance, expected }))
+    }
+
+    fn look(
+        &self,
+        constants: &Bundle,
+        input: &Bundle,
+        output: &[Vec<u8>],
+        elements: usize,
+        lots: &mut Rng,
+    ) -> Result<Found> {
+        let (tokens, weights, case) = (tokens_of(input)?, weights_of(constants)?, &self.case);
+        let results = self.results(output)?;
+        let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
+        let references: Vec<Reference<'_, '_>> = tokens.iter().zip(weights).map(reference).collect();
+        let mut look = Found::default();
+        for _ in 0..elements {
+            let group = lots.usize(..tokens.len());
+            let shape = case.groups[group];
+            if shape.m == 0 {
+                continue;
+            }
+            let (row, column) = (lots.usize(..shape.m), lots.usize(..shape.n));
+            let reference = &references[group];
+            let element = reference.element(&reference.token(row), &reference.column(column));
+            let mut values = vec![0.0; shape.n];
+            results[group].row(row, &mut values);
+            let found = f64::from(values[column]);
+            if !bound::accepts(&element, found, case.gate, shape.k, case.output, Arithmetic::Unknown) {
+                let expected = element.value;
+                look.wrong = Some(format!("group {group}, c[{row}, {column}] is {found}, not {expected}"));
+                return Ok(look);
+            }
+            let allowed = bound::bound(&element, case.gate, shape.k, case.output, Arithmetic::Unknown);
+            let ratio = (found - element.value) / allowed;
+            if ratio.is_finite() {
+                look.compared += 1;
+                look.squares += ratio * ratio;
+                look.worst = look.worst.max(ratio.abs());
+            }
+        }
+        Ok(look)
+    }
+
+    fn look_whole(&self, constants: &Bundle, input: &Bundle, output: &[Vec<u8>]) -> Result<Option<String>> {
+        let (problem, results) = (self.case.problem()?, self.results(output)?);
+        self.workshop.yardstick.check(&problem, tokens_of(input)?, weights_of(constants)?, &results)
+    }
+
+    fn described(&self) -> Value {
+        let text = self.case.problem().map(|problem| ProblemText::from(&problem));
+        text.ok().and_then(|text| serde_json::to_value(text).ok()).unwrap_or_default()
+    }
+
+    fn first_version(&self, places: &Places, constants: &[Bundle], pattern: &Bundle) -> Option<Value> {
+        let problem: Problem = self.case.problem().ok()?;
+        let layer = |(bundle, offsets): (&Bundle, &Vec<u64>)| {
+            let mut offsets = offsets.iter().copied();
+            let mut matrix = |matrix: &Matrix<'_>| matrix_place(&mut offsets, matrix);
+            let group = |weights: &Weights<'static>| {
+                let gate = matrix(weights.gate())?;
+                let up = match weights.up() {
+                    Some(up) => Some(matrix(up)?),
+                    None => None,
+                };
+                Some(WeightsPlace { gate, up })
+            };
+            weights_of(bundle).ok()?.iter().map(group).collect::<Option<Vec<_>>>()
+        };
+        let tokens = tokens_of(pattern).ok()?;
+        let input = |offsets: &Vec<u64>| {
+            let mut offsets = offsets.iter().copied();
+            let group = |tokens: &Activations<'static>| match tokens {
+                Activations::NvFp4(matrix) => matrix_place(&mut offsets, matrix).map(TokensPlace::Quantised),
+                Activations::Dense(dense) => {
+                    let (values, _) = (offsets.next()?, offsets.next()?);
+                    Some(TokensPlace::Dense { values, global: dense.global().value() })
+                }
+            };
+            tokens.iter().map(group).collect::<Option<Vec<_>>>()
+        };
+        let prepare = Prepare {
+            problem: ProblemText::from(&problem),
+            weights: places.constants_file.clone(),
+            tokens: places.inputs_file.clone(),
+            outputs: places.outputs_file.clone(),
+            layers: constants.iter().zip(&places.constants).map(layer).collect::<Option<_>>()?,
+            inputs: places.inputs.iter().map(input).collect::<Option<_>>()?,
+            places: places.outputs.clone(),
+        };
+        serde_json::to_value(prepare).ok()
+    }
+}
+
+/// A matrix as its codes, its block scales and its global scale.
+fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 3] {
+    let (rows, k) = (matrix.rows(), matrix.k());
+    let tensor = |part: &str, width: usize, bytes: &[u8]| Tensor {
+        spec: Spec::new(format!("{name}.{part}"), Element::U8, [rows, width]),
+        bytes: bytes.to_vec(),
+    };
+    [
+        tensor("codes", k / 2, matrix.codes()),
+        tensor("scales", k / 16, matrix.scales()),
+        global(name, matrix.global().value()),
+    ]
+}
+
+fn global(name: &str, value: f64) -> Tensor {
+    let spec = Spec::new(format!("{name}.global"), Element::F64, [1]);
+    Tensor { spec, bytes: value.to_le_bytes().to_vec() }
+}
+
+/// Where the three tensors of a matrix lie, in the words of the first version.
+fn matrix_place(offsets: &mut impl Iterator<Item = u64>, matrix: &Matrix<'_>) -> Option<MatrixPlace> {
+    let (codes, scales, _) = (offsets.next()?, offsets.next()?, offsets.next()?);
+    Some(MatrixPlace { codes, scales, global: matrix.global().value() })
+}
+
+fn values(bytes: &[u8], output: Output) -> Values<'static> {
+    match output {
+        Output::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes).into(),
+        Output::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).into(),
+        Output::F32 => bytemuck::pod_collect_to_vec::<u8, f32>(bytes).into(),
+    }
+}
+
+/// What the reference says, and the yardstick where that is not all.
+struct ByReference {
+    task: GemmTask,
+    instance: Instance,
+    expected: verify::Expected,
+}
+
+impl Expected for ByReference {
+    fn check(&self, output: &[Vec<u8>]) -> Result<Found> {
+        let results = self.task.results(output)?;
+        let report: Report = self.expected.check(&results, Arithmetic::Unknown);
+        let compared = report.compared as u64;
+        let mut found = Found {
+            wrong: None,
+            compared,
+            squares: report.rms_ratio * report.rms_ratio * compared as f64,
+            worst: report.max_ratio,
+        };
+        if let Some(failure) = report.first {
+            found.wrong = Some(format!("{failure}; {} of {compared} elements are wrong", report.failures));
+        } else if products(&self.task.case.groups) > EXHAUSTIVE {
+            let Instance { activations, weights, problem } = &self.instance;
+            found.wrong = self.task.workshop.yardstick.check(problem, activations, weights, &results)?;
+        }
+        Ok(found)
+    }
+}
+
+fn products(groups: &[Shape]) -> f64 {
+    groups.iter().map(|s| s.m as f64 * s.n as f64 * s.k as f64).sum()
+}

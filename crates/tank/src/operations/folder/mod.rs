@@ -1,0 +1,407 @@
+//! An operation that a folder describes: `operation.toml`, a program that makes numbers and knows what should come out of them, and a
+//! baseline to be beaten.
+//!
+//! Which numbers and which shapes are asked is the referee's: seeds come from the operating system, every kind of numbers is asked on every
+//! problem, and shapes that are in no list are drawn from the ranges that the description gives.
+
+pub mod example;
+pub mod import;
+mod maker;
+mod tolerance;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use tolerance::Tolerance;
+
+use self::maker::Maker;
+use crate::contestant::seal;
+use crate::operation::Operation;
+use crate::referee::seeds::derive;
+use crate::settings::Settings;
+use crate::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Work};
+use crate::{Error, Result, written};
+
+/// The file that describes an operation.
+pub const DESCRIPTION: &str = "operation.toml";
+
+/// An operation's folder, read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Folder {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// What it says.
+    pub about: Description,
+    /// Tells the files of its program and its baseline from all others.
+    pub digest: String,
+}
+
+/// What `operation.toml` says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// Its name.
+    pub name: String,
+    /// What it is about.
+    #[serde(default)]
+    pub context: String,
+    /// The success metric, in words.
+    pub metric: String,
+    /// The program that makes numbers, says what should come out and may judge.
+    pub program: Vec<String>,
+    /// Kinds of numbers that it can make; the first is what is timed.
+    pub numbers: Vec<String>,
+    /// The tensors; where there are none, the program tells them for each problem.
+    #[serde(default)]
+    pub tensor: Vec<TensorText>,
+    /// The problems that are timed.
+    pub problem: Vec<ProblemText>,
+    /// Problems that are asked and not timed.
+    #[serde(default)]
+    pub edge: Vec<ProblemText>,
+    /// From where to where each size may be, for shapes that are in no list; without it, only what is listed is asked.
+    #[serde(default)]
+    pub held_out: BTreeMap<String, [usize; 2]>,
+    /// How near a result must be.
+    pub tolerance: Tolerance,
+    /// What is to be beaten first.
+    pub baseline: BaselineText,
+    /// The numbers of the game.
+    #[serde(default)]
+    pub settings: Settings,
+}
+
+/// What a tensor is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It is there before the clock runs and may be prepared for, like weights.
+    Constant,
+    /// It is new in every run.
+    Input,
+    /// It is written.
+    Output,
+}
+
+/// A tensor as it is described.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorText {
+    /// Its name.
+    pub name: String,
+    /// What it is there for.
+    pub role: Role,
+    /// What its numbers are.
+    #[serde(rename = "type")]
+    pub element: Element,
+    /// Its sizes: numbers, or names of the problem's sizes.
+    pub shape: Vec<Size>,
+}
+
+/// One size of a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Size {
+    /// Always the same.
+    Fixed(usize),
+    /// One of the problem's.
+    Named(String),
+}
+
+/// A problem as it is described.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProblemText {
+    /// Why it is there.
+    pub why: String,
+    /// Its sizes.
+    pub sizes: BTreeMap<String, usize>,
+}
+
+/// What is to be beaten first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BaselineText {
+    /// The program, and its arguments.
+    pub program: Vec<String>,
+    /// What builds it.
+    #[serde(default)]
+    pub build: Vec<String>,
+}
+
+impl Folder {
+    /// Reads an operation's folder.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join(DESCRIPTION);
+        let text = written::read(&path)?;
+        let mut about: Description = written::parse(&path, &text)?;
+        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        for command in [&mut about.program, &mut about.baseline.program, &mut about.baseline.build] {
+            written::anchor(&folder, command);
+        }
+        if let Some((key, problem, remedy)) = about.fault() {
+            let line = written::line_of(&text, key);
+            return Err(Error::Written { path, line, problem, remedy: remedy.to_owned() });
+        }
+        let digest = seal::digest(&[about.program.clone(), about.baseline.program.clone()].concat());
+        Ok(Self { folder, about, digest })
+    }
+
+    /// The names of the problems that are timed.
+    pub fn problem_names(&self) -> Vec<String> {
+        self.about.problem.iter().map(|problem| name_of(&self.about.name, &problem.sizes)).collect()
+    }
+}
+
+impl Description {
+    /// What is missing or makes no sense, with its key and what to do.
+    fn fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let sizes = "write [[problem]] with why = \"…\" and sizes = { rows = 64, … }";
+        if self.problem.is_empty() {
+            return Some(("problem", "there are no problems".into(), sizes));
+        }
+        if self.program.is_empty() || self.baseline.program.is_empty() {
+            return Some(("program", "a program is missing".into(), "program = [\"./operation.py\"]"));
+        }
+        if self.numbers.is_empty() {
+            return Some(("numbers", "there are no kinds of numbers".into(), "numbers = [\"normal\", \"large\"]"));
+        }
+        for (index, tensor) in self.tensor.iter().enumerate() {
+            if self.tensor[..index].iter().any(|other| other.name == tensor.name) {
+                return Some(("tensor", format!("two tensors are called {}", tensor.name), "give each its own name"));
+            }
+        }
+        for (role, name) in [(Role::Input, "input"), (Role::Output, "output")] {
+            if !self.tensor.is_empty() && !self.tensor.iter().any(|tensor| tensor.role == role) {
+                let remedy = "write [[tensor]] with name, role, type and shape";
+                return Some(("tensor", format!("no tensor has the role {name}"), remedy));
+            }
+        }
+        if let Some(problem) = self.tolerance.fault() {
+            return Some(("tolerance", problem.into(), "rule = \"close\", \"ulp\", \"exact\" or \"judge\""));
+        }
+        for (size, [low, high]) in &self.held_out {
+            if low > high || *high == 0 {
+                return Some(("held_out", format!("{size} goes from {low} to {high}"), "write size = [least, most]"));
+            }
+        }
+        for problem in self.problem.iter().chain(&self.edge) {
+            if let Some(size) = self.held_out.keys().find(|size| !problem.sizes.contains_key(*size)) {
+                return Some(("problem", format!("a problem says nothing of {size}, of which held_out does"), sizes));
+            }
+            let ranges = &self.held_out;
+            if let Some(size) = problem.sizes.keys().find(|size| !ranges.is_empty() && !ranges.contains_key(*size)) {
+                let remedy =
+                    "say under [held_out] from where to where it may be: the referee draws shapes that are in no list";
+                return Some(("held_out", format!("nothing is said of {size}"), remedy));
+            }
+            for tensor in &self.tensor {
+                if let Err(size) = tensor.spec(&problem.sizes) {
+                    let what =
+                        format!("{} has the size {size}, which a problem does not have, or is too large", tensor.name);
+                    return Some(("tensor", what, "name a size of every problem, or write a number"));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl TensorText {
+    /// The tensor for a problem of these sizes, or the size that is not known, or with which it could not be counted.
+    fn spec(&self, sizes: &BTreeMap<String, usize>) -> Result<Spec, String> {
+        let size = |size: &Size| match size {
+            Size::Fixed(size) => Ok(*size),
+            Size::Named(name) => sizes.get(name).copied().ok_or_else(|| name.clone()),
+        };
+        let shape: Vec<usize> = self.shape.iter().map(size).collect::<Result<_, _>>()?;
+        let bytes = shape.iter().try_fold(self.element.bytes(), |bytes, size| bytes.checked_mul(*size));
+        bytes.filter(|bytes| *bytes < 1 << 40).ok_or_else(|| format!("{shape:?}"))?;
+        Ok(Spec::new(&self.name, self.element, shape))
+    }
+}
+
+fn name_of(operation: &str, sizes: &BTreeMap<String, usize>) -> String {
+    let sizes: Vec<String> = sizes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    format!("{operation} {}", sizes.join(" "))
+}
+
+/// The operation of a folder.
+pub struct FolderOperation {
+    maker: Arc<Maker>,
+    about: Arc<Description>,
+    problems: Vec<Arc<dyn Task>>,
+}
+
+impl FolderOperation {
+    /// The operation. Its program is started if it has to tell the tensors of the problems.
+    pub fn new(folder: &Folder) -> Result<Self> {
+        let about = Arc::new(folder.about.clone());
+        let mut operation = Self { maker: Arc::new(Maker::new(folder.clone())), about, problems: Vec::new() };
+        let about = Arc::clone(&operation.about);
+        let timed = |problem: &ProblemText| operation.task(&problem.sizes, &about.numbers[0]);
+        operation.problems = about.problem.iter().map(timed).collect::<Result<_>>()?;
+        Ok(operation)
+    }
+
+    fn task(&self, sizes: &BTreeMap<String, usize>, numbers: &str) -> Result<Arc<dyn Task>> {
+        let told = match self.about.tensor.as_slice() {
+            [] => self.maker.describe(sizes)?,
+            written => written.to_vec(),
+        };
+        let spec = |tensor: &TensorText| {
+            let spec = tensor.spec(sizes).map_err(|size| Error::Rules {
+                what: format!("the operation '{}'", self.about.name),
+                problem: format!("{} has the size {size}, which is not known or too large", tensor.name),
+                remedy: "name a size of every problem, or a number".to_owned(),
+            });
+            Ok((tensor.role, spec?))
+        };
+        Ok(Arc::new(FolderTask {
+            maker: Arc::clone(&self.maker),
+            about: Arc::clone(&self.about),
+            sizes: sizes.clone(),
+            numbers: numbers.to_owned(),
+            tensors: told.iter().map(spec).collect::<Result<_>>()?,
+        }))
+    }
+}
+
+impl Operation for FolderOperation {
+    fn name(&self) -> &str {
+        &self.about.name
+    }
+
+    fn problems(&self) -> &[Arc<dyn Task>] {
+        &self.problems
+    }
+
+    fn questions(&self, held_out: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
+        let about = &self.about;
+        let mut asked = Vec::new();
+        for problem in about.edge.iter().chain(&about.problem) {
+            for numbers in &about.numbers {
+                asked.push(self.task(&problem.sizes, numbers)?);
+            }
+        }
+        let mut lots = Rng::with_seed(derive(seed, &[0x4e1d]));
+        for _ in 0..if about.held_out.is_empty() { 0 } else { held_out } {
+            let size = |(name, [low, high]): (&String, &[usize; 2])| (name.clone(), lots.usize(*low..=*high));
+            let sizes = about.held_out.iter().map(size).collect();
+            asked.push(self.task(&sizes, &about.numbers[lots.usize(..about.numbers.len())])?);
+        }
+        Ok(asked)
+    }
+}
+
+#[derive(Clone)]
+struct FolderTask {
+    maker: Arc<Maker>,
+    about: Arc<Description>,
+    sizes: BTreeMap<String, usize>,
+    numbers: String,
+    tensors: Vec<(Role, Spec)>,
+}
+
+impl FolderTask {
+    fn specs(&self, role: Role) -> Vec<Spec> {
+        self.tensors.iter().filter(|(of, _)| *of == role).map(|(_, spec)| spec.clone()).collect()
+    }
+
+    fn given<'b>(constants: &'b Bundle, input: &'b Bundle) -> Vec<&'b Tensor> {
+        constants.tensors.iter().chain(&input.tensors).collect()
+    }
+
+    fn bundle(&self, role: Role, seed: u64) -> Result<Bundle> {
+        let tensors = self.maker.generate(&self.sizes, &self.numbers, seed, self.specs(role))?;
+        Ok(Bundle::new(tensors))
+    }
+}
+
+impl Task for FolderTask {
+    fn name(&self) -> String {
+        name_of(&self.about.name, &self.sizes)
+    }
+
+    fn numbers(&self) -> String {
+        self.numbers.clone()
+    }
+
+    fn operation(&self) -> String {
+        self.about.name.clone()
+    }
+
+    fn work(&self) -> Work {
+        let bytes = |role| self.specs(role).iter().map(|spec| spec.bytes() as f64).sum::<f64>();
+        let constant_bytes = bytes(Role::Constant);
+        Work { flops: None, bytes: constant_bytes + bytes(Role::Input) + bytes(Role::Output), constant_bytes }
+    }
+
+    fn outputs(&self) -> Vec<Spec> {
+        self.specs(Role::Output)
+    }
+
+    fn constants(&self, seed: u64) -> Result<Bundle> {
+        self.bundle(Role::Constant, seed)
+    }
+
+    fn input(&self, seed: u64) -> Result<Bundle> {
+        self.bundle(Role::Input, seed)
+    }
+
+    fn expected(&self, constants: &Bundle, input: &Bundle, _seed: u64) -> Result<Box<dyn Expected>> {
+        let task = self.clone();
+        let (constants, input) = (constants.clone(), input.clone());
+        let reference = match self.about.tolerance {
+            Tolerance::Judge => Vec::new(),
+            _ => self.maker.reference(&self.sizes, &Self::given(&constants, &input), &self.outputs())?,
+        };
+        Ok(Box::new(FolderExpected { task, constants, input, reference }))
+    }
+
+    /// All of it: a reference that is a program's cannot be asked for single elements.
+    fn look(&self, constants: &Bundle, input: &Bundle, output: &[Vec<u8>], _: usize, lots: &mut Rng) -> Result<Found> {
+        self.expected(constants, input, lots.u64(..))?.check(output)
+    }
+
+    fn look_whole(&self, _: &Bundle, _: &Bundle, _: &[Vec<u8>]) -> Result<Option<String>> {
+        // Every look is whole.
+        Ok(None)
+    }
+
+    fn described(&self) -> Value {
+        serde_json::to_value(&self.sizes).unwrap_or_default()
+    }
+}
+
+struct FolderExpected {
+    task: FolderTask,
+    constants: Bundle,
+    input: Bundle,
+    reference: Vec<Vec<f64>>,
+}
+
+impl Expected for FolderExpected {
+    fn check(&self, output: &[Vec<u8>]) -> Result<Found> {
+        let (task, outputs) = (&self.task, self.task.outputs());
+        if task.about.tolerance == Tolerance::Judge {
+            let given = FolderTask::given(&self.constants, &self.input);
+            let (wrong, worst) = task.maker.judge(&task.sizes, &given, &outputs, output)?;
+            return Ok(Found { wrong, compared: 1, squares: worst * worst, worst });
+        }
+        let mut all = Found::default();
+        for ((spec, expected), bytes) in outputs.iter().zip(&self.reference).zip(output) {
+            let found = task.about.tolerance.compare(&spec.name, spec.element, expected, &spec.element.values(bytes));
+            all.wrong = all.wrong.or(found.wrong);
+            all.compared += found.compared;
+            all.squares += found.squares;
+            all.worst = all.worst.max(found.worst);
+        }
+        Ok(all)
+    }
+}

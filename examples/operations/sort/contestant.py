@@ -1,0 +1,16 @@
+#!/usr/bin/env python3
+"""A contestant whose work is done by a function in C: contestant.py LIBRARY.so."""
+
+import ctypes
+import sys
+
+import tank
+
+library = ctypes.CDLL(sys.argv[1])
+
+
+def compute(problem, constants, inputs, outputs):
+    library.sort(tank.pointer(inputs["keys"]), tank.pointer(outputs["sorted"]), ctypes.c_long(problem["count"]))
+
+
+tank.serve_contestant(sys.argv[1], compute)

@@ -1,0 +1,95 @@
+"""What a Python program needs to speak with the tank, as an operation or as a contestant.
+
+Both sides are told of tensors by name: what their numbers are, their shape, and where they lie in a file. Here they are views of that file,
+flat, in the order of the shape: read them, write them, hand them to numpy.frombuffer or, by `pointer`, to C. docs/operations.md and
+docs/protocol.md describe the messages. Nothing but Python is needed.
+"""
+
+import array
+import ctypes
+import json
+import math
+import mmap
+import random
+import sys
+
+# The type and the shape of every tensor of the problem that is at hand, by name: a view is flat and knows neither.
+DESCRIBED = {}
+
+FORMATS = {"f64": "d", "f32": "f", "i64": "q", "i32": "i", "u8": "B", "f16": "H", "bf16": "H"}
+
+
+def mapped(path, writable):
+    """A file as memory. What is only read is mapped privately, so that its address can be given to C; new contents are seen all the same."""
+    with open(path, "r+b" if writable else "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY)
+
+
+def views(memory, places):
+    """Tensors by name as flat views. Types without a format of their own (f16, bf16) come as their 16 bits."""
+    found = {}
+    for name, place in places.items():
+        count, form = math.prod(place["shape"]), FORMATS[place["type"]]
+        length = count * array.array(form).itemsize
+        found[name] = memoryview(memory)[place["offset"] : place["offset"] + length].cast(form)
+        DESCRIBED[name] = (place["type"], place["shape"])
+    return found
+
+
+def pointer(view):
+    """The address of a view, for a function in C."""
+    return ctypes.byref(ctypes.c_char.from_buffer(view)) if len(view) else None
+
+
+def say(**message):
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def serve_operation(generate, reference, judge=None, describe=None):
+    """Answers for an operation until nobody asks any more.
+
+    generate(problem, numbers, lots, tensors) fills tensors with numbers of a kind; `lots` is a random.Random of its own.
+    reference(problem, tensors, outputs) writes what should come out, in double precision.
+    judge(problem, tensors, outputs) gives what is wrong, or None, and the largest error as a part of what is allowed.
+    describe(problem) lists the tensors, where operation.toml does not: name, role, type and shape of each.
+    """
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["type"] == "describe":
+            say(type="tensors", tensors=describe(asked["problem"]))
+            continue
+        memory = mapped(asked["file"], True)
+        tensors, problem = views(memory, asked["tensors"]), asked["problem"]
+        if asked["type"] == "generate":
+            generate(problem, asked["numbers"], random.Random(asked["seed"]), tensors)
+            say(type="done")
+        elif asked["type"] == "reference":
+            reference(problem, tensors, views(memory, asked["outputs"]))
+            say(type="done")
+        else:
+            wrong, worst = judge(problem, tensors, views(memory, asked["outputs"]))
+            say(type="verdict", wrong=wrong, worst=worst)
+
+
+def serve_contestant(name, compute, prepare=None, deterministic=True):
+    """Answers as a contestant: compute(problem, constants, inputs, outputs) writes the outputs of one job.
+
+    prepare(problem, constants) may make something of a set of constants beforehand; its result is then given instead of them.
+    """
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["type"] == "hello":
+            say(type="hello", protocol=2, name=name, deterministic=deterministic)
+        elif asked["type"] == "prepare":
+            problem, files = asked["problem"], asked["files"]
+            memory = {role: mapped(path, role == "outputs") for role, path in files.items()}
+            at = {role: [views(memory[role], places) for places in asked[role]] for role in files}
+            sets = [prepare(problem, constants) for constants in at["constants"]] if prepare else at["constants"]
+            say(type="ready", id=asked["id"])
+        elif asked["type"] == "run":
+            for job in asked["jobs"]:
+                compute(problem, sets[job["layer"]], at["inputs"][job["input"]], at["outputs"][job["output"]])
+            say(type="done", id=asked["id"])
+        else:
+            return
