@@ -291,6 +291,11 @@ events! {
         /// In words.
         note: String,
     }
+    /// A season ends before its last round, because its budget is spent.
+    Spent {
+        /// The first round that is not played.
+        round: String,
+    }
     /// A season ended.
     SeasonClosed {
         /// The pitch that is champion, or none if the baseline still is.

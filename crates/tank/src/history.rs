@@ -131,7 +131,8 @@ fn round_kind(records: &[Record], season: u32, round: &str) -> Option<RoundKind>
     })
 }
 
-fn pitched<'a>(records: &'a [Record], season: u32, name: &str) -> Option<&'a Pitch> {
+/// A pitch of a season as it was brought.
+pub fn pitched<'a>(records: &'a [Record], season: u32, name: &str) -> Option<&'a Pitch> {
     records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {
         Event::Pitched(pitched) if pitched.pitch.name == name => Some(&pitched.pitch),
         _ => None,

@@ -358,7 +358,7 @@ fn an_agent_votes_and_brings_pitches_through_any_endpoint_and_what_it_said_is_in
         source: Source::Command { command: command.clone() },
         ..Which::Theorist.shark()
     };
-    season.rounds[0].asks = vec![Asked { contestant: "a model".into(), command }];
+    season.rounds[0].asks = vec![Asked { contestant: "a model".into(), command, programs: false }];
     let path = folder.path().join("l");
     played(&season, &path, &mut Scripted::new(&season, &[("first", Fate::Speed(1.3))]), &Options::default()).unwrap();
     let records = ledger::read(&path).unwrap().records;

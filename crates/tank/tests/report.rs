@@ -3,6 +3,7 @@
 mod scripted;
 
 use scripted::{Fate, claiming, pitch, records, season, two};
+use tank::board::boards;
 use tank::ledger::Record;
 use tank::replay::first_season;
 use tank::report::{Report, html, markdown, replay};
@@ -71,6 +72,20 @@ fn what_was_gained_is_the_product_of_all_coronations() {
     let gained = report.gained.unwrap();
     assert!((gained.estimate - 1.3 * 1.1).abs() < 1e-9 && report.coronations == 2, "{gained}");
     assert!(html(&report).contains("<strong>1.43×</strong> the baseline"));
+}
+
+#[test]
+fn the_board_tells_who_was_champion_when() {
+    let boards = boards(&told());
+    let [board] = boards.as_slice() else { panic!("{boards:?}") };
+    let champions: Vec<&str> = board.reigns.iter().map(|reign| reign.champion.as_str()).collect();
+    assert_eq!(board.operation, "dual-gemm");
+    assert_eq!(champions[1..], ["second", "<script>alert(1)</script> | x"]);
+    let gained = board.reigns[2].over_baseline.unwrap().estimate;
+    assert!((gained - 1.3 * 1.1).abs() < 1e-9, "{gained}");
+    assert_eq!((board.reigns[0].speedup, board.reigns[0].over_baseline), (None, None));
+    let page = tank::report::board(&boards);
+    assert!(page.contains("1.430×") && page.contains("dual-gemm") && !page.contains("<script"));
 }
 
 #[test]

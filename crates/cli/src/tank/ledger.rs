@@ -143,6 +143,7 @@ fn told(event: &Event) -> String {
         Event::Installed(e) => format!("{} for {} problems", e.pitch, e.ways.len()),
         Event::Researched(e) => format!("{} findings", e.findings.len()),
         Event::RoundClosed(e) => format!("{} {}", e.round, e.verdict),
+        Event::Spent(e) => format!("before {}", e.round),
         Event::SeasonClosed(e) => e.champion.clone().unwrap_or_else(|| "the baseline stays".to_owned()),
         Event::Recovered(e) => format!("a torn line of {} bytes was cut off", e.bytes),
         Event::RolledBack(e) => format!("{} by {}: {}", e.bucket, e.by, e.reason),

@@ -1,5 +1,7 @@
 //! `hammerhead tank`: optimisations earn their place by pitch, vote, referee and ledger.
 
+mod board;
+mod evolve;
 mod ledger;
 mod operation;
 mod pages;
@@ -45,7 +47,9 @@ enum Command {
     Settings,
     /// Print the built-in season's file, to write one's own from
     Season,
+    Evolve(evolve::Args),
     Report(pages::Args),
+    Board(board::Args),
     Log(ledger::Log),
     Show(ledger::Show),
     VerifyLedger(ledger::Verify),
@@ -68,7 +72,9 @@ pub fn tank(args: &Args) -> Result<()> {
         Command::CheckPitch(args) => write::check_pitch(args),
         Command::Settings => write::settings(),
         Command::Season => write::season(),
+        Command::Evolve(args) => evolve::evolve(args),
         Command::Report(args) => pages::report(args),
+        Command::Board(args) => board::board(args),
         Command::Log(args) => ledger::log(args),
         Command::Show(args) => ledger::show(args),
         Command::VerifyLedger(args) => ledger::verify(args),

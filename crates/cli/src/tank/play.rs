@@ -103,7 +103,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((round.trim().to_owned(), pitch.trim().to_owned()))
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let (number, unit) =
         units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit))).unwrap_or((text, &1.0));
@@ -117,7 +117,6 @@ fn duration(text: &str) -> Result<Duration, String> {
 pub fn play(args: &Args) -> Result<()> {
     let season = chosen(args)?;
     let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));
-    let mut ledger = args.place.open()?;
     let pairs = |pairs: &[(String, String)]| pairs.iter().cloned().collect::<BTreeMap<_, _>>();
     let options = Options {
         seed: args.seed,
@@ -134,19 +133,26 @@ pub fn play(args: &Args) -> Result<()> {
         budget: args
             .budget
             .or_else(|| (args.season.is_none() && args.pitch.is_empty() && !args.quick).then_some(BUDGET)),
+        stops_at_budget: false,
         tuning: tuning::folder(),
     };
+    run(&season, &args.place, &page, &options)
+}
+
+/// Plays a season in a ledger, and writes its page.
+pub(super) fn run(season: &Season, place: &Where, page: &Path, options: &Options) -> Result<()> {
+    let mut ledger = place.open()?;
     let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker()?, season.threads)?;
     let mut referee = referee.watched(|line| console::remark(&format!("    {line}")));
-    let played = play::play(&season, &mut ledger, &mut referee, &options, &mut Progress);
+    let played = play::play(season, &mut ledger, &mut referee, options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
-    let report = pages::write(ledger.records(), None, &page);
+    let report = pages::write(ledger.records(), None, page);
     let played = played?;
     let report = report?;
     if played.finished_before {
         console::remark("this season is finished; nothing was played (add --again to begin anew)");
     }
-    tell(&report, &page)
+    tell(&report, page)
 }
 
 /// The season that the arguments ask for.

@@ -18,7 +18,7 @@ pub use self::choices::Choices;
 use self::journal::Journal;
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
-use crate::event::{BaselineTaken, RoundClosed, RoundOpened, SeasonClosed, SeasonOpened};
+use crate::event::{BaselineTaken, RoundClosed, RoundOpened, SeasonClosed, SeasonOpened, Spent};
 use crate::evidence::Arena;
 use crate::ledger::{Ledger, Record};
 use crate::referee::{Speedup, seeds};
@@ -40,6 +40,8 @@ pub struct Options {
     pub again: bool,
     /// How long all sittings together may take; as long as the settings' looks take where there is none.
     pub budget: Option<Duration>,
+    /// Whether the season ends when that is spent, be there rounds left.
+    pub stops_at_budget: bool,
     /// The folder of the tuning cache that champions go into; none to keep them out.
     pub tuning: Option<PathBuf>,
 }
@@ -173,6 +175,9 @@ impl Play<'_> {
     fn all(&mut self) -> Result<()> {
         self.take_baseline()?;
         for (index, round) in self.season.rounds.iter().enumerate() {
+            if self.is_spent(&round.name)? {
+                break;
+            }
             let place = format!("round {} of {}", index + 1, self.season.rounds.len());
             self.say(&format!("{place}: {} ({} pitches)", round.name, round.pitches.len()));
             self.rounds_left = self.season.rounds.len() - index;
@@ -187,6 +192,18 @@ impl Play<'_> {
         let (champion, entry) = (self.crowned.last().map(|c| c.pitch.clone()), self.champion.entry.clone());
         self.journal.step(|_: &SeasonClosed| true, |_| Ok(SeasonClosed { champion, entry }))?;
         Ok(())
+    }
+
+    /// Whether there is no time left for a round, where the budget is to end the season.
+    fn is_spent(&mut self, round: &str) -> Result<bool> {
+        let budget = self.options.budget.filter(|_| self.options.stops_at_budget);
+        let over = budget.is_some_and(|budget| self.timed >= budget);
+        let spent =
+            self.journal.step_if(|s: &Spent| s.round == round, || over.then(|| Spent { round: round.to_owned() }))?;
+        if spent.is_some() {
+            self.say(&format!("the budget is spent before {round}"));
+        }
+        Ok(spent.is_some())
     }
 
     fn say(&mut self, line: &str) {

@@ -8,7 +8,7 @@ use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Pitch, Run};
 use crate::round::RoundKind;
 use crate::season::Season;
-use crate::shark::agent::{Considered, PitchQuestion, Question, Voice, ask, ask_for_pitches};
+use crate::shark::agent::{Considered, PitchQuestion, Question, Tried, Voice, ask, ask_for_pitches};
 use crate::shark::{Ballot, Shark, Source};
 use crate::tally::{Tally, Vote, count};
 use crate::verdict::Verdict;
@@ -69,7 +69,8 @@ impl Play<'_> {
             let problems = self.arena.names.clone();
             let mortems = history::post_mortems(self.records());
             let names = [self.season.name.as_str(), round, context];
-            let question = PitchQuestion::new(names, problems, &self.champion.entry, &self.baseline, mortems);
+            let verdicts = self.verdicts();
+            let question = PitchQuestion::new(names, problems, &self.champion.entry, &self.baseline, mortems, verdicts);
             let make = |_: &Ledger| {
                 let answer = ask_for_pitches(&asked.command, &question, self.season.settings.shark_seconds);
                 let (pitches, talk, void) =
@@ -77,8 +78,11 @@ impl Play<'_> {
                 let own = |pitch: Pitch| Pitch {
                     name: format!("{} ({round}, {})", pitch.name, asked.contestant),
                     contestant: asked.contestant.clone(),
-                    // A command may name configurations; programs are for people to bring.
-                    run: pitch.run.map(|run| Run { program: Vec::new(), build: Vec::new(), ..run }),
+                    // A command may name configurations; programs are for people to bring, unless they say otherwise.
+                    run: pitch.run.map(|run| match asked.programs {
+                        true => run,
+                        false => Run { program: Vec::new(), build: Vec::new(), ..run },
+                    }),
                     ..pitch
                 };
                 let pitches = pitches.into_iter().map(own).collect();
@@ -91,6 +95,17 @@ impl Play<'_> {
             brought.extend(asked.pitches);
         }
         Ok(brought)
+    }
+
+    /// What was tried in this season, and what came of it.
+    fn verdicts(&self) -> Vec<Tried> {
+        let season = self.journal.season();
+        let tried = |attempt: history::Attempt| Tried {
+            run: history::pitched(self.records(), season, &attempt.pitch).and_then(|pitch| pitch.run.clone()),
+            pitch: attempt.pitch,
+            judgement: attempt.judgement,
+        };
+        history::attempts(self.records()).into_iter().filter(|attempt| attempt.season == season).map(tried).collect()
     }
 
     /// The pitch that its contestant takes back.

@@ -3,6 +3,7 @@
 //! A [`Report`] is assembled from the ledger alone, so that a season can be reported by anyone who has it. It goes out as
 //! one HTML page that needs no network and no scripts, as Markdown, and as JSON.
 
+mod board;
 mod figures;
 mod html;
 mod markdown;
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use hammerhead::machine::Machine;
 use serde::Serialize;
 
+pub use board::board;
 pub use html::html;
 pub use markdown::markdown;
 pub use replay::replay;

@@ -54,6 +54,9 @@ pub struct Asked {
     pub contestant: String,
     /// The program and its arguments.
     pub command: Vec<String>,
+    /// Whether it may bring programs, which are fenced as everyone's; if not, it brings configurations.
+    #[serde(default)]
+    pub programs: bool,
 }
 
 /// A season, with everything that its files named read in.
@@ -285,6 +288,24 @@ impl Season {
         };
         season.check()?;
         Ok(season)
+    }
+
+    /// The same season with other rounds: in each of so many a command is asked for candidates, shown what came of those before. One is enough
+    /// for a round, and failures are what is expected, so that they call no research.
+    pub fn evolving(mut self, asked: &Asked, steps: usize) -> Result<Self> {
+        let round = |step: usize| Round {
+            name: format!("step {step}"),
+            context: "candidates that learn from those before".to_owned(),
+            asks: vec![asked.clone()],
+            ..Round::default()
+        };
+        self.name += " (evolving)";
+        self.rounds = (1..=steps).map(round).collect();
+        self.settings.min_pitches = 1;
+        self.settings.research_below = 0.0;
+        self.settings.failures_before_research = steps + 1;
+        self.check()?;
+        Ok(self)
     }
 
     /// The names of its problems.

@@ -17,7 +17,8 @@ use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::evidence::Evidence;
 use crate::mortem::PostMortem;
-use crate::pitch::Pitch;
+use crate::pitch::{Pitch, Run};
+use crate::verdict::Judgement;
 use crate::{Error, Result};
 
 /// The version of what is said.
@@ -82,8 +83,21 @@ pub struct PitchQuestion<'a> {
     pub baseline: &'a Baseline,
     /// What was learnt from the failures before.
     pub post_mortems: Vec<PostMortem>,
+    /// What was tried before in this season, oldest first, and what came of it.
+    pub verdicts: Vec<Tried>,
     /// A pitch that is complete, as the answer's are to be.
     pub example: Pitch,
+}
+
+/// Something that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// The pitch.
+    pub pitch: String,
+    /// What it ran.
+    pub run: Option<Run>,
+    /// What came of it.
+    pub judgement: Judgement,
 }
 
 /// What was said on the way to an answer, and what it cost.
@@ -188,6 +202,7 @@ impl<'a> PitchQuestion<'a> {
         champion: &'a Entry,
         baseline: &'a Baseline,
         post_mortems: Vec<PostMortem>,
+        verdicts: Vec<Tried>,
     ) -> Self {
         let example = toml::from_str(&Pitch::example("a name of its own")).unwrap_or_default();
         Self {
@@ -200,6 +215,7 @@ impl<'a> PitchQuestion<'a> {
             champion,
             baseline,
             post_mortems,
+            verdicts,
             example,
         }
     }
