@@ -22,6 +22,7 @@ pub mod verify;
 
 pub use clock::{Clock, Wall};
 pub use duel::{Course, Floor, Halt, sit};
+pub use neighbours::Precedence;
 pub use official::{Alone, Official};
 pub use pool::Pool;
 pub use record::{
