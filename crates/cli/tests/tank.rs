@@ -260,3 +260,15 @@ fn an_operation_of_ones_own_is_written_and_played() {
         &["nowhere/operation.toml"],
     );
 }
+
+#[test]
+fn a_community_task_wants_an_interpreter_that_has_torch() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::create_dir(folder.join("task")).unwrap();
+    fs::write(folder.join("task/task.yml"), "tests:\n  - {\"size\": 8, \"seed\": 1}\n").unwrap();
+    let refused = output(folder, &["import-task", "task", "--into", "op", "--python", "false"]);
+    assert_refused(&refused, &["\"false\" cannot import torch", "--python"]);
+    assert!(!folder.join("op").exists(), "nothing is left half done");
+    assert_refused(&output(folder, &["import-task", "nowhere"]), &["nowhere/task.yml"]);
+}
