@@ -115,6 +115,10 @@ pub enum Error {
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },
 
+    /// An option that layers of experts do not go with.
+    #[error("{option} does not go with layers of experts; {remedy}")]
+    LayerOption { option: &'static str, remedy: &'static str },
+
     /// A file that holds no timings that can be read.
     #[error(
         "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --json, benchmarks/compare_torch.py or benchmarks/h200/peers.py wrote"

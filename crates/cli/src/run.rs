@@ -20,7 +20,7 @@ use crate::floor::{Floor, Rates};
 use crate::layer::Choice;
 use crate::options::How;
 use crate::problem_file::ProblemFile;
-use crate::selection::{self, Chosen, Defaults, Origin, Selection};
+use crate::selection::{self, Chosen, Defaults, Origin, Selection, SuiteName};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -256,6 +256,9 @@ struct Row {
 }
 
 fn run_selected(args: &Args) -> Result<()> {
+    if args.selection.suite.contains(&SuiteName::Moe) {
+        return Err(Error::LayerOption { option: "run", remedy: "take hammerhead verify or bench with --suite moe" });
+    }
     let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
     let cases = args.selection.cases(defaults)?;
     let engine = args.how.engine()?;

@@ -1,10 +1,13 @@
 //! Which problems `run`, `verify` and `bench` compute: cases of the suites, or shapes from the command line, with the gate
-//! and the types that were asked for.
+//! and the types that were asked for; and, for the suite `moe`, which models' layers of experts.
+
+use std::str::FromStr;
 
 use clap::Args;
 use hammerhead::{Activation, Gate, Output};
 use serde::Serialize;
 use testkit::cases::{self, Case, Inputs, Instance, Suite};
+use testkit::moe::{self, Model};
 
 use crate::options::each_once;
 use crate::shapes::{self, Shapes};
@@ -13,13 +16,59 @@ use crate::{Error, Result, memory};
 /// What stands in place of a suite's name where the shape was given.
 const GIVEN: &str = "shape";
 
+/// A suite by its name: problems of one product, or whole layers of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuiteName {
+    /// Problems.
+    Of(Suite),
+    /// Layers of experts as models have them.
+    Moe,
+}
+
+impl SuiteName {
+    const MOE: &'static str = "moe";
+
+    fn problems(self) -> Option<Suite> {
+        match self {
+            SuiteName::Of(suite) => Some(suite),
+            SuiteName::Moe => None,
+        }
+    }
+}
+
+impl FromStr for SuiteName {
+    type Err = hammerhead::Error;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name == Self::MOE { Ok(SuiteName::Moe) } else { name.parse().map(SuiteName::Of) }
+    }
+}
+
+/// Which layers of experts.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Which layers of experts")]
+pub struct Layers {
+    /// Of the suite moe this model only, such as qwen3-30b-a3b; may be given several times [default: every model]
+    #[arg(long, value_name = "NAME", value_parser = known_model)]
+    pub model: Vec<String>,
+}
+
+/// A model that is in the list.
+fn known_model(name: &str) -> Result<String, String> {
+    let models = moe::models();
+    match models.iter().any(|model| model.name == name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("known are {}", models.iter().map(|model| model.name).collect::<Vec<_>>().join(", "))),
+    }
+}
+
 /// Which problems, made from a seed.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Which problems")]
 pub struct Selection {
     /// Each command has suites of its own for where nothing is said: see [`suite_help`].
     #[arg(long, value_name = "NAME")]
-    pub suite: Vec<Suite>,
+    pub suite: Vec<SuiteName>,
     /// A problem of these sizes, tokens x columns x K, or several groups of tokens against weights of one size; may be
     /// given several times, and beside --suite
     #[arg(long, value_name = shapes::SYNTAX)]
@@ -43,7 +92,7 @@ pub struct Selection {
 /// The help of `--suite` in a command that takes these where neither suites nor shapes are named.
 pub fn suite_help(default: &str) -> String {
     format!(
-        "Problems of this suite: dual, group, decode, edge or adverse; may be given several times [default: {default}; none if a shape is given]"
+        "Problems of this suite: dual, group, decode, edge or adverse, or moe for whole layers of experts; may be given several times [default: {default}; none if a shape is given]"
     )
 }
 
@@ -79,7 +128,7 @@ impl Selection {
     pub fn cases(&self, defaults: Defaults<'_>) -> Result<Vec<Chosen>> {
         let suites = match self.suite.is_empty() && self.shape.is_empty() {
             true => defaults.suites.to_vec(),
-            false => each_once(&self.suite),
+            false => each_once(&self.suite).into_iter().filter_map(SuiteName::problems).collect(),
         };
         let listed = suites.iter().flat_map(|&suite| cases::suite(suite)).filter(|c| c.timed || !defaults.timed);
         let mut found: Vec<Case> = listed.collect();
@@ -100,6 +149,23 @@ impl Selection {
             }
         }
         Ok(chosen)
+    }
+
+    /// The models whose layers are meant, if any are.
+    pub fn models(&self, layers: &Layers) -> Result<Vec<Model>> {
+        if !self.suite.contains(&SuiteName::Moe) {
+            let option = layers.model.first().map(|_| "--model");
+            return option
+                .map_or(Ok(Vec::new()), |option| Err(Error::LayerOption { option, remedy: "add --suite moe" }));
+        }
+        if self.gate.is_some() {
+            return Err(Error::LayerOption { option: "--gate", remedy: "models have their own: leave it out" });
+        }
+        if self.activation.contains(&Activation::NvFp4) {
+            return Err(Error::LayerOption { option: "--activation nvfp4", remedy: "layers take f16, bf16 or f32" });
+        }
+        let asked = |model: &Model| layers.model.is_empty() || layers.model.iter().any(|name| name == model.name);
+        Ok(moe::models().into_iter().filter(asked).collect())
     }
 
     /// A case with the gate and the types that were asked for, once for each type of tokens.
@@ -179,18 +245,31 @@ mod tests {
             "once, though given twice"
         );
         assert_eq!(chosen[0].case.to_string(), "[3,5]×40×64 nvfp4→f16");
-        let suite = vec![Suite::Decode];
+        let suite = vec![SuiteName::Of(Suite::Decode)];
         let chosen = Selection { suite, shape, ..selection() }.cases(DEFAULTS).unwrap();
         assert_eq!(chosen.len(), cases::suite(Suite::Decode).len() + 1);
         assert_eq!(selection().cases(DEFAULTS).unwrap().len(), 4, "the default's timed cases");
-        let (suite, shape) = (vec![Suite::Edge], vec!["1x1x16".parse().unwrap()]);
+        let (suite, shape) = (vec![SuiteName::Of(Suite::Edge)], vec!["1x1x16".parse().unwrap()]);
         assert!(Selection { suite, shape, ..selection() }.cases(DEFAULTS).is_err(), "a suite without a timed case");
+    }
+
+    #[test]
+    fn models_are_chosen_by_name_and_only_with_their_suite() {
+        let all = || Selection { suite: vec![SuiteName::Moe], ..selection() };
+        let layers = |names: &[&str]| Layers { model: names.iter().map(|&name| name.to_owned()).collect() };
+        assert_eq!(all().models(&layers(&[])).unwrap().len(), moe::models().len());
+        assert_eq!(all().models(&layers(&["glm-4.5"])).unwrap()[0].name, "glm-4.5");
+        assert!(all().cases(DEFAULTS).unwrap().is_empty(), "no problems beside them");
+        assert!(selection().models(&layers(&[])).unwrap().is_empty());
+        assert!(selection().models(&layers(&["glm-4.5"])).is_err());
+        assert!(Selection { gate: Some(Gate::Silu), ..all() }.models(&layers(&[])).is_err());
+        assert!(known_model("glm-9").is_err_and(|error| error.contains("glm-4.5")));
     }
 
     #[test]
     fn gate_and_types_replace_a_case_s_own_and_leave_no_case_twice() {
         let asked = Selection {
-            suite: vec![Suite::Edge],
+            suite: vec![SuiteName::Of(Suite::Edge)],
             gate: Some(Gate::GeluTanh),
             activation: vec![Activation::F16, Activation::BF16, Activation::F16],
             out: Some(Output::F32),

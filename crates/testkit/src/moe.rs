@@ -200,9 +200,21 @@ impl Model {
             Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
             _ => values.into(),
         };
-        let logits = (0..tokens * experts).map(|_| normal(&mut rng)).collect();
+        let logits = self.logits(tokens, rng.u64(..));
         let tokens = Dense::new(tokens, hidden, values, 1.0)?;
         Ok(Instance { model: *self, pool, shared, tokens, router, logits })
+    }
+
+    /// A router's logits for so many tokens, from a seed.
+    pub fn logits(&self, tokens: usize, seed: u64) -> Vec<f32> {
+        let mut rng = Rng::with_seed(seed);
+        (0..tokens * self.experts[0]).map(|_| normal(&mut rng)).collect()
+    }
+
+    /// What one row costs in an MLP with an intermediate of this width: floating-point operations, and bytes of weights once per MLP.
+    pub fn cost(&self, inner: usize) -> (f64, f64) {
+        let elements = ((self.gate.matrices() + 1) * self.widths[0] * inner) as f64;
+        (2.0 * elements, elements * (0.5 + 1.0 / BLOCK as f64))
     }
 
     fn mlp(&self, rng: &mut Rng, [hidden, inner]: [usize; 2]) -> Result<MlpWeights<'static>> {
@@ -244,6 +256,15 @@ impl Instance {
         match &self.shared {
             Some(shared) => weights.with_shared(shared.as_borrowed()),
             None => Ok(weights),
+        }
+    }
+
+    /// The tokens' type.
+    pub fn element(&self) -> Activation {
+        match self.tokens.values() {
+            Values::F16(_) => Activation::F16,
+            Values::BF16(_) => Activation::BF16,
+            Values::F32(_) => Activation::F32,
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use crate::options::How;
-use crate::selection::{self, Selection};
+use crate::selection::{self, Layers, Selection};
 
 /// Measure speed, with cold and with warm weights
 #[derive(Debug, ClapArgs)]
@@ -25,6 +25,8 @@ use crate::selection::{self, Selection};
     With --backend cuda the device's own clock times graphs of calls over weights, tokens and results in rotation \
     beyond its cache, after a pause (burst) and after 300 ms of load (sustained); copies to and from the host are not part of \
     it, the expansion of NVFP4 tokens is.\n\n\
+    The suite moe measures whole layers of experts as models have them, from the router's logits to the combined result, in bf16 unless \
+    --activation and --out say otherwise, with experts that change from call to call.\n\n\
     Examples:\n  \
     hammerhead bench\n  \
     hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
@@ -32,6 +34,7 @@ use crate::selection::{self, Selection};
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
     hammerhead bench --suite group --scaling\n  \
     hammerhead bench --shape 256x1024x32 --regret\n  \
+    hammerhead bench --suite moe --model qwen3-30b-a3b --tokens 1,16,512\n  \
     hammerhead bench --suite decode --html decode.html --against before.json\n  \
     hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
 )]
@@ -58,10 +61,22 @@ pub struct Args {
     /// benchmarks/compare_torch.py or benchmarks/h200/peers.py; may be given several times
     #[arg(long, value_name = "RECORD", requires = "html")]
     pub against: Vec<PathBuf>,
+    /// Of the suite moe these numbers of tokens
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 16, 64, 512, 4096], value_parser = token_count)]
+    pub tokens: Vec<usize>,
     #[command(flatten)]
     pub selection: Selection,
     #[command(flatten)]
+    pub layers: Layers,
+    #[command(flatten)]
     pub how: How,
+}
+
+fn token_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=1 << 20).contains(&count) => Ok(count),
+        _ => Err("a number of tokens from 1 to 1048576 is expected".to_owned()),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {

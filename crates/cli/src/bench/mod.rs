@@ -1,9 +1,10 @@
 //! `hammerhead bench`: how fast, and how near to what the machine could do. The host's clock times cold and warm weights
-//! (`rounds`), or the planner's choice against its other candidates (`regret`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
+//! (`rounds`), whole layers of experts (`layers`), or the planner's choice against its other candidates (`regret`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
 
 mod args;
 mod checked;
 mod gpu;
+mod layers;
 mod page;
 mod reading;
 mod record;
@@ -16,6 +17,7 @@ mod tables;
 use hammerhead::{Activation, Engine};
 use serde::Serialize;
 use testkit::cases::Suite;
+use testkit::moe::Model;
 
 pub use self::args::Args;
 use self::reading::Record;
@@ -31,6 +33,13 @@ pub fn bench(args: &Args) -> Result<()> {
     let activations: &[Activation] = if device_alone { &[Activation::F16, Activation::NvFp4] } else { &[] };
     let suites = &[Suite::Dual, Suite::Group, Suite::Decode];
     let cases = args.selection.cases(Defaults { suites, activations, timed: !args.all })?;
+    let models = args.selection.models(&args.layers)?;
+    if !models.is_empty() && !cases.is_empty() {
+        return Err(Error::LayerOption {
+            option: "another suite or a shape",
+            remedy: "measure them in a run of their own",
+        });
+    }
     // Better now than after minutes of work.
     if let (Some(json), Some(html)) = (&args.json, &args.html)
         && files::same_place(json, html)
@@ -40,6 +49,9 @@ pub fn bench(args: &Args) -> Result<()> {
     args.json.iter().chain(&args.html).try_for_each(|path| files::check_report(path))?;
     let against = args.against.iter().map(|path| Record::open(path)).collect::<Result<Vec<Record>>>()?;
     let results = Results { args, against };
+    if !models.is_empty() {
+        return bench_layers(results, &models, &engine);
+    }
     if device_alone { bench_device(results, &cases, &engine) } else { bench_host(results, &cases, &engine) }
 }
 
@@ -63,6 +75,19 @@ impl Results<'_> {
         }
         Ok(())
     }
+}
+
+fn bench_layers(results: Results<'_>, models: &[Model], engine: &Engine) -> Result<()> {
+    let args = results.args;
+    let option = [(args.scaling, "--scaling"), (args.regret, "--regret")].into_iter().find(|(asked, _)| *asked);
+    if let Some((_, option)) = option {
+        return Err(Error::LayerOption { option, remedy: "leave it out" });
+    }
+    let record = layers::measure(args, models, engine)?;
+    results.keep(&record)?;
+    console::print(&layers::table(&record))?;
+    console::remark(&layers::remarks(&record));
+    Ok(())
 }
 
 fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {

@@ -1,10 +1,13 @@
 //! `hammerhead verify`: every case of some suites, on every backend, in many configurations, against the reference.
 
+mod layers;
+
 use clap::Args as ClapArgs;
 use hammerhead::cpu::{self, LAYOUT};
 use hammerhead::gpu::simulated;
 use hammerhead::{
-    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Plan, Problem, Request, Schedule, Strategy, Tile, backends,
+    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Output, Plan, Problem, Request, Schedule, Strategy, Tile,
+    backends,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -12,7 +15,7 @@ use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
 use crate::options::{each_once, thread_count};
-use crate::selection::{self, Chosen, Defaults, Selection};
+use crate::selection::{self, Chosen, Defaults, Layers, Selection};
 use crate::subject::Subject;
 use crate::{Error, Result, console};
 
@@ -28,13 +31,15 @@ const SMALL: f64 = 1e9;
     backend adds. Outputs are filled with NaN before, so an element that nobody writes is found.\n\n\
     Without --suite and --shape the suites edge, adverse and decode are checked, a minute or so on two cores. Small cases are tried as \
     planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
-    strategy. --full tries large ones like small ones. Of large results a sample is compared, drawn from the seed, \
+    strategy. --full tries large ones like small ones. The suite moe checks models' whole layers of experts, scaled down, with \
+    every intermediate, batch-invariant and not. Of large results a sample is compared, drawn from the seed, \
     corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
     for by name, and refuses all but small problems.\n\n\
     Examples:\n  \
     hammerhead verify\n  \
     hammerhead verify --suite dual --suite group --backend scalar\n  \
     hammerhead verify --backend sim\n  \
+    hammerhead verify --suite moe --model deepseek-v3\n  \
     hammerhead verify --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead verify --suite edge --config strategy=ping-pong,stages=3 --seed 7"
 )]
@@ -58,6 +63,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    layers: Layers,
 }
 
 #[derive(Serialize)]
@@ -88,8 +95,8 @@ struct Used {
 }
 
 impl Summary {
-    fn note_used(&mut self, chosen: &Chosen, backend: &'static str, most: f64) {
-        let (suite, output) = (chosen.origin.suite.clone(), chosen.case.output.to_string());
+    fn note_used(&mut self, suite: &str, backend: &'static str, output: Output, most: f64) {
+        let (suite, output) = (suite.to_owned(), output.to_string());
         let same = |used: &&mut Used| used.suite == suite && used.backend == backend && used.output == output;
         match self.bound_used.iter_mut().find(same) {
             Some(used) => used.most = used.most.max(most),
@@ -117,7 +124,8 @@ pub fn verify(args: &Args) -> Result<()> {
     let (engines, skipped) = engines(args)?;
     let defaults = Defaults { suites: &[Suite::Edge, Suite::Adverse, Suite::Decode], activations: &[], timed: false };
     let cases = args.selection.cases(defaults)?;
-    let bar = console::progress(cases.len());
+    let models = args.selection.models(&args.layers)?;
+    let bar = console::progress(cases.len() + models.len());
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
     let mut summary = Summary {
         seed: args.selection.seed,
@@ -136,10 +144,11 @@ pub fn verify(args: &Args) -> Result<()> {
         check_case(args, case, &engines, &mut summary, &bar)?;
         bar.inc(1);
     }
+    layers::check(&args.selection, &models, &engines, &mut summary, &bar)?;
     bar.finish_and_clear();
     if summary.passed + summary.failed == 0 {
         let reason = summary.refusal.unwrap_or_else(|| "there are none".to_owned());
-        return Err(Error::NothingChecked { cases: cases.len(), reason });
+        return Err(Error::NothingChecked { cases: cases.len() + models.len(), reason });
     }
     tell(args, &summary)?;
     let (failed, all) = (summary.failed, summary.passed + summary.failed);
@@ -220,7 +229,7 @@ fn check_case(
             let mut subject = Subject::new(&instance, plan);
             let outcome = subject.compute(engine, &layer).and_then(|_| subject.judge(&expected));
             if let Ok(report) = &outcome {
-                summary.note_used(chosen, backend, report.max_ratio);
+                summary.note_used(&chosen.origin.suite, backend, case.output, report.max_ratio);
             }
             match wrong(outcome, &instance) {
                 None => summary.passed += 1,

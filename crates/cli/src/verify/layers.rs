@@ -1,0 +1,107 @@
+//! Layers of experts as models have them, scaled down so that all of a layer can be held against the reference.
+
+use hammerhead::layer_reference::LayerReference;
+use hammerhead::{Activation, Engine, Experts, Intermediate, LayerOptions, Output};
+use indicatif::ProgressBar;
+use testkit::moe::{self, Model};
+
+use super::{Summary, Wrong};
+use crate::Result;
+use crate::selection::Selection;
+
+/// Tokens of a trial: one, a few, and enough for a matrix unit.
+const TOKENS: [usize; 3] = [1, 6, 19];
+const ELEMENTS: [Activation; 3] = [Activation::BF16, Activation::F32, Activation::F16];
+
+/// One way of computing a model's layer.
+struct Trial {
+    tokens: usize,
+    element: Activation,
+    output: Output,
+    options: LayerOptions,
+}
+
+/// Checks every model on every engine, with every intermediate, batch-invariant and not.
+pub fn check(
+    selection: &Selection,
+    models: &[Model],
+    engines: &[Engine],
+    summary: &mut Summary,
+    bar: &ProgressBar,
+) -> Result<()> {
+    for (index, model) in models.iter().enumerate() {
+        bar.set_message(model.name);
+        for trial in trials(selection, index) {
+            for engine in engines {
+                try_once(selection.seed, &model.scaled_down(), &trial, engine, summary)?;
+            }
+        }
+        bar.inc(1);
+    }
+    Ok(())
+}
+
+/// Types and numbers of tokens take turns, unless types were asked for.
+fn trials(selection: &Selection, index: usize) -> impl Iterator<Item = Trial> {
+    let ways = Intermediate::ALL.into_iter().flat_map(|between| [false, true].map(|invariant| (between, invariant)));
+    ways.enumerate().map(move |(turn, (intermediate, batch_invariant))| {
+        let asked = &selection.activation;
+        Trial {
+            tokens: TOKENS[(index + turn) % 3],
+            element: if asked.is_empty() { ELEMENTS[(index + turn) % 3] } else { asked[turn % asked.len()] },
+            output: selection.out.unwrap_or(Output::ALL[(index + 2 * turn) % 3]),
+            options: LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() },
+        }
+    })
+}
+
+fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &mut Summary) -> Result<()> {
+    let Trial { tokens, element, output, options } = *trial;
+    let instance = model.instance(tokens, element, usize::MAX, seed)?;
+    let (weights, routed) = (instance.weights()?, instance.routed()?);
+    let backend = engine.backends()[0];
+    let layer = match Experts::new(engine, &weights, options) {
+        Ok(layer) => layer,
+        Err(refusal @ (hammerhead::Error::Biases { .. } | hammerhead::Error::BatchInvariant { .. })) => {
+            summary.refused += 1;
+            summary.refusal.get_or_insert_with(|| refusal.to_string());
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let reference = LayerReference {
+        weights: &weights,
+        intermediate: options.intermediate,
+        tokens: &instance.tokens,
+        routed: &routed,
+    };
+    let outcome = layer
+        .run(engine, &instance.tokens, &routed, output)
+        .and_then(|result| moe::check(&reference, 0..tokens, &result, &|tokens| backend.arithmetic(tokens)));
+    let (wrong, compared, first) = match outcome {
+        Ok(report) if report.passed() => {
+            summary.passed += 1;
+            summary.note_used("moe", backend.name(), output, report.max_ratio);
+            return Ok(());
+        }
+        Ok(report) => {
+            let first = report.first.map_or_else(|| "nothing was compared".to_owned(), |first| first.to_string());
+            (report.failures, report.compared, first)
+        }
+        Err(error) => (0, 0, error.to_string()),
+    };
+    let invariant = if options.batch_invariant { ", batch-invariant" } else { "" };
+    summary.failed += 1;
+    summary.failures.push(Wrong {
+        suite: "moe".to_owned(),
+        case: format!("{}, {tokens} tokens, {element}→{output}", model.name),
+        why: model.why,
+        backend: backend.name(),
+        config: format!("an intermediate of {}{invariant}", options.intermediate),
+        seed,
+        wrong,
+        compared,
+        first,
+    });
+    Ok(())
+}
