@@ -46,7 +46,8 @@ pub struct Args {
     /// [default: silu if there is a b2, else none]
     #[arg(long, value_name = "NAME")]
     gate: Option<Gate>,
-    /// How logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid or sigmoid-input
+    /// How logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain
+    /// or sigmoid-input
     #[arg(long, value_name = "NAME", requires = "top_k")]
     routing: Option<Scoring>,
     /// Experts per token

@@ -41,6 +41,7 @@ pub fn router(layer: &FeedForward<'_>) -> Result<Option<Router>> {
         (Score::Softmax, true) => Scoring::SoftmaxRenorm,
         (Score::SoftmaxOfChosen, _) => Scoring::TopKSoftmax,
         (Score::Sigmoid, true) => Scoring::Sigmoid,
+        (Score::Sigmoid, false) => Scoring::SigmoidPlain,
         (Score::SigmoidOnInput, _) => Scoring::SigmoidInput,
         _ => return Ok(None),
     };
@@ -173,7 +174,8 @@ mod tests {
         assert_eq!((found.scoring(), found.top_k()), (Scoring::Sigmoid, 1));
         let routed = found.route(&[0.0, 0.1], 1).unwrap();
         assert_eq!(routed.of(0).collect::<Vec<_>>(), [(0, 2.5)], "the correction chooses, and scaling is applied");
-        assert!(rule(Some(RoutingRule { renormalise: false, ..sigmoid })).unwrap().is_none());
+        let plain = rule(Some(RoutingRule { renormalise: false, ..sigmoid })).unwrap().unwrap();
+        assert_eq!(plain.scoring(), Scoring::SigmoidPlain);
         assert!(rule(None).unwrap().is_none());
         assert!(rule(Some(RoutingRule { top: 3, ..sigmoid })).is_err(), "more than there are");
     }

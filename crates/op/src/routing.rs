@@ -6,6 +6,7 @@
 //! | `softmax-renorm` | the same | the same, divided by their sum | Qwen3, Mixtral |
 //! | `topk-softmax` | the same | softmax of those k | gpt-oss |
 //! | `sigmoid` | the k largest of sigmoid + correction, inside the best groups | sigmoid (without correction), divided by (their sum + 10⁻²⁰) | DeepSeek-V3, Kimi, GLM, MiniMax, Nemotron |
+//! | `sigmoid-plain` | the same; the k largest logits where there is neither a correction nor groups | sigmoid (without correction) | the same with `norm_topk_prob` off |
 //! | `sigmoid-input` | the k largest logits | sigmoid; it multiplies the expert's *input*, before its weights, and the output counts once | Llama-4 |
 //!
 //! All weights are then multiplied with the scaling factor. Softmax keeps the order of logits, so that experts are chosen by logits. A
@@ -32,14 +33,27 @@ pub enum Scoring {
     TopKSoftmax,
     /// Sigmoid of each logit, divided by the sum over those that were chosen.
     Sigmoid,
+    /// Sigmoid of each logit.
+    SigmoidPlain,
     /// Sigmoid of each logit, which multiplies the expert's input.
     SigmoidInput,
 }
 
 impl Scoring {
     /// Every scoring.
-    pub const ALL: [Scoring; 5] =
-        [Scoring::Softmax, Scoring::SoftmaxRenorm, Scoring::TopKSoftmax, Scoring::Sigmoid, Scoring::SigmoidInput];
+    pub const ALL: [Scoring; 6] = [
+        Scoring::Softmax,
+        Scoring::SoftmaxRenorm,
+        Scoring::TopKSoftmax,
+        Scoring::Sigmoid,
+        Scoring::SigmoidPlain,
+        Scoring::SigmoidInput,
+    ];
+
+    /// Whether experts may be corrected and grouped.
+    fn is_corrected(self) -> bool {
+        matches!(self, Scoring::Sigmoid | Scoring::SigmoidPlain)
+    }
 }
 
 impl fmt::Display for Scoring {
@@ -49,6 +63,7 @@ impl fmt::Display for Scoring {
             Scoring::SoftmaxRenorm => "softmax-renorm",
             Scoring::TopKSoftmax => "topk-softmax",
             Scoring::Sigmoid => "sigmoid",
+            Scoring::SigmoidPlain => "sigmoid-plain",
             Scoring::SigmoidInput => "sigmoid-input",
         })
     }
@@ -61,7 +76,7 @@ impl FromStr for Scoring {
         Scoring::ALL.into_iter().find(|scoring| scoring.to_string() == name).ok_or_else(|| Error::UnknownName {
             what: "routing",
             name: name.to_owned(),
-            known: "softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-input".to_owned(),
+            known: "softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain, sigmoid-input".to_owned(),
         })
     }
 }
@@ -106,7 +121,7 @@ impl Router {
             });
         }
         finite("the router's correction", &correction, self.experts)?;
-        if self.scoring != Scoring::Sigmoid {
+        if !self.scoring.is_corrected() {
             return Err(Error::RoutingOption { option: "a correction", routing: self.scoring.to_string() });
         }
         Ok(Self { correction, ..self })
@@ -119,7 +134,7 @@ impl Router {
         if !whole || best == 0 || best > count || best * (self.experts / count) < self.top_k {
             return Err(Error::RoutingGroups { count, best, experts: self.experts, top_k: self.top_k });
         }
-        if self.scoring != Scoring::Sigmoid {
+        if !self.scoring.is_corrected() {
             return Err(Error::RoutingOption { option: "groups of experts", routing: self.scoring.to_string() });
         }
         Ok(Self { groups: Some(groups), ..self })
@@ -185,7 +200,8 @@ impl Router {
     fn choose(&self, logits: &[f32], scratch: &mut Scratch) {
         let Scratch { scores, keys, chosen } = scratch;
         keys.clear();
-        if self.scoring == Scoring::Sigmoid {
+        let by_logits = self.scoring == Scoring::SigmoidPlain && self.correction.is_empty() && self.groups.is_none();
+        if self.scoring.is_corrected() && !by_logits {
             scores.clear();
             scores.extend(logits.iter().map(|&logit| sigmoid(logit) as f32));
             let correction = self.correction.iter().copied().chain(std::iter::repeat(0.0));
@@ -244,7 +260,7 @@ impl Router {
                 let sum = chosen().map(score).sum::<f64>() + 1e-20;
                 weights.extend(chosen().map(|expert| (scaling * score(expert) / sum) as f32));
             }
-            Scoring::SigmoidInput => {
+            Scoring::SigmoidPlain | Scoring::SigmoidInput => {
                 weights.extend(chosen().map(|expert| (scaling * sigmoid(logits[expert])) as f32));
             }
         }
@@ -406,6 +422,16 @@ mod tests {
         assert_eq!(found.ids, [2, 1]);
         let [third, second] = [-1.0, 2.0].map(sigmoid);
         near(&found.weights, &[2.5 * third / (third + second), 2.5 * second / (third + second)]);
+    }
+
+    #[test]
+    fn plain_sigmoids_are_divided_by_nothing() {
+        let router = Router::new(Scoring::SigmoidPlain, 5, 2).unwrap();
+        let corrected = router.clone().with_correction([0.0, 0.0, 10.0, 0.0, 0.0]).unwrap().with_scaling(2.5).unwrap();
+        let found = corrected.route(&LOGITS, 1).unwrap();
+        assert!(found.ids == [2, 1] && !found.is_on_input());
+        near(&found.weights, &[2.5 * sigmoid(-1.0), 2.5 * sigmoid(2.0)]);
+        assert_eq!(router.route(&[20.0, 30.0, 0.0, 0.0, 0.0], 1).unwrap().ids, [1, 0], "by logits");
     }
 
     #[test]

@@ -65,13 +65,13 @@ impl RouteSpec {
     /// What a router does, apart from its numbers.
     pub fn of(router: &Router) -> Self {
         let scoring = router.scoring();
-        let sigmoid = matches!(scoring, Scoring::Sigmoid | Scoring::SigmoidInput);
+        let sigmoid = matches!(scoring, Scoring::Sigmoid | Scoring::SigmoidPlain | Scoring::SigmoidInput);
         RouteSpec {
             experts: router.experts() as u32,
             top: router.top_k() as u32,
             score: if sigmoid { Score::Sigmoid } else { Score::Softmax },
             // Softmax divided by the sum over the chosen ones is the softmax of those.
-            renormalised: !matches!(scoring, Scoring::Softmax | Scoring::SigmoidInput),
+            renormalised: !matches!(scoring, Scoring::Softmax | Scoring::SigmoidPlain | Scoring::SigmoidInput),
             corrected: !router.correction().is_empty(),
             grouped: router.groups().map(|groups| Grouped { groups: groups.count as u32, kept: groups.best as u32 }),
         }
