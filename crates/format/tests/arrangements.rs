@@ -265,7 +265,11 @@ fn gates_are_known_from_the_configuration() {
         (r#"{"text_config":{"hidden_act":"swish"},"hidden_act":"gelu"}"#, GateFunction::Silu),
         (r#"{"hidden_act":"gelu"}"#, GateFunction::Other("gelu".to_owned())),
         (r#"{"model_type":"gpt_oss","swiglu_limit":5.5}"#, GateFunction::GptOss { clamp: 5.5 }),
-        (r#"{"hidden_act":"silu","swiglu_limit":10.0}"#, GateFunction::Other("a gate limited at 10".to_owned())),
+        (r#"{"hidden_act":"silu","swiglu_limit":10.0}"#, GateFunction::SiluLimited { limit: 10.0 }),
+        (r#"{"swiglu_limit":8.5}"#, GateFunction::SiluLimited { limit: 8.5 }),
+        (r#"{"hidden_act":"gelu","swiglu_limit":10.0}"#, GateFunction::Other("gelu limited at 10".to_owned())),
+        (r#"{"hidden_act":"swigluoai","swiglu_alpha":1.702,"swiglu_limit":7.0}"#, GateFunction::GptOss { clamp: 7.0 }),
+        (r#"{"swiglu_alpha":2.0}"#, GateFunction::Other("gpt-oss's with another alpha".to_owned())),
     ] {
         let folder = folder(&tensors, config);
         assert_eq!(Checkpoint::open(folder.path()).unwrap().gate(), expected, "{config}");

@@ -25,6 +25,7 @@ pub enum ExpertSelection<'a> {
 pub fn declared_gate(gate: &GateFunction) -> Result<Gate> {
     match gate {
         GateFunction::Silu => Ok(Gate::Silu),
+        GateFunction::SiluLimited { limit } => Ok(Gate::SiluLimited { limit: *limit }),
         GateFunction::GeluTanh => Ok(Gate::GeluTanh),
         GateFunction::GptOss { clamp } => Ok(Gate::gpt_oss(*clamp)),
         other => Err(Error::UnknownName {
@@ -157,6 +158,13 @@ mod tests {
             }
         }
         assert_eq!(engine.load_checkpoint(&model, 1, ExpertSelection::All, None).unwrap().input_scale(0), None);
+    }
+
+    #[test]
+    fn a_declared_limit_is_the_gates() {
+        let gate = declared_gate(&GateFunction::SiluLimited { limit: 10.0 }).unwrap();
+        assert_eq!(gate, Gate::SiluLimited { limit: 10.0 });
+        assert_eq!(declared_gate(&GateFunction::GptOss { clamp: 5.0 }).unwrap(), Gate::gpt_oss(5.0));
     }
 
     #[test]

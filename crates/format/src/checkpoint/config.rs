@@ -12,6 +12,9 @@ use super::{gguf, routing};
 use crate::Result;
 use crate::files::Files;
 
+/// The factor inside gpt-oss's sigmoid, which models with that gate may declare.
+const GPT_OSS_ALPHA: f64 = 1.702;
+
 /// What was declared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModelConfig {
@@ -69,16 +72,28 @@ impl ModelConfig {
         let limit = field("swiglu_limit").and_then(Value::as_f64);
         let activation =
             ["hidden_act", "hidden_activation"].into_iter().find_map(|key| Some((key, field(key)?.as_str()?)));
-        let gate = match (is_gpt_oss, limit, activation) {
+        let alpha = field("swiglu_alpha").and_then(Value::as_f64);
+        let gate = match (is_gpt_oss || alpha.is_some(), limit, activation) {
+            (true, ..) if alpha.is_some_and(|alpha| alpha != GPT_OSS_ALPHA) => {
+                Some((GateFunction::Other("gpt-oss's with another alpha".to_owned()), "swiglu_alpha".to_owned()))
+            }
             (true, limit, _) => {
                 let clamp = limit.unwrap_or(7.0) as f32;
-                let why = if limit.is_some() { "model_type and swiglu_limit" } else { "model_type" };
+                let why = match (is_gpt_oss, limit.is_some()) {
+                    (true, true) => "model_type and swiglu_limit",
+                    (true, false) => "model_type",
+                    (false, _) => "swiglu_alpha",
+                };
                 Some((GateFunction::GptOss { clamp }, format!("config.json, {why}")))
             }
-            (false, Some(limit), _) => Some((
-                GateFunction::Other(format!("a gate limited at {limit}")),
+            (false, Some(limit), Some((_, name))) if GateFunction::named(name) != GateFunction::Silu => Some((
+                GateFunction::Other(format!("{name} limited at {limit}")),
                 "config.json, swiglu_limit".to_owned(),
             )),
+            (false, Some(limit), _) => {
+                let limit = limit as f32;
+                Some((GateFunction::SiluLimited { limit }, "config.json, swiglu_limit".to_owned()))
+            }
             (false, None, Some((key, name))) => Some((GateFunction::named(name), format!("config.json, {key}"))),
             (false, None, None) => None,
         };

@@ -101,6 +101,11 @@ impl fmt::Display for Precision {
 pub enum GateFunction {
     /// `g·sigmoid(g)·u`.
     Silu,
+    /// `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `g'·sigmoid(g')·u'`.
+    SiluLimited {
+        /// The limit.
+        limit: f32,
+    },
     /// GELU in its tanh form, times `u`.
     GeluTanh,
     /// `g' = min(g, clamp)`, `u' = clamp(u, ±clamp)`, `g'·sigmoid(1.702·g')·(u' + 1)`.
@@ -127,6 +132,7 @@ impl fmt::Display for GateFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Silu => f.pad("silu"),
+            Self::SiluLimited { limit } => write!(f, "silu (limited at {limit})"),
             Self::GeluTanh => f.pad("gelu-tanh"),
             Self::GptOss { clamp } => write!(f, "gpt-oss (clamped at {clamp})"),
             Self::Other(name) => f.pad(name),
