@@ -107,8 +107,8 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
         model::legal(T::NAME, problem, config, &T::rates(problem.activation()), threads).map(drop)
     }
 
-    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(PackedPanels::new(weights)?))
+    fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(PackedPanels::new(weights, team)?))
     }
 
     unsafe fn run(

@@ -1,6 +1,6 @@
 //! The CPU: one layout of weights, one schedule, one file per instruction set.
 //!
-//! `pack` lays weights out once, for all of them. `kernel` says what an instruction set must be able to do with the pieces of
+//! `pack` lays weights out once, for all of them, and `saved` knows them in files. `kernel` says what an instruction set must be able to do with the pieces of
 //! work that it is handed: tokens as they came (`source`) are prepared, packed blocks are expanded (`expansion`) into slabs (`slab`),
 //! products are added up (`sums`), and a tile's sums become values of C (`finish`, `scale`, `target`). `schedule` cuts a
 //! problem into tiles and walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
@@ -20,7 +20,7 @@
 //! let team = hammerhead_cpu::team(Some(1))?;
 //!
 //! let ones = || Matrix::new(32, 64, vec![0x22; 32 * 32], vec![0x38; 32 * 4], 1.0);
-//! let packed = scalar.prepack(&[Weights::gated(ones()?, ones()?)?])?;
+//! let packed = scalar.prepack(&[Weights::gated(ones()?, ones()?)?], &team)?;
 //! let config = scalar.candidates(&problem, team.count())[0];
 //! let tokens = [Dense::new(1, 64, vec![0.25f32; 64], 1.0)?.into()];
 //! let mut c = [Values::from(vec![0f32; 32])];
@@ -46,6 +46,7 @@ mod measure;
 mod memory;
 mod model;
 mod pack;
+pub mod saved;
 mod scalar;
 mod scale;
 mod schedule;

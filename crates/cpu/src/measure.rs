@@ -135,7 +135,7 @@ impl Trial {
             let codes = (0..rows * k / 2).map(|i| (i * 151 + i / 7) as u8).collect::<Vec<_>>();
             format::Matrix::new(rows, k, codes, vec![0x38; rows * k / format::BLOCK], 1.0 / k as f32)
         };
-        let weights = backend.prepack(&[Weights::gated(matrix(COLUMNS)?, matrix(COLUMNS)?)?])?;
+        let weights = backend.prepack(&[Weights::gated(matrix(COLUMNS)?, matrix(COLUMNS)?)?], &team(Some(1))?)?;
         let activations = match activation {
             Activation::NvFp4 => matrix(m)?.into(),
             _ => {

@@ -15,12 +15,13 @@
 //! are just fewer). So packed weights take exactly the bytes of the checkpoint. A negative scale is folded into the
 //! signs of its codes, so readers may take scales as unsigned.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex};
 
 use format::{BLOCK, GlobalScale, Matrix};
-use memmap2::MmapMut;
+use memmap2::{Mmap, MmapMut};
 
-use op::{Error, PackedWeights, Result, Weights};
+use op::{Error, PackedWeights, Result, Team, Weights};
 
 /// The layout's name.
 pub const LAYOUT: &str = "cpu panels";
@@ -53,6 +54,11 @@ impl Panels {
         Ok(Self { matrices: packed.collect::<Result<_>>()? })
     }
 
+    /// Matrices of one shape that were packed before.
+    pub(super) fn of(matrices: Vec<PanelMatrix>) -> Self {
+        Self { matrices }
+    }
+
     /// Gate and up, or the only matrix.
     pub(super) fn matrices(&self) -> &[PanelMatrix] {
         &self.matrices
@@ -72,9 +78,28 @@ pub(super) struct PackedPanels {
 }
 
 impl PackedPanels {
-    pub(super) fn new(weights: &[Weights<'_>]) -> Result<Self> {
-        let shapes = weights.iter().map(|weights| (weights.n(), weights.k())).collect();
-        Ok(Self { groups: weights.iter().map(Panels::new).collect::<Result<_>>()?, shapes })
+    /// Packs all groups, on all threads.
+    pub(super) fn new(weights: &[Weights<'_>], team: &Team) -> Result<Self> {
+        let queue = Mutex::new(weights.iter().enumerate());
+        let done = Mutex::new(Vec::with_capacity(weights.len()));
+        team.run(|| {
+            // A poisoned queue means that another thread panicked, which ends the run anyway.
+            while let Some((index, weights)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
+                let panels = Panels::new(weights);
+                if let Ok(mut done) = done.lock() {
+                    done.push((index, panels));
+                }
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_default();
+        done.sort_by_key(|(index, _)| *index);
+        Ok(Self::of(done.into_iter().map(|(_, panels)| panels).collect::<Result<_>>()?))
+    }
+
+    /// Groups that were packed before, each of one or two matrices of one shape.
+    pub(super) fn of(groups: Vec<Panels>) -> Self {
+        let shape = |group: &Panels| group.matrices.first().map_or((0, 0), |matrix| (matrix.n, matrix.k));
+        Self { shapes: groups.iter().map(shape).collect(), groups }
     }
 
     pub(super) fn groups(&self) -> &[Panels] {
@@ -82,7 +107,8 @@ impl PackedPanels {
     }
 }
 
-// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each.
+// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each, or lie in a file of which
+// `saved::packed` has seen that.
 unsafe impl PackedWeights for PackedPanels {
     fn layout(&self) -> &'static str {
         LAYOUT
@@ -107,9 +133,44 @@ pub(super) struct PanelMatrix {
     n: usize,
     k: usize,
     global: GlobalScale,
-    bytes: MmapMut,
+    bytes: PanelBytes,
     /// What is added to the sums of each column, in whole panels; empty where nothing is.
     bias: Vec<f32>,
+}
+
+/// A packed matrix to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Rows of the matrix.
+    pub n: usize,
+    /// The summed dimension.
+    pub k: usize,
+    /// The matrix's scale.
+    pub global: GlobalScale,
+    /// Its codes and scales, as the layout has them.
+    pub bytes: &'a [u8],
+    /// Its bias in whole panels; empty where there is none.
+    pub bias: &'a [f32],
+}
+
+/// Where a packed matrix lies.
+#[derive(Debug)]
+pub(super) enum PanelBytes {
+    /// In memory of its own.
+    Own(MmapMut),
+    /// In a part of a file.
+    File(Arc<Mmap>, Range<usize>),
+}
+
+impl Deref for PanelBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            PanelBytes::Own(bytes) => bytes,
+            PanelBytes::File(file, range) => &file[range.clone()],
+        }
+    }
 }
 
 /// Some chunks of one panel, one after the other.
@@ -135,7 +196,17 @@ impl PanelMatrix {
         }
         let mut bias = bias.map_or_else(Vec::new, <[f32]>::to_vec);
         bias.resize(bias.len().next_multiple_of(COLUMNS), 0.0);
-        Ok(Self { n, k, global: matrix.global(), bytes, bias })
+        Ok(Self { n, k, global: matrix.global(), bytes: PanelBytes::Own(bytes), bias })
+    }
+
+    /// A matrix that was packed before: as many bytes as its shape takes, and a bias in whole panels or none.
+    pub(super) fn mapped((n, k): (usize, usize), global: GlobalScale, bytes: PanelBytes, bias: Vec<f32>) -> Self {
+        Self { n, k, global, bytes, bias }
+    }
+
+    /// The matrix as it is written to a file.
+    pub(super) fn part(&self) -> Part<'_> {
+        Part { n: self.n, k: self.k, global: self.global, bytes: &self.bytes, bias: &self.bias }
     }
 
     pub(super) fn global(&self) -> GlobalScale {
@@ -281,9 +352,9 @@ mod tests {
         }
     }
 
-    fn map(bytes: &[u8]) -> MmapMut {
+    fn map(bytes: &[u8]) -> PanelBytes {
         let mut map = MmapMut::map_anon(bytes.len()).unwrap();
         map.copy_from_slice(bytes);
-        map
+        PanelBytes::Own(map)
     }
 }

@@ -157,7 +157,7 @@ unsafe impl Backend for Cuda {
         Ok(Cost { copying: copied_bytes(problem) / facts.host_bandwidth + COPYING, ..cost })
     }
 
-    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+    fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights)?))
     }
 

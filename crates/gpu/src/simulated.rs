@@ -183,7 +183,7 @@ unsafe impl Backend for Simulated {
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
     }
 
-    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+    fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(PackedGroups::new(LAYOUT, self.family, weights, Ok)?))
     }
 

@@ -56,6 +56,12 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Weights that were packed before, for a gate that takes as many matrices as they have.
+    pub(crate) fn from_packed(packed: Arc<dyn PackedWeights>, gate: Gate, input_scales: InputScales) -> Self {
+        let checkpoint_bytes = packed.bytes();
+        Self { packed, gate, input_scales, checkpoint_bytes }
+    }
+
     /// `(n, k)` of every group.
     pub fn shapes(&self) -> &[(usize, usize)] {
         self.packed.shapes()
@@ -180,12 +186,12 @@ impl Engine {
         }
         let (last, first) = planners.split_last().ok_or(Error::NoGroups)?;
         for planner in first {
-            match planner.backends()[0].prepack(weights) {
+            match planner.backends()[0].prepack(weights, &self.team) {
                 Err(Error::DeviceMemory { .. } | Error::Biases { .. }) => {}
                 packed => return packed,
             }
         }
-        last.backends()[0].prepack(weights)
+        last.backends()[0].prepack(weights, &self.team)
     }
 
     /// The planner of the backends that read a layer's weights.

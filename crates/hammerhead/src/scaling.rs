@@ -31,6 +31,11 @@ impl InputScales {
         Self { groups: if any { groups.collect() } else { Vec::new() } }
     }
 
+    /// Those of every group, each as long as its weights' k.
+    pub(crate) fn from_groups(groups: Vec<Option<Box<[f32]>>>) -> Self {
+        Self { groups: if groups.iter().any(Option::is_some) { groups } else { Vec::new() } }
+    }
+
     /// Whether any group has a scale.
     pub(crate) fn exist(&self) -> bool {
         !self.groups.is_empty()

@@ -112,8 +112,9 @@ pub unsafe trait Backend: Send + Sync {
     /// What a configuration costs, or why it is not legal.
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost>;
 
-    /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once; the result serves every problem with these weights.
-    fn prepack(&self, weights: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>>;
+    /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once, on a team's
+    /// threads; the result serves every problem with these weights.
+    fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
     /// Computes.
     ///

@@ -214,7 +214,7 @@ mod tests {
             Ok(Cost { seconds: 0.0, bound_by: "nothing", copying: 0.0, scratch_bytes: 0 })
         }
 
-        fn prepack(&self, _: &[Weights<'_>]) -> Result<Arc<dyn PackedWeights>> {
+        fn prepack(&self, _: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
             Ok(Arc::new(Packed("ones", 2)))
         }
 

@@ -263,6 +263,17 @@ pub enum Error {
         backend: &'static str,
     },
 
+    /// A file that no packed layer can be had from.
+    #[error("{path:?}: {problem}; {remedy}")]
+    LayerFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What was found.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+
     /// Tokens that cannot be multiplied column by column.
     #[error(
         "group {group}: its tokens are NVFP4, and its weights want them multiplied with an input scale before they are quantised; give dense tokens (f16, bf16, f32), or quantise the products and load the weights without the input scale"

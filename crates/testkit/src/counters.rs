@@ -30,7 +30,7 @@ pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str,
     let instance = case.instance(1)?;
     let backend = Simulated::DEFAULT;
     backend.check(&instance.problem, config, 1)?;
-    let weights = backend.prepack(&instance.weights)?;
+    let weights = backend.prepack(&instance.weights, &hammerhead::cpu::team(Some(1))?)?;
     let largest = largest_of(&instance.activations)?;
     let mut results = poisoned(&instance);
     let targets = &mut Target::all(&mut results);

@@ -304,6 +304,90 @@ fn an_nvfp4_intermediate_is_the_quantiser_of_the_format_to_the_bit() {
     assert!(bits(&mlp.run(&engine, &instance.tokens, Output::F32).unwrap()) == bits(&expected));
 }
 
+/// A layer with everything that a file must keep: biases, input scales, a shared expert with its vector, groups and a correction.
+fn everything(instance: &Instance) -> ExpertWeights<'_> {
+    let weights = instance.weights().unwrap();
+    let scale = |width: usize| (0..width).map(|i| 0.5 + (i % 5) as f32).collect::<Vec<f32>>();
+    let experts = weights.experts().iter().enumerate().map(|(expert, mlp)| {
+        let [k, inner, width] = mlp.widths();
+        let up = mlp.up().clone().with_bias([vec![0.25; inner], vec![-0.5; inner]]).unwrap();
+        let down = mlp.down().clone().with_bias([vec![1.5; width]]).unwrap().with_input_scale(scale(inner)).unwrap();
+        let up = if expert == 1 { up.with_input_scale(scale(k)).unwrap() } else { up };
+        MlpWeights::new(up, down).unwrap().with_intermediate_scale(mlp.intermediate_scale()).unwrap()
+    });
+    let shared = weights.shared().unwrap().clone().with_gate(vec![0.125; instance.tokens.k()]).unwrap();
+    ExpertWeights::new(experts.collect(), weights.gate()).unwrap().with_shared(shared).unwrap()
+}
+
+#[test]
+fn a_packed_layer_comes_back_from_its_file_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer.packed");
+    let instance = model("deepseek-v3").instance(9, Activation::BF16, usize::MAX, 5).unwrap();
+    let (weights, routed) = (everything(&instance), instance.routed().unwrap());
+    let writer = engine("scalar", 2);
+    Experts::new(&writer, &weights, LayerOptions::default())
+        .unwrap()
+        .save(&writer, &path, Some(&instance.router))
+        .unwrap();
+    for backend in available() {
+        // Quantised values are not multiplied with input scales.
+        for intermediate in [Intermediate::Tokens, Intermediate::F32] {
+            let engine = engine(backend.name(), 2);
+            let options = LayerOptions { intermediate, ..LayerOptions::default() };
+            let packed = Experts::new(&engine, &weights, options).unwrap();
+            let (opened, router) = Experts::open(&engine, &path, options).unwrap();
+            assert_eq!(router.as_ref(), Some(&instance.router));
+            assert_eq!((opened.count(), opened.widths()), (packed.count(), packed.widths()));
+            assert_eq!(opened.packed_bytes(), packed.packed_bytes());
+            let [one, other] = [&packed, &opened]
+                .map(|layer| bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap()));
+            assert!(one == other, "{} with {intermediate}", backend.name());
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_off_damaged_or_is_of_another_kind_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer.packed");
+    let instance = model("deepseek-v3").instance(3, Activation::BF16, 4, 5).unwrap();
+    let (weights, routed, engine) = (everything(&instance), instance.routed().unwrap(), engine("scalar", 2));
+    let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+    layer.save(&engine, &path, None).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let open = |bytes: &[u8]| {
+        let path = folder.path().join("other.packed");
+        std::fs::write(&path, bytes).unwrap();
+        Experts::open(&engine, &path, LayerOptions::default()).map(|(layer, _)| layer).map_err(|e| e.to_string())
+    };
+    for cut in [1, 7, 8, 15, 31, 32, 1000, whole.len() / 2, whole.len() - 1] {
+        let error = open(&whole[..cut]).unwrap_err();
+        assert!(error.contains("other.packed") && error.contains(';'), "{cut}: {error}");
+    }
+    assert!(open(&whole[..whole.len() / 2]).unwrap_err().contains("cut off"));
+    let mut newer = whole.clone();
+    newer[8] = 9;
+    assert!(open(&newer).unwrap_err().contains("version 9"));
+    assert!(open(b"safetensors, or anything else").unwrap_err().contains("no file of a packed layer"));
+    let right = bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap());
+    let mut damaged = 0;
+    for at in (0..whole.len()).step_by(whole.len() / 97) {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x10;
+        match open(&changed) {
+            // What stands between parts means nothing.
+            Ok(layer) => {
+                assert!(bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap()) == right, "{at}")
+            }
+            Err(_) => damaged += 1,
+        }
+    }
+    assert!(damaged > 20, "{damaged}");
+    let error = Mlp::open(&engine, &path, LayerOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("experts"), "{error}");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_named() {
     let instance = model("mixtral-8x7b").instance(4, Activation::F16, usize::MAX, 5).unwrap();

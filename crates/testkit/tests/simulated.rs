@@ -33,7 +33,7 @@ fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedu
     let problem = Problem::new(problem.groups().to_vec(), problem.gate(), activation, problem.output()).unwrap();
     let plan =
         Plan::best(problem.clone(), &[backend], &request, 1).unwrap_or_else(|error| panic!("{request:?}: {error}"));
-    let packed = backend.prepack(&instance.weights).unwrap();
+    let packed = backend.prepack(&instance.weights, &cpu::team(Some(1)).unwrap()).unwrap();
     let mut results = poisoned(instance);
     let (team, targets) = (cpu::team(Some(1)).unwrap(), &mut Target::all(&mut results));
     let choice = (plan.backend(), *plan.config());

@@ -20,14 +20,16 @@
 //! routing before it stay as they are.
 
 mod rows;
+mod saved;
 mod sorted;
 mod stack;
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use format::Dense;
 use half::{bf16, f16};
-use op::{Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Target, Team};
+use op::{Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team};
 
 use crate::Engine;
 use rows::{cut, each, part};
@@ -80,6 +82,28 @@ impl Mlp {
     /// The bytes that the packed weights take.
     pub fn packed_bytes(&self) -> usize {
         self.stack.packed_bytes()
+    }
+
+    /// Writes the packed weights to a file, from which [`Mlp::open`] maps them back. Only weights of the CPU's layout can be.
+    pub fn save(&self, engine: &Engine, path: impl AsRef<Path>) -> Result<()> {
+        let written = saved::Written { stack: &self.stack, shared: None, router: None };
+        saved::write(path.as_ref(), &written, engine.team())
+    }
+
+    /// Maps an MLP that [`Mlp::save`] wrote. The file must not be changed while the MLP lives.
+    pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<Self> {
+        let opened = saved::open(engine, path.as_ref(), options)?;
+        if opened.stack.scales().len() != 1 || opened.shared.is_some() {
+            let problem = format!("it holds {} experts", opened.stack.scales().len());
+            let path = path.as_ref().to_path_buf();
+            return Err(Error::LayerFile { path, problem, remedy: "open it as a layer of experts" });
+        }
+        Ok(Self { stack: opened.stack, options })
+    }
+
+    /// The gate.
+    pub fn gate(&self) -> Gate {
+        self.stack.layers().0.gate()
     }
 
     /// Computes tokens `[m, k]`.
@@ -136,6 +160,27 @@ impl Experts {
             shared = Some(Shared { stack, gate: weights_of_all.gate().map(Box::from) });
         }
         Ok(Self { stack, shared, count: weights.experts().len(), options, kept: Mutex::default() })
+    }
+
+    /// Writes the packed weights to a file, and a router's rule beside them if there is one; [`Experts::open`] maps them back. Only weights
+    /// of the CPU's layout can be.
+    pub fn save(&self, engine: &Engine, path: impl AsRef<Path>, router: Option<&Router>) -> Result<()> {
+        let shared = self.shared.as_ref().map(|shared| (&shared.stack, shared.gate.as_deref()));
+        saved::write(path.as_ref(), &saved::Written { stack: &self.stack, shared, router }, engine.team())
+    }
+
+    /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is read once, to see that it is whole, and
+    /// must not be changed while the layer lives.
+    pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
+        let saved::Opened { stack, shared, router } = saved::open(engine, path.as_ref(), options)?;
+        let count = stack.scales().len();
+        let shared = shared.map(|(stack, gate)| Shared { stack, gate });
+        Ok((Self { stack, shared, count, options, kept: Mutex::default() }, router))
+    }
+
+    /// The gate of all experts.
+    pub fn gate(&self) -> Gate {
+        self.stack.layers().0.gate()
     }
 
     /// Experts that there are, the shared one not counted.

@@ -50,9 +50,29 @@ impl Stack {
         {
             return Err(Error::BatchInvariant { backend: layer.packed().layout() });
         }
-        let LayerOptions { intermediate, batch_invariant: invariant, .. } = options;
         let scales = mlps.iter().map(MlpWeights::intermediate_scale).collect();
-        Ok(Self { up, down, scales, widths: mlps[0].widths(), intermediate, invariant })
+        Ok(Self::of((up, down), scales, mlps[0].widths(), options))
+    }
+
+    /// Weights that were packed before: both products, an intermediate's scale per MLP, and the widths that they all have.
+    pub(super) fn of(
+        (up, down): (Layer, Layer),
+        scales: Vec<GlobalScale>,
+        widths: [usize; 3],
+        options: LayerOptions,
+    ) -> Self {
+        let LayerOptions { intermediate, batch_invariant: invariant, .. } = options;
+        Self { up, down, scales, widths, intermediate, invariant }
+    }
+
+    /// Gate and up, and down.
+    pub(super) fn layers(&self) -> (&Layer, &Layer) {
+        (&self.up, &self.down)
+    }
+
+    /// The scale of each MLP's NVFP4 intermediate.
+    pub(super) fn scales(&self) -> &[GlobalScale] {
+        &self.scales
     }
 
     /// The width of tokens, of the intermediate and of results.
