@@ -75,11 +75,44 @@
 // A fault in Hammerhead itself; please report it.
 #define HAMMERHEAD_INTERNAL 6
 
+// What stands between the products of an MLP: the type of the tokens.
+#define HAMMERHEAD_INTERMEDIATE_TOKENS 0
+
+// Single precision.
+#define HAMMERHEAD_INTERMEDIATE_F32 1
+
+// NVFP4, with each MLP's `intermediate_scale`.
+#define HAMMERHEAD_INTERMEDIATE_NVFP4 2
+
+// The largest logits; weights are the softmax over all experts.
+#define HAMMERHEAD_ROUTING_SOFTMAX 0
+
+// The same, divided by the sum over the chosen ones.
+#define HAMMERHEAD_ROUTING_SOFTMAX_RENORM 1
+
+// The largest logits; weights are the softmax of those (gpt-oss).
+#define HAMMERHEAD_ROUTING_TOPK_SOFTMAX 2
+
+// The largest sigmoids plus correction, inside the best groups; weights are the sigmoids, divided by their sum (DeepSeek-V3).
+#define HAMMERHEAD_ROUTING_SIGMOID 3
+
+// The same without the division.
+#define HAMMERHEAD_ROUTING_SIGMOID_PLAIN 4
+
+// The largest logits; their sigmoids multiply the experts' inputs (Llama-4).
+#define HAMMERHEAD_ROUTING_SIGMOID_INPUT 5
+
 // Backends and threads, ready to compute. Opaque.
 typedef struct HammerheadEngine HammerheadEngine;
 
 // Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
 typedef struct HammerheadLayer HammerheadLayer;
+
+// A packed layer of experts, and what chooses among them. Opaque.
+typedef struct HammerheadMoe HammerheadMoe;
+
+// A packed MLP. Opaque.
+typedef struct HammerheadMlp HammerheadMlp;
 
 // An NVFP4 matrix of [rows, k]: element = e2m1(code) · e4m3(scale) · global.
 typedef struct HammerheadMatrix {
@@ -144,6 +177,62 @@ typedef struct HammerheadOutput {
   // The bytes there: rows·n times the size of an element.
   size_t values_bytes;
 } HammerheadOutput;
+
+// Finite numbers in single precision, or none: NULL and 0.
+typedef struct HammerheadVector {
+  // The numbers.
+  const float *values;
+  // The bytes at `values`: four per number.
+  size_t bytes;
+} HammerheadVector;
+
+// The weights of one MLP: down(gate(x·b1ᵀ + b1_bias, x·b2ᵀ + b2_bias)) + down_bias.
+typedef struct HammerheadMlpMatrices {
+  // The gate matrix [n, k], or the only one where the gate takes one.
+  struct HammerheadMatrix b1;
+  // The up matrix [n, k]; its pointers are NULL where the gate takes one matrix.
+  struct HammerheadMatrix b2;
+  // The down projection [k, n].
+  struct HammerheadMatrix down;
+  // n numbers, or none.
+  struct HammerheadVector b1_bias;
+  // n numbers, or none.
+  struct HammerheadVector b2_bias;
+  // k numbers, or none.
+  struct HammerheadVector down_bias;
+  // k numbers that tokens are multiplied with first (AWQ's pre_quant_scale), or none.
+  struct HammerheadVector input_scale;
+  // n numbers that the intermediate is multiplied with before `down`, or none.
+  struct HammerheadVector down_input_scale;
+  // The global scale of an NVFP4 intermediate; 0 for 1.
+  float intermediate_scale;
+} HammerheadMlpMatrices;
+
+// How a whole layer is computed.
+typedef struct HammerheadWholeOptions {
+  // HAMMERHEAD_INTERMEDIATE_TOKENS or one of its kin.
+  uint32_t intermediate;
+  // Whether a token's result may depend on nothing but that token and the weights, to the bit: 0 or 1.
+  uint32_t batch_invariant;
+  // What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
+  size_t workspace_bytes;
+} HammerheadWholeOptions;
+
+// How a router's logits become experts and weights.
+typedef struct HammerheadRouting {
+  // HAMMERHEAD_ROUTING_SOFTMAX or one of its kin.
+  uint32_t scoring;
+  // Experts per token.
+  size_t top_k;
+  // With sigmoids, a number per expert that is added for choosing only, or none.
+  struct HammerheadVector correction;
+  // With sigmoids, groups of experts; 0 for none.
+  size_t groups;
+  // How many of them may be chosen from, those whose best two sum highest.
+  size_t best_groups;
+  // What weights are multiplied with; 0 for 1.
+  float scaling;
+} HammerheadRouting;
 
 #ifdef __cplusplus
 extern "C" {
@@ -272,6 +361,115 @@ const char *hammerhead_last_error(void);
 
 // The version of the library, such as "0.1.0". Static.
 const char *hammerhead_version(void);
+
+// Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may be NULL.
+//
+// # Safety
+//
+// `weights` leads to a structure whose pointers lead to as many bytes as is said beside them; `mlp` may be written.
+int32_t hammerhead_mlp_load(const struct HammerheadEngine *engine,
+                            const struct HammerheadMlpMatrices *weights,
+                            uint32_t gate,
+                            float clamp,
+                            const struct HammerheadWholeOptions *options,
+                            struct HammerheadMlp **mlp);
+
+// Computes tokens [rows, k] by an MLP, to [rows, k].
+//
+// # Safety
+//
+// `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the output may be written, and nobody
+// else touches them during the call.
+int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
+                           const struct HammerheadMlp *mlp,
+                           const struct HammerheadTokens *tokens,
+                           const struct HammerheadOutput *output);
+
+// Frees an MLP.
+//
+// # Safety
+//
+// `mlp` is NULL or was made by hammerhead_mlp_load and not yet freed, and no call uses it.
+void hammerhead_mlp_destroy(struct HammerheadMlp *mlp);
+
+// Packs a layer of `count` experts. Their matrices are not needed afterwards.
+//
+// shared: an expert for every token, or NULL; its result is multiplied with sigmoid(x·shared_gate) if that is not empty.
+// routing: how logits choose experts, or NULL where ids and weights are given to every run. Gate and clamp are as for hammerhead_layer_load;
+// options may be NULL.
+//
+// # Safety
+//
+// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `moe` may be written.
+int32_t hammerhead_moe_load(const struct HammerheadEngine *engine,
+                            const struct HammerheadMlpMatrices *experts,
+                            size_t count,
+                            const struct HammerheadMlpMatrices *shared,
+                            struct HammerheadVector shared_gate,
+                            const struct HammerheadRouting *routing,
+                            uint32_t gate,
+                            float clamp,
+                            const struct HammerheadWholeOptions *options,
+                            struct HammerheadMoe **moe);
+
+// Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the gate that the model declares and its
+// rule of routing, if that is known. Options may be NULL.
+//
+// # Safety
+//
+// `path` ends with a zero byte; `moe` may be written.
+int32_t hammerhead_moe_load_checkpoint(const struct HammerheadEngine *engine,
+                                       const char *path,
+                                       size_t number,
+                                       const struct HammerheadWholeOptions *options,
+                                       struct HammerheadMoe **moe);
+
+// The number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
+//
+// # Safety
+//
+// `moe` is NULL or a layer; the others are NULL or may be written.
+int32_t hammerhead_moe_shape(const struct HammerheadMoe *moe,
+                             size_t *experts,
+                             size_t *k,
+                             size_t *n,
+                             size_t *top_k);
+
+// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single precision.
+//
+// # Safety
+//
+// As for hammerhead_mlp_run, for `logits` too.
+int32_t hammerhead_moe_run_logits(const struct HammerheadEngine *engine,
+                                  const struct HammerheadMoe *moe,
+                                  const struct HammerheadTokens *tokens,
+                                  struct HammerheadVector logits,
+                                  const struct HammerheadOutput *output);
+
+// Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each. A number outside of 0 to
+// experts−1 adds nothing, and its weight is not looked at.
+//
+// id_bits: 32 or 64, signed. weights_on_input: 0, or 1 where weights multiply tokens instead of results (Llama-4).
+//
+// # Safety
+//
+// As for hammerhead_mlp_run, for `ids` and `weights` too.
+int32_t hammerhead_moe_run(const struct HammerheadEngine *engine,
+                           const struct HammerheadMoe *moe,
+                           const struct HammerheadTokens *tokens,
+                           const void *ids,
+                           uint32_t id_bits,
+                           size_t ids_bytes,
+                           struct HammerheadVector weights,
+                           uint32_t weights_on_input,
+                           const struct HammerheadOutput *output);
+
+// Frees a layer of experts.
+//
+// # Safety
+//
+// `moe` is NULL or was made by a load function and not yet freed, and no call uses it.
+void hammerhead_moe_destroy(struct HammerheadMoe *moe);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -14,7 +14,7 @@ use crate::status::{Error, Result, guard};
 
 /// Backends and threads, ready to compute. Opaque.
 #[derive(Debug)]
-pub struct Engine(hammerhead::Engine);
+pub struct Engine(pub(crate) hammerhead::Engine);
 
 /// Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Layer(hammerhead::Layer);
 /// # Safety
 ///
 /// A pointer that is not null leads to a T that stays for `'a`.
-unsafe fn at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
+pub(crate) unsafe fn at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| Error::Null { what: what.to_owned() })
 }
@@ -35,7 +35,7 @@ unsafe fn at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
 /// # Safety
 ///
 /// A pointer that is not null may be written.
-unsafe fn hand_out<T>(made: T, place: *mut *mut T, what: &str) -> Result<()> {
+pub(crate) unsafe fn hand_out<T>(made: T, place: *mut *mut T, what: &str) -> Result<()> {
     if place.is_null() {
         return Err(Error::Null { what: what.to_owned() });
     }
@@ -93,12 +93,12 @@ pub unsafe extern "C" fn hammerhead_layer_destroy(layer: *mut Layer) {
     destroy(layer);
 }
 
-fn destroy<T>(object: *mut T) {
+pub(crate) fn destroy<T>(object: *mut T) {
     if object.is_null() {
         return;
     }
     guard(|| {
-        // SAFETY: both callers pass on their caller's promise that `hand_out` made it and that this is its only end.
+        // SAFETY: all callers pass on their caller's promise that `hand_out` made it and that this is its only end.
         drop(unsafe { Box::from_raw(object) });
         Ok(())
     });
@@ -171,7 +171,8 @@ unsafe fn loaded(
         return Err(hammerhead::Error::NoGroups.into());
     }
     // SAFETY: the caller's promise.
-    let weights = groups.iter().enumerate().map(|(group, weights)| unsafe { weights.borrow(group, gate) });
+    let weights =
+        groups.iter().enumerate().map(|(group, weights)| unsafe { weights.borrow(&format!("group {group}"), gate) });
     let mut weights = weights.collect::<Result<Vec<_>>>()?;
     if let Some(scales) = input_scales {
         // SAFETY: the caller's promise.
@@ -342,7 +343,7 @@ pub unsafe extern "C" fn hammerhead_quantize(
 /// # Safety
 ///
 /// As for [`slice`].
-unsafe fn structures<'a, T: Copy>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+pub(crate) unsafe fn structures<'a, T: Copy>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
     let bytes = bytes.ok_or_else(|| Error::argument(what, format!("cannot be {count}: memory ends before")))?;
     // SAFETY: the caller's promise.

@@ -8,6 +8,7 @@
 mod layer;
 mod operands;
 mod status;
+mod whole;
 
 pub use layer::*;
 pub use operands::{
@@ -19,3 +20,4 @@ pub use status::{
     HAMMERHEAD_DEVICE, HAMMERHEAD_INTERNAL, HAMMERHEAD_INVALID, HAMMERHEAD_IO, HAMMERHEAD_MEMORY, HAMMERHEAD_OK,
     HAMMERHEAD_UNAVAILABLE, hammerhead_last_error, hammerhead_version,
 };
+pub use whole::*;

@@ -201,23 +201,23 @@ impl Matrix {
 }
 
 impl Weights {
-    /// The weights of a group, borrowed from the caller.
+    /// The weights, borrowed from the caller. `of` says in complaints whose they are.
     ///
     /// # Safety
     ///
     /// As for [`Matrix::borrow`].
-    pub(crate) unsafe fn borrow<'a>(&self, group: usize, gate: Gate) -> Result<hammerhead::Weights<'a>> {
+    pub(crate) unsafe fn borrow<'a>(&self, of: &str, gate: Gate) -> Result<hammerhead::Weights<'a>> {
         // SAFETY: the caller's promise.
-        let b1 = unsafe { self.b1.borrow(&format!("b1 of group {group}")) }?;
+        let b1 = unsafe { self.b1.borrow(&format!("b1 of {of}")) }?;
         if gate.matrices() == 1 {
             if !self.b2.codes.is_null() || !self.b2.scales.is_null() {
-                let what = format!("b2 of group {group}");
+                let what = format!("b2 of {of}");
                 return Err(Error::argument(what, "must be NULL, because this gate takes one matrix"));
             }
             return Ok(hammerhead::Weights::plain(b1));
         }
         // SAFETY: the caller's promise.
-        let b2 = unsafe { self.b2.borrow(&format!("b2 of group {group}")) }?;
+        let b2 = unsafe { self.b2.borrow(&format!("b2 of {of}")) }?;
         Ok(hammerhead::Weights::gated(b1, b2)?)
     }
 }

@@ -331,3 +331,123 @@ fn the_version_is_the_packages() {
     // SAFETY: the text is static.
     assert_eq!(unsafe { CStr::from_ptr(hammerhead_version()) }.to_str().unwrap(), env!("CARGO_PKG_VERSION"));
 }
+
+const EMPTY: Vector = Vector { values: null(), bytes: 0 };
+
+fn vector(values: &[f32]) -> Vector {
+    Vector { values: values.as_ptr(), bytes: 4 * values.len() }
+}
+
+fn mlp(owned: &Owned, bias: Vector) -> MlpMatrices {
+    MlpMatrices {
+        b1: owned.matrix(),
+        b2: owned.matrix(),
+        down: owned.matrix(),
+        b1_bias: EMPTY,
+        b2_bias: bias,
+        down_bias: bias,
+        input_scale: EMPTY,
+        down_input_scale: EMPTY,
+        intermediate_scale: 0.0,
+    }
+}
+
+#[test]
+fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
+    let (owned, engine, bias) = ([0.5, 1.0, -0.7].map(|factor| Owned::new(K, factor)), engine(), numbers(K));
+    let experts = owned.each_ref().map(|owned| mlp(owned, vector(&bias)));
+    let mut moe = null_mut();
+    let routing = Routing {
+        scoring: HAMMERHEAD_ROUTING_TOPK_SOFTMAX,
+        top_k: 1,
+        correction: EMPTY,
+        groups: 0,
+        best_groups: 0,
+        scaling: 0.0,
+    };
+    let options = WholeOptions { intermediate: HAMMERHEAD_INTERMEDIATE_F32, batch_invariant: 1, workspace_bytes: 1 };
+    // SAFETY: all sizes are those of the slices.
+    let status = unsafe {
+        let gate = HAMMERHEAD_GATE_SILU;
+        hammerhead_moe_load(engine, experts.as_ptr(), 3, null(), EMPTY, &routing, gate, 0.0, &options, &mut moe)
+    };
+    assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+    let (mut count, mut k, mut n, mut top) = (0, 0, 0, 0);
+    // SAFETY: the sizes may be written.
+    assert_eq!(unsafe { hammerhead_moe_shape(moe, &mut count, &mut k, &mut n, &mut top) }, HAMMERHEAD_OK);
+    assert_eq!([count, k, n, top], [3, K, K, 1]);
+    let a = numbers(3 * K);
+    let (ids, ones, logits) = ([2, 0, -1], [1.0; 3], [0., 0., 1., 1., 0., 0., 0., 1., 0.]);
+    let (mut given, mut chosen, mut alone) = (vec![0f32; 3 * K], vec![0f32; 3 * K], vec![0f32; 3 * K]);
+    // SAFETY: all sizes are those of the slices.
+    unsafe {
+        let (x, y) = (tokens(&a), [output(&mut given), output(&mut chosen), output(&mut alone)]);
+        let ids = ids.as_ptr().cast::<c_void>();
+        assert_eq!(hammerhead_moe_run(engine, moe, &x, ids, 32, 12, vector(&ones), 0, &y[0]), HAMMERHEAD_OK);
+        assert_eq!(hammerhead_moe_run_logits(engine, moe, &x, vector(&logits), &y[1]), HAMMERHEAD_OK);
+        let mut one = null_mut();
+        let load = hammerhead_mlp_load(engine, &experts[2], HAMMERHEAD_GATE_SILU, 0.0, &options, &mut one);
+        assert_eq!(load, HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_mlp_run(engine, one, &x, &y[2]), HAMMERHEAD_OK);
+        hammerhead_mlp_destroy(one);
+    }
+    assert_eq!((&given[..K], &chosen[..K]), (&alone[..K], &alone[..K]));
+    assert_eq!(given[K..2 * K], chosen[K..2 * K]);
+    assert!(given[2 * K..].iter().all(|&y| y == 0.0), "somebody else's expert adds nothing");
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_moe_destroy(moe);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
+#[test]
+fn whole_layers_are_refused_what_does_not_fit() {
+    let (owned, engine, bias) = (Owned::new(K, 1.0), engine(), numbers(K - 1));
+    let load = |experts: &[MlpMatrices], options: *const WholeOptions| {
+        let (mut moe, gate) = (null_mut(), HAMMERHEAD_GATE_SILU);
+        // SAFETY: all sizes are those of the slices.
+        match unsafe {
+            let (count, experts) = (experts.len(), experts.as_ptr());
+            hammerhead_moe_load(engine, experts, count, null(), EMPTY, null(), gate, 0.0, options, &mut moe)
+        } {
+            HAMMERHEAD_OK => Ok(moe),
+            _ => Err(last_error()),
+        }
+    };
+    let none = WholeOptions { intermediate: 9, batch_invariant: 0, workspace_bytes: 0 };
+    for (refused, word) in [
+        (load(&[], null()), "no groups"),
+        (load(&[mlp(&owned, EMPTY), mlp(&owned, vector(&bias))], null()), "expert 1"),
+        (load(&[MlpMatrices { b2: NOTHING, ..mlp(&owned, EMPTY) }], null()), "K is 0"),
+        (load(&[mlp(&owned, EMPTY)], &none), "HAMMERHEAD_INTERMEDIATE_TOKENS"),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(error.contains(word), "{error} says nothing of {word}");
+    }
+    let moe = load(&[mlp(&owned, EMPTY)], null()).unwrap();
+    let (a, mut c, ids, one) = (numbers(K), vec![0f32; K], [0i64], [1f32]);
+    let (x, y) = (tokens(&a), output(&mut c));
+    let run = |x: *const Tokens, bits, weights: &[f32]| {
+        // SAFETY: all sizes are those of the slices.
+        unsafe { hammerhead_moe_run(engine, moe, x, ids.as_ptr().cast(), bits, 8, vector(weights), 0, &y) }
+    };
+    assert_eq!(run(&x, 64, &one), HAMMERHEAD_OK, "{}", last_error());
+    let quantised = Tokens { element: HAMMERHEAD_NVFP4, ..x };
+    for (status, word) in [
+        (run(&x, 16, &one), "id_bits"),
+        (run(&x, 64, &[]), "weights"),
+        (run(null(), 64, &one), "tokens is NULL"),
+        (run(&quantised, 64, &one), "codes"),
+        // SAFETY: all sizes are those of the slices.
+        (unsafe { hammerhead_moe_run_logits(engine, moe, &x, vector(&one), &y) }, "no routing"),
+    ] {
+        assert_eq!(status, HAMMERHEAD_INVALID, "{word}");
+    }
+    assert!(last_error().contains("hammerhead_moe_run"), "{}", last_error());
+    // SAFETY: each was made once, and nobody uses them any more.
+    unsafe {
+        hammerhead_moe_destroy(moe);
+        hammerhead_engine_destroy(engine);
+    }
+}
