@@ -418,9 +418,12 @@ impl Array {
     }
 }
 
-/// Asks an object for its capsule: in the versioned form if it knows that, else in the old one.
+/// Asks an object for its capsule: in the versioned form if it knows that, else in the old one. A capsule is taken as it is.
 fn export<'py>(object: &Bound<'py, PyAny>, in_order: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
+    if object.is_instance_of::<PyCapsule>() {
+        return Ok(object.clone());
+    }
     let options = PyDict::new(py);
     if in_order {
         options.set_item("stream", NO_SYNCHRONISATION)?;

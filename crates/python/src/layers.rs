@@ -1,5 +1,7 @@
 //! Whole layers, as Python holds them: an MLP, and experts with their router.
 
+use std::path::PathBuf;
+
 use hammerhead::feed_forward::{self, expert_weights, mlp_weights};
 use hammerhead::format::Dense;
 use hammerhead::routing::Groups;
@@ -151,6 +153,22 @@ impl Mlp {
         })
     }
 
+    /// Maps an MLP from a file that `save` wrote.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, how: HowParts, engine: EngineParts) -> Result<Self> {
+        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+        py.detach(|| {
+            let mlp = hammerhead::Mlp::open(&*wish.engine()?, path, options)?;
+            let gate = mlp.gate();
+            Ok(Self { mlp, gate, wish })
+        })
+    }
+
+    /// Writes the packed weights to a file.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
+        py.detach(|| Ok(self.mlp.save(&*self.wish.engine()?, path)?))
+    }
+
     /// Computes tokens into their output.
     fn run(&self, py: Python<'_>, x: NumberParts<'_>, out: NumberParts<'_>) -> Result<()> {
         let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
@@ -258,6 +276,22 @@ impl Experts {
             let experts = hammerhead::Experts::new(&*wish.engine()?, &weights, options)?;
             Ok(Self { experts, router, gate: weights.gate(), wish })
         })
+    }
+
+    /// Maps a layer from a file that `save` wrote.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, how: HowParts, engine: EngineParts) -> Result<Self> {
+        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+        py.detach(|| {
+            let (experts, router) = hammerhead::Experts::open(&*wish.engine()?, path, options)?;
+            let gate = experts.gate();
+            Ok(Self { experts, router, gate, wish })
+        })
+    }
+
+    /// Writes the packed weights and the rule of routing to a file.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
+        py.detach(|| Ok(self.experts.save(&*self.wish.engine()?, path, self.router.as_ref())?))
     }
 
     /// Computes tokens by the experts that the router chooses by their logits.

@@ -164,6 +164,31 @@ def test_a_models_layer_is_read_whole(rng, name, shared):
     assert layer(x, rng.standard_normal((3, layer.num_experts), dtype=np.float32)).shape == (3, k)
 
 
+def test_packed_layers_come_back_from_their_files(tmp_path, matrices, arrays, x, logits):
+    [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)
+    options = {"routing": "sigmoid", "correction": np.arange(E) / 8, "scaling": 2.5, "top_k": 2, "gate": "gelu-tanh"}
+    layer = Experts.from_arrays(*arrays, down_bias=np.ones((E, K)), shared=MlpArrays(s1, s2, down), **options)
+    layer.save(tmp_path / "layer.packed")
+    again = Experts.load(tmp_path / "layer.packed")
+    assert np.array_equal(layer(x, logits), again(x, logits))
+    assert (again.gate, again.routing, again.packed_bytes) == (layer.gate, layer.routing, layer.packed_bytes)
+    mlp = Mlp.from_arrays(s1, s2, down)
+    mlp.save(tmp_path / "mlp.packed")
+    assert np.array_equal(Mlp.load(tmp_path / "mlp.packed")(x), mlp(x))
+    whole = (tmp_path / "layer.packed").read_bytes()
+    (tmp_path / "short.packed").write_bytes(whole[:-5000])
+    (tmp_path / "other.packed").write_bytes(b"\0" * 64)
+    for kind, match, call in [
+        (ValueError, "cut off", lambda: Experts.load(tmp_path / "short.packed")),
+        (ValueError, "no file of a packed layer", lambda: Experts.load(tmp_path / "other.packed")),
+        (ValueError, "5 experts", lambda: Mlp.load(tmp_path / "layer.packed")),
+        (FileNotFoundError, "nowhere", lambda: Experts.load(tmp_path / "nowhere")),
+        (FileNotFoundError, "folder", lambda: layer.save(tmp_path / "folder" / "layer.packed")),
+    ]:
+        with pytest.raises(kind, match=match):
+            call()
+
+
 def test_any_matrix_of_a_model_is_read_by_name(rng):
     model = hammerhead.Checkpoint(DATA / "modelopt_dense")
     [b1, b2] = (Linear.from_checkpoint(model, f"model.layers.0.mlp.{part}_proj") for part in ("gate", "up"))

@@ -39,6 +39,9 @@ class Library(Protocol):
     def writable(self, array: Any) -> Any:
         """The same memory, as something that can be lent to be written."""
 
+    def loan(self, array: Any) -> Any:
+        """What the native half takes once: the array, or a capsule of it where that takes less time."""
+
     def as_bytes(self, array: Any) -> Any:
         """The array's one-byte elements as plain bytes."""
 
@@ -89,6 +92,9 @@ class Numpy:
     def _named(self, array: Any) -> Any:
         """DLPack as numpy speaks it has no bfloat16: lent as uint16, and told apart by name."""
         return array.view("uint16") if array.dtype.name == "bfloat16" else array
+
+    def loan(self, array: Any) -> Any:
+        return array
 
     def as_bytes(self, array: Any) -> Any:
         return array.view("uint8")
@@ -146,6 +152,14 @@ class Torch:
 
     def writable(self, array: Any) -> Any:
         return array.detach()
+
+    def loan(self, array: Any) -> Any:
+        # A tensor's own __dlpack__ takes 5 µs, most of them for streams.
+        if not array.is_cpu:
+            return array
+        import torch
+
+        return torch.utils.dlpack.to_dlpack(array)
 
     def as_bytes(self, array: Any) -> Any:
         import torch

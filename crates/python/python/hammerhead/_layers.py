@@ -143,8 +143,9 @@ class Linear(PackedLayer):
         return self._call(x, (), False, dtype, out)
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
-        with library.at_device_of(tokens[0]):
-            self._layer.run([tokens], [room], library.stream(tokens[0]))
+        x, element = tokens
+        with library.at_device_of(x):
+            self._layer.run([(library.loan(x), element)], [_lent(library, room)], library.stream(x))
 
     def __repr__(self) -> str:
         return f"Linear(in_features={self.in_features}, out_features={self.out_features}, backends={self.backends})"
@@ -274,6 +275,27 @@ class Mlp(PackedLayer):
             )
         )
 
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Mlp:
+        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
+        the layer lives. The options are those of :meth:`from_arrays`."""
+        how = (intermediate, batch_invariant, workspace_bytes)
+        return cls._of(_native.Mlp.open(path, how, (backend, threads, config)))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the packed MLP to a file, so that :meth:`load` need not pack again. Layers on a GPU are not written."""
+        self._layer.save(path)
+
     @property
     def gate(self) -> str:
         """The name of the gate."""
@@ -284,7 +306,7 @@ class Mlp(PackedLayer):
         return self._call(x, (), False, dtype, out)
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
-        self._layer.run(tokens, room)
+        self._layer.run(_lent(library, tokens), _lent(library, room))
 
     def __repr__(self) -> str:
         k, inner, n = self._layer.widths
@@ -345,8 +367,8 @@ class Experts(PackedLayer):
 
         - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if that is given.
         - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``, ``"topk-softmax"``,
-          ``"sigmoid"`` (with a ``correction`` per expert, and ``groups`` that there are and that may be chosen from), ``"sigmoid-input"``.
-          Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
+          ``"sigmoid"`` or ``"sigmoid-plain"`` (with a ``correction`` per expert, and ``groups`` that there are and that may be chosen from),
+          ``"sigmoid-input"``. Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
         - The rest is as for :meth:`Mlp.from_arrays`.
         """
         columns = {
@@ -413,6 +435,27 @@ class Experts(PackedLayer):
             )
         )
 
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+        backend: str | None = None,
+        threads: int | None = None,
+        config: str | None = None,
+    ) -> Experts:
+        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
+        the layer lives. The options are those of :meth:`from_arrays`."""
+        how = (intermediate, batch_invariant, workspace_bytes)
+        return cls._of(_native.Experts.open(path, how, (backend, threads, config)))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the packed layer, with its rule of routing, to a file, so that :meth:`load` need not pack again. Layers on a GPU are not written."""
+        self._layer.save(path)
+
     @property
     def gate(self) -> str:
         """The name of the gate."""
@@ -473,15 +516,16 @@ class Experts(PackedLayer):
             if len(logits.shape) == 0 or logits.shape[-1] != self.num_experts:
                 expected = f"[..., {self.num_experts}] is expected, a number per expert"
                 raise ValueError(f"router_logits: its shape is {list(logits.shape)}, where {expected}")
-            self._layer.run_logits(tokens, library.lendable(library.widened(logits)), room)
+            lent = library.loan(library.lendable(library.widened(logits)))
+            self._layer.run_logits(_lent(library, tokens), lent, _lent(library, room))
         else:
             ids, weights = routing
             expect_element(ids, library, IDS, "ids")
             expect_element(weights, library, NUMBERS, "weights")
             if ids.shape != weights.shape:
                 raise ValueError(f"weights: its shape is {list(weights.shape)}, where {list(ids.shape)} is expected, as ids have")
-            lent = library.lendable(ids), library.lendable(library.widened(weights))
-            self._layer.run_given(tokens, *lent, on_input, room)
+            own, factors = library.loan(library.lendable(ids)), library.loan(library.lendable(library.widened(weights)))
+            self._layer.run_given(_lent(library, tokens), own, factors, on_input, _lent(library, room))
 
     def __repr__(self) -> str:
         k, inner, n = self._layer.widths
@@ -490,6 +534,10 @@ class Experts(PackedLayer):
             f"Experts(experts={self.num_experts}, widths={k}→{inner}→{n}, gate={self.gate!r}, routing={routing!r}, "
             f"backends={self.backends})"
         )
+
+
+def _lent(library: Library, numbers: tuple[Any, str]) -> tuple[Any, str]:
+    return library.loan(numbers[0]), numbers[1]
 
 
 def _opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:
