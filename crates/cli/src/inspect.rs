@@ -15,7 +15,7 @@ use crate::{Result, console};
 #[derive(Debug, ClapArgs)]
 #[command(
     long_about = "Say what a checkpoint holds and how it would be read: whose layout, which layers and experts, their \
-    sizes, how gate and up stand, their global scales, whether tokens are multiplied with a vector first (pre_quant_scale, \
+    sizes, how gate and up stand, whether the down projections are there, how experts are chosen, their global scales, whether tokens are multiplied with a vector first (pre_quant_scale, \
     from AWQ), and which files they are in. Weights themselves are not read.\n\n\
     MODEL is a folder, an index of shards (*.safetensors.index.json), or one .safetensors or .gguf file. What could be \
     read in two ways is refused, with the option that settles it.\n\n\
@@ -45,6 +45,8 @@ struct Report {
     gate: String,
     /// Where the gate is known from.
     gate_source: String,
+    /// How the model chooses experts, as far as it declares that.
+    routing: Option<String>,
     tower: String,
     other_towers: Vec<String>,
     files: Vec<FileReport>,
@@ -83,6 +85,8 @@ struct LayerReport {
     n: usize,
     k: usize,
     gate_up: Vec<String>,
+    /// MLPs that have a down projection, so that they can be computed whole.
+    down: usize,
     has_bias: bool,
     /// Whether tokens must be multiplied with the model's `pre_quant_scale` first.
     has_pre_scale: bool,
@@ -115,6 +119,7 @@ fn report(model: &Checkpoint) -> Result<Report> {
         formats: formats.into_iter().map(layout).collect(),
         gate: gate.to_string(),
         gate_source: source.to_owned(),
+        routing: model.routing().map(|rule| rule.to_string()),
         tower: model.tower().to_owned(),
         other_towers: model.other_towers().to_vec(),
         layers: model.layers().iter().map(|layer| describe(model, layer, &files)).collect::<Result<_>>()?,
@@ -166,6 +171,7 @@ fn describe(model: &Checkpoint, layer: &Layer, files: &[&Path]) -> Result<LayerR
         n: shape[0],
         k: shape[1],
         gate_up: each_once(layer.pairs.iter().map(arrangement)),
+        down: layer.pairs.iter().filter(|pair| pair.down.is_some()).count(),
         has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
         has_pre_scale: layer.pairs.iter().any(|pair| pair.has_pre_scale),
         gate_globals,
@@ -209,13 +215,31 @@ fn text(report: &Report) -> String {
         return text + "no layer with a gated pair was found\n";
     }
     text += &format!("gate {} ({})\n", report.gate, report.gate_source);
+    if let Some(routing) = &report.routing {
+        text += &format!("routing {routing}\n");
+    }
     if !report.other_towers.is_empty() {
         text += &format!("{} of several lists of layers; also {}\n", report.tower, report.other_towers.join(", "));
     }
-    let mut table =
-        Table::new(&["layer", "stored", ">experts", ">n × k", "gate and up", ">gate global", ">up global", "files"]);
+    let mut table = Table::new(&[
+        "layer",
+        "stored",
+        ">experts",
+        ">n × k",
+        "gate and up",
+        "down",
+        ">gate global",
+        ">up global",
+        "files",
+    ]);
     for layer in &report.layers {
         let shared = if layer.shared > 0 { format!("+{}", layer.shared) } else { String::new() };
+        let all = layer.experts.max(1) + layer.shared;
+        let down = match layer.down {
+            down if down == all => "whole".to_owned(),
+            0 => "none".to_owned(),
+            down => format!("{down} of {all}"),
+        };
         let bias = if layer.has_bias { ", biases" } else { "" };
         let pre_scale = if layer.has_pre_scale { ", tokens × pre_quant_scale" } else { "" };
         table.row([
@@ -224,6 +248,7 @@ fn text(report: &Report) -> String {
             if layer.experts == 0 { format!("dense{shared}") } else { format!("{}{shared}", layer.experts) },
             format!("{} × {}", layer.n, layer.k),
             layer.gate_up.join("; ") + bias + pre_scale,
+            down,
             range(layer.gate_globals),
             range(layer.up_globals),
             layer.files.iter().map(|&at| report.files[at].name.as_str()).collect::<Vec<_>>().join(" "),

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use format::checkpoint::{Checkpoint, Layer, Pair, Role};
+use format::Dense;
+use format::checkpoint::{Checkpoint, FeedForward, Layer, Pair, Role};
 use format::tensors::File;
-use hammerhead::{Activation, Activations, Gate, Output, Shape, Weights, weights_of};
+use hammerhead::{Activation, Activations, Gate, Output, Routed, Shape, Weights, weights_of};
 use testkit::cases::{Case, Inputs, Suite};
 
 use crate::model::{self, Reading};
-use crate::problem_file::{ProblemFile, tokens};
-use crate::{Error, Result, console};
+use crate::problem_file::{Group, ProblemFile, tokens};
+use crate::{Error, Result, console, layer_file};
 
 /// Which layer of which checkpoint, and what it is computed with.
 #[derive(Debug, Args)]
@@ -24,6 +25,10 @@ pub struct Choice {
     /// The number of the layer
     #[arg(long, value_name = "N", requires = "checkpoint")]
     layer: Option<usize>,
+    /// The whole feed-forward layer: router, gate and up, down, biases, shared expert, combination. Tokens of a file are `x` F16, BF16 or F32 [T, K];
+    /// `ids` and `weights` [T, top] beside it replace the model's router. The result is `y`
+    #[arg(long, requires = "checkpoint", conflicts_with = "experts")]
+    pub mlp: bool,
     /// Which experts, one group per expert: numbers such as 0,3,5, `shared`, or `all`, which is every numbered one
     #[arg(long, value_name = "LIST", default_value = "all", requires = "checkpoint")]
     experts: Experts,
@@ -96,7 +101,7 @@ impl Opened {
         }
         let activations = match &self.tokens {
             Some(file) => tokens(file, &weights)?,
-            None => made(&weights, self.m, seed)?,
+            None => tokens_of(&weights.iter().map(Weights::k).collect::<Vec<_>>(), self.m, seed)?,
         };
         let prefixes = match weights.len() {
             1 => vec![String::new()],
@@ -104,6 +109,43 @@ impl Opened {
         };
         let path = self.tokens.as_ref().map_or_else(|| self.model.path(), File::path).to_path_buf();
         Ok(ProblemFile { path, prefixes, activations, weights, gate })
+    }
+
+    /// The number of the layer.
+    pub fn number(&self) -> usize {
+        self.layer
+    }
+
+    /// The gate that was asked for, or the model's own.
+    pub fn gate(&self, asked: Option<Gate>) -> Result<Gate> {
+        model::gate(&self.model, asked)
+    }
+
+    /// The whole layer.
+    pub fn feed_forward(&self) -> Result<FeedForward<'_>> {
+        Ok(self.model.feed_forward(self.layer)?)
+    }
+
+    /// Tokens of the layer: `x` of the file, or made from a seed.
+    pub fn dense_tokens(&self, seed: u64) -> Result<Dense<'_>> {
+        if let Some(file) = &self.tokens {
+            return Group { file, prefix: "" }.dense("x", 1.0);
+        }
+        let [_, k] = self.pairs()?.first().map_or([0, 0], |pair| pair.gate.shape);
+        match tokens_of(&[k], self.m, seed)?.pop() {
+            Some(Activations::Dense(dense)) => Ok(dense),
+            _ => unreachable!("made as bf16, for one group"),
+        }
+    }
+
+    /// The experts that stand beside the tokens in their file, if any do.
+    pub fn given_experts(&self, tokens: usize, experts: usize) -> Result<Option<Routed>> {
+        match &self.tokens {
+            Some(file) if file.contains("ids") => {
+                layer_file::given_experts(&Group { file, prefix: "" }, tokens, experts).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Says what a caller should know before believing the result.
@@ -146,18 +188,19 @@ impl Opened {
         }
     }
 
-    fn missing<T>(&self, what: String, remedy: &'static str) -> Result<T> {
+    /// Refuses what the layer does not have.
+    pub fn missing<T>(&self, what: String, remedy: &'static str) -> Result<T> {
         Err(Error::NoSuchExpert { path: self.model.path().to_path_buf(), layer: self.layer, what, remedy })
     }
 }
 
-/// Tokens from a seed, `m` for each group.
-fn made(weights: &[Weights<'_>], m: usize, seed: u64) -> Result<Vec<Activations<'static>>> {
+/// Tokens from a seed, `m` for each group of weights with this k.
+fn tokens_of(widths: &[usize], m: usize, seed: u64) -> Result<Vec<Activations<'static>>> {
     // The list of cases knows how to make tokens; the one column that comes along costs nothing.
     let case = Case {
         suite: Suite::Edge,
         why: "tokens for a layer of a checkpoint",
-        groups: weights.iter().map(|weights| Shape::new(m, 1, weights.k())).collect(),
+        groups: widths.iter().map(|&k| Shape::new(m, 1, k)).collect(),
         gate: Gate::None,
         activation: Activation::BF16,
         output: Output::F32,

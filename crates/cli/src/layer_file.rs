@@ -239,7 +239,8 @@ fn by_logits(file: &Group<'_, '_>, tokens: usize, experts: usize, wish: Wish) ->
     Ok(router.route(&single(file, logits)?, tokens)?)
 }
 
-fn given_experts(file: &Group<'_, '_>, tokens: usize, experts: usize) -> Result<Routed> {
+/// The experts and weights that the caller gives, a row per token.
+pub fn given_experts(file: &Group<'_, '_>, tokens: usize, experts: usize) -> Result<Routed> {
     let (ids, weights) = (file.tensor("ids", &[Dtype::I32, Dtype::I64])?, file.tensor("weights", &[Dtype::F32])?);
     if ids.shape.len() != 2 || ids.shape[0] != tokens {
         let problem = format!("its shape is {:?}, but \"x\" has {tokens} rows", ids.shape);

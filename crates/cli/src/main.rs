@@ -38,6 +38,7 @@ mod tank;
 mod timing;
 mod vectors;
 mod verify;
+mod whole_layer;
 
 use error::{Error, Result};
 

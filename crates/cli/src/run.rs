@@ -17,13 +17,14 @@ use testkit::verify::{Expected, Report};
 use crate::computed::{COPIES_NOTE, Clock, Computed, Planned};
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
-use crate::layer::Choice;
+use crate::layer::{Choice, Opened};
 use crate::options::How;
 use crate::problem_file::ProblemFile;
 use crate::selection::{self, Chosen, Defaults, Origin, Selection, SuiteName};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
+use crate::whole_layer::{self, Wish};
 use crate::{Error, Result, console, files, memory, shapes};
 
 /// Runs of a case that are timed, at most.
@@ -49,12 +50,14 @@ const SECONDS: f64 = 1.0;
     `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
     prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
     With --checkpoint and --layer, the weights are those of a model's layer, one group per expert. With --output the \
-    result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites.\n\n\
+    result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites. With --mlp it is the whole feed-forward \
+    layer, from the router to the sum, and the result is y.\n\n\
     Examples:\n  \
     hammerhead run\n  \
     hammerhead run --shape 256x4096x7168 --activation bf16 --out bf16\n  \
     hammerhead run --shape 80,176,128x4096x7168 --gate gelu-tanh\n  \
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --experts 0,3,5 --m 32\n  \
+    hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --mlp --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
     hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain")]
@@ -117,6 +120,9 @@ fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
 /// A layer of a checkpoint: computed into a file, or checked and timed.
 fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
     let opened = args.choice.open(path)?;
+    if args.choice.mlp {
+        return run_whole(args, &opened, output);
+    }
     match output {
         Some(output) => {
             for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
@@ -140,6 +146,19 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
         }
     }
     if args.quiet { Ok(()) } else { opened.warn() }
+}
+
+/// A whole feed-forward layer of a checkpoint: computed into a file, or checked and timed.
+fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> {
+    if args.explain {
+        return Err(Error::LayerOption { option: "--explain", remedy: "leave it out, or leave out --mlp" });
+    }
+    for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
+        output.map_or(Ok(()), |output| files::check_output(input, output))?;
+    }
+    let Selection { gate, out, seed, .. } = args.selection;
+    let wish = Wish { gate, out: out.unwrap_or_default(), seed, output, json: args.json, quiet: args.quiet };
+    whole_layer::run(opened, &wish, &args.how.engine()?)
 }
 
 /// Computes a problem into a file.

@@ -349,3 +349,78 @@ fn a_pre_quant_scale_is_applied_to_tokens_and_not_left_to_the_caller() {
     // Computed from bf16 tokens of its own making, and checked against the reference.
     succeed(["run", "--checkpoint", path(&place("scaled.safetensors")), "--layer", "0", "--m", "5"]);
 }
+
+/// A matrix of a model as its package decodes it.
+fn matrix(file: &File, name: &str) -> (Vec<f64>, usize) {
+    (values(file, name), file.tensor(name).unwrap().shape[1])
+}
+
+fn product((matrix, k): &(Vec<f64>, usize), x: &[f64]) -> Vec<f64> {
+    matrix.chunks(*k).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+}
+
+#[test]
+fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
+    let (folder, model) = (tempdir().unwrap(), data("modelopt_qwen3_moe"));
+    let [tokens, out] = ["x", "y"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let (k, ids, weights) = (64, [[0i32, 3], [2, -1], [1, 1]], [0.5f32, 0.75, 1.0, 9.0, 0.25, 0.5]);
+    let x: Vec<f32> = (0..3 * k).map(|i| (i as f32 * 0.3).sin()).collect();
+    let id_bytes: Vec<u8> = ids.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
+    let given = [
+        Tensor::from_f32("x", [3, k], x.clone()),
+        Tensor::from_bytes("ids", Dtype::I32, [3, 2], &id_bytes),
+        Tensor::from_f32("weights", [3, 2], weights.to_vec()),
+    ];
+    tensors::write(&tokens, &given, None).unwrap();
+    let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--mlp"];
+    succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--out", "f32"]));
+    let found = values(&File::open(&out).unwrap(), "y");
+    let theirs = File::open(data("modelopt_qwen3_moe.expected.safetensors")).unwrap();
+    for (token, ids) in ids.iter().enumerate() {
+        let x: Vec<f64> = x[token * k..][..k].iter().map(|&x| x.into()).collect();
+        let mut expected = vec![0.0; k];
+        for (j, expert) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
+            let part = |part| matrix(&theirs, &format!("model.layers.0.mlp.experts.{expert}.{part}_proj.weight"));
+            let (gate, up) = (product(&part("gate"), &x), product(&part("up"), &x));
+            let h: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            let weight = f64::from(weights[2 * token + j]);
+            expected.iter_mut().zip(product(&part("down"), &h)).for_each(|(sum, y)| *sum += weight * y);
+        }
+        let largest = expected.iter().fold(0f64, |largest, y| largest.max(y.abs()));
+        for (found, expected) in found[token * k..][..k].iter().zip(expected) {
+            assert!((found - expected).abs() <= 1e-5 * largest, "token {token}: {found}, not {expected}");
+        }
+    }
+    let report: Value = serde_json::from_str(&succeed(run.iter().chain(&["--m", "9", "--json"]))).unwrap();
+    assert_eq!((&report["routing"], &report["compared"]), (&"softmax, top 2".into(), &(4 * k).into()));
+    let dense = data("modelopt_dense");
+    let text = succeed(["run", "--checkpoint", path(&dense), "--layer", "0", "--mlp"]);
+    assert!(text.contains("one MLP") && text.contains("right in"), "{text}");
+    assert_refused(&hammerhead(run.iter().chain(&["--explain"])), &["--explain"]);
+}
+
+#[test]
+fn inspect_tells_how_experts_are_chosen_and_whether_layers_are_whole() {
+    let report = inspect("modelopt_qwen3_moe");
+    assert_eq!((&report["routing"], &report["layers"][0]["down"]), (&"softmax, top 2".into(), &4.into()));
+    assert_eq!(inspect("modelopt_dense")["routing"], Value::Null);
+    assert!(succeed(["inspect", path(&data("modelopt_qwen3_moe"))]).contains("whole"));
+}
+
+#[test]
+fn the_suite_of_models_is_checked_and_goes_with_nothing_that_it_cannot_use() {
+    let verify =
+        ["verify", "--suite", "moe", "--model", "gpt-oss-20b", "--model", "deepseek-v3", "--backend", "scalar"];
+    let report: Value = serde_json::from_str(&succeed(verify.iter().chain(&["--json"]))).unwrap();
+    assert_eq!((&report["passed"], &report["failed"]), (&12.into(), &0.into()));
+    for (more, fragments) in [
+        (&["verify", "--model", "glm-4.5"][..], &["--model", "--suite moe"][..]),
+        (&["verify", "--suite", "moe", "--gate", "silu"], &["--gate"]),
+        (&["bench", "--suite", "moe", "--suite", "dual"], &["a run of their own"]),
+        (&["bench", "--suite", "moe", "--scaling"], &["--scaling"]),
+        (&["bench", "--suite", "moe", "--activation", "nvfp4"], &["nvfp4"]),
+        (&["run", "--suite", "moe"], &["verify or bench"]),
+    ] {
+        assert_refused(&hammerhead(more), fragments);
+    }
+}

@@ -213,6 +213,11 @@ impl Checkpoint {
         }
     }
 
+    /// How the model makes experts and weights of a router's logits, as far as its declarations tell.
+    pub fn routing(&self) -> Option<RoutingRule> {
+        self.config.routing
+    }
+
     /// The list of layers that is read, such as `model.layers`; empty where there is none.
     pub fn tower(&self) -> &str {
         &self.tower

@@ -3,6 +3,8 @@
 //! No configuration says it in one place. Kinds of models whose rule is known are listed here, and what they leave to their
 //! configuration is read from it; of others nothing is assumed.
 
+use std::fmt;
+
 use super::gguf;
 use super::json::Value;
 
@@ -33,6 +35,23 @@ pub enum Score {
     Sigmoid,
     /// The sigmoid, with which the token is multiplied before the expert sees it.
     SigmoidOnInput,
+}
+
+impl fmt::Display for RoutingRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let score = match self.score {
+            Score::Softmax => "softmax",
+            Score::SoftmaxOfChosen => "softmax of the chosen",
+            Score::Sigmoid => "sigmoid",
+            Score::SigmoidOnInput => "sigmoid on the input",
+        };
+        write!(f, "{score}, top {}", self.top)?;
+        if let Some([groups, best]) = self.groups {
+            write!(f, " of the best {best} of {groups} groups")?;
+        }
+        f.write_str(if self.renormalise { ", renormalised" } else { "" })?;
+        if self.scaling == 1.0 { Ok(()) } else { write!(f, ", times {}", self.scaling) }
+    }
 }
 
 /// The rule of a model, from the fields of its `config.json`.
