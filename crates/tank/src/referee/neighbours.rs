@@ -14,53 +14,37 @@ const PAUSE: Duration = Duration::from_millis(450);
 /// The niceness of referee and contestants while they are timed, where the system lets them have it.
 const PRECEDENCE: i32 = -15;
 
-/// Where Linux weighs sessions against each other before it weighs the threads within one.
-const SESSION: &str = "/proc/self/autogroup";
-
-/// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back; and for this session, where the
-/// system shares the processors among sessions first.
+/// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back.
 ///
 /// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for longer than that. Both
 /// sides get the same, one at a time.
 #[derive(Debug)]
 pub struct Precedence {
-    thread: Option<i32>,
-    session: Option<i32>,
-    given: bool,
+    before: Option<i32>,
 }
 
 impl Precedence {
     /// Takes precedence, where that is allowed.
     pub fn take() -> Self {
-        let thread = getpriority_process(None).ok().filter(|_| setpriority_process(None, PRECEDENCE).is_ok());
-        let before = std::fs::read_to_string(SESSION).ok().and_then(|text| niceness_of(&text));
-        let session = before.filter(|_| std::fs::write(SESSION, PRECEDENCE.to_string()).is_ok());
-        Self { given: thread.is_some() && session.is_some() == before.is_some(), thread, session }
+        let before = getpriority_process(None).ok();
+        Self { before: before.filter(|_| setpriority_process(None, PRECEDENCE).is_ok()) }
     }
 
     /// What a reader should know where it is not allowed.
     pub fn remark(&self) -> Option<String> {
         let missing =
             "the referee may not raise its priority here (root may, or CAP_SYS_NICE), so neighbours disturb it more";
-        (!self.given).then(|| missing.to_owned())
+        self.before.is_none().then(|| missing.to_owned())
     }
 }
 
 impl Drop for Precedence {
     fn drop(&mut self) {
-        // Whoever may come first may stand back; and if not, nothing is lost but politeness.
-        if let Some(session) = self.session {
-            let _ = std::fs::write(SESSION, session.to_string());
-        }
-        if let Some(thread) = self.thread {
-            let _ = setpriority_process(None, thread);
+        if let Some(before) = self.before {
+            // Whoever may come first may stand back; and if not, nothing is lost but politeness.
+            let _ = setpriority_process(None, before);
         }
     }
-}
-
-/// The niceness that the system tells of a session, as in `/autogroup-7 nice 0`.
-fn niceness_of(text: &str) -> Option<i32> {
-    text.split_once("nice ")?.1.trim().parse().ok()
 }
 
 /// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where the system
@@ -117,12 +101,6 @@ mod tests {
         assert_eq!(during, if precedence.remark().is_none() { PRECEDENCE } else { before });
         drop(precedence);
         assert_eq!(getpriority_process(None).unwrap(), before);
-    }
-
-    #[test]
-    fn what_the_system_tells_of_a_session_is_read() {
-        assert_eq!(niceness_of("/autogroup-303 nice -10\n"), Some(-10));
-        assert_eq!(niceness_of("/autogroup-303"), None);
     }
 
     #[test]
