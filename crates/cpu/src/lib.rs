@@ -61,7 +61,7 @@ pub use backend::Cpu;
 pub use environment::in_default_mode;
 pub use pack::LAYOUT;
 pub use speeds::Speeds;
-pub use threads::team;
+pub use threads::{Joined, OpenMp, ParallelFor, available, team};
 
 use std::sync::OnceLock;
 

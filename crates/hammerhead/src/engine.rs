@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
     Activation, Activations, Backend, Call, Config, Error, Gate, Output, PackedWeights, Problem, Request, Result,
-    Shape, Target, Team, Weights,
+    Shape, Target, Team, Weights, Workers,
 };
 
 use crate::memory::filled;
@@ -105,8 +105,47 @@ impl Engine {
         Self::new(Options::default())
     }
 
-    /// An engine set up as asked.
+    /// An engine set up as asked, on threads of its own.
     pub fn new(options: Options) -> Result<Self> {
+        let team = cpu::team(options.threads)?;
+        Self::with_team(options, team)
+    }
+
+    /// An engine set up as asked, on threads that the caller brings: those of the host program, where it has a pool, or [`cpu::OpenMp`]'s. The options' number of
+    /// threads is not looked at; there are as many as the workers say.
+    ///
+    /// ```
+    /// use hammerhead::{Engine, Options, Workers};
+    ///
+    /// #[derive(Debug)]
+    /// struct Mine;
+    ///
+    /// impl Workers for Mine {
+    ///     fn count(&self) -> usize {
+    ///         2
+    ///     }
+    ///
+    ///     fn run(&self, work: &(dyn Fn() + Sync)) {
+    ///         std::thread::scope(|scope| {
+    ///             scope.spawn(work);
+    ///             work();
+    ///         });
+    ///     }
+    /// }
+    ///
+    /// let engine = Engine::with_workers(Options::default(), Mine)?;
+    /// assert_eq!(engine.threads(), 2);
+    /// # Ok::<(), hammerhead::Error>(())
+    /// ```
+    pub fn with_workers(options: Options, workers: impl Workers + 'static) -> Result<Self> {
+        let threads = workers.count();
+        match threads {
+            0 => Err(Error::Threads { threads, reason: "the workers say that there are none of them".to_owned() }),
+            _ => Self::with_team(options, Team::new(workers)),
+        }
+    }
+
+    fn with_team(options: Options, team: Team) -> Result<Self> {
         let forced = options
             .backend
             .filter(|name| name != "auto")
@@ -119,7 +158,6 @@ impl Engine {
             }
             None => available()?,
         };
-        let team = cpu::team(options.threads)?;
         let mut families: Vec<Vec<&'static dyn Backend>> = Vec::new();
         for backend in backends {
             match families.iter_mut().find(|family| family[0].layout() == backend.layout()) {

@@ -1,0 +1,339 @@
+//! Threads of our own: a fixed number of helpers beside the caller.
+//!
+//! A helper that has nothing to do looks for work a little longer, since a layer's products follow each other closely, and then sleeps until it is called: a host's
+//! threads get the cores at once. A caller offers its run to the helpers, makes the calls itself that nobody has come for, and
+//! waits only for those that were begun.
+//!
+//! A process that was forked has none of these threads. The first run there starts new ones.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::hint::spin_loop;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread, yield_now};
+
+use op::{Error, Result, Workers};
+
+use super::tickets::Tickets;
+
+/// How often a helper looks for the next run, and a caller for the end of its own, before either sleeps: some tens of microseconds.
+const LOOKS: usize = 400;
+/// After so many looks each begins with an offer of the core to others.
+const PATIENT: usize = 100;
+
+/// A fixed number of threads.
+pub(super) struct Pool {
+    count: usize,
+    /// The helpers of this process, or of the one that it was forked from.
+    crew: AtomicPtr<Crew>,
+}
+
+/// The helpers of one process.
+struct Crew {
+    process: u32,
+    board: Arc<Board>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+/// Where runs are offered.
+#[derive(Default)]
+struct Board {
+    open: Mutex<Open>,
+    called: Condvar,
+    /// How many runs were ever offered: what helpers look at before they sleep.
+    offers: AtomicUsize,
+}
+
+/// The runs that may have calls left.
+#[derive(Default)]
+struct Open {
+    runs: VecDeque<Arc<Run>>,
+    closed: bool,
+    asleep: usize,
+}
+
+/// One run.
+struct Run {
+    tickets: Tickets,
+    /// Helpers that may be inside the work.
+    inside: AtomicUsize,
+    work: Work,
+    caller: Thread,
+}
+
+/// The caller's work. It is valid for as long as there are tickets left or somebody is inside.
+struct Work(*const (dyn Fn() + Sync));
+
+// SAFETY: what it leads to may be used by several threads (`Sync`), and `Run::help` says why it is there whenever it is used.
+unsafe impl Send for Work {}
+// SAFETY: as it is to be sent: the pointer itself is only read.
+unsafe impl Sync for Work {}
+
+impl Run {
+    /// Makes calls of this run while there are any.
+    fn help(&self) {
+        // Before a ticket is taken: a caller that finds all tickets gone finds whoever holds one in here.
+        self.inside.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: this thread holds a ticket, and has been inside since before it took it. The caller does not return before all tickets are
+        // gone and nobody is inside, so its work is still there.
+        self.tickets.take_all(|| unsafe { (*self.work.0)() });
+        if self.inside.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.caller.unpark();
+        }
+    }
+
+    /// Waits for helpers that have begun. There must be no ticket left.
+    fn wait(&self) {
+        let mut looks = 0;
+        while self.inside.load(Ordering::Acquire) > 0 {
+            match looks {
+                0..PATIENT => spin_loop(),
+                PATIENT..LOOKS => yield_now(),
+                // The last helper to leave wakes us, or has before.
+                _ => thread::park(),
+            }
+            looks += 1;
+        }
+    }
+}
+
+impl Board {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // Nobody panics while they hold it.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn offer(&self, run: &Arc<Run>) {
+        let mut open = self.open();
+        open.runs.push_back(Arc::clone(run));
+        self.offers.fetch_add(1, Ordering::Relaxed);
+        let asleep = open.asleep;
+        drop(open);
+        if asleep > 0 {
+            self.called.notify_all();
+        }
+    }
+
+    fn withdraw(&self, run: &Arc<Run>) {
+        self.open().runs.retain(|open| !Arc::ptr_eq(open, run));
+    }
+
+    /// A helper's life.
+    fn serve(&self) {
+        while let Some((run, offers)) = self.next() {
+            run.help();
+            let mut looks = 0;
+            while self.offers.load(Ordering::Relaxed) == offers && looks < LOOKS {
+                if looks < PATIENT {
+                    spin_loop()
+                } else {
+                    yield_now()
+                }
+                looks += 1;
+            }
+        }
+    }
+
+    /// A run that has calls left, as soon as there is one, and how many were offered by then; nothing once the pool is closed.
+    fn next(&self) -> Option<(Arc<Run>, usize)> {
+        let mut open = self.open();
+        loop {
+            if open.closed {
+                return None;
+            }
+            open.runs.retain(|run| run.tickets.left());
+            if let Some(run) = open.runs.front() {
+                return Some((Arc::clone(run), self.offers.load(Ordering::Relaxed)));
+            }
+            open.asleep += 1;
+            open = self.called.wait(open).unwrap_or_else(PoisonError::into_inner);
+            open.asleep -= 1;
+        }
+    }
+}
+
+impl Crew {
+    /// So many helpers, or an error and none.
+    fn start(helpers: usize) -> std::io::Result<Self> {
+        let mut crew =
+            Self { process: std::process::id(), board: Arc::default(), helpers: Vec::with_capacity(helpers) };
+        for number in 1..=helpers {
+            let board = Arc::clone(&crew.board);
+            let helper = thread::Builder::new().name(format!("hammerhead-{number}"));
+            crew.helpers.push(helper.spawn(move || board.serve())?);
+        }
+        Ok(crew)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.board.open().closed = true;
+        self.board.called.notify_all();
+        for helper in self.helpers.drain(..) {
+            // A helper catches its work's panics and has none of its own.
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Pool {
+    /// So many threads, of which one is the caller's.
+    pub(super) fn new(count: usize) -> Result<Self> {
+        let refuse = |error| Error::Threads { threads: count, reason: format!("{error}; ask for fewer") };
+        let crew = match count {
+            1 => ptr::null_mut(),
+            _ => Box::into_raw(Box::new(Crew::start(count - 1).map_err(refuse)?)),
+        };
+        Ok(Self { count, crew: AtomicPtr::new(crew) })
+    }
+
+    /// Where to offer a run in this process; nowhere if no helper can be had.
+    fn board(&self) -> Option<&Board> {
+        let found = self.crew.load(Ordering::Acquire);
+        // SAFETY: null, or a crew that `new` or this function has made; what a pool points to is freed by its drop alone.
+        let crew = unsafe { found.as_ref() }?;
+        if crew.process == std::process::id() {
+            return Some(&crew.board);
+        }
+        // The crew stayed behind in the parent. Its memory is left alone: a helper may have held its lock when the process was copied.
+        let made = Box::into_raw(Box::new(Crew::start(self.count - 1).ok()?));
+        match self.crew.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: made above, and freed by the pool's drop alone.
+            Ok(_) => Some(unsafe { &(*made).board }),
+            Err(_) => {
+                // SAFETY: made above, and shown to nobody.
+                drop(unsafe { Box::from_raw(made) });
+                self.board()
+            }
+        }
+    }
+}
+
+impl Workers for Pool {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        let Some(board) = self.board() else {
+            (0..self.count).for_each(|_| work());
+            return;
+        };
+        // SAFETY: only the lifetime changes. The pointer is used as `Run::help` says, and this function returns or unwinds after
+        // that: `take_all` catches panics, and `wait` ends when nobody is inside.
+        let erased = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work) };
+        let run = Arc::new(Run {
+            tickets: Tickets::new(self.count),
+            inside: AtomicUsize::new(0),
+            work: Work(erased),
+            caller: thread::current(),
+        });
+        board.offer(&run);
+        run.tickets.take_all(work);
+        board.withdraw(&run);
+        run.wait();
+        run.tickets.finish();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let crew = *self.crew.get_mut();
+        // SAFETY: null, or made by `Box::into_raw` and not freed before.
+        if unsafe { crew.as_ref() }.is_some_and(|crew| crew.process == std::process::id()) {
+            // SAFETY: as seen, not null; nobody else has it, since the pool is being dropped.
+            drop(unsafe { Box::from_raw(crew) });
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn work_is_called_once_per_thread_over_and_over() {
+        for count in [1, 2, 7] {
+            let (pool, calls) = (Pool::new(count).unwrap(), AtomicUsize::new(0));
+            for round in 1..=100 {
+                pool.run(&|| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                });
+                assert_eq!(calls.load(Ordering::Relaxed), round * count);
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_come_if_there_is_time() {
+        // Each call waits for the others: one thread alone would wait for ever.
+        let (pool, barrier) = (Pool::new(3).unwrap(), Barrier::new(3));
+        for _ in 0..10 {
+            pool.run(&|| {
+                barrier.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn nobody_is_waited_for_who_has_not_begun() {
+        // The one helper is kept busy by another run, until long after the second one's end.
+        let (pool, held) = (Pool::new(2).unwrap(), Barrier::new(3));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pool.run(&|| {
+                    held.wait();
+                    held.wait();
+                });
+            });
+            held.wait();
+            let calls = AtomicUsize::new(0);
+            pool.run(&|| {
+                calls.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(calls.into_inner(), 2);
+            held.wait();
+        });
+    }
+
+    #[test]
+    fn several_callers_share_the_helpers() {
+        let (pool, calls) = (Pool::new(3).unwrap(), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        pool.run(&|| {
+                            calls.fetch_add(1, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(calls.into_inner(), 600);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(3).unwrap();
+        let panicked = catch_unwind(AssertUnwindSafe(|| pool.run(&|| resume_unwind(Box::new("no")))));
+        assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"no"));
+        let calls = AtomicUsize::new(0);
+        pool.run(&|| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(calls.into_inner(), 3);
+    }
+}
