@@ -178,6 +178,17 @@ typedef struct HammerheadOutput {
   size_t values_bytes;
 } HammerheadOutput;
 
+// Threads of the caller's, as a function that runs tasks on them.
+typedef struct HammerheadThreads {
+  // Handed to `run` as it is.
+  void *pool;
+  // How many threads there are, the calling one included.
+  size_t threads;
+  // Calls task(arg, i) once for each i < count, in any order, on any threads, and returns after all calls have. One thread that
+  // makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is so used.
+  void (*run)(void *pool, void (*task)(void *arg, size_t index), void *arg, size_t count);
+} HammerheadThreads;
+
 // Finite numbers in single precision, or none: NULL and 0.
 typedef struct HammerheadVector {
   // The numbers.
@@ -361,6 +372,18 @@ const char *hammerhead_last_error(void);
 
 // The version of the library, such as "0.1.0". Static.
 const char *hammerhead_version(void);
+
+// Makes an engine that computes on threads of the caller's. It starts none of its own.
+//
+// backend, config: as for hammerhead_engine_create. threads: copied; what its `pool` leads to stays until the engine is destroyed.
+//
+// # Safety
+//
+// Texts are NULL or end with a zero byte; `threads` is NULL or a structure whose function does what it says there; `engine` may be written.
+int32_t hammerhead_engine_create_on(const char *backend,
+                                    const struct HammerheadThreads *threads,
+                                    const char *config,
+                                    struct HammerheadEngine **engine);
 
 // Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may be NULL.
 //

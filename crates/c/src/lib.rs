@@ -8,6 +8,7 @@
 mod layer;
 mod operands;
 mod status;
+mod threads;
 mod whole;
 
 pub use layer::*;
@@ -20,4 +21,5 @@ pub use status::{
     HAMMERHEAD_DEVICE, HAMMERHEAD_INTERNAL, HAMMERHEAD_INVALID, HAMMERHEAD_IO, HAMMERHEAD_MEMORY, HAMMERHEAD_OK,
     HAMMERHEAD_UNAVAILABLE, hammerhead_last_error, hammerhead_version,
 };
+pub use threads::{Threads, hammerhead_engine_create_on};
 pub use whole::*;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hammerhead::format::{Dense, quantize};
 use hammerhead_c::*;
@@ -450,4 +451,59 @@ fn whole_layers_are_refused_what_does_not_fit() {
         hammerhead_moe_destroy(moe);
         hammerhead_engine_destroy(engine);
     }
+}
+
+/// A host's function: every task on a thread of its own, and a note of how many there were.
+unsafe extern "C" fn on_threads(
+    pool: *mut c_void,
+    task: unsafe extern "C" fn(*mut c_void, usize),
+    arg: *mut c_void,
+    count: usize,
+) {
+    // SAFETY: the test's pool is such a number.
+    unsafe { &*pool.cast::<AtomicUsize>() }.fetch_add(count, Ordering::Relaxed);
+    let arg = arg.expose_provenance();
+    std::thread::scope(|scope| {
+        for index in 0..count {
+            // SAFETY: the task may be called on any thread with the argument that came with it.
+            scope.spawn(move || unsafe { task(std::ptr::with_exposed_provenance_mut(arg), index) });
+        }
+    });
+}
+
+#[test]
+fn an_engine_computes_on_threads_of_the_callers() {
+    let ran = AtomicUsize::new(0);
+    let threads = Threads { pool: (&raw const ran).cast_mut().cast(), threads: 3, run: Some(on_threads) };
+    let create = |threads: *const Threads| {
+        let mut engine = null_mut();
+        // SAFETY: the text ends with a zero byte, and the function does what the header asks.
+        let status = unsafe { hammerhead_engine_create_on(c"scalar".as_ptr(), threads, null(), &mut engine) };
+        (status, engine)
+    };
+    let (status, theirs) = create(&threads);
+    assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+    let (b1, ours, a) = (Owned::new(N, 1.0), engine(), numbers(M * K));
+    let results = [theirs, ours].map(|engine| {
+        let layer = load(engine, &[Weights { b1: b1.matrix(), b2: NOTHING }], HAMMERHEAD_GATE_NONE).unwrap();
+        let mut c = vec![0f32; M * N];
+        // SAFETY: all sizes are those of the slices; engine and layer were made above and end here.
+        unsafe {
+            assert_eq!(hammerhead_run(engine, layer, &tokens(&a), &output(&mut c), 1), HAMMERHEAD_OK);
+            hammerhead_layer_destroy(layer);
+            hammerhead_engine_destroy(engine);
+        }
+        c
+    });
+    assert_eq!(results[0], results[1]);
+    assert!(ran.into_inner() >= 3, "the caller's threads were used");
+    for (wrong, word) in [
+        (Threads { threads: 0, ..threads }, "0 threads"),
+        (Threads { threads: usize::MAX, ..threads }, "threads"),
+        (Threads { run: None, ..threads }, "threads->run is NULL"),
+    ] {
+        assert_eq!(create(&wrong).0, HAMMERHEAD_INVALID);
+        assert!(last_error().contains(word), "{}", last_error());
+    }
+    assert_eq!(create(null()).0, HAMMERHEAD_INVALID);
 }
