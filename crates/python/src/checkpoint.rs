@@ -58,4 +58,10 @@ impl Checkpoint {
     fn layers(&self) -> Vec<usize> {
         self.model.layers().iter().map(|layer| layer.index).collect()
     }
+
+    /// How many numbered experts a layer has, and how many MLPs that see every token beside them.
+    fn experts(&self, layer: usize) -> Result<(usize, usize)> {
+        let found = self.model.find_layer(layer)?;
+        Ok((found.experts().len(), found.shared().len()))
+    }
 }

@@ -155,7 +155,8 @@ impl Layer {
         let activations = tokens.iter().map(BorrowedTokens::activations).collect::<Result<Vec<_>>>()?;
         let targets = outputs.iter_mut().map(|(array, element)| array.target(element));
         let mut targets: Vec<Target<'_>> = targets.collect::<Result<_>>()?;
-        py.detach(|| Ok(self.wish.engine()?.run_into(&self.layer, &activations, &mut targets)?))
+        let engine = self.wish.engine_at(py)?;
+        py.detach(|| Ok(engine.run_into(&self.layer, &activations, &mut targets)?))
     }
 
     /// `(n, k)` of every group.

@@ -174,7 +174,8 @@ impl Mlp {
         let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
         check_apart(&out.array, &[&x.array])?;
         let (tokens, target) = (x.dense()?, out.target()?);
-        py.detach(|| Ok(self.mlp.run_into(&*self.wish.engine()?, &tokens, target)?))
+        let engine = self.wish.engine_at(py)?;
+        py.detach(|| Ok(self.mlp.run_into(&engine, &tokens, target)?))
     }
 
     /// The width of tokens, of the intermediate and of results.
@@ -252,13 +253,17 @@ impl Experts {
         Ok(Self { experts, router, gate, wish })
     }
 
-    /// Packs the experts of a model's layer. Without a router, the model's own is taken, if its rule is known.
+    /// Packs the experts of a model's layer, all or those of these numbers, with the one that sees every token or without. Without a router, the model's own is taken, if its
+    /// rule is known and all experts are there.
     #[staticmethod]
-    #[pyo3(signature = (model, layer, router, gate, how, engine))]
+    #[pyo3(signature = (model, layer, numbers, shared, router, gate, how, engine))]
+    #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
     fn load(
         py: Python<'_>,
         model: &Checkpoint,
         layer: usize,
+        numbers: Option<Vec<usize>>,
+        shared: bool,
         router: Option<RouterParts>,
         gate: Option<GateParts>,
         how: HowParts,
@@ -267,9 +272,20 @@ impl Experts {
         let gate = gate.map(|(name, clamp)| gate_of(&name, clamp)).transpose()?;
         let (options, wish) = (options_of(how)?, wish_of(engine)?);
         py.detach(|| {
-            let stored = model.model.feed_forward(layer)?;
+            let mut stored = model.model.feed_forward(layer)?;
+            if !shared {
+                stored.shared.clear();
+            }
+            if let Some(numbers) = &numbers {
+                let found = stored.experts.len();
+                if let Some(number) = numbers.iter().find(|number| **number >= found) {
+                    return Err(Error::value("experts", format!("{number} is not among layer {layer}'s {found}")));
+                }
+                stored.experts = numbers.iter().map(|&number| stored.experts[number].clone()).collect();
+            }
             let router = match router {
                 Some(router) => Some(router_of(router, stored.experts.len())?),
+                None if numbers.is_some() => None,
                 None => feed_forward::router(&stored)?,
             };
             let weights = expert_weights(stored, gate)?;
@@ -310,9 +326,10 @@ impl Experts {
         let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
         check_apart(&out.array, &[&x.array, &logits])?;
         let (tokens, logits, target) = (x.dense()?, logits.singles()?, out.target()?);
+        let engine = self.wish.engine_at(py)?;
         py.detach(|| {
             let routed = router.route(logits, tokens.rows())?;
-            Ok(self.experts.run_into(&*self.wish.engine()?, &tokens, &routed, target)?)
+            Ok(self.experts.run_into(&engine, &tokens, &routed, target)?)
         })
     }
 
@@ -331,10 +348,11 @@ impl Experts {
         check_apart(&out.array, &[&x.array, &ids, &weights])?;
         let (tokens, target) = (x.dense()?, out.target()?);
         let (ids, weights) = (ids.ids()?, weights.singles()?);
+        let engine = self.wish.engine_at(py)?;
         py.detach(|| {
             let routed = Routed::given(ids, weights, tokens.rows(), self.experts.count())?;
             let routed = if on_input { routed.on_input() } else { routed };
-            Ok(self.experts.run_into(&*self.wish.engine()?, &tokens, &routed, target)?)
+            Ok(self.experts.run_into(&engine, &tokens, &routed, target)?)
         })
     }
 

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use crate::borrowed::{BorrowedMatrix, MatrixParts, NumberParts};
 use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
+use crate::engines::use_threads;
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::layers::{Experts, Mlp};
@@ -84,10 +85,11 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, Experts, Layer, Mlp, backends, dequantize, quantize};
+    use super::{Checkpoint, Experts, Layer, Mlp, backends, dequantize, quantize, use_threads};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::engines::imported();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

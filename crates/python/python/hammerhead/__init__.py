@@ -14,6 +14,7 @@ Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`. Arrays are 
 from hammerhead._layers import Experts, Linear, Mlp, MlpArrays
 from hammerhead._matrix import NvFp4, quantize
 from hammerhead._native import Checkpoint, __version__
+from hammerhead._threads import use_threads
 from hammerhead._weights import DualWeights, backends, dual_gemm, grouped
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "dual_gemm",
     "grouped",
     "quantize",
+    "use_threads",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
@@ -405,6 +405,8 @@ class Experts(PackedLayer):
         model: str | PathLike[str] | Checkpoint,
         layer: int,
         *,
+        experts: Iterable[int] | None = None,
+        shared: bool = True,
         routing: str | None = None,
         top_k: int | None = None,
         correction: Any = None,
@@ -419,7 +421,8 @@ class Experts(PackedLayer):
         threads: int | None = None,
         config: str | None = None,
     ) -> Experts:
-        """Reads all experts of a model's layer, with biases, input scales and the shared expert.
+        """Reads the experts of a model's layer, with biases and input scales: all, or those of the numbers in ``experts``, which are counted anew from 0; and the shared one,
+        unless ``shared`` is false.
 
         ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given. Logits are the caller's: the router's
         own product is left to the model. The rest is as for :meth:`from_arrays`.
@@ -428,6 +431,8 @@ class Experts(PackedLayer):
             _native.Experts.load(
                 _opened(model),
                 _number(layer, "layer"),
+                None if experts is None else [_number(expert, "experts") for expert in experts],
+                shared,
                 _router(routing, top_k, correction, groups, scaling),
                 _declared(gate, clamp),
                 (intermediate, batch_invariant, workspace_bytes),

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "Experts", "Layer", "Mlp", "__version__", "backends", "dequantize", "quantize"]
+__all__ = ["Checkpoint", "Experts", "Layer", "Mlp", "__version__", "backends", "dequantize", "quantize", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -28,6 +28,7 @@ _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
 def dequantize(matrix: _Matrix, values: Any) -> None: ...
 def backends() -> list[tuple[str, str | None]]: ...
+def use_threads(whose: str) -> None: ...
 @final
 class Checkpoint:
     def __new__(
@@ -46,6 +47,7 @@ class Checkpoint:
     def gate(self) -> str: ...
     @property
     def layers(self) -> list[int]: ...
+    def experts(self, layer: int) -> tuple[int, int]: ...
 
 @final
 class Layer:
@@ -135,6 +137,8 @@ class Experts:
     def load(
         model: Checkpoint,
         layer: int,
+        numbers: list[int] | None,
+        shared: bool,
         router: _Router | None,
         gate: _Gate | None,
         how: _How,
