@@ -1,0 +1,21 @@
+"""NVFP4 checkpoints in transformers, on the CPU, with weights that stay 4-bit.
+
+    import hammerhead.transformers
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("folder of a ModelOpt or compressed-tensors checkpoint")
+
+The import registers with transformers: a quantizer for ModelOpt's checkpoints; one for compressed-tensors' that takes those in the format
+``nvfp4-pack-quantized`` and leaves all others to transformers' own; and ``experts_implementation="hammerhead"``. Of a model so loaded, linear layers,
+gated MLPs and experts are ours; attention, norms, embeddings and routers are transformers'. Activations are not quantised: a model computes what it would
+with its weights expanded, up to the rounding of sums. There are no gradients.
+"""
+
+from hammerhead.transformers._experts import register_experts
+from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp
+from hammerhead.transformers._quantizer import NvFp4Config, NvFp4Quantizer, register_quantizers
+
+__all__ = ["NvFp4Config", "NvFp4Experts", "NvFp4Linear", "NvFp4Mlp", "NvFp4Quantizer"]
+
+register_quantizers()
+register_experts()

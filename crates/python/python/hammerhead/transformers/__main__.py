@@ -1,0 +1,94 @@
+"""Generates text with an NVFP4 model on this CPU, and says how fast and in how much memory.
+
+    python -m hammerhead.transformers MODEL --prompt "Once upon a time"
+
+MODEL is the folder of a ModelOpt or compressed-tensors checkpoint, or its name on the hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.generation.streamers import BaseStreamer, TextStreamer
+
+import hammerhead.transformers  # noqa: F401  (it registers what from_pretrained needs)
+
+
+class Stopwatch(BaseStreamer):
+    """Notes when tokens come, and hands them on."""
+
+    def __init__(self, then: BaseStreamer) -> None:
+        self.then = then
+        self.times: list[float] = []
+
+    def put(self, value: Any) -> None:
+        self.times.append(time.perf_counter())
+        self.then.put(value)
+
+    def end(self) -> None:
+        self.then.end()
+
+
+class Numbers(BaseStreamer):
+    """Prints tokens as numbers, where a model has no tokenizer."""
+
+    def put(self, value: Any) -> None:
+        print(*value.reshape(-1).tolist(), end=" ", flush=True)
+
+    def end(self) -> None:
+        print()
+
+
+def memory(field: str) -> int:
+    """Bytes of this process, as Linux counts them; 0 elsewhere."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m hammerhead.transformers", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="a folder, or a name on the hub")
+    parser.add_argument("--prompt", default="The hammerhead shark", help="text; or numbers of tokens, where the model has no tokenizer")
+    parser.add_argument("--tokens", type=int, default=64, help="the most to generate")
+    parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
+    options = parser.parse_args(arguments)
+    begun = time.perf_counter()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{options.model}: {error}")
+    loaded = time.perf_counter() - begun
+    prompt, streamer = prepared(options)
+    watch = Stopwatch(streamer)
+    model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=options.tokens, do_sample=False, streamer=watch)
+    # The prompt comes first, then one token at a time.
+    first, later = watch.times[1] - watch.times[0], watch.times[1:]
+    speed = f"{(len(later) - 1) / (later[-1] - later[0]):.1f} tokens/s" if len(later) > 1 else "one token only"
+    print(
+        f"\nloaded in {loaded:.1f} s; {prompt.shape[1]} tokens of prompt in {first:.2f} s, then {speed}; "
+        f"memory {memory('RssAnon') / 2**20:.0f} MiB, at most {memory('VmHWM') / 2**20:.0f} MiB with the files' pages",
+        file=sys.stderr,
+    )
+
+
+def prepared(options: argparse.Namespace) -> tuple[torch.Tensor, BaseStreamer]:
+    """The prompt as tokens, and who prints what comes."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+    except (OSError, ValueError, KeyError, ImportError):
+        numbers = options.prompt.replace(",", " ").split()
+        if not all(number.isdecimal() for number in numbers):
+            sys.exit(f"{options.model}: it has no tokenizer; give the prompt as numbers of tokens, such as --prompt 1,5,9")
+        return torch.tensor([[int(number) for number in numbers]]), Numbers()
+    return tokenizer(options.prompt, return_tensors="pt").input_ids, TextStreamer(tokenizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``), held against the same models with weights expanded."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+import hammerhead.transformers  # noqa: E402
+from hammerhead.transformers import NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
+
+DATA = Path(__file__).parent / "data"
+MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+TOKENS = torch.tensor([[3, 14, 15, 9, 2, 6, 53, 58]])
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def tensors_of(folder):
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def expanded(folder):
+    """All weights of a checkpoint in float32, from the formats' definitions."""
+    stored, weights = tensors_of(folder), {}
+    for name, tensor in stored.items():
+        stem, _, part = name.rpartition(".")
+        if part in ("weight", "weight_packed") and tensor.dtype == torch.uint8:
+            codes = torch.stack([tensor & 15, tensor >> 4], -1).flatten(-2).long()
+            scales = stored[f"{stem}.weight_scale"].float().repeat_interleave(16, -1)
+            whole = stored[f"{stem}.weight_scale_2"] if part == "weight" else 1 / stored[f"{stem}.weight_global_scale"]
+            weights[f"{stem}.weight"] = E2M1[codes] * scales * whole
+        elif part in ("weight", "bias"):
+            weights[name] = tensor.float()
+    return weights
+
+
+def expected_model(folder, tmp_path):
+    """The same model, with nothing quantised, in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    plain = tmp_path / f"{folder.name}-plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config))
+    save_file({name: weight.contiguous() for name, weight in expanded(folder).items()}, plain / "model.safetensors", {"format": "pt"})
+    return transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+
+
+def loaded(folder, **options):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+
+def modules(model, kind):
+    return [name for name, module in model.named_modules() if isinstance(module, kind)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_generated_tokens_are_those_of_the_expanded_model(name, tmp_path):
+    model, expected = loaded(DATA / name), expected_model(DATA / name, tmp_path)
+    with torch.no_grad():
+        ours, theirs = model(TOKENS).logits, expected(TOKENS).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * float(theirs.abs().max()))
+    assert {part.rpartition(".")[2] for part in modules(model, torch.nn.Linear)} <= {"lm_head", "shared_expert_gate"}
+    generate = dict(max_new_tokens=12, do_sample=False)
+    assert torch.equal(model.generate(TOKENS, **generate), expected.generate(TOKENS, **generate))
+
+
+def test_projections_mlps_and_experts_each_become_ours():
+    model = loaded(DATA / "modelopt_qwen2_moe")
+    assert len(modules(model, NvFp4Linear)) == 8, "q, k, v and o of two layers"
+    assert modules(model, NvFp4Experts) == ["model.layers.0.mlp.experts"]
+    assert modules(model, NvFp4Mlp) == ["model.layers.0.mlp.shared_expert", "model.layers.1.mlp"]
+
+
+@pytest.mark.parametrize("name", ["modelopt_qwen3_moe", "compressed_qwen3"])
+def test_a_saved_model_is_the_same_model(name, tmp_path):
+    model = loaded(DATA / name)
+    model.save_pretrained(tmp_path / "saved")
+    before, after = tensors_of(DATA / name), tensors_of(tmp_path / "saved")
+    packed = {key for key, tensor in before.items() if tensor.dtype in (torch.uint8, torch.float8_e4m3fn)}
+    assert packed and all(torch.equal(before[key].view(torch.uint8), after[key].view(torch.uint8)) for key in packed)
+    assert torch.equal(loaded(tmp_path / "saved")(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_state_dict_holds_what_is_not_packed_and_loads_again():
+    model = loaded(DATA / "modelopt_llama")
+    state = model.state_dict()
+    assert "model.embed_tokens.weight" in state and not any("proj" in key for key in state)
+    assert model.load_state_dict(state).missing_keys == []
+    assert torch.equal(copy.deepcopy(model)(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_compiled_model_computes_the_same():
+    model = loaded(DATA / "modelopt_qwen3_moe")
+    compiled = torch.compile(model, backend="eager")
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(TOKENS).logits, model(TOKENS).logits, rtol=0, atol=1e-4)
+
+
+def test_activations_may_be_bfloat16():
+    model = transformers.AutoModelForCausalLM.from_pretrained(DATA / "modelopt_qwen3_moe")
+    assert model.dtype == torch.bfloat16
+    logits, exact = model(TOKENS).logits, loaded(DATA / "modelopt_qwen3_moe")(TOKENS).logits
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def memory(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def random_llama(folder):
+    """A checkpoint in ModelOpt's layout that is large beside what else a process takes, and the bytes of its packed weights."""
+    hidden, inner, layers = 1024, 4096, 4
+    settings = json.loads((DATA / "modelopt_llama/config.json").read_text())
+    settings.update(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, head_dim=64)
+    settings.update(num_attention_heads=16, num_key_value_heads=16)
+    tensors = {"model.norm.weight": torch.ones(hidden)}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.randn(64, hidden)
+    for layer in range(layers):
+        stem = f"model.layers.{layer}"
+        tensors.update({f"{stem}.{part}.weight": torch.ones(hidden) for part in ("input_layernorm", "post_attention_layernorm")})
+        shapes = {f"self_attn.{part}_proj": (hidden, hidden) for part in "qkvo"}
+        shapes.update({"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)})
+        for part, (n, k) in shapes.items():
+            tensors[f"{stem}.{part}.weight"] = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+            tensors[f"{stem}.{part}.weight_scale"] = torch.ones(n, k // 16).to(torch.float8_e4m3fn)
+            tensors[f"{stem}.{part}.weight_scale_2"] = torch.tensor(0.01)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return sum(tensor.nbytes for name, tensor in tensors.items() if "_proj" in name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory was used at most")
+def test_no_expanded_copy_is_made(tmp_path):
+    packed = random_llama(tmp_path / "model")
+    # What libraries load at their first use is not the model's.
+    loaded(DATA / "modelopt_llama").generate(TOKENS, max_new_tokens=2, do_sample=False)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    model.generate(TOKENS, max_new_tokens=2, do_sample=False)
+    # The file's pages and the packed weights, and as much again for all else: expanded weights alone would be 3.6 times as much.
+    used = memory("VmHWM") - before
+    assert used < 3 * packed, f"{used / packed:.2f} times the packed weights"
+
+
+def test_other_formats_of_compressed_tensors_are_left_to_transformers():
+    from transformers.quantizers import auto
+
+    given = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    original = auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"].original
+    assert original.__name__ == "CompressedTensorsConfig"
+    try:
+        found = type(auto.AutoQuantizationConfig.from_dict(given))
+    except ImportError as error:
+        assert "compressed-tensors" in str(error)
+    else:
+        assert found is original
+
+
+def changed(tmp_path, name, change=None, config=None):
+    """A copy of a model, with its tensors and its configuration changed."""
+    folder = tmp_path / name
+    shutil.copytree(DATA / name, folder)
+    if change is not None:
+        tensors = tensors_of(folder)
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    if config is not None:
+        settings = json.loads((folder / "config.json").read_text())
+        config(settings)
+        (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_checkpoint_that_does_not_say_what_it_is_loads_when_told(tmp_path):
+    folder = changed(tmp_path, "modelopt_llama", config=lambda settings: settings.pop("quantization_config"))
+    model = loaded(folder, quantization_config=hammerhead.transformers.NvFp4Config())
+    assert torch.equal(model(TOKENS).logits, loaded(DATA / "modelopt_llama")(TOKENS).logits)
+
+
+def test_a_model_without_nvfp4_weights_is_refused(tmp_path):
+    def plain(tensors):
+        names = [name for name in tensors if name.endswith((".weight_scale", ".weight_scale_2", ".input_scale"))]
+        for name in names:
+            del tensors[name]
+
+    with pytest.raises(ValueError, match="no weight in these files is NVFP4"):
+        loaded(changed(tmp_path, "modelopt_llama", plain))
+
+
+def test_another_algorithm_is_refused(tmp_path):
+    folder = changed(tmp_path, "modelopt_llama", config=lambda s: s["quantization_config"].update(quant_algo="FP8"))
+    with pytest.raises(ValueError, match="quant_algo is FP8"):
+        loaded(folder)
+
+
+def test_mixed_fp8_layers_are_refused_by_name(tmp_path):
+    def mixed(tensors):
+        name = "model.layers.1.self_attn.q_proj"
+        tensors[f"{name}.weight"] = torch.zeros(64, 64).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = torch.tensor(1.0)
+        del tensors[f"{name}.weight_scale_2"]
+
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.q_proj is FP8"):
+        loaded(changed(tmp_path, "modelopt_llama", mixed))
+
+
+def test_a_tied_head_that_is_quantised_is_refused_by_name(tmp_path):
+    def quantised(tensors):
+        for part in ("weight", "weight_scale", "weight_scale_2"):
+            source = tensors[f"model.layers.0.self_attn.q_proj.{part}"]
+            tensors[f"lm_head.{part}"] = source.clone()
+
+    folder = changed(tmp_path, "modelopt_llama", quantised, lambda settings: settings.update(tie_word_embeddings=True))
+    with pytest.raises(ValueError, match="lm_head is NVFP4, but its weight is tied"):
+        loaded(folder)
+
+
+def test_weights_without_a_module_are_refused_by_name(tmp_path):
+    def renamed(tensors):
+        for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
+            tensors[name.replace("q_proj", "qkv_proj")] = tensors.pop(name)
+
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.qkv_proj is NVFP4.*LlamaForCausalLM has no"):
+        loaded(changed(tmp_path, "modelopt_llama", renamed))
+
+
+def test_a_gpu_is_refused():
+    with pytest.raises(ValueError, match="computes on the CPU"):
+        loaded(DATA / "modelopt_llama", device_map="cuda:0")
+
+
+def test_experts_of_a_plain_model_are_quantised_when_asked(tmp_path):
+    plain = expected_model(DATA / "modelopt_qwen3_moe", tmp_path)
+    with torch.inference_mode():
+        exact = plain(TOKENS).logits
+        plain.set_experts_implementation("hammerhead")
+        logits = plain(TOKENS).logits
+    assert 0 < (logits - exact).abs().max() < 0.2 * exact.abs().max()
+
+
+def test_the_command_streams_and_reports():
+    command = [sys.executable, "-m", "hammerhead.transformers", DATA / "modelopt_llama", "--prompt", "3,14,15", "--tokens", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 8
+    assert "tokens/s" in done.stderr and "MiB" in done.stderr
