@@ -1,0 +1,115 @@
+"""Experts over several processes: the bits of one process, whoever holds the experts and the tokens; and an error where a rank dies."""
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+import hammerhead  # noqa: E402
+from hammerhead.distributed import Experts, Layer, Network, predict, shares  # noqa: E402
+
+MODEL = Path(__file__).parent / "data/modelopt_qwen2_moe"
+EXPERTS, HIDDEN, TOP = 4, 64, 2
+TIMEOUT = 20
+
+
+def tokens_of(rank, tokens):
+    """A rank's tokens and their experts, one of them nobody's."""
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(tokens, HIDDEN, generator=generator).to(torch.bfloat16)
+    ids = torch.rand(tokens, EXPERTS, generator=generator).topk(TOP).indices
+    if tokens > 1:
+        ids[1, 0] = -1
+    return x, ids, torch.rand(tokens, TOP, generator=generator)
+
+
+def alone():
+    return hammerhead.Experts.from_checkpoint(MODEL, 0, batch_invariant=True)
+
+
+def joined(rank, ranks, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
+
+
+def compare(rank, ranks, folder, counts, tokens):
+    joined(rank, ranks, folder)
+    layer = Experts.from_checkpoint(MODEL, 0, counts=counts)
+    expected = alone()
+    for number, amount in enumerate(tokens[rank]):
+        x, ids, weights = tokens_of(rank + 10 * number, amount)
+        y = layer(x, ids, weights)
+        assert y.dtype == x.dtype and y.shape == x.shape
+        assert torch.equal(y, expected(x, ids, weights)), f"rank {rank}, call {number}"
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "counts", "tokens"),
+    [
+        (2, None, [[5, 1], [3, 40]]),
+        (2, [4, 0], [[0, 2], [6, 0]]),
+        (4, [1, 0, 2, 1], [[3], [4], [0], [7]]),
+    ],
+    ids=["two even ranks", "a rank without experts, and ranks without tokens", "four uneven ranks"],
+)
+def test_results_are_those_of_one_process_to_the_bit(tmp_path, ranks, counts, tokens):
+    mp.spawn(compare, (ranks, str(tmp_path), counts, tokens), nprocs=ranks)
+
+
+def survive(rank, ranks, folder):
+    joined(rank, ranks, folder)
+    layer = Experts.from_checkpoint(MODEL, 0)
+    layer(*tokens_of(rank, 4))
+    if rank == 1:
+        os._exit(0)
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"rank {rank} of {ranks} could not exchange .*; end the group"):
+        layer(*tokens_of(rank, 4))
+    assert time.monotonic() - begun < 2 * TIMEOUT
+    (Path(folder) / f"told-{rank}").touch()
+    os._exit(0)
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path):
+    mp.spawn(survive, (3, str(tmp_path)), nprocs=3)
+    assert sorted(path.name for path in tmp_path.glob("told-*")) == ["told-0", "told-2"]
+
+
+def test_wrong_shares_are_refused(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="do not share the 4 experts of layer 0 out among 1 ranks"):
+            Experts.from_checkpoint(MODEL, 0, counts=[3])
+        with pytest.raises(ValueError, match="local: it has 0 experts"):
+            Experts(None, [4])
+        layer = Experts.from_checkpoint(MODEL, 0)
+        x, ids, weights = tokens_of(0, 3)
+        assert torch.equal(layer(x, ids, weights), alone()(x, ids, weights)), "one rank is a group, too"
+        with pytest.raises(ValueError, match="their shapes are"):
+            layer(x, ids[:2], weights)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_shares_are_even():
+    assert shares(10, 4) == [3, 3, 2, 2] and shares(2, 3) == [1, 1, 0]
+
+
+def test_the_model_of_cost_adds_up():
+    layer = Layer(hidden=1000, experts=64, top_k=4, fixed=1e-4, stream=1e-5, row=1e-6)
+    network = Network(latency=1e-3, bandwidth=1e9)
+    one = predict(layer, network, 1, 16)
+    assert one.exchange == 0 and one.seconds == layer.seconds(64, 64)
+    two = predict(layer, network, 2, 16, imbalance=1.0)
+    assert two.compute == layer.seconds(64, 32)
+    back = 64 / 2 * 1000 * 4
+    assert two.exchange > 4 * 1e-3 + back / 1e9
+    assert predict(layer, network, 1000, 16).tokens_per_second > two.tokens_per_second
