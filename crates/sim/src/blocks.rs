@@ -35,6 +35,8 @@ pub(crate) struct Core<'k> {
     pub(crate) earlier: Vec<Grid<'k>>,
     /// Whether a thread of this grid has waited for the one before.
     pub(crate) waited: bool,
+    /// Whether a block of this grid let the next one begin, or ended, before it had waited.
+    pub(crate) hasty: bool,
     pub(crate) memory: &'k mut GlobalMemory,
     pub(crate) trace: GlobalTrace,
     pub(crate) log: Log,

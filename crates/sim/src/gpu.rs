@@ -70,7 +70,8 @@ impl Gpu {
 
     /// Runs kernels of which each may begin before its predecessor has ended (programmatic dependent launch). What an earlier one
     /// has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the grids before the
-    /// predecessor only if the predecessor has waited, too.
+    /// predecessor only if the predecessor has waited, too. A predecessor whose blocks wait before they let the next grid begin
+    /// tells it of the grids before itself without a wait.
     pub fn run_sequence(
         &mut self,
         sequence: &[(&Kernel, &Invocation)],

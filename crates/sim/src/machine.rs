@@ -90,6 +90,7 @@ pub(crate) fn run(
         first_cluster: 0,
         earlier: Vec::new(),
         waited: false,
+        hasty: false,
         memory,
         trace,
         log: Log::default(),
@@ -121,7 +122,8 @@ impl<'k> Core<'k> {
         let program = std::mem::replace(&mut self.program, next.program);
         let launch = std::mem::replace(&mut self.launch, next.launch);
         self.earlier.push(Grid { program, launch });
-        self.log.succeed(self.first_cluster, std::mem::take(&mut self.waited));
+        let (waited, hasty) = (std::mem::take(&mut self.waited), std::mem::take(&mut self.hasty));
+        self.log.succeed(self.first_cluster, waited, hasty);
         self.trace.flags.clear();
         self.origins.clear();
         (self.idle, self.clock, self.instructions) = (0, 0, limits.instructions);
@@ -455,6 +457,7 @@ fn looks_only(op: &Op) -> bool {
 impl Exec<'_, '_> {
     /// Some lanes exit.
     fn leave(&mut self, mask: u32) {
+        self.core.hasty |= !self.waited(mask);
         if self.cluster.blocks.len() > 1 {
             let farewell = &mut self.cluster.blocks[self.rank].farewell;
             lanes(mask).for_each(|lane| farewell.join(&self.warp.knowledge(lane).executed));

@@ -92,11 +92,14 @@ pub(crate) struct Log {
     /// The first grid that those know to be over who have waited for this one's predecessor. A grid that has waited ends after
     /// the one before it; one that has not may end earlier.
     reach: usize,
+    /// The first grid of which a thread of this one knows nothing from the start: a predecessor that lets others in only once it has
+    /// waited has begun what it does behind the grids before it, and so have they.
+    granted: usize,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Log { records: Vec::new(), free: Vec::new(), limit: Self::LEAST, grids: vec![0], reach: 0 }
+        Log { records: Vec::new(), free: Vec::new(), limit: Self::LEAST, grids: vec![0], reach: 0, granted: 0 }
     }
 }
 
@@ -116,11 +119,12 @@ impl Log {
     }
 
     /// Goes on to the next grid, whose clusters are numbered from `first`. `waited` is whether the one that has ended waited for
-    /// its predecessor.
-    pub(crate) fn succeed(&mut self, first: u32, waited: bool) {
+    /// its predecessor, and `hasty` whether one of its blocks let the next grid begin before it had.
+    pub(crate) fn succeed(&mut self, first: u32, waited: bool, hasty: bool) {
         if !waited {
             self.reach = self.grids.len();
         }
+        self.granted = if waited && !hasty { self.grids.len() } else { 0 };
         self.grids.push(first);
     }
 
@@ -234,7 +238,7 @@ impl Observer<'_> {
 
     /// Whether what came before all grids is known to be over.
     pub(crate) fn knows_origin(&self, log: &Log) -> bool {
-        self.waited() && log.reach == 0
+        log.reach == 0 && (self.waited() || log.granted > 0)
     }
 
     /// Whether the marked access is ordered before this one. In practice, of a read it is enough that it was executed.
@@ -245,7 +249,7 @@ impl Observer<'_> {
             return mark.lane() == self.lane.unwrap_or(EVERY_LANE);
         }
         if let Some(grid) = log.earlier(record) {
-            return grid >= log.reach && self.waited();
+            return grid >= log.reach && (self.waited() || grid < log.granted);
         }
         // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is
         // involved.

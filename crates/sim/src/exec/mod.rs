@@ -15,6 +15,7 @@ use ptx::instr::{Access, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgm
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::blocks::{Cluster, Core, Visit};
+use crate::clock::PREDECESSOR;
 use crate::error::{self, FaultKind};
 use crate::flag::Agent;
 use crate::lanes::{FULL, Lanes, lanes};
@@ -93,11 +94,19 @@ impl Exec<'_, '_> {
             Control::SetMaxRegisters { change, count } => self.set_registers(change, count).map(|flow| (flow, true)),
             Control::GridDependencyWait => {
                 self.core.waited = true;
-                self.warp.learn(self.mask, |known| known.raise(crate::clock::PREDECESSOR, 1));
+                self.warp.learn(self.mask, |known| known.raise(PREDECESSOR, 1));
                 Ok((Flow::Next, true))
             }
-            Control::LaunchDependents => Ok((Flow::Next, true)),
+            Control::LaunchDependents => {
+                self.core.hasty |= !self.waited(self.mask);
+                Ok((Flow::Next, true))
+            }
         }
+    }
+
+    /// Whether lanes have waited for the grid before this one.
+    pub(crate) fn waited(&self, mask: u32) -> bool {
+        lanes(mask).all(|lane| self.warp.knowledge(lane).generic.get(self.cluster.index, PREDECESSOR) > 0)
     }
 
     pub(crate) fn unsupported(&self) -> FaultKind {

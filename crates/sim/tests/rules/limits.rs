@@ -197,10 +197,20 @@ fn blocks_start_in_no_particular_order() {
 
 /// A kernel that may let the next one begin at once, waits for the one before or does not, and does something with the output.
 fn link(waits: bool, body: impl Fn(&mut Bench, Addr<Global>)) -> ptx::Kernel {
+    linked(true, waits, body)
+}
+
+/// The same, where the next one may begin at once or when this one has waited.
+fn linked(hasty: bool, waits: bool, body: impl Fn(&mut Bench, Addr<Global>)) -> ptx::Kernel {
     let mut b = Bench::new(32, None);
-    b.k.launch_dependents();
+    if hasty {
+        b.k.launch_dependents();
+    }
     if waits {
         b.k.grid_dependency_wait();
+    }
+    if !hasty {
+        b.k.launch_dependents();
     }
     let at = b.k.mul_wide_add(b.thread, 4, b.output);
     body(&mut b, Addr::of(at));
@@ -242,6 +252,26 @@ fn a_wait_reaches_beyond_the_predecessor_only_if_that_has_waited() {
     for schedule in Schedule::several(2) {
         chain(&[&writer, &between(true), &reader], schedule).unwrap_or_else(|fault| panic!("{fault}"));
         let fault = chain(&[&writer, &between(false), &reader], schedule).expect_err("the writer may still run");
+        assert_eq!(fault.kind.name(), "race", "{fault}");
+    }
+}
+
+#[test]
+fn a_grid_that_waits_before_it_lets_the_next_one_begin_tells_it_of_those_before() {
+    let write = |b: &mut Bench, at| b.k.store(at, b.thread);
+    let read = |b: &mut Bench, at: Addr<Global>| {
+        b.k.load::<U32, _>(at);
+    };
+    let (writer, hurried) = (link(true, write), link(false, read));
+    let between = |hasty, waits| linked(hasty, waits, |_, _| {});
+    for schedule in Schedule::several(2) {
+        chain(&[&writer, &between(false, true), &hurried], schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        for (hasty, waits) in [(true, true), (false, false)] {
+            let fault = chain(&[&writer, &between(hasty, waits), &hurried], schedule).expect_err("too early");
+            assert_eq!(fault.kind.name(), "race", "{fault}");
+        }
+        // Of the one just before, nothing is known without a wait.
+        let fault = chain(&[&writer, &linked(false, true, write), &hurried], schedule).expect_err("too early");
         assert_eq!(fault.kind.name(), "race", "{fault}");
     }
 }
