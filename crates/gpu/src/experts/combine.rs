@@ -1,7 +1,8 @@
 //! What a token's experts made of it, added up: `out[t] = Σ_j w[t,j] · row[inverse[t,j]]`, and what is added besides.
 //!
 //! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that are
-//! nobody's are not read. A thread has eight columns of a token, and asks for the rows of several experts at a time.
+//! nobody's are not read. A thread has as many columns of a token as sixteen bytes of a row hold, so that a warp reads rows without
+//! gaps, and asks for the rows of several experts at a time.
 
 use ptx::{
     Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32,
@@ -15,8 +16,8 @@ use crate::launch::Spec;
 
 /// Threads of a block.
 const THREADS: u32 = 128;
-/// Columns of a thread.
-const COLUMNS: u32 = 8;
+/// Bytes of a row that a thread reads at a time.
+const ACCESS: u32 = 16;
 /// Rows that a thread asks for at a time.
 const TOGETHER: u32 = 8;
 
@@ -38,7 +39,12 @@ pub struct CombineSpec {
 impl CombineSpec {
     /// Blocks for so many tokens with so many columns.
     pub fn blocks(&self, tokens: u32, columns: u32) -> u32 {
-        (u64::from(tokens) * u64::from(columns / COLUMNS)).div_ceil(THREADS.into()) as u32
+        (u64::from(tokens) * u64::from(columns / self.columns())).div_ceil(THREADS.into()) as u32
+    }
+
+    /// Columns of a thread: four or eight.
+    fn columns(&self) -> u32 {
+        ACCESS / self.rows.bytes() as u32
     }
 }
 
@@ -61,28 +67,29 @@ pub fn kernel(spec: CombineSpec) -> Result<Kernel, Error> {
     k.launch_dependents();
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
     let place = k.mul_add(block, THREADS, thread);
-    let units = k.shr(columns, COLUMNS.trailing_zeros());
+    let units = k.shr(columns, spec.columns().trailing_zeros());
     let token = k.div(place, units);
     let before = k.mul(token, units);
     let unit = k.sub(place, before);
     let exists = k.lt(token, tokens);
     k.grid_dependency_wait();
     k.if_(exists, |k| {
-        let sums: [Reg<F32>; COLUMNS as usize] = std::array::from_fn(|_| k.variable(0.0));
+        let sums: Vec<Reg<F32>> = (0..spec.columns()).map(|_| k.variable(0.0)).collect();
         for first in (0..spec.top).step_by(TOGETHER as usize) {
             let count = TOGETHER.min(spec.top - first);
             add_rows(k, spec, [rows, inverse], weights, (token, first, count), (units, unit), &sums);
         }
         if let Some((ty, addend)) = addend {
-            let at = element(k, addend, ty, token, units, unit);
-            let words = load(k, ty, at);
+            let bytes = spec.columns() * ty.bytes() as u32;
+            let at = element(k, addend, bytes, token, units, unit);
+            let words = load(k, bytes, at);
             let values = floats(k, ty, &words);
             for (&sum, value) in sums.iter().zip(values) {
                 let total = k.add(sum, value);
                 k.set(sum, total);
             }
         }
-        let at = element(k, out, spec.output, token, units, unit);
+        let at = element(k, out, spec.columns() * spec.output.bytes() as u32, token, units, unit);
         k.phase("store", |k| store(k, spec.output, at, &sums));
     });
     k.finish()
@@ -116,8 +123,8 @@ fn add_rows(
     let loaded: Vec<(Pred, Vec<Reg<U32>>)> = k.phase("load", |k| {
         let load = |&(place, _): &(Reg<U32>, Option<Reg<F32>>)| {
             let somebodys = k.ne(place, NOBODY);
-            let at = element(k, rows, spec.rows, place, units, unit);
-            (somebodys, k.when(somebodys, |k| load(k, spec.rows, at)))
+            let at = element(k, rows, ACCESS, place, units, unit);
+            (somebodys, k.when(somebodys, |k| load(k, ACCESS, at)))
         };
         places.iter().map(load).collect()
     });
@@ -137,28 +144,29 @@ fn add_rows(
     });
 }
 
-/// Where eight columns of a row are.
+/// Where a thread's part of a row is, of which each has so many bytes.
 fn element(
     k: &mut Builder,
     base: Reg<U64>,
-    ty: Output,
+    bytes: u32,
     row: Reg<U32>,
     units: Reg<U32>,
     unit: Reg<U32>,
 ) -> Addr<Global> {
-    let bytes = COLUMNS * ty.bytes() as u32;
     let row_bytes = k.mul(units, bytes);
     let row = k.mul_wide_add(row, row_bytes, base);
     Addr::of(k.mul_wide_add(unit, bytes, row))
 }
 
-/// Eight numbers as words.
-fn load(k: &mut Builder, ty: Output, at: Addr<Global>) -> Vec<Reg<U32>> {
-    let halves = if ty == Output::F32 { 2 } else { 1 };
-    (0..halves).flat_map(|half| k.load_vector::<U32, Global, 4>(at.plus(16 * half))).collect()
+/// So many bytes as words.
+fn load(k: &mut Builder, bytes: u32, at: Addr<Global>) -> Vec<Reg<U32>> {
+    if bytes == 8 {
+        return k.load_vector::<U32, Global, 2>(at).to_vec();
+    }
+    (0..bytes / 16).flat_map(|part| k.load_vector::<U32, Global, 4>(at.plus((16 * part).cast_signed()))).collect()
 }
 
-/// Eight numbers of their words, exactly.
+/// Numbers of their words, exactly.
 fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
     let pair = |k: &mut Builder, word: Reg<U32>| match ty {
         Output::F16 => k.unpack_pair(word.cast::<F16x2>()).map(|half| k.convert(half)).to_vec(),
@@ -168,27 +176,20 @@ fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
     words.iter().flat_map(|&word| pair(k, word)).collect()
 }
 
-/// Rounds eight numbers, and stores them.
-fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>; COLUMNS as usize]) {
-    let pairs = |k: &mut Builder| -> [Reg<U32>; 4] {
-        std::array::from_fn(|i| {
-            let (low, high) = (sums[2 * i], sums[2 * i + 1]);
-            match ty {
-                Output::BF16 => k.convert_pair::<Bf16x2>(low, high).cast(),
-                _ => k.convert_pair::<F16x2>(low, high).cast(),
-            }
-        })
+/// Rounds four or eight numbers, and stores them.
+fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>]) {
+    let pair = |pair: &[Reg<F32>]| match ty {
+        Output::BF16 => k.convert_pair::<Bf16x2>(pair[0], pair[1]).cast(),
+        _ => k.convert_pair::<F16x2>(pair[0], pair[1]).cast(),
     };
-    match ty {
-        Output::F16 | Output::BF16 => {
-            let words = pairs(k);
-            k.store_vector(at, words);
-        }
-        Output::F32 => {
-            for half in 0..2 {
-                let values: [Reg<F32>; 4] = std::array::from_fn(|i| sums[4 * half + i]);
-                k.store_vector(at.plus(16 * half as i32), values);
-            }
-        }
+    let words: Vec<Reg<U32>> = match ty {
+        Output::F16 | Output::BF16 => sums.chunks(2).map(pair).collect(),
+        Output::F32 => sums.iter().map(|sum| sum.cast()).collect(),
+    };
+    if let Ok(both) = <[Reg<U32>; 2]>::try_from(&words[..]) {
+        return k.store_vector(at, both);
+    }
+    for (part, four) in words.chunks_exact(4).enumerate() {
+        k.store_vector(at.plus(16 * part as i32), [four[0], four[1], four[2], four[3]]);
     }
 }
