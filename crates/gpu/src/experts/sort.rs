@@ -129,6 +129,15 @@ struct Sort {
     block: Reg<U32>,
 }
 
+/// What was counted of an expert: its rows, those before the run, and its tiles.
+struct Counted {
+    expert: Reg<U32>,
+    exists: Pred,
+    rows: Reg<U32>,
+    early: Reg<U32>,
+    tiles: Reg<U32>,
+}
+
 /// Where ids are.
 enum Source {
     Memory { at: Reg<U64>, wide: bool },
@@ -303,15 +312,14 @@ impl Sort {
         });
     }
 
-    /// One warp adds up what comes before each expert: rows, and tiles. The first block leaves both for the products, and every block
-    /// the places of its own first entries.
+    /// One warp adds up what comes before each expert, rows and tiles: a lane has some neighbouring experts. The first block leaves both
+    /// sums for the products, and every block the places of its own first entries.
     fn scan(&self, k: &mut Builder) {
         let experts = self.spec.experts;
-        let (rows_before, tiles_before) = (k.variable(0), k.variable(0));
         let leaves = k.eq(self.block, 0);
         let tiles_at = k.variable(u64::from(4 * (experts + 1)));
         let tiles_at = k.add(self.layout, tiles_at);
-        let leave = |k: &mut Builder, expert, exists: Pred, rows, tiles| {
+        let leave = |k: &mut Builder, expert, exists: Pred, [rows, tiles]: [Reg<U32>; 2]| {
             let (row_at, tile_at) = (self.global(k, self.layout, expert), self.global(k, tiles_at, expert));
             let leaves = k.both(leaves, exists);
             k.when(leaves, |k| {
@@ -319,44 +327,50 @@ impl Sort {
                 k.store(tile_at, tiles);
             });
         };
-        k.repeat(experts.div_ceil(32), |k, step| {
-            let expert = k.mul_add(step, 32, self.lane);
-            let exists = k.lt(expert, experts);
-            let (others_at, before_at) = (self.word(k, self.others, expert), self.word(k, self.before, expert));
-            let (count, before) = (k.variable(0), k.variable(0));
-            k.if_(exists, |k| {
-                let (others, early): (Reg<U32>, Reg<U32>) = (k.load(others_at), k.load(before_at));
-                let all = k.add(others, early);
-                k.set(count, all);
-                k.set(before, early);
-            });
-            let rounded = k.sub(self.tile, 1);
-            let rounded = k.add(count, rounded);
-            let tiles = k.div(rounded, self.tile);
-            let (rows, tiles) = (self.running(k, count, rows_before), self.running(k, tiles, tiles_before));
-            leave(k, expert, exists, rows, tiles);
-            let (place, at) = (k.add(rows, before), self.word(k, self.starts, expert));
-            k.when(exists, |k| k.store(at, place));
+        let each = experts.div_ceil(32);
+        let own: Vec<Counted> = (0..each).map(|turn| self.counted(k, each, turn)).collect();
+        let sums = own.iter().fold([k.variable(0); 2], |[rows, tiles], counted| {
+            [k.add(rows, counted.rows), k.add(tiles, counted.tiles)]
         });
+        let mut next = sums.map(|sum| self.preceding(k, sum));
+        for counted in own {
+            leave(k, counted.expert, counted.exists, next);
+            let (place, at) = (k.add(next[0], counted.early), self.word(k, self.starts, counted.expert));
+            k.when(counted.exists, |k| k.store(at, place));
+            next = [k.add(next[0], counted.rows), k.add(next[1], counted.tiles)];
+        }
         let end = k.variable(experts);
-        let first = k.eq(self.lane, 0);
-        leave(k, end, first, rows_before, tiles_before);
+        let last = k.eq(self.lane, 31);
+        leave(k, end, last, next);
     }
 
-    /// The sum of what comes before each lane, and of what came before the warp; leaves the sum with all lanes' in `before`.
-    fn running(&self, k: &mut Builder, value: Reg<U32>, before: Reg<U32>) -> Reg<U32> {
+    /// What was counted of one of the experts that a lane has; of one that there is not, nothing.
+    fn counted(&self, k: &mut Builder, each: u32, turn: u32) -> Counted {
+        let first = k.mul(self.lane, each);
+        let expert = k.add(first, turn);
+        let exists = k.lt(expert, self.spec.experts);
+        let (others_at, early_at) = (self.word(k, self.others, expert), self.word(k, self.before, expert));
+        let (rows, early) = (k.variable(0), k.variable(0));
+        k.if_(exists, |k| {
+            let (others, before): (Reg<U32>, Reg<U32>) = (k.load(others_at), k.load(early_at));
+            let all = k.add(others, before);
+            k.set(rows, all);
+            k.set(early, before);
+        });
+        let rounded = k.sub(self.tile, 1);
+        let rounded = k.add(rows, rounded);
+        Counted { expert, exists, rows, early, tiles: k.div(rounded, self.tile) }
+    }
+
+    /// The sum of what the lanes before each have.
+    fn preceding(&self, k: &mut Builder, value: Reg<U32>) -> Reg<U32> {
         let sum = [1, 2, 4, 8, 16].into_iter().fold(value, |sum, distance| {
             let other = k.shuffle(ShuffleMode::Up, sum, distance);
             let reached = k.ge(self.lane, distance);
             let other = k.select(reached, other, 0);
             k.add(sum, other)
         });
-        let own = k.sub(sum, value);
-        let own = k.add(own, before);
-        let all = k.shuffle(ShuffleMode::Index, sum, 31);
-        let all = k.add(all, before);
-        k.set(before, all);
-        own
+        k.sub(sum, value)
     }
 
     /// The row of each entry of the run, a thread each: behind those of the run's entries before it that have the same expert.
