@@ -2,6 +2,8 @@
 
 use op::{Activation, Gate, Output};
 
+use crate::pack::Codes;
+
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
 
@@ -18,12 +20,16 @@ pub struct ProductShape {
     pub gate: Gate,
     /// What rows were, before they were made what the tensor cores take.
     pub activation: Activation,
+    /// What the words of weights are in order for.
+    pub codes: Codes,
     /// The type of the result.
     pub output: Output,
     /// Whether sums have biases added.
     pub biased: bool,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
+    /// Whether it comes right behind a product with the same layout.
+    pub follows: bool,
 }
 
 /// Where a product's operands are. All of them begin at multiples of 16.

@@ -8,7 +8,7 @@ use gpu::experts::packed::PackedExpert;
 use half::{bf16, f16};
 use op::layer_reference::LayerReference;
 use op::routing::Ids;
-use op::{Activation, Arithmetic, ExpertWeights, Intermediate, MlpWeights, Output, Result, Routed, Weights};
+use op::{Activation, Arithmetic, ExpertWeights, MlpWeights, Output, Result, Routed, Weights};
 
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
 #[derive(Debug)]
@@ -32,6 +32,11 @@ impl Layer {
     /// Every expert, as the kernels take it.
     pub fn packed(&self) -> impl Iterator<Item = Arc<PackedExpert>> {
         (0..self.shape.experts as usize).map(|e| Arc::clone(&self.packed[e % self.packed.len()]))
+    }
+
+    /// The experts that differ.
+    pub fn weights(&self) -> &ExpertWeights<'static> {
+        &self.weights
     }
 
     /// The worst part of what the reference allows that a token's results are off by, what is added to them besides given. `routed` are the
@@ -66,7 +71,7 @@ impl Layer {
             _ => x.to_vec().into(),
         };
         let tokens = Dense::new(1, x.len(), values, 1.0)?;
-        let (weights, intermediate) = (&self.weights, Intermediate::Tokens);
+        let (weights, intermediate) = (&self.weights, self.shape.intermediate);
         let reference = LayerReference { weights, intermediate, tokens: &tokens, routed: &routed };
         let arithmetic = |activation| match activation {
             Activation::F16 | Activation::NvFp4 => Arithmetic::F16_TENSOR_CORES,

@@ -4,9 +4,10 @@ use bytemuck::cast_slice;
 use gpu::Argument;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use gpu::experts::route::{RouteSpec, Score};
+use gpu::pack::Codes;
 use half::{bf16, f16};
 use hammerhead_testkit::experts::Layer;
-use op::{Activation, Gate, Output};
+use op::{Activation, Gate, Intermediate, Output};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
@@ -21,6 +22,8 @@ const SHAPE: LayerShape = LayerShape {
     biased: false,
     on_input: false,
     activation: Activation::BF16,
+    intermediate: Intermediate::Tokens,
+    codes: Codes::Bfloats,
     partial: Output::F32,
     output: Output::BF16,
 };
@@ -198,13 +201,20 @@ fn layers_are_right_whatever_the_routing_the_tile_and_the_schedule() {
 #[test]
 fn every_kind_of_layer_is_right() {
     let f32s = LayerShape { activation: Activation::F32, output: Output::F32, ..SHAPE };
-    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..SHAPE };
+    let halves = LayerShape {
+        activation: Activation::F16,
+        codes: Codes::Halves,
+        output: Output::F16,
+        partial: Output::F16,
+        ..SHAPE
+    };
     let shapes = [
         ("gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
         ("relu²", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..SHAPE }),
         ("gelu", LayerShape { gate: Gate::GeluTanh, ..halves }),
         ("on the input", LayerShape { on_input: true, biased: true, ..halves }),
         ("single precision", LayerShape { biased: true, ..f32s }),
+        ("single precision between", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..SHAPE }),
     ];
     shapes.into_par_iter().for_each(|(what, shape)| {
         let ids = &routings()[0].1[..18];
@@ -251,7 +261,8 @@ fn mutants_of_what_is_peculiar_to_experts_are_caught() {
     let kernels = LayerKernels::with_tile(&shape, 8).unwrap();
     let right = trial.run(&kernels, Schedule::Earliest);
     let peculiar = |mutant: &Mutant| {
-        let finishes = mutant.name.contains("/finish:") && mutant.name.contains("ld.global");
+        let finishes = ["/foresee:", "/finish:"].iter().any(|phase| mutant.name.contains(phase));
+        let finishes = finishes && mutant.name.contains("ld.global");
         finishes || (mutant.name.contains("/prepare:") && !mutant.name.contains("mbarrier"))
     };
     for (at, spec) in [(1, kernels.gate_up), (2, kernels.down)] {

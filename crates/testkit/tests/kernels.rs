@@ -8,8 +8,9 @@ use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
 use hammerhead::gpu::families::sm90::experts;
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::pack::Codes;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
-use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::Error;
 
 mod assembling;
@@ -125,15 +126,19 @@ fn of_experts() -> Vec<KernelSpec> {
         biased: true,
         on_input: false,
         activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::BF16,
     };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
-    let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..layer };
+    let halves = LayerShape { codes: Codes::Halves, ..layer };
+    let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
     let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 160, 256])
         .chain(tiles(single, &[8, 64]))
         .chain(tiles(factored, &[16, 128]))
+        .chain(tiles(halves, &[8, 48]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
         .flat_map(|(product, tile)| experts::kernels(&product, tile))
         .map(KernelSpec::from)

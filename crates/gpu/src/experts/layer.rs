@@ -3,7 +3,7 @@
 //! All memory is somebody else's: tensors where the caller has them, and a workspace of [`workspace_bytes`] for what lies between the
 //! launches. The host knows how many tokens there are and nothing else, so the same launches serve every routing.
 
-use op::{Activation, Error, Gate, Output, Result};
+use op::{Activation, Error, Gate, Intermediate, Output, Result};
 
 use ptx::Target;
 
@@ -15,7 +15,7 @@ use crate::expansion::{self, Segment};
 use crate::families::sm90;
 use crate::families::sm90::kernel::{FACTOR_BYTES, MultiplySpec};
 use crate::launch::{Argument, Launch};
-use crate::pack;
+use crate::pack::{self, Codes};
 use crate::products::{MOST_EXPERTS, ProductOperands, ProductShape};
 
 /// What every part of the workspace begins at a multiple of.
@@ -38,8 +38,12 @@ pub struct LayerShape {
     pub biased: bool,
     /// Whether a token's weights multiply what its experts are given, and not what they make of it.
     pub on_input: bool,
-    /// The tokens' type, which is also that of what lies between the products: not NVFP4.
+    /// The tokens' type: not NVFP4.
     pub activation: Activation,
+    /// What lies between the products is rounded to: not NVFP4.
+    pub intermediate: Intermediate,
+    /// What the words of weights are in order for. Bfloats suit tokens of bf16 and f32 best; halves can be multiplied with all.
+    pub codes: Codes,
     /// The type of what experts make of tokens, before it is summed.
     pub partial: Output,
     /// The results' type.
@@ -63,24 +67,33 @@ impl LayerShape {
                 return refuse(what, size, "a positive multiple of 16");
             }
         }
+        let unfit = |what, found: &str, expected: &str| {
+            Err(Error::Mismatch { group: 0, what, found: found.to_owned(), expected: expected.to_owned() })
+        };
         if self.activation == Activation::NvFp4 {
-            return refuse("the tokens' type", 4, "f16, bf16 or f32");
+            return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
+        }
+        if self.intermediate == Intermediate::NvFp4 {
+            return unfit("the intermediate", "nvfp4", "tokens or f32: there is no kernel that quantises it");
+        }
+        if self.activation == Activation::F16 && self.codes != Codes::Halves {
+            return unfit("the order of weights", "bfloats", "halves, as f16 tokens need them,");
         }
         Ok(())
     }
 
     /// The type of what lies between the products.
     fn between(&self) -> Output {
-        match self.activation {
-            Activation::F16 => Output::F16,
-            Activation::BF16 => Output::BF16,
-            Activation::F32 | Activation::NvFp4 => Output::F32,
+        match (self.intermediate, self.activation) {
+            (Intermediate::Tokens, Activation::F16) => Output::F16,
+            (Intermediate::Tokens, Activation::BF16) => Output::BF16,
+            _ => Output::F32,
         }
     }
 
-    /// Bytes of one number as the tensor cores take it: three parts of a float.
-    fn operand_bytes(&self) -> u64 {
-        if self.activation == Activation::F32 { 6 } else { 2 }
+    /// The same as the second product's tokens.
+    fn inner_activation(&self) -> Activation {
+        if self.between() == Output::F32 { Activation::F32 } else { self.activation }
     }
 
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
@@ -100,17 +113,28 @@ impl LayerShape {
             k: self.hidden,
             gate: self.gate,
             activation: self.activation,
+            codes: self.codes,
             output: self.between(),
             biased: self.biased,
             factored: self.on_input,
+            follows: false,
         }
     }
 
     /// The second product.
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
-        ProductShape { n: self.hidden, k: self.inner, gate, output, factored: false, ..self.gate_up() }
+        // Floats are made ready between the products.
+        let activation = self.inner_activation();
+        let follows = activation != Activation::F32;
+        let (n, k, factored) = (self.hidden, self.inner, false);
+        ProductShape { n, k, gate, activation, output, factored, follows, ..self.gate_up() }
     }
+}
+
+/// Bytes of one number as the tensor cores take it: three parts of a float.
+fn operand_bytes(activation: Activation) -> u64 {
+    if activation == Activation::F32 { 6 } else { 2 }
 }
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
@@ -125,13 +149,19 @@ pub struct LayerKernels {
 impl LayerKernels {
     /// The kernels for so many tokens.
     pub fn choose(shape: &LayerShape, tokens: u32) -> Result<Self> {
-        Self::with_tile(shape, sm90::experts::tile(tokens * shape.top, shape.experts))
+        let entries = tokens * shape.top;
+        let tile = sm90::experts::tile(entries, shape.experts);
+        Self::of(shape, tile, |product| sm90::experts::kernel(product, tile, entries))
     }
 
     /// The kernels with tiles of so many tokens.
     pub fn with_tile(shape: &LayerShape, tile: u32) -> Result<Self> {
+        Self::of(shape, tile, |product| sm90::experts::kernels(product, tile).first().copied())
+    }
+
+    fn of(shape: &LayerShape, tile: u32, kernel: impl Fn(&ProductShape) -> Option<MultiplySpec>) -> Result<Self> {
         let kernel = |product: ProductShape| {
-            sm90::experts::kernels(&product, tile).first().copied().ok_or_else(|| Error::Mismatch {
+            kernel(&product).ok_or_else(|| Error::Mismatch {
                 group: 0,
                 what: "the tile of a layer of experts",
                 found: tile.to_string(),
@@ -220,16 +250,16 @@ impl Between {
         let entries = u64::from(tokens) * u64::from(shape.top);
         let [hidden, inner] = [shape.hidden, shape.inner].map(u64::from);
         let between = shape.between().bytes() as u64;
-        let single = shape.activation == Activation::F32;
+        let parts = shape.inner_activation() == Activation::F32;
         let mut places = Between {
             ids: take(4 * entries),
             weights: take(4 * entries),
             inverse: take(4 * entries),
             layout: take(8 * u64::from(shape.experts + 1)),
             factors: take(if shape.on_input { 4 * entries } else { 0 }),
-            rows: take(entries * hidden * shape.operand_bytes()),
+            rows: take(entries * hidden * operand_bytes(shape.activation)),
             gated: take(entries * inner * between),
-            parts: take(if single { entries * inner * shape.operand_bytes() } else { 0 }),
+            parts: take(if parts { entries * inner * operand_bytes(Activation::F32) } else { 0 }),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
             end: 0,
         };
@@ -372,7 +402,7 @@ impl Maker<'_> {
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.
     fn expand(&self) -> Vec<Launch> {
-        if self.shape.activation != Activation::F32 {
+        if self.shape.inner_activation() != Activation::F32 {
             return Vec::new();
         }
         let segment = Segment {
@@ -392,7 +422,10 @@ impl Maker<'_> {
         let before: usize = bytes[..bytes.len() - 1].iter().sum();
         let down = self.weights.matrices + before as u64;
         let operands = ProductOperands {
-            rows: if self.shape.activation == Activation::F32 { self.between.parts } else { self.between.gated },
+            rows: match self.shape.inner_activation() {
+                Activation::F32 => self.between.parts,
+                _ => self.between.gated,
+            },
             plane: self.plane(self.shape.inner),
             layout: self.between.layout,
             weights: [down; 2],

@@ -3,7 +3,6 @@
 use op::{Error, MlpWeights, Result};
 
 use super::layer::LayerShape;
-use crate::families::sm90::kernel::Tokens;
 use crate::{gating, pack};
 
 /// What the kernels' sums lack: dequantised weights are 2⁻⁷ times what they should be.
@@ -38,7 +37,7 @@ impl PackedExpert {
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
-            packed.extend(pack::pack_as(matrix, Tokens::of(shape.activation).codes()));
+            packed.extend(pack::pack_as(matrix, shape.codes));
             factors[place] = gating::factors(matrix.global().value() * WEIGHT_FACTOR);
             if shape.biased {
                 biases[place] = bias.map_or_else(|| vec![0.0; matrix.rows()], <[f32]>::to_vec);

@@ -4,7 +4,7 @@
 use op::{Activation, Arithmetic, Config, Error, Output, Problem, Result, Shape, Strategy};
 
 use crate::gating::Function;
-use crate::pack::{CHUNK_DEPTH, Codes};
+use crate::pack::CHUNK_DEPTH;
 
 /// Numbers of groups that kernels are built for; a launch takes the next larger one.
 pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];
@@ -62,11 +62,6 @@ impl Tokens {
     /// Numbers that make up one token's element.
     pub fn parts(self) -> u32 {
         if self == Tokens::Bf16Sum { 3 } else { 1 }
-    }
-
-    /// The order of words that takes the fewest steps for them.
-    pub fn codes(self) -> Codes {
-        if self == Tokens::F16 { Codes::Halves } else { Codes::Bfloats }
     }
 
     /// How tensor cores that take numbers of 16 bits add their products up.

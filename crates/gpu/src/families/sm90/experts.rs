@@ -13,6 +13,11 @@ use crate::products::{ProductOperands, ProductShape};
 const FEW: u32 = 16;
 /// Tokens of a tile, at most: as many keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
 const MOST_TOKENS: u32 = 160;
+/// Blocks of rows of a wide tile, and how many such tiles there must be: more than an H200 has places for blocks, twice over. And what
+/// of their columns may be beyond the last.
+const WIDE: u32 = 4;
+const MANY_TILES: f64 = 2.0 * 132.0;
+const MOST_WASTE: f64 = 1.07;
 /// Stages of a pipeline, at most.
 const MOST_STAGES: u32 = 16;
 
@@ -31,13 +36,12 @@ fn ways(shape: &ProductShape, tile: u32) -> Vec<(u32, u32, u32)> {
     let whole = Tokens::of(shape.activation).parts() == 1;
     let deep = if whole && shape.k.div_ceil(UNIT) >= 16 { 4 } else { 2 };
     if tile <= FEW {
-        vec![(1, deep, 2), (1, deep, 1)]
-    } else if tile <= 32 {
-        vec![(2, 2, 1), (1, deep, 1)]
+        // With more tokens, four units would take too many registers, too.
+        vec![(1, deep, 2), (4, if tile <= 8 { deep } else { 2 }, 1)]
     } else if tile <= 64 {
-        vec![(2, 2, 1), (1, 2, 2), (2, 1, 1)]
+        vec![(4, 2, 1), (2, 2, 1)]
     } else if tile <= 128 {
-        vec![(2, 2, 1), (2, 1, 1)]
+        vec![(2, 2, 1), (3, 1, 1)]
     } else {
         vec![(2, 1, 1)]
     }
@@ -63,7 +67,13 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
         function: Function::of(shape.gate),
         output: shape.output,
         groups: 1,
-        experts: Some(Experts { count: shape.experts, biased: shape.biased, factored: shape.factored }),
+        experts: Some(Experts {
+            count: shape.experts,
+            biased: shape.biased,
+            factored: shape.factored,
+            follows: shape.follows,
+            codes: shape.codes,
+        }),
     };
     // As many stages as there is room for, of as many units, or else of fewer.
     let deepest = |(blocks, units, resident): (u32, u32, u32)| {
@@ -76,6 +86,20 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
     // Tokens of several parts take more room.
     found.extend(deepest((1, 2, 1)).filter(|_| found.is_empty()));
     found
+}
+
+/// The kernel to take for so many entries, if there is one with such tiles. Wide tiles of few tokens have less to do besides multiplying, but
+/// want more of them than there are places for blocks, and columns that they divide.
+pub fn kernel(shape: &ProductShape, tile: u32, entries: u32) -> Option<MultiplySpec> {
+    let all = kernels(shape, tile);
+    let experts = f64::from(shape.experts);
+    let hit = experts * (1.0 - (1.0 - 1.0 / experts).powi(entries.cast_signed()));
+    let suits = |kernel: &&MultiplySpec| {
+        let columns = shape.n.next_multiple_of(kernel.columns);
+        let tiles = hit * f64::from(columns / kernel.columns);
+        kernel.blocks() == WIDE && tiles >= MANY_TILES && f64::from(columns) <= MOST_WASTE * f64::from(shape.n)
+    };
+    all.iter().find(suits).or(all.first()).copied()
 }
 
 /// A product's launch over so many rows, of which the layout says which are whose.

@@ -133,6 +133,8 @@ impl Consumer {
         for &sum in self.sums.iter().flatten() {
             k.set(sum, 0.0);
         }
+        // An expert's factors and biases are in memory, so they are asked for before they are needed.
+        let early = self.config.experts.map(|_| k.phase("foresee", |k| parts.epilogue.gates(k, parts, self, tile)));
         if self.config.ping_pong {
             k.phase("take turns", |k| parts.pipe.await_other(k, self.warpgroup, round));
         }
@@ -145,7 +147,10 @@ impl Consumer {
             k.phase("take turns", |k| parts.pipe.hand_over(k, self.warpgroup));
         }
         k.phase("combine", |k| parts.combine.combine(k, self));
-        k.phase("finish", |k| parts.epilogue.finish(k, parts, self, tile));
+        k.phase("finish", |k| {
+            let gates = early.unwrap_or_else(|| parts.epilogue.gates(k, parts, self, tile));
+            parts.epilogue.finish(k, self, tile, &gates);
+        });
     }
 
     /// The main loop for the least width that covers the tile's tokens.

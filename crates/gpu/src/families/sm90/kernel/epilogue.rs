@@ -86,30 +86,40 @@ impl Finish {
         self.tokens() * self.pitch()
     }
 
+    /// What the sums of a tile will be finished with.
+    pub fn gates(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) -> Gates {
+        let gate = tile.factors(k, 0);
+        let up = if self.config.products == Products::Single { gate } else { tile.factors(k, 1) };
+        let column = self.column(k, consumer, tile);
+        let biases = self.biases(k, consumer, tile, column);
+        Gates { config: self.config, gate, up, clamp: parts.work.clamp, biases }
+    }
+
+    /// The warpgroup's first column.
+    fn column(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile) -> Reg<U32> {
+        k.mul_add(consumer.along_n, self.columns(), tile.column)
+    }
+
     /// Finishes a tile. Of warpgroups that share k, the first does it.
-    pub fn finish(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) {
+    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &Gates) {
         if self.config.division().along_k > 1 {
             let finishes = k.eq(consumer.along_k, 0);
-            k.if_(finishes, |k| self.finish_own(k, parts, consumer, tile));
+            k.if_(finishes, |k| self.finish_own(k, consumer, tile, gates));
         } else {
-            self.finish_own(k, parts, consumer, tile);
+            self.finish_own(k, consumer, tile, gates);
         }
     }
 
-    fn finish_own(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) {
+    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &Gates) {
         let rows = self.rows(k, tile);
-        let gate = tile.factors(k, 0);
-        let up = if self.config.products == Products::Single { gate } else { tile.factors(k, 1) };
-        let column = k.mul_add(consumer.along_n, self.columns(), tile.column);
-        let biases = self.biases(k, consumer, tile, column);
-        let gates = Gates { config: self.config, gate, up, clamp: parts.work.clamp, biases };
+        let column = self.column(k, consumer, tile);
         match self.staging {
-            None => self.store_direct(k, consumer, tile, &rows, &gates, column),
+            None => self.store_direct(k, consumer, tile, &rows, gates, column),
             Some(staging) => {
                 let base = k.shared_address(staging);
                 let base = k.mul_add(consumer.warpgroup, self.staging_bytes(), base);
                 self.meet_before_staging(k, consumer);
-                k.phase("stage", |k| self.stage(k, consumer, tile, &rows, &gates, base));
+                k.phase("stage", |k| self.stage(k, consumer, tile, &rows, gates, base));
                 let bulk = self.config.epilogue == Epilogue::Bulk;
                 if bulk {
                     k.fence_async_shared();
@@ -413,7 +423,7 @@ fn element_address(k: &mut Builder, out: Reg<U64>, [row, n, column]: [Reg<U32>; 
 }
 
 /// What is made of a gate sum and an up sum.
-struct Gates {
+pub(super) struct Gates {
     config: MultiplySpec,
     gate: [Reg<F32>; 2],
     up: [Reg<F32>; 2],

@@ -5,9 +5,11 @@
 //! rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that reaches beyond its expert's
 //! rows reads the next one's and does not store what becomes of them.
 
-use ptx::{Addr, Builder, F32, Global, Reg, Shared, SharedRegion, U32, U64};
+use ptx::instr::LoadOrder;
+use ptx::{Addr, Builder, F32, Global, Reg, Scope, Shared, SharedRegion, U32, U64};
 
 use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
+use crate::pack::Codes;
 
 /// A layer's experts, as far as a kernel is built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +20,11 @@ pub struct Experts {
     pub biased: bool,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
+    /// Whether the launch before this one reads the same layout, and so begins only when that is there. Then nobody waits for that launch
+    /// but who asks for what it writes, and weights are on their way before it ends.
+    pub follows: bool,
+    /// What the words of weights are in order for.
+    pub codes: Codes,
 }
 
 impl Experts {
@@ -104,6 +111,10 @@ impl ExpertWork {
         self.kept = Some(k.shared("layout", self.experts.layout_bytes(), 16));
     }
 
+    pub fn follows(&self) -> bool {
+        self.experts.follows
+    }
+
     /// A word of what the block keeps: first tiles from the first on, and behind them rows.
     fn word(&self, k: &mut Builder, index: Reg<U32>, further: u32) -> Addr<Shared> {
         let region = self.kept.unwrap_or(SharedRegion { offset: 0, bytes: 0 });
@@ -130,8 +141,10 @@ impl ExpertWork {
             let exists = k.le(index, count);
             let row_at = Addr::<Global>::of(k.mul_wide_add(index, 4, self.layout));
             k.if_(exists, |k| {
-                let row: Reg<U32> = k.load(row_at);
-                let tile: Reg<U32> = k.load(row_at.plus((4 * (count + 1)).cast_signed()));
+                // Past L1, which may still have what was there when another kernel read it.
+                let order = LoadOrder::Relaxed(Scope::Gpu);
+                let [row]: [Reg<U32>; 1] = k.load_as(order, row_at);
+                let [tile]: [Reg<U32>; 1] = k.load_as(order, row_at.plus((4 * (count + 1)).cast_signed()));
                 let (rows, tiles) = (self.word(k, index, words), self.word(k, index, 0));
                 k.store(rows, row);
                 k.store(tiles, tile);

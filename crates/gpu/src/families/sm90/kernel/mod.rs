@@ -116,9 +116,9 @@ struct Division {
 }
 
 impl MultiplySpec {
-    /// What the words of weights are in order for: those of experts are packed for the tokens that they will meet.
-    pub fn codes(&self) -> Codes {
-        if self.experts.is_some() { self.element.codes() } else { Codes::Halves }
+    /// What the words of weights are in order for: those of experts may be packed for the tokens that they will meet.
+    fn codes(&self) -> Codes {
+        self.experts.map_or(Codes::Halves, |experts| experts.codes)
     }
 
     /// Columns of C that one block of rows covers.
@@ -148,6 +148,7 @@ impl MultiplySpec {
             (true, blocks) => (1, 1, blocks),
             (false, 1) => (1, 2, 1),
             (false, 2) if self.shared_rows() => (2, 2, 1),
+            (false, 4) if self.experts.is_some() && self.tokens <= COARSE_TOKENS => (4, 1, 1),
             (false, 4) => (2, 1, 2),
             (false, blocks) => (blocks, 1, 1),
         };
@@ -341,6 +342,9 @@ impl MultiplySpec {
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
         }
         if let Some(experts) = self.experts {
+            if experts.codes == Codes::Bfloats && self.element == Tokens::F16 {
+                return refuse("tokens of 16 bits", 16, "bfloat16, for which the words of weights are in order");
+            }
             if !(1..=crate::products::MOST_EXPERTS).contains(&experts.count) {
                 return refuse("experts", experts.count, "1 to 1024");
             }

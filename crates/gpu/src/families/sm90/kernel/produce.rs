@@ -19,6 +19,10 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
     fill(k, parts, |k, tile, _, round| Tokens::new(k, parts, tile, round));
+    if parts.config.experts.is_some_and(|experts| experts.follows) {
+        // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited for both.
+        k.grid_dependency_wait();
+    }
 }
 
 /// Where a tile's bytes come from.
@@ -142,7 +146,7 @@ impl Tokens {
     fn new(k: &mut Builder, parts: &Parts, tile: &Tile, round: Reg<U32>) -> Self {
         let map = parts.work.map(k, tile);
         k.prefetch_map(map);
-        if parts.config.experts.is_none() {
+        if parts.config.experts.is_none_or(|experts| experts.follows) {
             let first = k.eq(round, 0);
             k.when(first, |k| k.grid_dependency_wait());
         }

@@ -86,11 +86,14 @@ impl Work {
         }
     }
 
-    /// Every thread: fetches the layout, once the kernel before this one has left it.
+    /// Every thread: fetches the layout. Where the kernel before this one leaves it, that is waited for first, and only then may the next
+    /// one begin, so that it knows the layout to be there. Where the kernel before this one has waited for it, it is there.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
         if let Groups::Experts(work) = &self.groups {
+            if !work.follows() {
+                k.grid_dependency_wait();
+            }
             k.launch_dependents();
-            k.grid_dependency_wait();
             work.fetch(k, thread);
         }
     }
