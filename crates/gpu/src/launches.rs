@@ -3,7 +3,7 @@
 //! All memory is somebody else's: operands where the caller has them, and a workspace of `workspace_bytes` for what lies
 //! between the launches. Only launches come out, so the same problem can be queued again and again.
 
-use format::{GlobalScale, Values};
+use format::{Dense, GlobalScale, Values};
 
 use super::expand::TokenForm;
 use super::expansion::{self, Segment};
@@ -42,11 +42,16 @@ impl TokenPlace {
 pub fn bytes_of<'a>(activations: &'a Activations<'_>) -> [&'a [u8]; 2] {
     match activations {
         Activations::NvFp4(matrix) => [matrix.codes(), matrix.scales()],
-        Activations::Dense(dense) => match dense.values() {
-            Values::F16(values) => [bytemuck::cast_slice(values), &[]],
-            Values::BF16(values) => [bytemuck::cast_slice(values), &[]],
-            Values::F32(values) => [bytemuck::cast_slice(values), &[]],
-        },
+        Activations::Dense(dense) => [dense_bytes(dense), &[]],
+    }
+}
+
+/// The bytes of dense values.
+pub(super) fn dense_bytes<'a>(dense: &'a Dense<'_>) -> &'a [u8] {
+    match dense.values() {
+        Values::F16(values) => bytemuck::cast_slice(values),
+        Values::BF16(values) => bytemuck::cast_slice(values),
+        Values::F32(values) => bytemuck::cast_slice(values),
     }
 }
 

@@ -1,23 +1,32 @@
-//! Checks layers of experts on the GPU of the machine it runs on, then times them: `gpu_moe RESULT.json`.
+//! Checks layers of experts on the GPU of the machine it runs on, then times them: `gpu_moe RESULT.json [STAGE]…`.
 //!
 //! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them; then one captured
 //! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them. Only if all
 //! that is right, whole layers are timed by the device's clock, each kernel of them apart, and other tiles and kernels
-//! beside those that are chosen. Exit status 1 if anything is wrong.
+//! beside those that are chosen; then the products once more without what their consumers compute, which says how much of
+//! their time memory takes; and the host's time for a call. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use format::{Dense, Values};
 use gpu::experts::device::{DeviceExperts, ExpertQueue};
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
 use gpu::experts::route::RouteSpec;
+use gpu::families::sm90;
+use gpu::families::sm90::kernel::MultiplySpec;
+use gpu::pack::Codes;
+use gpu::{Launch, Spec};
 use half::{bf16, f16};
 use hammerhead::gpu::device;
 use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
+use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::Layer;
-use op::routing::{Groups, Router, Scoring};
-use op::{Activation, Gate, Output, Result};
+use op::layer_reference::LayerReference;
+use op::routing::{Groups, Ids, Router, Scoring};
+use op::{Activation, Arithmetic, Gate, Intermediate, Output, Result, Routed, SharedWeights};
+use ptx::Kernel;
 use serde_json::{Value, json};
 
 /// Calls with inputs of their own that take turns in a graph.
@@ -29,15 +38,27 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 4] = [("kinds", kinds), ("graph", graph), ("models", models), ("timing", timing)];
+const STAGES: [(&str, Stage); 7] = [
+    ("kinds", kinds),
+    ("graph", graph),
+    ("front", front),
+    ("models", models),
+    ("timing", timing),
+    ("loads", loads),
+    ("host", host),
+];
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
-        eprintln!("usage: gpu_moe RESULT.json");
+        eprintln!("usage: gpu_moe RESULT.json [STAGE]…");
         return ExitCode::from(2);
     };
+    let wanted: Vec<String> = std::env::args().skip(2).collect();
     let (mut record, mut passed) = (json!({}), true);
     for (stage, run) in STAGES {
+        if !wanted.is_empty() && !wanted.iter().any(|name| name == stage) {
+            continue;
+        }
         println!("== {stage}");
         let begun = Instant::now();
         match run() {
@@ -81,6 +102,8 @@ fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<
         biased: false,
         on_input: false,
         activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::BF16,
     };
@@ -187,7 +210,13 @@ fn kinds() -> Result<Value> {
     let context = device::context(0)?;
     let mut queue = ExpertQueue::new(0)?;
     let common = model("", [40, 3, 256, 192])?.shape;
-    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..common };
+    let halves = LayerShape {
+        activation: Activation::F16,
+        codes: Codes::Halves,
+        output: Output::F16,
+        partial: Output::F16,
+        ..common
+    };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..common };
     let shapes = [
         ("silu", common),
@@ -196,6 +225,7 @@ fn kinds() -> Result<Value> {
         ("relu² with biases", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..common }),
         ("on the input", LayerShape { on_input: true, biased: true, ..common }),
         ("single precision", LayerShape { biased: true, ..single }),
+        ("between in f32", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..common }),
         ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common }),
     ];
     let (mut rows, mut passed) = (Vec::new(), true);
@@ -211,8 +241,9 @@ fn kinds() -> Result<Value> {
         let weights_at = DeviceMemory::holding(context, "weights", bytemuck::cast_slice(&weights), queue.stream())?;
         let choice = Choice::Given { ids: ids_at.address(), wide: true, weights: weights_at.address() };
         let call = LayerCall { choice, ..tensors.call(&model.router) };
-        for tile in [8, 16, 32, 48, 64, 96, 128, 256] {
-            let Ok(kernels) = LayerKernels::with_tile(&shape, tile) else { continue };
+        for tile in [8, 16, 24, 48, 96, 160] {
+            let candidates = candidates(&shape, tile);
+            let Some(&kernels) = candidates.get((tile as usize / 8) % candidates.len().max(1)) else { continue };
             queue.prepare_with(&placed, &call, None, kernels)?;
             // SAFETY: all tensors live until the results have been read.
             unsafe { queue.enqueue(&placed, &call, None) }?;
@@ -275,6 +306,61 @@ fn graph() -> Result<Value> {
             println!("{tokens} tokens, routing {seed}: {worst:.3} of what is allowed");
             passed &= worst <= 1.0;
             rows.push(json!({"tokens": tokens, "routing": seed, "worst": worst}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// Layers on tensors of the host's, through the front door, with a shared expert and its gate.
+fn front() -> Result<Value> {
+    let engine = Engine::new(Options { backend: Some("cuda".to_owned()), ..Options::default() })?;
+    let common = model("", [5, 3, 256, 192])?.shape;
+    let (mut rows, mut passed) = (Vec::new(), true);
+    let values = |ty, x: &[f32]| -> Values<'static> {
+        match ty {
+            Activation::F16 => x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>().into(),
+            Activation::BF16 => x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>().into(),
+            _ => x.to_vec().into(),
+        }
+    };
+    for (name, shape, intermediate) in [
+        ("silu", common, Intermediate::Tokens),
+        ("gpt-oss with biases", LayerShape { gate: Gate::GPT_OSS, biased: true, ..common }, Intermediate::Tokens),
+        ("between in f32", common, Intermediate::F32),
+        ("on the input", LayerShape { on_input: true, ..common }, Intermediate::Tokens),
+    ] {
+        let layer = Layer::new(shape, 5, 3)?;
+        let [weights, other] = [layer.weights().clone(), Layer::new(shape, 1, 8)?.weights().clone()];
+        let vector: Vec<f32> = (0..256).map(|at| (at % 9) as f32 / 64.0 - 0.06).collect();
+        let shared = SharedWeights::new(other.experts()[0].clone()).with_gate(vector)?;
+        let weights = if shape.on_input { weights } else { weights.with_shared(shared)? };
+        let experts = Experts::new(&engine, &weights, LayerOptions { intermediate, ..LayerOptions::default() })?;
+        let ids: Vec<i64> = (0..40 * 3).map(|at| (at * 7919) % 7 - 1).collect();
+        let chosen: Vec<f32> = (0..ids.len()).map(|at| 0.2 + (at % 5) as f32 / 8.0).collect();
+        let routed = Routed::given(Ids::I64(&ids), &chosen, 40, 5)?;
+        let routed = if shape.on_input { routed.on_input() } else { routed };
+        let mut rng = fastrand::Rng::with_seed(4);
+        let x: Vec<f32> = (0..40 * 256).map(|_| rng.f32() * 2.0 - 1.0).collect();
+        for activation in [Activation::BF16, Activation::F16, Activation::F32] {
+            let tokens = Dense::new(40, 256, values(activation, &x), 1.0)?;
+            let found = experts.run(&engine, &tokens, &routed, Output::F32)?;
+            let arithmetic = |activation| match activation {
+                Activation::F16 | Activation::NvFp4 => Arithmetic::F16_TENSOR_CORES,
+                Activation::BF16 => Arithmetic::bf16_tensor_cores(1),
+                Activation::F32 => Arithmetic::bf16_tensor_cores(3),
+            };
+            let reference = LayerReference { weights: &weights, intermediate, tokens: &tokens, routed: &routed };
+            let (mut worst, mut row) = (0f64, vec![0f32; 256]);
+            for token in (0..40).step_by(3) {
+                found.row(token, &mut row);
+                for (bounded, found) in reference.row(token, &arithmetic)?.into_iter().zip(&row) {
+                    let part = (f64::from(*found) - bounded.value).abs() / bounded.allowed(Output::F32);
+                    worst = worst.max(if part.is_nan() { f64::INFINITY } else { part });
+                }
+            }
+            println!("{name:20} {activation:?}: {worst:.3} of what is allowed");
+            passed &= worst <= 1.0;
+            rows.push(json!({"layer": name, "tokens": format!("{activation:?}"), "worst": worst}));
         }
     }
     Ok(json!({"passed": passed, "rows": rows}))
@@ -384,33 +470,129 @@ fn timing() -> Result<Value> {
             let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
             println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
             let mut others = Vec::new();
-            for tile in tiles(chosen.gate_up.tokens) {
-                let (gates, downs) = (
-                    gpu::families::sm90::experts::kernels(&shape.gate_up(), tile),
-                    gpu::families::sm90::experts::kernels(&shape.down(), tile),
-                );
-                for index in 0..gates.len().max(downs.len()) {
-                    let pick = |all: &[_]| all.get(index).or(all.last()).copied();
-                    let Some((gate_up, down)) = pick(&gates).zip(pick(&downs)) else { continue };
-                    let other = LayerKernels { gate_up, down };
-                    let (total, kernels) = (whole(&other)?, apart(&other)?);
-                    let products = &kernels[kernels.len() - 3..kernels.len() - 1];
-                    let size = |spec: &gpu::families::sm90::kernel::MultiplySpec| {
-                        format!("{}x{} {}x{} r{}", spec.tokens, spec.columns, spec.stages, spec.units, spec.resident())
-                    };
-                    println!(
-                        "    [{}] [{}]: {total:.1} µs, products {:.1} and {:.1}",
-                        size(&gate_up),
-                        size(&down),
-                        products[0],
-                        products[1]
-                    );
-                    others.push(json!({"gate_up": size(&gate_up), "down": size(&down), "us": total,
-                        "gate_up_us": products[0], "down_us": products[1]}));
-                }
+            for other in tiles(chosen.gate_up.tokens).into_iter().flat_map(|tile| candidates(shape, tile)) {
+                let (total, kernels) = (whole(&other)?, apart(&other)?);
+                let products = &kernels[kernels.len() - 3..kernels.len() - 1];
+                let [gate_up, down] = [other.gate_up, other.down].map(|spec| size(&spec));
+                println!("    [{gate_up}] [{down}]: {total:.1} µs, products {:.1} and {:.1}", products[0], products[1]);
+                others.push(json!({"gate_up": gate_up, "down": down, "us": total,
+                    "gate_up_us": products[0], "down_us": products[1]}));
             }
             rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "others": others}));
         }
+    }
+    Ok(json!({"rows": rows}))
+}
+
+/// The kernels worth trying with tiles of so many tokens, both products' first, both products' second, and so on.
+fn candidates(shape: &LayerShape, tile: u32) -> Vec<LayerKernels> {
+    let [gates, downs] = [shape.gate_up(), shape.down()].map(|product| sm90::experts::kernels(&product, tile));
+    let pick = |all: &[MultiplySpec], index: usize| all.get(index).or(all.last()).copied();
+    let both = |index| Some(LayerKernels { gate_up: pick(&gates, index)?, down: pick(&downs, index)? });
+    (0..gates.len().max(downs.len())).filter_map(both).collect()
+}
+
+fn size(spec: &MultiplySpec) -> String {
+    format!("{}x{} {}x{} r{}", spec.tokens, spec.columns, spec.stages, spec.units, spec.resident())
+}
+
+/// A product's kernel whose consumers wait for the stages and release them, and do nothing with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LoadsOnly(MultiplySpec);
+
+impl Spec for LoadsOnly {
+    fn kernel(self) -> Result<Kernel, ptx::Error> {
+        let mut kernel = self.0.kernel()?;
+        let left_out = |phase: &ptx::Phase| ["multiply", "dequantise", "load"].contains(&phase.name.as_str());
+        let left_out: Vec<bool> = kernel.phases.iter().map(left_out).collect();
+        kernel.body.retain(|instr| !left_out[instr.phase.0 as usize]);
+        Ok(kernel)
+    }
+}
+
+/// The products' kernels without what their consumers compute.
+fn loads() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut rows = Vec::new();
+    for model in all_models()?.into_iter().take(2) {
+        let Model { name, shape, router } = &model;
+        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        for tokens in [16usize, 64, 512] {
+            let stream = Stream::new(context)?;
+            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let bytes = placed.workspace_bytes(tokens as u32);
+            let spaces = (0..TURNS).map(|_| DeviceMemory::new(context, "a workspace", bytes));
+            let spaces = spaces.collect::<Result<Vec<_>>>()?;
+            let tile = LayerKernels::choose(shape, tokens as u32)?.gate_up.tokens;
+            for kernels in candidates(shape, tile) {
+                let mut times = Vec::new();
+                for only in [false, true] {
+                    let encode = |turn: usize| -> Result<Vec<EncodedLaunch>> {
+                        let launches = placed.launches(&kernels, &tensors[turn].call(router), spaces[turn].address());
+                        let encode = |mut launch: Launch| {
+                            if let Some(spec) = launch.kernel.downcast::<MultiplySpec>().filter(|_| only) {
+                                launch.kernel = LoadsOnly(spec).into();
+                            }
+                            EncodedLaunch::new(device::function(context, &launch.kernel)?, &launch)
+                        };
+                        launches.into_iter().map(encode).collect()
+                    };
+                    let calls = (0..TURNS).map(encode).collect::<Result<Vec<_>>>()?;
+                    // SAFETY: everything that the launches use outlives the stream's work, which `time` waits for.
+                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+                    let last = calls[0].len() - 1;
+                    for index in [last - 2, last - 1] {
+                        // SAFETY: everything that the launches use outlives the graph.
+                        let queue = || calls.iter().try_for_each(|call| unsafe { call[index].queue(&stream) });
+                        times.push(time(&stream, TURNS, queue)?);
+                    }
+                }
+                let [gate_up, down] = [kernels.gate_up, kernels.down].map(|spec| size(&spec));
+                println!("{name:14} {tokens:4} tokens [{gate_up}] [{down}]: products {times:.1?}, loads alone last");
+                rows.push(json!({"model": name, "tokens": tokens, "gate_up": gate_up, "down": down, "us": times}));
+            }
+        }
+    }
+    Ok(json!({"rows": rows}))
+}
+
+/// The host's time for a call: of the queue, and of a graph that holds one.
+fn host() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut rows = Vec::new();
+    let [model, ..] = all_models()?;
+    let Model { name, shape, router } = &model;
+    let layer = Layer::new(*shape, DIFFERENT, 3)?;
+    let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+    for tokens in [1usize, 16, 64] {
+        let mut queue = ExpertQueue::new(0)?;
+        let tensors = Tensors::new(context, queue.stream(), &model, tokens, 4)?;
+        let call = tensors.call(router);
+        queue.prepare(&placed, &call, None)?;
+        // SAFETY: the queue outlives it.
+        let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
+        // SAFETY: the tensors outlive all launches, which are waited for.
+        let graph = stream.capture(|| unsafe { queue.enqueue(&placed, &call, None) })?;
+        let calls = 20;
+        let each = |one: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
+            let mut batch = || {
+                let begun = Instant::now();
+                (0..calls).try_for_each(|_| one())?;
+                let taken = begun.elapsed().as_secs_f64() / f64::from(calls) * 1e6;
+                stream.synchronize().map(|()| taken)
+            };
+            let mut times = (0..101).map(|_| batch()).collect::<Result<Vec<f64>>>()?;
+            times.sort_by(f64::total_cmp);
+            Ok(times[50])
+        };
+        // SAFETY: as for the graph.
+        let queued = each(&mut || unsafe { queue.enqueue(&placed, &call, None) })?;
+        // SAFETY: as for the graph.
+        let launched = each(&mut || unsafe { graph.launch(&stream) })?;
+        println!("{name} {tokens} tokens: {queued:.2} µs of the host for a call, {launched:.2} for a graph of one");
+        rows.push(json!({"tokens": tokens, "queued_us": queued, "graph_us": launched}));
     }
     Ok(json!({"rows": rows}))
 }
@@ -419,9 +601,8 @@ fn timing() -> Result<Value> {
 fn tiles(tile: u32) -> Vec<u32> {
     match tile {
         0..=8 => vec![8],
-        9..=16 => vec![8, 16],
-        17..=32 => vec![24, 32],
-        33..=64 => vec![tile - 16, tile - 8, tile],
-        _ => vec![128, 160, 192, 256],
+        9..=16 => vec![16],
+        17..=64 => vec![tile - 8, tile],
+        _ => vec![128, 160, 256],
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod combine;
 pub mod device;
+pub mod host;
 pub mod layer;
 pub mod packed;
 pub mod route;

@@ -16,9 +16,11 @@
 //! computed apart, and each magnitude has its own fixed power. And AMX multiplies f16 tokens in one of two ways, by the smallest of them all:
 //! they are widened to f32.
 //!
-//! **A device that computes whole layers** takes the place of [`Experts::piece`]: it gets tokens, a [`Routed`] and where the result goes; checks and
-//! routing before it stay as they are.
+//! **A GPU that computes whole layers** (`device.rs`) takes the place of all that where an engine has nothing but that GPU: it gets tokens, a
+//! [`Routed`] and where the result goes; checks and routing before it stay as they are. What is beyond a number there is so in the results, and is not
+//! refused.
 
+mod device;
 mod rows;
 mod saved;
 mod sorted;
@@ -32,6 +34,7 @@ use half::{bf16, f16};
 use op::{Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team};
 
 use crate::Engine;
+use device::DeviceLayer;
 use rows::{cut, each, part};
 use sorted::Sorted;
 use stack::{Rows, Stack, element};
@@ -126,12 +129,22 @@ impl Mlp {
 /// A layer of experts, packed: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
 #[derive(Debug)]
 pub struct Experts {
-    stack: Stack,
-    shared: Option<Shared>,
+    products: Products,
+    gate: Gate,
+    widths: [usize; 3],
     count: usize,
     options: LayerOptions,
     /// What calls leave for the next ones.
     kept: Mutex<Vec<Workspace>>,
+}
+
+/// Who computes a layer of experts.
+#[derive(Debug)]
+enum Products {
+    /// An engine's backends, product by product.
+    Engine { stack: Stack, shared: Option<Shared> },
+    /// A device, as a whole.
+    Device(DeviceLayer),
 }
 
 /// An expert that computes every token, and the vector of its sigmoid.
@@ -152,6 +165,15 @@ struct Workspace {
 impl Experts {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Self> {
+        let products = match DeviceLayer::new(engine, weights, options)? {
+            Some(device) => Products::Device(device),
+            None => Self::products(engine, weights, options)?,
+        };
+        let (count, widths) = (weights.experts().len(), weights.experts()[0].widths());
+        Ok(Self { products, gate: weights.gate(), widths, count, options, kept: Mutex::default() })
+    }
+
+    fn products(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Products> {
         let stack = Stack::new(engine, weights.experts(), weights.gate(), options)?;
         let mut shared = None;
         if let Some(weights_of_all) = weights.shared() {
@@ -159,28 +181,32 @@ impl Experts {
             let stack = Stack::new(engine, mlp, weights.gate(), options)?;
             shared = Some(Shared { stack, gate: weights_of_all.gate().map(Box::from) });
         }
-        Ok(Self { stack, shared, count: weights.experts().len(), options, kept: Mutex::default() })
+        Ok(Products::Engine { stack, shared })
     }
 
     /// Writes the packed weights to a file, and a router's rule beside them if there is one; [`Experts::open`] maps them back. Only weights
     /// of the CPU's layout can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>, router: Option<&Router>) -> Result<()> {
-        let shared = self.shared.as_ref().map(|shared| (&shared.stack, shared.gate.as_deref()));
-        saved::write(path.as_ref(), &saved::Written { stack: &self.stack, shared, router }, engine.team())
+        let Products::Engine { stack, shared } = &self.products else {
+            let (backend, found) = ("a file of packed weights", "a device's layer");
+            return Err(Error::Layout { backend, found, expected: cpu::LAYOUT });
+        };
+        let shared = shared.as_ref().map(|shared| (&shared.stack, shared.gate.as_deref()));
+        saved::write(path.as_ref(), &saved::Written { stack, shared, router }, engine.team())
     }
 
     /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is read once, to see that it is whole, and
     /// must not be changed while the layer lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
         let saved::Opened { stack, shared, router } = saved::open(engine, path.as_ref(), options)?;
-        let count = stack.scales().len();
-        let shared = shared.map(|(stack, gate)| Shared { stack, gate });
-        Ok((Self { stack, shared, count, options, kept: Mutex::default() }, router))
+        let (gate, widths, count) = (stack.layers().0.gate(), stack.widths(), stack.scales().len());
+        let products = Products::Engine { stack, shared: shared.map(|(stack, gate)| Shared { stack, gate }) };
+        Ok((Self { products, gate, widths, count, options, kept: Mutex::default() }, router))
     }
 
     /// The gate of all experts.
     pub fn gate(&self) -> Gate {
-        self.stack.layers().0.gate()
+        self.gate
     }
 
     /// Experts that there are, the shared one not counted.
@@ -190,7 +216,7 @@ impl Experts {
 
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
-        self.stack.widths()
+        self.widths
     }
 
     /// How it is computed.
@@ -200,7 +226,12 @@ impl Experts {
 
     /// The bytes that the packed weights take.
     pub fn packed_bytes(&self) -> usize {
-        self.stack.packed_bytes() + self.shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
+        match &self.products {
+            Products::Engine { stack, shared } => {
+                stack.packed_bytes() + shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
+            }
+            Products::Device(device) => device.packed_bytes(),
+        }
     }
 
     /// Computes tokens `[m, k]` by the experts that they were routed to.
@@ -215,10 +246,19 @@ impl Experts {
         if routed.tokens() != tokens.rows() {
             return Err(Error::RoutedTokens { tokens: tokens.rows(), routed: routed.tokens() });
         }
+        let (stack, shared) = match &self.products {
+            Products::Engine { stack, shared } => (stack, shared.as_ref()),
+            Products::Device(device) => {
+                let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(device.is_shared()));
+                return pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
+                    device.run((tokens, first), routed, target)
+                });
+            }
+        };
         let mut workspace = self.kept.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(self.shared.is_some()));
+        let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(shared.is_some()));
         let done = pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
-            self.piece(engine, (tokens, first), routed, target, &mut workspace)
+            self.piece(engine, (stack, shared), (tokens, first), routed, target, &mut workspace)
         });
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(workspace);
         done
@@ -228,6 +268,7 @@ impl Experts {
     fn piece(
         &self,
         engine: &Engine,
+        (stack, own): (&Stack, Option<&Shared>),
         (tokens, first): (&Dense<'_>, usize),
         routed: &Routed,
         target: Target<'_>,
@@ -240,15 +281,15 @@ impl Experts {
             let values = sorted.gather(tokens, routed, engine.team())?;
             let token = |expert, row| sorted.token(expert, row);
             let rows = Rows { values: &values, offsets: sorted.offsets(), element, token: &token };
-            self.stack.run(engine, &rows, Target::F32(outputs))?;
+            stack.run(engine, &rows, Target::F32(outputs))?;
         }
-        if let Some(own) = &self.shared {
+        if let Some(own) = own {
             shared.resize(tokens.rows() * width, 0.0);
             let token = |_, row| first + row;
             let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, token: &token };
             own.stack.run(engine, &rows, Target::F32(shared)).map_err(|error| self.of_shared(error))?;
         }
-        let shared = self.shared.as_ref().map(|own| (own.gate.as_deref(), &shared[..]));
+        let shared = own.map(|own| (own.gate.as_deref(), &shared[..]));
         let sources = Sources { sorted, outputs, routed, tokens, shared };
         match target {
             Target::F16(out) => combine(&sources, width, out, engine.team(), f16::from_f32),

@@ -1,0 +1,222 @@
+//! A layer of experts in a device's memory, computed on tensors of the host's: tokens and their experts go there, results come back.
+//!
+//! Weights are in an order that every type of tokens can be multiplied with, and so one copy of them serves all calls. What a call works
+//! with is kept for the next one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use format::{Dense, Values};
+use op::{Activation, Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Target};
+
+use super::device::{DeviceExperts, ExpertQueue};
+use super::layer::{Choice, LayerCall, LayerShape};
+use super::packed::PackedExpert;
+use crate::device::Device;
+use crate::driver::DeviceMemory;
+use crate::launches::dense_bytes;
+use crate::pack::Codes;
+
+/// A layer, with the expert that computes every token if there is one.
+#[derive(Debug)]
+pub struct HostExperts {
+    device: usize,
+    experts: Arc<DeviceExperts>,
+    shared: Option<Arc<DeviceExperts>>,
+    kept: Mutex<Option<Kept>>,
+}
+
+/// What a call leaves for the next one.
+#[derive(Debug)]
+struct Kept {
+    queue: ExpertQueue,
+    /// The layer as calls have had it: other types of tokens and results, other numbers of a token's experts.
+    views: Vec<Arc<DeviceExperts>>,
+    /// Tokens, ids, weights, the shared expert's ids, weights and results, and results.
+    places: [Option<DeviceMemory>; 7],
+}
+
+/// A call: tensors of the host's.
+#[derive(Debug)]
+pub struct HostCall<'a> {
+    /// Tokens.
+    pub x: &'a Dense<'a>,
+    /// Experts `[tokens, top]`; those that there are not compute nothing.
+    pub ids: &'a [u32],
+    /// Their weights.
+    pub weights: &'a [f32],
+    /// Experts of a token.
+    pub top: usize,
+    /// Whether weights multiply what experts are given.
+    pub on_input: bool,
+    /// What the shared expert's results are multiplied with, token by token, if there is one.
+    pub shared: &'a [f32],
+    /// Results.
+    pub out: Target<'a>,
+}
+
+/// The sizes of an MLP and what it computes, as a layer of so many.
+fn shape(mlp: &MlpWeights<'_>, experts: usize, gate: Gate, biased: bool, intermediate: Intermediate) -> LayerShape {
+    let [hidden, inner, _] = mlp.widths().map(|width| width as u32);
+    LayerShape {
+        experts: experts as u32,
+        top: 1,
+        hidden,
+        inner,
+        gate,
+        biased,
+        on_input: false,
+        activation: Activation::F32,
+        intermediate,
+        codes: Codes::Halves,
+        partial: Output::F32,
+        output: Output::F32,
+    }
+}
+
+fn place(device: usize, shape: LayerShape, mlps: &[MlpWeights<'_>]) -> Result<Arc<DeviceExperts>> {
+    let packed = mlps.iter().map(|mlp| PackedExpert::new(&shape, mlp).map(Arc::new));
+    DeviceExperts::new(device, shape, packed).map(Arc::new)
+}
+
+impl HostExperts {
+    /// Whether there are kernels on a device for a layer with this between its products. Else its products can still be computed one by one.
+    pub fn suits(device: usize, weights: &ExpertWeights<'_>, intermediate: Intermediate) -> bool {
+        let of_all = weights.shared().map(|shared| shared.mlp());
+        let mlps = || weights.experts().iter().chain(of_all);
+        let scaled = |mlp: &MlpWeights<'_>| [mlp.up(), mlp.down()].iter().any(|w| w.input_scale().is_some());
+        let first = &weights.experts()[0];
+        let [k, _, width] = first.widths();
+        let fits = || shape(first, weights.experts().len(), weights.gate(), false, intermediate).check().is_ok();
+        DeviceExperts::runs_on(device) && !mlps().any(scaled) && k == width && fits()
+    }
+
+    /// Packs the weights, and puts them into a device's memory.
+    pub fn new(device: usize, weights: &ExpertWeights<'_>, intermediate: Intermediate) -> Result<Self> {
+        let biased = |mlps: &[MlpWeights<'_>]| {
+            mlps.iter().any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some()))
+        };
+        let layer = |mlps: &[MlpWeights<'_>]| {
+            place(device, shape(&mlps[0], mlps.len(), weights.gate(), biased(mlps), intermediate), mlps)
+        };
+        let shared = weights.shared().map(|shared| layer(std::slice::from_ref(shared.mlp()))).transpose()?;
+        Ok(Self { device, experts: layer(weights.experts())?, shared, kept: Mutex::default() })
+    }
+
+    /// Bytes of the device's memory that weights take.
+    pub fn bytes(&self) -> usize {
+        self.experts.bytes() + self.shared.as_ref().map_or(0, |shared| shared.bytes())
+    }
+
+    /// Computes a call. Its slices have the lengths that its sizes say, or it is refused.
+    pub fn run(&self, call: HostCall<'_>) -> Result<()> {
+        let (tokens, hidden) = (call.x.rows(), self.experts.shape().hidden as usize);
+        let expected = [
+            ("k of the tokens", call.x.k(), hidden),
+            ("the number of ids", call.ids.len(), tokens * call.top),
+            ("the number of weights", call.weights.len(), tokens * call.top),
+            ("the number of results", call.out.len(), tokens * hidden),
+            ("the shared expert's weights", call.shared.len(), if self.shared.is_some() { tokens } else { 0 }),
+        ];
+        if let Some((what, found, expected)) = expected.into_iter().find(|(_, found, expected)| found != expected) {
+            let (found, expected) = (found.to_string(), expected.to_string());
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        let global = call.x.global().value();
+        if global != 1.0 {
+            let (found, expected) = (global.to_string(), "1 on a GPU; multiply the tokens with it".to_owned());
+            return Err(Error::Mismatch { group: 0, what: "the tokens' scale", found, expected });
+        }
+        if tokens == 0 {
+            return Ok(());
+        }
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut kept = match kept {
+            Some(kept) => kept,
+            None => {
+                Kept { queue: ExpertQueue::new(self.device)?, views: Vec::new(), places: std::array::from_fn(|_| None) }
+            }
+        };
+        let ids_of_shared = vec![0u32; call.shared.len()];
+        let queued = self.queue_all(call, &ids_of_shared, &mut kept);
+        // Also after an error: what was queued before it may still read and write the caller's memory.
+        let done = queued.and(kept.queue.stream().synchronize());
+        // After an error, whatever state that left behind goes.
+        if done.is_ok() {
+            *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+        }
+        done
+    }
+
+    /// Queues the copies and what lies between them.
+    fn queue_all(&self, call: HostCall<'_>, ids_of_shared: &[u32], kept: &mut Kept) -> Result<()> {
+        let HostCall { x, top, on_input, mut out, .. } = call;
+        let activation = match x.values() {
+            Values::F16(_) => Activation::F16,
+            Values::BF16(_) => Activation::BF16,
+            Values::F32(_) => Activation::F32,
+        };
+        let (tokens, output) = (x.rows() as u32, out.element());
+        let shape = LayerShape { top: top as u32, on_input, activation, output, ..*self.experts.shape() };
+        let experts = view(&mut kept.views, &self.experts, shape)?;
+        let contents: [&[u8]; 5] = [
+            dense_bytes(x),
+            bytemuck::cast_slice(call.ids),
+            bytemuck::cast_slice(call.weights),
+            bytemuck::cast_slice(ids_of_shared),
+            bytemuck::cast_slice(call.shared),
+        ];
+        let results = x.rows() * shape.hidden as usize;
+        let of_shared = if self.shared.is_some() { results * Output::F32.bytes() } else { 0 };
+        let lengths = contents.map(<[u8]>::len).into_iter().chain([of_shared, results * output.bytes()]);
+        let [x, ids, weights, shared_ids, shared_weights, shared_out, results] = self.places(kept, lengths)?;
+        for (place, bytes) in kept.places.iter().flatten().zip(contents) {
+            // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
+            unsafe { place.write(0, bytes, kept.queue.stream()) }?;
+        }
+        let choice = |ids, weights| Choice::Given { ids, wide: false, weights };
+        if let Some(shared) = &self.shared {
+            let shared = view(&mut kept.views, shared, LayerShape { activation, ..*shared.shape() })?;
+            let choice = choice(shared_ids, shared_weights);
+            let call = LayerCall { tokens, x, choice, addend: None, out: shared_out };
+            // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
+            unsafe { kept.queue.enqueue(&shared, &call, None) }?;
+        }
+        let addend = self.shared.is_some().then_some((Output::F32, shared_out));
+        let whole = LayerCall { tokens, x, choice: choice(ids, weights), addend, out: results };
+        // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
+        unsafe { kept.queue.enqueue(&experts, &whole, None) }?;
+        match &kept.places[6] {
+            // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
+            Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
+            None => Ok(()),
+        }
+    }
+
+    /// Where tensors of so many bytes are to be.
+    fn places(&self, kept: &mut Kept, lengths: impl Iterator<Item = usize>) -> Result<[u64; 7]> {
+        let context = Device::of(self.device)?.context;
+        let mut addresses = [0; 7];
+        for ((place, bytes), address) in kept.places.iter_mut().zip(lengths).zip(&mut addresses) {
+            if place.as_ref().is_none_or(|place| place.bytes() < bytes) {
+                // Nothing is queued that uses what goes: every call waits for its own.
+                *place = Some(DeviceMemory::new(context, "tensors of a layer of experts", bytes.max(1))?);
+            }
+            *address = place.as_ref().map_or(0, DeviceMemory::address);
+        }
+        Ok(addresses)
+    }
+}
+
+/// A layer as a call has it: one that was used before, or a new one over the same weights.
+fn view(
+    views: &mut Vec<Arc<DeviceExperts>>,
+    layer: &Arc<DeviceExperts>,
+    shape: LayerShape,
+) -> Result<Arc<DeviceExperts>> {
+    if let Some(view) = views.iter().find(|view| view.shares(layer) && *view.shape() == shape) {
+        return Ok(Arc::clone(view));
+    }
+    let view = Arc::new(layer.seen_as(shape)?);
+    views.push(Arc::clone(&view));
+    Ok(view)
+}
