@@ -1,8 +1,8 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
 //! [`problem`] is how a season writes its problems, [`planned`] makes entries of configurations, [`builtin`] is our own backends as contestants,
-//! [`words`] the first version of the protocol, which has words for this operation alone, [`task`] the numbers and what should come out of them,
-//! [`questions`] what is asked, and [`yardstick`] checks large results whole.
+//! [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
+//! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
 pub mod planned;
