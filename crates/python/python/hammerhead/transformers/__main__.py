@@ -82,12 +82,17 @@ def prepared(options: argparse.Namespace) -> tuple[torch.Tensor, BaseStreamer]:
     """The prompt as tokens, and who prints what comes."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
+        prompt = tokenizer(options.prompt, return_tensors="pt").input_ids
     except (OSError, ValueError, KeyError, ImportError):
-        numbers = options.prompt.replace(",", " ").split()
-        if not all(number.isdecimal() for number in numbers):
-            sys.exit(f"{options.model}: it has no tokenizer; give the prompt as numbers of tokens, such as --prompt 1,5,9")
-        return torch.tensor([[int(number) for number in numbers]]), Numbers()
-    return tokenizer(options.prompt, return_tensors="pt").input_ids, TextStreamer(tokenizer)
+        prompt = torch.empty(1, 0)
+    # A folder without a tokenizer is given an empty one by some versions, which knows no token at all.
+    if prompt.numel() > 0:
+        return prompt, TextStreamer(tokenizer)
+    numbers = options.prompt.replace(",", " ").split()
+    if not numbers or not all(number.isdecimal() for number in numbers):
+        sys.exit(f"{options.model}: it has no tokenizer; give the prompt as numbers of tokens, such as --prompt 1,5,9")
+    return torch.tensor([[int(number) for number in numbers]]), Numbers()
+
 
 
 if __name__ == "__main__":
