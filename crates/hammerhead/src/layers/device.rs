@@ -26,7 +26,7 @@ impl DeviceLayer {
             return Ok(None);
         };
         if options.batch_invariant {
-            return Err(Error::BatchInvariant { backend: backends[0].layout() });
+            return Err(Error::BatchInvariant { backend: backends[0].name() });
         }
         let layer = HostExperts::new(cuda.device(), weights, options.intermediate)?;
         let (shared, gate) = (weights.shared(), weights.shared().and_then(|shared| shared.gate()));
