@@ -1,8 +1,8 @@
 //! What each thread copies of a stage: pieces of sixteen bytes, in rounds of one piece per thread.
 //!
 //! Where a piece comes from is worked out once per tile; from stage to stage only its distance along k changes. Tokens beyond the
-//! tile's and columns beyond k come as zeros, and so do units of weights beyond the last. Rows of weights beyond the last chunk are
-//! replaced by those of that: their sums are not stored.
+//! tile's come as zeros, and so do columns and units of weights beyond k, which only the last stage has: so all others are copied without
+//! asking. Rows of weights beyond the last chunk are replaced by those of that: their sums are not stored.
 //!
 //! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that eight rows of the
 //! same piece lie in different banks.
@@ -20,8 +20,9 @@ const PIECE: u32 = 16;
 pub(super) struct Copies {
     tokens: Vec<Piece>,
     weights: Vec<Piece>,
-    /// Stages before this block's first.
+    /// Stages before this block's first, and those that k fills to their end.
     first_stage: Reg<U32>,
+    whole_stages: Reg<U32>,
     units: u32,
 }
 
@@ -30,11 +31,20 @@ struct Piece {
     /// Where it comes from.
     from: Reg<U64>,
     /// Where it goes, from the start of the stage.
-    to: Reg<U32>,
+    to: Place,
+    /// Bytes that there are of it in a whole stage, where that is a question.
+    bytes: Option<Reg<U32>>,
     /// Columns of k, or units, that there still are from there on: none or less means zeros. Nothing where there always are some.
     left: Option<Reg<S32>>,
     /// Whether there is such a piece: the last round may need fewer threads.
     exists: Option<ptx::Pred>,
+}
+
+/// A place that several pieces share, and how far behind it one of them is.
+#[derive(Clone, Copy)]
+struct Place {
+    shared: Reg<U32>,
+    further: u32,
 }
 
 impl Copies {
@@ -43,48 +53,74 @@ impl Copies {
         let [token_bytes, weight_bytes] = config.unit_bytes().map(|bytes| bytes * config.units);
         let rounds = |bytes: u32| (bytes / PIECE).div_ceil(config.threads());
         let weights = Weights::new(k, parts, tile, pass);
-        Copies {
-            tokens: (0..rounds(token_bytes))
-                .map(|round| {
-                    let number = Number::new(k, parts, thread, round, token_bytes / PIECE);
-                    token_piece(k, parts, tile, number)
-                })
-                .collect(),
-            weights: (0..rounds(weight_bytes))
-                .map(|round| {
-                    let number = Number::new(k, parts, thread, round, weight_bytes / PIECE);
-                    weights.piece(k, parts, tile, number)
-                })
-                .collect(),
-            first_stage: tile.first_stage,
-            units: config.units,
-        }
+        let stride = config.threads() * PIECE;
+        // Rounds of which the rows keep the permutation share a place.
+        let together = config.threads().is_multiple_of(8 * 8);
+        let first = token_place(k, thread);
+        let tokens = (0..rounds(token_bytes))
+            .map(|round| {
+                let number = Number::new(k, parts, thread, round, token_bytes / PIECE);
+                let to = if together || round == 0 {
+                    Place { shared: first, further: round * stride }
+                } else {
+                    Place { shared: token_place(k, number.number), further: 0 }
+                };
+                token_piece(k, parts, tile, number, to)
+            })
+            .collect();
+        let first = k.mul(thread, PIECE);
+        let pieces = (0..rounds(weight_bytes))
+            .map(|round| {
+                let number = Number::new(k, parts, thread, round, weight_bytes / PIECE);
+                let to = Place { shared: first, further: token_bytes + round * stride };
+                weights.piece(k, parts, tile, number, to)
+            })
+            .collect();
+        let columns = k.shr(tile.k, (config.units * UNIT).trailing_zeros());
+        let whole_stages = k.sub(columns, tile.first_stage);
+        Copies { tokens, weights: pieces, first_stage: tile.first_stage, whole_stages, units: config.units }
     }
 
     /// Copies this thread's pieces of a stage to a place.
     pub fn stage(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>) {
+        // Where a second block has but the last stage, that number is negative.
+        let whole = k.lt(stage.cast::<S32>(), self.whole_stages.cast::<S32>());
+        k.if_else(whole, |k| self.pieces(k, stage, place, false), |k| self.pieces(k, stage, place, true));
+    }
+
+    /// The pieces of a stage that may end before its end, or of one that does not.
+    fn pieces(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>, ends: bool) {
         let stage = k.add(stage, self.first_stage);
         let unit = k.mul(stage, self.units);
         let column = k.mul(unit, UNIT);
-        let along = k.mul_wide(column, 2);
-        for piece in &self.tokens {
-            piece.copy(k, place, along, column);
-        }
-        let along = k.mul_wide(unit, CHUNK_BYTES);
-        for piece in &self.weights {
-            piece.copy(k, place, along, unit);
+        for (pieces, along, passed) in
+            [(&self.tokens, k.mul_wide(column, 2), column), (&self.weights, k.mul_wide(unit, CHUNK_BYTES), unit)]
+        {
+            let mut last: Option<[Reg<U32>; 2]> = None;
+            for piece in pieces {
+                let to = match last {
+                    Some([shared, to]) if shared.id() == piece.to.shared.id() => to,
+                    _ => k.add(piece.to.shared, place),
+                };
+                last = Some([piece.to.shared, to]);
+                piece.copy(k, to, along, ends.then_some(passed));
+            }
         }
     }
 }
 
 impl Piece {
-    fn copy(&self, k: &mut Builder, place: Reg<U32>, along: Reg<U64>, passed: Reg<U32>) {
-        let (from, to) = (k.add(self.from, along), k.add(self.to, place));
-        let bytes: Option<Reg<U32>> = self.left.map(|left| {
-            let there = k.gt(left, passed.cast::<S32>());
-            k.select(there, PIECE, 0u32)
-        });
-        let (to, from) = (Addr::<Shared>::of(to), Addr::<Global>::of(from));
+    /// Copies the piece so far along k; what has passed of k is given where it may end.
+    fn copy(&self, k: &mut Builder, to: Reg<U32>, along: Reg<U64>, passed: Option<Reg<U32>>) {
+        let from = k.add(self.from, along);
+        let bytes = match (passed, self.left) {
+            (Some(passed), Some(left)) => {
+                let there = k.gt(left, passed.cast::<S32>());
+                Some(k.select(there, PIECE, 0u32))
+            }
+            _ => self.bytes,
+        };
+        let (to, from) = (Addr::<Shared>::of(to).plus(self.to.further.cast_signed()), Addr::<Global>::of(from));
         let copy = |k: &mut Builder| match bytes {
             Some(bytes) => k.thread_copy_filled(to, from, PIECE, bytes),
             None => k.thread_copy(to, from, PIECE),
@@ -110,7 +146,16 @@ impl Number {
     }
 }
 
-fn token_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exists }: Number) -> Piece {
+/// Where a token's piece goes: into the token's row, the pieces of which are permuted by its number.
+fn token_place(k: &mut Builder, number: Reg<U32>) -> Reg<U32> {
+    let (row, piece) = (k.shr(number, 3), k.and(number, 7));
+    let turned = k.and(row, 7);
+    let turned = k.xor(piece, turned);
+    let to = k.shl(row, TOKEN_BYTES.trailing_zeros());
+    k.mul_add(turned, PIECE, to)
+}
+
+fn token_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exists }: Number, to: Place) -> Piece {
     let config = &parts.config;
     let (row, piece) = (k.shr(number, 3), k.and(number, 7));
     let token = k.rem(row, config.tokens);
@@ -131,14 +176,11 @@ fn token_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exi
     } else {
         from
     };
-    let turned = k.and(token, 7);
-    let turned = k.xor(piece, turned);
-    let to = k.shl(row, TOKEN_BYTES.trailing_zeros());
-    let to = k.mul_add(turned, PIECE, to);
     let left = k.sub(tile.k, column);
     let inside = k.lt(token, tile.tokens);
     let left: Reg<U32> = k.select(inside, left, 0u32);
-    Piece { from, to, left: Some(left.cast()), exists }
+    let bytes = k.select(inside, PIECE, 0u32);
+    Piece { from, to, bytes: Some(bytes), left: Some(left.cast()), exists }
 }
 
 /// The weights of a tile, for one pass.
@@ -162,7 +204,14 @@ impl Weights {
     }
 
     /// Pieces of a unit: the codes of its strips, then their scales; with two matrices the strips of the first come first.
-    fn piece(&self, k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exists }: Number) -> Piece {
+    fn piece(
+        &self,
+        k: &mut Builder,
+        parts: &Parts,
+        tile: &Tile,
+        Number { number, exists }: Number,
+        to: Place,
+    ) -> Piece {
         let strips = parts.config.strips();
         let of_unit = strips * (STRIP_CODES + STRIP_SCALES) / PIECE;
         let (unit, inside) = (k.div(number, of_unit), k.rem(number, of_unit));
@@ -195,10 +244,8 @@ impl Weights {
         let offset = k.mul_add(unit, CHUNK_BYTES, offset);
         let from = k.mul_wide_add(row, self.run, matrix);
         let from = k.mul_wide_add(offset, 1, from);
-        let to = k.mul(number, PIECE);
-        let to = k.add(to, parts.config.units * parts.config.unit_bytes()[0]);
         // A stage of one unit has that unit.
         let left = (parts.config.units > 1).then(|| k.sub(tile.depth, unit).cast());
-        Piece { from, to, left, exists }
+        Piece { from, to, bytes: None, left, exists }
     }
 }
