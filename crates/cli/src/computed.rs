@@ -22,7 +22,7 @@ pub enum Clock {
 
 /// Whether a backend computes in the memory of a GPU.
 pub fn on_device(backend: &dyn Backend) -> bool {
-    backend.layout() == gpu::pack::LAYOUT
+    backend.base_name() == gpu::device::NAME
 }
 
 /// A problem, and the way that was planned for it.

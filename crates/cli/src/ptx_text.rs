@@ -25,14 +25,15 @@ use crate::{Result, console, files};
     Examples:\n  \
     hammerhead ptx\n  \
     hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --out bf16\n  \
-    hammerhead ptx --arch sm_80 --device rtx4090 --config tile=64x128,stages=4 --output kernels.ptx"
+    hammerhead ptx --arch sm_80 --device rtx4090 --config tile=64x128,stages=4 --output kernels.ptx\n  \
+    hammerhead ptx --arch sm_120a --activation nvfp4"
 )]
 pub struct Args {
     /// The GPU architecture
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
-    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, else
-    /// a100]
+    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, rtx5090 for
+    /// sm_120f, else a100]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
@@ -45,6 +46,9 @@ pub struct Args {
     /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none
     #[arg(long, value_name = "NAME", default_value = "silu")]
     gate: Gate,
+    /// The element type of the tokens: nvfp4, f16, bf16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    activation: Activation,
     /// The element type of the result: f16, bf16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     out: Output,
@@ -62,6 +66,9 @@ enum Arch {
     /// Hopper: H100, H200, GH200
     #[value(name = "sm_90a")]
     Sm90a,
+    /// Desktop Blackwell: RTX 50, RTX PRO 6000, DGX Spark
+    #[value(name = "sm_120f", alias = "sm_120a")]
+    Sm120f,
 }
 
 impl Arch {
@@ -69,6 +76,7 @@ impl Arch {
         match self {
             Arch::Sm80 => &families::sm80::Sm80,
             Arch::Sm90a => &families::sm90::Sm90,
+            Arch::Sm120f => &families::sm120::Sm120,
         }
     }
 
@@ -77,6 +85,7 @@ impl Arch {
         match self {
             Arch::Sm80 => Facts::a100(),
             Arch::Sm90a => Facts::h200(),
+            Arch::Sm120f => Facts::rtx5090(),
         }
     }
 }
@@ -106,7 +115,7 @@ fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &F
 
 /// Plans the problem for the GPU and prints its kernels, or writes them.
 pub fn ptx(args: &Args) -> Result<()> {
-    let problem = Problem::new(args.shape.0.clone(), args.gate, Activation::F16, args.out)?;
+    let problem = Problem::new(args.shape.0.clone(), args.gate, args.activation, args.out)?;
     let family = args.arch.family();
     let facts = args.device.as_deref().map_or_else(|| Ok(args.arch.facts()), Facts::named)?;
     let config = cheapest(family, &problem, &args.config, &facts)?;

@@ -69,6 +69,17 @@ fn ptx_goes_to_a_file_and_the_assembler_takes_the_module() {
 }
 
 #[test]
+fn kernels_for_desktop_blackwell_multiply_codes_by_codes() {
+    for arch in ["sm_120a", "sm_120f"] {
+        let text = succeed(["ptx", "--arch", arch, "--activation", "nvfp4"]);
+        assert!(text.contains(".target sm_120f") && text.contains("m16n8k64"), "{text}");
+        assert!(text.contains("kind::mxf4nvf4.block_scale") && !text.contains("m16n8k16"), "{text}");
+    }
+    let text = succeed(["ptx", "--arch", "sm_120a"]);
+    assert!(text.contains("m16n8k16") && !text.contains("m16n8k64"), "{text}");
+}
+
+#[test]
 fn kernels_for_every_gpu_since_ampere_are_printed_for_a_device_by_name() {
     const REQUEST: &str = "strategy=interleaved,tile=64x128,depth=128,stages=4,epilogue=direct,schedule=tile";
     let text = succeed(["ptx", "--arch", "sm_80", "--device", "rtx4090"]);

@@ -64,6 +64,11 @@ impl Facts {
         Self::listed(&NAMED[2])
     }
 
+    /// An RTX 5090: what kernels for desktop Blackwell are planned and simulated for.
+    pub fn rtx5090() -> Self {
+        Self::listed(&NAMED[7])
+    }
+
     /// A device by name, for where there is none: one of [`Facts::names`].
     pub fn named(name: &str) -> Result<Self> {
         let known = NAMED.iter().find(|device| device.name.eq_ignore_ascii_case(name));
@@ -159,7 +164,10 @@ mod tests {
         assert_eq!(Facts::named("H200").unwrap().multiprocessors, 132);
         let error = Facts::named("v100").unwrap_err().to_string();
         assert!(error.contains("v100") && error.contains("h100"), "{error}");
-        assert_eq!((Facts::h200().name, Facts::a100().name), ("h200".to_owned(), "a100".to_owned()));
+        assert_eq!(
+            [Facts::h200(), Facts::a100(), Facts::rtx5090()].map(|facts| facts.name),
+            ["h200", "a100", "rtx5090"]
+        );
     }
 
     #[test]

@@ -16,8 +16,10 @@ use crate::pack;
 pub struct GroupOperands {
     /// The packed gate and up weights; without a gate only the first is looked at.
     pub weights: [u64; 2],
-    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits.
+    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits, or codes.
     pub tokens: u64,
+    /// The scales of codes.
+    pub token_scales: u64,
     /// Bytes from one part of the tokens to the next, where they have several.
     pub part_bytes: u64,
     /// C, `[m, n]`.
@@ -33,6 +35,11 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// What its kernels are assembled for, and so those that are shared by all families when they run beside them.
     fn target(&self) -> Target;
+
+    /// Whether that is meant by a name: its own, or its architecture's as the assembler spells it.
+    fn is_called(&self, name: &str) -> bool {
+        name == self.name() || name == self.target().name()
+    }
 
     /// Whether its kernels run on GPUs of this compute capability.
     fn supports(&self, capability: (i32, i32)) -> bool;

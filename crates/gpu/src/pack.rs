@@ -34,12 +34,19 @@
 //! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its block;
 //! under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the lowest, are
 //! the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
+//!
+//! **Where tensor cores take NVFP4 itself** ([`pack_codes`]), chunks have the same places and other words: with c = lane % 4, a word holds
+//! the codes of columns 8c to 8c + 8 of its 32, those with an even column in its low half and those with an odd one in its high half, so that
+//! few steps make pairs of floats of them for tokens of 16 bits. (A tensor core asks for neighbours, but any order will do that tokens
+//! have too.) A word's bytes are the scales of steps 0, 1, 2, 3, as e4m3 without a sign.
 
 use format::{BLOCK, Matrix};
 use rayon::prelude::*;
 
 /// The name of the layout.
 pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
+/// The same for tensor cores that take NVFP4 itself.
+pub const CODES_LAYOUT: &str = "32x64 chunks of plain codes in the GPU's memory";
 /// What sums of dequantised weights lack: those are 2⁻⁷ times what they should be.
 pub const WEIGHT_FACTOR: f64 = 128.0;
 /// Rows of a chunk.
@@ -92,24 +99,49 @@ pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
 
 /// The same with words in a given order.
 pub fn pack_as(matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
+    pack_chunks(
+        matrix,
+        |row, column, quarter| word(matrix, codes, row, column + 2 * quarter),
+        |row, column| SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step))),
+    )
+}
+
+/// Packs a matrix for tensor cores that take NVFP4 itself.
+pub fn pack_codes(matrix: &Matrix<'_>) -> Vec<u8> {
+    pack_chunks(
+        matrix,
+        |row, column, quarter| code_word(std::array::from_fn(|i| code(matrix, row, column + 8 * quarter + i))),
+        |row, column| std::array::from_fn(|step| scale(matrix, row, column + BLOCK * step) & 0x7f),
+    )
+}
+
+/// Eight codes as tensor cores that take NVFP4 itself, and their tokens, have them in a word.
+fn code_word(codes: [u32; 8]) -> u32 {
+    codes.iter().enumerate().fold(0, |word, (i, code)| word | code << (4 * (i / 2) + 16 * (i % 2)))
+}
+
+/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and each word of scales for a
+/// row and a first column.
+fn pack_chunks(
+    matrix: &Matrix<'_>,
+    word: impl Fn(usize, usize, usize) -> u32 + Sync,
+    scales_of: impl Fn(usize, usize) -> [u8; 4] + Sync,
+) -> Vec<u8> {
     let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
     packed.par_chunks_mut(run_bytes(matrix.k())).enumerate().for_each(|(run, bytes)| {
         for (step, chunk) in bytes.chunks_exact_mut(CHUNK_BYTES as usize).enumerate() {
-            pack_chunk(matrix, codes, [run * CHUNK_ROWS, step * CHUNK_DEPTH], chunk);
+            let (row, column) = (run * CHUNK_ROWS, step * CHUNK_DEPTH);
+            let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
+            for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
+                let word = word(row + 8 * warp + lane / 4, column + 2 * BLOCK * half, lane % 4);
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            for (index, place) in scales.chunks_exact_mut(4).enumerate() {
+                place.copy_from_slice(&scales_of(row + index, column));
+            }
         }
     });
     packed
-}
-
-fn pack_chunk(matrix: &Matrix<'_>, order: Codes, [row, column]: [usize; 2], chunk: &mut [u8]) {
-    let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
-    for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
-        let word = word(matrix, order, row + 8 * warp + lane / 4, column + 2 * BLOCK * half + 2 * (lane % 4));
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    for (index, place) in scales.chunks_exact_mut(4).enumerate() {
-        place.copy_from_slice(&SCALE_STEPS.map(|step| scale_byte(scale(matrix, row + index, column + BLOCK * step))));
-    }
 }
 
 /// The scale of an element, or zero beyond the edge.
@@ -277,6 +309,30 @@ mod tests {
                     let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
                     assert_eq!(value, expected, "row {} column {} of {rows} × {k}, {order:?}", at / k, at % k);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn plain_codes_and_scales_are_where_tensor_cores_look_for_them() {
+        for (rows, k) in [(1, 16), (65, 80), (254, 256)] {
+            let (codes, scales) = everything(rows, k);
+            let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
+            let packed = pack_codes(&matrix);
+            assert_eq!(packed.len(), packed_bytes(rows, k));
+            let across = k.div_ceil(CHUNK_DEPTH);
+            for (row, column) in (0..rows).flat_map(|row| (0..k).map(move |column| (row, column))) {
+                let chunk = (row / CHUNK_ROWS * across + column / CHUNK_DEPTH) * CHUNK_BYTES as usize;
+                let (inside, within) = (column % CHUNK_DEPTH, row % CHUNK_ROWS);
+                // Strips of 8 rows, lanes of a row and a quarter of 32 columns, halves of 64 columns, then a nibble.
+                let at = chunk + within / 8 * 256 + (within % 8 * 4 + inside % 32 / 8) * 8 + inside / 32 * 4;
+                let word = u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
+                let found = e2m1((word >> (inside % 8 / 2 * 4 + inside % 2 * 16)) as u8 & 15);
+                let scale = packed[chunk + CODE_BYTES as usize + 4 * within + inside / BLOCK];
+                assert!(scale < 0x80, "tensor cores take scales without a sign");
+                let index = row * k + column;
+                let expected = e2m1(codes[index / 2] >> (index % 2 * 4) & 15) * e4m3(scales[index / BLOCK]);
+                assert_eq!(found * e4m3(scale), expected, "row {row} column {column} of {rows} × {k}");
             }
         }
     }

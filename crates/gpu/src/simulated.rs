@@ -28,8 +28,6 @@ use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
 
 /// The backend's name.
 pub const NAME: &str = "sim";
-/// The name of its weights' layout.
-pub const LAYOUT: &str = "32x64 chunks for the simulator";
 /// Steps of one block over 64 of K that a problem may take.
 const MOST_STEPS: usize = 1024;
 /// Multiprocessors that the launches are made for: few, so that a block has several tiles also in a small problem.
@@ -40,24 +38,40 @@ const MULTIPROCESSORS: u32 = 3;
 pub struct Simulated {
     name: &'static str,
     family: &'static dyn Family,
+    /// The name of its weights' layout: not the family's, since those are in a device's memory.
+    layout: &'static str,
     schedule: Schedule,
 }
 
 impl Simulated {
     /// Hopper's kernels under the schedule that is used where nobody asks for another.
-    pub const DEFAULT: Simulated =
-        Simulated { name: NAME, family: &families::sm90::Sm90, schedule: Schedule::Random(1) };
+    pub const DEFAULT: Simulated = Simulated {
+        name: NAME,
+        family: &families::sm90::Sm90,
+        layout: "32x64 chunks for the simulator",
+        schedule: Schedule::Random(1),
+    };
 
     /// Every family's kernels; the first is what the simulator is where nobody asks for another.
-    const FAMILIES: [Simulated; 2] =
-        [Simulated::DEFAULT, Simulated { name: "sim:sm80", family: &families::sm80::Sm80, ..Simulated::DEFAULT }];
+    const FAMILIES: [Simulated; 3] = [
+        Simulated::DEFAULT,
+        Simulated { name: "sim:sm80", family: &families::sm80::Sm80, ..Simulated::DEFAULT },
+        Simulated {
+            name: "sim:sm120",
+            family: &families::sm120::Sm120,
+            layout: "32x64 chunks of plain codes for the simulator",
+            ..Simulated::DEFAULT
+        },
+    ];
 
-    /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on.
+    /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on, or the architecture's as the assembler spells it
+    /// (`sim:sm_90a`, `sim:sm_120a`).
     pub fn by_name(name: &str) -> Option<&'static Simulated> {
-        static FAMILIES: [Simulated; 2] = Simulated::FAMILIES;
-        FAMILIES
-            .iter()
-            .find(|simulated| simulated.name == name || name == format!("{NAME}:{}", simulated.family.name()))
+        static FAMILIES: [Simulated; 3] = Simulated::FAMILIES;
+        let called = |family: &dyn Family| {
+            name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix(':')).is_some_and(|asked| family.is_called(asked))
+        };
+        FAMILIES.iter().find(|simulated| simulated.name == name || called(simulated.family))
     }
 
     /// The same under another schedule.
@@ -67,7 +81,11 @@ impl Simulated {
 
     /// The device that stands for all that the kernels are for: the one with the least of everything.
     fn facts(&self) -> Facts {
-        if self.family.target() == Target::Sm80 { Facts::a100() } else { Facts::h200() }
+        match self.family.target() {
+            Target::Sm80 => Facts::a100(),
+            Target::Sm120f => Facts::rtx5090(),
+            _ => Facts::h200(),
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -139,7 +157,7 @@ unsafe impl Backend for Simulated {
     }
 
     fn layout(&self) -> &'static str {
-        LAYOUT
+        self.layout
     }
 
     fn kernels(&self) -> &'static str {
@@ -154,6 +172,7 @@ unsafe impl Backend for Simulated {
         // The same kernels, so the same parts; but products are added one by one here.
         match self.family.arithmetic(activation) {
             Arithmetic::TensorCores { parts, .. } => Arithmetic::Simulated { parts },
+            Arithmetic::BlockScaledTensorCores => Arithmetic::Simulated { parts: 1 },
             other => other,
         }
     }
@@ -184,7 +203,7 @@ unsafe impl Backend for Simulated {
     }
 
     fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(PackedGroups::new(LAYOUT, self.family, weights, Ok)?))
+        Ok(Arc::new(PackedGroups::new(self.layout, self.family, weights, Ok)?))
     }
 
     unsafe fn run(
@@ -228,7 +247,7 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
-        let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, LAYOUT)?;
+        let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, self.layout)?;
         let groups = packed.groups();
         let mut gpu = sim::Gpu::new(self.limits()).with_rules(Rules::Letter);
         let (mut tokens, mut weights, mut results) = (Vec::new(), Vec::new(), Vec::new());

@@ -39,10 +39,12 @@ const PLAIN: kernel::MultiplySpec = kernel::MultiplySpec {
 
 /// The same for GPUs since Ampere: two warps along the columns.
 const PLAIN_WARPS: WarpMultiplySpec = WarpMultiplySpec {
+    target: ptx::Target::Sm80,
     products: Products::Single,
     resident: 1,
     tokens: 16,
     columns: 32,
+    fragments: 1,
     units: 1,
     stages: 3,
     epilogue: Epilogue::Direct,
@@ -64,7 +66,7 @@ pub enum Way {
 
 /// The ways that are broken: what each is called, and what it is. On Hopper few tokens take the coarse main loop, many the fine one. Of the
 /// others, one has warps along k, and one several tiles per block, two fragments per warp and values that are turned around.
-pub const WAYS: [(&str, Way); 4] = [
+pub const WAYS: [(&str, Way); 5] = [
     ("a tile per block, few tokens", Way::Hopper(kernel::MultiplySpec { units: 2, ..PLAIN })),
     (
         "two blocks per tile, many tokens",
@@ -76,8 +78,19 @@ pub const WAYS: [(&str, Way); 4] = [
         Way::Ampere(WarpMultiplySpec {
             tokens: 40,
             columns: 64,
+            fragments: 2,
             epilogue: Epilogue::Staged,
             schedule: Dealing::Persistent,
+            ..PLAIN_WARPS
+        }),
+    ),
+    (
+        "mma.sync with block scales",
+        Way::Ampere(WarpMultiplySpec {
+            target: ptx::Target::Sm120f,
+            element: Tokens::NvFp4,
+            tokens: 40,
+            units: 2,
             ..PLAIN_WARPS
         }),
     ),
@@ -101,6 +114,11 @@ impl Way {
             }
             Way::Ampere(config) => [m.div_ceil(config.tokens), config.tokens, config.columns, config.blocks_per_tile()],
         }
+    }
+
+    /// Whether tokens stay codes.
+    fn takes_codes(self) -> bool {
+        matches!(self, Way::Ampere(WarpMultiplySpec { element: Tokens::NvFp4, .. }))
     }
 
     fn schedule(self) -> Dealing {
@@ -268,6 +286,27 @@ impl Trial {
     }
 }
 
+/// Tokens that stay codes, under scales of one: strips of eight rows, each a quarter of a chunk as weights have it.
+fn strips(shape: Shape, token: impl Fn(usize, usize) -> f32) -> Result<Vec<u8>> {
+    let code = |i: usize| {
+        let token = token(i / shape.k, i % shape.k);
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].iter().position(|value| *value == token.abs());
+        magnitude.unwrap_or(0) as u8 | if token < 0.0 { 8 } else { 0 }
+    };
+    let codes: Vec<u8> = (0..shape.m * shape.k / 2).map(|i| code(2 * i) | code(2 * i + 1) << 4).collect();
+    let scales = vec![0x38; shape.m * shape.k / 16];
+    let packed = pack::pack_codes(&format::Matrix::new(shape.m, shape.k, codes, scales, 1.0)?);
+    let (chunk, codes) = (pack::CHUNK_BYTES as usize, pack::CODE_BYTES as usize);
+    let units = shape.k.div_ceil(pack::CHUNK_DEPTH);
+    let strip = |number: usize| {
+        let (eight, unit) = (number / units, number % units);
+        let chunk = &packed[(eight / 4 * units + unit) * chunk..][..chunk];
+        let (words, scales) = chunk.split_at(codes);
+        [&words[eight % 4 * codes / 4..][..codes / 4], &scales[eight % 4 * 32..][..32]].concat()
+    };
+    Ok((0..shape.m.div_ceil(8) * units).flat_map(strip).collect())
+}
+
 impl Problem {
     /// Whole numbers for tokens and scaled codes for weights: every sum is exact in f32, in any order.
     fn new(way: Way, shape: Shape) -> Result<Self> {
@@ -284,8 +323,13 @@ impl Problem {
         let Shape { m, n, k } = shape;
         let weights = case(Inputs::Realistic).instance(1)?.weights.swap_remove(0);
         let weights = weights.gate();
-        let token = |row: usize, column: usize| ((row * 7 + column * 3) % 13) as f32 - 6.0;
-        let tokens: Vec<u8> = (0..m * k).flat_map(|i| half::f16::from_f32(token(i / k, i % k)).to_le_bytes()).collect();
+        // Of the numbers up to six, codes have all but five.
+        let token = |row: usize, column: usize| match ((row * 7 + column * 3) % 13) as f32 - 6.0 {
+            five if way.takes_codes() && five.abs() == 5.0 => five.signum(),
+            other => other,
+        };
+        let halves = || (0..m * k).flat_map(|i| half::f16::from_f32(token(i / k, i % k)).to_le_bytes()).collect();
+        let tokens: Vec<u8> = if way.takes_codes() { strips(shape, token)? } else { halves() };
         let mut expected = vec![0f32; m * n];
         let mut row = vec![0f32; k];
         for column in 0..n {
@@ -296,7 +340,8 @@ impl Problem {
             }
         }
         let mut gpu = Gpu::new(Limits { instructions: MOST_INSTRUCTIONS, ..Limits::h200() }).with_rules(Rules::Letter);
-        let packed = gpu.upload("weights", &pack::pack(weights));
+        let packed = if way.takes_codes() { pack::pack_codes(weights) } else { pack::pack(weights) };
+        let packed = gpu.upload("weights", &packed);
         let tokens = gpu.upload("tokens", &tokens);
         let sums = gpu.alloc("sums", m * n * 4);
         gpu.await_predecessor(tokens);
@@ -304,7 +349,7 @@ impl Problem {
         let [token_tiles, tile_tokens, columns, shared] = way.tiles(m);
         let tiles = token_tiles * n.div_ceil(columns);
         let addresses = [packed.address, packed.address, sums.address];
-        let factors = [[128.0, 1.0]; 2];
+        let factors = [[if way.takes_codes() { 1.0 } else { 128.0 }, 1.0]; 2];
         let record = Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors };
         let args = way.arguments(record, tokens, tiles);
         let blocks = match way.schedule() {

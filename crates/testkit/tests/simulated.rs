@@ -18,6 +18,7 @@ use sim::Schedule;
 /// The simulators of every family's kernels.
 const HOPPER: &str = "sim";
 const AMPERE: &str = "sim:sm80";
+const DESKTOP: &str = "sim:sm120";
 
 fn simulator(name: &str, schedule: Schedule) -> Simulated {
     Simulated::by_name(name).expect("a family's simulator").under(schedule)
@@ -166,12 +167,32 @@ const AMPERE_WAYS: [Way; 26] = [
     ("strategy=interleaved,tile=48x64,depth=128,stages=3,epilogue=staged,schedule=tile", &[(49, 72, 1104)]),
 ];
 
+/// What is different where tensor cores take NVFP4 itself: one eight of tokens, a last four of which there are one, two or three, more than four,
+/// every number of fragments, warps along k, passes and blocks that share k.
+const DESKTOP_WAYS: [Way; 9] = [
+    ("strategy=interleaved,tile=8x8,depth=256,stages=3,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
+    ("strategy=interleaved,tile=16x24,depth=128,stages=3,epilogue=direct,schedule=persistent", &[(17, 72, 336)]),
+    ("strategy=interleaved,tile=24x40,depth=64,stages=5,epilogue=direct,schedule=tile", &[(25, 104, 208)]),
+    ("strategy=interleaved,tile=48x64,depth=128,stages=3,epilogue=staged,schedule=tile", &[(49, 72, 592)]),
+    ("strategy=interleaved,tile=128x128,depth=64,stages=3,epilogue=staged,schedule=tile", &[(130, 136, 80)]),
+    (
+        "strategy=interleaved,tile=40x32,depth=64,stages=3,epilogue=direct,schedule=persistent",
+        &[(41, 40, 80), (0, 64, 64), (3, 70, 208), (7, 33, 16)],
+    ),
+    ("strategy=sequential,tile=32x32,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(33, 70, 208)]),
+    ("strategy=two-pass,tile=16x32,depth=128,stages=3,epilogue=staged,schedule=tile", &[(20, 72, 272)]),
+    ("strategy=ping-pong,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
+];
+
 #[test]
 fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
     let ways = WAYS.map(|way| (HOPPER, way)).into_par_iter().chain(AMPERE_WAYS.map(|way| (AMPERE, way)));
-    ways.for_each(|(name, (request, groups))| {
+    let ways = ways.map(|way| (Activation::F16, way));
+    let desktop = [Activation::NvFp4, Activation::F16].into_par_iter();
+    let desktop = desktop.flat_map(|activation| DESKTOP_WAYS.map(|way| (activation, (DESKTOP, way))));
+    ways.chain(desktop).for_each(|(activation, (name, (request, groups)))| {
         for schedule in Schedule::several(2) {
-            check(&case(groups, Activation::F16, Gate::Silu, Output::F16), (name, request), schedule);
+            check(&case(groups, activation, Gate::Silu, Output::F16), (name, request), schedule);
         }
     });
 }
@@ -184,7 +205,7 @@ fn every_activation_and_output_goes_through_every_strategy() {
         let schedule = if *strategy == "ping-pong" { ",schedule=persistent" } else { "" };
         let gates = [Gate::GeluTanh, Gate::None, Gate::GPT_OSS, Gate::SiluLimited { limit: 0.5 }, Gate::Relu2];
         for (output, gate) in Output::ALL.into_iter().cycle().zip(gates) {
-            for (name, stages) in [(HOPPER, 2), (AMPERE, 3)] {
+            for (name, stages) in [(HOPPER, 2), (AMPERE, 3), (DESKTOP, 3)] {
                 let request = format!("strategy={strategy},depth=64,stages={stages}{schedule}");
                 let case = case(&[(11, 48, 144)], activation, gate, output);
                 check(&case, (name, &request), Schedule::Random(index as u64));
@@ -204,6 +225,8 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
         (AMPERE, "strategy=sequential,tile=32x64,stages=4,epilogue=direct"),
         (AMPERE, "strategy=two-pass,tile=40x32,stages=4,depth=64,epilogue=direct"),
         (AMPERE, "strategy=ping-pong,tile=24x32,stages=3,depth=64,schedule=split-k,epilogue=direct"),
+        (DESKTOP, "strategy=interleaved,tile=8x64,stages=3,epilogue=direct"),
+        (DESKTOP, "strategy=two-pass,tile=40x32,stages=4,depth=64,epilogue=direct"),
     ];
     let shapes = [(1, 1, 16), (7, 65, 48), (9, 64, 64), (17, 130, 208), (33, 63, 1040)];
     let all: Vec<_> = shapes.iter().flat_map(|&shape| requests.map(|request| (shape, request))).collect();
@@ -224,7 +247,7 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
 #[test]
 fn every_edge_case_is_within_the_bound() {
     let cases: Vec<Case> = cases::suite(Suite::Edge).into_iter().filter(|case| !case.is_biased()).collect();
-    let all = cases.par_iter().enumerate().flat_map_iter(|case| [HOPPER, AMPERE].map(|name| (name, case)));
+    let all = cases.par_iter().enumerate().flat_map_iter(|case| [HOPPER, AMPERE, DESKTOP].map(|name| (name, case)));
     all.for_each(|(name, (seed, case))| {
         let threads = cpu::team(Some(1)).unwrap();
         let instance = case.instance(seed as u64).unwrap();

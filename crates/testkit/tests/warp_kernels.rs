@@ -2,6 +2,7 @@
 //! the chips that run them.
 
 use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
+use hammerhead::gpu::families::sm120::ArrangeSpec;
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, expand, join};
 use hammerhead::{Epilogue, Gate, Output, Schedule};
@@ -13,10 +14,12 @@ use assembling::assert_assemble;
 
 /// A common kernel, from which others differ.
 const COMMON: WarpMultiplySpec = WarpMultiplySpec {
+    target: Target::Sm80,
     products: Products::Interleaved,
     resident: 1,
     tokens: 64,
     columns: 128,
+    fragments: 2,
     units: 1,
     stages: 4,
     epilogue: Epilogue::Staged,
@@ -30,7 +33,8 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
 fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
     let function = if products == Products::Single { Function::None } else { Function::Silu };
     let epilogue = if schedule == Schedule::SplitK { Epilogue::Direct } else { Epilogue::Staged };
-    WarpMultiplySpec { products, tokens, columns, units, stages, schedule, function, epilogue, ..COMMON }
+    let fragments = WarpMultiplySpec::sensible_fragments(products, tokens, columns);
+    WarpMultiplySpec { products, tokens, columns, fragments, units, stages, schedule, function, epilogue, ..COMMON }
 }
 
 /// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
@@ -48,6 +52,7 @@ fn configs() -> Vec<WarpMultiplySpec> {
         sized(Interleaved, [64, 128, 2, 3], Persistent),
         sized(Interleaved, [96, 96, 1, 4], PerTile),
         sized(Interleaved, [128, 128, 1, 4], PerTile),
+        sized(Interleaved, [128, 128, 2, 3], PerTile),
         sized(Interleaved, [96, 64, 2, 3], PerTile),
         sized(Interleaved, [128, 64, 2, 3], PerTile),
         sized(Interleaved, [64, 256, 1, 4], PerTile),
@@ -91,9 +96,45 @@ fn every_kernel_assembles_without_spills_for_every_chip_that_runs_it() {
     assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
 }
 
+/// Kernels where tensor cores take NVFP4 itself: its tokens, and others against the same weights.
+fn desktop_configs() -> Vec<WarpMultiplySpec> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let sizes = [
+        sized(Interleaved, [8, 8, 4, 12], PerTile),
+        sized(Interleaved, [8, 32, 4, 4], PerTile),
+        sized(Interleaved, [64, 128, 1, 3], PerTile),
+        sized(Interleaved, [64, 64, 2, 3], Persistent),
+        sized(Interleaved, [128, 64, 1, 4], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], SplitK),
+        sized(Sequential, [64, 128, 1, 3], PerTile),
+        sized(Single, [64, 256, 1, 3], PerTile),
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [32, 64, 1, 3], PerTile) },
+    ];
+    let with = |element| sizes.map(|spec| WarpMultiplySpec { target: Target::Sm120f, element, ..spec });
+    let wide = WarpMultiplySpec { element: Tokens::Bf16Sum, ..sized(Interleaved, [16, 32, 1, 3], PerTile) };
+    let wide = WarpMultiplySpec { target: Target::Sm120f, ..wide };
+    let largest = sized(Interleaved, [128, 128, 2, 3], PerTile);
+    let largest = WarpMultiplySpec { target: Target::Sm120f, element: Tokens::NvFp4, ..largest };
+    [Tokens::NvFp4, Tokens::F16, Tokens::Bf16].into_iter().flat_map(with).chain([wide, largest]).collect()
+}
+
+#[test]
+fn kernels_with_block_scales_assemble_without_spills_for_every_chip_that_runs_them() {
+    let target = Target::Sm120f;
+    let (function, output, groups, parts) = (Function::Silu, Output::F16, 8, 2);
+    let others = [
+        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target }),
+        KernelSpec::from(expand::ExpandSpec::new(target, expand::TokenForm::Single, 1, 16)),
+        KernelSpec::from(ArrangeSpec { groups, target }),
+    ];
+    let all = desktop_configs().into_iter().map(KernelSpec::from).chain(others).collect();
+    assert_assemble(all, &["sm_120f", "sm_120a", "sm_121a"]);
+}
+
 #[test]
 fn every_kernel_takes_the_shared_memory_that_its_config_says() {
-    for config in configs() {
+    for config in configs().into_iter().chain(desktop_configs()) {
         let kernel = kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
         assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
     }
@@ -116,6 +157,9 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { tokens: 128, columns: 256, ..COMMON },
         WarpMultiplySpec { stages: 16, units: 4, ..COMMON },
         WarpMultiplySpec { groups: 3, ..COMMON },
+        WarpMultiplySpec { fragments: 3, ..COMMON },
+        WarpMultiplySpec { element: Tokens::NvFp4, ..COMMON },
+        WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
     ] {
         assert!(matches!(kernel(broken), Err(Error::Field { .. })), "{broken:?}");
     }

@@ -11,20 +11,24 @@ use op::{Activation, Activations, Config, Error, Gate, Output, Problem, Result, 
 use super::Device;
 use crate::driver::{DeviceMemory, EncodedLaunch, Stream};
 use crate::family::GroupOperands;
+use crate::launches::bytes_of;
 
 /// Tokens, columns and K of the problem: each beyond the end of a tile, or of a unit.
 const SHAPE: Shape = Shape { m: 19, n: 72, k: 336 };
 
 /// Computes on a device and compares. The error says what was wrong.
 pub(super) fn run(device: &'static Device) -> Result<()> {
-    for (gate, output) in [(Gate::None, Output::F32), (Gate::Silu, Output::F16)] {
-        let activations: Activations<'_> = tokens()?.into();
+    let codes = device.family.expansion(Activation::NvFp4).is_none();
+    let ways = [(Gate::None, Output::F32), (Gate::Silu, Output::F16)];
+    let ways = ways.into_iter().flat_map(|way| [Some(false), codes.then_some(true)].map(|codes| (way, codes)));
+    for ((gate, output), codes) in ways.filter_map(|(way, codes)| Some((way, codes?))) {
+        let activations: Activations<'_> = if codes { code_tokens()?.into() } else { tokens()?.into() };
         let weights = match gate {
             Gate::None => Weights::plain(matrix(1)?),
             _ => Weights::gated(matrix(1)?, matrix(5)?)?,
         };
-        let found = compute(device, &weights, gate, output)?;
-        let arithmetic = device.family.arithmetic(Activation::F16);
+        let found = compute(device, &activations, &weights, gate, output)?;
+        let arithmetic = device.family.arithmetic(activations.element());
         let elements = Reference::new(&activations, &weights, gate).all();
         let wrong = elements.iter().zip(&found).position(|(element, &found)| match gate {
             Gate::None => element.value as f32 != found,
@@ -51,6 +55,13 @@ fn tokens() -> Result<Dense<'static>> {
     Ok(Dense::new(SHAPE.m, SHAPE.k, (0..SHAPE.m * SHAPE.k).map(token).collect::<Vec<_>>(), 1.0)?)
 }
 
+/// Every code, under a scale of 1 or −1: so is every sum of these.
+fn code_tokens() -> Result<Matrix<'static>> {
+    let codes: Vec<u8> = (0..SHAPE.m * SHAPE.k / 2).map(|i| (i * 29 + i / 7) as u8).collect();
+    let scales: Vec<u8> = (0..SHAPE.m * SHAPE.k / 16).map(|i| if i % 5 == 0 { 0xb8 } else { 0x38 }).collect();
+    Ok(Matrix::new(SHAPE.m, SHAPE.k, codes, scales, 1.0)?)
+}
+
 /// Every code, under scales from 1/64 to 1.
 fn matrix(seed: usize) -> Result<Matrix<'static>> {
     let codes: Vec<u8> = (0..SHAPE.n * SHAPE.k / 2).map(|i| ((i + seed) * 37 + i / 11) as u8).collect();
@@ -59,9 +70,15 @@ fn matrix(seed: usize) -> Result<Matrix<'static>> {
 }
 
 /// C as the device's kernels compute it, in the configuration that the model finds cheapest.
-fn compute(device: &'static Device, weights: &Weights<'_>, gate: Gate, output: Output) -> Result<Vec<f32>> {
+fn compute(
+    device: &'static Device,
+    activations: &Activations<'_>,
+    weights: &Weights<'_>,
+    gate: Gate,
+    output: Output,
+) -> Result<Vec<f32>> {
     let (context, family, facts) = (device.context, device.family, &device.facts);
-    let problem = Problem::new(vec![SHAPE], gate, Activation::F16, output)?;
+    let problem = Problem::new(vec![SHAPE], gate, activations.element(), output)?;
     let priced = |config: Config| Some((family.cost(&problem, &config, facts).ok()?.seconds, config));
     let best = family.candidates(&problem, facts).into_iter().filter_map(priced).min_by(|a, b| a.0.total_cmp(&b.0));
     let Some((_, config)) = best else {
@@ -70,14 +87,15 @@ fn compute(device: &'static Device, weights: &Weights<'_>, gate: Gate, output: O
     };
     let stream = Stream::new(context)?;
     let hold = |bytes: &[u8]| DeviceMemory::holding(context, "a trial", bytes, &stream);
-    let halves = |i: usize| f16::from_f32(((i / SHAPE.k * 7 + i % SHAPE.k * 3) % 13) as f32 - 6.0).to_le_bytes();
-    let tokens = hold(&(0..SHAPE.m * SHAPE.k).flat_map(halves).collect::<Vec<u8>>())?;
+    let [values, scales] = bytes_of(activations);
+    let (tokens, scales) = (hold(values)?, hold(scales)?);
     let packed = weights.matrices().map(|matrix| hold(&family.pack(matrix))).collect::<Result<Vec<_>>>()?;
     let out = DeviceMemory::new(context, "a trial", SHAPE.m * SHAPE.n * output.bytes())?;
     let workspace = DeviceMemory::new(context, "a trial", family.workspace_bytes(&problem, &config))?;
     let operands = GroupOperands {
         weights: [packed[0].address(), packed[packed.len() - 1].address()],
         tokens: tokens.address(),
+        token_scales: scales.address(),
         part_bytes: 0,
         out: out.address(),
         alphas: [1.0; 2],

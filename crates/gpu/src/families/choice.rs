@@ -47,10 +47,12 @@ pub enum Tokens {
     Bf16,
     /// Three bfloat16 each, of which the sum is meant.
     Bf16Sum,
+    /// NVFP4 itself: codes and scales.
+    NvFp4,
 }
 
 impl Tokens {
-    /// What tokens of a type become before they are multiplied.
+    /// What tokens of a type become before tensor cores that take numbers of 16 bits multiply them.
     pub fn of(activation: Activation) -> Self {
         match activation {
             Activation::NvFp4 | Activation::F16 => Tokens::F16,
@@ -64,11 +66,12 @@ impl Tokens {
         if self == Tokens::Bf16Sum { 3 } else { 1 }
     }
 
-    /// How tensor cores that take numbers of 16 bits add their products up.
+    /// How tensor cores add their products up.
     pub(super) fn arithmetic(self) -> Arithmetic {
         match self {
             Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
-            bf16 => Arithmetic::bf16_tensor_cores(bf16.parts()),
+            Tokens::Bf16 | Tokens::Bf16Sum => Arithmetic::bf16_tensor_cores(self.parts()),
+            Tokens::NvFp4 => Arithmetic::BlockScaledTensorCores,
         }
     }
 }

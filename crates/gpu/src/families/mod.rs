@@ -6,6 +6,7 @@
 pub mod choice;
 mod cut;
 mod limits;
+pub mod sm120;
 pub mod sm80;
 pub mod sm90;
 
@@ -14,7 +15,7 @@ use std::fmt;
 use crate::family::Family;
 
 /// Every family, the most capable first.
-pub const ALL: [&dyn Family; 2] = [&sm90::Sm90, &sm80::Sm80];
+pub const ALL: [&dyn Family; 3] = [&sm120::Sm120, &sm90::Sm90, &sm80::Sm80];
 
 /// The environment variable that names the family to be used.
 pub const FAMILY_VARIABLE: &str = "HAMMERHEAD_FAMILY";
@@ -131,7 +132,10 @@ mod tests {
         for capability in [(8, 0), (8, 6), (8, 9)] {
             assert_eq!(chosen(capability, None), ("sm80", Reason::Made, false));
         }
-        for capability in [(10, 0), (12, 0), (12, 1), (13, 7)] {
+        for capability in [(12, 0), (12, 1)] {
+            assert_eq!(chosen(capability, None), ("sm120", Reason::Made, false));
+        }
+        for capability in [(10, 0), (13, 7)] {
             assert_eq!(chosen(capability, None), ("sm80", Reason::Later, false));
         }
         assert_eq!(chosen((9, 0), Some("")), ("sm90", Reason::Made, true));
@@ -166,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_choice_says_what_was_chosen_and_whether_it_was_ever_tried() {
-        let text = choose((12, 0), DRIVER, None).unwrap().to_string();
+        let text = choose((13, 7), DRIVER, None).unwrap().to_string();
         assert!(text.contains("sm80") && text.contains("since Ampere") && text.contains("not measured"), "{text}");
         assert!(!choose((9, 0), DRIVER, None).unwrap().to_string().contains("not measured"));
     }

@@ -1,16 +1,22 @@
 //! Which kernel a configuration means for a problem.
 
-use op::{Config, Epilogue, Problem, Result, Schedule, Strategy};
+use op::{Activation, Config, Epilogue, Problem, Result, Schedule, Strategy};
+
+use ptx::{Feature, Target};
 
 use super::kernel::WarpMultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice, sizes};
 
 /// The kernel of the products that a configuration asks for, for one group.
-pub(super) fn kernel_config(problem: &Problem, config: &Config) -> Result<WarpMultiplySpec> {
-    kernel_of(problem, config).map_err(illegal(config))
+pub(in crate::families) fn kernel_config(
+    target: Target,
+    problem: &Problem,
+    config: &Config,
+) -> Result<WarpMultiplySpec> {
+    kernel_of(target, problem, config).map_err(illegal(config))
 }
 
-pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultiplySpec, String> {
+pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> Result<WarpMultiplySpec, String> {
     let [tokens, columns, units, stages] = sizes(config)?;
     if config.schedule == Schedule::SplitK {
         if passes_twice(problem, config) {
@@ -25,16 +31,19 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultip
         }
     }
     let (function, output) = ending(problem, config.strategy);
+    let products = Products::of(problem, config.strategy);
     let kernel = WarpMultiplySpec {
-        products: Products::of(problem, config.strategy),
+        target,
+        products,
         resident: if config.strategy == Strategy::PingPong { 2 } else { 1 },
         tokens,
         columns,
+        fragments: WarpMultiplySpec::sensible_fragments(products, tokens, columns),
         units,
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
-        element: Tokens::of(problem.activation()),
+        element: element_of(target, problem.activation()),
         function,
         output,
         groups: 1,
@@ -43,8 +52,16 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<WarpMultip
     Ok(kernel)
 }
 
+/// What tokens of a type become before they are multiplied.
+pub(in crate::families) fn element_of(target: Target, activation: Activation) -> Tokens {
+    match activation {
+        Activation::NvFp4 if target.has(Feature::BlockScaledMma) => Tokens::NvFp4,
+        other => Tokens::of(other),
+    }
+}
+
 /// Blocks that leave sums of each tile: there are no clusters for two to meet in.
-pub(super) fn blocks_leaving_sums(config: &Config) -> u32 {
+pub(in crate::families) fn blocks_leaving_sums(config: &Config) -> u32 {
     if config.schedule == Schedule::SplitK { 2 } else { 1 }
 }
 

@@ -9,22 +9,23 @@
 //! has gate and up in one fragment; *ping-pong* is that with two blocks on a multiprocessor, of which one finishes while the other
 //! multiplies. *Split-K* leaves the sums of each half to a launch that joins them: there are no clusters to meet in.
 
-mod choice;
+pub(super) mod choice;
 pub mod kernel;
-mod model;
+pub(super) mod model;
 mod multiply;
 
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::Target;
 
-use super::choice::{Tokens, steps};
+use super::choice::steps;
 use super::cut::{self, Cut};
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
 
-/// Its name.
+/// Its name, and what its kernels are assembled for.
 pub const NAME: &str = "sm80";
+const TARGET: Target = Target::Sm80;
 
 /// The family of GPUs since Ampere.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Family for Sm80 {
     }
 
     fn target(&self) -> Target {
-        Target::Sm80
+        TARGET
     }
 
     fn supports(&self, capability: (i32, i32)) -> bool {
@@ -49,19 +50,19 @@ impl Family for Sm80 {
     }
 
     fn arithmetic(&self, activation: Activation) -> Arithmetic {
-        Tokens::of(activation).arithmetic()
+        choice::element_of(TARGET, activation).arithmetic()
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
-        model::candidates(problem, facts)
+        model::candidates(TARGET, problem, facts)
     }
 
     fn legal(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
-        model::legal(problem, config, facts).map(drop)
+        model::legal(TARGET, problem, config, facts).map(drop)
     }
 
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
-        model::check(problem, config, facts)
+        model::check(TARGET, problem, config, facts)
     }
 
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {
@@ -76,7 +77,7 @@ impl Family for Sm80 {
         workspace: u64,
         multiprocessors: u32,
     ) -> Result<Vec<Launch>> {
-        let (kernel, blocks) = (choice::kernel_config(problem, config)?, choice::blocks_leaving_sums(config));
+        let (kernel, blocks) = (choice::kernel_config(TARGET, problem, config)?, choice::blocks_leaving_sums(config));
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 

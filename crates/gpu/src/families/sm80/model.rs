@@ -7,6 +7,8 @@
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
+use ptx::Target;
+
 use super::choice::{blocks_leaving_sums, joins, kernel_of};
 use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
 use crate::expand::TokenForm;
@@ -17,7 +19,14 @@ use crate::families::{cut, limits};
 /// Instructions of a warp per slice of 16 of k: to make a fragment of weights as f16 or as bfloat16, and for the rest.
 const DEQUANTISE: f64 = 22.0;
 const DEQUANTISE_WIDE: f64 = 26.0;
+/// The same from plain codes.
+const DEQUANTISE_PLAIN: f64 = 30.0;
 const SLICE: f64 = 8.0;
+/// How many times as fast codes are multiplied as halves, and instructions per unit to read a fragment and eight tokens of codes. Not measured:
+/// the rates that are published for an RTX 5090.
+const CODES_RATE: f64 = 8.0;
+const CODES_FRAGMENT: f64 = 5.0;
+const CODES_EIGHT: f64 = 1.5;
 /// Instructions of a thread per piece that it copies.
 const COPY: f64 = 7.0;
 /// The share of other instructions that is not hidden behind multiplications.
@@ -41,7 +50,7 @@ const TOKENS: [usize; 8] = [8, 16, 24, 32, 48, 64, 96, 128];
 const FRAGMENTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 10, 12, 16, 32];
 
 /// Every configuration worth trying, with as many stages as there is room for.
-pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
+pub(in crate::families) fn candidates(target: Target, problem: &Problem, facts: &Facts) -> Vec<Config> {
     let mut configs = Vec::new();
     let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
     let widest = problem.groups().iter().map(|shape| shape.n).max().unwrap_or(0);
@@ -59,7 +68,9 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
                 let staged = aligned && schedule != Schedule::SplitK && (tile.columns * bytes).is_multiple_of(16);
                 let epilogue = if staged { Epilogue::Staged } else { Epilogue::Direct };
                 let with = |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
-                configs.extend([256, 128, 64].into_iter().filter_map(|depth| deepest(problem, with(depth), facts)));
+                configs.extend(
+                    [256, 128, 64].into_iter().filter_map(|depth| deepest(target, problem, with(depth), facts)),
+                );
             }
         }
     }
@@ -67,12 +78,12 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
 }
 
 /// The configuration with as many stages as fit, but no more than hide memory's latency.
-fn deepest(problem: &Problem, config: Config, facts: &Facts) -> Option<Config> {
+fn deepest(target: Target, problem: &Problem, config: Config, facts: &Facts) -> Option<Config> {
     let enough = |config: &Config| {
-        kernel_of(problem, config)
+        kernel_of(target, problem, config)
             .is_ok_and(|kernel| in_flight(&kernel) >= 2.0 * IN_FLIGHT / f64::from(kernel.resident))
     };
-    let fits = |stages: &usize| legal(problem, &Config { stages: *stages, ..config }, facts).is_ok();
+    let fits = |stages: &usize| legal(target, problem, &Config { stages: *stages, ..config }, facts).is_ok();
     let with = |stages| Config { stages, ..config };
     let fitting: Vec<usize> = (3..=12).filter(fits).collect();
     let first = fitting.iter().copied().map(with).find(enough);
@@ -80,8 +91,13 @@ fn deepest(problem: &Problem, config: Config, facts: &Facts) -> Option<Config> {
 }
 
 /// The kernel and the number of tiles of a configuration, if it is legal for a problem on a device.
-pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result<(WarpMultiplySpec, usize), String> {
-    let kernel = kernel_of(problem, config)?;
+pub(in crate::families) fn legal(
+    target: Target,
+    problem: &Problem,
+    config: &Config,
+    facts: &Facts,
+) -> Result<(WarpMultiplySpec, usize), String> {
+    let kernel = kernel_of(target, problem, config)?;
     problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
     // A multiprocessor has as much shared memory as one block may have, and what a block costs besides.
     let there = (facts.shared_bytes + BLOCK_SHARED) / kernel.resident as usize - BLOCK_SHARED;
@@ -113,8 +129,13 @@ fn check_rows(shape: &Shape, config: &Config, kernel: &WarpMultiplySpec) -> Resu
 }
 
 /// What a legal configuration should cost, or why it is not legal.
-pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
-    let (kernel, tiles) = legal(problem, config, facts)?;
+pub(in crate::families) fn check(
+    target: Target,
+    problem: &Problem,
+    config: &Config,
+    facts: &Facts,
+) -> Result<Cost, String> {
+    let (kernel, tiles) = legal(target, problem, config, facts)?;
     let passes = if passes_twice(problem, config) { problem.matrices() } else { 1 };
     let workspace = cut::workspace_bytes(problem, config, blocks_leaving_sums(config));
     let multiprocessors = f64::from(facts.multiprocessors);
@@ -160,7 +181,18 @@ fn unit_cycles(kernel: &WarpMultiplySpec, facts: &Facts) -> f64 {
     // Of a unit's four slices, which warps along k have to themselves.
     let slices = 4.0;
     let multiply = along_n * fragments * eights * slices * facts.mma_cycles / warps.min(4.0);
-    let dequantise = if kernel.element == Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
+    if kernel.element == Tokens::NvFp4 {
+        // One multiplication covers all slices, and nothing is made before it.
+        let issue = along_n * (fragments * (eights + CODES_FRAGMENT) + eights * CODES_EIGHT) / 4.0;
+        let bytes = along_n * f64::from(kernel.unit_bytes()[0]) + 2.0 * f64::from(kernel.unit_bytes()[1]);
+        return (multiply / CODES_RATE + UNHIDDEN * issue).max(bytes / SHARED_RATE)
+            + CHANGE_STAGE / f64::from(kernel.units);
+    }
+    let dequantise = match kernel.element {
+        _ if kernel.takes_codes() => DEQUANTISE_PLAIN,
+        Tokens::F16 => DEQUANTISE,
+        _ => DEQUANTISE_WIDE,
+    };
     let of_warp = fragments * (dequantise + eights) + eights / 2.0 + SLICE;
     let copies = f64::from(kernel.unit_bytes().iter().sum::<u32>()) / 16.0 / 32.0 * COPY;
     let issue = (along_n * slices * of_warp + copies) / 4.0;

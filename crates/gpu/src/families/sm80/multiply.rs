@@ -1,7 +1,7 @@
 //! The kernel as whoever cuts a problem into launches sees it.
 
 use op::Schedule;
-use ptx::Target;
+use ptx::{Feature, Target};
 
 use super::kernel::WarpMultiplySpec;
 use crate::families::cut::{Group, MultiplyKernel};
@@ -13,7 +13,7 @@ impl MultiplyKernel for WarpMultiplySpec {
     }
 
     fn target(&self) -> Target {
-        Target::Sm80
+        self.target
     }
 
     fn columns(&self) -> u32 {
@@ -40,10 +40,10 @@ impl MultiplyKernel for WarpMultiplySpec {
     }
 
     fn weight_factor(&self) -> f64 {
-        crate::pack::WEIGHT_FACTOR
+        WarpMultiplySpec::weight_factor(self)
     }
 
     fn overlaps(&self) -> bool {
-        false
+        self.target.has(Feature::GridDependency)
     }
 }

@@ -7,11 +7,12 @@
 
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
+use super::codes::CodeOperands;
 use super::fragments::{TokenFragments, Weights, element};
 use super::load::Copies;
 use super::pipeline::Turn;
 use super::work::Tile;
-use super::{Division, Parts, Products, SLICES, STRIP_CODES, TOKEN_BYTES, WarpMultiplySpec};
+use super::{Division, Parts, Products, SLICES, STRIP_CODES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
 
 /// What one thread holds.
 pub(super) struct Consumer {
@@ -22,18 +23,32 @@ pub(super) struct Consumer {
     pub along_n: Reg<U32>,
     pub along_k: Reg<U32>,
     /// Bytes from a stage to this warp's first unit of tokens.
-    tokens_at: Reg<U32>,
+    pub tokens_at: Reg<U32>,
     /// Bytes from a stage to this lane's words, and to its scales, in the first fragment of the warp's first unit.
-    words_at: Reg<U32>,
-    scales_at: Reg<U32>,
-    weights: Vec<Weights>,
-    tokens: TokenFragments,
+    pub words_at: Reg<U32>,
+    pub scales_at: Reg<U32>,
+    operands: Operands,
     /// Sums: for each pass, for each fragment, for each eight tokens.
     pub sums: Vec<Vec<[Reg<F32>; 4]>>,
 }
 
+/// What a thread multiplies.
+enum Operands {
+    /// Weights that it makes floats of, and tokens that are some.
+    Floats(FloatOperands),
+    /// Codes and scales as they are.
+    Codes(CodeOperands),
+}
+
+/// Weights that a thread makes floats of, and tokens.
+struct FloatOperands {
+    weights: Vec<Weights>,
+    tokens: TokenFragments,
+}
+
 /// What the main loop goes through.
 struct Walk<'a> {
+    operands: &'a FloatOperands,
     parts: &'a Parts,
     copies: &'a Copies,
     /// Stages in all.
@@ -58,7 +73,10 @@ impl Consumer {
         let warp = k.broadcast(warp);
         let (along_n, along_k) = (k.rem(warp, columns), k.div(warp, columns));
         let [token_bytes, weight_bytes] = config.unit_bytes();
-        let [words, scales] = Weights::offsets(k, lane);
+        let [words, scales] = match config.element {
+            Tokens::NvFp4 => [k.shl(lane, 3), CodeOperands::weight_scales(k, &config, lane)],
+            _ => Weights::offsets(k, lane),
+        };
         let weights_at = k.mul_add(along_k, weight_bytes, words);
         let scales_behind = k.mul_add(along_k, weight_bytes, scales);
         // Strips of a fragment: the same of both matrices, or two neighbours.
@@ -74,8 +92,16 @@ impl Consumer {
             tokens_at: k.mul(along_k, token_bytes),
             words_at: k.add(words_at, config.units * token_bytes),
             scales_at: k.add(scales_at, config.units * token_bytes + config.strips() * STRIP_CODES),
-            weights: (0..fragments).map(|_| Weights::new(k, config.element)).collect(),
-            tokens: TokenFragments::new(k, config.tokens, lane),
+            operands: match config.element {
+                Tokens::NvFp4 => Operands::Codes(CodeOperands::new(k, &config, lane)),
+                element => {
+                    let plain = config.takes_codes().then(|| Weights::scale_shift(k, lane));
+                    Operands::Floats(FloatOperands {
+                        weights: (0..fragments).map(|_| Weights::new(k, element, plain)).collect(),
+                        tokens: TokenFragments::new(k, config.tokens, lane, config.takes_codes()),
+                    })
+                }
+            },
             sums: (0..config.passes() * fragments)
                 .map(|_| (0..config.tokens / 8).map(|_| k.registers()).collect())
                 .collect(),
@@ -90,7 +116,7 @@ impl Consumer {
     }
 
     /// Units of a stage that are this warp's.
-    fn own_units(&self) -> u32 {
+    pub(super) fn own_units(&self) -> u32 {
         self.config.units / self.config.division().along_k
     }
 
@@ -102,11 +128,27 @@ impl Consumer {
             let nothing = k.eq(tile.stages, 0u32);
             k.branch_if(nothing, end);
         }
+        match &self.operands {
+            Operands::Floats(operands) => self.multiply_floats(k, operands, parts, copies, tile, pass),
+            Operands::Codes(operands) => self.multiply_codes(k, operands, parts, copies, tile, pass),
+        }
+        k.place(end);
+    }
+
+    fn multiply_floats(
+        &self,
+        k: &mut Builder,
+        operands: &FloatOperands,
+        parts: &Parts,
+        copies: &Copies,
+        tile: &Tile,
+        pass: usize,
+    ) {
         let turn = parts.pipe.start(k, copies, tile.stages);
-        self.load_words(k, turn.here, 0);
-        self.load_tokens(k, 0, Step { unit: 0, slice: 0, part: 0 }, turn.here);
-        self.dequantise(k, 0, 0);
-        let walk = Walk { parts, copies, stages: tile.stages, turn, pass };
+        let walk = Walk { operands, parts, copies, stages: tile.stages, turn, pass };
+        self.load_words(k, operands, walk.turn.here, 0);
+        self.load_tokens(k, operands, 0, Step { unit: 0, slice: 0, part: 0 }, walk.turn.here);
+        dequantise(k, operands, 0, 0);
         let left = k.variable(tile.stages);
         k.repeat_while(|k| {
             for unit in 0..self.own_units() {
@@ -119,7 +161,6 @@ impl Consumer {
             k.set(left, rest);
             k.gt(left, 0u32)
         });
-        k.place(end);
     }
 
     /// Multiplies one slice, part by part, while what comes after is made ready.
@@ -139,54 +180,57 @@ impl Consumer {
                 (_, _, false) => (Step { unit: unit + 1, slice: 0, part: 0 }, turn.here),
                 _ => (Step { unit: 0, slice: 0, part: 0 }, turn.next),
             };
-            self.load_tokens(k, 1 - set, next.0, next.1);
+            self.load_tokens(k, walk.operands, 1 - set, next.0, next.1);
             if part == 0 {
                 let made = slice as usize % 2;
-                self.dequantise(k, 1 - made, (slice + 1) % SLICES);
+                dequantise(k, walk.operands, 1 - made, (slice + 1) % SLICES);
                 if slice + 2 == SLICES {
                     let (stage, unit) = if last_unit { (turn.next, 0) } else { (turn.here, unit + 1) };
-                    self.load_words(k, stage, unit);
+                    self.load_words(k, walk.operands, stage, unit);
                 }
             }
-            self.multiply(k, slice as usize % 2, set, walk.pass);
+            self.multiply(k, walk.operands, slice as usize % 2, set, walk.pass);
+        }
+    }
+
+    /// The two strips of one of the warp's fragments, from its first.
+    pub(super) fn strips_of(&self, fragment: u32) -> [u32; 2] {
+        match self.config.products {
+            Products::Interleaved => [fragment, self.config.strips() / 2 + fragment],
+            Products::Sequential | Products::Single => [2 * fragment, 2 * fragment + 1],
         }
     }
 
     /// Reads words and scales of one of the warp's units.
-    fn load_words(&self, k: &mut Builder, stage: Reg<U32>, unit: u32) {
+    fn load_words(&self, k: &mut Builder, operands: &FloatOperands, stage: Reg<U32>, unit: u32) {
         let Division { along_k, .. } = self.config.division();
         let further = unit * along_k * self.config.unit_bytes()[1];
         let (words, scales) = (k.add(stage, self.words_at), k.add(stage, self.scales_at));
         let at = |address| Addr::<Shared>::of(address).plus(further.cast_signed());
         let (words, scales) = (at(words), at(scales));
-        for (index, weights) in self.weights.iter().enumerate() {
-            let index = index as u32;
-            let strips = match self.config.products {
-                Products::Interleaved => [index, self.config.strips() / 2 + index],
-                Products::Sequential | Products::Single => [2 * index, 2 * index + 1],
-            };
-            k.phase("load", |k| weights.load(k, words, scales, strips));
+        for (index, weights) in operands.weights.iter().enumerate() {
+            k.phase("load", |k| weights.load(k, words, scales, self.strips_of(index as u32)));
         }
     }
 
-    fn load_tokens(&self, k: &mut Builder, set: usize, step: Step, stage: Reg<U32>) {
+    fn load_tokens(&self, k: &mut Builder, operands: &FloatOperands, set: usize, step: Step, stage: Reg<U32>) {
         let Division { along_k, .. } = self.config.division();
         let unit = step.unit * along_k * self.config.unit_bytes()[0];
         let part = step.part * self.config.tokens * TOKEN_BYTES;
         let own = k.add(stage, self.tokens_at);
-        k.phase("load", |k| self.tokens.load(k, set, step.slice, own, unit + part));
+        k.phase("load", |k| operands.tokens.load(k, set, step.slice, own, unit + part));
     }
 
-    fn dequantise(&self, k: &mut Builder, set: usize, slice: u32) {
-        k.phase("dequantise", |k| self.weights.iter().for_each(|weights| weights.dequantise(k, set, slice)));
-    }
-
-    fn multiply(&self, k: &mut Builder, made: usize, set: usize, pass: usize) {
-        for (index, weights) in self.weights.iter().enumerate() {
-            let sums = &self.sums[pass * self.weights.len() + index];
-            for (&sums, &tokens) in sums.iter().zip(self.tokens.fragments(set)) {
+    fn multiply(&self, k: &mut Builder, operands: &FloatOperands, made: usize, set: usize, pass: usize) {
+        for (index, weights) in operands.weights.iter().enumerate() {
+            let sums = &self.sums[pass * operands.weights.len() + index];
+            for (&sums, &tokens) in sums.iter().zip(operands.tokens.fragments(set)) {
                 k.mma(element(self.config.element), sums, weights.fragment(made), tokens);
             }
         }
     }
+}
+
+fn dequantise(k: &mut Builder, operands: &FloatOperands, set: usize, slice: u32) {
+    k.phase("dequantise", |k| operands.weights.iter().for_each(|weights| weights.dequantise(k, set, slice)));
 }

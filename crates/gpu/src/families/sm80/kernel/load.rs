@@ -4,13 +4,14 @@
 //! tile's come as zeros, and so do columns and units of weights beyond k, which only the last stage has: so all others are copied without
 //! asking. Rows of weights beyond the last chunk are replaced by those of that: their sums are not stored.
 //!
-//! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that eight rows of the
-//! same piece lie in different banks.
+//! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that pieces that are read
+//! together lie in different banks. Tokens that stay codes have been arranged in strips, and lie in a stage as they come.
 
 use ptx::{Addr, Builder, Global, Reg, S32, Shared, U32, U64};
 
+use super::fragments::turned;
 use super::work::Tile;
-use super::{Parts, STRIP_CODES, STRIP_ROWS, STRIP_SCALES, TOKEN_BYTES, UNIT};
+use super::{Parts, STRIP_CODES, STRIP_ROWS, STRIP_SCALES, TOKEN_BYTES, Tokens, UNIT};
 use crate::pack::{CHUNK_BYTES, CHUNK_ROWS, CODE_BYTES};
 
 /// Bytes of a piece.
@@ -24,6 +25,8 @@ pub(super) struct Copies {
     first_stage: Reg<U32>,
     whole_stages: Reg<U32>,
     units: u32,
+    /// Whether tokens stay codes.
+    codes: bool,
 }
 
 /// One piece, in the first stage.
@@ -56,29 +59,30 @@ impl Copies {
         let stride = config.threads() * PIECE;
         // Rounds of which the rows keep the permutation share a place.
         let together = config.threads().is_multiple_of(8 * 8);
-        let first = token_place(k, thread);
+        let (plain, codes) = (config.takes_codes(), config.element == Tokens::NvFp4);
+        let linear = k.mul(thread, PIECE);
+        let first = if codes { linear } else { token_place(k, thread, plain) };
         let tokens = (0..rounds(token_bytes))
             .map(|round| {
                 let number = Number::new(k, parts, thread, round, token_bytes / PIECE);
-                let to = if together || round == 0 {
+                let to = if codes || together || round == 0 {
                     Place { shared: first, further: round * stride }
                 } else {
-                    Place { shared: token_place(k, number.number), further: 0 }
+                    Place { shared: token_place(k, number.number, plain), further: 0 }
                 };
-                token_piece(k, parts, tile, number, to)
+                if codes { strip_piece(k, parts, tile, number, to) } else { token_piece(k, parts, tile, number, to) }
             })
             .collect();
-        let first = k.mul(thread, PIECE);
         let pieces = (0..rounds(weight_bytes))
             .map(|round| {
                 let number = Number::new(k, parts, thread, round, weight_bytes / PIECE);
-                let to = Place { shared: first, further: token_bytes + round * stride };
+                let to = Place { shared: linear, further: token_bytes + round * stride };
                 weights.piece(k, parts, tile, number, to)
             })
             .collect();
         let columns = k.shr(tile.k, (config.units * UNIT).trailing_zeros());
         let whole_stages = k.sub(columns, tile.first_stage);
-        Copies { tokens, weights: pieces, first_stage: tile.first_stage, whole_stages, units: config.units }
+        Copies { tokens, weights: pieces, first_stage: tile.first_stage, whole_stages, units: config.units, codes }
     }
 
     /// Copies this thread's pieces of a stage to a place.
@@ -93,9 +97,11 @@ impl Copies {
         let stage = k.add(stage, self.first_stage);
         let unit = k.mul(stage, self.units);
         let column = k.mul(unit, UNIT);
-        for (pieces, along, passed) in
-            [(&self.tokens, k.mul_wide(column, 2), column), (&self.weights, k.mul_wide(unit, CHUNK_BYTES), unit)]
-        {
+        let tokens = match self.codes {
+            true => (&self.tokens, k.mul_wide(unit, STRIP_CODES + STRIP_SCALES), unit),
+            false => (&self.tokens, k.mul_wide(column, 2), column),
+        };
+        for (pieces, along, passed) in [tokens, (&self.weights, k.mul_wide(unit, CHUNK_BYTES), unit)] {
             let mut last: Option<[Reg<U32>; 2]> = None;
             for piece in pieces {
                 let to = match last {
@@ -147,9 +153,9 @@ impl Number {
 }
 
 /// Where a token's piece goes: into the token's row, the pieces of which are permuted by its number.
-fn token_place(k: &mut Builder, number: Reg<U32>) -> Reg<U32> {
+fn token_place(k: &mut Builder, number: Reg<U32>, plain: bool) -> Reg<U32> {
     let (row, piece) = (k.shr(number, 3), k.and(number, 7));
-    let turned = k.and(row, 7);
+    let turned = turned(k, row, plain);
     let turned = k.xor(piece, turned);
     let to = k.shl(row, TOKEN_BYTES.trailing_zeros());
     k.mul_add(turned, PIECE, to)
@@ -181,6 +187,31 @@ fn token_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exi
     let left: Reg<U32> = k.select(inside, left, 0u32);
     let bytes = k.select(inside, PIECE, 0u32);
     Piece { from, to, bytes: Some(bytes), left: Some(left.cast()), exists }
+}
+
+/// A piece of eight tokens that stay codes: a unit has as many strips of them as a tile has eights.
+fn strip_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exists }: Number, to: Place) -> Piece {
+    let config = &parts.config;
+    let of_strip = (STRIP_CODES + STRIP_SCALES) / PIECE;
+    let of_unit = config.tokens / STRIP_ROWS * of_strip;
+    let (unit, inside) = (k.div(number, of_unit), k.rem(number, of_unit));
+    let (strip, at) = (k.div(inside, of_strip), k.rem(inside, of_strip));
+    let first = k.shr(tile.first_token, STRIP_ROWS.trailing_zeros());
+    let of_group = k.add(first, strip);
+    let run = k.mul(tile.depth, STRIP_CODES + STRIP_SCALES);
+    let from = k.mul_wide_add(of_group, run, tile.tokens_at);
+    let from = k.mul_wide_add(unit, STRIP_CODES + STRIP_SCALES, from);
+    let from = k.mul_wide_add(at, PIECE, from);
+    let token = k.mul(strip, STRIP_ROWS);
+    let inside = k.lt(token, tile.tokens);
+    let bytes = k.select(inside, PIECE, 0u32);
+    // A stage of one unit has that unit.
+    let left = (config.units > 1).then(|| {
+        let left = k.sub(tile.depth, unit);
+        let left: Reg<U32> = k.select(inside, left, 0u32);
+        left.cast()
+    });
+    Piece { from, to, bytes: Some(bytes), left, exists }
 }
 
 /// The weights of a tile, for one pass.

@@ -6,9 +6,14 @@
 //! among themselves, and the steps of k where there are few fragments; never the tokens, since whatever two warps have in common they
 //! would both dequantise.
 //!
+//! Where the target's tensor cores take NVFP4 itself, weights are packed for that ([`crate::pack::pack_codes`]), and NVFP4 tokens, arranged
+//! alike ([`crate::arrange`]), meet them as they are: one multiplication covers a unit of k, and nothing is dequantised. Tokens of 16 bits
+//! meet the same weights dequantised, from their other order.
+//!
 //! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load` what each
-//! thread copies; `fragments` and `consume` the multiplications; `finish` the way from sums to C; `work` which tile is whose.
+//! thread copies; `fragments` and `consume` the multiplications, `codes` those of NVFP4 by NVFP4; `finish` the way from sums to C; `work` which tile is whose.
 
+mod codes;
 mod consume;
 mod finish;
 mod fragments;
@@ -16,7 +21,7 @@ mod load;
 mod pipeline;
 mod work;
 
-use ptx::{Builder, Error, Kernel, LaunchBounds, SpecialRegister, Target};
+use ptx::{Builder, Error, Feature, Kernel, LaunchBounds, SpecialRegister, Target};
 
 use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
@@ -54,6 +59,8 @@ const SPARE_REGISTERS: u32 = 2;
 /// How a kernel is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WarpMultiplySpec {
+    /// What it is assembled for, which says how weights are packed.
+    pub target: Target,
     /// Which products.
     pub products: Products,
     /// Blocks that are to share a multiprocessor: one finishes while the other multiplies.
@@ -62,6 +69,8 @@ pub struct WarpMultiplySpec {
     pub tokens: u32,
     /// Columns of C of a tile.
     pub columns: u32,
+    /// Fragments of a warp: 1, 2 or 4.
+    pub fragments: u32,
     /// Units of 64 along k in a stage: 1, 2 or 4.
     pub units: u32,
     /// Stages of the pipeline.
@@ -91,10 +100,15 @@ struct Division {
     fragments: u32,
 }
 
+/// Columns of C that one fragment covers.
+fn fragment_columns(products: Products) -> u32 {
+    if products == Products::Interleaved { STRIP_ROWS } else { 2 * STRIP_ROWS }
+}
+
 impl WarpMultiplySpec {
     /// Columns of C that one fragment covers.
     fn fragment_columns(&self) -> u32 {
-        if self.products == Products::Interleaved { STRIP_ROWS } else { 2 * STRIP_ROWS }
+        fragment_columns(self.products)
     }
 
     /// Times that a tile's tokens are gone through: gate and up one after the other are two.
@@ -102,15 +116,20 @@ impl WarpMultiplySpec {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    fn division(&self) -> Division {
-        let rows = self.columns / self.fragment_columns();
-        let pairs = self.tokens >= PAIRING_TOKENS && rows.is_multiple_of(2);
-        let fragments = match (rows, pairs) {
+    /// The fragments that each warp of a tile should have.
+    pub fn sensible_fragments(products: Products, tokens: u32, columns: u32) -> u32 {
+        let rows = columns / fragment_columns(products);
+        let pairs = tokens >= PAIRING_TOKENS && rows.is_multiple_of(2);
+        match (rows, pairs) {
             (17.., true) => 4,
             (9.., _) | (_, true) => 2,
             _ => 1,
-        };
-        let along_n = (rows / fragments).max(1);
+        }
+    }
+
+    fn division(&self) -> Division {
+        let fragments = self.fragments;
+        let along_n = (self.columns / self.fragment_columns() / fragments.max(1)).max(1);
         let mut along_k = 1;
         while 2 * along_k * along_n <= MOST_WARPS && 2 * along_k <= self.units {
             along_k *= 2;
@@ -142,7 +161,11 @@ impl WarpMultiplySpec {
 
     /// Bytes of one unit in a stage: tokens, and weights.
     pub fn unit_bytes(&self) -> [u32; 2] {
-        [self.tokens * self.element.parts() * TOKEN_BYTES, self.strips() * (STRIP_CODES + STRIP_SCALES)]
+        let of_eight = match self.element {
+            Tokens::NvFp4 => STRIP_CODES + STRIP_SCALES,
+            other => STRIP_ROWS * other.parts() * TOKEN_BYTES,
+        };
+        [self.tokens / STRIP_ROWS * of_eight, self.strips() * (STRIP_CODES + STRIP_SCALES)]
     }
 
     /// Bytes of a stage.
@@ -159,7 +182,12 @@ impl WarpMultiplySpec {
     fn held_registers(&self) -> u32 {
         let (threads, [tokens, weights]) = (self.threads(), self.unit_bytes());
         let rounds = [tokens, weights].map(|bytes| (bytes * self.units / 16).div_ceil(threads)).iter().sum::<u32>();
-        self.sums() + self.tokens / 2 + 14 * self.division().fragments + 3 * rounds
+        let fragments = self.division().fragments;
+        let operands = match self.element {
+            Tokens::NvFp4 => codes::TOKEN_REGISTERS + 5 * fragments,
+            _ => self.tokens / 2 + 14 * fragments,
+        };
+        self.sums() + operands + 2 * rounds + 4
     }
 
     /// Registers that a thread may have.
@@ -171,6 +199,16 @@ impl WarpMultiplySpec {
     pub fn shared_bytes(&self) -> u32 {
         let stages = self.stages * self.stage_bytes();
         stages.max(finish::combine_bytes(self)).max(finish::staging_bytes(self))
+    }
+
+    /// Whether the target's tensor cores take NVFP4 itself, for which weights are packed then.
+    pub fn takes_codes(&self) -> bool {
+        self.target.has(Feature::BlockScaledMma)
+    }
+
+    /// What sums are multiplied by, since dequantised weights are smaller than they should be.
+    pub fn weight_factor(&self) -> f64 {
+        if self.element == Tokens::NvFp4 { 1.0 } else { crate::pack::WEIGHT_FACTOR }
     }
 
     /// Blocks that take part in one tile.
@@ -188,6 +226,9 @@ impl WarpMultiplySpec {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
         if !self.tokens.is_multiple_of(8) || !(8..=128).contains(&self.tokens) {
             return refuse("tokens of a tile", self.tokens, "a multiple of 8 from 8 to 128: the columns of mma.sync");
+        }
+        if ![1, 2, 4].contains(&self.fragments) {
+            return refuse("fragments of a warp", self.fragments, "1, 2 or 4");
         }
         let rows = self.columns / self.fragment_columns();
         let divides = (1..=MOST_WARPS).contains(&self.division().along_n);
@@ -224,9 +265,12 @@ impl WarpMultiplySpec {
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
         }
-        if self.shared_bytes() > Target::Sm80.shared_limit() {
-            let wanted = "at most 166912 bytes: fewer stages, less depth, or a smaller tile";
+        if self.shared_bytes() > self.target.shared_limit() {
+            let wanted = "what a block can have: fewer stages, less depth, or a smaller tile";
             return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        if self.element == Tokens::NvFp4 && !self.takes_codes() {
+            return refuse("tensor cores for NVFP4", 0, "tokens of 16 bits: this target's take nothing else");
         }
         Ok(())
     }
@@ -250,10 +294,14 @@ impl Spec for WarpMultiplySpec {
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };
-    let mut k = Builder::new("nvfp4_dual_gemm_mma", Target::Sm80, launch);
+    let mut k = Builder::new("nvfp4_dual_gemm_mma", config.target, launch);
     let parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
     let thread = k.special(SpecialRegister::TidX);
     let consumer = consume::Consumer::new(&mut k, config, thread);
+    if config.target.has(Feature::GridDependency) {
+        k.launch_dependents();
+        k.grid_dependency_wait();
+    }
     parts.work.each_tile(&mut k, |k, tile| {
         consumer.clear(k);
         for pass in 0..config.passes() {
