@@ -4,6 +4,10 @@
 //! Ceilings in the same run, before and after: a loop of nothing but mma.sync from registers, and reading memory. Each number of tokens
 //! is timed in the configurations that the model finds cheapest, so that the record shows what it is worth, over five sets of weights
 //! in turn so that they come from memory. Hopper's own kernels are timed beside them where they run.
+//!
+//! What bounds them is asked in two ways. The loop of multiplications is timed with other instructions among them, which shows what each kind
+//! costs beside a multiplication. And the fastest configuration is timed without some of its phases: what it computes then is nonsense,
+//! and how long it takes shows what the phase costs.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,11 +15,14 @@ use std::sync::Arc;
 use format::Matrix;
 use hammerhead::gpu::device::{self, Device};
 use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Function, Stream};
-use hammerhead::gpu::families::{sm80::Sm80, sm90::Sm90};
-use hammerhead::gpu::{Argument, Family, GroupOperands, Launch, Spec};
+use hammerhead::gpu::families::sm80::{Sm80, kernel::WarpMultiplySpec};
+use hammerhead::gpu::families::sm90::Sm90;
+use hammerhead::gpu::{Argument, Family, GroupOperands, KernelSpec, Launch, Spec};
 use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape};
 use ptx::instr::{LoadOrder, MatrixElement};
-use ptx::{Addr, Builder, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32};
+use ptx::{
+    Addr, Builder, F16x2, F32, Global, Kernel, LaunchBounds, PhaseId, Reg, Shared, SpecialRegister, Target, U32,
+};
 use serde_json::{Value, json};
 
 /// Columns and K of the problems, and the numbers of tokens.
@@ -27,9 +34,63 @@ const SETS: usize = 5;
 const LAUNCHES: usize = 20;
 const REPEATS: usize = 12;
 
-/// A loop of multiplications from registers: so many per round and warp.
+/// A loop of multiplications from registers, and so many other instructions for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct MultiplyLoop;
+struct MultiplyLoop {
+    operands: Values,
+    beside: Beside,
+    count: u32,
+}
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Values {
+    /// The same few bits again and again, for which the tensor cores need the least power.
+    Same,
+    /// Numbers of every sign and mantissa, other ones from one multiplication to the next.
+    Changing,
+}
+
+/// An instruction of another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Beside {
+    /// lop3 of three registers: the integer pipe.
+    Logic,
+    /// lop3 of one register and a constant.
+    Mask,
+    /// shf: the same pipe, or so one would think.
+    Shift,
+    /// imad: the pipe of multiplications.
+    Integers,
+    /// hmul2.
+    Halves,
+    /// ldmatrix of sixteen bytes per lane.
+    Matrix,
+}
+
+const PLAIN: MultiplyLoop = MultiplyLoop { operands: Values::Same, beside: Beside::Logic, count: 0 };
+/// Sets of operands that change.
+const SETS_OF_OPERANDS: usize = 4;
+/// Registers that the others go around in: none waits for the one before it.
+const OTHERS: usize = 8;
+
+impl Beside {
+    /// One of them, on one of some registers.
+    fn emit(self, k: &mut Builder, reg: Reg<U32>, other: Reg<U32>, shared: Reg<U32>) {
+        let value = match self {
+            Beside::Logic => k.lop3(reg, other, shared, 0x6a),
+            Beside::Mask => k.xor(reg, 0x1357_9bdfu32),
+            Beside::Shift => k.funnel_left(reg, other, 3),
+            Beside::Integers => k.mul_add(reg, other, other),
+            Beside::Halves => k.mul(reg.cast::<F16x2>(), other.cast::<F16x2>()).cast(),
+            Beside::Matrix => {
+                let loaded: [Reg<U32>; 4] = k.load_matrix(Addr::<Shared>::of(shared), false);
+                loaded[3]
+            }
+        };
+        k.set(reg, value);
+    }
+}
 
 const ROUNDS: u32 = 2048;
 const INDEPENDENT: u32 = 16;
@@ -43,12 +104,44 @@ impl Spec for MultiplyLoop {
         let thread = k.special(SpecialRegister::TidX);
         let a: [Reg<U32>; 4] = std::array::from_fn(|i| k.mul(thread, 3 + i as u32));
         let b: [Reg<U32>; 2] = std::array::from_fn(|i| k.mul(thread, 11 + i as u32));
+        // Halves from a half to one, of either sign.
+        let mixed = |k: &mut Builder, seed: u32| {
+            let bits = k.mul_add(thread, 0x9e37_79b9u32.wrapping_mul(2 * seed + 1), seed.wrapping_mul(0x85eb_ca6b));
+            let bits = k.and(bits, 0x83ff_83ffu32);
+            k.or(bits, 0x3800_3800u32)
+        };
+        let changing: Vec<([Reg<U32>; 4], [Reg<U32>; 2])> = (0..SETS_OF_OPERANDS as u32)
+            .map(|set| {
+                let a = std::array::from_fn(|i| mixed(&mut k, 6 * set + i as u32));
+                (a, std::array::from_fn(|i| mixed(&mut k, 6 * set + 4 + i as u32)))
+            })
+            .collect();
         let sums: Vec<[Reg<F32>; 4]> = (0..INDEPENDENT).map(|_| std::array::from_fn(|_| k.variable(0.0))).collect();
+        let region = k.shared("matrices", THREADS * 16, 16);
+        let shared = k.shared_address(region);
+        let shared = k.mul_add(thread, 16, shared);
+        k.store_vector(Addr::<Shared>::of(shared), a);
+        k.sync_threads();
+        let others: [Reg<U32>; OTHERS] = std::array::from_fn(|i| k.mul(thread, 17 + i as u32));
         k.repeat(ROUNDS, |k, _| {
-            for &sums in &sums {
+            for (index, &sums) in sums.iter().enumerate() {
+                let (a, b) = match self.operands {
+                    Values::Same => (a, b),
+                    Values::Changing => {
+                        (changing[index % SETS_OF_OPERANDS].0, changing[index / 2 % SETS_OF_OPERANDS].1)
+                    }
+                };
                 k.mma(MatrixElement::F16, sums, a, b);
+                for other in 0..self.count as usize {
+                    let at = index * self.count as usize + other;
+                    self.beside.emit(k, others[at % OTHERS], b[at % 2], shared);
+                }
             }
         });
+        for (sums, other) in sums.iter().zip(others) {
+            let bits = k.add(sums[0], other.cast::<F32>());
+            k.set(sums[0], bits);
+        }
         let total = sums.into_iter().flatten().reduce(|a, b| k.add(a, b)).unwrap_or_else(|| k.variable(0.0));
         let at = k.mul_wide_add(thread, 4, out);
         k.store(Addr::<Global>::of(at), total);
@@ -144,7 +237,7 @@ fn ceilings(device: &Device, stream: &Stream) -> Result<[f64; 2]> {
     let out = DeviceMemory::new(context, "results", 4096)?;
     let source = DeviceMemory::new(context, "something to read", READ_BYTES)?;
     let grid = 2 * multiprocessors;
-    let multiply = launched(context, MultiplyLoop, grid, vec![Argument::Pointer(out.address())])?;
+    let multiply = launched(context, PLAIN, grid, vec![Argument::Pointer(out.address())])?;
     let flops = f64::from(grid * THREADS / 32) * f64::from(ROUNDS) * f64::from(INDEPENDENT) * 4096.0;
     let blocks = READ_BLOCKS * multiprocessors;
     let rounds = (READ_BYTES / (THREADS * 16 * AT_ONCE) as usize) as u32 / blocks;
@@ -153,6 +246,76 @@ fn ceilings(device: &Device, stream: &Stream) -> Result<[f64; 2]> {
     let bytes = f64::from(rounds) * f64::from(blocks) * f64::from(THREADS * 16 * AT_ONCE);
     let flops = flops / time(stream, &[vec![multiply]])?;
     Ok([flops, bytes / time(stream, &[vec![read]])?])
+}
+
+/// How much longer the loop takes with other instructions in it, with as many warps as the kernels have: by kind, for one to three per
+/// multiplication.
+fn beside(device: &Device, stream: &Stream) -> Result<Value> {
+    let (context, grid) = (device.context, device.facts.multiprocessors);
+    let out = DeviceMemory::new(context, "results", 4096)?;
+    let seconds = |spec| {
+        let launch = launched(context, spec, grid, vec![Argument::Pointer(out.address())])?;
+        time(stream, &[vec![launch]])
+    };
+    let alone = seconds(PLAIN)?;
+    let changing = seconds(MultiplyLoop { operands: Values::Changing, ..PLAIN })?;
+    println!("multiplications of changing numbers take {:.3} of the time of always the same ones", changing / alone);
+    let mut rows = vec![json!({"kind": "changing numbers", "longer": changing / alone})];
+    for kind in [Beside::Logic, Beside::Mask, Beside::Shift, Beside::Integers, Beside::Halves, Beside::Matrix] {
+        let counts: &[u32] = if kind == Beside::Matrix { &[1] } else { &[1, 2, 3] };
+        let longer = counts
+            .iter()
+            .map(|&count| Ok(seconds(MultiplyLoop { beside: kind, count, ..PLAIN })? / alone))
+            .collect::<Result<Vec<f64>>>()?;
+        println!("multiplications with {kind:?} beside them take {longer:.3?} of the time without");
+        rows.push(json!({"kind": format!("{kind:?}"), "longer": longer}));
+    }
+    Ok(json!(rows))
+}
+
+/// A kernel without one of its phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Without {
+    spec: WarpMultiplySpec,
+    phase: &'static str,
+}
+
+/// What is done to the kernel that a configuration means.
+#[derive(Clone, Copy)]
+enum Change {
+    Nothing,
+    /// One of its phases is left out.
+    Without(&'static str),
+    /// Warps have so many fragments.
+    Fragments(u32),
+}
+
+impl Change {
+    /// The changed kernel, if there is one.
+    fn of(self, spec: WarpMultiplySpec) -> Option<KernelSpec> {
+        match self {
+            Change::Nothing => Some(spec.into()),
+            Change::Without(phase) => Some(Without { spec, phase }.into()),
+            Change::Fragments(fragments) => {
+                let changed = WarpMultiplySpec { fragments, ..spec };
+                (changed != spec && changed.check().is_ok()).then(|| changed.into())
+            }
+        }
+    }
+}
+
+/// Phases of the main loop: filling stages, waiting for them, reading them, making fragments of weights; and the way to C.
+const PHASES: [&str; 5] = ["multiply/copy", "multiply/wait", "multiply/load", "multiply/dequantise", "/finish"];
+
+impl Spec for Without {
+    fn kernel(self) -> Result<Kernel, ptx::Error> {
+        let mut kernel = self.spec.kernel()?;
+        let phases: Vec<bool> = (0..kernel.phases.len() as u32)
+            .map(|phase| kernel.phase_path(PhaseId(phase)).contains(self.phase))
+            .collect();
+        kernel.body.retain(|instr| !phases[instr.phase.0 as usize]);
+        Ok(kernel)
+    }
 }
 
 /// Everything that a problem's launches read and write.
@@ -181,13 +344,14 @@ impl Memory {
         })
     }
 
-    /// A configuration's launches, a turn for each set of weights.
+    /// A configuration's launches, a turn for each set of weights, with a changed kernel of products; no turns if there is no such.
     fn turns(
         &self,
         device: &Device,
         family: &dyn Family,
         problem: &Problem,
         config: &Config,
+        change: Change,
     ) -> Result<Vec<Vec<EncodedLaunch>>> {
         self.weights
             .iter()
@@ -195,12 +359,17 @@ impl Memory {
                 let operands = GroupOperands {
                     weights: [gate.address(), up.address()],
                     tokens: self.tokens.address(),
+                    token_scales: 0,
                     part_bytes: 0,
                     out: self.out.address(),
                     alphas: [0.01, 0.02],
                 };
                 let (workspace, count) = (self.workspace.address(), device.facts.multiprocessors);
-                let launches = family.launches(problem, config, &[operands], workspace, count)?;
+                let mut launches = family.launches(problem, config, &[operands], workspace, count)?;
+                if let Some(spec) = launches[0].kernel.downcast() {
+                    let Some(changed) = change.of(spec) else { return Ok(Vec::new()) };
+                    launches[0].kernel = changed;
+                }
                 let encode =
                     |launch: &Launch| EncodedLaunch::new(device::function(device.context, &launch.kernel)?, launch);
                 launches.iter().map(encode).collect()
@@ -236,6 +405,7 @@ fn measure(count: usize) -> Result<Value> {
     println!("{}, {}", device.facts.name, device.choice);
     let before = ceilings(device, &stream)?;
     println!("ceilings: {:.1} TFLOP/s of mma.sync, {:.2} TB/s", before[0] / 1e12, before[1] / 1e12);
+    let beside = beside(device, &stream)?;
     let memory = Memory::new(device.context, &stream)?;
     let mut rows = Vec::new();
     for m in TOKENS {
@@ -244,7 +414,7 @@ fn measure(count: usize) -> Result<Value> {
         let shares = |seconds: f64| [flops / seconds / before[0], bytes / seconds / before[1]];
         let mut measured: Vec<(f64, f64, Config)> = Vec::new();
         for (expected, config) in cheapest(&Sm80, &problem, device, count) {
-            let seconds = time(&stream, &memory.turns(device, &Sm80, &problem, &config)?)?;
+            let seconds = time(&stream, &memory.turns(device, &Sm80, &problem, &config, Change::Nothing)?)?;
             let [of_flops, of_bytes] = shares(seconds);
             println!(
                 "{m:4} {config}: {:.2} us (model {:.2}), {of_flops:.3} of flops, {of_bytes:.3} of bytes",
@@ -252,10 +422,18 @@ fn measure(count: usize) -> Result<Value> {
                 expected * 1e6
             );
             measured.push((seconds, expected, config));
+            for fragments in [1, 2, 4] {
+                let turns = memory.turns(device, &Sm80, &problem, &config, Change::Fragments(fragments))?;
+                if !turns.is_empty() && !turns[0].is_empty() {
+                    let seconds = time(&stream, &turns)?;
+                    println!("{m:4}   with {fragments} fragments per warp: {:.2} us", seconds * 1e6);
+                }
+            }
         }
         let hopper = cheapest(&Sm90, &problem, device, 1).pop().filter(|_| Sm90.supports(device.facts.capability));
-        let hopper =
-            hopper.map(|(_, config)| time(&stream, &memory.turns(device, &Sm90, &problem, &config)?)).transpose()?;
+        let hopper = hopper
+            .map(|(_, config)| time(&stream, &memory.turns(device, &Sm90, &problem, &config, Change::Nothing)?))
+            .transpose()?;
         let planned = measured[0];
         measured.sort_by(|a, b| a.0.total_cmp(&b.0));
         let best = measured[0];
@@ -269,14 +447,21 @@ fn measure(count: usize) -> Result<Value> {
             best.0 * 1e6,
             hopper.unwrap_or(0.0) * 1e6
         );
+        let mut phases = serde_json::Map::new();
+        for phase in PHASES {
+            let seconds = time(&stream, &memory.turns(device, &Sm80, &problem, &best.2, Change::Without(phase))?)?;
+            println!("{m:4} without {phase}: {:.2} us", seconds * 1e6);
+            phases.insert(phase.to_owned(), json!(seconds * 1e6));
+        }
         let all: Vec<Value> = measured.iter().copied().map(row).collect();
         rows.push(json!({"m": m, "n": SIZES.0, "k": SIZES.1, "planned": row(planned), "best": row(best),
-            "sm90_us": hopper.map(|seconds| seconds * 1e6), "measured": all}));
+            "sm90_us": hopper.map(|seconds| seconds * 1e6), "without_us": phases, "measured": all}));
     }
     let after = ceilings(device, &stream)?;
     let rates = |[flops, bytes]: [f64; 2]| json!({"mma_sync_tflops": flops / 1e12, "memory_tbps": bytes / 1e12});
     Ok(
         json!({"device": device.facts.name, "choice": device.choice.to_string(), "before": rates(before), "after": rates(after),
+        "beside_multiplications": beside,
         "sizes": rows}),
     )
 }
