@@ -42,6 +42,9 @@ struct MultiplyLoop {
     count: u32,
 }
 
+/// What a multiplication takes.
+type Operands = ([Reg<U32>; 4], [Reg<U32>; 2]);
+
 /// What is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Values {
@@ -110,7 +113,7 @@ impl Spec for MultiplyLoop {
             let bits = k.and(bits, 0x83ff_83ffu32);
             k.or(bits, 0x3800_3800u32)
         };
-        let changing: Vec<([Reg<U32>; 4], [Reg<U32>; 2])> = (0..SETS_OF_OPERANDS as u32)
+        let changing: Vec<Operands> = (0..SETS_OF_OPERANDS as u32)
             .map(|set| {
                 let a = std::array::from_fn(|i| mixed(&mut k, 6 * set + i as u32));
                 (a, std::array::from_fn(|i| mixed(&mut k, 6 * set + 4 + i as u32)))

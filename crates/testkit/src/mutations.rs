@@ -89,8 +89,7 @@ pub const WAYS: [(&str, Way); 5] = [
         Way::Ampere(WarpMultiplySpec {
             target: ptx::Target::Sm120f,
             element: Tokens::NvFp4,
-            tokens: 40,
-            units: 2,
+            tokens: 24,
             ..PLAIN_WARPS
         }),
     ),
@@ -147,11 +146,12 @@ impl Way {
 
 /// The problems, which between them use all of the kernel: tokens, rows and K beyond the last tile, a single stage, and a
 /// pipeline that wraps around often enough for a barrier that counts wrongly to fall behind, a last stage that is not full.
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape { m: 77, n: 132, k: 384 },
     Shape { m: 16, n: 64, k: 16 },
     Shape { m: 5, n: 72, k: 1680 },
     Shape { m: 9, n: 40, k: 176 },
+    Shape { m: 68, n: 40, k: 592 },
 ];
 
 /// Instructions after which a run is given up: many times what the kernels take.

@@ -52,7 +52,6 @@ fn configs() -> Vec<WarpMultiplySpec> {
         sized(Interleaved, [64, 128, 2, 3], Persistent),
         sized(Interleaved, [96, 96, 1, 4], PerTile),
         sized(Interleaved, [128, 128, 1, 4], PerTile),
-        sized(Interleaved, [128, 128, 2, 3], PerTile),
         sized(Interleaved, [96, 64, 2, 3], PerTile),
         sized(Interleaved, [128, 64, 2, 3], PerTile),
         sized(Interleaved, [64, 256, 1, 4], PerTile),

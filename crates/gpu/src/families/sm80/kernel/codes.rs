@@ -6,12 +6,9 @@
 //! rows r, odd ones those of rows r + 8.
 
 use ptx::instr::Mma;
-use ptx::{Addr, Builder, Reg, Shared, U32};
+use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
-use super::consume::Consumer;
-use super::load::Copies;
-use super::work::Tile;
-use super::{Division, Parts, Products, STRIP_CODES, STRIP_SCALES, WarpMultiplySpec};
+use super::{Products, STRIP_CODES, STRIP_SCALES, WarpMultiplySpec};
 
 /// Eights of tokens that are read at a time.
 const QUAD: u32 = 4;
@@ -24,13 +21,26 @@ const EIGHT_BYTES: u32 = STRIP_CODES + STRIP_SCALES;
 pub(super) struct CodeOperands {
     /// Words and scales of each fragment.
     weights: Vec<([Reg<U32>; 4], Reg<U32>)>,
-    /// Two sets: words of each of four eights, and their scales.
-    tokens: [([[Reg<U32>; 2]; QUAD as usize], Reg<U32>); 2],
+    /// Two sets.
+    tokens: [Eights; 2],
     /// Bytes from a unit's tokens to this lane's words.
     words_at: Reg<U32>,
     /// Bytes from a unit's tokens to this lane's scales in the first four eights, and in the last four, which may be fewer.
     scales_at: Reg<U32>,
     last_scales_at: Reg<U32>,
+}
+
+/// Where a lane reads the weights of a unit: its words and scales in the first strip, and the strips of each fragment.
+pub(super) struct UnitWeights {
+    pub words: Addr<Shared>,
+    pub scales: Addr<Shared>,
+    pub strips: Vec<[u32; 2]>,
+}
+
+/// Words of each of four eights, and their scales.
+struct Eights {
+    words: [[Reg<U32>; 2]; QUAD as usize],
+    scales: Reg<U32>,
 }
 
 impl CodeOperands {
@@ -42,7 +52,7 @@ impl CodeOperands {
         let there = k.min(quarter, (eights - 1) % QUAD);
         CodeOperands {
             weights: (0..config.division().fragments).map(|_| (k.registers(), k.register())).collect(),
-            tokens: [0, 1].map(|_| (std::array::from_fn(|_| k.registers()), k.register())),
+            tokens: [0, 1].map(|_| Eights { words: std::array::from_fn(|_| k.registers()), scales: k.register() }),
             words_at: k.shl(lane, 3),
             scales_at: k.mul_add(quarter, EIGHT_BYTES, row_at),
             last_scales_at: k.mul_add(there, EIGHT_BYTES, row_at),
@@ -71,7 +81,7 @@ impl CodeOperands {
 
     /// Reads four eights of tokens, or what there is of them, of a unit in which this lane's words and scales are at these addresses.
     fn load_tokens(&self, k: &mut Builder, quad: u32, eights: u32, words: Addr<Shared>, scales: Addr<Shared>) {
-        let (registers, scale) = &self.tokens[quad as usize % 2];
+        let Eights { words: registers, scales: register } = &self.tokens[quad as usize % 2];
         let first = quad * QUAD * EIGHT_BYTES;
         for (eight, registers) in registers.iter().take((eights - quad * QUAD) as usize).enumerate() {
             let at = words.plus((first + eight as u32 * EIGHT_BYTES).cast_signed());
@@ -80,73 +90,44 @@ impl CodeOperands {
             k.set(registers[1], found[1]);
         }
         let found: Reg<U32> = k.load(scales.plus(first.cast_signed()));
-        k.set(*scale, found);
+        k.set(*register, found);
     }
-}
 
-impl Consumer {
-    /// All of this block's share of k, for one pass.
-    pub(super) fn multiply_codes(
+    /// One unit: its weights, of which this lane's words and scales are at these addresses and fragments have these strips, by its tokens, which
+    /// begin at an address and constants behind it, to these sums of each fragment.
+    pub fn multiply(
         &self,
         k: &mut Builder,
-        operands: &CodeOperands,
-        parts: &Parts,
-        copies: &Copies,
-        tile: &Tile,
-        pass: usize,
+        weights: &UnitWeights,
+        tokens: (Reg<U32>, u32),
+        sums: &[Vec<[Reg<F32>; 4]>],
     ) {
-        let turn = parts.pipe.start(k, copies, tile.stages);
-        let left = k.variable(tile.stages);
-        k.repeat_while(|k| {
-            for unit in 0..self.own_units() {
-                if unit + 1 == self.own_units() {
-                    parts.pipe.exchange(k, copies, tile.stages, &turn);
-                }
-                self.multiply_unit(k, operands, turn.here, unit, pass);
-            }
-            parts.pipe.advance(k, &turn);
-            let rest = k.sub(left, 1);
-            k.set(left, rest);
-            k.gt(left, 0u32)
-        });
-    }
-
-    /// One of the warp's units of a stage.
-    fn multiply_unit(&self, k: &mut Builder, operands: &CodeOperands, stage: Reg<U32>, unit: u32, pass: usize) {
-        let Division { along_k, .. } = self.config.division();
-        let [token_bytes, weight_bytes] = self.config.unit_bytes().map(|bytes| unit * along_k * bytes);
-        let address = |k: &mut Builder, from: Reg<U32>, at: Reg<U32>, further: u32| {
-            Addr::<Shared>::of(k.add(from, at)).plus(further.cast_signed())
-        };
         k.phase("load", |k| {
-            let words = address(k, stage, self.words_at, weight_bytes);
-            let scales = address(k, stage, self.scales_at, weight_bytes);
-            for index in 0..operands.weights.len() {
-                operands.load_weights(k, index, words, scales, self.strips_of(index as u32));
+            for (index, strips) in weights.strips.iter().enumerate() {
+                self.load_weights(k, index, weights.words, weights.scales, *strips);
             }
         });
-        let own = k.add(stage, self.tokens_at);
-        let (eights, quads) = (self.config.tokens / 8, (self.config.tokens / 8).div_ceil(QUAD));
-        let words = address(k, own, operands.words_at, token_bytes);
-        let scales = address(k, own, operands.scales_at, token_bytes);
-        let last_scales = address(k, own, operands.last_scales_at, token_bytes);
+        let (first, further) = tokens;
+        let [words, scales, last_scales] = [self.words_at, self.scales_at, self.last_scales_at]
+            .map(|at| Addr::<Shared>::of(k.add(first, at)).plus(further.cast_signed()));
+        let eights = sums[0].len() as u32;
+        let quads = eights.div_ceil(QUAD);
         let load = |k: &mut Builder, quad: u32| {
             let scales = if quad + 1 == quads { last_scales } else { scales };
-            k.phase("load", |k| operands.load_tokens(k, quad, eights, words, scales));
+            k.phase("load", |k| self.load_tokens(k, quad, eights, words, scales));
         };
         load(k, 0);
         for quad in 0..quads {
             if quad + 1 < quads {
                 load(k, quad + 1);
             }
-            self.multiply_quad(k, operands, quad, pass);
+            self.multiply_quad(k, quad, sums);
         }
     }
 
-    fn multiply_quad(&self, k: &mut Builder, operands: &CodeOperands, quad: u32, pass: usize) {
-        let (tokens, scale_b) = &operands.tokens[quad as usize % 2];
-        for (index, (words, scale_a)) in operands.weights.iter().enumerate() {
-            let sums = &self.sums[pass * operands.weights.len() + index];
+    fn multiply_quad(&self, k: &mut Builder, quad: u32, sums: &[Vec<[Reg<F32>; 4]>]) {
+        let Eights { words: tokens, scales: scale_b } = &self.tokens[quad as usize % 2];
+        for ((words, scale_a), sums) in self.weights.iter().zip(sums) {
             let sums = sums.iter().skip((quad * QUAD) as usize);
             for (eight, (sums, tokens)) in sums.zip(tokens).enumerate() {
                 k.emit(Mma::BlockScaled {

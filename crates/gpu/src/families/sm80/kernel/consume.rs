@@ -7,7 +7,7 @@
 
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
-use super::codes::CodeOperands;
+use super::codes::{CodeOperands, UnitWeights};
 use super::fragments::{TokenFragments, Weights, element};
 use super::load::Copies;
 use super::pipeline::Turn;
@@ -23,10 +23,10 @@ pub(super) struct Consumer {
     pub along_n: Reg<U32>,
     pub along_k: Reg<U32>,
     /// Bytes from a stage to this warp's first unit of tokens.
-    pub tokens_at: Reg<U32>,
+    tokens_at: Reg<U32>,
     /// Bytes from a stage to this lane's words, and to its scales, in the first fragment of the warp's first unit.
-    pub words_at: Reg<U32>,
-    pub scales_at: Reg<U32>,
+    words_at: Reg<U32>,
+    scales_at: Reg<U32>,
     operands: Operands,
     /// Sums: for each pass, for each fragment, for each eight tokens.
     pub sums: Vec<Vec<[Reg<F32>; 4]>>,
@@ -116,7 +116,7 @@ impl Consumer {
     }
 
     /// Units of a stage that are this warp's.
-    pub(super) fn own_units(&self) -> u32 {
+    fn own_units(&self) -> u32 {
         self.config.units / self.config.division().along_k
     }
 
@@ -163,6 +163,38 @@ impl Consumer {
         });
     }
 
+    /// The same where nothing is made floats of.
+    fn multiply_codes(
+        &self,
+        k: &mut Builder,
+        operands: &CodeOperands,
+        parts: &Parts,
+        copies: &Copies,
+        tile: &Tile,
+        pass: usize,
+    ) {
+        let Division { along_k, fragments, .. } = self.config.division();
+        let sums = &self.sums[pass * fragments as usize..][..fragments as usize];
+        let turn = parts.pipe.start(k, copies, tile.stages);
+        let left = k.variable(tile.stages);
+        k.repeat_while(|k| {
+            for unit in 0..self.own_units() {
+                let [tokens, weights] = self.config.unit_bytes().map(|bytes| unit * along_k * bytes);
+                let [words, scales] = [self.words_at, self.scales_at]
+                    .map(|at| Addr::<Shared>::of(k.add(turn.here, at)).plus(weights.cast_signed()));
+                let strips = (0..fragments).map(|fragment| self.strips_of(fragment)).collect();
+                let own = k.add(turn.here, self.tokens_at);
+                operands.multiply(k, &UnitWeights { words, scales, strips }, (own, tokens), sums);
+            }
+            // Nothing is read ahead here, so the next stage is awaited at the end of this one.
+            parts.pipe.exchange(k, copies, tile.stages, &turn);
+            parts.pipe.advance(k, &turn);
+            let rest = k.sub(left, 1);
+            k.set(left, rest);
+            k.gt(left, 0u32)
+        });
+    }
+
     /// Multiplies one slice, part by part, while what comes after is made ready.
     fn slice(&self, k: &mut Builder, walk: &Walk<'_>, unit: u32, slice: u32) {
         let turn = &walk.turn;
@@ -194,7 +226,7 @@ impl Consumer {
     }
 
     /// The two strips of one of the warp's fragments, from its first.
-    pub(super) fn strips_of(&self, fragment: u32) -> [u32; 2] {
+    fn strips_of(&self, fragment: u32) -> [u32; 2] {
         match self.config.products {
             Products::Interleaved => [fragment, self.config.strips() / 2 + fragment],
             Products::Sequential | Products::Single => [2 * fragment, 2 * fragment + 1],

@@ -85,7 +85,12 @@ impl Copies {
         Copies { tokens, weights: pieces, first_stage: tile.first_stage, whole_stages, units: config.units, codes }
     }
 
-    /// Copies this thread's pieces of a stage to a place.
+    /// Copies this thread's pieces of one of the first stages to a place.
+    pub fn early_stage(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>) {
+        self.pieces(k, stage, place, true);
+    }
+
+    /// The same in the main loop, without asking where k goes on.
     pub fn stage(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>) {
         // Where a second block has but the last stage, that number is negative.
         let whole = k.lt(stage.cast::<S32>(), self.whole_stages.cast::<S32>());

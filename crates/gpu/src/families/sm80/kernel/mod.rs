@@ -187,7 +187,7 @@ impl WarpMultiplySpec {
             Tokens::NvFp4 => codes::TOKEN_REGISTERS + 5 * fragments,
             _ => self.tokens / 2 + 14 * fragments,
         };
-        self.sums() + operands + 2 * rounds + 4
+        self.sums() + operands + 3 * rounds
     }
 
     /// Registers that a thread may have.

@@ -44,9 +44,9 @@ impl Pipeline {
         if self.config.passes() > 1 || self.config.schedule == Schedule::Persistent {
             k.sync_threads();
         }
-        self.ask(k, &turn, |k| copies.stage(k, turn.asked, turn.free));
+        self.ask(k, &turn, |k| copies.early_stage(k, turn.asked, turn.free));
         for _ in 1..self.config.stages - 1 {
-            self.ask_more(k, copies, stages, &turn);
+            self.ask_more(k, stages, &turn, |k| copies.early_stage(k, turn.asked, turn.free));
         }
         k.phase("wait", |k| {
             k.thread_wait(self.config.stages - 2);
@@ -62,7 +62,7 @@ impl Pipeline {
             k.thread_wait(self.config.stages - 3);
             k.sync_threads();
         });
-        self.ask_more(k, copies, stages, turn);
+        self.ask_more(k, stages, turn, |k| copies.stage(k, turn.asked, turn.free));
     }
 
     /// Goes on to the next stage.
@@ -72,10 +72,10 @@ impl Pipeline {
     }
 
     /// Copies the next stage to its place, if there is one, and closes a group.
-    fn ask_more(&self, k: &mut Builder, copies: &Copies, stages: Reg<U32>, turn: &Turn) {
+    fn ask_more(&self, k: &mut Builder, stages: Reg<U32>, turn: &Turn, copy: impl FnOnce(&mut Builder)) {
         self.ask(k, turn, |k| {
             let more = k.lt(turn.asked, stages);
-            k.if_(more, |k| copies.stage(k, turn.asked, turn.free));
+            k.if_(more, copy);
         });
     }
 
