@@ -33,7 +33,7 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
 fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
     let function = if products == Products::Single { Function::None } else { Function::Silu };
     let epilogue = if schedule == Schedule::SplitK { Epilogue::Direct } else { Epilogue::Staged };
-    let fragments = WarpMultiplySpec::sensible_fragments(products, tokens, columns);
+    let fragments = WarpMultiplySpec::sensible_fragments(products, columns);
     WarpMultiplySpec { products, tokens, columns, fragments, units, stages, schedule, function, epilogue, ..COMMON }
 }
 

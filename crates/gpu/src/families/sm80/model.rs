@@ -2,8 +2,10 @@
 //!
 //! Arithmetic on rates of the device. Per unit of 64 of k a block takes as long as the tensor cores and a good half of all other
 //! instructions (dequantisation before all) one after the other, or as shared memory, from which each warp reads all tokens: so an H200
-//! was measured, in whichever order the instructions stand. A tile is that many units, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory once, fast if
-//! enough bytes are asked for ahead. The larger of the two times, and what launching takes, is the prediction. It has to rank.
+//! was measured, in whichever order the instructions stand; longer where so few warps are there that they do not hide each other's waits. A tile
+//! is that many units, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory
+//! once, fast if enough bytes are asked for ahead. The larger of the two times, a part of the smaller, and what launching takes, is the prediction.
+//! It has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within two percent of the best.
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
@@ -21,27 +23,33 @@ const DEQUANTISE: f64 = 22.0;
 const DEQUANTISE_WIDE: f64 = 26.0;
 /// The same from plain codes.
 const DEQUANTISE_PLAIN: f64 = 30.0;
-const SLICE: f64 = 8.0;
+const SLICE: f64 = 13.0;
 /// How many times as fast codes are multiplied as halves, and instructions per unit to read a fragment and eight tokens of codes. Not measured:
 /// the rates that are published for an RTX 5090.
 const CODES_RATE: f64 = 8.0;
 const CODES_FRAGMENT: f64 = 5.0;
 const CODES_EIGHT: f64 = 1.5;
-/// Instructions of a thread per piece that it copies.
-const COPY: f64 = 7.0;
+/// What a piece that is copied costs a warp, in instructions: there are three, and the rest is for the way into shared memory.
+const COPY: f64 = 18.0;
 /// The share of other instructions that is not hidden behind multiplications.
-const UNHIDDEN: f64 = 0.56;
+const UNHIDDEN: f64 = 0.5;
+/// Warps of a multiprocessor that hide each other's waits, and how much longer fewer take.
+const ENOUGH_WARPS: f64 = 8.0;
+const FEW_WARPS: f64 = 1.1;
+/// The part of the smaller of the two times that is not hidden behind the larger.
+const NOT_BESIDE: f64 = 0.17;
 /// Bytes per cycle of shared memory.
 const SHARED_RATE: f64 = 128.0;
-/// Cycles of a change of stage, to fill a pipeline, to finish a tile, and per element of it that a multiprocessor writes.
+/// Cycles of a change of stage, to fill a pipeline and to finish a tile: of blocks with a tile each, and with several.
 const CHANGE_STAGE: f64 = 40.0;
-const FILL: f64 = 3500.0;
-const FINISH: f64 = 900.0;
-const FINISH_ELEMENT: f64 = 0.25;
+const FILL: f64 = 3400.0;
+const FILL_AGAIN: f64 = 4150.0;
+/// The part of that which remains where another block multiplies meanwhile.
+const FILL_BESIDE: f64 = 0.44;
 /// Bytes that a multiprocessor must have asked for so that memory is busy.
 const IN_FLIGHT: f64 = 40e3;
 /// Seconds that a launch takes.
-const LAUNCH: f64 = 2.5e-6;
+const LAUNCH: f64 = 1.2e-6;
 /// Bytes of the memory of a multiprocessor that each block costs besides.
 const BLOCK_SHARED: usize = 1024;
 
@@ -145,22 +153,22 @@ pub(in crate::families) fn check(
     let together = (blocks as f64 / multiprocessors).ceil().min(f64::from(kernel.resident)).max(1.0);
     let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
     let units = longest.div_ceil(UNIT as usize) as f64 / f64::from(kernel.blocks_per_tile());
-    let looped = units * f64::from(kernel.passes()) * unit_cycles(&kernel, facts) * together;
-    let elements = f64::from(kernel.tokens * kernel.columns);
-    let finish = FINISH + FINISH_ELEMENT * elements;
-    // A block that shares its multiprocessor finishes while the other multiplies; one with a single tile has nothing to gain from more.
-    let apart = if together > 1.0 { 0.3 } else { 1.0 };
-    let filled = if kernel.schedule == Schedule::Persistent && waves > 1.0 { 0.7 * FILL } else { FILL };
+    let few = f64::from(kernel.threads() / 32) * together < ENOUGH_WARPS;
+    let unit = unit_cycles(&kernel, facts) * if few { FEW_WARPS } else { 1.0 };
+    let looped = units * f64::from(kernel.passes()) * unit * together;
+    // A block that shares its multiprocessor finishes while the other multiplies.
+    let apart = if together > 1.0 { FILL_BESIDE } else { 1.0 };
+    let filled = if kernel.schedule == Schedule::Persistent && waves > 1.0 { FILL_AGAIN } else { FILL };
     let filled = filled * f64::from(kernel.passes());
-    let compute = passes as f64 * waves * (looped + apart * (filled + finish)) / facts.clock;
+    let compute = passes as f64 * waves * (looped + apart * filled) / facts.clock;
     let starved = (IN_FLIGHT / (in_flight(&kernel) * together)).max(1.0).sqrt();
     let used = (blocks as f64 / multiprocessors).clamp(0.05, 1.0);
-    let memory = (problem.bytes() + 2.0 * workspace as f64) / (facts.bandwidth * used.sqrt()) * starved
-        + (FILL + finish) / facts.clock;
+    let memory =
+        (problem.bytes() + 2.0 * workspace as f64) / (facts.bandwidth * used.sqrt()) * starved + FILL / facts.clock;
     let expands = TokenForm::of(problem.activation()).is_some();
     let launches = passes + usize::from(joins(problem, config)) + usize::from(expands);
     Ok(Cost {
-        seconds: compute.max(memory) + launches as f64 * LAUNCH,
+        seconds: compute.max(memory) + NOT_BESIDE * compute.min(memory) + launches as f64 * LAUNCH,
         bound_by: if compute > memory { "tensor cores" } else { "device memory" },
         copying: 0.0,
         scratch_bytes: workspace,

@@ -45,8 +45,6 @@ const STRIP_SCALES: u32 = (crate::pack::CHUNK_BYTES - crate::pack::CODE_BYTES) /
 const SLICES: u32 = 4;
 /// Warps of a block.
 const MOST_WARPS: u32 = 8;
-/// Tokens from which a warp has two fragments: with fewer, tokens are read once for every fragment at no loss.
-const PAIRING_TOKENS: u32 = 32;
 /// The most stages a pipeline may have.
 const MOST_STAGES: u32 = 16;
 /// Stages below which nothing could be read ahead of the one that is multiplied.
@@ -116,14 +114,13 @@ impl WarpMultiplySpec {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    /// The fragments that each warp of a tile should have.
-    pub fn sensible_fragments(products: Products, tokens: u32, columns: u32) -> u32 {
-        let rows = columns / fragment_columns(products);
-        let pairs = tokens >= PAIRING_TOKENS && rows.is_multiple_of(2);
-        match (rows, pairs) {
-            (17.., true) => 4,
-            (9.., _) | (_, true) => 2,
-            _ => 1,
+    /// The fragments that each warp of a tile should have: two where that is possible, so that tokens are read for both at once, and more
+    /// where warps would not suffice.
+    pub fn sensible_fragments(products: Products, columns: u32) -> u32 {
+        match columns / fragment_columns(products) {
+            rows if !rows.is_multiple_of(2) => 1,
+            ..=16 => 2,
+            _ => 4,
         }
     }
 
