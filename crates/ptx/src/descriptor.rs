@@ -226,3 +226,43 @@ impl BlockScaledShape {
         Ok(shape)
     }
 }
+
+/// The instruction descriptor of a multiplication of 16-bit numbers with f32 sums, both operands K-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HalvesShape {
+    /// Rows of D: 128, or 256 for a pair of blocks.
+    pub m: u32,
+    /// Columns of D, a multiple of 16 up to 256.
+    pub n: u32,
+    /// Whether elements are bfloat16, not halves.
+    pub bf16: bool,
+}
+
+impl HalvesShape {
+    const F32_SUMS: u32 = 1 << 4;
+    const BF16: u32 = 1 << 7 | 1 << 10;
+
+    /// The 32 bits the hardware reads.
+    pub fn encode(self) -> Result<u32, Error> {
+        let field = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        let HalvesShape { m, n, bf16 } = self;
+        if m != 128 && m != 256 {
+            return field("tcgen05 M", m, "128, or 256 for a pair of blocks");
+        }
+        if n % 16 != 0 || !(16..=256).contains(&n) {
+            return field("tcgen05 N", n, "a multiple of 16 from 16 to 256");
+        }
+        let elements = if bf16 { Self::BF16 } else { 0 };
+        Ok(Self::F32_SUMS | elements | (n >> 3) << 17 | (m >> 4) << 24)
+    }
+
+    /// The shape that these bits mean, or what is wrong with them.
+    pub fn decode(bits: u32) -> Result<Self, Error> {
+        let shape = HalvesShape { m: (bits >> 24 & 31) << 4, n: (bits >> 17 & 63) << 3, bf16: bits & Self::BF16 != 0 };
+        if shape.encode()? != bits {
+            let (what, found) = ("tcgen05 instruction descriptor", bits.into());
+            return Err(Error::Field { what, found, wanted: "halves or bfloat16, K-major, with f32 sums" });
+        }
+        Ok(shape)
+    }
+}

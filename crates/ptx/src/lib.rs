@@ -128,8 +128,8 @@ mod target;
 mod types;
 
 pub use build::{
-    Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, Number, PackedPair, ParamTable,
-    SharedRegion, TensorMapParam, WgmmaOptions,
+    Barriers, Builder, Convert, CopyOptions, Float, Integer, MatrixOperand, Multiply, MultiplyHalves, Number,
+    PackedPair, ParamTable, SharedRegion, TensorMapParam, WgmmaOptions,
 };
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};

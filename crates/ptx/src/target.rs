@@ -12,8 +12,10 @@ pub enum Target {
     Sm80,
     /// Hopper alone (H100, H200): wgmma, setmaxnreg.
     Sm90a,
-    /// Data-centre Blackwell alone (B200): tcgen05 and tensor memory.
+    /// One chip of data-centre Blackwell alone (B200): tcgen05 and tensor memory.
     Sm100a,
+    /// The family of data-centre Blackwell (B200, B300): tcgen05 and tensor memory.
+    Sm100f,
     /// The family of desktop Blackwell (RTX 50, DGX Spark): mma.sync with block scales.
     Sm120f,
 }
@@ -47,7 +49,7 @@ pub enum Feature {
 
 impl Target {
     /// Every target.
-    pub const ALL: [Target; 4] = [Target::Sm80, Target::Sm90a, Target::Sm100a, Target::Sm120f];
+    pub const ALL: [Target; 5] = [Target::Sm80, Target::Sm90a, Target::Sm100a, Target::Sm100f, Target::Sm120f];
 
     /// As PTX and its assembler spell it.
     pub fn name(self) -> &'static str {
@@ -55,6 +57,7 @@ impl Target {
             Target::Sm80 => "sm_80",
             Target::Sm90a => "sm_90a",
             Target::Sm100a => "sm_100a",
+            Target::Sm100f => "sm_100f",
             Target::Sm120f => "sm_120f",
         }
     }
@@ -63,7 +66,7 @@ impl Target {
     pub fn has(self, feature: Feature) -> bool {
         match feature {
             Feature::Wgmma => self == Target::Sm90a,
-            Feature::Tcgen05 => self == Target::Sm100a,
+            Feature::Tcgen05 => matches!(self, Target::Sm100a | Target::Sm100f),
             Feature::BlockScaledMma => self == Target::Sm120f,
             Feature::SetMaxRegisters
             | Feature::Clusters
@@ -81,7 +84,7 @@ impl Target {
     pub fn shared_limit(self) -> u32 {
         match self {
             Target::Sm80 => 163 << 10,
-            Target::Sm90a | Target::Sm100a => 227 << 10,
+            Target::Sm90a | Target::Sm100a | Target::Sm100f => 227 << 10,
             Target::Sm120f => 99 << 10,
         }
     }
@@ -97,7 +100,7 @@ impl Target {
         match self {
             Target::Sm80 => (7, 0),
             Target::Sm90a | Target::Sm100a => (9, 0),
-            Target::Sm120f => (8, 8),
+            Target::Sm100f | Target::Sm120f => (8, 8),
         }
     }
 }

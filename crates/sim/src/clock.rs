@@ -64,6 +64,15 @@ impl Clock {
         self.home.get(slots.start as usize..end).is_some_and(|counts| counts.iter().any(|count| *count > 0))
     }
 
+    /// Forgets what is known of some slots of the own cluster, and of other clusters.
+    pub(crate) fn forget(&mut self, slots: &Range<u32>) {
+        let end = self.home.len().min(slots.end as usize);
+        if let Some(counts) = self.home.get_mut(slots.start as usize..end) {
+            counts.fill(0);
+        }
+        self.abroad.clear();
+    }
+
     /// Learns that a slot of the own cluster has reached a count.
     pub(crate) fn raise(&mut self, slot: u32, count: u32) {
         raise(&mut self.home, slot, count);

@@ -10,9 +10,10 @@ use ptx::RegId;
 use ptx::descriptor::WgmmaDescriptor;
 use ptx::instr::MatrixElement;
 
+use crate::clock::Knowledge;
 use crate::lanes::Lanes;
 use crate::race::{Piece, RecordId};
-use crate::tensor_memory::BlockScaled;
+use crate::tensor_memory::{BlockScaled, Halves};
 
 /// A piece of work, and the instruction that issued it.
 #[derive(Debug)]
@@ -185,8 +186,10 @@ pub(crate) enum TensorOp {
     },
     /// By the blocks that do it: each has its rows of A, and all of them together those of B.
     Multiply(Range<usize>, BlockScaled),
-    /// Tells barriers (by block and offset) that all before it is done.
-    Commit { barriers: Vec<(usize, u32)> },
+    /// The same of 16-bit numbers.
+    MultiplyHalves(Range<usize>, Halves),
+    /// Tells barriers (by block and offset) that all before it is done, and so is what that had been waited for.
+    Commit { barriers: Vec<(usize, u32)>, known: Box<Knowledge> },
 }
 
 impl TensorOp {
@@ -195,6 +198,7 @@ impl TensorOp {
         match self {
             TensorOp::CopyScales { .. } => Some(Piece::Copy),
             TensorOp::Multiply(_, mma) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::MultiplyHalves(_, mma) => Some(Piece::Multiply(mma.d, mma.n)),
             TensorOp::Commit { .. } => None,
         }
     }
@@ -202,10 +206,10 @@ impl TensorOp {
     /// The blocks whose memory or barriers it needs, one bit each.
     pub(crate) fn blocks(&self) -> u32 {
         match self {
-            TensorOp::CopyScales { workers, .. } | TensorOp::Multiply(workers, _) => {
-                workers.clone().fold(0, |blocks, rank| blocks | 1 << rank)
-            }
-            TensorOp::Commit { barriers } => barriers.iter().fold(0, |blocks, (rank, _)| blocks | 1 << rank),
+            TensorOp::CopyScales { workers, .. }
+            | TensorOp::Multiply(workers, _)
+            | TensorOp::MultiplyHalves(workers, _) => workers.clone().fold(0, |blocks, rank| blocks | 1 << rank),
+            TensorOp::Commit { barriers, .. } => barriers.iter().fold(0, |blocks, (rank, _)| blocks | 1 << rank),
         }
     }
 }

@@ -4,7 +4,6 @@ use ptx::descriptor::WgmmaDescriptor;
 
 use crate::barrier::Carry;
 use crate::blocks::{Block, Cluster, Core};
-use crate::clock::Knowledge;
 use crate::error::FaultKind;
 use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, TensorOp, Work};
 use crate::lanes::lanes;
@@ -209,8 +208,22 @@ impl Core<'_> {
                     self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
                 }
             }
-            TensorOp::Commit { barriers } => {
-                let mut published = Knowledge::new(cluster.index);
+            TensorOp::MultiplyHalves(workers, mma) => {
+                let blocks = &mut cluster.blocks[workers];
+                let rows_of_b = mma.n / blocks.len() as u32;
+                let operand = |block: &Block, desc, rows| {
+                    let bits = gather(&block.shared.data, &tensor_core::pieces(desc, rows, false));
+                    tensor_core::widen(mma.element, &bits)
+                };
+                let b: Vec<f32> = blocks.iter().flat_map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                for block in blocks {
+                    let a = operand(block, &mma.a, tensor_memory::LANES);
+                    let memory = block.tensor.get_or_insert_default();
+                    memory.multiply_halves(block.id, &mma, &a, &b)?;
+                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_core::DEPTH as u64;
+                }
+            }
+            TensorOp::Commit { barriers, known: mut published } => {
                 published.raise(slot, done);
                 for (rank, offset) in barriers {
                     let name = self.program.shared_name(offset);

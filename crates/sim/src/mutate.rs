@@ -323,7 +323,7 @@ fn missing(op: &Tcgen05) -> &'static str {
         Tcgen05::Dealloc { .. } => "tensor memory not given back",
         Tcgen05::RelinquishAllocPermit { .. } => "permit not relinquished",
         Tcgen05::CopyScales { .. } => "scales not copied",
-        Tcgen05::Mma { .. } => "multiplication dropped",
+        Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. } => "multiplication dropped",
         Tcgen05::Commit { .. } => "commit dropped",
         Tcgen05::Load { .. } | Tcgen05::Store { .. } => "memory access dropped",
         Tcgen05::WaitLoad | Tcgen05::WaitStore => "tensor memory wait dropped",

@@ -7,10 +7,12 @@
 //! Summation order: each product, scales included, is exact in f32; they are added to the accumulator one by one, by rising k.
 
 use ptx::descriptor::WgmmaDescriptor;
+use ptx::instr::MatrixElement;
 
 use crate::error::{FaultKind, Place};
 use crate::memory::Written;
 use crate::race::Shadow;
+use crate::tensor_core;
 
 /// Lanes of tensor memory.
 pub(crate) const LANES: u32 = 128;
@@ -133,6 +135,29 @@ impl TensorMemory {
     }
 }
 
+impl TensorMemory {
+    /// D = A·Bᵀ (+ D), from the elements of A and B, sixteen per row.
+    pub(crate) fn multiply_halves(
+        &mut self,
+        block: [u32; 3],
+        mma: &Halves,
+        a: &[f32],
+        b: &[f32],
+    ) -> Result<(), FaultKind> {
+        if mma.accumulate {
+            self.check(block, mma.d, mma.n)?;
+        }
+        for (row, a) in (0..LANES).zip(a.chunks_exact(tensor_core::DEPTH)) {
+            for (column, b) in (mma.d..mma.d + mma.n).zip(b.chunks_exact(tensor_core::DEPTH)) {
+                let before = if mma.accumulate { f32::from_bits(self.get(row, column)) } else { 0.0 };
+                let sum = a.iter().zip(b).fold(before, |sum, (a, b)| sum + a * b);
+                self.put(row, column, sum.to_bits());
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What the collector buffer holds: the matrix A that one thread's multiplications have read, as it was then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Collected {
@@ -153,6 +178,17 @@ pub(crate) struct BlockScaled {
     pub(crate) scale_a: u32,
     pub(crate) scale_b: u32,
     pub(crate) accumulate: bool,
+}
+
+/// A multiplication of 16-bit numbers; tensor memory by first column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Halves {
+    pub(crate) d: u32,
+    pub(crate) n: u32,
+    pub(crate) a: WgmmaDescriptor,
+    pub(crate) b: WgmmaDescriptor,
+    pub(crate) accumulate: bool,
+    pub(crate) element: MatrixElement,
 }
 
 pub(crate) fn e2m1(code: u8) -> f32 {

@@ -14,7 +14,7 @@ mod warp;
 
 pub use arith::{Convert, Float, Integer, Number, PackedPair};
 pub use copy::CopyOptions;
-pub use tensor_core::{MatrixOperand, Multiply, WgmmaOptions};
+pub use tensor_core::{MatrixOperand, Multiply, MultiplyHalves, WgmmaOptions};
 
 use crate::error::Error;
 use crate::instr::{Arith, Guard, Instr, Op};

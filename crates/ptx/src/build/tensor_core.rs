@@ -1,7 +1,7 @@
 //! Tensor cores: mma.sync, wgmma on Hopper, tcgen05 on Blackwell, and the descriptors that the latter two read.
 
 use super::Builder;
-use crate::descriptor::{BlockScaledShape, MatrixLayout, Tcgen05Descriptor, WgmmaDescriptor};
+use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
 use crate::instr::{Accumulate, Collector, CtaGroup, MatrixA, MatrixElement, Mma, Tcgen05, Wgmma};
 use crate::types::{
@@ -50,6 +50,25 @@ pub struct Multiply {
     pub scale_a: Reg<TensorAddress>,
     /// B's scales.
     pub scale_b: Reg<TensorAddress>,
+    /// Add to D, or replace it.
+    pub accumulate: Pred,
+    /// What becomes of A.
+    pub collector: Collector,
+}
+
+/// The operands of a multiplication of 16-bit numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiplyHalves {
+    /// One block or a pair.
+    pub group: CtaGroup,
+    /// Accumulator.
+    pub d: Reg<TensorAddress>,
+    /// Matrix A.
+    pub a: Reg<Tcgen05Matrix>,
+    /// Matrix B.
+    pub b: Reg<Tcgen05Matrix>,
+    /// Shape and formats.
+    pub shape: Reg<MmaShape>,
     /// Add to D, or replace it.
     pub accumulate: Pred,
     /// What becomes of A.
@@ -150,6 +169,15 @@ impl Builder {
         self.bits(bits.into())
     }
 
+    /// The instruction descriptor of a multiplication of 16-bit numbers.
+    pub fn halves_shape(&mut self, shape: HalvesShape) -> Reg<MmaShape> {
+        let bits = shape.encode().unwrap_or_else(|error| {
+            self.refuse(error);
+            0
+        });
+        self.bits(bits.into())
+    }
+
     /// Allocates columns of tensor memory; their address is written to shared memory.
     pub fn tensor_alloc(&mut self, group: CtaGroup, dst: Addr<Shared>, columns: u32) {
         let columns = Value::<U32>::from(columns).operand();
@@ -186,6 +214,13 @@ impl Builder {
             accumulate: accumulate.id(),
             collector,
         });
+    }
+
+    /// Starts a multiplication of 16-bit numbers.
+    pub fn tensor_multiply_halves(&mut self, operands: MultiplyHalves) {
+        let MultiplyHalves { group, d, a, b, shape, accumulate, collector } = operands;
+        let (d, a, b, shape, accumulate) = (d.id(), a.id(), b.id(), shape.id(), accumulate.id());
+        self.emit(Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector });
     }
 
     /// Arrives at a barrier when this thread's earlier tcgen05 work is done.

@@ -70,8 +70,7 @@ impl Check<'_> {
             let wanted = "1 to 8: up to 16 exist, but a GPU may refuse such a launch, so they are not portable";
             self.value("blocks per cluster", blocks, wanted, |n| (1..=8).contains(&n));
         }
-        let wanted =
-            "at most 166912 (163 KB) on sm_80, 232448 (227 KB) on sm_90a and sm_100a, 101376 (99 KB) on sm_120";
+        let wanted = "at most 166912 (163 KB) on sm_80, 232448 (227 KB) on sm_90a and sm_100, 101376 (99 KB) on sm_120";
         let (shared, limit) = (self.kernel.shared_bytes(), self.kernel.target.shared_limit());
         self.value("bytes of shared memory", shared.into(), wanted, |n| n <= limit.into());
         self.value("bytes of parameters", self.kernel.param_bytes(), "at most 32764", |n| n <= PARAM_LIMIT);

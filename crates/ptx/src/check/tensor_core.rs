@@ -1,7 +1,7 @@
 //! Tensor cores: which target has them, the shapes they multiply, their descriptors and tensor memory.
 
 use super::Check;
-use crate::descriptor::{BlockScaledShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
+use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
 use crate::instr::{Accumulate, CtaGroup, MatrixA, Mma, Op, Tcgen05, Wgmma};
 use crate::rule::Rule;
@@ -144,6 +144,16 @@ impl Check<'_> {
                     self.tile(*group, bits as u32);
                 }
             }
+            Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, .. } => {
+                self.bank("a tensor address", *d, Bank::B32);
+                self.bank("the instruction descriptor", *shape, Bank::B32);
+                self.bank("the accumulate flag", *accumulate, Bank::Pred);
+                self.tcgen05_matrix(*a);
+                self.tcgen05_matrix(*b);
+                if let Some(bits) = self.known.constant(Operand::Reg(*shape)) {
+                    self.halves_tile(*group, bits as u32);
+                }
+            }
             Tcgen05::Commit { bar, multicast, .. } => {
                 self.mbarrier(Space::Shared, *bar);
                 self.banks("the multicast mask", multicast.as_slice(), Bank::B16);
@@ -186,6 +196,18 @@ impl Check<'_> {
         }
     }
 
+    /// The tiles of D that one instruction on 16-bit numbers computes; K is always 16.
+    fn halves_tile(&mut self, group: CtaGroup, bits: u32) {
+        match HalvesShape::decode(bits) {
+            Ok(HalvesShape { m, .. }) => {
+                let (what, wanted) = ("rows of a multiplication", "128 from one block, 256 from a pair");
+                let rows = if group == CtaGroup::One { 128 } else { 256 };
+                self.value(what, m.into(), wanted, |m| m == rows);
+            }
+            Err(error) => self.field(error),
+        }
+    }
+
     /// The tiles of D that one instruction computes; K is always 64.
     fn tile(&mut self, group: CtaGroup, bits: u32) {
         let (m, n) = ((bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3);
@@ -215,6 +237,7 @@ fn group_of(op: &Tcgen05) -> Option<CtaGroup> {
         | Tcgen05::RelinquishAllocPermit { group }
         | Tcgen05::CopyScales { group, .. }
         | Tcgen05::Mma { group, .. }
+        | Tcgen05::MmaHalves { group, .. }
         | Tcgen05::Commit { group, .. } => Some(*group),
         Tcgen05::Load { .. }
         | Tcgen05::Store { .. }

@@ -323,6 +323,9 @@ fn tcgen05(op: &Tcgen05, visit: &mut Visit<'_>) {
             read(*columns, visit);
         }
         Tcgen05::CopyScales { dst, src, .. } => each(&[*dst, *src], Read, visit),
+        Tcgen05::MmaHalves { d, a, b, shape, accumulate, .. } => {
+            each(&[*d, *a, *b, *shape, *accumulate], Access::Read, visit);
+        }
         Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, .. } => {
             each(&[*d, *a, *b, *shape, *scale_a, *scale_b, *accumulate], Read, visit);
         }

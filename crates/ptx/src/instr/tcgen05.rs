@@ -1,4 +1,4 @@
-//! Blackwell's tensor cores: block-scaled FP4 matrix multiplication between shared memory and tensor memory.
+//! Blackwell's tensor cores: matrix multiplication of block-scaled FP4, or of 16-bit numbers, between shared memory and tensor memory.
 
 use crate::types::{Address, Operand, RegId};
 
@@ -24,7 +24,7 @@ pub enum Collector {
     LastUse,
 }
 
-/// Tensor memory and block-scaled multiplication. Tensor memory has 128 lanes × 512 columns of 32 bits per block.
+/// Tensor memory and multiplication. Tensor memory has 128 lanes × 512 columns of 32 bits per block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tcgen05 {
     /// One warp allocates columns of tensor memory; the address is written to shared memory. Blocks until there is room.
@@ -77,6 +77,23 @@ pub enum Tcgen05 {
         scale_a: RegId,
         /// Register with the tensor address of B's scales.
         scale_b: RegId,
+        /// Predicate: add to D (true) or replace it (false).
+        accumulate: RegId,
+        /// What becomes of A.
+        collector: Collector,
+    },
+    /// D = A·B (+ D) with 16-bit elements and f32 sums; K = 16 (`kind::f16`).
+    MmaHalves {
+        /// One block, or a pair.
+        group: CtaGroup,
+        /// Register with the accumulator's tensor address.
+        d: RegId,
+        /// Register with A's descriptor.
+        a: RegId,
+        /// Register with B's descriptor.
+        b: RegId,
+        /// Register with the instruction descriptor.
+        shape: RegId,
         /// Predicate: add to D (true) or replace it (false).
         accumulate: RegId,
         /// What becomes of A.

@@ -190,7 +190,19 @@ fn group(group: CtaGroup) -> &'static str {
     }
 }
 
-pub(super) fn tcgen05(op: &Tcgen05) -> String {
+/// What becomes of A, as instructions say it.
+fn usage(collector: Collector) -> &'static str {
+    match collector {
+        Collector::Discard => "discard",
+        Collector::Fill => "fill",
+        Collector::Use => "use",
+        Collector::LastUse => "lastuse",
+    }
+}
+
+pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
+    // One meaning, two spellings: families of chips refuse the older one, and chips by themselves have taken it for longer.
+    let block = if target == Target::Sm100f { "block16" } else { "scale_vec::4X" };
     match op {
         Tcgen05::Alloc { group: g, dst, columns } => {
             format!("tcgen05.alloc{}.sync.aligned.shared::cta.b32 {}, {}", group(*g), address(*dst), word(*columns))
@@ -205,18 +217,18 @@ pub(super) fn tcgen05(op: &Tcgen05) -> String {
             format!("tcgen05.cp{}.32x128b.warpx4 [{dst}], {src}", group(*g))
         }
         Tcgen05::Mma { group: g, d, a, b, shape, scale_a, scale_b, accumulate, collector } => {
-            let usage = match collector {
-                Collector::Discard => "discard",
-                Collector::Fill => "fill",
-                Collector::Use => "use",
-                Collector::LastUse => "lastuse",
-            };
+            let usage = usage(*collector);
             format!(
-                "tcgen05.mma{}.kind::mxf4nvf4.block_scale.scale_vec::4X.collector::a::{usage} \
+                "tcgen05.mma{}.kind::mxf4nvf4.block_scale.{block}.collector::a::{usage} \
                  [{d}], {a}, {b}, {shape}, [{scale_a}], [{scale_b}], {accumulate}",
                 group(*g)
             )
         }
+        Tcgen05::MmaHalves { group: g, d, a, b, shape, accumulate, collector } => format!(
+            "tcgen05.mma{}.kind::f16.collector::a::{} [{d}], {a}, {b}, {shape}, {accumulate}",
+            group(*g),
+            usage(*collector)
+        ),
         Tcgen05::Commit { group: g, bar, multicast } => format!(
             "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster{}.b64 {}{}",
             group(*g),

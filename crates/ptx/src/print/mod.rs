@@ -85,7 +85,7 @@ impl Kernel {
             Op::Copy(op) => async_work::copy(op),
             Op::Mma(op) => compute::mma(op),
             Op::Wgmma(op) => async_work::wgmma(op),
-            Op::Tcgen05(op) => async_work::tcgen05(op),
+            Op::Tcgen05(op) => async_work::tcgen05(op, self.target),
             Op::Control(op) => control(*op),
         };
         format!("\t{guard}{op};")

@@ -39,13 +39,14 @@ fn every_form_that_the_checker_accepts_assembles() {
     }
 }
 
-/// One text serves every GPU since Ampere: the other chips that there are take what is for sm_80, and the chips of desktop Blackwell
-/// what is for their family.
+/// One text serves every GPU since Ampere: the other chips that there are take what is for sm_80, and the chips of each
+/// kind of Blackwell what is for their family.
 #[test]
 fn every_form_for_a_target_assembles_for_all_chips_that_run_it() {
     let Some(assembler) = assembler() else { return };
     let chips = |target| match target {
         Target::Sm80 => &["sm_86", "sm_89", "sm_90", "sm_100", "sm_120"][..],
+        Target::Sm100f => &["sm_100a", "sm_103a"],
         Target::Sm120f => &["sm_120a", "sm_121a"],
         Target::Sm90a | Target::Sm100a => &[],
     };

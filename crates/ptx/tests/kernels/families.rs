@@ -22,6 +22,7 @@ pub fn all() -> Vec<Family> {
     let family = |name, target, candidates| Family { name, target, candidates };
     let hopper = |name, candidates| family(name, Target::Sm90a, candidates);
     let blackwell = |name, candidates| family(name, Target::Sm100a, candidates);
+    let blackwells = |name, candidates| family(name, Target::Sm100f, candidates);
     let ampere = |name, candidates| family(name, Target::Sm80, candidates);
     let desktop = |name, candidates| family(name, Target::Sm120f, candidates);
     vec![
@@ -38,6 +39,8 @@ pub fn all() -> Vec<Family> {
         blackwell("paired copies", copies(&[Some(CtaGroup::Two)])),
         blackwell("tcgen05", tcgen05(CtaGroup::One)),
         blackwell("paired tcgen05", tcgen05(CtaGroup::Two)),
+        blackwells("tcgen05", tcgen05(CtaGroup::One)),
+        blackwells("paired tcgen05", tcgen05(CtaGroup::Two)),
         blackwell("barriers", barriers()),
         blackwell("control", control()),
         ampere("arithmetic", arithmetic()),
@@ -474,6 +477,10 @@ fn tcgen05(group: CtaGroup) -> Vec<Op> {
     for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
         let (a, b, shape, scale_a, scale_b, accumulate) = (d(0), d(1), r(1), r(2), r(3), p(0));
         ops.push(Tcgen05::Mma { group, d: tensor, a, b, shape, scale_a, scale_b, accumulate, collector }.into());
+    }
+    for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
+        let (a, b, shape, accumulate) = (d(0), d(1), r(1), p(0));
+        ops.push(Tcgen05::MmaHalves { group, d: tensor, a, b, shape, accumulate, collector }.into());
     }
     for multicast in [None, Some(h(0))] {
         ops.push(Tcgen05::Commit { group, bar: bar(Space::Shared), multicast }.into());

@@ -16,7 +16,7 @@ fn lacks(target: Target, op: impl Into<Op>) -> Option<Feature> {
 fn only_since_hopper(op: impl Into<Op>, feature: Feature) {
     let op = op.into();
     assert_eq!(lacks(Target::Sm80, op.clone()), Some(feature));
-    for target in [Target::Sm90a, Target::Sm100a, Target::Sm120f] {
+    for target in [Target::Sm90a, Target::Sm100a, Target::Sm100f, Target::Sm120f] {
         assert_eq!(lacks(target, op.clone()), None, "{target}");
     }
 }
@@ -66,7 +66,7 @@ fn what_ampere_has_is_accepted_everywhere() {
 fn a_refusal_names_the_targets_that_would_do() {
     let rule = broken_on(Target::Sm80, vec![Control::GridDependencyWait.into()]);
     let text = rule.to_string();
-    assert!(text.contains("sm_90a, sm_100a, sm_120f only") && text.contains("for sm_80"), "{text}");
+    assert!(text.contains("sm_90a, sm_100a, sm_100f, sm_120f only") && text.contains("for sm_80"), "{text}");
 }
 
 #[test]
@@ -100,5 +100,6 @@ fn a_text_asks_for_the_lowest_version_that_serves() {
     k.table("table", 2048);
     assert_eq!(version(&k.finish().expect("a legal kernel")), ".version 8.1");
     assert_eq!(version(&kernel(Target::Sm120f)), ".version 8.8");
+    assert_eq!(version(&kernel(Target::Sm100f)), ".version 8.8");
     assert_eq!(version(&kernel(Target::Sm90a)), ".version 9.0");
 }

@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
-use ptx::descriptor::{BlockScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
-use ptx::instr::{Collector, Tcgen05};
+use ptx::descriptor::{BlockScaledShape, HalvesShape, Tcgen05Descriptor, WgmmaDescriptor};
+use ptx::instr::{Collector, MatrixElement, Tcgen05};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
+use crate::clock::{Knowledge, PREDECESSOR};
 use crate::error::FaultKind;
 use crate::flight::{Job, TensorOp, TensorPipe, Work};
 use crate::lanes::{FULL, lanes};
@@ -18,7 +19,7 @@ use crate::memory::SharedMemory;
 use crate::race::Piece;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
-use crate::tensor_memory::{BlockScaled, Collected, LANES, TensorMemory};
+use crate::tensor_memory::{BlockScaled, Collected, Halves, LANES, TensorMemory};
 use crate::warp::Wait;
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
@@ -52,6 +53,7 @@ impl Exec<'_, '_> {
                 self.each_lane(|exec, lane| exec.copy_scales(*dst, *src, *group, lane))
             }
             Tcgen05::Mma { .. } => self.each_lane(|exec, lane| exec.block_scaled(op, lane)),
+            Tcgen05::MmaHalves { .. } => self.each_lane(|exec, lane| exec.halves(op, lane)),
             Tcgen05::Commit { bar, multicast, .. } => self.each_lane(|exec, lane| exec.commit(*bar, *multicast, lane)),
             Tcgen05::Load { dsts, addr } => self.tensor_columns(*addr, dsts, LOADS),
             Tcgen05::Store { addr, srcs } => self.tensor_columns(*addr, srcs, STORES),
@@ -378,6 +380,53 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
+    fn halves(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
+        let Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector } = op else { return Ok(()) };
+        let workers = self.workers(*group)?;
+        let blocks = workers.len() as u32;
+        let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
+        let bits = word(shape);
+        let Some(shape) = HalvesShape::decode(bits).ok().filter(|shape| shape.m == LANES * blocks) else {
+            let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
+            let wanted = "16-bit elements, 128 rows (of a pair 256) and multiples of 16 columns";
+            return Err(FaultKind::BadOperand { what, found, wanted });
+        };
+        let mma = Halves {
+            d: word(d) & 0xffff,
+            n: shape.n,
+            a: self.tensor_descriptor(*a, lane)?,
+            b: self.tensor_descriptor(*b, lane)?,
+            accumulate: self.warp.get(*accumulate)[lane] == 1,
+            element: if shape.bf16 { MatrixElement::Bf16 } else { MatrixElement::F16 },
+        };
+        let (slot, record) = self.pipe(lane);
+        for block in workers.clone() {
+            self.read_operand(block, &tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
+            self.read_operand(block, &tensor_core::pieces(&mma.b, mma.n / blocks, false), lane, record)?;
+            self.touch_sums(block, (mma.d, mma.n), mma.accumulate, lane, record)?;
+        }
+        self.collect(slot, mma.a, *collector, workers.clone())?;
+        self.enqueue_tensor(lane, TensorOp::MultiplyHalves(workers, mma));
+        Ok(())
+    }
+
+    /// The accumulators of a multiplication in one block.
+    fn touch_sums(
+        &mut self,
+        block: usize,
+        (column, columns): (u32, u32),
+        accumulate: bool,
+        lane: usize,
+        record: RecordId,
+    ) -> Result<(), FaultKind> {
+        let piece = Some(Piece::Multiply(column, columns));
+        let cells = Cells { block, lane: 0, lanes: LANES, column, columns };
+        if accumulate {
+            self.touch_tensor(cells, false, Some(lane), record, piece)?;
+        }
+        self.touch_tensor(cells, true, Some(lane), record, piece)
+    }
+
     /// What a multiplication reads and writes in one block: 128 rows of A with their scales and their accumulators, a part of the
     /// rows of B, and the scales of all of them.
     fn touch_multiplied(
@@ -395,11 +444,7 @@ impl Exec<'_, '_> {
             let cells = Cells { block, lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
-        let cells = Cells { block, lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
-        if mma.accumulate {
-            self.touch_tensor(cells, false, Some(lane), record, piece)?;
-        }
-        self.touch_tensor(cells, true, Some(lane), record, piece)
+        self.touch_sums(block, (mma.d, mma.n), mma.accumulate, lane, record)
     }
 
     /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all the same,
@@ -440,7 +485,21 @@ impl Exec<'_, '_> {
             barriers.push((span.block, span.offset));
         }
         self.pipe(lane);
-        self.enqueue_tensor(lane, TensorOp::Commit { barriers });
+        let known = self.awaited(lane);
+        self.enqueue_tensor(lane, TensorOp::Commit { barriers, known: Box::new(known) });
         Ok(())
+    }
+
+    /// The copies and multiplications that a thread knows to be over: what it issues to the tensor cores comes after them, and so does
+    /// whoever waits for that. Of what threads have done, a commit tells nobody anything.
+    fn awaited(&self, lane: usize) -> Knowledge {
+        let Knowledge { generic, executed, .. } = self.warp.knowledge(lane).clone();
+        let mut known = Knowledge { generic, executed, ..Knowledge::new(self.cluster.index) };
+        let threads = self.cluster.blocks.iter().map(|block| block.slots.clone());
+        for slots in threads.chain(std::iter::once(PREDECESSOR..PREDECESSOR + 1)) {
+            known.generic.forget(&slots);
+            known.executed.forget(&slots);
+        }
+        known
     }
 }

@@ -2,7 +2,9 @@
 
 use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
-use ptx::{Addr, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32};
+use ptx::{
+    Addr, CopyOptions, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32,
+};
 
 use crate::{Bench, Kept, rule};
 
@@ -159,4 +161,66 @@ fn scales_that_a_multiplication_may_still_read_are_not_overwritten() {
 fn multiplications_follow_each_other_on_one_accumulator_of_one_shape() {
     let again = Step { copies: false, ..FIRST };
     rule("race", |kept| multiply(&[FIRST, Step { columns: if kept == Kept::Yes { 8 } else { 16 }, ..again }]));
+}
+
+#[test]
+fn a_commit_tells_that_the_copies_it_came_after_are_over() {
+    rule("race", |kept| {
+        let mut b = Bench::on(Target::Sm100a, 64, None);
+        let (tile, bars) = (b.k.shared("tile", 16, 16), b.k.barriers("bars", 2));
+        let (copies, commits) = (b.k.eq(b.thread, 0), b.k.eq(b.thread, 32));
+        b.k.if_(copies, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.barrier_init(bars.at(1), 1);
+            k.fence_barrier_init();
+        });
+        b.k.sync_threads();
+        b.k.if_(commits, |k| {
+            if kept == Kept::Yes {
+                k.wait(bars.at(0), 0);
+            }
+            k.tensor_commit(CtaGroup::One, bars.at(1), None);
+        });
+        let input = b.input;
+        b.k.if_(copies, |k| {
+            for round in 0..2 {
+                k.arrive_expecting(bars.at(0), 16);
+                k.bulk_load(tile.at(0), Addr::of(input), 16, bars.at(0), CopyOptions::default());
+                if round == 0 {
+                    k.wait(bars.at(1), 0);
+                }
+            }
+            k.wait(bars.at(0), 1);
+        });
+        b.finish()
+    });
+}
+
+#[test]
+fn a_commit_tells_nothing_of_what_its_thread_has_written() {
+    rule("race", |kept| {
+        let mut b = Bench::on(Target::Sm100a, 64, None);
+        let (word, bars) = (b.k.shared("word", 4, 4), b.k.barriers("bars", 1));
+        let (reads, commits) = (b.k.eq(b.thread, 0), b.k.eq(b.thread, 32));
+        b.k.if_(reads, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.fence_barrier_init();
+        });
+        b.k.sync_threads();
+        let (value, output) = (b.one(), b.output);
+        b.k.if_(commits, |k| {
+            k.store(word.at(0), value);
+            if kept == Kept::Yes {
+                k.arrive(bars.at(0));
+            } else {
+                k.tensor_commit(CtaGroup::One, bars.at(0), None);
+            }
+        });
+        b.k.if_(reads, |k| {
+            k.wait(bars.at(0), 0);
+            let value: Reg<U32> = k.load(word.at(0));
+            k.store(Addr::<Global>::of(output), value);
+        });
+        b.finish()
+    });
 }
