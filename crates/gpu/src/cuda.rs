@@ -67,7 +67,7 @@ impl Cuda {
 
     /// The kernels for it; where it is not there, those that a plan is made with all the same.
     pub fn family(&self) -> &'static dyn Family {
-        Device::of(self.device).map_or(families::ALL[0], |device| device.family)
+        Device::of(self.device).map_or(&families::sm90::Sm90, |device| device.family)
     }
 
     /// Which kernels it is given, and why, in words; none where it is not there.

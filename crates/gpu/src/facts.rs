@@ -69,6 +69,11 @@ impl Facts {
         Self::listed(&NAMED[7])
     }
 
+    /// A B200: what kernels for data-centre Blackwell are planned and simulated for.
+    pub fn b200() -> Self {
+        Self::listed(&NAMED[6])
+    }
+
     /// A device by name, for where there is none: one of [`Facts::names`].
     pub fn named(name: &str) -> Result<Self> {
         let known = NAMED.iter().find(|device| device.name.eq_ignore_ascii_case(name));
@@ -165,8 +170,8 @@ mod tests {
         let error = Facts::named("v100").unwrap_err().to_string();
         assert!(error.contains("v100") && error.contains("h100"), "{error}");
         assert_eq!(
-            [Facts::h200(), Facts::a100(), Facts::rtx5090()].map(|facts| facts.name),
-            ["h200", "a100", "rtx5090"]
+            [Facts::h200(), Facts::a100(), Facts::b200(), Facts::rtx5090()].map(|facts| facts.name),
+            ["h200", "a100", "b200", "rtx5090"]
         );
     }
 

@@ -13,11 +13,11 @@
 //!
 //! ```
 //! use hammerhead_gpu::facts::Facts;
-//! use hammerhead_gpu::families;
+//! use hammerhead_gpu::{Family, families};
 //! use op::{Activation, Error, Gate, Output, Problem, Shape}; // the crate `hammerhead-op`
 //!
 //! let problem = Problem::new(vec![Shape::new(128, 4096, 7168)], Gate::Silu, Activation::F16, Output::F16)?;
-//! let family = families::ALL[0];
+//! let family = families::sm90::Sm90;
 //! let config = family.candidates(&problem, &Facts::h200())[0];
 //! let kernels = family.kernels(&problem, &config)?;
 //! assert!(kernels[0].to_ptx().contains(".target sm_90a"));

@@ -53,7 +53,7 @@ impl Simulated {
     };
 
     /// Every family's kernels; the first is what the simulator is where nobody asks for another.
-    const FAMILIES: [Simulated; 3] = [
+    const FAMILIES: [Simulated; 4] = [
         Simulated::DEFAULT,
         Simulated { name: "sim:sm80", family: &families::sm80::Sm80, ..Simulated::DEFAULT },
         Simulated {
@@ -62,12 +62,18 @@ impl Simulated {
             layout: "32x64 chunks of plain codes for the simulator",
             ..Simulated::DEFAULT
         },
+        Simulated {
+            name: "sim:sm100",
+            layout: "swizzled slabs for the simulator",
+            family: &families::sm100::Sm100,
+            ..Simulated::DEFAULT
+        },
     ];
 
     /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on, or the architecture's as the assembler spells it
-    /// (`sim:sm_90a`, `sim:sm_120a`).
+    /// (`sim:sm_90a`, `sim:sm_100a`, `sim:sm_120a`).
     pub fn by_name(name: &str) -> Option<&'static Simulated> {
-        static FAMILIES: [Simulated; 3] = Simulated::FAMILIES;
+        static FAMILIES: [Simulated; 4] = Simulated::FAMILIES;
         let called = |family: &dyn Family| {
             name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix(':')).is_some_and(|asked| family.is_called(asked))
         };
@@ -84,6 +90,7 @@ impl Simulated {
         match self.family.target() {
             Target::Sm80 => Facts::a100(),
             Target::Sm120f => Facts::rtx5090(),
+            Target::Sm100f => Facts::b200(),
             _ => Facts::h200(),
         }
     }

@@ -19,6 +19,7 @@ use sim::Schedule;
 const HOPPER: &str = "sim";
 const AMPERE: &str = "sim:sm80";
 const DESKTOP: &str = "sim:sm120";
+const BLACKWELL: &str = "sim:sm_100a";
 
 fn simulator(name: &str, schedule: Schedule) -> Simulated {
     Simulated::by_name(name).expect("a family's simulator").under(schedule)
@@ -184,6 +185,52 @@ const DESKTOP_WAYS: [Way; 9] = [
     ("strategy=ping-pong,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
 ];
 
+/// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
+/// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
+const BLACKWELL_WAYS: [Way; 14] = [
+    ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
+    ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
+    ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
+    ("strategy=interleaved,tile=128x32,depth=256,stages=2,epilogue=direct,schedule=tile", &[(130, 72, 592)]),
+    ("strategy=interleaved,tile=128x64,depth=256,stages=4,epilogue=direct,schedule=tile", &[(40, 70, 336)]),
+    ("strategy=interleaved,tile=128x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(9, 136, 80)]),
+    (
+        "strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=persistent",
+        &[(33, 40, 272), (0, 64, 64), (3, 140, 208), (17, 33, 16), (9, 8, 64)],
+    ),
+    ("strategy=interleaved,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent", &[(140, 65, 272)]),
+    ("strategy=ping-pong,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=persistent", &[(70, 130, 272)]),
+    ("strategy=ping-pong,tile=128x32,depth=256,stages=2,epilogue=direct,schedule=persistent", &[(9, 264, 80)]),
+    ("strategy=sequential,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 592)]),
+    ("strategy=sequential,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent", &[(9, 200, 272)]),
+    ("strategy=two-pass,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(17, 136, 336), (3, 9, 64)]),
+    ("strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
+];
+
+/// The same for tokens of 16 bits: threads with one, two and four pieces of weights, and with none.
+const BLACKWELL_HALVES_WAYS: [Way; 6] = [
+    ("strategy=interleaved,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=tile", &[(17, 40, 208)]),
+    ("strategy=interleaved,tile=128x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 72, 272)]),
+    ("strategy=interleaved,tile=128x64,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(130, 72, 80)]),
+    (
+        "strategy=ping-pong,tile=48x128,depth=64,stages=2,epilogue=direct,schedule=persistent",
+        &[(40, 137, 144), (0, 8, 16), (60, 9, 336)],
+    ),
+    ("strategy=two-pass,tile=128x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 144)]),
+    ("strategy=sequential,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(9, 40, 336)]),
+];
+
+#[test]
+fn every_way_of_multiplying_on_blackwell_is_right_under_every_schedule() {
+    let codes = BLACKWELL_WAYS.into_par_iter().map(|way| (way, Activation::NvFp4));
+    let halves = BLACKWELL_HALVES_WAYS.into_par_iter().map(|way| (way, Activation::F16));
+    codes.chain(halves).for_each(|((request, groups), activation)| {
+        for schedule in Schedule::several(2) {
+            check(&case(groups, activation, Gate::Silu, Output::F16), (BLACKWELL, request), schedule);
+        }
+    });
+}
+
 #[test]
 fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
     let ways = WAYS.map(|way| (HOPPER, way)).into_par_iter().chain(AMPERE_WAYS.map(|way| (AMPERE, way)));
@@ -205,8 +252,13 @@ fn every_activation_and_output_goes_through_every_strategy() {
         let schedule = if *strategy == "ping-pong" { ",schedule=persistent" } else { "" };
         let gates = [Gate::GeluTanh, Gate::None, Gate::GPT_OSS, Gate::SiluLimited { limit: 0.5 }, Gate::Relu2];
         for (output, gate) in Output::ALL.into_iter().cycle().zip(gates) {
-            for (name, stages) in [(HOPPER, 2), (AMPERE, 3), (DESKTOP, 3)] {
-                let request = format!("strategy={strategy},depth=64,stages={stages}{schedule}");
+            for (name, sizes) in [
+                (HOPPER, "depth=64,stages=2"),
+                (AMPERE, "depth=64,stages=3"),
+                (DESKTOP, "depth=64,stages=3"),
+                (BLACKWELL, "stages=2"),
+            ] {
+                let request = format!("strategy={strategy},{sizes}{schedule}");
                 let case = case(&[(11, 48, 144)], activation, gate, output);
                 check(&case, (name, &request), Schedule::Random(index as u64));
             }
@@ -227,6 +279,8 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
         (AMPERE, "strategy=ping-pong,tile=24x32,stages=3,depth=64,schedule=split-k,epilogue=direct"),
         (DESKTOP, "strategy=interleaved,tile=8x64,stages=3,epilogue=direct"),
         (DESKTOP, "strategy=two-pass,tile=40x32,stages=4,depth=64,epilogue=direct"),
+        (BLACKWELL, "strategy=interleaved,tile=16x128,stages=2"),
+        (BLACKWELL, "strategy=sequential,tile=128x32,stages=3"),
     ];
     let shapes = [(1, 1, 16), (7, 65, 48), (9, 64, 64), (17, 130, 208), (33, 63, 1040)];
     let all: Vec<_> = shapes.iter().flat_map(|&shape| requests.map(|request| (shape, request))).collect();
@@ -247,7 +301,8 @@ fn sums_of_whole_numbers_are_right_to_the_bit_on_odd_shapes_under_every_schedule
 #[test]
 fn every_edge_case_is_within_the_bound() {
     let cases: Vec<Case> = cases::suite(Suite::Edge).into_iter().filter(|case| !case.is_biased()).collect();
-    let all = cases.par_iter().enumerate().flat_map_iter(|case| [HOPPER, AMPERE, DESKTOP].map(|name| (name, case)));
+    let simulators = [HOPPER, AMPERE, DESKTOP, BLACKWELL];
+    let all = cases.par_iter().enumerate().flat_map_iter(|case| simulators.map(|name| (name, case)));
     all.for_each(|(name, (seed, case))| {
         let threads = cpu::team(Some(1)).unwrap();
         let instance = case.instance(seed as u64).unwrap();

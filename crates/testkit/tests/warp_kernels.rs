@@ -2,6 +2,8 @@
 //! the chips that run them.
 
 use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
+use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
+use hammerhead::gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
 use hammerhead::gpu::families::sm120::ArrangeSpec;
 use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::{KernelSpec, expand, join};
@@ -161,5 +163,84 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
     ] {
         assert!(matches!(kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+    }
+}
+
+/// A common kernel for data-centre Blackwell.
+const TENSOR: TensorMultiplySpec = TensorMultiplySpec {
+    products: Products::Interleaved,
+    element: None,
+    sets: 1,
+    tokens: 128,
+    columns: 64,
+    stages: 4,
+    epilogue: Epilogue::Direct,
+    schedule: Schedule::PerTile,
+    aligned: true,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+};
+
+/// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn tensor_configs() -> Vec<TensorMultiplySpec> {
+    use Products::{Sequential, Single};
+    let small = TensorMultiplySpec { tokens: 16, columns: 128, ..TENSOR };
+    let persistent = Schedule::Persistent;
+    let functions = [Gate::GeluTanh, Gate::GPT_OSS, Gate::SiluLimited { limit: 7.0 }].map(Function::of);
+    let mut all = vec![
+        TENSOR,
+        small,
+        TensorMultiplySpec { columns: 32, stages: 7, ..TENSOR },
+        TensorMultiplySpec { columns: 128, aligned: false, ..TENSOR },
+        TensorMultiplySpec { tokens: 120, ..small },
+        TensorMultiplySpec { schedule: persistent, groups: 8, ..TENSOR },
+        TensorMultiplySpec { schedule: persistent, sets: 2, groups: 32, ..TENSOR },
+        TensorMultiplySpec { schedule: persistent, sets: 2, tokens: 64, groups: 128, ..small },
+        TensorMultiplySpec { products: Sequential, ..TENSOR },
+        TensorMultiplySpec { products: Sequential, schedule: persistent, ..small },
+        TensorMultiplySpec { products: Single, function: Function::None, output: Output::F32, ..TENSOR },
+        TensorMultiplySpec { products: Single, function: Function::Relu2, columns: 128, ..small },
+        TensorMultiplySpec { schedule: Schedule::SplitK, ..TENSOR },
+        TensorMultiplySpec { schedule: Schedule::SplitK, ..small },
+    ];
+    for element in [Tokens::F16, Tokens::Bf16, Tokens::Bf16Sum].map(Some) {
+        all.extend([TENSOR, small].map(|common| TensorMultiplySpec { element, stages: 2, ..common }));
+    }
+    for (function, output) in functions.into_iter().zip([Output::BF16, Output::F32, Output::F16]) {
+        all.extend([TENSOR, small].map(|common| TensorMultiplySpec { function, output, ..common }));
+    }
+    all
+}
+
+#[test]
+fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
+    let arrangements = [Padding::Rows, Padding::Columns]
+        .map(|padding| KernelSpec::from(SlabSpec { padding, groups: 8, target: Target::Sm100f }));
+    let kernels = tensor_configs().into_iter().map(|config| {
+        let built = kernel_of(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(built.shared_bytes(), config.shared_bytes(), "{config:?}");
+        config.into()
+    });
+    assert_assemble(kernels.chain(arrangements).collect(), &["sm_100f", "sm_103a"]);
+}
+
+#[test]
+fn a_tile_that_blackwell_lacks_is_refused_with_the_reason() {
+    let refused = |broken: TensorMultiplySpec| broken.check().expect_err("illegal").to_string();
+    for (broken, part) in [
+        (TensorMultiplySpec { tokens: 64, ..TENSOR }, "no multiplication of 64 rows"),
+        (TensorMultiplySpec { tokens: 12, ..TENSOR }, "multiple of 8"),
+        (TensorMultiplySpec { tokens: 256, ..TENSOR }, "128"),
+        (TensorMultiplySpec { columns: 48, ..TENSOR }, "32, 64 or 128"),
+        (TensorMultiplySpec { stages: 0, ..TENSOR }, "1 to 16"),
+        (TensorMultiplySpec { sets: 2, ..TENSOR }, "schedule=persistent"),
+        (TensorMultiplySpec { epilogue: Epilogue::Bulk, ..TENSOR }, "epilogue=direct"),
+        (TensorMultiplySpec { columns: 128, stages: 6, ..TENSOR }, "at most 512"),
+        (TensorMultiplySpec { stages: 7, ..TENSOR }, "232448"),
+        (TensorMultiplySpec { groups: 3, ..TENSOR }, "1, 8, 32 or 128"),
+    ] {
+        let reason = refused(broken);
+        assert!(reason.contains(part), "{broken:?}: {reason}");
     }
 }

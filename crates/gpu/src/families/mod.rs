@@ -6,6 +6,7 @@
 pub mod choice;
 mod cut;
 mod limits;
+pub mod sm100;
 pub mod sm120;
 pub mod sm80;
 pub mod sm90;
@@ -15,7 +16,7 @@ use std::fmt;
 use crate::family::Family;
 
 /// Every family, the most capable first.
-pub const ALL: [&dyn Family; 3] = [&sm120::Sm120, &sm90::Sm90, &sm80::Sm80];
+pub const ALL: [&dyn Family; 4] = [&sm100::Sm100, &sm120::Sm120, &sm90::Sm90, &sm80::Sm80];
 
 /// The environment variable that names the family to be used.
 pub const FAMILY_VARIABLE: &str = "HAMMERHEAD_FAMILY";
@@ -135,7 +136,10 @@ mod tests {
         for capability in [(12, 0), (12, 1)] {
             assert_eq!(chosen(capability, None), ("sm120", Reason::Made, false));
         }
-        for capability in [(10, 0), (13, 7)] {
+        for capability in [(10, 0), (10, 3)] {
+            assert_eq!(chosen(capability, None), ("sm100", Reason::Made, false));
+        }
+        for capability in [(10, 1), (13, 7)] {
             assert_eq!(chosen(capability, None), ("sm80", Reason::Later, false));
         }
         assert_eq!(chosen((9, 0), Some("")), ("sm90", Reason::Made, true));
@@ -147,7 +151,7 @@ mod tests {
         let refused = choose((8, 9), DRIVER, Some("sm90")).unwrap_err();
         assert!(refused.contains("sm90") && refused.contains("8.9"), "{refused}");
         let unknown = choose((9, 0), DRIVER, Some("sm70")).unwrap_err();
-        assert!(unknown.contains("sm70") && unknown.contains("sm90, sm80"), "{unknown}");
+        assert!(unknown.contains("sm70") && unknown.contains("sm100, sm120, sm90, sm80"), "{unknown}");
     }
 
     #[test]

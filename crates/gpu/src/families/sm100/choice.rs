@@ -1,0 +1,69 @@
+//! Which kernel a configuration means for a problem.
+
+use op::{Activation, Config, Problem, Result, Schedule, Shape, Strategy};
+
+use super::kernel::TensorMultiplySpec;
+use super::slabs::{DEPTH, UNIT};
+use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice};
+
+/// Columns of k of a stage: rows of 128 bytes, of codes or of numbers of 16 bits.
+pub(super) fn depth(activation: Activation) -> usize {
+    if activation == Activation::NvFp4 { DEPTH as usize } else { UNIT as usize }
+}
+
+/// The kernel of the products that a configuration asks for, for one group.
+pub(super) fn kernel_config(problem: &Problem, config: &Config) -> Result<TensorMultiplySpec> {
+    kernel_of(problem, config).map_err(illegal(config))
+}
+
+pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMultiplySpec, String> {
+    let activation = problem.activation();
+    let depth = depth(activation);
+    if config.depth != depth {
+        return Err(format!(
+            "a stage holds {depth} of K with {activation} tokens, rows of 128 bytes; ask for depth={depth}"
+        ));
+    }
+    if config.schedule == Schedule::SplitK {
+        if passes_twice(problem, config) {
+            return Err(
+                "two passes leave their sums in memory already; ask for another strategy with schedule=split-k".into(),
+            );
+        }
+        let short = |shape: &&Shape| shape.k <= depth;
+        if let Some(shape) = problem.groups().iter().find(short) {
+            return Err(format!(
+                "two blocks share K in steps of {depth}, and {shape} has one such step; ask for another schedule"
+            ));
+        }
+    }
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let (function, output) = ending(problem, config.strategy);
+    let aligned = |shape: &Shape| (shape.n * output.bytes()).is_multiple_of(16);
+    let kernel = TensorMultiplySpec {
+        products: Products::of(problem, config.strategy),
+        element: (activation != Activation::NvFp4).then(|| Tokens::of(activation)),
+        sets: if config.strategy == Strategy::PingPong { 2 } else { 1 },
+        tokens: narrow(config.tile.tokens),
+        columns: narrow(config.tile.columns),
+        stages: narrow(config.stages),
+        epilogue: config.epilogue,
+        schedule: config.schedule,
+        aligned: problem.groups().iter().all(aligned),
+        function,
+        output,
+        groups: 1,
+    };
+    kernel.check().map_err(|error| error.to_string())?;
+    Ok(kernel)
+}
+
+/// Blocks that leave sums of each tile.
+pub(super) fn blocks_leaving_sums(config: &Config) -> u32 {
+    if config.schedule == Schedule::SplitK { 2 } else { 1 }
+}
+
+/// Whether sums go through memory.
+pub(super) fn joins(problem: &Problem, config: &Config) -> bool {
+    passes_twice(problem, config) || blocks_leaving_sums(config) > 1
+}

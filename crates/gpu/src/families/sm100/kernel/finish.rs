@@ -1,0 +1,200 @@
+//! From sums to C: four warps read accumulators, a lane each, and scale, gate, round and store.
+//!
+//! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C: it stores sixteen
+//! bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a column of C and its registers are
+//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block and matrix.
+
+use ptx::{Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, Pred, Reg, SpecialRegister, TensorAddress, U32, U64};
+
+use super::work::Tile;
+use super::{Parts, TensorMultiplySpec};
+use crate::{gating, join};
+use op::Output;
+
+/// Accumulators that a thread reads of each matrix at a time.
+const COLUMNS: u32 = 8;
+/// Where a tensor address has its lane.
+const LANE_SHIFT: u32 = 16;
+
+/// Four warps finish every tile.
+pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
+    let lane = k.special(SpecialRegister::LaneId);
+    parts.work.each_tile(k, |k, tile| {
+        parts.pipe.wait_summed(k, tile.round);
+        let sums = parts.pipe.accumulators(k, base, tile.round);
+        let first_lane = k.shl(warp, 5);
+        let own = k.mul_add(first_lane, 1u32 << LANE_SHIFT, sums);
+        let row = k.add(first_lane, lane);
+        let writer = Writer::new(k, parts, &tile, row);
+        let steps = writer.steps(k);
+        k.repeat(steps, |k, step| {
+            let first = k.mul(step, COLUMNS);
+            let at = k.add(own, first);
+            let read = |k: &mut Builder, matrix: u32| -> [Reg<F32>; COLUMNS as usize] {
+                let at = k.add(at, matrix * parts.config.width()).cast();
+                k.tensor_load_columns(at)
+            };
+            let gate = read(k, 0);
+            let up = (parts.config.accumulators() > 1).then(|| read(k, 1));
+            k.tensor_wait_load();
+            writer.write(k, first, gate, up);
+        });
+        parts.pipe.drain(k, tile.round);
+    });
+}
+
+/// Where a thread's values go.
+struct Writer {
+    config: TensorMultiplySpec,
+    gates: Gates,
+    /// Where the thread's row of accumulators begins in C, or in this block's first plane.
+    start: Reg<U64>,
+    /// Whether that row is a token, or a column, that exists.
+    exists: Pred,
+    /// How many of its registers' columns, or tokens, exist, from the tile's first.
+    count: Reg<U32>,
+    /// Columns of C.
+    n: Reg<U32>,
+    /// Bytes from the plane of one matrix to that of the next.
+    plane: Option<Reg<U64>>,
+}
+
+impl Writer {
+    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, row: Reg<U32>) -> Self {
+        let config = parts.config;
+        let left = k.sub(tile.n, tile.column);
+        let (token, column, exists, count) = if config.swapped() {
+            let column = k.add(tile.column, row);
+            (tile.first_token, column, k.lt(row, left), tile.tokens)
+        } else {
+            let token = k.add(tile.first_token, row);
+            (token, tile.column, k.lt(row, tile.tokens), k.min(left, config.columns))
+        };
+        let mut out = tile.out(k);
+        let plane = tile.half.map(|half| {
+            let elements = k.mul_wide(tile.m, tile.n);
+            let plane = join::plane_stride(k, elements);
+            let first = k.mul(half, config.accumulators());
+            let first: Reg<U64> = k.convert(first);
+            out = k.mul_add(first, plane, out);
+            plane
+        });
+        let wide: Reg<U64> = k.convert(column);
+        let element = k.mul_wide_add(token, tile.n, wide);
+        let offset = k.shl(element, config.stored().bytes().trailing_zeros());
+        let start = k.add(out, offset);
+        Writer { config, gates: Gates::new(k, parts, tile), start, exists, count, n: tile.n, plane }
+    }
+
+    /// How often accumulators are read.
+    fn steps(&self, k: &mut Builder) -> Reg<U32> {
+        let beyond = k.add(self.count, COLUMNS - 1);
+        k.shr(beyond, COLUMNS.trailing_zeros())
+    }
+
+    /// Finishes and stores what was read, from the tile's `first` column, or token, on.
+    fn write(
+        &self,
+        k: &mut Builder,
+        first: Reg<U32>,
+        gate: [Reg<F32>; COLUMNS as usize],
+        up: Option<[Reg<F32>; COLUMNS as usize]>,
+    ) {
+        match self.plane {
+            Some(plane) => {
+                self.store(k, first, self.start, gate);
+                if let Some(up) = up {
+                    let start = k.add(self.start, plane);
+                    self.store(k, first, start, up);
+                }
+            }
+            None => {
+                let value = |index: usize| self.gates.apply(k, gate[index], up.map(|up| up[index]));
+                let values: Vec<Reg<F32>> = (0..COLUMNS as usize).map(value).collect();
+                let values = std::array::from_fn(|index| values[index]);
+                self.store(k, first, self.start, values);
+            }
+        }
+    }
+
+    fn store(&self, k: &mut Builder, first: Reg<U32>, start: Reg<U64>, values: [Reg<F32>; COLUMNS as usize]) {
+        let bytes = self.config.stored().bytes() as u32;
+        // From one register to the next it is a column, or a row of C.
+        let stride = if self.config.swapped() { k.mul(self.n, bytes) } else { k.variable(bytes) };
+        let start = k.mul_wide_add(first, stride, start);
+        if self.config.aligned && !self.config.swapped() {
+            // Rows are whole sixteens of bytes, so that all or none of those exist.
+            let inside = k.lt(first, self.count);
+            let there = k.both(inside, self.exists);
+            return store_row(k, self.config.stored(), there, Addr::of(start), values);
+        }
+        for (index, value) in (0..).zip(values) {
+            let this = k.add(first, index);
+            let inside = k.lt(this, self.count);
+            let there = k.both(inside, self.exists);
+            let at = k.mul_wide_add(stride, index, start);
+            store_element(k, self.config.stored(), there, Addr::of(at), value);
+        }
+    }
+}
+
+/// Rounds a value and stores it where it exists.
+fn store_element(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>, value: Reg<F32>) {
+    match output {
+        Output::F16 => {
+            let value: Reg<F16> = k.convert(value);
+            k.when(there, |k| k.store(at, value));
+        }
+        Output::BF16 => {
+            let value: Reg<Bf16> = k.convert(value);
+            k.when(there, |k| k.store(at, value));
+        }
+        Output::F32 => k.when(there, |k| k.store(at, value)),
+    }
+}
+
+/// Rounds eight neighbours and stores them where they exist.
+fn store_row(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>, values: [Reg<F32>; COLUMNS as usize]) {
+    let pairs = [0, 2, 4, 6].map(|index| [values[index], values[index + 1]]);
+    match output {
+        Output::F16 => {
+            let pairs: [Reg<F16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
+            k.when(there, |k| k.store_vector(at, pairs));
+        }
+        Output::BF16 => {
+            let pairs: [Reg<Bf16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
+            k.when(there, |k| k.store_vector(at, pairs));
+        }
+        Output::F32 => {
+            for (offset, four) in [0, 16].into_iter().zip(values.chunks_exact(4)) {
+                let four = [four[0], four[1], four[2], four[3]];
+                k.when(there, |k| k.store_vector(at.plus(offset), four));
+            }
+        }
+    }
+}
+
+/// What is made of a gate sum and an up sum.
+struct Gates {
+    config: TensorMultiplySpec,
+    gate: [Reg<F32>; 2],
+    up: [Reg<F32>; 2],
+    clamp: Reg<F32>,
+}
+
+impl Gates {
+    fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
+        Gates { config: parts.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp }
+    }
+
+    fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
+        let gate = gating::scaled(k, gate, self.gate);
+        match up {
+            None => gating::alone(k, self.config.function, gate),
+            Some(up) => {
+                let up = gating::scaled(k, up, self.up);
+                gating::apply(k, self.config.function, gate, up, self.clamp)
+            }
+        }
+    }
+}

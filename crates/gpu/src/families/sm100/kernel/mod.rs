@@ -1,0 +1,376 @@
+//! The Blackwell kernel: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) times NVFP4 weights B (n × k), for one problem or for a ragged
+//! group of them in one launch. It has not run on silicon: it is assembled, and it runs in the simulator.
+//!
+//! *NVFP4 tokens*: the tensor cores multiply e2m1 codes under scales of 16 themselves (`tcgen05.mma.kind::mxf4nvf4`), so nothing is dequantised: codes go
+//! from memory to shared memory, scales from there to tensor memory, and sums stay in tensor memory until a tile is complete.
+//!
+//! *Tokens of 16 bits* (and single precision, as three parts of bfloat16): weights become numbers of 16 bits on their way to shared memory,
+//! exactly, and the tensor cores multiply those (`kind::f16`).
+//!
+//! A multiplication has 128 rows and any multiple of 8 columns (of numbers of 16 bits: of 16), up to 256. Tiles of 128 tokens have tokens for rows and weights for columns.
+//! For fewer tokens roles are *swapped*: 128 rows of weights, and as many columns as there are tokens, in such steps. A tile of 64
+//! rows does not exist.
+//!
+//! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
+//!
+//! - `work`: the groups, and which tile of which group a block computes next;
+//! - `pipeline`: the stages in shared memory, the accumulators in tensor memory, and the barriers of both;
+//! - `produce`: two threads fill the stages, one with tokens and one with weights;
+//! - `dequantise`: where tokens have 16 bits, four warps fill them with weights;
+//! - `issue`: one thread gives the tensor cores their work;
+//! - `finish`: four warps bring sums to C.
+
+mod dequantise;
+mod finish;
+mod issue;
+mod pipeline;
+mod produce;
+mod work;
+
+use ptx::descriptor::Swizzle;
+use ptx::tensor_map::{Element, TensorMap};
+use ptx::{Barriers, Builder, CtaGroup, Error, Kernel, LaunchBounds, Shared, SpecialRegister, Target, TensorAddress};
+
+use super::arrange::Padding;
+use super::slabs::{BLOCK_ROWS, DEPTH, PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
+use crate::families::choice::CAPACITIES;
+pub use crate::families::choice::{Products, Tokens};
+use crate::gating::Function;
+use crate::launch::Spec;
+use op::{Epilogue, Output, Schedule};
+use pipeline::Pipeline;
+use work::Work;
+
+pub(super) use work::TOKEN_WORDS;
+
+/// What the kernels are assembled for.
+pub(super) const TARGET: Target = Target::Sm100f;
+/// Warps that finish tiles: one for each quarter of tensor memory's lanes. Then those that bring weights, the one that brings tokens, and
+/// the one that multiplies.
+const FINISHING_WARPS: u32 = 4;
+const FINISHING_THREADS: u32 = FINISHING_WARPS * 32;
+/// Warps that bring weights where they are dequantised.
+const EXPANDING_WARPS: u32 = 4;
+const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
+/// Columns by which multiplications of numbers of 16 bits go.
+const HALVES_STEP: u32 = 16;
+/// The hardware barrier of the finishing warps.
+const FINISHING_BARRIER: u32 = 1;
+/// Columns of tensor memory that an operand's scales of one stage take: four for each unit.
+const OPERAND_COLUMNS: u32 = 16;
+/// Columns of tensor memory, and what allocations of them are at least.
+const TENSOR_COLUMNS: u32 = 512;
+const LEAST_COLUMNS: u32 = 32;
+/// The most stages a pipeline may have.
+const MOST_STAGES: u32 = 16;
+
+/// How a kernel is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorMultiplySpec {
+    /// Which products.
+    pub products: Products,
+    /// Sets of accumulators: with two, one is finished while the other is summed.
+    pub sets: u32,
+    /// What tokens are made of, unless they are NVFP4.
+    pub element: Option<Tokens>,
+    /// Tokens of a tile: 128, or with 128 columns a multiple of 8 (of 16 bits: of 16) below.
+    pub tokens: u32,
+    /// Columns of C of a tile: 32, 64 or 128.
+    pub columns: u32,
+    /// Stages of the pipeline, each 256 of k (of 16 bits: 64).
+    pub stages: u32,
+    /// How values get to C.
+    pub epilogue: Epilogue,
+    /// Which block computes which tile.
+    pub schedule: Schedule,
+    /// Whether rows of every group's C are a multiple of 16 bytes.
+    pub aligned: bool,
+    /// What becomes of gate and up.
+    pub function: Function,
+    /// The type of C.
+    pub output: Output,
+    /// Groups that a launch may have: one of [`CAPACITIES`].
+    pub groups: u32,
+}
+
+impl TensorMultiplySpec {
+    /// Whether weights are the rows of multiplications, and tokens the columns.
+    pub fn swapped(&self) -> bool {
+        self.tokens != BLOCK_ROWS
+    }
+
+    /// What a tile's tokens are filled up to.
+    pub fn padding(&self) -> Padding {
+        if self.swapped() { Padding::Columns } else { Padding::Rows }
+    }
+
+    /// Columns by which multiplications go.
+    fn width_step(&self) -> u32 {
+        if self.element.is_some() { HALVES_STEP } else { PERIOD_ROWS }
+    }
+
+    /// Numbers that make up one token's element.
+    fn parts(&self) -> u32 {
+        self.element.map_or(1, Tokens::parts)
+    }
+
+    /// Columns of k of a stage.
+    pub fn depth(&self) -> u32 {
+        if self.element.is_some() { UNIT } else { DEPTH }
+    }
+
+    /// Warps that bring weights.
+    fn weight_warps(&self) -> u32 {
+        if self.element.is_some() { EXPANDING_WARPS } else { 1 }
+    }
+
+    fn token_warp(&self) -> u32 {
+        FINISHING_WARPS + self.weight_warps()
+    }
+
+    fn multiplying_warp(&self) -> u32 {
+        self.token_warp() + 1
+    }
+
+    fn threads(&self) -> u32 {
+        (self.multiplying_warp() + 1) * 32
+    }
+
+    /// Columns of a multiplication.
+    fn width(&self) -> u32 {
+        if self.swapped() { self.tokens } else { self.columns }
+    }
+
+    /// Rows of tokens, and of a matrix's weights, in a stage.
+    fn token_rows(&self) -> u32 {
+        self.tokens
+    }
+
+    fn weight_rows(&self) -> u32 {
+        self.columns
+    }
+
+    /// Matrices of weights in a stage.
+    pub fn matrices(&self) -> u32 {
+        if self.products == Products::Interleaved { 2 } else { 1 }
+    }
+
+    /// Times that a block goes through k for a tile.
+    pub fn passes(&self) -> u32 {
+        if self.products == Products::Sequential { 2 } else { 1 }
+    }
+
+    /// Accumulators of a tile: one for each product.
+    fn accumulators(&self) -> u32 {
+        self.matrices() * self.passes()
+    }
+
+    /// Operands of a stage that have scales in tensor memory.
+    fn scaled_operands(&self) -> u32 {
+        if self.element.is_some() { 0 } else { 1 + self.matrices() }
+    }
+
+    /// Columns of tensor memory of one set of accumulators.
+    fn set_columns(&self) -> u32 {
+        self.accumulators() * self.width()
+    }
+
+    /// The column of tensor memory from which scales are.
+    fn scale_column(&self) -> u32 {
+        (self.sets * self.set_columns()).next_multiple_of(LEAST_COLUMNS)
+    }
+
+    /// Columns of tensor memory.
+    pub fn tensor_columns(&self) -> u32 {
+        let used = self.scale_column() + self.stages * self.scaled_operands() * OPERAND_COLUMNS;
+        used.next_power_of_two().max(LEAST_COLUMNS)
+    }
+
+    /// Bytes of a stage: codes of tokens, codes of weights, scales.
+    pub fn stage_bytes(&self) -> [u32; 3] {
+        let weights = self.matrices() * self.weight_rows() * ROW_BYTES;
+        [self.token_rows() * ROW_BYTES * self.parts(), weights, self.scaled_operands() * SCALE_BYTES]
+    }
+
+    /// Bytes of shared memory: what the phases declare, added up.
+    pub fn shared_bytes(&self) -> u32 {
+        let barriers = 2 * self.stages + self.sets * if self.has_several_tiles() { 2 } else { 1 };
+        self.stages * self.stage_bytes().iter().sum::<u32>() + barriers * Barriers::STRIDE + 4
+    }
+
+    /// Whether a block may have several tiles.
+    fn has_several_tiles(&self) -> bool {
+        self.schedule == Schedule::Persistent
+    }
+
+    /// Blocks that take part in one tile.
+    pub fn blocks_per_tile(&self) -> u32 {
+        if self.schedule == Schedule::SplitK { 2 } else { 1 }
+    }
+
+    /// Whether sums are left in planes of their own, neither gated nor rounded, for others to join.
+    pub fn leaves_sums(&self) -> bool {
+        self.schedule == Schedule::SplitK
+    }
+
+    /// The type of what is stored.
+    fn stored(&self) -> Output {
+        if self.leaves_sums() { Output::F32 } else { self.output }
+    }
+
+    /// Into how many tiles `m` tokens are cut, and the tokens of each but the last: alike in steps where tokens are columns.
+    pub fn cut(&self, m: u32) -> (u32, u32) {
+        let tiles = m.div_ceil(self.tokens);
+        if !self.swapped() {
+            return (tiles, self.tokens);
+        }
+        let tokens = m.div_ceil(tiles).next_multiple_of(self.width_step());
+        (m.div_ceil(tokens), tokens)
+    }
+
+    fn group(&self) -> CtaGroup {
+        CtaGroup::One
+    }
+
+    /// The tensor map of a group's tokens of 16 bits: `m` rows of `k` numbers at `address`, and further parts `part_bytes` apart.
+    pub fn token_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64) -> TensorMap {
+        let element = if self.element == Some(Tokens::F16) { Element::F16 } else { Element::Bf16 };
+        let mut map = TensorMap {
+            element,
+            address,
+            dims: vec![k.into(), m.into()],
+            strides: vec![u64::from(k) * 2],
+            tile: vec![UNIT, self.token_rows()],
+            swizzle: Swizzle::B128,
+        };
+        if self.parts() > 1 {
+            map.dims.push(self.parts().into());
+            map.strides.push(part_bytes);
+            map.tile.push(1);
+        }
+        map
+    }
+
+    /// Whether the hardware has room for it, and the phases fit together.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !self.tokens.is_multiple_of(self.width_step()) || !(PERIOD_ROWS..=BLOCK_ROWS).contains(&self.tokens) {
+            let wanted = match self.element {
+                None => "128, or a multiple of 8 below: the rows or the columns of a multiplication",
+                Some(_) => {
+                    "128, or a multiple of 16 below: the rows or the columns of a multiplication of 16-bit numbers"
+                }
+            };
+            return refuse("tokens of a tile", self.tokens, wanted);
+        }
+        if self.swapped() && self.columns != BLOCK_ROWS {
+            let wanted = "128 with fewer than 128 tokens: tensor memory has 128 lanes, kind::mxf4nvf4 fills all of them \
+                and there is no multiplication of 64 rows, so weights are its rows then; or ask for 128 tokens";
+            return refuse("columns of a tile", self.columns, wanted);
+        }
+        if ![32, 64, 128].contains(&self.columns) {
+            let wanted = "32, 64 or 128: scales of weights lie in blocks of 128 rows, 32 to a column of tensor memory";
+            return refuse("columns of a tile", self.columns, wanted);
+        }
+        if !(1..=MOST_STAGES).contains(&self.stages) {
+            return refuse("pipeline stages", self.stages, "1 to 16");
+        }
+        if !(1..=2).contains(&self.sets) {
+            return refuse("sets of accumulators", self.sets, "1 or 2");
+        }
+        if self.sets > 1 && !self.has_several_tiles() {
+            let wanted = "schedule=persistent: a block needs several tiles to finish one while it sums the next";
+            return refuse("tiles of a ping-pong block", 1, wanted);
+        }
+        if self.epilogue != Epilogue::Direct {
+            return refuse(
+                "ways to C",
+                1,
+                "epilogue=direct: accumulators go from tensor memory to C by way of registers",
+            );
+        }
+        if !CAPACITIES.contains(&self.groups) {
+            return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
+        }
+        if self.tensor_columns() > TENSOR_COLUMNS {
+            let wanted = "at most 512: fewer stages, each of which has columns for its scales, or a smaller tile";
+            return refuse("columns of tensor memory", self.tensor_columns(), wanted);
+        }
+        if self.shared_bytes() > TARGET.shared_limit() {
+            let wanted = "at most 232448 bytes: fewer stages or a smaller tile";
+            return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        Ok(())
+    }
+}
+
+/// What every phase works with.
+struct Parts {
+    config: TensorMultiplySpec,
+    work: Work,
+    pipe: Pipeline,
+}
+
+impl Spec for TensorMultiplySpec {
+    fn kernel(self) -> Result<Kernel, Error> {
+        kernel(self)
+    }
+}
+
+/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table of groups, the number of tiles, and the
+/// gate's limit.
+///
+/// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps meet before tensor memory is given back.
+pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
+    config.check()?;
+    let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(1) };
+    let mut k = Builder::new("nvfp4_dual_gemm_tcgen05", TARGET, launch);
+    let parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
+    let thread = k.special(SpecialRegister::TidX);
+    let warp = k.shr(thread, 5);
+    let warp = k.broadcast(warp);
+    let address = parts.pipe.tensor_address.at(0);
+    let base = k.phase("prepare", |k| {
+        let first = k.eq(thread, 0);
+        k.if_(first, |k| {
+            parts.pipe.prepare(k);
+            k.fence_barrier_init();
+        });
+        let allocates = k.eq(warp, config.multiplying_warp());
+        k.if_(allocates, |k| {
+            k.tensor_alloc(config.group(), address, config.tensor_columns());
+            k.tensor_relinquish(config.group());
+        });
+        k.tensor_fence_before_sync();
+        k.sync_threads();
+        k.tensor_fence_after_sync();
+        k.launch_dependents();
+        k.load::<TensorAddress, Shared>(address)
+    });
+    let (finishes, brings) = (k.lt(warp, FINISHING_WARPS), k.lt(warp, config.token_warp()));
+    let not_finishing = k.opposite(finishes);
+    let weights = k.both(brings, not_finishing);
+    let (tokens, multiplies) = (k.eq(warp, config.token_warp()), k.eq(warp, config.multiplying_warp()));
+    k.if_(weights, |k| match config.element {
+        None => k.phase("produce", |k| produce::weights(k, &parts)),
+        Some(_) => k.phase("dequantise", |k| {
+            let own = k.sub(thread, FINISHING_THREADS);
+            dequantise::weights(k, &parts, own);
+        }),
+    });
+    k.if_(tokens, |k| k.phase("produce", |k| produce::tokens(k, &parts)));
+    k.if_(multiplies, |k| k.phase("multiply", |k| issue::multiply(k, &parts, base)));
+    k.if_(finishes, |k| {
+        k.phase("finish", |k| finish::finish(k, &parts, base, warp));
+        k.phase("leave", |k| {
+            k.tensor_fence_before_sync();
+            k.named_sync(FINISHING_BARRIER, FINISHING_THREADS);
+            let frees = k.eq(warp, 0);
+            k.if_(frees, |k| {
+                k.tensor_fence_after_sync();
+                k.tensor_dealloc(config.group(), base, config.tensor_columns());
+            });
+        });
+    });
+    k.finish()
+}

@@ -1,0 +1,197 @@
+//! The stages in shared memory, the accumulators in tensor memory, and the protocol by which both are filled and emptied. Nothing else
+//! touches their barriers.
+//!
+//! - *full*, per stage: an arrival by each producer, with its bytes where it copies; completes when all have landed. Who multiplies waits.
+//! - *empty*, per stage: one arrival, when all multiplications that read it are done. The producers wait.
+//! - *summed*, per set of accumulators: one arrival, when a tile's last multiplication is done. Who finishes tiles waits.
+//! - *drained*, per set: one arrival per finishing thread, when it has read the last of a tile. Who multiplies waits; only where a block
+//!   has several tiles.
+//!
+//! Stages are used in a ring through all tiles of a block, and so are sets. Every stage has columns of its own in tensor memory for its
+//! scales: the ISA does not order a copy of scales behind a multiplication that reads what the copy overwrites, but a stage that is full
+//! again has been empty, and so its multiplications are done.
+
+use ptx::{Addr, Barriers, Builder, Reg, Shared, SharedRegion, TensorAddress, U32};
+
+use super::{EXPANDING_THREADS, FINISHING_THREADS, TensorMultiplySpec};
+use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES};
+use ptx::descriptor::Swizzle;
+
+/// What the copies of scales are aligned to.
+const SCALE_ALIGN: u32 = 128;
+
+/// The stages, the accumulators and their barriers.
+pub(super) struct Pipeline {
+    config: TensorMultiplySpec,
+    /// Codes of tokens, by stage.
+    tokens: SharedRegion,
+    /// Codes of weights, by stage and matrix.
+    weights: SharedRegion,
+    /// Scales, by stage: of tokens, then of each matrix. None where weights are dequantised.
+    scales: Option<SharedRegion>,
+    full: Barriers,
+    empty: Barriers,
+    summed: Barriers,
+    drained: Option<Barriers>,
+    /// Where the address of tensor memory is left.
+    pub tensor_address: SharedRegion,
+}
+
+/// A stage, and the parity of the round in which it is used.
+pub(super) struct Turn {
+    pub stage: Reg<U32>,
+    parity: Reg<U32>,
+}
+
+impl Pipeline {
+    pub fn declare(k: &mut Builder, config: TensorMultiplySpec) -> Self {
+        let [tokens, weights, scales] = config.stage_bytes().map(|bytes| bytes * config.stages);
+        Pipeline {
+            config,
+            tokens: k.shared("tokens", tokens, Swizzle::B128.period()),
+            weights: k.shared("weights", weights, Swizzle::B128.period()),
+            scales: (scales > 0).then(|| k.shared("scales", scales, SCALE_ALIGN)),
+            full: k.barriers("full", config.stages),
+            empty: k.barriers("empty", config.stages),
+            summed: k.barriers("summed", config.sets),
+            drained: config.has_several_tiles().then(|| k.barriers("drained", config.sets)),
+            tensor_address: k.shared("tensor_address", 4, 4),
+        }
+    }
+
+    /// One thread makes all barriers.
+    pub fn prepare(&self, k: &mut Builder) {
+        // Of tokens one thread, and of weights one or all of those that dequantise them.
+        let producers = 1 + if self.config.element.is_some() { EXPANDING_THREADS } else { 1 };
+        for stage in 0..self.config.stages {
+            k.barrier_init(self.full.at(stage), producers);
+            k.barrier_init(self.empty.at(stage), 1);
+        }
+        for set in 0..self.config.sets {
+            k.barrier_init(self.summed.at(set), 1);
+            if let Some(drained) = self.drained {
+                k.barrier_init(drained.at(set), FINISHING_THREADS);
+            }
+        }
+    }
+
+    /// The first stage of the first round.
+    pub fn start(&self, k: &mut Builder) -> Turn {
+        Turn { stage: k.variable(0), parity: k.variable(0) }
+    }
+
+    /// Goes on to the next stage; the parity flips whenever the ring is closed.
+    pub fn advance(&self, k: &mut Builder, turn: &Turn) {
+        let next = k.add(turn.stage, 1);
+        let wrapped = k.eq(next, self.config.stages);
+        let flipped = k.xor(turn.parity, 1);
+        let next = k.select(wrapped, 0u32, next);
+        k.set(turn.stage, next);
+        k.when(wrapped, |k| k.set(turn.parity, flipped));
+    }
+
+    fn barrier(&self, k: &mut Builder, which: Barriers, index: Reg<U32>) -> Addr<Shared> {
+        let base = k.shared_address(which.region());
+        Addr::of(k.mul_add(index, Barriers::STRIDE, base))
+    }
+
+    /// Where a stage's tokens, and its weights of the first matrix, are.
+    pub fn codes(&self, k: &mut Builder, turn: &Turn) -> [Reg<U32>; 2] {
+        let [tokens, weights, _] = self.config.stage_bytes();
+        [(self.tokens, tokens), (self.weights, weights)].map(|(region, bytes)| {
+            let base = k.shared_address(region);
+            k.mul_add(turn.stage, bytes, base)
+        })
+    }
+
+    /// Bytes from the weights of one matrix to those of the next.
+    pub fn matrix_bytes(&self) -> u32 {
+        self.config.weight_rows() * ROW_BYTES
+    }
+
+    /// Where a stage's scales are, if there are some: of tokens, and behind them of each matrix.
+    pub fn scales(&self, k: &mut Builder, turn: &Turn) -> Option<Reg<U32>> {
+        let base = k.shared_address(self.scales?);
+        Some(k.mul_add(turn.stage, self.config.scaled_operands() * SCALE_BYTES, base))
+    }
+
+    /// A producer waits until nobody reads the stage any more; in the first round nobody has.
+    pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
+        let empty = self.barrier(k, self.empty, turn.stage);
+        let before = k.xor(turn.parity, 1);
+        k.wait(empty, before);
+    }
+
+    /// A producer announces what it will bring to a stage. Gives the barrier that counts the bytes.
+    pub fn announce(&self, k: &mut Builder, turn: &Turn, bytes: Reg<U32>) -> Addr<Shared> {
+        let full = self.barrier(k, self.full, turn.stage);
+        k.arrive_expecting(full, bytes);
+        full
+    }
+
+    /// A thread has left its part of a stage there itself: the tensor cores see it.
+    pub fn fill_by_thread(&self, k: &mut Builder, turn: &Turn) {
+        let full = self.barrier(k, self.full, turn.stage);
+        k.fence_async_shared();
+        k.arrive(full);
+    }
+
+    /// Who multiplies waits until a stage's bytes have landed.
+    pub fn wait_full(&self, k: &mut Builder, turn: &Turn) {
+        let full = self.barrier(k, self.full, turn.stage);
+        k.wait(full, turn.parity);
+        k.tensor_fence_after_sync();
+    }
+
+    /// The stage is empty when all that has been issued is done.
+    pub fn release(&self, k: &mut Builder, turn: &Turn) {
+        let empty = self.barrier(k, self.empty, turn.stage);
+        k.tensor_commit(self.config.group(), empty, None);
+    }
+
+    /// The set of accumulators of a block's tile, and the parity of the round in which it is used.
+    fn set(&self, k: &mut Builder, round: Reg<U32>) -> [Reg<U32>; 2] {
+        let shift = self.config.sets.trailing_zeros();
+        let (set, rounds) = (k.and(round, self.config.sets - 1), k.shr(round, shift));
+        [set, k.and(rounds, 1)]
+    }
+
+    /// Who multiplies waits until the accumulators of a tile have been read; those of the first round nobody has written.
+    pub fn wait_drained(&self, k: &mut Builder, round: Reg<U32>) {
+        let Some(drained) = self.drained else { return };
+        let [set, parity] = self.set(k, round);
+        let (drained, before) = (self.barrier(k, drained, set), k.xor(parity, 1));
+        k.wait(drained, before);
+        k.tensor_fence_after_sync();
+    }
+
+    /// The tile is summed when all that has been issued is done.
+    pub fn hand_over(&self, k: &mut Builder, round: Reg<U32>) {
+        let [set, _] = self.set(k, round);
+        let summed = self.barrier(k, self.summed, set);
+        k.tensor_commit(self.config.group(), summed, None);
+    }
+
+    /// Who finishes waits for a tile's sums.
+    pub fn wait_summed(&self, k: &mut Builder, round: Reg<U32>) {
+        let [set, parity] = self.set(k, round);
+        let summed = self.barrier(k, self.summed, set);
+        k.wait(summed, parity);
+        k.tensor_fence_after_sync();
+    }
+
+    /// A finishing thread has read the last of a tile's sums.
+    pub fn drain(&self, k: &mut Builder, round: Reg<U32>) {
+        let Some(drained) = self.drained else { return };
+        let [set, _] = self.set(k, round);
+        let drained = self.barrier(k, drained, set);
+        k.tensor_fence_before_sync();
+        k.arrive(drained);
+    }
+
+    /// Where a tile's accumulators begin, from where tensor memory does.
+    pub fn accumulators(&self, k: &mut Builder, base: Reg<TensorAddress>, round: Reg<U32>) -> Reg<U32> {
+        let [set, _] = self.set(k, round);
+        k.mul_add(set, self.config.set_columns(), base.cast::<U32>())
+    }
+}

@@ -1,0 +1,147 @@
+//! Two threads keep the stages filled, each on its own: one with weights and one with tokens, by plain copies of what lies in memory as it
+//! is wanted in shared memory. Tokens of 16 bits come through tensor maps, and weights then not from here.
+//!
+//! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not.
+
+use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
+
+use super::Parts;
+use super::pipeline::Turn;
+use super::work::{Rows, Tile};
+use crate::families::sm100::slabs::{PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
+
+/// One warp fills the stages with weights.
+pub(super) fn weights(k: &mut Builder, parts: &Parts) {
+    let config = parts.config;
+    fill(k, parts, |k, tile, pass| {
+        let first = if config.passes() > 1 { pass } else { 0 };
+        let matrices: Vec<Rows> = (0..config.matrices()).map(|i| parts.work.weights(k, tile, first + i)).collect();
+        let rows = k.variable(config.weight_rows());
+        Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows })
+    });
+}
+
+/// One warp fills the stages with tokens.
+pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
+    fill(k, parts, |k, tile, _| {
+        let map = parts.work.map(k, tile);
+        if let Some(map) = map {
+            k.prefetch_map(map);
+        }
+        let first = k.eq(tile.round, 0);
+        k.when(first, |k| k.grid_dependency_wait());
+        if let Some(map) = map {
+            let unit = k.variable(tile.first_step);
+            return Feed::Boxes(Boxes { map, first_token: tile.first_token, unit });
+        }
+        let rows = if parts.config.swapped() {
+            let beyond = k.add(tile.tokens, PERIOD_ROWS - 1);
+            k.and(beyond, !(PERIOD_ROWS - 1))
+        } else {
+            k.variable(parts.config.token_rows())
+        };
+        Feed::Slabs(Slabs { operands: parts.work.tokens(k, tile).into_iter().collect(), first_operand: 0, rows })
+    });
+}
+
+/// What a producer brings.
+enum Feed {
+    Slabs(Slabs),
+    Boxes(Boxes),
+}
+
+/// Boxes of tokens of 16 bits.
+struct Boxes {
+    map: Reg<TensorMapAddress>,
+    first_token: Reg<U32>,
+    /// The next unit of 64 of k.
+    unit: Reg<U32>,
+}
+
+/// The same rows of each of some operands.
+struct Slabs {
+    operands: Vec<Rows>,
+    /// The place of the first among a stage's scales.
+    first_operand: u32,
+    rows: Reg<U32>,
+}
+
+/// One lane fills every stage of every pass of every tile, as soon as it is empty.
+fn fill(k: &mut Builder, parts: &Parts, feed: impl Fn(&mut Builder, &Tile, u32) -> Feed) {
+    let elected = k.elect();
+    k.if_(elected, |k| {
+        let turn = parts.pipe.start(k);
+        parts.work.each_tile(k, |k, tile| {
+            for pass in 0..parts.config.passes() {
+                let feed = feed(k, &tile, pass);
+                let places = feed.places(k);
+                k.repeat(tile.steps, |k, _| {
+                    parts.pipe.wait_empty(k, &turn);
+                    match &feed {
+                        Feed::Slabs(slabs) => slabs.load(k, parts, &turn, &places),
+                        Feed::Boxes(boxes) => boxes.load(k, parts, &turn),
+                    }
+                    parts.pipe.advance(k, &turn);
+                });
+            }
+        });
+    });
+}
+
+impl Feed {
+    /// Where the next slab's codes and scales of each operand are.
+    fn places(&self, k: &mut Builder) -> Vec<[Reg<U64>; 2]> {
+        match self {
+            Feed::Slabs(Slabs { operands, .. }) => {
+                operands.iter().map(|rows| [k.variable(rows.codes), k.variable(rows.scales)]).collect()
+            }
+            Feed::Boxes(_) => Vec::new(),
+        }
+    }
+}
+
+impl Boxes {
+    /// A unit of all tokens of a tile, part by part. What is beyond the last token, or beyond k, comes as zeros.
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn) {
+        let config = &parts.config;
+        let [bytes, ..] = config.stage_bytes();
+        let bytes = k.variable(bytes);
+        let full = parts.pipe.announce(k, turn, bytes);
+        let [to, _] = parts.pipe.codes(k, turn);
+        let depth = k.mul(self.unit, UNIT);
+        for part in 0..config.parts() {
+            let to = Addr::<Shared>::of(to).plus((part * config.token_rows() * ROW_BYTES).cast_signed());
+            let mut at: Vec<Value<S32>> = vec![depth.cast().into(), self.first_token.cast().into()];
+            if config.parts() > 1 {
+                at.push(part.cast_signed().into());
+            }
+            k.tensor_load(to, self.map, &at, full, CopyOptions::default());
+        }
+        let next = k.add(self.unit, 1);
+        k.set(self.unit, next);
+    }
+}
+
+impl Slabs {
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[[Reg<U64>; 2]]) {
+        let codes = k.mul(self.rows, ROW_BYTES);
+        let each = k.add(codes, SCALE_BYTES);
+        let all = k.mul(each, places.len() as u32);
+        let full = parts.pipe.announce(k, turn, all);
+        let [tokens, weights] = parts.pipe.codes(k, turn);
+        let to = if self.first_operand == 0 { tokens } else { weights };
+        let Some(scales) = parts.pipe.scales(k, turn).map(Addr::<Shared>::of) else { return };
+        for (index, [from, scales_from]) in (0..).zip(places) {
+            let to = Addr::<Shared>::of(to).plus((index * parts.pipe.matrix_bytes()).cast_signed());
+            k.bulk_load(to, Addr::of(*from), codes, full, CopyOptions::default());
+            let to = scales.plus(((self.first_operand + index) * SCALE_BYTES).cast_signed());
+            k.bulk_load(to, Addr::of(*scales_from), SCALE_BYTES, full, CopyOptions::default());
+        }
+        for (place, rows) in places.iter().zip(&self.operands) {
+            for at in *place {
+                let next = k.add(at, rows.stride);
+                k.set(at, next);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; a second one, or tensor
+//! maps, say where their tokens are.
+
+use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
+
+use super::TensorMultiplySpec;
+use crate::families::sm100::arrange;
+use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
+use crate::table::{RECORD_BYTES, address, at, factors, locate};
+use op::Schedule;
+
+/// Words of a group in the table of tokens: an address.
+pub const TOKEN_WORDS: u32 = 2;
+
+/// The arguments that describe the work.
+pub(super) struct Work {
+    config: TensorMultiplySpec,
+    table: ParamTable,
+    tokens: TokenPlaces,
+    tiles: Reg<U32>,
+    /// The gate's limit.
+    pub clamp: Reg<F32>,
+}
+
+/// What says where tokens are.
+enum TokenPlaces {
+    /// The addresses of their slabs.
+    Slabs(ParamTable),
+    /// Tensor maps.
+    Maps(TensorMapParam),
+}
+
+/// A tile, as far as all who work on it need to know.
+pub(super) struct Tile {
+    record: ParamTable,
+    /// Which of the block's tiles it is.
+    pub round: Reg<U32>,
+    /// The number of its group.
+    group: Reg<U32>,
+    /// Which of the group's tiles along its tokens, and how many there are.
+    token_tile: Reg<U32>,
+    token_tiles: Reg<U32>,
+    /// First token of the tile within its group.
+    pub first_token: Reg<U32>,
+    /// Tokens of the tile.
+    pub tokens: Reg<U32>,
+    /// Tokens and columns of the group.
+    pub m: Reg<U32>,
+    pub n: Reg<U32>,
+    /// First column of the tile.
+    pub column: Reg<U32>,
+    /// The part of k that this block sums: its first step of a stage's depth, steps, and units of 64 in them.
+    pub first_step: Reg<U32>,
+    pub steps: Reg<U32>,
+    pub units: Reg<U32>,
+    /// Which of the two parts it is, where two blocks share k.
+    pub half: Option<Reg<U32>>,
+}
+
+/// Where rows of an operand are: codes and scales of the first slab, and bytes from slab to slab.
+pub(super) struct Rows {
+    pub codes: Reg<U64>,
+    pub scales: Reg<U64>,
+    pub stride: Reg<U64>,
+}
+
+impl Work {
+    pub fn declare(k: &mut Builder, config: TensorMultiplySpec) -> Self {
+        let tokens = match config.element {
+            None => TokenPlaces::Slabs(k.table("tokens", config.groups * TOKEN_WORDS)),
+            Some(_) => TokenPlaces::Maps(k.tensor_maps("tokens", config.groups)),
+        };
+        Work {
+            config,
+            tokens,
+            table: k.table("groups", config.groups * RECORD_BYTES / 4),
+            tiles: k.param("tiles"),
+            clamp: k.param("clamp"),
+        }
+    }
+
+    /// `body` for each tile of this block: blocks take every so-many-th tile.
+    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
+        let block = k.special(SpecialRegister::CtaidX);
+        let round = k.variable(0);
+        match self.config.schedule {
+            Schedule::PerTile => {
+                let tile = self.find(k, block, round, None);
+                body(k, tile);
+            }
+            Schedule::SplitK => {
+                let (number, half) = (k.shr(block, 1), k.and(block, 1));
+                let tile = self.find(k, number, round, Some(half));
+                body(k, tile);
+            }
+            Schedule::Persistent => {
+                let blocks = k.special(SpecialRegister::NctaidX);
+                let number = k.variable(block);
+                k.repeat_while(|k| {
+                    let tile = self.find(k, number, round, None);
+                    body(k, tile);
+                    let (next, following) = (k.add(number, blocks), k.add(round, 1));
+                    k.set(number, next);
+                    k.set(round, following);
+                    k.lt(number, self.tiles)
+                });
+            }
+        }
+    }
+
+    fn find(&self, k: &mut Builder, number: Reg<U32>, round: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
+        let (group, record) = locate(k, self.table, self.config.groups, number);
+        let [first_tile, token_tiles, tile_tokens, m, n, depth] =
+            [at::FIRST_TILE, at::TOKEN_TILES, at::TILE_TOKENS, at::M, at::N, at::K]
+                .map(|place| k.table_word::<U32>(record, place));
+        let inside = k.sub(number, first_tile);
+        let (column_tile, token_tile) = (k.div(inside, token_tiles), k.rem(inside, token_tiles));
+        let first_token = k.mul(token_tile, tile_tokens);
+        let left = k.sub(m, first_token);
+        let [first_step, steps, units] = self.share(k, depth, half);
+        Tile {
+            record,
+            round,
+            group,
+            token_tile,
+            token_tiles,
+            first_token,
+            tokens: k.min(left, tile_tokens),
+            m,
+            n,
+            column: k.mul(column_tile, self.config.columns),
+            first_step,
+            steps,
+            units,
+            half,
+        }
+    }
+
+    /// What of k this block sums, in whole stages: all, or one half.
+    fn share(&self, k: &mut Builder, depth: Reg<U32>, half: Option<Reg<U32>>) -> [Reg<U32>; 3] {
+        let units = k.add(depth, UNIT - 1);
+        let units = k.shr(units, UNIT.trailing_zeros());
+        let steps = k.add(depth, self.config.depth() - 1);
+        let steps = k.shr(steps, self.config.depth().trailing_zeros());
+        let Some(half) = half else { return [k.variable(0), steps, units] };
+        let second = k.ne(half, 0);
+        let first = k.add(steps, 1);
+        let first = k.shr(first, 1);
+        let before = k.mul(first, self.config.depth() / UNIT);
+        let before = k.min(before, units);
+        let (rest, behind) = (k.sub(steps, first), k.sub(units, before));
+        [k.select(second, first, 0u32), k.select(second, rest, first), k.select(second, behind, before)]
+    }
+
+    /// The tensor map of a tile's tokens, if they have one.
+    pub fn map(&self, k: &mut Builder, tile: &Tile) -> Option<Reg<TensorMapAddress>> {
+        match self.tokens {
+            TokenPlaces::Slabs(_) => None,
+            TokenPlaces::Maps(maps) if self.config.groups == 1 => Some(k.tensor_map_address(maps)),
+            TokenPlaces::Maps(maps) => Some(k.tensor_map_at(maps, tile.group)),
+        }
+    }
+
+    /// Where a tile's tokens are, if they are in slabs.
+    pub fn tokens(&self, k: &mut Builder, tile: &Tile) -> Option<Rows> {
+        let TokenPlaces::Slabs(table) = self.tokens else { return None };
+        let place = k.table_row(table, tile.group, TOKEN_WORDS * 4);
+        let tokens = address(k, place, 0);
+        let rows = self.config.padding().rows(k, tile.m, tile.token_tiles);
+        let stride = arrange::slab_bytes(k, rows, tile.token_tiles);
+        let start = self.start(k, tile, tokens, stride);
+        let scales = k.mul_wide_add(rows, ROW_BYTES, start);
+        Some(Rows {
+            codes: k.mul_wide_add(tile.first_token, ROW_BYTES, start),
+            scales: k.mul_wide_add(tile.token_tile, SCALE_BYTES, scales),
+            stride,
+        })
+    }
+
+    /// Where the first slab of a tile's share begins; of all of k, where stages are less than a slab.
+    fn start(&self, k: &mut Builder, tile: &Tile, address: Reg<U64>, stride: Reg<U64>) -> Reg<U64> {
+        if self.config.element.is_some() {
+            return address;
+        }
+        let first: Reg<U64> = k.convert(tile.first_step);
+        k.mul_add(first, stride, address)
+    }
+
+    /// Where a matrix's weights of a tile are: 0 is the gate's, 1 the up matrix's.
+    pub fn weights(&self, k: &mut Builder, tile: &Tile, matrix: u32) -> Rows {
+        let blocks = k.add(tile.n, BLOCK_ROWS - 1);
+        let blocks = k.shr(blocks, BLOCK_ROWS.trailing_zeros());
+        let stride = k.mul_wide(blocks, BLOCK_ROWS * ROW_BYTES + SCALE_BYTES);
+        let matrix = address(k, tile.record, at::GATE + 8 * matrix);
+        let start = self.start(k, tile, matrix, stride);
+        let scales = k.mul_wide_add(blocks, BLOCK_ROWS * ROW_BYTES, start);
+        let block = k.shr(tile.column, BLOCK_ROWS.trailing_zeros());
+        Rows {
+            codes: k.mul_wide_add(tile.column, ROW_BYTES, start),
+            scales: k.mul_wide_add(block, SCALE_BYTES, scales),
+            stride,
+        }
+    }
+}
+
+impl Tile {
+    /// Where C is, or where planes of sums begin.
+    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
+        address(k, self.record, at::OUT)
+    }
+
+    /// The two factors of a matrix's sums.
+    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
+        factors(k, self.record, matrix)
+    }
+}

@@ -1,0 +1,113 @@
+//! Data-centre Blackwell (B200, B300; compute capabilities 10.0 and 10.3): products on `tcgen05`, NVFP4 by NVFP4 without dequantising.
+//!
+//! It has not run on silicon: there is no such GPU here. The kernels are assembled by NVIDIA's assembler and run in the simulator.
+//!
+//! `slabs` is the layout of tokens and weights; `arrange` brings tokens into it; `kernel` is the products; `choice` says which
+//! kernel a configuration means, `model` which are legal and what they should cost, `multiply` what the kernels are to launches.
+//!
+//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k twice; *interleaved*
+//! sums both products at every step of k; *ping-pong* is that with two sets of accumulators, of which one is finished while the other is
+//! summed. *Split-K* leaves the sums of each half to a launch that joins them.
+
+pub mod arrange;
+mod choice;
+pub mod kernel;
+mod model;
+mod multiply;
+pub mod slabs;
+
+use format::Matrix;
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use ptx::Target;
+
+use super::choice::Tokens;
+use super::cut::Cut;
+use crate::expand::TokenForm;
+use crate::facts::Facts;
+use crate::family::{Family, GroupOperands};
+use crate::launch::Launch;
+
+/// Its name.
+pub const NAME: &str = "sm100";
+
+/// The family of data-centre Blackwell.
+#[derive(Debug)]
+pub struct Sm100;
+
+impl Family for Sm100 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn target(&self) -> Target {
+        kernel::TARGET
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        // The family's target, and the chip's own.
+        [NAME, Target::Sm100f.name(), Target::Sm100a.name()].contains(&name)
+    }
+
+    fn supports(&self, capability: (i32, i32)) -> bool {
+        [(10, 0), (10, 3)].contains(&capability)
+    }
+
+    fn oldest_driver(&self) -> i32 {
+        // It reads PTX 8.8.
+        12090
+    }
+
+    fn layout(&self) -> &'static str {
+        slabs::LAYOUT
+    }
+
+    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
+        slabs::pack(matrix)
+    }
+
+    fn expansion(&self, activation: Activation) -> Option<TokenForm> {
+        TokenForm::of(activation).filter(|form| *form != TokenForm::NvFp4)
+    }
+
+    fn arithmetic(&self, activation: Activation) -> Arithmetic {
+        match activation {
+            Activation::NvFp4 => Arithmetic::BlockScaledTensorCores,
+            other => Tokens::of(other).arithmetic(),
+        }
+    }
+
+    fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
+        model::candidates(problem, facts)
+    }
+
+    fn legal(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
+        model::legal(problem, config, facts).map(drop)
+    }
+
+    fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+        model::check(problem, config, facts)
+    }
+
+    fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {
+        model::workspace_bytes(problem, config)
+    }
+
+    fn launches(
+        &self,
+        problem: &Problem,
+        config: &Config,
+        operands: &[GroupOperands],
+        workspace: u64,
+        multiprocessors: u32,
+    ) -> Result<Vec<Launch>> {
+        let (kernel, blocks) = (choice::kernel_config(problem, config)?, choice::blocks_leaving_sums(config));
+        let (mut launches, operands) = multiply::arrange(problem, &kernel, operands, workspace);
+        let workspace = workspace + multiply::arranged_bytes(problem, &kernel);
+        launches.extend(Cut { problem, config, kernel, blocks, multiprocessors }.launches(&operands, workspace));
+        Ok(launches)
+    }
+
+    fn steps(&self, problem: &Problem, config: &Config) -> usize {
+        model::steps(problem, config)
+    }
+}
