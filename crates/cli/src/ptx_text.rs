@@ -26,14 +26,15 @@ use crate::{Result, console, files};
     hammerhead ptx\n  \
     hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --out bf16\n  \
     hammerhead ptx --arch sm_80 --device rtx4090 --config tile=64x128,stages=4 --output kernels.ptx\n  \
+    hammerhead ptx --arch sm_100a --shape 512x4096x7168\n  \
     hammerhead ptx --arch sm_120a --activation nvfp4"
 )]
 pub struct Args {
     /// The GPU architecture
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
-    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, rtx5090 for
-    /// sm_120f, else a100]
+    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, b200 for
+    /// sm_100a, rtx5090 for sm_120f, else a100]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
@@ -46,9 +47,9 @@ pub struct Args {
     /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none
     #[arg(long, value_name = "NAME", default_value = "silu")]
     gate: Gate,
-    /// The element type of the tokens: nvfp4, f16, bf16 or f32
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
-    activation: Activation,
+    /// The tokens' type: nvfp4, f16, bf16 or f32 [default: nvfp4 for sm_100a, else f16]
+    #[arg(long, value_name = "TYPE")]
+    activation: Option<Activation>,
     /// The element type of the result: f16, bf16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     out: Output,
@@ -66,6 +67,9 @@ enum Arch {
     /// Hopper: H100, H200, GH200
     #[value(name = "sm_90a")]
     Sm90a,
+    /// Data-centre Blackwell: B200, B300; printed for the family of both, sm_100f. Not run on silicon
+    #[value(name = "sm_100a", alias = "sm_100f")]
+    Sm100a,
     /// Desktop Blackwell: RTX 50, RTX PRO 6000, DGX Spark
     #[value(name = "sm_120f", alias = "sm_120a")]
     Sm120f,
@@ -76,6 +80,7 @@ impl Arch {
         match self {
             Arch::Sm80 => &families::sm80::Sm80,
             Arch::Sm90a => &families::sm90::Sm90,
+            Arch::Sm100a => &families::sm100::Sm100,
             Arch::Sm120f => &families::sm120::Sm120,
         }
     }
@@ -85,7 +90,16 @@ impl Arch {
         match self {
             Arch::Sm80 => Facts::a100(),
             Arch::Sm90a => Facts::h200(),
+            Arch::Sm100a => Facts::b200(),
             Arch::Sm120f => Facts::rtx5090(),
+        }
+    }
+
+    /// The tokens whose kernels are printed where nobody names a type.
+    fn activation(self) -> Activation {
+        match self {
+            Arch::Sm80 | Arch::Sm90a | Arch::Sm120f => Activation::F16,
+            Arch::Sm100a => Activation::NvFp4,
         }
     }
 }
@@ -115,7 +129,8 @@ fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &F
 
 /// Plans the problem for the GPU and prints its kernels, or writes them.
 pub fn ptx(args: &Args) -> Result<()> {
-    let problem = Problem::new(args.shape.0.clone(), args.gate, args.activation, args.out)?;
+    let problem =
+        Problem::new(args.shape.0.clone(), args.gate, args.activation.unwrap_or(args.arch.activation()), args.out)?;
     let family = args.arch.family();
     let facts = args.device.as_deref().map_or_else(|| Ok(args.arch.facts()), Facts::named)?;
     let config = cheapest(family, &problem, &args.config, &facts)?;

@@ -192,3 +192,22 @@ fn without_a_gpu_the_backend_cuda_is_refused_with_the_reason_and_the_remedy() {
     let output = command().arg("run").env("HAMMERHEAD_BACKEND", "cuda").output().unwrap();
     assert_refused(&output, &["'cuda' is not available"]);
 }
+
+#[test]
+fn ptx_for_blackwell_is_printed_for_its_family_with_the_kernel_that_arranges_tokens() {
+    for arch in ["sm_100a", "sm_100f"] {
+        let text = succeed(["ptx", "--arch", arch, "--shape", "40x200x320"]);
+        for part in [
+            ".target sm_100f",
+            ".entry arrange",
+            ".entry nvfp4_dual_gemm_tcgen05",
+            "kind::mxf4nvf4.block_scale.block16",
+        ] {
+            assert!(text.contains(part), "{part} is missing");
+        }
+    }
+    let text = succeed(["ptx", "--arch", "sm_100a", "--shape", "40x200x320", "--activation", "bf16"]);
+    assert!(text.contains("kind::f16") && !text.contains(".entry arrange"));
+    let refused = hammerhead(["ptx", "--arch", "sm_100a", "--config", "tile=64x64"]);
+    assert_refused(&refused, &["no multiplication of 64 rows", "128 tokens"]);
+}
