@@ -271,14 +271,18 @@ impl Trial {
         mutants(&self.kernel).into_par_iter().map(judge).collect()
     }
 
-    fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
+    /// What is found in one mutant, if anything is.
+    pub fn examine(&self, mutant: &Mutant, schedules: &[Schedule]) -> Option<Finding> {
         // The smallest problem first: most mistakes show there already.
         let mut problems: Vec<&Problem> = self.problems.iter().collect();
         problems.sort_by_key(|problem| problem.products);
-        let found = problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err());
+        problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err())
+    }
+
+    fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
         let known =
             EQUIVALENT.iter().find(|(mistake, text, _)| mutant.mistake == *mistake && mutant.name.contains(text));
-        match (found, known) {
+        match (self.examine(mutant, schedules), known) {
             (Some(finding), _) => Verdict::Caught(finding),
             (None, Some((_, _, reason))) => Verdict::Equivalent(reason),
             (None, None) => Verdict::Missed,
