@@ -64,8 +64,17 @@ fn larger(a: f64, b: f64) -> f64 {
     if a == b && a.is_sign_positive() { a } else { a.max(b) }
 }
 
+/// One value in, one out, in every lane.
+pub(crate) fn unary_lanes(op: UnaryOp, ty: DataType, a: &Lanes) -> Lanes {
+    match op {
+        UnaryOp::Move => *a,
+        UnaryOp::Not => a.map(|a| !a),
+        _ => a.map(|a| unary(op, ty, a)),
+    }
+}
+
 /// One value in, one out.
-pub(crate) fn unary(op: UnaryOp, ty: DataType, a: u64) -> u64 {
+fn unary(op: UnaryOp, ty: DataType, a: u64) -> u64 {
     let sign = match ty {
         DataType::F16x2 | DataType::Bf16x2 => 0x8000_8000,
         DataType::F16 | DataType::Bf16 => 0x8000,
@@ -94,21 +103,30 @@ fn flushed(value: f32) -> f32 {
 
 /// Two values in, one out, in every lane. What kernels do most is written out, so that the choice is made once for all lanes.
 pub(crate) fn binary_lanes(op: BinaryOp, ty: DataType, a: &Lanes, b: &Lanes) -> Lanes {
-    let each = |f: fn(u64, u64) -> u64| -> Lanes { std::array::from_fn(|lane| f(a[lane], b[lane])) };
+    let bits_of = width(ty);
     match (op, ty) {
-        (BinaryOp::And, _) => std::array::from_fn(|lane| a[lane] & b[lane]),
-        (BinaryOp::Or, _) => std::array::from_fn(|lane| a[lane] | b[lane]),
-        (BinaryOp::Xor, _) => std::array::from_fn(|lane| a[lane] ^ b[lane]),
-        (BinaryOp::Add, DataType::F32) => each(|a, b| bits(float(a) + float(b))),
-        (BinaryOp::Mul, DataType::F32) => each(|a, b| bits(float(a) * float(b))),
-        (_, DataType::F32) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
+        (BinaryOp::And, _) => each(a, b, |a, b| a & b),
+        (BinaryOp::Or, _) => each(a, b, |a, b| a | b),
+        (BinaryOp::Xor, _) => each(a, b, |a, b| a ^ b),
+        (BinaryOp::Add, DataType::F32) => each(a, b, |a, b| bits(float(a) + float(b))),
+        (BinaryOp::Mul, DataType::F32) => each(a, b, |a, b| bits(float(a) * float(b))),
+        (_, DataType::F32) => each(a, b, |a, b| binary(op, ty, a, b)),
         (BinaryOp::Mul, DataType::F16x2) => multiply_pairs(a, b),
-        (_, ty) if is_half(ty) => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
-        (BinaryOp::Add, _) => std::array::from_fn(|lane| a[lane].wrapping_add(b[lane])),
-        (BinaryOp::Sub, _) => std::array::from_fn(|lane| a[lane].wrapping_sub(b[lane])),
-        (BinaryOp::Mul, _) => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane])),
-        (_, ty) => std::array::from_fn(|lane| integer(op, ty, a[lane], b[lane])),
+        (_, ty) if is_half(ty) => each(a, b, |a, b| binary(op, ty, a, b)),
+        (BinaryOp::Add, _) => each(a, b, u64::wrapping_add),
+        (BinaryOp::Sub, _) => each(a, b, u64::wrapping_sub),
+        (BinaryOp::Mul, _) => each(a, b, u64::wrapping_mul),
+        (BinaryOp::Shl, _) => each(a, b, |a, b| if (b as u32) < bits_of { a << (b & 63) } else { 0 }),
+        (BinaryOp::Shr, ty) if ty != DataType::S32 => {
+            each(a, b, |a, b| if (b as u32) < bits_of { a >> (b & 63) } else { 0 })
+        }
+        (_, ty) => each(a, b, |a, b| integer(op, ty, a, b)),
     }
+}
+
+/// A function of two values, lane by lane.
+fn each(a: &Lanes, b: &Lanes, f: impl Fn(u64, u64) -> u64) -> Lanes {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
 /// Products of pairs of halves: exact in f32, so rounded once, and converted all at a time.
@@ -204,6 +222,14 @@ pub(crate) fn ternary_lanes(op: TernaryOp, ty: DataType, [a, b, c]: [&Lanes; 3])
             }
             words
         }
+        TernaryOp::Permute if c.iter().all(|selector| *selector == c[0] && selector & 0x8888 == 0) => {
+            let from = [0, 1, 2, 3].map(|at| 8 * (c[0] >> (4 * at) & 7));
+            each(a, b, |a, b| {
+                let bytes = b << 32 | a;
+                let [w, x, y, z] = from.map(|from| bytes >> from & 0xff);
+                w | x << 8 | y << 16 | z << 24
+            })
+        }
         _ => std::array::from_fn(|lane| ternary(op, ty, [a[lane], b[lane], c[lane]])),
     }
 }
@@ -242,8 +268,23 @@ fn bit_extract(ty: DataType, a: u64, start: u64, count: u64) -> u64 {
     (if negative { field - (1i128 << kept) } else { field }) as u64
 }
 
+/// Whether a relation holds, in every lane: one or zero.
+pub(crate) fn compare_lanes(cmp: Comparison, ty: DataType, a: &Lanes, b: &Lanes) -> Lanes {
+    if ty == DataType::F32 || ty == DataType::S32 || is_half(ty) {
+        return each(a, b, |a, b| compare(cmp, ty, a, b).into());
+    }
+    match cmp {
+        Comparison::Eq => each(a, b, |a, b| u64::from(a == b)),
+        Comparison::Ne => each(a, b, |a, b| u64::from(a != b)),
+        Comparison::Lt => each(a, b, |a, b| u64::from(a < b)),
+        Comparison::Le => each(a, b, |a, b| u64::from(a <= b)),
+        Comparison::Gt => each(a, b, |a, b| u64::from(a > b)),
+        Comparison::Ge => each(a, b, |a, b| u64::from(a >= b)),
+    }
+}
+
 /// Whether a relation holds.
-pub(crate) fn compare(cmp: Comparison, ty: DataType, a: u64, b: u64) -> bool {
+fn compare(cmp: Comparison, ty: DataType, a: u64, b: u64) -> bool {
     use std::cmp::Ordering;
     let order = match ty {
         DataType::F32 => float(a).partial_cmp(&float(b)),

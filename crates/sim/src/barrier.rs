@@ -23,6 +23,12 @@ impl Published {
     fn new(cluster: u32) -> Self {
         Published { local: Knowledge::new(cluster), remote: None, executed: Clock::new(cluster) }
     }
+
+    fn restart(&mut self, cluster: u32) {
+        self.local.restart(cluster);
+        self.remote = None;
+        self.executed.restart(cluster);
+    }
 }
 
 /// How an arrival's knowledge reaches those who wait.
@@ -87,10 +93,10 @@ impl Mbarrier {
     }
 
     /// Changes the bytes awaited: raised by expectations, lowered by copies.
-    pub(crate) fn add_bytes(&mut self, name: &str, bytes: i64) -> Result<(), FaultKind> {
+    pub(crate) fn add_bytes(&mut self, name: impl Fn() -> String, bytes: i64) -> Result<(), FaultKind> {
         self.bytes += bytes;
         if self.bytes.abs() >= 1 << 20 {
-            return Err(FaultKind::TransactionOverflow { barrier: name.into(), phase: self.phase, bytes: self.bytes });
+            return Err(FaultKind::TransactionOverflow { barrier: name(), phase: self.phase, bytes: self.bytes });
         }
         Ok(())
     }
@@ -108,10 +114,10 @@ impl Mbarrier {
     }
 
     /// Counts arrivals.
-    pub(crate) fn arrive(&mut self, name: &str, who: WarpName, count: u32) -> Result<(), FaultKind> {
+    pub(crate) fn arrive(&mut self, name: impl Fn() -> String, who: WarpName, count: u32) -> Result<(), FaultKind> {
         if count > self.pending {
             return Err(FaultKind::OverArrival {
-                barrier: name.into(),
+                barrier: name(),
                 phase: self.phase,
                 arriving: count,
                 lacking: self.pending,
@@ -137,7 +143,8 @@ impl Mbarrier {
         self.phase += 1;
         self.pending = self.expected;
         self.arrived.clear();
-        self.done = std::mem::replace(&mut self.gathering, Published::new(cluster));
+        std::mem::swap(&mut self.done, &mut self.gathering);
+        self.gathering.restart(cluster);
         self.done.local.raise(self.slot, self.phase);
         self.done.executed.raise(self.slot, self.phase);
     }

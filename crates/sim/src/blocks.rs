@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
-use crate::clock::Clock;
+use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
 use crate::invocation::Invocation;
+use crate::lanes::Lanes;
 use crate::limits::Rules;
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
@@ -51,6 +52,10 @@ pub(crate) struct Core<'k> {
     pub(crate) clock: u64,
     pub(crate) instructions: u64,
     pub(crate) multiprocessors: u32,
+    /// What an arrival publishes, while it is put together.
+    pub(crate) published: Knowledge,
+    /// What a load brings, while it is put together.
+    pub(crate) loaded: Vec<Lanes>,
 }
 
 /// Blocks that may synchronise with each other.

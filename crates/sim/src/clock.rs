@@ -9,7 +9,10 @@
 //! Slots are numbered within a cluster of blocks, where nearly all synchronisation happens; what is known of other
 //! clusters (through flags in global memory) is kept beside, and is usually nothing.
 
+use std::cell::Cell;
 use std::ops::Range;
+
+use crate::lanes::FULL;
 
 /// Slot of the grid before this one.
 pub(crate) const PREDECESSOR: u32 = 0;
@@ -45,17 +48,36 @@ impl Clock {
         Clock { cluster, home: Vec::new(), abroad: Vec::new() }
     }
 
+    /// The counts known of a cluster's slots.
+    fn counts(&self, cluster: u32) -> &[u32] {
+        if cluster == self.cluster {
+            return &self.home;
+        }
+        self.abroad.iter().find(|(of, _)| *of == cluster).map_or(&[], |(_, counts)| counts)
+    }
+
     /// The count known of a slot.
     pub(crate) fn get(&self, cluster: u32, slot: u32) -> u32 {
-        let counts = if cluster == self.cluster {
-            &self.home
-        } else {
-            match self.abroad.iter().find(|(of, _)| *of == cluster) {
-                Some((_, counts)) => counts,
-                None => return 0,
+        self.counts(cluster).get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether the threads of `lanes`, whose slots start at `first`, are known to have reached a count.
+    pub(crate) fn reached(&self, cluster: u32, first: u32, lanes: u32, count: u32) -> bool {
+        let counts = self.counts(cluster);
+        match counts.get(first as usize..first as usize + 32) {
+            // Without a way out in between, all lanes are compared at once.
+            Some(counts) if lanes == FULL => counts.iter().fold(true, |all, known| all & (*known >= count)),
+            _ => {
+                crate::lanes::lanes(lanes).all(|lane| counts.get(first as usize + lane).copied().unwrap_or(0) >= count)
             }
-        };
-        counts.get(slot as usize).copied().unwrap_or(0)
+        }
+    }
+
+    /// Forgets everything, and becomes one of a cluster's.
+    pub(crate) fn restart(&mut self, cluster: u32) {
+        self.cluster = cluster;
+        self.home.clear();
+        self.abroad.clear();
     }
 
     /// Whether anything is known of these slots of the own cluster.
@@ -80,8 +102,15 @@ impl Clock {
 
     /// Learns that the threads of `lanes`, whose slots start at `first`, have reached a count.
     pub(crate) fn raise_lanes(&mut self, first: u32, lanes: u32, count: u32) {
-        for lane in crate::lanes::lanes(lanes) {
-            self.raise(first + lane as u32, count);
+        let (first, end) = (first as usize, first as usize + 32);
+        let needed = end - lanes.leading_zeros() as usize;
+        if lanes != 0 && self.home.len() < needed {
+            self.home.resize(needed, 0);
+        }
+        if lanes == FULL {
+            self.home[first..end].iter_mut().for_each(|known| *known = (*known).max(count));
+        } else {
+            crate::lanes::lanes(lanes).for_each(|lane| self.home[first + lane] = self.home[first + lane].max(count));
         }
     }
 
@@ -136,6 +165,13 @@ impl Knowledge {
         }
     }
 
+    /// Forgets everything, and keeps the memory for what is learnt next.
+    pub(crate) fn restart(&mut self, cluster: u32) {
+        [&mut self.generic, &mut self.executed, &mut self.async_shared, &mut self.async_global, &mut self.tensor]
+            .into_iter()
+            .for_each(|clock| clock.restart(cluster));
+    }
+
     /// Learns what another thread has published.
     pub(crate) fn join(&mut self, other: &Knowledge) {
         self.generic.join(&other.generic);
@@ -148,5 +184,33 @@ impl Knowledge {
     pub(crate) fn raise(&mut self, slot: u32, count: u32) {
         self.generic.raise(slot, count);
         self.executed.raise(slot, count);
+    }
+}
+
+/// Records of which a warp knows every lane's write, and every lane's read, to be ordered before whatever it does: some that were found
+/// to be so. Knowledge grows, so they remain so, until their names are given to others.
+#[derive(Debug)]
+pub(crate) struct Cleared([[Cell<u32>; Self::PLACES]; 2]);
+
+impl Default for Cleared {
+    fn default() -> Self {
+        Cleared([const { [const { Cell::new(0) }; Cleared::PLACES] }; 2])
+    }
+}
+
+impl Cleared {
+    const PLACES: usize = 64;
+
+    pub(crate) fn holds(&self, record: u32, is_read: bool) -> bool {
+        self.0[usize::from(is_read)][record as usize % Self::PLACES].get() == record
+    }
+
+    pub(crate) fn add(&self, record: u32, is_read: bool) {
+        self.0[usize::from(is_read)][record as usize % Self::PLACES].set(record);
+    }
+
+    /// Names of records are about to be used again.
+    pub(crate) fn forget(&self) {
+        self.0.iter().flatten().for_each(|place| place.set(0));
     }
 }

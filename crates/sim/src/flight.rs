@@ -153,6 +153,9 @@ pub(crate) struct Mma {
     pub(crate) tainted: Vec<[u32; 4]>,
     pub(crate) a: Option<(WgmmaDescriptor, bool)>,
     pub(crate) b: (WgmmaDescriptor, bool),
+    /// The addresses of the pieces of A, if it is in shared memory, and of B; and the ranges that they come to.
+    pub(crate) pieces: [Vec<u32>; 2],
+    pub(crate) ranges: Vec<(u32, u32)>,
     pub(crate) accumulate: bool,
     pub(crate) negate: [bool; 2],
     pub(crate) record: RecordId,

@@ -1,6 +1,6 @@
 //! Work in flight, as it is completed: copies land, products are added up, and whoever waits is told.
 
-use ptx::descriptor::WgmmaDescriptor;
+use ptx::RegId;
 
 use crate::barrier::Carry;
 use crate::blocks::{Block, Cluster, Core};
@@ -8,6 +8,7 @@ use crate::error::FaultKind;
 use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, TensorOp, Work};
 use crate::lanes::lanes;
 use crate::memory::SharedMemory;
+use crate::mma;
 use crate::tensor_core;
 use crate::tensor_memory::{self};
 
@@ -59,6 +60,7 @@ impl Core<'_> {
         target: usize,
         parts: &[(u32, u32, CopySource)],
     ) -> Result<(), FaultKind> {
+        let mut last = 0;
         for &(offset, bytes, source) in parts {
             let (offset, bytes) = (offset as usize, bytes as usize);
             if let CopySource::Shared(from) = source {
@@ -74,8 +76,10 @@ impl Core<'_> {
             match source {
                 CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
                 CopySource::Global(address) => {
-                    let found = self.memory.find(address, bytes as u64);
+                    let near = self.memory.find_in(last, address, bytes as u64);
+                    let found = near.or_else(|| self.memory.find(address, bytes as u64));
                     let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
+                    last = span.buffer;
                     let buffer = &self.memory.buffers[span.buffer];
                     to.copy_from_slice(&buffer.data[span.offset..span.offset + bytes]);
                     shared.written.copy(offset, &buffer.written, span.offset, bytes);
@@ -91,13 +95,12 @@ impl Core<'_> {
     fn deliver(&mut self, cluster: &mut Cluster, block: usize, copy: &Incoming) -> Result<(), FaultKind> {
         self.place(cluster, block, copy.target, &copy.parts)?;
         let (rank, offset) = copy.barrier;
-        let name = self.program.shared_name(offset);
         let block = &mut cluster.blocks[rank];
         let Some(bar) = block.shared.barriers.get_mut(&offset) else {
             return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
         };
         self.log.complete(copy.record, bar.slot, bar.phase + 1);
-        bar.add_bytes(&name, -i64::from(copy.bytes))?;
+        bar.add_bytes(|| self.program.shared_name(offset), -i64::from(copy.bytes))?;
         bar.settle(cluster.index);
         Ok(())
     }
@@ -123,51 +126,41 @@ impl Core<'_> {
         let block = &mut cluster.blocks[rank];
         let Some(mma) = block.warpgroups[group].queue.pop_front() else { return };
         block.warpgroups[group].done += 1;
-        let n = mma.n as usize;
         // The elements of an operand, and which of its rows were never written.
-        let operand = |(desc, transposed): &(WgmmaDescriptor, bool), rows: u32, negate: bool| {
-            let pieces = tensor_core::pieces(desc, rows, *transposed);
-            let mut elements = tensor_core::widen(mma.element, &gather(&block.shared.data, &pieces));
-            if negate {
-                elements.iter_mut().for_each(|x| *x = -*x);
-            }
-            let lacks =
-                |address: u32| block.shared.written.missing((address - SharedMemory::START) as usize, 16).is_some();
-            let missing = tensor_core::rows_missing(&pieces, rows as usize, *transposed, lacks);
-            (tensor_core::by_depth(&elements, rows as usize, *transposed), missing)
+        let shared = &block.shared;
+        let operand = |which: usize, transposed: bool, rows: usize| {
+            let pieces = &mma.pieces[which][..];
+            let lacks = |address: u32| shared.written.missing((address - SharedMemory::START) as usize, 16).is_some();
+            let missing = tensor_core::rows_missing(pieces, rows, transposed, lacks);
+            let (pieces, shape) = ((pieces, SharedMemory::START), (rows, transposed));
+            (tensor_core::by_depth(mma.element, &shared.data, pieces, shape, mma.negate[which]), missing)
         };
-        let (a, rows) = match &mma.a {
-            Some(a) => operand(a, 64, mma.negate[0]),
+        let (a, rows) = match mma.a {
+            Some((_, transposed)) => operand(0, transposed, 64),
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
-        let (b, columns) = operand(&mma.b, mma.n, mma.negate[1]);
-        let mut d = vec![0.0f32; 64 * n];
-        let place = |warp: usize, lane: usize, reg: usize| {
-            let (row, column) = (16 * warp + lane / 4 + 8 * (reg / 2 % 2), 8 * (reg / 4) + 2 * (lane % 4) + reg % 2);
-            row * n + column
-        };
-        let warps = &mut block.warps[4 * group..4 * group + 4];
-        if mma.accumulate {
-            for (index, warp) in warps.iter().flatten().enumerate() {
-                for (reg, id) in mma.d.iter().enumerate() {
-                    let values = warp.get(*id);
-                    (0..32).for_each(|lane| d[place(index, lane, reg)] = f32::from_bits(values[lane] as u32));
-                }
-            }
-        }
-        tensor_core::multiply(&mut d, &a, &b, n);
-        for (index, warp) in warps.iter_mut().flatten().enumerate() {
-            for (reg, id) in mma.d.iter().enumerate() {
-                let before = if mma.accumulate { warp.tainted(*id) } else { 0 };
-                (0..32).for_each(|lane| warp.deposit(*id, lane, d[place(index, lane, reg)].to_bits()));
-                let missing = |lane: usize| {
-                    let at = place(index, lane, reg);
-                    let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
-                    is_in(&rows, at / n) || is_in(&columns, at % n)
+        let n = mma.n as usize;
+        let (b, columns) = operand(1, mma.b.1, n);
+        let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
+        for (index, warp) in block.warps[4 * group..4 * group + 4].iter_mut().flatten().enumerate() {
+            for (eight, d) in mma.d.chunks_exact(4).enumerate() {
+                let d: [RegId; 4] = [d[0], d[1], d[2], d[3]];
+                let mut sums = match mma.accumulate {
+                    true => mma::sums(d.map(|reg| warp.get(reg))),
+                    false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
-                if before != 0 || rows.is_some() || columns.is_some() {
-                    let mask = (0..32).filter(|&lane| missing(lane)).fold(before, |mask, lane| mask | 1 << lane);
-                    warp.taint(*id, mask, mma.pc);
+                mma::multiply(&mut sums, &a[16 * index..], &b[8 * eight..], [64, n]);
+                for ((register, reg), values) in d.into_iter().enumerate().zip(mma::fragment(&sums)) {
+                    let before = if mma.accumulate { warp.tainted(reg) } else { 0 };
+                    warp.deposit(reg, &values);
+                    if before != 0 || rows.is_some() || columns.is_some() {
+                        let missing = |lane: &usize| {
+                            let (row, column) = mma::place(*lane, register);
+                            is_in(&rows, 16 * index + row) || is_in(&columns, 8 * eight + column)
+                        };
+                        let mask = (0..32).filter(missing).fold(before, |mask, lane| mask | 1 << lane);
+                        warp.taint(reg, mask, mma.pc);
+                    }
                 }
             }
         }
@@ -212,10 +205,12 @@ impl Core<'_> {
                 let blocks = &mut cluster.blocks[workers];
                 let rows_of_b = mma.n / blocks.len() as u32;
                 let operand = |block: &Block, desc, rows| {
-                    let bits = gather(&block.shared.data, &tensor_core::pieces(desc, rows, false));
-                    tensor_core::widen(mma.element, &bits)
+                    let pieces = tensor_core::pieces(desc, rows, false);
+                    let shape = (rows as usize, false);
+                    let from = (&pieces[..], SharedMemory::START);
+                    tensor_core::by_depth(mma.element, &block.shared.data, from, shape, false)
                 };
-                let b: Vec<f32> = blocks.iter().flat_map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &mma.b, rows_of_b)).collect();
                 for block in blocks {
                     let a = operand(block, &mma.a, tensor_memory::LANES);
                     let memory = block.tensor.get_or_insert_default();
@@ -226,13 +221,12 @@ impl Core<'_> {
             TensorOp::Commit { barriers, known: mut published } => {
                 published.raise(slot, done);
                 for (rank, offset) in barriers {
-                    let name = self.program.shared_name(offset);
                     let block = &mut cluster.blocks[rank];
                     let Some(bar) = block.shared.barriers.get_mut(&offset) else {
                         return Err(FaultKind::NotABarrier { place: self.shared_place(block.id, offset, 8) });
                     };
                     bar.publish(cluster.index, Carry::Local, &published);
-                    bar.arrive(&name, (rank, key.0), 1)?;
+                    bar.arrive(|| self.program.shared_name(offset), (rank, key.0), 1)?;
                     bar.settle(cluster.index);
                 }
             }
@@ -261,15 +255,6 @@ fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
     pieces.iter().flat_map(piece).copied().collect()
 }
 
-/// The 16-bit elements at these shared addresses, eight at each.
-fn gather(shared: &[u8], pieces: &[u32]) -> Vec<u16> {
-    let piece = |&address: &u32| {
-        let at = (address - SharedMemory::START) as usize;
-        shared[at..at + 16].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
-    };
-    pieces.iter().flat_map(piece).collect()
-}
-
 /// A by depth, then row, from the registers of four warps.
 fn from_fragments(mma: &Mma) -> Vec<f32> {
     let mut bits = vec![0u16; tensor_core::DEPTH * 64];
@@ -282,7 +267,8 @@ fn from_fragments(mma: &Mma) -> Vec<f32> {
             }
         }
     }
-    let mut elements = tensor_core::widen(mma.element, &bits);
+    let mut elements = vec![0.0; bits.len()];
+    tensor_core::widen(mma.element, &bits, &mut elements);
     if mma.negate[0] {
         elements.iter_mut().for_each(|x| *x = -*x);
     }

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ptx::instr::{Access, Barrier, Memory};
+use ptx::instr::{Access, Barrier, Control, Memory};
 use ptx::{Feature, Kernel, Op};
 
 use crate::barrier::ClusterBarrier;
 use crate::blocks::{Block, Cluster, Core, Grid, Visit};
-use crate::clock::{Clock, Knowledge, PREDECESSOR};
+use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flight::{Job, Warpgroup};
@@ -102,6 +102,8 @@ pub(crate) fn run(
         clock: 0,
         instructions: limits.instructions,
         multiprocessors: limits.multiprocessors.max(1),
+        published: Knowledge::default(),
+        loaded: Vec::new(),
     };
     let mut profiles = Vec::new();
     loop {
@@ -172,6 +174,7 @@ impl Core<'_> {
                 block.shared.barriers.values().for_each(|bar| remembered.keep(bar.init));
                 let queued = block.warpgroups.iter().flat_map(|group| &group.queue);
                 queued.for_each(|mma| remembered.keep(mma.record));
+                block.warps.iter().flatten().flat_map(|warp| &warp.cleared).for_each(Cleared::forget);
             }
         }
         let (asked, limit) = (self.log.sweep(&remembered), Log::MOST);
@@ -255,16 +258,18 @@ impl Core<'_> {
 
     /// Lets a cluster go on for some turns, or to its end.
     fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Box<Fault>> {
-        let mut ready: Vec<(usize, usize)> = Vec::new();
+        let (mut ready, mut stale): (Vec<(usize, usize)>, bool) = (Vec::new(), true);
         for _ in 0..turns {
             if self.log.crowded() {
                 return Ok(());
             }
-            ready.clear();
-            for (rank, block) in cluster.blocks.iter().enumerate() {
-                let phase = cluster.barrier.phase;
-                let warps = (0..block.rests.len()).filter(|index| block.awake(phase, *index));
-                ready.extend(warps.map(|index| (rank, index)));
+            if std::mem::take(&mut stale) {
+                ready.clear();
+                for (rank, block) in cluster.blocks.iter().enumerate() {
+                    let phase = cluster.barrier.phase;
+                    let warps = (0..block.rests.len()).filter(|index| block.awake(phase, *index));
+                    ready.extend(warps.map(|index| (rank, index)));
+                }
             }
             if ready.is_empty() && cluster.jobs.is_empty() {
                 return if cluster.running() {
@@ -274,8 +279,9 @@ impl Core<'_> {
                 };
             }
             match self.chooser.choose(ready.len(), cluster.jobs.len(), (self.idle / POLL) as usize) {
-                Choice::Warp(chosen) => self.turn(cluster, ready[chosen])?,
+                Choice::Warp(chosen) => stale = self.turn(cluster, ready[chosen])?,
                 Choice::Complete(chosen) => {
+                    stale = true;
                     let job = cluster.jobs.remove(chosen);
                     let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
                     self.idle = 0;
@@ -293,21 +299,28 @@ impl Core<'_> {
         self.program.site(cluster.blocks[job.block].id, job.warp, job.lanes, job.pc)
     }
 
-    /// One warp's turn: until it must wait, or gives way after doing something that others can see.
-    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<(), Box<Fault>> {
-        let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(()) };
-        let mut together = None;
+    /// One warp's turn: until it must wait, or gives way after doing something that others can see. Says whether it, or another one,
+    /// may have fallen asleep or been woken.
+    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<bool, Box<Fault>> {
+        let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(true) };
+        let mut together = warp.together.take();
+        let mut wakes = false;
         let result = loop {
-            let phase = cluster.barrier.phase;
-            let next = together.or_else(|| cluster.blocks[rank].next(phase, &warp));
-            let Some((pc, mask)) = next else { break Ok(()) };
-            lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
+            let (pc, mask) = match together {
+                Some(pc) => (pc, warp.live),
+                None => {
+                    let Some(next) = cluster.blocks[rank].next(cluster.barrier.phase, &warp) else { break Ok(()) };
+                    lanes(next.1).for_each(|lane| warp.waits[lane] = Wait::None);
+                    next
+                }
+            };
             let jobs = cluster.jobs.len();
             let exec = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask, spread: 0, origin: 0 };
             let step = { exec }.step();
             let visible = match step {
                 Ok(step) => {
                     together = step.together;
+                    wakes |= step.wakes;
                     step.visible
                 }
                 Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
@@ -332,14 +345,15 @@ impl Core<'_> {
                 break Ok(());
             }
         };
-        let live = warp.live;
-        cluster.blocks[rank].rests[index] = warp.rest();
+        warp.together = together;
+        let (live, rest) = (warp.live, warp.rest());
+        cluster.blocks[rank].rests[index] = rest;
         cluster.blocks[rank].warps[index] = Some(warp);
         result?;
         if live == 0 {
             self.warp_ended(cluster, rank)?;
         }
-        Ok(())
+        Ok(wakes || rest != Rest::Awake)
     }
 
     fn fault(&self, kind: FaultKind, site: Option<Site>, recent: Vec<Site>) -> Box<Fault> {
@@ -445,8 +459,20 @@ fn block_id(grid: [u32; 3], shape: [u32; 3], cluster: u32, rank: u32) -> [u32; 3
 struct Step {
     /// Whether others can see what it did.
     visible: bool,
+    /// Whether others that wait may be able to go on.
+    wakes: bool,
     /// Where the warp goes on, if all of its lanes go on together.
-    together: Option<(u32, u32)>,
+    together: Option<u32>,
+}
+
+/// Whether an instruction may let others go on that wait.
+fn wakes(op: &Op) -> bool {
+    match op {
+        Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) => false,
+        Op::Barrier(op) => !matches!(op, Barrier::TryWait { .. }),
+        Op::Control(op) => !matches!(op, Control::Label(_) | Control::Branch { .. }),
+        Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) => true,
+    }
 }
 
 /// Whether an instruction changes nothing for others: a loop of these is no progress.
@@ -463,6 +489,15 @@ impl Exec<'_, '_> {
             lanes(mask).for_each(|lane| farewell.join(&self.warp.knowledge(lane).executed));
         }
         self.warp.live &= !mask;
+    }
+
+    /// Some lanes go on elsewhere.
+    fn go(&mut self, mask: u32, to: u32) {
+        if mask == FULL {
+            self.warp.pc = [to; 32];
+        } else {
+            lanes(mask).for_each(|lane| self.warp.pc[lane] = to);
+        }
     }
 
     /// What was computed with what was never written is of that kind, too.
@@ -483,7 +518,7 @@ impl Exec<'_, '_> {
         }
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.leave(self.mask);
-            return Ok(Step { visible: true, together: None });
+            return Ok(Step { visible: true, wakes: true, together: None });
         };
         let (group, next) = (self.mask, self.pc + 1);
         let whole = group == self.warp.live;
@@ -496,8 +531,8 @@ impl Exec<'_, '_> {
             self.mask &= if guard.negated { !holds } else { holds };
         }
         if self.mask == 0 {
-            lanes(group).for_each(|lane| self.warp.pc[lane] = next);
-            return Ok(Step { visible: false, together: whole.then_some((next, group)) });
+            self.go(group, next);
+            return Ok(Step { visible: false, wakes: false, together: whole.then_some(next) });
         }
         self.core.profile.count(&instr.op);
         self.check_registers(&instr.op)?;
@@ -506,14 +541,12 @@ impl Exec<'_, '_> {
         if self.spread != 0 {
             self.taint_results();
         }
-        for lane in lanes(group) {
-            let acted = acting >> lane & 1 == 1;
-            match flow {
-                Flow::Wait(wait) if acted => self.warp.waits[lane] = wait,
-                Flow::Jump(target) if acted => self.warp.pc[lane] = target,
-                Flow::Exit | Flow::Stay if acted => {}
-                _ => self.warp.pc[lane] = next,
-            }
+        self.go(group & !acting, next);
+        match flow {
+            Flow::Next => self.go(acting, next),
+            Flow::Jump(target) => self.go(acting, target),
+            Flow::Wait(wait) => lanes(acting).for_each(|lane| self.warp.waits[lane] = wait),
+            Flow::Exit | Flow::Stay => {}
         }
         match flow {
             Flow::Wait(_) | Flow::Stay => self.core.profile.barrier_waits += 1,
@@ -524,10 +557,10 @@ impl Exec<'_, '_> {
             self.core.idle = 0;
         }
         let together = match flow {
-            Flow::Next if whole => Some((next, group)),
-            Flow::Jump(target) if whole && acting == group => Some((target, group)),
+            Flow::Next if whole => Some(next),
+            Flow::Jump(target) if whole && acting == group => Some(target),
             _ => None,
         };
-        Ok(Step { visible, together })
+        Ok(Step { visible, wakes: wakes(&instr.op), together })
     }
 }

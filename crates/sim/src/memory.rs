@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::barrier::Mbarrier;
 use crate::flag::Flag;
-use crate::race::Shadow;
+use crate::race::{Log, Observer, Shadow};
 
 /// One bit per byte: written or not.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,17 @@ impl Written {
         })
     }
 
+    /// The word of a range and its mask there, if it is in one word, as nearly all are.
+    fn within(start: usize, bytes: usize) -> Option<(usize, u64)> {
+        let low = start % 64;
+        (bytes > 0 && low + bytes <= 64).then(|| (start / 64, u64::MAX >> (64 - bytes) << low))
+    }
+
     pub(crate) fn set(&mut self, start: usize, bytes: usize) {
+        if let Some((word, mask)) = Self::within(start, bytes) {
+            self.0[word] |= mask;
+            return;
+        }
         Self::masks(start, bytes).for_each(|(word, mask)| self.0[word] |= mask);
     }
 
@@ -47,6 +57,11 @@ impl Written {
 
     /// The first unwritten byte of a range.
     pub(crate) fn missing(&self, start: usize, bytes: usize) -> Option<usize> {
+        if let Some((word, mask)) = Self::within(start, bytes)
+            && mask & !self.0[word] == 0
+        {
+            return None;
+        }
         Self::masks(start, bytes).find_map(|(word, mask)| {
             let missing = mask & !self.0[word];
             (missing != 0).then(|| word * 64 + missing.trailing_zeros() as usize)
@@ -101,12 +116,18 @@ impl GlobalMemory {
         buffer
     }
 
+    /// The same, if the buffer is this one.
+    pub(crate) fn find_in(&self, buffer: usize, address: u64, bytes: u64) -> Option<GlobalSpan> {
+        let contents = self.buffers.get(buffer)?;
+        let offset = address.checked_sub(contents.address)?;
+        (offset.checked_add(bytes)? <= contents.data.len() as u64)
+            .then_some(GlobalSpan { buffer, offset: offset as usize })
+    }
+
     /// The buffer that holds all these bytes.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<GlobalSpan> {
         let buffer = self.buffers.partition_point(|buffer| buffer.address <= address).checked_sub(1)?;
-        let offset = address - self.buffers[buffer].address;
-        (offset.checked_add(bytes)? <= self.buffers[buffer].data.len() as u64)
-            .then_some(GlobalSpan { buffer, offset: offset as usize })
+        self.find_in(buffer, address, bytes)
     }
 
     /// The buffer nearest below an address, and the offset from its start, in words.
@@ -142,6 +163,9 @@ pub(crate) struct SharedMemory {
     pub(crate) shadow: Shadow,
     /// Live barriers, by offset.
     pub(crate) barriers: BTreeMap<u32, Mbarrier>,
+    /// The first byte of the first one, and the first behind the last: they mostly lie together behind the data, so two comparisons
+    /// settle nearly every access.
+    barrier_span: (u32, u32),
     pub(crate) flags: BTreeMap<u64, Flag>,
     /// Whether the block has exited.
     pub(crate) ended: bool,
@@ -166,17 +190,41 @@ impl SharedMemory {
             written: Written::new(bytes, false),
             shadow: Shadow::new(bytes, unit),
             barriers: BTreeMap::new(),
+            barrier_span: (0, 0),
             flags: BTreeMap::new(),
             ended: false,
         }
     }
 
+    /// Makes a barrier of eight bytes, or ordinary bytes of a barrier.
+    pub(crate) fn set_barrier(&mut self, offset: u32, barrier: Option<Mbarrier>) {
+        match barrier {
+            Some(barrier) => self.barriers.insert(offset, barrier),
+            None => self.barriers.remove(&offset),
+        };
+        let (first, last) = (self.barriers.first_key_value(), self.barriers.last_key_value());
+        self.barrier_span = first.zip(last).map_or((0, 0), |((first, _), (last, _))| (*first, last + 8));
+    }
+
+    /// Notes an access to data, if there is nothing to say against it.
+    pub(crate) fn note(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'_>,
+        offset: u32,
+        bytes: u32,
+        write: bool,
+    ) -> Option<()> {
+        let inside = offset.checked_add(bytes)? as usize <= self.data.len();
+        if !inside || self.barrier_in(offset, bytes) {
+            return None;
+        }
+        self.shadow.note(log, who, offset as usize, bytes as usize, write).ok()
+    }
+
     /// Whether a live barrier overlaps the bytes.
     pub(crate) fn barrier_in(&self, offset: u32, bytes: u32) -> bool {
-        // Barriers mostly lie together behind the data: two comparisons settle nearly every access.
-        let (first, last) = (self.barriers.first_key_value(), self.barriers.last_key_value());
-        let (Some((first, _)), Some((last, _))) = (first, last) else { return false };
-        let among = offset < last + 8 && *first < offset + bytes;
+        let among = offset < self.barrier_span.1 && self.barrier_span.0 < offset + bytes;
         among && self.barriers.range(offset.saturating_sub(7)..offset + bytes).next().is_some()
     }
 }

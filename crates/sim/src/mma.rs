@@ -17,7 +17,7 @@ pub(crate) const DEPTH: usize = 16;
 pub(crate) const SCALED_DEPTH: usize = 64;
 
 /// The accumulators of a warp, row by row.
-pub(crate) type Sums = [f32; ROWS * COLUMNS];
+pub(crate) type Sums = [[f32; COLUMNS]; ROWS];
 
 /// The row and the column of one of a lane's four accumulators.
 pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
@@ -25,12 +25,12 @@ pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
 }
 
 /// Accumulators from the registers of a warp.
-pub(crate) fn sums(registers: &[Lanes]) -> Sums {
-    let mut sums = [0.0; ROWS * COLUMNS];
-    for (register, values) in registers.iter().enumerate() {
+pub(crate) fn sums(registers: [&Lanes; 4]) -> Sums {
+    let mut sums = [[0.0; COLUMNS]; ROWS];
+    for (register, values) in registers.into_iter().enumerate() {
         for (lane, bits) in values.iter().enumerate() {
             let (row, column) = place(lane, register);
-            sums[row * COLUMNS + column] = f32::from_bits(*bits as u32);
+            sums[row][column] = f32::from_bits(*bits as u32);
         }
     }
     sums
@@ -41,53 +41,63 @@ pub(crate) fn fragment(sums: &Sums) -> [Lanes; 4] {
     std::array::from_fn(|register| {
         std::array::from_fn(|lane| {
             let (row, column) = place(lane, register);
-            sums[row * COLUMNS + column].to_bits().into()
+            sums[row][column].to_bits().into()
         })
     })
 }
 
-/// D += A·B, with `a` as [row][k] and `b` as [column][k].
-fn multiply(sums: &mut Sums, a: &[f32], b: &[f32], depth: usize) {
-    for (row, sums) in sums.chunks_exact_mut(COLUMNS).enumerate() {
-        for (column, sum) in sums.iter_mut().enumerate() {
-            let (a, b) = (&a[row * depth..][..depth], &b[column * depth..][..depth]);
-            *sum = a.iter().zip(b).fold(*sum, |sum, (a, b)| sum + a * b);
+/// D += A·B, by rising k, with `a` as [k][row] and `b` as [k][column], rows of which are `strides` apart.
+pub(crate) fn multiply(sums: &mut Sums, a: &[f32], b: &[f32], strides: [usize; 2]) {
+    // Four rows at a time stay in registers.
+    for (four, sums) in sums.chunks_exact_mut(4).enumerate() {
+        let mut held: [[f32; COLUMNS]; 4] = std::array::from_fn(|row| sums[row]);
+        for (a, b) in a[4 * four..].chunks(strides[0]).zip(b.chunks(strides[1])) {
+            let (Some(a), Some(b)) = (a.first_chunk::<4>(), b.first_chunk::<COLUMNS>()) else { continue };
+            for (held, a) in held.iter_mut().zip(a) {
+                held.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+            }
         }
+        sums.copy_from_slice(&held);
     }
 }
 
-/// The halves of a fragment's registers, each at its place: `rows` rows of [`DEPTH`], a register covering eight rows and eight of k.
-fn spread_halves(element: MatrixElement, registers: &[Lanes], rows: usize) -> Vec<f32> {
-    let mut bits = vec![0u16; rows * DEPTH];
-    let blocks = rows / 8;
-    for (register, values) in registers.iter().enumerate() {
+/// The halves of a fragment's registers, each at its place, by k, then row: a register covers eight rows and eight of k.
+fn spread_halves<const R: usize, const N: usize>(element: MatrixElement, registers: [&Lanes; R]) -> [f32; N] {
+    let (mut bits, rows) = ([0u16; N], N / DEPTH);
+    for (register, values) in registers.into_iter().enumerate() {
         for (lane, word) in values.iter().enumerate() {
-            let row = lane / 4 + 8 * (register % blocks);
-            let first = 2 * (lane % 4) + 8 * (register / blocks);
-            bits[row * DEPTH + first] = *word as u16;
-            bits[row * DEPTH + first + 1] = (*word >> 16) as u16;
+            let row = lane / 4 + 8 * (register % (rows / 8));
+            let first = 2 * (lane % 4) + 8 * (register / (rows / 8));
+            bits[first * rows + row] = *word as u16;
+            bits[(first + 1) * rows + row] = (*word >> 16) as u16;
         }
     }
-    widen(element, &bits)
+    let mut wide = [0.0; N];
+    widen(element, &bits, &mut wide);
+    wide
 }
 
 /// 16 × 8 × 16 with 16-bit elements.
-pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: &[Lanes], b: &[Lanes]) {
-    let (a, b) = (spread_halves(element, a, ROWS), spread_halves(element, b, COLUMNS));
-    multiply(sums, &a, &b, DEPTH);
+pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Lanes; 4], b: [&Lanes; 2]) {
+    let a: [f32; ROWS * DEPTH] = spread_halves(element, a);
+    let b: [f32; COLUMNS * DEPTH] = spread_halves(element, b);
+    multiply(sums, &a, &b, [ROWS, COLUMNS]);
 }
 
 /// The codes of a fragment times their scales: a register covers eight rows and 32 of k, eight codes to a lane.
-fn spread_codes(registers: &[Lanes], rows: usize, scale: impl Fn(usize, usize) -> f32) -> Vec<f32> {
-    let mut values = vec![0.0; rows * SCALED_DEPTH];
+fn spread_codes<const R: usize, const N: usize>(
+    registers: [&Lanes; R],
+    scale: impl Fn(usize, usize) -> f32,
+) -> [f32; N] {
+    let (mut values, rows) = ([0.0; N], N / SCALED_DEPTH);
     let blocks = rows / 8;
-    for (register, words) in registers.iter().enumerate() {
+    for (register, words) in registers.into_iter().enumerate() {
         for (lane, word) in words.iter().enumerate() {
             let row = lane / 4 + 8 * (register % blocks);
             let first = 8 * (lane % 4) + 32 * (register / blocks);
             let scale = scale(row, first / 16);
             for code in 0..8 {
-                values[row * SCALED_DEPTH + first + code] = e2m1((*word >> (4 * code)) as u8 & 15) * scale;
+                values[(first + code) * rows + row] = e2m1((*word >> (4 * code)) as u8 & 15) * scale;
             }
         }
     }
@@ -97,14 +107,16 @@ fn spread_codes(registers: &[Lanes], rows: usize, scale: impl Fn(usize, usize) -
 /// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give them.
 pub(crate) fn multiply_scaled(
     sums: &mut Sums,
-    a: &[Lanes],
-    b: &[Lanes],
+    a: [&Lanes; 4],
+    b: [&Lanes; 2],
     [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Lanes, u32); 2],
 ) {
     let decode = |word: u64, block: usize| ue4m3((word >> (8 * block)) as u8);
-    let a = spread_codes(a, ROWS, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
-    let b = spread_codes(b, COLUMNS, |column, block| decode(scales_b[4 * column + lane_b as usize], block));
-    multiply(sums, &a, &b, SCALED_DEPTH);
+    let a: [f32; ROWS * SCALED_DEPTH] =
+        spread_codes(a, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
+    let b: [f32; COLUMNS * SCALED_DEPTH] =
+        spread_codes(b, |column, block| decode(scales_b[4 * column + lane_b as usize], block));
+    multiply(sums, &a, &b, [ROWS, COLUMNS]);
 }
 
 #[cfg(test)]
@@ -112,49 +124,49 @@ mod tests {
     use super::*;
 
     /// A register per lane, from the element at each place.
-    fn halves(rows: usize, value: impl Fn(usize, usize) -> f32) -> Vec<Lanes> {
-        let blocks = rows / 8;
+    fn halves<const R: usize>(value: impl Fn(usize, usize) -> f32) -> [Lanes; R] {
+        let blocks = R / 2;
         let bits = |x: f32| u64::from(half::f16::from_f32(x).to_bits());
         let register = |r: usize, lane: usize| {
             let (row, k) = (lane / 4 + 8 * (r % blocks), 2 * (lane % 4) + 8 * (r / blocks));
             bits(value(row, k)) | bits(value(row, k + 1)) << 16
         };
-        (0..2 * blocks).map(|r| std::array::from_fn(|lane| register(r, lane))).collect()
+        std::array::from_fn(|r| std::array::from_fn(|lane| register(r, lane)))
     }
 
     #[test]
     fn a_single_one_picks_its_row_and_its_column() {
         // A has a one at (row 9, k 11) alone, so D's row 9 is B's elements at k 11.
-        let a = halves(16, |row, k| f32::from(u8::from((row, k) == (9, 11))));
-        let b = halves(8, |column, k| (column * 16 + k) as f32);
-        let mut found = [0.5; ROWS * COLUMNS];
-        multiply_halves(&mut found, MatrixElement::F16, &a, &b);
-        for (at, sum) in found.into_iter().enumerate() {
+        let a: [Lanes; 4] = halves(|row, k| f32::from(u8::from((row, k) == (9, 11))));
+        let b: [Lanes; 2] = halves(|column, k| (column * 16 + k) as f32);
+        let mut found = [[0.5; COLUMNS]; ROWS];
+        multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
+        for (at, sum) in found.as_flattened().iter().copied().enumerate() {
             let (row, column) = (at / COLUMNS, at % COLUMNS);
             let expected = if row == 9 { (column * 16 + 11) as f32 + 0.5 } else { 0.5 };
             assert_eq!(sum, expected, "row {row} column {column}");
         }
-        assert_eq!(sums(&fragment(&found)), found);
+        assert_eq!(sums(fragment(&found).each_ref()), found);
     }
 
     #[test]
     fn registers_are_where_the_isa_says() {
         // ISA 9.7.14.5.8: a2 is (row g; k 2c + 8, 2c + 9), b1 the same k of column g, c3 (row g + 8; column 2c + 1).
-        let mut a = vec![[0; 32]; 4];
+        let mut a = [[0; 32]; 4];
         a[2][4 * 3 + 1] = 0x3c00 << 16; // (row 3, k 11) = 1
-        let mut b = vec![[0; 32]; 2];
+        let mut b = [[0; 32]; 2];
         b[1][4 * 5 + 1] = 0x4000 << 16; // (k 11, column 5) = 2
-        let mut found = [0.0; ROWS * COLUMNS];
-        multiply_halves(&mut found, MatrixElement::F16, &a, &b);
-        assert_eq!(found.iter().position(|x| *x != 0.0), Some(3 * COLUMNS + 5));
-        assert_eq!(found[3 * COLUMNS + 5], 2.0);
+        let mut found = [[0.0; COLUMNS]; ROWS];
+        multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
+        assert_eq!(found.as_flattened().iter().position(|x| *x != 0.0), Some(3 * COLUMNS + 5));
+        assert_eq!(found[3][5], 2.0);
         assert_eq!((place(7, 3), place(30, 0)), ((9, 7), (7, 4)));
     }
 
     #[test]
     fn block_scales_come_from_the_lanes_that_give_them() {
         // Ones everywhere, of which A's row r has scale 2^(r % 4) in block 3 and zero elsewhere, B's columns 1.
-        let (a, b) = (vec![[0x2222_2222; 32]; 4], vec![[0x2222_2222; 32]; 2]);
+        let (a, b) = ([[0x2222_2222; 32]; 4], [[0x2222_2222; 32]; 2]);
         let one = 0x38u64;
         let of_row = |row: usize| (one + 8 * (row as u64 % 4)) << 24;
         let mut scales_a: Lanes = [0x7f7f_7f7f; 32];
@@ -165,13 +177,13 @@ mod tests {
         for column in 0..8 {
             scales_b[4 * column + 3] = one * 0x0101_0101;
         }
-        let mut found = [0.0; ROWS * COLUMNS];
-        multiply_scaled(&mut found, &a, &b, [(&scales_a, 1), (&scales_b, 3)]);
-        for (at, sum) in found.into_iter().enumerate() {
+        let mut found = [[0.0; COLUMNS]; ROWS];
+        multiply_scaled(&mut found, a.each_ref(), b.each_ref(), [(&scales_a, 1), (&scales_b, 3)]);
+        for (at, sum) in found.as_flattened().iter().copied().enumerate() {
             assert_eq!(sum, 16.0 * 2f32.powi((at / COLUMNS % 4) as i32), "{at}");
         }
         // The other lanes hold NaN.
-        multiply_scaled(&mut found, &a, &b, [(&scales_a, 0), (&scales_b, 3)]);
-        assert!(found.iter().all(|sum| sum.is_nan()));
+        multiply_scaled(&mut found, a.each_ref(), b.each_ref(), [(&scales_a, 0), (&scales_b, 3)]);
+        assert!(found.as_flattened().iter().all(|sum| sum.is_nan()));
     }
 }

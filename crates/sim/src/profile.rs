@@ -81,28 +81,42 @@ impl Profile {
             let first = addresses[at].0 / lanes_a_turn;
             let end = addresses[at..].iter().position(|(lane, _)| lane / lanes_a_turn != first);
             let group = &addresses[at..end.map_or(addresses.len(), |n| at + n)];
-            // A group takes 128 bytes at most, and a few more words where it is not aligned.
-            let (mut words, mut count) = ([0u32; 96], 0);
-            for word in group.iter().flat_map(|(_, a)| a / 4..(a + bytes).div_ceil(4)).take(words.len()) {
-                words[count] = word;
-                count += 1;
-            }
-            let words = &mut words[..count];
-            words.sort_unstable();
-            let distinct = words.chunk_by(|a, b| a == b).map(|same| same[0]);
-            let mut load = [0u64; 32];
-            let mut rows = 0;
-            distinct.for_each(|word| {
-                load[word as usize % 32] += 1;
-                rows += 1usize;
-            });
-            turns += load.iter().copied().max().unwrap_or(0);
-            least += rows.div_ceil(32) as u64;
+            let (most, distinct) = bank_load(group, bytes);
+            turns += most;
+            least += distinct.div_ceil(32);
             at += group.len();
         }
         self.shared_turns += turns;
         self.bank_conflicts += turns - least;
     }
+}
+
+/// Of the words that some lanes access in one turn: how many the busiest bank has, and how many there are.
+fn bank_load(group: &[(u32, u32)], bytes: u32) -> (u64, u64) {
+    let words = |address: u32| address / 4..(address + bytes).div_ceil(4);
+    let first = group[0].1;
+    if group.iter().zip(0..).all(|((_, address), at)| *address == first + at * bytes) {
+        // One piece of memory, as it mostly is.
+        let count = u64::from((first + group.len() as u32 * bytes).div_ceil(4) - first / 4);
+        return (count.div_ceil(32), count);
+    }
+    // The distinct words of each bank: a group takes 128 bytes at most, and a few more words where it is not aligned.
+    let (mut banks, mut load, mut distinct) = ([[0u32; 8]; 32], [0usize; 32], 0);
+    let mut crowded = Vec::new();
+    for word in group.iter().flat_map(|(_, address)| words(*address)) {
+        let bank = word as usize % 32;
+        let known = load[bank].min(8);
+        if banks[bank][..known].contains(&word) || crowded.contains(&word) {
+            continue;
+        }
+        match banks[bank].get_mut(load[bank]) {
+            Some(place) => *place = word,
+            None => crowded.push(word),
+        }
+        load[bank] += 1;
+        distinct += 1;
+    }
+    (load.into_iter().max().unwrap_or(0) as u64, distinct)
 }
 
 impl fmt::Display for Profile {

@@ -11,7 +11,11 @@ use crate::error::{FaultKind, Site};
 pub(crate) struct Program<'k> {
     pub(crate) kernel: &'k Kernel,
     labels: Vec<usize>,
-    registers: Vec<Vec<(RegId, Access)>>,
+    /// The registers of all instructions, and where each one's begin.
+    registers: Vec<(RegId, Access)>,
+    starts: Vec<u32>,
+    /// Whether it has multiplications that own registers.
+    pub(crate) multiplies: bool,
     /// Whether the instruction is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
     spins: Vec<bool>,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
@@ -23,22 +27,30 @@ impl<'k> Program<'k> {
     pub(crate) fn new(kernel: &'k Kernel) -> Result<Self, FaultKind> {
         let refuse = |what: String| FaultKind::BadLaunch { what, remedy: "build the kernel with ptx::Builder" };
         let labels = kernel.labels().map_err(|error| refuse(error.to_string()))?;
-        let registers: Vec<Vec<(RegId, Access)>> = kernel.body.iter().map(touched).collect();
+        let (mut registers, mut starts) = (Vec::new(), vec![0]);
+        for instr in &kernel.body {
+            instr.registers(&mut |reg, access| registers.push((reg, access)));
+            starts.push(registers.len() as u32);
+        }
         let beyond = |(reg, _): &&(RegId, Access)| reg.index >= kernel.register_count(reg.bank);
-        if let Some((reg, _)) = registers.iter().flatten().find(beyond) {
+        if let Some((reg, _)) = registers.iter().find(beyond) {
             return Err(refuse(format!("register {reg} is not declared")));
         }
-        let words = |instr: &Instr| match &instr.op {
-            Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => d.iter().chain(a).copied().collect(),
-            Op::Wgmma(Wgmma::Mma { d, .. }) => d.clone(),
-            _ => Vec::new(),
+        let words = |instr: &'k Instr| -> (&'k [RegId], &'k [RegId]) {
+            match &instr.op {
+                Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => (d, a),
+                Op::Wgmma(Wgmma::Mma { d, .. }) => (d, &[]),
+                _ => (&[], &[]),
+            }
         };
-        if let Some(reg) = kernel.body.iter().flat_map(words).find(|reg| reg.bank != Bank::B32) {
+        let mut multiplied = kernel.body.iter().map(words).flat_map(|(d, a)| d.iter().chain(a));
+        if let Some(reg) = multiplied.find(|reg| reg.bank != Bank::B32) {
             return Err(refuse(format!("register {reg} is no 32-bit register, and is multiplied")));
         }
         let spins = (0..kernel.body.len()).map(|at| spins(kernel, &labels, at)).collect();
+        let multiplies = kernel.body.iter().any(|instr| matches!(instr.op, Op::Wgmma(_)));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
-        Ok(Program { kernel, labels, registers, spins, shared_unit, global_unit })
+        Ok(Program { kernel, labels, registers, starts, multiplies, spins, shared_unit, global_unit })
     }
 
     pub(crate) fn instr(&self, pc: u32) -> Option<&'k Instr> {
@@ -50,7 +62,7 @@ impl<'k> Program<'k> {
     }
 
     pub(crate) fn registers(&self, pc: u32) -> &[(RegId, Access)] {
-        &self.registers[pc as usize]
+        &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
     }
 
     pub(crate) fn spins(&self, pc: u32) -> bool {
@@ -98,12 +110,6 @@ impl<'k> Program<'k> {
             None => format!("byte {offset}, in no region"),
         }
     }
-}
-
-fn touched(instr: &Instr) -> Vec<(RegId, Access)> {
-    let mut list = Vec::new();
-    instr.registers(&mut |reg, access| list.push((reg, access)));
-    list
 }
 
 /// Whether the instruction is a wait, followed by a branch back to it while it fails.

@@ -9,7 +9,7 @@
 
 use ptx::Scope;
 
-use crate::clock::{Clock, Knowledge, PREDECESSOR};
+use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
 use crate::flag::Agent;
 use crate::lanes::lanes;
 use crate::limits::Rules;
@@ -130,8 +130,10 @@ impl Log {
 
     /// The grid that made an access, unless it is the one that runs.
     fn earlier(&self, record: &Record) -> Option<usize> {
-        let grid = self.grids.partition_point(|first| *first <= record.cluster);
-        (grid < self.grids.len()).then_some(grid)
+        if self.grids.last().is_some_and(|first| *first <= record.cluster) {
+            return None;
+        }
+        Some(self.grids.partition_point(|first| *first <= record.cluster))
     }
 
     /// Whether it is time to look for records that nobody remembers.
@@ -228,9 +230,23 @@ pub(crate) struct Observer<'a> {
     /// The pipeline that this access belongs to: its slot, what it was given, and what this is.
     pub(crate) pipe: Option<(u32, &'a [Piece], Piece)>,
     pub(crate) rules: Rules,
+    /// The last record of which this knowledge orders every lane's write, or every lane's read, before whatever this warp does.
+    pub(crate) last: [Option<RecordId>; 2],
+    /// Others of the kind, as far as that follows from what all lanes of the warp know, which is this.
+    pub(crate) cleared: Option<(&'a Cleared, &'a Knowledge)>,
 }
 
-impl Observer<'_> {
+impl<'a> Observer<'a> {
+    /// The same as the maker of an asynchronous write, or not.
+    pub(crate) fn replacing(mut self, replaces: bool) -> Self {
+        self.replaces = replaces;
+        if replaces && self.rules == Rules::Practice {
+            // That is content with less than other accesses are.
+            self.cleared = None;
+        }
+        self
+    }
+
     /// Whether the preceding grid is known to have ended.
     fn waited(&self) -> bool {
         self.knowledge.generic.get(self.cluster, PREDECESSOR) > 0
@@ -241,25 +257,74 @@ impl Observer<'_> {
         log.reach == 0 && (self.waited() || log.granted > 0)
     }
 
+    /// Goes on as another lane of the same warp.
+    pub(crate) fn becomes(&mut self, lane: usize, knowledge: &'a Knowledge) {
+        self.lane = Some(lane as u32);
+        if !std::ptr::eq(self.knowledge, knowledge) {
+            (self.knowledge, self.last) = (knowledge, [None; 2]);
+        }
+    }
+
     /// Whether the marked access is ordered before this one. In practice, of a read it is enough that it was executed.
-    fn knows(&self, log: &Log, mark: Mark, is_read: bool) -> bool {
-        let record = log.get(mark.record());
+    fn knows(&mut self, log: &Log, mark: Mark, is_read: bool) -> bool {
+        let told = |(cleared, _): (&Cleared, &Knowledge)| cleared.holds(mark.record().0, is_read);
+        if self.last[usize::from(is_read)] == Some(mark.record()) || self.cleared.is_some_and(told) {
+            return true;
+        }
         if mark.record() == self.record {
             // Lanes of one instruction: two of them writing the same bytes is a race, one of them is not.
             return mark.lane() == self.lane.unwrap_or(EVERY_LANE);
         }
-        if let Some(grid) = log.earlier(record) {
-            return grid >= log.reach && (self.waited() || grid < log.granted);
+        let record = log.get(mark.record());
+        if self.follows(record, mark, is_read) {
+            return true;
         }
+        let known = self.knows_record(log, record, is_read);
+        if known {
+            self.last[usize::from(is_read)] = Some(mark.record());
+            if let Some((cleared, _)) = self.cleared.filter(|(_, common)| std::ptr::eq(*common, self.knowledge)) {
+                cleared.add(mark.record().0, is_read);
+            }
+        }
+        let who = if mark.lane() == EVERY_LANE { record.lanes } else { 1 << mark.lane() };
+        known || self.knows_lanes(log, record, who, is_read)
+    }
+
+    /// Whether the marked access is an earlier one of the same thread: what most accesses find.
+    fn follows(&self, record: &Record, mark: Mark, is_read: bool) -> bool {
+        (record.slot, record.cluster) == (self.slot, self.cluster)
+            && self.lane == Some(mark.lane())
+            && !record.detached
+            && !self.needs_fence(is_read)
+    }
+
+    /// The clock that tells of an access.
+    fn clock(&self, record: &Record, is_read: bool) -> &Clock {
         // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is
         // involved.
-        let letter = self.rules == Rules::Letter;
-        let over = !letter && (is_read || record.detached && self.replaces);
-        let clock = match (self.tensor, over) {
+        let over = self.rules != Rules::Letter && (is_read || record.detached && self.replaces);
+        match (self.tensor, over) {
             (true, _) => &self.knowledge.tensor,
             (false, true) => &self.knowledge.executed,
             (false, false) => &self.knowledge.generic,
-        };
+        }
+    }
+
+    /// Whether asynchronous work of this observer's needs a fence to see an access of threads.
+    fn needs_fence(&self, is_read: bool) -> bool {
+        self.proxy == Proxy::Async && (self.rules == Rules::Letter || !is_read)
+    }
+
+    fn fenced(&self) -> &Clock {
+        if self.global { &self.knowledge.async_global } else { &self.knowledge.async_shared }
+    }
+
+    /// Whether an access is ordered before this one in all of its lanes, whichever lane this one is of.
+    fn knows_record(&self, log: &Log, record: &Record, is_read: bool) -> bool {
+        if let Some(grid) = log.earlier(record) {
+            return grid >= log.reach && (self.waited() || grid < log.granted);
+        }
+        let clock = self.clock(record, is_read);
         if let Some((slot, pieces, piece)) = self.pipe
             && record.detached
             && (record.slot, record.cluster) == (slot, self.cluster)
@@ -267,23 +332,32 @@ impl Observer<'_> {
         {
             return true;
         }
-        let who = if mark.lane() == EVERY_LANE { record.lanes } else { 1 << mark.lane() };
+        let all = |clock: &Clock| clock.reached(record.cluster, record.slot, record.lanes, record.count);
         if record.by_lane {
-            let mine = (record.cluster, record.slot) == (self.cluster, self.copies.slot);
-            let awaited =
-                |lane: usize| mine && self.lane == Some(lane as u32) && self.copies.awaited[lane] >= record.count;
-            let told = |lane: usize| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
-            return lanes(who).all(|lane| awaited(lane) || told(lane));
+            return all(clock);
         }
         if record.detached {
             return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
         }
-        let seen = |clock: &Clock, lane: usize| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
-        let fenced = if self.global { &self.knowledge.async_global } else { &self.knowledge.async_shared };
-        let mine = record.cluster == self.cluster && record.slot == self.slot;
+        all(clock) && (!self.needs_fence(is_read) || all(self.fenced()))
+    }
+
+    /// Whether the access of the marked lanes is ordered before this one, though that of every lane need not be.
+    fn knows_lanes(&self, log: &Log, record: &Record, who: u32, is_read: bool) -> bool {
+        if record.detached && !record.by_lane || log.earlier(record).is_some() {
+            return false;
+        }
+        let clock = self.clock(record, is_read);
+        let home = record.cluster == self.cluster;
         lanes(who).all(|lane| {
-            let ordered = mine && self.lane == Some(lane as u32) || seen(clock, lane);
-            ordered && (self.proxy == Proxy::Generic || is_read && !letter || seen(fenced, lane))
+            let told = |clock: &Clock| clock.get(record.cluster, record.slot + lane as u32) >= record.count;
+            let own = home && self.lane == Some(lane as u32);
+            if record.by_lane {
+                let awaited = own && record.slot == self.copies.slot && self.copies.awaited[lane] >= record.count;
+                return awaited || told(clock);
+            }
+            let ordered = own && record.slot == self.slot || told(clock);
+            ordered && (!self.needs_fence(is_read) || told(self.fenced()))
         })
     }
 }
@@ -307,8 +381,9 @@ pub(crate) struct Conflict {
     pub(crate) byte: usize,
 }
 
+/// What is remembered of some bytes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Cell {
+struct Unit {
     write: Mark,
     /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each other,
     /// so it must be remembered for itself.
@@ -318,132 +393,257 @@ struct Cell {
     crowd: u32,
 }
 
-/// The accesses to one piece of memory.
+/// Sixteen bytes: what bulk copies, tensor cores and wide loads move at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// What is remembered of all of them, unless they are told apart.
+    whole: Unit,
+    /// Position of their units in `Shadow::units`, from one, if they ever were told apart.
+    parts: u32,
+    split: bool,
+}
+
+/// Bytes of a line.
+const LINE: usize = 16;
+
+/// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of units.
+#[derive(Debug, Default)]
+struct Crowds {
+    marks: Vec<Mark>,
+    /// First mark and number of marks of each.
+    sets: Vec<(u32, u32)>,
+}
+
+impl Crowds {
+    fn get(&self, crowd: u32) -> &[Mark] {
+        match (crowd as usize).checked_sub(1) {
+            Some(at) => &self.marks[self.sets[at].0 as usize..][..self.sets[at].1 as usize],
+            None => &[],
+        }
+    }
+
+    /// The readers of a set that are not known to be over, and one more.
+    fn joined(&mut self, crowd: u32, newest: Mark, log: &Log, who: &mut Observer<'_>) -> u32 {
+        let (start, before) = (self.marks.len(), crowd as usize);
+        if let Some((first, count)) = before.checked_sub(1).map(|at| self.sets[at]) {
+            for at in first..first + count {
+                let mark = self.marks[at as usize];
+                if !who.knows(log, mark, true) {
+                    self.marks.push(mark);
+                }
+            }
+        }
+        self.marks.push(newest);
+        self.sets.push((start as u32, (self.marks.len() - start) as u32));
+        self.sets.len() as u32
+    }
+}
+
+/// The accesses to one piece of memory: by lines, and where parts of a line are accessed by units.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     shift: u32,
-    cells: Vec<Cell>,
-    crowds: Vec<Vec<Mark>>,
+    lines: Vec<Line>,
+    units: Vec<Unit>,
+    crowds: Crowds,
+}
+
+/// An access that is being noted, and what was found on the way: neighbours mostly have the same history.
+struct Noting<'n, 'o> {
+    log: &'n Log,
+    who: &'n mut Observer<'o>,
+    mark: Mark,
+    strong: bool,
+    write: bool,
+    /// The last write, and the last read, that were found to be ordered before.
+    ordered: [Mark; 2],
+    /// The last reader that was replaced, and by what.
+    replaced: [Mark; 2],
+    /// The last crowd and reader that were joined, and the crowd that came of it.
+    joined: (u32, Mark, u32),
+}
+
+impl Noting<'_, '_> {
+    fn race(&mut self, mark: Mark, was_write: bool, byte: usize) -> Result<(), Conflict> {
+        let strong = |noting: &Self| {
+            noting.strong && noting.log.get(noting.who.record).strong_with(noting.log.get(mark.record()))
+        };
+        if self.who.knows(self.log, mark, !was_write) || strong(self) {
+            return Ok(());
+        }
+        Err(Conflict { record: mark.record(), was_write, byte })
+    }
+
+    fn note(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
+        if self.write { self.note_write(unit, crowds, byte) } else { self.note_read(unit, crowds, byte) }
+    }
+
+    fn note_read(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
+        if !unit.write.is_none() && unit.write != self.ordered[0] {
+            self.race(unit.write, true, byte)?;
+            self.ordered[0] = unit.write;
+        }
+        if !unit.plain.is_none() && !self.who.knows(self.log, unit.plain, false) {
+            return Err(Conflict { record: unit.plain.record(), was_write: true, byte });
+        }
+        let before = unit.read;
+        if before.is_none() || before == self.mark {
+            unit.read = self.mark;
+            return Ok(());
+        }
+        if before == self.replaced[0] {
+            unit.read = self.replaced[1];
+            return Ok(());
+        }
+        if before.record() == self.mark.record() || self.who.supersedes(self.log, before) {
+            unit.read = Mark::new(self.who.record, None);
+        } else if self.who.knows(self.log, before, true) {
+            unit.read = self.mark;
+        } else {
+            // Several unordered readers: the newest in front, the others behind.
+            if (unit.crowd, before) != (self.joined.0, self.joined.1) {
+                self.joined = (unit.crowd, before, crowds.joined(unit.crowd, before, self.log, self.who));
+            }
+            unit.crowd = self.joined.2;
+            unit.read = self.mark;
+            return Ok(());
+        }
+        self.replaced = [before, unit.read];
+        Ok(())
+    }
+
+    fn note_write(&mut self, unit: &mut Unit, crowds: &Crowds, byte: usize) -> Result<(), Conflict> {
+        if !unit.write.is_none() && unit.write != self.ordered[0] {
+            self.race(unit.write, true, byte)?;
+            self.ordered[0] = unit.write;
+        }
+        if !unit.plain.is_none() {
+            self.race(unit.plain, true, byte)?;
+        }
+        if !unit.read.is_none() && unit.read != self.ordered[1] {
+            self.race(unit.read, false, byte)?;
+            self.ordered[1] = unit.read;
+        }
+        for mark in crowds.get(unit.crowd) {
+            self.race(*mark, false, byte)?;
+        }
+        if !self.strong {
+            *unit = Unit { write: self.mark, ..Unit::default() };
+            return Ok(());
+        }
+        if !unit.write.is_none() && self.log.get(unit.write.record()).strong.is_none() {
+            unit.plain = unit.write;
+        }
+        unit.write = self.mark;
+        Ok(())
+    }
 }
 
 impl Shadow {
     /// For `bytes` bytes, told apart in units of `unit` bytes.
     pub(crate) fn new(bytes: usize, unit: u32) -> Self {
-        let shift = unit.trailing_zeros();
-        Shadow { shift, cells: vec![Cell::default(); bytes.div_ceil(unit as usize)], crowds: Vec::new() }
+        let lines = vec![Line::default(); bytes.div_ceil(LINE)];
+        Shadow { shift: unit.trailing_zeros(), lines, units: Vec::new(), crowds: Crowds::default() }
     }
 
-    fn units(&self, start: usize, bytes: usize) -> std::ops::Range<usize> {
-        start >> self.shift..(start + bytes).div_ceil(1 << self.shift).min(self.cells.len())
+    /// Units of a line.
+    fn per_line(&self) -> usize {
+        LINE >> self.shift
     }
 
-    /// Notes a read.
-    pub(crate) fn read(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
-        let mark = Mark::new(who.record, who.lane);
-        let mine = log.get(who.record);
-        let mut cleared = Mark::default();
-        for unit in self.units(start, bytes) {
-            let cell = &mut self.cells[unit];
-            if !cell.write.is_none() && cell.write != cleared {
-                let ordered = mine.strong_with(log.get(cell.write.record())) || who.knows(log, cell.write, false);
-                if !ordered {
-                    return Err(Conflict { record: cell.write.record(), was_write: true, byte: unit << self.shift });
-                }
-                cleared = cell.write;
+    /// Tells the parts of a line apart: the position of its first unit.
+    fn split(&mut self, at: usize) -> usize {
+        let (count, line) = (self.per_line(), &mut self.lines[at]);
+        if line.parts == 0 {
+            line.parts = self.units.len() as u32 + 1;
+            self.units.resize(self.units.len() + count, Unit::default());
+        }
+        let first = line.parts as usize - 1;
+        if !line.split {
+            line.split = true;
+            self.units[first..first + count].fill(line.whole);
+        }
+        first
+    }
+
+    /// Notes an access.
+    pub(crate) fn note(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'_>,
+        start: usize,
+        bytes: usize,
+        write: bool,
+    ) -> Result<(), Conflict> {
+        let (mark, strong) = (Mark::new(who.record, who.lane), log.get(who.record).strong.is_some());
+        let none = Mark::default();
+        let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
+        let mut noting = Noting { log, who, mark, strong, write, ordered, replaced, joined };
+        let end = start + bytes;
+        for at in start / LINE..end.div_ceil(LINE).min(self.lines.len()) {
+            let (from, to) = (start.max(at * LINE), end.min((at + 1) * LINE));
+            let whole = to - from == LINE;
+            let line = &mut self.lines[at];
+            if !line.split && (whole || self.shift == LINE.trailing_zeros()) {
+                noting.note(&mut line.whole, &mut self.crowds, from & !(LINE - 1))?;
+                continue;
             }
-            if !cell.plain.is_none() && !who.knows(log, cell.plain, false) {
-                return Err(Conflict { record: cell.plain.record(), was_write: true, byte: unit << self.shift });
+            let first = self.split(at);
+            for part in from % LINE >> self.shift..(to - at * LINE).div_ceil(1 << self.shift) {
+                let byte = at * LINE + (part << self.shift);
+                noting.note(&mut self.units[first + part], &mut self.crowds, byte)?;
             }
-            if cell.read.is_none() || cell.read == mark {
-                cell.read = mark;
-            } else if cell.read.record() == mark.record() || who.supersedes(log, cell.read) {
-                cell.read = Mark::new(who.record, None);
-            } else if who.knows(log, cell.read, true) {
-                cell.read = mark;
-            } else {
-                Self::join_crowd(&mut self.crowds, cell, log, who);
+            if write && whole && !strong {
+                let line = &mut self.lines[at];
+                (line.whole, line.split) = (self.units[first], false);
             }
         }
         Ok(())
     }
 
-    /// Several unordered readers: the newest in front, the others behind, those known to be over dropped.
-    fn join_crowd(crowds: &mut Vec<Vec<Mark>>, cell: &mut Cell, log: &Log, who: &Observer<'_>) {
-        if cell.crowd == 0 {
-            crowds.push(Vec::new());
-            cell.crowd = crowds.len() as u32;
-        }
-        let crowd = &mut crowds[cell.crowd as usize - 1];
-        crowd.retain(|other| !who.knows(log, *other, true));
-        crowd.push(cell.read);
-        cell.read = Mark::new(who.record, who.lane);
+    /// What is remembered of each unit that some bytes are in.
+    fn history(&self, start: usize, bytes: usize) -> impl Iterator<Item = &Unit> {
+        let units = start >> self.shift..(start + bytes).div_ceil(1 << self.shift);
+        let count = self.per_line();
+        units.filter_map(move |unit| {
+            let line = self.lines.get(unit / count)?;
+            Some(if line.split { &self.units[line.parts as usize - 1 + unit % count] } else { &line.whole })
+        })
     }
 
-    /// Notes a write.
-    pub(crate) fn write(&mut self, log: &Log, who: &Observer<'_>, start: usize, bytes: usize) -> Result<(), Conflict> {
-        let mine = log.get(who.record);
-        let strong = mine.strong.is_some();
-        let race = |mark: Mark, was_write: bool, unit: usize, shift: u32| {
-            let ordered = mine.strong_with(log.get(mark.record())) || who.knows(log, mark, !was_write);
-            if ordered { Ok(()) } else { Err(Conflict { record: mark.record(), was_write, byte: unit << shift }) }
-        };
-        let (mut written, mut read) = (Mark::default(), Mark::default());
-        for unit in self.units(start, bytes) {
-            let cell = &mut self.cells[unit];
-            if !cell.write.is_none() && cell.write != written {
-                race(cell.write, true, unit, self.shift)?;
-                written = cell.write;
-            }
-            if !cell.plain.is_none() {
-                race(cell.plain, true, unit, self.shift)?;
-            }
-            if !cell.read.is_none() && cell.read != read {
-                race(cell.read, false, unit, self.shift)?;
-                read = cell.read;
-            }
-            if cell.crowd != 0 {
-                for mark in &self.crowds[cell.crowd as usize - 1] {
-                    race(*mark, false, unit, self.shift)?;
-                }
-            }
-            if !strong {
-                cell.plain = Mark::default();
-                cell.read = Mark::default();
-                if cell.crowd != 0 {
-                    self.crowds[cell.crowd as usize - 1].clear();
-                }
-            } else if !cell.write.is_none() && log.get(cell.write.record()).strong.is_none() {
-                cell.plain = cell.write;
-            }
-            cell.write = Mark::new(who.record, who.lane);
+    /// What is remembered of a line.
+    fn parts<'s>(&'s self, line: &'s Line) -> &'s [Unit] {
+        match line.split {
+            true => &self.units[line.parts as usize - 1..][..self.per_line()],
+            false => std::slice::from_ref(&line.whole),
         }
-        Ok(())
     }
 
-    /// Forgets all accesses to some bytes.
+    /// Forgets all accesses to some lines.
     pub(crate) fn clear(&mut self, start: usize, bytes: usize) {
-        let units = self.units(start, bytes);
-        self.cells[units].fill(Cell::default());
+        for line in &mut self.lines[start / LINE..(start + bytes) / LINE] {
+            (line.whole, line.split) = (Unit::default(), false);
+        }
     }
 
     /// Tells which records it remembers.
     pub(crate) fn remember(&self, remembered: &mut Remembered) {
-        for cell in &self.cells {
-            [cell.write, cell.plain, cell.read].into_iter().for_each(|mark| remembered.keep_mark(mark));
+        for unit in self.lines.iter().flat_map(|line| self.parts(line)) {
+            [unit.write, unit.plain, unit.read].into_iter().for_each(|mark| remembered.keep_mark(mark));
+            self.crowds.get(unit.crowd).iter().for_each(|mark| remembered.keep_mark(*mark));
         }
-        self.crowds.iter().flatten().for_each(|mark| remembered.keep_mark(*mark));
     }
 
     /// A number that changes when any of the bytes is written anew.
     pub(crate) fn fingerprint(&self, start: usize, bytes: usize) -> u64 {
-        let mix = |sum: u64, cell: &Cell| (sum ^ u64::from(cell.write.0)).wrapping_mul(0x0000_0100_0000_01b3);
-        self.cells[self.units(start, bytes)].iter().fold(0xcbf2_9ce4_8422_2325, mix)
+        let mix = |sum: u64, unit: &Unit| (sum ^ u64::from(unit.write.0)).wrapping_mul(0x0000_0100_0000_01b3);
+        self.history(start, bytes).fold(0xcbf2_9ce4_8422_2325, mix)
     }
 
     /// Whether any of the bytes were written by this kernel.
     pub(crate) fn written(&self, log: &Log, start: usize, bytes: usize) -> bool {
-        let by_this = |cell: &Cell| !cell.write.is_none() && log.earlier(log.get(cell.write.record())).is_none();
-        self.cells[self.units(start, bytes)].iter().any(by_this)
+        let by_this = |unit: &Unit| !unit.write.is_none() && log.earlier(log.get(unit.write.record())).is_none();
+        self.history(start, bytes).any(by_this)
     }
 }
 

@@ -4,7 +4,7 @@
 //! accumulator one after the other, by rising k, rounding each sum to nearest even in f32. Hardware sums in another order with
 //! other intermediate precision, so results agree bit for bit where all sums are exact and within the usual bound elsewhere.
 
-use half::slice::HalfFloatSliceExt;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use ptx::descriptor::{Swizzle, WgmmaDescriptor};
 use ptx::instr::MatrixElement;
@@ -80,53 +80,53 @@ pub(crate) fn rows_missing(
 }
 
 /// Pieces as ranges of bytes (start, length), neighbours in the list joined where they are neighbours in memory.
-pub(crate) fn joined(pieces: &[u32]) -> impl Iterator<Item = (u32, u32)> {
-    pieces
-        .chunks(2)
-        .flat_map(|pair| match *pair {
-            [a, b] if a.abs_diff(b) == 16 => [Some((a.min(b), 32)), None],
-            [a, b] => [Some((a, 16)), Some((b, 16))],
-            _ => [pair.first().map(|a| (*a, 16)), None],
-        })
-        .flatten()
+pub(crate) fn joined(pieces: &[u32]) -> Vec<(u32, u32)> {
+    let mut ranges = Vec::with_capacity(pieces.len());
+    for pair in pieces.chunks(2) {
+        match *pair {
+            [a, b] if a.abs_diff(b) == 16 => ranges.push((a.min(b), 32)),
+            _ => ranges.extend(pair.iter().map(|piece| (*piece, 16))),
+        }
+    }
+    ranges
 }
 
 /// Widens 16-bit elements.
-pub(crate) fn widen(element: MatrixElement, bits: &[u16]) -> Vec<f32> {
-    let mut wide = vec![0.0; bits.len()];
+pub(crate) fn widen(element: MatrixElement, bits: &[u16], wide: &mut [f32]) {
     match element {
-        MatrixElement::F16 => {
-            bits.iter().map(|&b| f16::from_bits(b)).collect::<Vec<_>>().convert_to_f32_slice(&mut wide);
-        }
-        MatrixElement::Bf16 => {
-            bits.iter().map(|&b| bf16::from_bits(b)).collect::<Vec<_>>().convert_to_f32_slice(&mut wide);
-        }
+        MatrixElement::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide),
+        MatrixElement::Bf16 => bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide),
     }
-    wide
 }
 
-/// An operand's elements by k, then row: `DEPTH` × `rows`, from its pieces' bytes.
-pub(crate) fn by_depth(elements: &[f32], rows: usize, transposed: bool) -> Vec<f32> {
-    if transposed {
-        return elements.to_vec();
-    }
-    let mut turned = vec![0.0; elements.len()];
-    for (row, values) in elements.chunks_exact(DEPTH).enumerate() {
-        values.iter().enumerate().for_each(|(k, value)| turned[k * rows + row] = *value);
-    }
-    turned
-}
-
-/// D += A·Bᵀ, with A as `DEPTH` × 64, B as `DEPTH` × n, D as 64 × n.
-pub(crate) fn multiply(d: &mut [f32], a: &[f32], b: &[f32], n: usize) {
-    for (row, sums) in d.chunks_exact_mut(n).enumerate() {
-        for (k, b) in b.chunks_exact(n).enumerate() {
-            let a = a[k * 64 + row];
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum += a * b;
-            }
+/// The elements of an operand by k, then row (`DEPTH` × `rows`), from the bytes at its pieces' addresses less `base`.
+pub(crate) fn by_depth(
+    element: MatrixElement,
+    shared: &[u8],
+    (pieces, base): (&[u32], u32),
+    (rows, transposed): (usize, bool),
+    negate: bool,
+) -> Vec<f32> {
+    let mut elements = vec![0.0; rows * DEPTH];
+    for (at, address) in pieces.iter().enumerate() {
+        let start = (address - base) as usize;
+        let mut bits = [0u16; 8];
+        for (bits, pair) in bits.iter_mut().zip(shared[start..start + 16].chunks_exact(2)) {
+            *bits = u16::from_le_bytes([pair[0], pair[1]]);
+        }
+        let mut wide = [0.0; 8];
+        widen(element, &bits, &mut wide);
+        if negate {
+            wide = wide.map(|x| -x);
+        }
+        if transposed {
+            elements[8 * at..8 * at + 8].copy_from_slice(&wide);
+        } else {
+            let (row, first) = (at / 2, at % 2 * 8);
+            wide.into_iter().zip(first..).for_each(|(value, k)| elements[k * rows + row] = value);
         }
     }
+    elements
 }
 
 #[cfg(test)]
@@ -170,10 +170,12 @@ mod tests {
     }
 
     #[test]
-    fn products_accumulate() {
-        let (a, b) = (vec![2.0; DEPTH * 64], vec![0.5; DEPTH * 8]);
-        let mut d = vec![1.0; 64 * 8];
-        multiply(&mut d, &a, &b, 8);
-        assert!(d.iter().all(|&x| x == 17.0));
+    fn elements_are_turned_to_lie_by_k() {
+        let halves: Vec<u8> = (0..16 * DEPTH as u16).flat_map(|i| f16::from_f32(f32::from(i)).to_le_bytes()).collect();
+        let list: Vec<u32> = (0..32).map(|piece| 64 + 16 * piece).collect();
+        let found = by_depth(MatrixElement::F16, &halves, (&list, 64), (16, false), true);
+        (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[k * 16 + row], -((row * DEPTH + k) as f32))));
+        let found = by_depth(MatrixElement::F16, &halves, (&list, 64), (16, true), false);
+        found.iter().enumerate().for_each(|(at, value)| assert_eq!(*value, at as f32));
     }
 }

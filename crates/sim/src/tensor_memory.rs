@@ -12,7 +12,6 @@ use ptx::instr::MatrixElement;
 use crate::error::{FaultKind, Place};
 use crate::memory::Written;
 use crate::race::Shadow;
-use crate::tensor_core;
 
 /// Lanes of tensor memory.
 pub(crate) const LANES: u32 = 128;
@@ -136,22 +135,29 @@ impl TensorMemory {
 }
 
 impl TensorMemory {
-    /// D = A·Bᵀ (+ D), from the elements of A and B, sixteen per row.
+    /// D = A·Bᵀ (+ D), from the elements of A and of the parts of B, each by k, then row.
     pub(crate) fn multiply_halves(
         &mut self,
         block: [u32; 3],
         mma: &Halves,
         a: &[f32],
-        b: &[f32],
+        b: &[Vec<f32>],
     ) -> Result<(), FaultKind> {
         if mma.accumulate {
             self.check(block, mma.d, mma.n)?;
         }
-        for (row, a) in (0..LANES).zip(a.chunks_exact(tensor_core::DEPTH)) {
-            for (column, b) in (mma.d..mma.d + mma.n).zip(b.chunks_exact(tensor_core::DEPTH)) {
-                let before = if mma.accumulate { f32::from_bits(self.get(row, column)) } else { 0.0 };
-                let sum = a.iter().zip(b).fold(before, |sum, (a, b)| sum + a * b);
-                self.put(row, column, sum.to_bits());
+        let columns_of_part = mma.n as usize / b.len();
+        for row in 0..LANES {
+            for (part, first) in b.iter().zip((mma.d..).step_by(columns_of_part)) {
+                let columns = first..first + columns_of_part as u32;
+                let mut sums: Vec<f32> = match mma.accumulate {
+                    true => columns.clone().map(|column| f32::from_bits(self.get(row, column))).collect(),
+                    false => vec![0.0; columns_of_part],
+                };
+                for (a, b) in a.chunks_exact(LANES as usize).zip(part.chunks_exact(columns_of_part)) {
+                    sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a[row as usize] * b);
+                }
+                columns.zip(sums).for_each(|(column, sum)| self.put(row, column, sum.to_bits()));
             }
         }
         Ok(())

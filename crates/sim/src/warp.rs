@@ -3,11 +3,12 @@
 //! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again where
 //! their paths join. Lanes that wait let the others go on.
 
+use std::ops::Deref;
 use std::rc::Rc;
 
 use ptx::{Bank, Operand, RegId};
 
-use crate::clock::Knowledge;
+use crate::clock::{Cleared, Knowledge};
 use crate::flag::Publication;
 use crate::lanes::{FULL, Lanes, lanes};
 
@@ -36,6 +37,23 @@ pub(crate) enum Wait {
     Lanes { mask: u32 },
 }
 
+/// The values of an operand.
+pub(crate) enum Values<'a> {
+    Register(&'a Lanes),
+    Literal(Lanes),
+}
+
+impl Deref for Values<'_> {
+    type Target = Lanes;
+
+    fn deref(&self) -> &Lanes {
+        match self {
+            Values::Register(values) => values,
+            Values::Literal(values) => values,
+        }
+    }
+}
+
 /// Whether a warp can go on, as far as its own lanes tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
@@ -51,10 +69,21 @@ pub(crate) enum Rest {
 /// memory that was never written, and the instruction that read that.
 #[derive(Debug, Default)]
 struct Registers {
-    values: Vec<Lanes>,
+    /// Lane by lane, register by register.
+    values: Vec<u64>,
     defined: Vec<u32>,
     tainted: Vec<u32>,
     origin: Vec<u32>,
+}
+
+impl Registers {
+    fn get(&self, index: u32) -> &Lanes {
+        &self.values.as_chunks().0[index as usize]
+    }
+
+    fn get_mut(&mut self, index: u32) -> &mut Lanes {
+        &mut self.values.as_chunks_mut().0[index as usize]
+    }
 }
 
 /// What a lane that went its own way knows, or nothing while it knows what the warp knows.
@@ -120,12 +149,18 @@ pub(crate) struct Warp {
     pub(crate) pc: [u32; 32],
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
+    /// Where all living lanes go on, if they wait for nothing, and it has been worked out.
+    pub(crate) together: Option<u32>,
+    /// The instructions all of whose registers were seen to be defined in all lanes, one bit each: what is defined remains so.
+    sound: Vec<u64>,
     banks: [Registers; 4],
     /// Whether any register was ever tainted.
     pub(crate) taints: bool,
     /// Common knowledge of the lanes.
     pub(crate) known: Knowledge,
     pub(crate) apart: [Apart; 32],
+    /// What the common knowledge is known to cover: for accesses of threads, and of asynchronous work to shared and to global memory.
+    pub(crate) cleared: [Cleared; 3],
     /// Count with which the warp's accesses are stamped. It rises whenever a lane publishes.
     pub(crate) tick: u32,
     /// What each lane's last fence.acq_rel covered, published by its relaxed stores after it.
@@ -160,7 +195,7 @@ impl Warp {
         let bank = |bank: Bank| {
             let count = counts[bank.index()] as usize;
             let none = vec![0; count];
-            Registers { values: vec![[0; 32]; count], defined: none.clone(), tainted: none.clone(), origin: none }
+            Registers { values: vec![0; 32 * count], defined: none.clone(), tainted: none.clone(), origin: none }
         };
         let words = counts[Bank::B32.index()] as usize;
         Warp {
@@ -169,10 +204,13 @@ impl Warp {
             pc: [0; 32],
             waits: [Wait::None; 32],
             live: FULL,
+            together: None,
+            sound: Vec::new(),
             banks: Bank::ALL.map(bank),
             taints: false,
             known,
             apart: Default::default(),
+            cleared: Default::default(),
             tick: 1,
             fenced: Default::default(),
             glimpsed: Default::default(),
@@ -197,6 +235,9 @@ impl Warp {
 
     /// Sums up what the lanes wait for.
     pub(crate) fn rest(&self) -> Rest {
+        if self.together.is_some() {
+            return Rest::Awake;
+        }
         if lanes(self.live).any(|lane| self.waits[lane] == Wait::None) {
             return Rest::Awake;
         }
@@ -236,7 +277,15 @@ impl Warp {
 
     /// The values of a register.
     pub(crate) fn get(&self, reg: RegId) -> &Lanes {
-        &self.banks[reg.bank.index()].values[reg.index as usize]
+        self.banks[reg.bank.index()].get(reg.index)
+    }
+
+    /// The same without a copy, where the operand is a register.
+    pub(crate) fn read(&self, operand: Operand) -> Values<'_> {
+        match operand {
+            Operand::Reg(reg) => Values::Register(self.get(reg)),
+            Operand::Imm(bits) => Values::Literal([bits; 32]),
+        }
     }
 
     /// The value of an operand in every lane.
@@ -249,8 +298,7 @@ impl Warp {
 
     /// The lanes in which a predicate holds.
     pub(crate) fn holds(&self, pred: RegId) -> u32 {
-        let values = self.get(pred);
-        (0..32).fold(0, |mask, lane| mask | (values[lane] as u32 & 1) << lane)
+        self.get(pred).iter().rev().fold(0, |mask, value| mask << 1 | *value as u32 & 1)
     }
 
     /// Lanes of `mask` in which a register was never written.
@@ -258,16 +306,31 @@ impl Warp {
         mask & !self.banks[reg.bank.index()].defined[reg.index as usize]
     }
 
+    /// Whether all registers that an instruction reads were seen to be defined in all lanes.
+    pub(crate) fn is_sound(&self, pc: u32) -> bool {
+        self.sound.get(pc as usize / 64).is_some_and(|word| word >> (pc % 64) & 1 == 1)
+    }
+
+    /// They were.
+    pub(crate) fn make_sound(&mut self, pc: u32) {
+        let word = pc as usize / 64;
+        if self.sound.len() <= word {
+            self.sound.resize(word + 1, 0);
+        }
+        self.sound[word] |= 1 << (pc % 64);
+    }
+
     /// Replaces a register's value in the lanes of `mask`.
     pub(crate) fn set(&mut self, reg: RegId, mask: u32, values: &Lanes) {
         let bank = &mut self.banks[reg.bank.index()];
         let (index, keep) = (reg.index as usize, bits_of(reg.bank));
+        let old = bank.get_mut(reg.index);
         if mask == FULL {
-            for (old, new) in bank.values[index].iter_mut().zip(values) {
+            for (old, new) in old.iter_mut().zip(values) {
                 *old = new & keep;
             }
         } else {
-            lanes(mask).for_each(|lane| bank.values[index][lane] = values[lane] & keep);
+            lanes(mask).for_each(|lane| old[lane] = values[lane] & keep);
         }
         bank.defined[index] |= mask;
         bank.tainted[index] &= !mask;
@@ -277,11 +340,11 @@ impl Warp {
     }
 
     /// Replaces a word register's value in all lanes, as the tensor cores do.
-    pub(crate) fn deposit(&mut self, reg: RegId, lane: usize, bits: u32) {
+    pub(crate) fn deposit(&mut self, reg: RegId, values: &Lanes) {
         let bank = &mut self.banks[reg.bank.index()];
-        bank.values[reg.index as usize][lane] = bits.into();
-        bank.defined[reg.index as usize] |= 1 << lane;
-        bank.tainted[reg.index as usize] &= !(1 << lane);
+        *bank.get_mut(reg.index) = *values;
+        bank.defined[reg.index as usize] = FULL;
+        bank.tainted[reg.index as usize] = 0;
     }
 
     /// Lanes in which a register's value comes of memory that was never written.
@@ -302,6 +365,11 @@ impl Warp {
             bank.origin[reg.index as usize] = origin;
             self.taints = true;
         }
+    }
+
+    /// Whether any lane knows more than the warp does.
+    pub(crate) fn parted(&self) -> bool {
+        self.apart.iter().any(Option::is_some)
     }
 
     /// What a lane knows.

@@ -176,9 +176,10 @@ fn call((name, request, (m, n, k)): Example, schedule: Schedule, found: &mut Out
     let problem: &Problem = &instance.problem;
     let request: Request = request.parse().expect("a request");
     let plan = Plan::best(problem.clone(), &[backend], &request, 1).expect("a plan");
-    let packed = backend.prepack(&instance.weights).expect("weights");
+    let team = cpu::team(Some(1)).expect("a team");
+    let packed = backend.prepack(&instance.weights, &team).expect("weights");
     let mut results = poisoned(&instance);
-    let (team, targets) = (cpu::team(Some(1)).expect("a team"), &mut Target::all(&mut results));
+    let targets = &mut Target::all(&mut results);
     let choice = (plan.backend(), *plan.config());
     let call = Call::new(choice, problem, packed.as_ref(), &instance.activations, targets, &team);
     found.time(|| match call.and_then(Call::run) {

@@ -6,6 +6,8 @@ use ptx::{Address, DataType, Operand, RegId, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::lanes::{FULL, Lanes, lanes};
+use crate::memory::SharedMemory;
+use crate::race::{Proxy, RecordId};
 
 impl Exec<'_, '_> {
     pub(crate) fn collective(&mut self, op: &WarpOp) -> Result<Flow, FaultKind> {
@@ -104,20 +106,23 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// The row addresses of `count` matrices, checked and noted as accesses of the whole warp.
-    fn rows(&mut self, addr: Address, count: usize, write: bool) -> Result<Vec<(usize, usize)>, FaultKind> {
+    /// Where the rows of `count` matrices begin in the block's shared memory, checked and noted as accesses of the whole warp.
+    fn rows(&mut self, addr: Address, count: usize, write: bool) -> Result<[usize; 32], FaultKind> {
         let (addresses, record) = (self.addresses(addr), self.record(None));
-        let mut rows = Vec::with_capacity(8 * count);
-        for &address in &addresses[..8 * count] {
+        let noted = self.note_rows(&addresses[..8 * count], write, record);
+        let mut rows = [0; 32];
+        for (row, &address) in rows.iter_mut().zip(&addresses[..8 * count]) {
             if !address.is_multiple_of(16) {
                 return Err(FaultKind::Misaligned { what: "a row of a matrix", address, wanted: 16 });
             }
             let span = self.shared_span(Space::Shared, address, 16)?;
-            self.touch_shared(span, 16, write, None, record)?;
-            rows.push((span.block, span.offset as usize));
+            if noted.is_none() {
+                self.touch_shared(span, 16, write, None, record)?;
+            }
+            *row = span.offset as usize;
         }
-        let places: Vec<_> = (0..8 * count).map(|row| (row as u32, addresses[row] as u32)).collect();
-        self.core.profile.shared_access(&places, 16);
+        let places: [_; 32] = std::array::from_fn(|row| (row as u32, addresses[row] as u32));
+        self.core.profile.shared_access(&places[..8 * count], 16);
         let bytes = 128 * count as u64;
         if write {
             self.core.profile.shared_written += bytes;
@@ -127,20 +132,36 @@ impl Exec<'_, '_> {
         Ok(rows)
     }
 
+    /// Notes accesses to rows, if there is nothing to say against any of them.
+    fn note_rows(&mut self, addresses: &[u64], write: bool, record: RecordId) -> Option<()> {
+        let (index, rules) = (self.cluster.index, self.core.rules);
+        let mut who = super::observer(self.warp, index, None, record, Proxy::Generic, (false, rules));
+        let start = u64::from(SharedMemory::address(self.rank, 0));
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        for address in addresses {
+            let offset = u32::try_from(address.checked_sub(start)?).ok()?;
+            shared.note(&self.core.log, &mut who, offset, 16, write)?;
+        }
+        Some(())
+    }
+
     fn load_matrix(&mut self, transpose: bool, dsts: &[RegId], addr: Address) -> Result<(), FaultKind> {
         let rows = self.rows(addr, dsts.len(), false)?;
         for (matrix, dst) in rows.chunks_exact(8).zip(dsts) {
-            let element = |row: usize, column: usize| {
-                let (block, offset) = matrix[row];
-                let data = &self.cluster.blocks[block].shared.data;
-                u64::from(u16::from_le_bytes([data[offset + 2 * column], data[offset + 2 * column + 1]]))
-            };
+            let data = &self.cluster.blocks[self.rank].shared.data;
+            let mut elements = [[0u16; 8]; 8];
+            for (row, &offset) in elements.iter_mut().zip(matrix) {
+                for (element, pair) in row.iter_mut().zip(data[offset..offset + 16].chunks_exact(2)) {
+                    *element = u16::from_le_bytes([pair[0], pair[1]]);
+                }
+            }
             let values: Lanes = std::array::from_fn(|lane| {
                 let (row, column) = (lane / 4, 2 * (lane % 4));
-                match transpose {
-                    false => element(row, column) | element(row, column + 1) << 16,
-                    true => element(column, row) | element(column + 1, row) << 16,
-                }
+                let [low, high] = match transpose {
+                    false => [elements[row][column], elements[row][column + 1]],
+                    true => [elements[column][row], elements[column + 1][row]],
+                };
+                u64::from(low) | u64::from(high) << 16
             });
             self.set(*dst, &values);
             self.taint_loaded(transpose, *dst, matrix);
@@ -149,9 +170,9 @@ impl Exec<'_, '_> {
     }
 
     /// The lanes that a row of a matrix goes to have what was never written, if some of the row was not.
-    fn taint_loaded(&mut self, transpose: bool, dst: RegId, matrix: &[(usize, usize)]) {
-        for (row, &(block, offset)) in matrix.iter().enumerate() {
-            let span = SharedSpan { block, offset: offset as u32 };
+    fn taint_loaded(&mut self, transpose: bool, dst: RegId, matrix: &[usize]) {
+        for (row, &offset) in matrix.iter().enumerate() {
+            let span = SharedSpan { block: self.rank, offset: offset as u32 };
             if let Some(fault) = self.unwritten(span, 16) {
                 self.core.origins.entry(self.pc).or_insert(fault);
                 let mask = if transpose { 0x1111_1111 << (row / 2) } else { 0xf << (4 * row) };
@@ -164,8 +185,8 @@ impl Exec<'_, '_> {
         let rows = self.rows(addr, srcs.len(), true)?;
         for (matrix, src) in rows.chunks_exact(8).zip(srcs) {
             let (values, tainted) = (*self.warp.get(*src), self.warp.tainted(*src));
-            for (row, &(block, offset)) in matrix.iter().enumerate() {
-                let shared = &mut self.cluster.blocks[block].shared;
+            for (row, &offset) in matrix.iter().enumerate() {
+                let shared = &mut self.cluster.blocks[self.rank].shared;
                 for column in 0..8 {
                     let (r, c) = if transpose { (column, row) } else { (row, column) };
                     let bits = (values[4 * r + c / 2] >> (16 * (c % 2))) as u16;

@@ -1,7 +1,7 @@
 //! Registers to registers, each lane for itself.
 
 use ptx::instr::{Arith, LogicOp, PredicateOp};
-use ptx::{Bank, ParamId, RegId, SpecialRegister};
+use ptx::{Bank, Operand, ParamId, RegId, SpecialRegister};
 
 use super::Exec;
 use crate::arith;
@@ -17,56 +17,59 @@ impl Exec<'_, '_> {
 
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
         let warp = &*self.warp;
-        let each = |f: &dyn Fn(usize) -> u64| -> Lanes { std::array::from_fn(f) };
         match *op {
             Arith::Unary { op, ty, dst, a } => {
-                let a = warp.value(a);
-                self.set(dst, &each(&|lane| arith::unary(op, ty, a[lane])));
+                let values = arith::unary_lanes(op, ty, &warp.read(a));
+                self.set(dst, &values);
             }
             Arith::Binary { op, ty, dst, a, b } => {
-                let (a, b) = (warp.value(a), warp.value(b));
-                self.set(dst, &arith::binary_lanes(op, ty, &a, &b));
+                let values = arith::binary_lanes(op, ty, &warp.read(a), &warp.read(b));
+                self.set(dst, &values);
             }
             Arith::Ternary { op, ty, dst, a, b, c } => {
-                let (a, b, c) = (warp.value(a), warp.value(b), warp.value(c));
-                self.set(dst, &arith::ternary_lanes(op, ty, [&a, &b, &c]));
+                let values = arith::ternary_lanes(op, ty, [&warp.read(a), &warp.read(b), &warp.read(c)]);
+                self.set(dst, &values);
             }
             Arith::MulWide { dst, a, b, c } => {
-                let (a, b) = (warp.value(a), warp.value(b));
-                let c = c.map_or([0; 32], |c| warp.value(c));
-                self.set(dst, &each(&|lane| (a[lane] * b[lane]).wrapping_add(c[lane])));
+                let (a, b) = (warp.read(a), warp.read(b));
+                let c = warp.read(c.unwrap_or(Operand::Imm(0)));
+                let values = std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
+                self.set(dst, &values);
             }
             Arith::Compare { cmp, ty, dst, a, b } => {
-                let (a, b) = (warp.value(a), warp.value(b));
-                self.set(dst, &each(&|lane| arith::compare(cmp, ty, a[lane], b[lane]).into()));
+                let values = arith::compare_lanes(cmp, ty, &warp.read(a), &warp.read(b));
+                self.set(dst, &values);
             }
             Arith::Select { dst, a, b, pred, .. } => {
-                let (a, b, pred) = (warp.value(a), warp.value(b), *warp.get(pred));
-                self.set(dst, &each(&|lane| if pred[lane] == 1 { a[lane] } else { b[lane] }));
+                let (a, b, pred) = (warp.read(a), warp.read(b), warp.get(pred));
+                let values = std::array::from_fn(|lane| if pred[lane] == 1 { a[lane] } else { b[lane] });
+                self.set(dst, &values);
             }
             Arith::Predicate { dst, op } => {
                 let values = self.predicate(op);
                 self.set(dst, &values);
             }
             Arith::Convert { to, from, rounding, dst, a } => {
-                let a = *warp.get(a);
-                self.set(dst, &each(&|lane| arith::convert(to, from, rounding, a[lane])));
+                let values = warp.get(a).map(|bits| arith::convert(to, from, rounding, bits));
+                self.set(dst, &values);
             }
             Arith::ConvertPair { to, dst, low, high } => {
-                let (low, high) = (*warp.get(low), *warp.get(high));
+                let (low, high) = (warp.get(low), warp.get(high));
                 let half = |bits: u64| arith::round_half(to, f32::from_bits(bits as u32));
-                self.set(dst, &each(&|lane| half(low[lane]) | half(high[lane]) << 16));
+                let values = std::array::from_fn(|lane| half(low[lane]) | half(high[lane]) << 16);
+                self.set(dst, &values);
             }
             Arith::Pack { dst, low, high } => {
                 let half = dst.bank.bits() / 2;
-                let (low, high) = (warp.value(low), warp.value(high));
+                let (low, high) = (warp.read(low), warp.read(high));
                 let keep = (1 << half) - 1;
-                self.set(dst, &each(&|lane| low[lane] & keep | (high[lane] & keep) << half));
+                let values = std::array::from_fn(|lane| low[lane] & keep | (high[lane] & keep) << half);
+                self.set(dst, &values);
             }
             Arith::Unpack { low, high, a } => {
                 let (half, a) = (a.bank.bits() / 2, *warp.get(a));
                 self.set(low, &a);
-                self.set(high, &each(&|lane| a[lane] >> half));
+                self.set(high, &a.map(|bits| bits >> half));
             }
             Arith::Special { dst, which } => {
                 let values = self.special(which);

@@ -8,7 +8,8 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Stores, Work};
-use crate::lanes::lanes;
+use crate::invocation::Invocation;
+use crate::lanes::{Lanes, lanes};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 use crate::tma;
@@ -26,7 +27,7 @@ struct Request {
     bytes: u32,
 }
 
-impl Exec<'_, '_> {
+impl<'k> Exec<'_, 'k> {
     pub(crate) fn copy(&mut self, op: &AsyncCopy) -> Result<Flow, FaultKind> {
         match op {
             AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy: _ } => {
@@ -87,7 +88,8 @@ impl Exec<'_, '_> {
             let together = lanes(left).filter(alike).fold(0, |mask, lane| mask | 1 << lane);
             left &= !together;
             let record = self.copied_by_lanes(together, group);
-            let mut parts = Vec::new();
+            let noted = self.note_copies(together, (&dst, &src), bytes, &read, record);
+            let mut parts = Vec::with_capacity(32);
             for lane in lanes(together) {
                 Self::demand("the destination of a thread's copy", dst[lane], bytes.into())?;
                 if read[lane] > u64::from(bytes) {
@@ -97,10 +99,14 @@ impl Exec<'_, '_> {
                 let (read, to) = (read[lane] as u32, self.shared_span(Space::Shared, dst[lane], bytes)?);
                 if read > 0 {
                     Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
-                    self.touch_global(src[lane], read.into(), false, lane, record)?;
+                    if noted.is_none() {
+                        self.touch_global(src[lane], read.into(), false, lane, record)?;
+                    }
                     parts.push((to.offset, read, CopySource::Global(src[lane])));
                 }
-                self.touch_shared(to, bytes, true, Some(lane), record)?;
+                if noted.is_none() {
+                    self.touch_shared(to, bytes, true, Some(lane), record)?;
+                }
                 if read < bytes {
                     parts.push((to.offset + read, bytes - read, CopySource::Zero));
                 }
@@ -117,6 +123,32 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
+    /// Notes what copies by these lanes touch, if there is nothing to say against any of it.
+    fn note_copies(
+        &mut self,
+        together: u32,
+        (dst, src): (&Lanes, &Lanes),
+        bytes: u32,
+        read: &Lanes,
+        record: RecordId,
+    ) -> Option<()> {
+        let (index, rules, first) = (self.cluster.index, self.core.rules, together.trailing_zeros() as usize);
+        let by = |global| super::observer(self.warp, index, Some(first), record, Proxy::Generic, (global, rules));
+        let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
+        let start = u64::from(SharedMemory::address(self.rank, 0));
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        for lane in lanes(together) {
+            reader.becomes(lane, self.warp.knowledge(lane));
+            writer.becomes(lane, self.warp.knowledge(lane));
+            if read[lane] > 0 {
+                self.core.note_global(&mut reader, &mut last, (src[lane], read[lane]), false)?;
+            }
+            let offset = u32::try_from(dst[lane].checked_sub(start)?).ok()?;
+            shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+        }
+        Some(())
+    }
+
     /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows is its own.
     fn wait_copies(&mut self, pending: u32) -> Flow {
         let group = |lane: usize| self.warp.copies.committed[lane].saturating_sub(pending);
@@ -131,16 +163,16 @@ impl Exec<'_, '_> {
         Flow::Next
     }
 
-    fn map(&self, map: RegId, lane: usize) -> Result<TensorMap, FaultKind> {
-        let address = self.warp.get(map)[lane];
-        self.core.launch.map_at(address).cloned().ok_or(FaultKind::BadOperand {
+    fn map(&self, map: RegId, lane: usize) -> Result<&'k TensorMap, FaultKind> {
+        let (address, launch): (u64, &'k Invocation) = (self.warp.get(map)[lane], self.core.launch);
+        launch.map_at(address).ok_or(FaultKind::BadOperand {
             what: "the address of a tensor map",
             found: address,
             wanted: "that of a tensor map parameter",
         })
     }
 
-    fn tensor(&self, map: RegId, coords: &[Operand], lane: usize) -> Result<(TensorMap, Vec<i64>), FaultKind> {
+    fn tensor(&self, map: RegId, coords: &[Operand], lane: usize) -> Result<(&'k TensorMap, Vec<i64>), FaultKind> {
         let map = self.map(map, lane)?;
         if map.dims.len() != coords.len() {
             let (what, found) = ("coordinates of a tensor copy", coords.len() as u64);
@@ -199,7 +231,8 @@ impl Exec<'_, '_> {
         let span = SharedSpan { block: barrier.0, offset: barrier.1 };
         self.find_barrier(span, lane, Proxy::Async)?;
         let record = self.in_flight(proxy, lane);
-        for &(offset, bytes, source) in &parts {
+        let noted = self.note_parts(target, &parts, proxy, lane, record);
+        for &(offset, bytes, source) in parts.iter().filter(|_| noted.is_none()) {
             match source {
                 CopySource::Global(address) => {
                     self.touch_global(address, bytes.into(), false, lane, record)?;
@@ -215,6 +248,42 @@ impl Exec<'_, '_> {
         let work = Work::Incoming(Incoming { target, parts, source_block, barrier, bytes, record });
         self.launch(lane, work);
         Ok(())
+    }
+
+    /// Notes what a copy into shared memory touches, if there is nothing to say against any of it.
+    fn note_parts(
+        &mut self,
+        target: usize,
+        parts: &[(u32, u32, CopySource)],
+        proxy: Proxy,
+        lane: usize,
+        record: RecordId,
+    ) -> Option<()> {
+        self.visit(SharedSpan { block: target, offset: 0 }, lane, true).ok()?;
+        let (index, rules) = (self.cluster.index, self.core.rules);
+        let by = |global| super::observer(self.warp, index, Some(lane), record, proxy, (global, rules));
+        let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
+        let shared = &mut self.cluster.blocks[target].shared;
+        // Pieces that follow each other in global memory are read as one.
+        let mut run = (0, 0);
+        for &(offset, bytes, source) in parts {
+            match source {
+                CopySource::Global(address) if address == run.0 + run.1 => run.1 += u64::from(bytes),
+                CopySource::Global(address) => {
+                    if run.1 > 0 {
+                        self.core.note_global(&mut reader, &mut last, run, false)?;
+                    }
+                    run = (address, bytes.into());
+                }
+                CopySource::Shared(_) => return None,
+                CopySource::Zero | CopySource::Bytes(_) => {}
+            }
+            shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+        }
+        if run.1 > 0 {
+            self.core.note_global(&mut reader, &mut last, run, false)?;
+        }
+        Some(())
     }
 
     fn launch(&mut self, lane: usize, work: Work) {
@@ -324,19 +393,21 @@ impl Exec<'_, '_> {
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             let base = to.offset + SharedMemory::START;
             let mut parts = Vec::with_capacity(bytes as usize / 16);
-            for run in tma::runs(&map, &coords) {
+            for run in tma::runs(map, &coords) {
                 let mut done = 0;
-                for (address, length) in tma::permuted(&map, base + run.inside, run.bytes) {
+                for (address, length) in tma::permuted(map, base + run.inside, run.bytes) {
                     let source =
                         run.global.map_or(CopySource::Zero, |global| CopySource::Global(global + u64::from(done)));
                     parts.push((address - SharedMemory::START, length, source));
                     done += length;
                 }
             }
-            for block in self.receivers(to, multicast, lane)? {
+            let receivers = self.receivers(to, multicast, lane)?;
+            for (left, block) in (0..receivers.len()).rev().zip(receivers) {
                 self.elsewhere(to, block, bytes)?;
                 let bar = self.signalled(block, bar, multicast, pair)?;
-                let (barrier, parts) = ((bar.block, bar.offset), parts.clone());
+                let barrier = (bar.block, bar.offset);
+                let parts = if left == 0 { std::mem::take(&mut parts) } else { parts.clone() };
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
             }
@@ -401,9 +472,9 @@ impl Exec<'_, '_> {
             let from = self.shared_span(Space::Shared, src[lane], map.box_bytes() as u32)?;
             let base = from.offset + SharedMemory::START;
             let mut parts = Vec::new();
-            for run in tma::runs(&map, &coords) {
+            for run in tma::runs(map, &coords) {
                 let Some(mut global) = run.global else { continue };
-                for (address, length) in tma::permuted(&map, base + run.inside, run.bytes) {
+                for (address, length) in tma::permuted(map, base + run.inside, run.bytes) {
                     parts.push((address - SharedMemory::START, length, global));
                     global += u64::from(length);
                 }

@@ -12,8 +12,9 @@ use crate::arith;
 use crate::clock::Knowledge;
 use crate::error::{FaultKind, Place};
 use crate::flag::{Flag, Publication, Stamp, Version, narrower};
-use crate::lanes::lanes;
-use crate::race::RecordId;
+use crate::lanes::{Lanes, lanes};
+use crate::memory::SharedMemory;
+use crate::race::{Proxy, RecordId};
 
 /// A resolved place of either memory.
 #[derive(Clone, Copy)]
@@ -52,6 +53,43 @@ impl Exec<'_, '_> {
         let span = self.shared_span(space, address, bytes)?;
         self.touch_shared(span, bytes, write, Some(lane), record)?;
         Ok(Spot::Shared(span))
+    }
+
+    /// Notes the accesses of all executing lanes, and finds their bytes, if there is nothing to say against any of them: then it is enough
+    /// to look up once what they have in common. Otherwise `touch` is for each, which says what is wrong; it takes no offence at what
+    /// was noted here.
+    fn touch_all(
+        &mut self,
+        space: Space,
+        addresses: &Lanes,
+        bytes: u32,
+        write: bool,
+        record: RecordId,
+    ) -> Option<[Spot; 32]> {
+        let mut spots = [Spot::Shared(SharedSpan { block: self.rank, offset: 0 }); 32];
+        let first = self.mask.trailing_zeros() as usize;
+        let (global, rules) = (space == Space::Global, self.core.rules);
+        let (index, proxy) = (self.cluster.index, Proxy::Generic);
+        let mut who = super::observer(self.warp, index, Some(first), record, proxy, (global, rules));
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        let start = u64::from(SharedMemory::address(self.rank, 0));
+        let mut buffer = 0;
+        for lane in lanes(self.mask) {
+            let address = addresses[lane];
+            if !address.is_multiple_of(bytes.into()) {
+                return None;
+            }
+            who.becomes(lane, self.warp.knowledge(lane));
+            if global {
+                let span = self.core.note_global(&mut who, &mut buffer, (address, bytes.into()), write)?;
+                spots[lane] = Spot::Global { buffer, offset: span.offset, address };
+            } else {
+                let offset = u32::try_from(address.checked_sub(start)?).ok()?;
+                shared.note(&self.core.log, &mut who, offset, bytes, write)?;
+                spots[lane] = Spot::Shared(SharedSpan { block: self.rank, offset });
+            }
+        }
+        Some(spots)
     }
 
     /// What is wrong with reading some of the bytes from a place on, if they were never written.
@@ -106,15 +144,22 @@ impl Exec<'_, '_> {
         };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * dsts.len() as u32;
-        let mut values = vec![[0u64; 32]; dsts.len()];
-        let mut tainted = vec![0u32; dsts.len()];
+        let mut values = std::mem::take(&mut self.core.loaded);
+        values.resize(values.len().max(dsts.len()), [0; 32]);
+        let mut tainted = Vec::new();
+        let plain = strong.is_none();
+        let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
         for lane in lanes(self.mask) {
-            let spot = self.touch(space, addresses[lane], total, false, lane, record)?;
+            let spot = match spots {
+                Some(spots) => spots[lane],
+                None => self.touch(space, addresses[lane], total, false, lane, record)?,
+            };
             if let Some(fault) = self.unwritten_at(spot, 0, total) {
                 if strong.is_some() {
                     return Err(fault);
                 }
                 self.core.origins.entry(self.pc).or_insert(fault);
+                tainted.resize(dsts.len(), 0u32);
                 for (at, tainted) in (0..).step_by(width as usize).zip(&mut tainted) {
                     *tainted |= u32::from(self.unwritten_at(spot, at, width).is_some()) << lane;
                 }
@@ -136,10 +181,13 @@ impl Exec<'_, '_> {
                 value[lane] = word(bytes);
             }
         }
-        for ((dst, values), tainted) in dsts.iter().zip(&values).zip(tainted) {
+        for (dst, values) in dsts.iter().zip(&values) {
             self.set(*dst, values);
+        }
+        for (dst, tainted) in dsts.iter().zip(tainted) {
             self.warp.taint(*dst, tainted, self.pc);
         }
+        self.core.loaded = values;
         self.count(space, &addresses, total, false);
         Ok(())
     }
@@ -158,12 +206,16 @@ impl Exec<'_, '_> {
         };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * srcs.len() as u32;
-        let values: Vec<_> = srcs.iter().map(|src| *self.warp.get(*src)).collect();
+        let plain = strong.is_none();
+        let spots = if plain { self.touch_all(space, &addresses, total, true, record) } else { None };
         for lane in lanes(self.mask) {
-            let spot = self.touch(space, addresses[lane], total, true, lane, record)?;
+            let spot = match spots {
+                Some(spots) => spots[lane],
+                None => self.touch(space, addresses[lane], total, true, lane, record)?,
+            };
             let mut data = [0u8; 32];
-            for (value, to) in values.iter().zip(data.chunks_exact_mut(width as usize)) {
-                to.copy_from_slice(&value[lane].to_le_bytes()[..width as usize]);
+            for (src, to) in srcs.iter().zip(data.chunks_exact_mut(width as usize)) {
+                to.copy_from_slice(&self.warp.get(*src)[lane].to_le_bytes()[..width as usize]);
             }
             let data = &data[..total as usize];
             self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);
@@ -287,7 +339,9 @@ impl Exec<'_, '_> {
     fn raise_flag(&mut self, spot: Spot, lane: usize, data: &[u8], release: bool, strong: Option<Scope>, atomic: bool) {
         let Some(scope) = strong else {
             let (flags, at) = self.flag(spot);
-            flags.remove(&at);
+            if !flags.is_empty() {
+                flags.remove(&at);
+            }
             return;
         };
         let (by, count) = (self.agent(), self.warp.tick);
@@ -326,7 +380,11 @@ impl Exec<'_, '_> {
 
 /// Little-endian bytes as a number.
 fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    match *bytes {
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
+        [a, b] => u16::from_le_bytes([a, b]).into(),
+        _ => bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
 }
 
 fn combine(op: AtomicOp, ty: DataType, old: u64, operand: u64) -> u64 {

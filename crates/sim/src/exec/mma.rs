@@ -14,17 +14,16 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
-        let values = |regs: &[RegId]| -> Vec<_> { regs.iter().map(|reg| *self.warp.get(*reg)).collect() };
-        let (fragment_a, fragment_b) = (values(a), values(b));
-        let mut sums = mma::sums(&values(d));
+        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.get(reg)), b.map(|reg| self.warp.get(reg)));
+        let mut sums = mma::sums(d.map(|reg| self.warp.get(reg)));
         let depth = match op {
             Mma::Half { element, .. } => {
-                mma::multiply_halves(&mut sums, *element, &fragment_a, &fragment_b);
+                mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b);
                 mma::DEPTH
             }
             Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
                 let scales = [(self.warp.get(*scale_a), *lanes_a), (self.warp.get(*scale_b), *lane_b)];
-                mma::multiply_scaled(&mut sums, &fragment_a, &fragment_b, scales);
+                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, scales);
                 mma::SCALED_DEPTH
             }
         };

@@ -20,7 +20,7 @@ use crate::error::{self, FaultKind};
 use crate::flag::Agent;
 use crate::lanes::{FULL, Lanes, lanes};
 use crate::limits::Rules;
-use crate::memory::SharedMemory;
+use crate::memory::{GlobalSpan, SharedMemory};
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
 use crate::warp::{Use, Wait, Warp};
 
@@ -61,6 +61,27 @@ pub(crate) struct SharedSpan {
     pub(crate) offset: u32,
 }
 
+impl Core<'_> {
+    /// Notes an access to global memory, if there is nothing to say against it. The buffer is looked for in `last` first.
+    fn note_global(
+        &mut self,
+        who: &mut Observer<'_>,
+        last: &mut usize,
+        (address, bytes): (u64, u64),
+        write: bool,
+    ) -> Option<GlobalSpan> {
+        let near = self.memory.find_in(*last, address, bytes);
+        let span = near.or_else(|| self.memory.find(address, bytes))?;
+        *last = span.buffer;
+        if self.memory.buffers[span.buffer].awaited && !who.knows_origin(&self.log) {
+            return None;
+        }
+        let shadow = &mut self.trace.shadows[span.buffer];
+        shadow.note(&self.log, who, span.offset, bytes as usize, write).ok()?;
+        Some(span)
+    }
+}
+
 impl Exec<'_, '_> {
     /// Executes; says how it ended and whether others can see it.
     pub(crate) fn execute(&mut self, op: &Op) -> Result<(Flow, bool), FaultKind> {
@@ -82,10 +103,12 @@ impl Exec<'_, '_> {
         match op {
             Control::Label(_) => Ok((Flow::Next, false)),
             Control::Branch { target, uniform } => {
-                let active = lanes(self.warp.live).filter(|&lane| self.warp.pc[lane] == self.pc);
-                let active = active.fold(0, |mask, lane| mask | 1 << lane);
-                if uniform && active != self.mask {
-                    return Err(FaultKind::Divergence { wanted: active, found: self.mask });
+                if uniform && self.mask != self.warp.live {
+                    let active = lanes(self.warp.live).filter(|&lane| self.warp.pc[lane] == self.pc);
+                    let active = active.fold(0, |mask, lane| mask | 1 << lane);
+                    if active != self.mask {
+                        return Err(FaultKind::Divergence { wanted: active, found: self.mask });
+                    }
                 }
                 Ok((Flow::Jump(self.core.program.target(target)), false))
             }
@@ -144,10 +167,16 @@ impl Exec<'_, '_> {
             self.check_taints(op)?;
         }
         let in_flight = self.warp.issued > self.warp.retired;
-        let by_threads = !matches!(op, Op::Wgmma(_));
+        let by_threads = self.core.program.multiplies && !matches!(op, Op::Wgmma(_));
+        let sound = self.warp.is_sound(self.pc);
+        if sound && self.warp.loading.is_empty() && !by_threads {
+            return Ok(());
+        }
+        let mut everywhere = true;
         for &(reg, access) in self.core.program.registers(self.pc) {
-            if access != Access::Write {
+            if !sound && access != Access::Write {
                 self.check_defined(reg, self.mask)?;
+                everywhere &= self.warp.undefined(reg, FULL) == 0;
             }
             if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
                 let block = self.cluster.blocks[self.rank].id;
@@ -160,6 +189,9 @@ impl Exec<'_, '_> {
                 }
                 self.warp.used[reg.index as usize] = Use::Thread;
             }
+        }
+        if !sound && everywhere {
+            self.warp.make_sound(self.pc);
         }
         Ok(())
     }
@@ -332,15 +364,10 @@ impl Exec<'_, '_> {
         }
         let access = self.core.log.get(record);
         let replaces = write && access.detached;
-        let observer = Observer {
-            replaces,
-            ..observer(self.warp, self.cluster.index, lane, record, access.proxy, (false, self.core.rules))
-        };
-        let shadow = &mut block.shared.shadow;
-        let noted = match write {
-            true => shadow.write(&self.core.log, &observer, start, length),
-            false => shadow.read(&self.core.log, &observer, start, length),
-        };
+        let mut observer =
+            observer(self.warp, self.cluster.index, lane, record, access.proxy, (false, self.core.rules))
+                .replacing(replaces);
+        let noted = block.shared.shadow.note(&self.core.log, &mut observer, start, length, write);
         if let Err(conflict) = noted {
             let place = self.core.shared_place(block.id, conflict.byte as u32, self.core.program.shared_unit);
             return Err(self.race(place, conflict, record, write));
@@ -364,23 +391,19 @@ impl Exec<'_, '_> {
         write: bool,
         lane: usize,
         record: RecordId,
-    ) -> Result<crate::memory::GlobalSpan, FaultKind> {
+    ) -> Result<GlobalSpan, FaultKind> {
         let span = self.core.memory.find(address, bytes).ok_or_else(|| self.core.beyond(address, bytes))?;
         let buffer = &self.core.memory.buffers[span.buffer];
         let access = self.core.log.get(record);
         let replaces = write && access.detached;
-        let observer = Observer {
-            replaces,
-            ..observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, (true, self.core.rules))
-        };
+        let mut observer =
+            observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, (true, self.core.rules))
+                .replacing(replaces);
         if buffer.awaited && !observer.knows_origin(&self.core.log) {
             return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
         }
-        let (shadow, length) = (&mut self.core.trace.shadows[span.buffer], bytes as usize);
-        let noted = match write {
-            true => shadow.write(&self.core.log, &observer, span.offset, length),
-            false => shadow.read(&self.core.log, &observer, span.offset, length),
-        };
+        let shadow = &mut self.core.trace.shadows[span.buffer];
+        let noted = shadow.note(&self.core.log, &mut observer, span.offset, bytes as usize, write);
         if let Err(conflict) = noted {
             let at = self.core.memory.buffers[span.buffer].address + conflict.byte as u64;
             let place = self.core.global_place(at, self.core.program.global_unit.into());
@@ -450,6 +473,11 @@ fn observer(
 ) -> Observer<'_> {
     let knowledge = lane.map_or(&warp.known, |lane| warp.knowledge(lane));
     let lane = lane.map(|lane| lane as u32);
+    let cleared = match (proxy, global) {
+        (Proxy::Generic, _) => &warp.cleared[0],
+        (Proxy::Async, false) => &warp.cleared[1],
+        (Proxy::Async, true) => &warp.cleared[2],
+    };
     Observer {
         knowledge,
         cluster,
@@ -463,5 +491,7 @@ fn observer(
         tensor: false,
         pipe: None,
         rules,
+        last: [None; 2],
+        cleared: Some((cleared, &warp.known)),
     }
 }

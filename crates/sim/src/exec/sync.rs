@@ -12,7 +12,7 @@ use crate::clock::Knowledge;
 use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::lanes::{FULL, lanes};
-use crate::race::{Conflict, Proxy};
+use crate::race::{Conflict, Proxy, Record};
 use crate::warp::{Rest, Wait, Warp};
 
 /// How an arrival orders memory.
@@ -29,7 +29,7 @@ impl Exec<'_, '_> {
             Barrier::Invalidate { bar } => self.invalidate(bar).map(|()| Flow::Next),
             Barrier::ExpectTx { space, bar, bytes } => {
                 let bytes = self.warp.value(bytes);
-                self.each_barrier(space, bar, |bar, name, _, lane| bar.add_bytes(name, bytes[lane] as i64))
+                self.each_barrier(space, bar, |bar, name, lane| bar.add_bytes(name, bytes[lane] as i64))
             }
             Barrier::Arrive { space, sem, scope, bar, count } => {
                 let counts = count.map_or([1; 32], |count| self.warp.value(count));
@@ -73,18 +73,17 @@ impl Exec<'_, '_> {
             self.touch_shared(span, 8, true, Some(lane), record)?;
             let slot = self.cluster.slot();
             let barrier = Mbarrier::new(self.cluster.index, counts[lane] as u32, slot, record, lane as u32);
-            let shared = &mut self.cluster.blocks[span.block].shared;
-            shared.barriers.insert(span.offset, barrier);
+            self.cluster.blocks[span.block].shared.set_barrier(span.offset, Some(barrier));
         }
         Ok(())
     }
 
     fn invalidate(&mut self, bar: Address) -> Result<(), FaultKind> {
-        self.each_barrier(Space::Shared, bar, |_, _, _, _| Ok(()))?;
+        self.each_barrier(Space::Shared, bar, |_, _, _| Ok(()))?;
         let (addresses, record) = (self.addresses(bar), self.record(None));
         for lane in lanes(self.mask) {
             let span = self.barrier_span(Space::Shared, addresses[lane])?;
-            self.cluster.blocks[span.block].shared.barriers.remove(&span.offset);
+            self.cluster.blocks[span.block].shared.set_barrier(span.offset, None);
             self.touch_shared(span, 8, true, Some(lane), record)?;
         }
         Ok(())
@@ -99,11 +98,9 @@ impl Exec<'_, '_> {
             return Err(FaultKind::NotABarrier { place: place() });
         };
         let init = self.core.log.get(bar.init);
-        let known = self.warp.knowledge(lane).generic.get(init.cluster, init.slot + bar.init_lane);
         let own = init.slot == self.warp.slot && bar.init_lane == lane as u32;
-        let executed = &self.warp.knowledge(lane).executed;
-        let released = || bar.released.iter().any(|by| executed.get(by.cluster, by.slot) >= by.count);
-        if (own || known >= init.count || released()) && (proxy == Proxy::Generic || bar.published) {
+        let known = own || is_known(bar, init, self.warp.knowledge(lane));
+        if known && (proxy == Proxy::Generic || bar.published) {
             return Ok(());
         }
         let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());
@@ -114,21 +111,31 @@ impl Exec<'_, '_> {
         Err(self.race(place, conflict, record, true))
     }
 
+    /// The same for several lanes that name one barrier.
+    fn find_barriers(&mut self, span: SharedSpan, mask: u32) -> Result<(), FaultKind> {
+        if span.block == self.rank && !self.warp.parted() {
+            let bar = self.cluster.blocks[span.block].shared.barriers.get(&span.offset);
+            if bar.is_some_and(|bar| is_known(bar, self.core.log.get(bar.init), &self.warp.known)) {
+                return Ok(());
+            }
+        }
+        lanes(mask).try_for_each(|lane| self.find_barrier(span, lane, Proxy::Generic))
+    }
+
     /// Applies `act` to the barrier that each lane names, and lets the phase complete.
     fn each_barrier(
         &mut self,
         space: Space,
         bar: Address,
-        mut act: impl FnMut(&mut Mbarrier, &str, &mut Warp, usize) -> Result<(), FaultKind>,
+        mut act: impl FnMut(&mut Mbarrier, &dyn Fn() -> String, usize) -> Result<(), FaultKind>,
     ) -> Result<Flow, FaultKind> {
         let addresses = self.addresses(bar);
         for lane in lanes(self.mask) {
             let span = self.barrier_span(space, addresses[lane])?;
             self.find_barrier(span, lane, Proxy::Generic)?;
-            let name = self.core.program.shared_name(span.offset);
             let barriers = &mut self.cluster.blocks[span.block].shared.barriers;
             let Some(bar) = barriers.get_mut(&span.offset) else { continue };
-            act(bar, &name, self.warp, lane)?;
+            act(bar, &|| self.core.program.shared_name(span.offset), lane)?;
             bar.settle(self.cluster.index);
         }
         Ok(Flow::Next)
@@ -150,9 +157,7 @@ impl Exec<'_, '_> {
             let together = lanes(left).filter(|&lane| addresses[lane] == addresses[first]).fold(0, |m, l| m | 1 << l);
             left &= !together;
             let span = self.barrier_span(space, addresses[first])?;
-            for lane in lanes(together) {
-                self.find_barrier(span, lane, Proxy::Generic)?;
-            }
+            self.find_barriers(span, together)?;
             if order.sem == Semantics::Relaxed {
                 lanes(together).for_each(|lane| self.publish_fenced(span, lane, order.scope));
             }
@@ -197,7 +202,7 @@ impl Exec<'_, '_> {
         bytes: &[u64; 32],
     ) -> Result<u32, FaultKind> {
         let who = (self.rank, self.warp.index);
-        let (name, cluster) = (self.core.program.shared_name(span.offset), self.cluster.index);
+        let cluster = self.cluster.index;
         let Some(bar) = self.cluster.blocks[span.block].shared.barriers.get_mut(&span.offset) else { return Ok(0) };
         let mut room = u64::from(bar.pending);
         let mut now = 0;
@@ -209,14 +214,16 @@ impl Exec<'_, '_> {
             room = room.saturating_sub(counts[lane]);
             now |= 1 << lane;
         }
-        let mut published = Knowledge::new(cluster);
-        self.warp.publish(now, &mut published);
-        bar.publish(cluster, carry, &published);
+        let published = &mut self.core.published;
+        published.restart(cluster);
+        self.warp.publish(now, published);
+        bar.publish(cluster, carry, published);
+        let name = || self.core.program.shared_name(span.offset);
         for lane in lanes(now) {
             if bytes[lane] > 0 {
-                bar.add_bytes(&name, bytes[lane] as i64)?;
+                bar.add_bytes(name, bytes[lane] as i64)?;
             }
-            bar.arrive(&name, who, counts[lane] as u32)?;
+            bar.arrive(name, who, counts[lane] as u32)?;
         }
         bar.settle(cluster);
         Ok(together & !now)
@@ -230,6 +237,13 @@ impl Exec<'_, '_> {
         parity: Operand,
     ) -> Result<Flow, FaultKind> {
         let (addresses, parities) = (self.addresses(bar), self.warp.value(parity));
+        let first = self.mask.trailing_zeros() as usize;
+        let alike = |lane: usize| (addresses[lane], parities[lane]) == (addresses[first], parities[first]);
+        if lanes(self.mask).all(alike) {
+            let span = self.barrier_span(Space::Shared, addresses[first])?;
+            self.find_barriers(span, self.mask)?;
+            return Ok(self.try_wait_together(done, order, span, parities[first] as u32));
+        }
         let mut passed = [0; 32];
         let mut learnt: Option<SharedSpan> = None;
         let mut waits = self.warp.waits;
@@ -261,6 +275,22 @@ impl Exec<'_, '_> {
         }
         self.set(done, &passed);
         Ok(Flow::Next)
+    }
+
+    /// The wait of lanes that ask for the same phase of the same barrier.
+    fn try_wait_together(&mut self, done: ptx::RegId, order: Ordering, span: SharedSpan, parity: u32) -> Flow {
+        let bar = self.cluster.blocks[span.block].shared.barriers.get(&span.offset);
+        let passes = bar.is_some_and(|bar| bar.passes(parity));
+        if !passes && self.core.program.spins(self.pc) {
+            let wait = Wait::Phase { offset: span.offset, parity };
+            lanes(self.mask).for_each(|lane| self.warp.waits[lane] = wait);
+            return Flow::Stay;
+        }
+        if passes {
+            self.acquire_phase(span, self.mask, order);
+        }
+        self.set(done, &[passes.into(); 32]);
+        Flow::Next
     }
 
     fn acquire_phase(&mut self, span: SharedSpan, mask: u32, order: Ordering) {
@@ -460,6 +490,13 @@ impl Exec<'_, '_> {
         self.warp.budget = count;
         Ok(Flow::Next)
     }
+}
+
+/// Whether a barrier is known to be initialised: by what orders the initialisation, or by a fence that releases it.
+fn is_known(bar: &Mbarrier, init: &Record, knowledge: &Knowledge) -> bool {
+    let executed = &knowledge.executed;
+    knowledge.generic.get(init.cluster, init.slot + bar.init_lane) >= init.count
+        || bar.released.iter().any(|by| executed.get(by.cluster, by.slot) >= by.count)
 }
 
 /// Completes a named barrier if all are there: those who wait learn what all published, and go on. `running` is the warp

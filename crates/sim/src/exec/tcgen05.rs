@@ -205,13 +205,10 @@ impl Exec<'_, '_> {
         }
         let rules = self.core.rules;
         let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, (false, rules));
-        let observer = Observer { tensor: true, pipe, ..observer };
+        let mut observer = Observer { tensor: true, pipe, cleared: None, ..observer };
         for column in column..column + columns {
             let (start, bytes) = (TensorMemory::byte(first, column), 4 * lanes as usize);
-            let noted = match write {
-                true => memory.shadow.write(&self.core.log, &observer, start, bytes),
-                false => memory.shadow.read(&self.core.log, &observer, start, bytes),
-            };
+            let noted = memory.shadow.note(&self.core.log, &mut observer, start, bytes, write);
             let place = |lane: u32| TensorMemory::place(block, lane, column);
             if let Err(conflict) = noted {
                 let lane = (conflict.byte / 4) as u32 % LANES;

@@ -8,7 +8,8 @@ use super::{Exec, Flow};
 use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
 use crate::lanes::{FULL, Lanes};
-use crate::race::Proxy;
+use crate::memory::SharedMemory;
+use crate::race::{Proxy, RecordId};
 use crate::tensor_core;
 use crate::warp::{Owned, Use, Wait};
 
@@ -66,7 +67,7 @@ impl Exec<'_, '_> {
     }
 
     fn issue(&mut self, op: &Wgmma) -> Result<(), FaultKind> {
-        let Wgmma::Mma { n, element, d, a, b, accumulate, negate_a, negate_b, transpose_b } = op else { return Ok(()) };
+        let Wgmma::Mma { n, d, a, b, accumulate, transpose_b, .. } = op else { return Ok(()) };
         if n % 8 != 0 || !(8..=256).contains(n) || d.len() as u32 * 2 != *n {
             let (what, found) = ("columns of a multiplication", (*n).into());
             return Err(FaultKind::BadOperand {
@@ -99,21 +100,9 @@ impl Exec<'_, '_> {
             Accumulate::Replace => false,
             Accumulate::If(pred) => self.uniform("the accumulate predicate", Operand::Reg(*pred))? == 1,
         };
-        let mma = Mma {
-            pc: self.pc,
-            issued: 0,
-            n: *n,
-            element: *element,
-            d: d.clone(),
-            fragments: Vec::new(),
-            tainted: Vec::new(),
-            a: a_desc,
-            b: b_desc,
-            accumulate,
-            negate: [*negate_a, *negate_b],
-            record: self.detached(Proxy::Async, FULL, 0, 0),
-        };
-        self.enqueue(mma, fragments)?;
+        let operands = (a_desc, b_desc, accumulate);
+        let record = self.detached(Proxy::Async, FULL, 0, 0);
+        self.enqueue(op, operands, record, fragments)?;
         self.own(d, a);
         Ok(())
     }
@@ -132,27 +121,32 @@ impl Exec<'_, '_> {
     }
 
     /// Joins the other warps of the warpgroup at this multiplication; it can run once all four are there.
-    fn enqueue(&mut self, mma: Mma, fragments: Option<[(Lanes, u32); 4]>) -> Result<(), FaultKind> {
+    fn enqueue(
+        &mut self,
+        op: &Wgmma,
+        (a, b, accumulate): Operands,
+        record: RecordId,
+        fragments: Option<[(Lanes, u32); 4]>,
+    ) -> Result<(), FaultKind> {
         let (group, part) = (self.warp.index / 4, self.warp.index % 4);
         self.warp.issued += 1;
         let number = self.warp.issued;
         let block = self.cluster.blocks[self.rank].id;
         let queue = &mut self.cluster.blocks[self.rank].warpgroups[group];
         let at = (number - queue.done - 1) as usize;
-        if at == queue.queue.len() {
-            self.core.log.complete(mma.record, queue.slot, number);
-            queue.queue.push_back(mma);
-        } else {
-            let other = &queue.queue[at];
-            let same = (other.pc, other.a, other.b, other.accumulate) == (mma.pc, mma.a, mma.b, mma.accumulate);
-            if !same {
+        match queue.queue.get(at) {
+            None => {
+                self.core.log.complete(record, queue.slot, number);
+                queue.queue.extend(first_issued(self.pc, op, (a, b, accumulate), record));
+            }
+            Some(other) if (other.pc, other.a, other.b, other.accumulate) != (self.pc, a, b, accumulate) => {
                 let warp = 4 * group + other.issued.trailing_zeros() as usize;
                 let site = self.core.program.site(block, warp, FULL, other.pc);
                 return Err(FaultKind::WarpgroupMismatch { other: Box::new(site) });
             }
+            Some(_) => {}
         }
-        let queue = &mut self.cluster.blocks[self.rank].warpgroups[group];
-        let mma = &mut queue.queue[at];
+        let Some(mma) = queue.queue.get_mut(at) else { return Ok(()) };
         mma.issued |= 1 << part;
         if let Some(fragments) = fragments {
             mma.fragments.resize(4, [[0; 32]; 4]);
@@ -160,21 +154,68 @@ impl Exec<'_, '_> {
             mma.fragments[part] = fragments.map(|(values, _)| values);
             mma.tainted[part] = fragments.map(|(_, tainted)| tainted);
         }
-        let (complete, record, n, a, b) = (mma.issued == 15, mma.record, mma.n, mma.a, mma.b);
-        for (desc, rows, transposed) in [a.map(|(desc, t)| (desc, 64, t)), Some((b.0, n, b.1))].into_iter().flatten() {
-            for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&desc, rows, transposed)) {
-                let span = self.described_span(address, bytes)?;
-                self.touch_shared(span, bytes, false, None, record)?;
-                if let Some(fault) = self.unwritten(span, bytes) {
-                    // What was never written is in the results of its rows; that is for those to tell who use them.
-                    self.core.origins.entry(self.pc).or_insert(fault);
-                }
-            }
-        }
+        let (complete, record, ranges) = (mma.issued == 15, mma.record, std::mem::take(&mut mma.ranges));
+        self.read_ranges(&ranges, record)?;
+        self.cluster.blocks[self.rank].warpgroups[group].queue[at].ranges = ranges;
         if complete {
             let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
             self.cluster.jobs.push(Job { block, warp, lanes: FULL, pc, work: Work::Multiply { group } });
         }
         Ok(())
     }
+
+    /// Notes that the tensor cores read some ranges of this block's shared memory.
+    fn read_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Result<(), FaultKind> {
+        let noted = self.note_ranges(ranges, record);
+        for &(address, bytes) in ranges {
+            let span = self.described_span(address, bytes)?;
+            if noted.is_none() {
+                self.touch_shared(span, bytes, false, None, record)?;
+            }
+            if let Some(fault) = self.unwritten(span, bytes) {
+                // What was never written is in the results of its rows; that is for those to tell who use them.
+                self.core.origins.entry(self.pc).or_insert(fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, if there is nothing to say against any of them.
+    fn note_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Option<()> {
+        let (index, rules) = (self.cluster.index, self.core.rules);
+        let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        for &(address, bytes) in ranges {
+            shared.note(&self.core.log, &mut who, address.checked_sub(SharedMemory::START)?, bytes, false)?;
+        }
+        Some(())
+    }
+}
+
+/// Descriptors of A, unless it is in registers, and of B, each with whether the matrix is transposed; and whether to accumulate.
+type Operands = (Option<(WgmmaDescriptor, bool)>, (WgmmaDescriptor, bool), bool);
+
+/// A multiplication as the first of the four warps issues it.
+fn first_issued(pc: u32, op: &Wgmma, (a, b, accumulate): Operands, record: RecordId) -> Option<Mma> {
+    let Wgmma::Mma { n, element, d, negate_a, negate_b, .. } = op else { return None };
+    let pieces_of_a = a.map_or(Vec::new(), |(desc, transposed)| tensor_core::pieces(&desc, 64, transposed));
+    let pieces = [pieces_of_a, tensor_core::pieces(&b.0, *n, b.1)];
+    let mut ranges = tensor_core::joined(&pieces[0]);
+    ranges.extend(tensor_core::joined(&pieces[1]));
+    Some(Mma {
+        pc,
+        issued: 0,
+        n: *n,
+        element: *element,
+        d: d.clone(),
+        fragments: Vec::new(),
+        tainted: Vec::new(),
+        a,
+        b,
+        pieces,
+        ranges,
+        accumulate,
+        negate: [*negate_a, *negate_b],
+        record,
+    })
 }
