@@ -122,9 +122,8 @@ impl Plan {
     }
 
     /// This plan for another problem of the same kind: the cheapest there of the first few ways, with what each way costs there; none
-    /// where none of those is legal. What the tank measured stays first.
+    /// where none of those is legal.
     pub fn applied_to(mut self, problem: &Problem, threads: usize, few: usize) -> Option<Self> {
-        let few = if matches!(self.basis, Basis::Tank(_)) { 1 } else { few };
         let mut priced = Vec::with_capacity(self.considered.len());
         let mut first: Option<usize> = None;
         for (index, mut way) in self.considered.into_iter().enumerate() {

@@ -145,7 +145,8 @@ impl Planner {
         let representative = Kind::of(problem).representative(problem)?;
         match Plan::best(representative, &self.backends, &self.request, self.threads) {
             Ok(plan) => {
-                plan.applied_to(problem, self.threads, few(problem)).map_or_else(|| self.plan_alone(problem), Ok)
+                let few = few(&plan);
+                plan.applied_to(problem, self.threads, few).map_or_else(|| self.plan_alone(problem), Ok)
             }
             // A kind whose representative is too large may have members that are not.
             Err(_) => self.plan_alone(problem),
@@ -170,8 +171,7 @@ impl Planner {
             let plan = self.plan_alone(problem)?;
             return Ok((plan.backend(), *plan.config()));
         };
-        let few = if matches!(plan.basis(), Basis::Tank(_)) { 1 } else { few(problem) };
-        let ways: Ways = plan.considered().iter().take(few).map(|way| (way.backend, way.config)).collect();
+        let ways: Ways = plan.considered().iter().take(few(&plan)).map(|way| (way.backend, way.config)).collect();
         let choice = match self.cheapest(&ways, problem) {
             Some(choice) => choice,
             None => {
@@ -199,10 +199,19 @@ impl Planner {
     }
 }
 
-/// How many of the ways that are best for a kind are weighed again for each problem of it. A few ragged groups differ enough from
-/// those that stand for them to want another way; many are alike, one is like itself, and weighing takes time.
-fn few(problem: &Problem) -> usize {
-    if (2..=16).contains(&problem.groups().len()) { 12 } else { 1 }
+/// How many of the ways that are best for a kind, whose representative this is a plan for, are weighed again for each problem of it. A few
+/// ragged groups differ enough from those that stand for them to want another way; many are alike, and one is like itself. Weighing a way takes
+/// a microsecond or two, so there are as many as take a twentieth of the computation.
+fn few(plan: &Plan) -> usize {
+    const MOST: f64 = 6.0;
+    const WORTH_A_WAY: f64 = 40e-6;
+    let ragged = (2..=16).contains(&plan.problem().groups().len());
+    match plan.basis() {
+        Basis::Model | Basis::Illegal { .. } if ragged => {
+            (plan.cost().seconds / WORTH_A_WAY).clamp(1.0, MOST) as usize
+        }
+        _ => 1,
+    }
 }
 
 #[cfg(test)]
@@ -275,6 +284,18 @@ mod tests {
         let backwards: Vec<Config> = counts.iter().rev().map(|c| other.choose(&problem(c)).unwrap().1).collect();
         assert!(forwards.iter().eq(backwards.iter().rev()));
         assert_eq!(forwards[0], forwards[1]);
+        // Enough work for several ways to be weighed, and as many active groups, alone or among others.
+        let long = |tokens: &[usize], idle: usize| {
+            let tokens = tokens.iter().copied().chain(std::iter::repeat_n(0, idle));
+            let groups = tokens.map(|m| Shape::new(m, 4096, 7168)).collect();
+            Problem::new(groups, Gate::Silu, Activation::NvFp4, Output::F16).unwrap()
+        };
+        let (few, many) = (long(&[80, 176, 128], 0), long(&[80, 176, 128], 17));
+        let (first, second) = (planner(), planner());
+        let alone = first.choose(&few).unwrap().1;
+        assert_eq!(first.choose(&many).unwrap().1, alone);
+        assert_eq!(second.choose(&many).unwrap().1, alone);
+        assert_eq!(second.choose(&few).unwrap().1, alone);
         assert_eq!(one.plan(&problem(&counts[2])).unwrap().config(), &forwards[2], "what is explained is what is done");
     }
 }
