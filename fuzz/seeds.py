@@ -278,6 +278,7 @@ save("pitch", "claim_without_end", PITCH.replace("high = 1.12", "high = inf").en
 save("pitch", "seventeen_digits", PITCH.replace("1.05", "1.1999999999999999556").replace("0.98", "0.10000000149011612").encode())
 save("pitch", "many_digits", PITCH.replace("0.02", "1" * 78 + ".0").encode())
 save("pitch", "large_numbers", PITCH.replace("50000000", "9223372036854775807").encode())
+save("pitch", "a_large_number_hides_none", PITCH.replace("50000000", "9223372036854775817").replace("hours = 0.5", "hours = nan").encode())
 save("pitch", "negative_bytes", PITCH.replace("50000000", "-1").encode())
 save("pitch", "strange_config", PITCH.replace("16x32", "99999999999999999999x0").encode())
 save("pitch", "key_twice", b"name = 'x'\nname = 'y'\n")

@@ -16,12 +16,14 @@ pub fn read(path: &Path) -> Result<String> {
 ///
 /// TOML has `nan` and `inf`, and the ledger's JSON has not: what holds one could be read, but not remembered. It is refused.
 pub fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
-    let read = toml::from_str(text).map_err(|error| {
+    let misread = |error: toml::de::Error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
         let problem = error.message().lines().collect::<Vec<_>>().join(" ");
         Error::Written { path: path.to_path_buf(), line, remedy: remedy(&problem), problem }
-    })?;
-    let table: toml::Table = toml::from_str(text).unwrap_or_default();
+    };
+    let read = toml::from_str(text).map_err(misread)?;
+    // Fails where a field would hold an integer that TOML does not have, one beyond 63 bits.
+    let table: toml::Table = toml::from_str(text).map_err(misread)?;
     match table.iter().find_map(|(key, value)| not_finite(key, value)) {
         None => Ok(read),
         Some((key, number)) => Err(Error::Written {
@@ -128,6 +130,18 @@ mod tests {
     fn a_value_of_the_wrong_type_is_told_with_its_line() {
         let error = parse::<Settings>(Path::new("s.toml"), "\n\nattempts = \"many\"\n").unwrap_err().to_string();
         assert!(error.contains("line 3"), "{error}");
+    }
+
+    #[test]
+    fn an_integer_that_toml_has_not_hides_nothing() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Deal {
+            #[expect(dead_code, reason = "read, and not looked at")]
+            bytes: u64,
+        }
+        let error = parse::<Deal>(Path::new("p.toml"), "hours = nan\nbytes = 9223372036854775817\n").unwrap_err();
+        assert!(error.to_string().contains("p.toml, line"), "{error}");
+        parse::<Deal>(Path::new("p.toml"), "bytes = 9223372036854775807\n").unwrap();
     }
 
     #[test]
