@@ -1,6 +1,6 @@
 """Cheats and bunglers: the plain contestant, each spoilt in one way that a referee has to notice.
 
-The trick's name is the first argument. `CHEATS` is the list; tests/cheats.rs says how each is caught.
+The trick's name is the first argument. `CHEATS` is the list; tests/it/cheats.rs says how each is caught.
 """
 
 import ctypes

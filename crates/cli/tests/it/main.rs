@@ -1,0 +1,15 @@
+//! The command line as a user meets it: each file runs the program and reads what it prints.
+
+mod bad_inputs;
+mod checkpoints;
+mod commands;
+mod common;
+mod gpu;
+mod moe;
+mod page;
+mod problems;
+mod quantize;
+mod shapes;
+mod tank;
+mod truth;
+mod vectors;

@@ -1,0 +1,196 @@
+//! Every known cheat, as a program, and how it is caught.
+//!
+//! Some fall in the examination, before any clock starts. Those that behave there are let into a sitting and fall there.
+
+use std::rc::Rc;
+
+use crate::common::{
+    Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick, scalar,
+};
+use tank::contestant::{Contestant, Fault, Tensors};
+use tank::operations::dual_gemm::{Builtin, questions, tasks};
+use tank::referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
+use testkit::cases::Inputs;
+
+/// What was found wrong with a result, first of all.
+fn wrong(trick: &str) -> String {
+    let found = examined(&cheat(trick));
+    assert!(found.fault.is_none(), "{trick}: {:?}", found.fault);
+    found.wrong.first().unwrap_or_else(|| panic!("{trick} was not caught")).what.clone()
+}
+
+#[test]
+fn the_honest_contestant_that_all_of_these_are_made_from_passes() {
+    let found = examined(&plain_python());
+    assert!(found.passed(), "{found:?}");
+}
+
+#[test]
+fn a_stale_output_still_holds_the_poison() {
+    assert!(wrong("stale").contains("never written"));
+}
+
+#[test]
+fn a_reused_output_is_wrong_once_the_tokens_were_rewritten_in_place() {
+    assert!(wrong("reused").contains("should be"));
+}
+
+#[test]
+fn an_element_left_out_still_holds_the_poison() {
+    assert!(wrong("partial").contains("never written"));
+}
+
+#[test]
+fn a_constant_is_not_the_result() {
+    assert!(wrong("constant").contains("is 0, should be"));
+}
+
+#[test]
+fn changed_inputs_are_seen_and_change_nothing_that_is_expected() {
+    for trick in ["mutating", "mutating-weights"] {
+        let fault = examined(&cheat(trick)).fault;
+        assert!(matches!(fault, Some(Fault::Tampering { .. })), "{trick}: {fault:?}");
+    }
+}
+
+#[test]
+fn a_shortened_file_does_not_kill_the_referee() {
+    // The referee reads by system calls; a mapping would have died with a bus error here.
+    let fault = examined(&cheat("shortening")).fault;
+    assert!(matches!(&fault, Some(Fault::Tampering { what }) if what.contains("outputs")), "{fault:?}");
+}
+
+#[test]
+fn a_replay_by_place_fails_because_the_places_stay_and_the_numbers_change() {
+    assert!(wrong("by-place").contains("should be"));
+}
+
+#[test]
+fn a_replay_by_content_fails_because_no_tokens_come_twice() {
+    // What is looked up by all of the tokens is never found, and what is looked up by a part of them is another's.
+    let fault = fault_in_a_sitting(&cheat("by-content"));
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
+}
+
+#[test]
+fn right_at_first_and_lazy_later_is_caught_by_the_timed_outputs() {
+    let fault = fault_in_a_sitting(&cheat("lazy-later"));
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
+}
+
+#[test]
+fn work_finished_after_done_is_not_there_when_the_outputs_are_read() {
+    for trick in ["late-writer", "late-child"] {
+        assert!(wrong(trick).contains("never written"), "{trick}");
+        let fault = fault_in_a_sitting(&cheat(trick));
+        assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("when it said done")), "{fault}");
+    }
+}
+
+#[test]
+fn a_patched_clock_and_a_claimed_time_change_nothing() {
+    let (settings, clock) = (quick(), Wall::new());
+    let case = case(3, 9, 32, Inputs::Realistic);
+    let (champion, challenger) = (scalar(&case), cheat("patched-clock"));
+    let mut pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 12).unwrap();
+    let sample = |pool: &mut Pool<'_>| -> Result<f64, Halt> {
+        pool.enter(Pairing::Duel, 1)?;
+        pool.prepare(0)?;
+        pool.sample(Side::Challenger, Temperature::Cold)
+    };
+    let seconds = sample(&mut pool).unwrap_or_else(|halt| panic!("{halt:?}"));
+    // It sleeps for 30 ms with every job: no clock of ours can have seen less.
+    assert!(seconds >= 0.03, "{seconds}");
+}
+
+#[test]
+fn whatever_is_written_to_the_result_channel_ends_the_round() {
+    for trick in ["shouting", "prophet"] {
+        let fault = examined(&cheat(trick)).fault;
+        assert!(matches!(fault, Some(Fault::Garbage { .. })), "{trick}: {fault:?}");
+    }
+}
+
+#[test]
+fn a_special_case_for_the_seasons_shapes_fails_on_shapes_that_are_in_no_list() {
+    let season = case(3, 9, 32, Inputs::Realistic);
+    let all = questions(std::slice::from_ref(&season), Checking::default().held_out, 13);
+    let held_out: Vec<_> = all.into_iter().filter(|case| case.why.contains("in no list")).take(2).collect();
+    let asked = [vec![season], held_out].concat();
+    let [found] = examine([&cheat("special")], &tasks(&asked).unwrap(), 13).unwrap().map(|found| found.correctness);
+    assert!(found.cases > 1 && found.wrong.iter().all(|wrong| !wrong.case.starts_with("3×9×32")), "{found:?}");
+    assert!(!found.wrong.is_empty());
+}
+
+#[test]
+fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
+    assert!(wrong("coarse").contains("should be"));
+}
+
+/// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but much less
+/// precise than it is.
+fn imprecise(contestant: Builtin, after: usize) -> Watched {
+    let spoil = move |runs: usize, tensors: &mut Tensors| {
+        // Nothing is laid out while the round trip is measured.
+        let Ok(places) = tensors.places() else { return };
+        if runs < after {
+            return;
+        }
+        let path = places.outputs_file.clone();
+        let bytes = std::fs::read(&path).unwrap();
+        let spoilt = bytes.chunks_exact(4).flat_map(|four| {
+            let value = f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+            if value.is_nan() { value.to_le_bytes() } else { (value * (1.0 + 8e-6)).to_le_bytes() }
+        });
+        std::fs::write(path, spoilt.collect::<Vec<u8>>()).unwrap();
+    };
+    Watched { gone: Rc::new(spoil), ..Watched::new(contestant) }
+}
+
+#[test]
+fn a_precision_much_below_the_champions_is_caught_even_within_the_bound() {
+    let mut question = case(24, 40, 4096, Inputs::Realistic);
+    question.output = hammerhead::Output::F32;
+    let of = |contestant: &dyn Contestant| -> Examination {
+        let [found] = examine([contestant], &tasks(std::slice::from_ref(&question)).unwrap(), 14).unwrap();
+        found
+    };
+    let champion = of(&scalar(&question));
+    let mut imprecise = of(&imprecise(scalar(&question), 0));
+    assert!(imprecise.correctness.passed(), "it is within the bound: {:?}", imprecise.correctness);
+    imprecise.compare(&champion, &Checking::default());
+    let found = &imprecise.correctness;
+    assert!(!found.passed() && found.wrong[0].what.contains("precision was traded"), "{found:?}");
+    let mut again = champion.clone();
+    again.compare(&champion, &Checking::default());
+    assert!(again.correctness.passed(), "the champion is as precise as itself");
+}
+
+#[test]
+fn digits_are_worth_as_much_in_timed_runs_as_in_the_examination() {
+    let mut problem = case(24, 40, 4096, Inputs::Realistic);
+    problem.output = hammerhead::Output::F32;
+    let found = |runs: usize| outcome_of_a_sitting(&imprecise(scalar(&problem), runs), &problem);
+    // Precise for as long as an examination lasts, and then no more.
+    let outcome = found(3);
+    let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("precision was traded")), "{fault}");
+    assert!(matches!(found(usize::MAX), Outcome::Inconclusive { .. }), "whoever stays precise is not accused");
+}
+
+#[test]
+fn there_is_no_network_and_no_way_to_others() {
+    for trick in ["networked", "meddling"] {
+        let found = examined(&cheat(trick));
+        assert!(found.passed() && found.unsupported.is_empty(), "{trick}: {found:?}");
+    }
+}
+
+#[test]
+fn nothing_of_a_contestant_outlives_its_session() {
+    // The child of the hanging one sleeps for ten minutes in its group; it is gone when the session is.
+    let mut hanging = cheat("hang");
+    hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..hanging.limits };
+    assert!(matches!(examined(&hanging).fault, Some(Fault::Hang { .. })));
+    assert!(is_gone(b"sleep\x00601.25\0"));
+}

@@ -1,0 +1,383 @@
+//! The format whole: correctness rounds, sweeps and gates, terms of the shark that funds, withdrawals, lineage, post-mortems, and agents as
+//! sharks and contestants.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+
+use crate::scripted::{Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, two, verdicts};
+use tank::event::Event;
+use tank::history;
+use tank::ledger::{self, Record};
+use tank::pitch::{Deal, EvidenceCited, EvidenceKind, Gate, Pitch, Run};
+use tank::play::{Choices, Options};
+use tank::round::RoundKind;
+use tank::season::Asked;
+use tank::shark::builtin::Which;
+use tank::shark::{Ballot, SecondChoice, Shark, Source, Statement, default_criteria};
+use tank::verdict::Verdict;
+
+fn has(records: &[Record], what: impl Fn(&Event) -> bool) -> bool {
+    records.iter().any(|record| what(&record.event))
+}
+
+#[test]
+fn a_champion_that_is_wrong_is_dethroned_by_one_that_is_right_whatever_its_speed() {
+    let mut season =
+        season(&[("one", two()), ("two", vec![pitch("third", "tile=16x16"), pitch("fourth", "tile=48x48")])]);
+    season.rounds[0].kind = RoundKind::Correctness;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let mut referee = Scripted::new(&season, &[("first", Fate::Rights), ("third", Fate::Unknown)]);
+    played(&season, &path, &mut referee, &Options::default()).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    assert_eq!(verdicts(&records)[0], ("first".into(), Verdict::Success));
+    assert!(has(&records, |event| matches!(event, Event::Dethroned(d) if d.why.contains("it computes A·B"))));
+    assert!(has(&records, |event| matches!(event, Event::Crowned(c) if c.pitch == "first" && c.speedup.is_none())));
+    assert!(!referee.asked.iter().any(|asked| asked == "sit first"), "nothing is timed against what is wrong");
+    assert_eq!(
+        referee.asked.iter().filter(|asked| asked.starts_with("baseline")).count(),
+        2,
+        "the new one is timed alone"
+    );
+    assert_eq!(champion(&records).as_deref(), Some("first"));
+}
+
+fn sweeping(configs: &[&str], fallback: Option<&str>, deal: Deal) -> Vec<Pitch> {
+    let mut pitches = two();
+    let sweep = configs.iter().map(|config| config.to_string()).collect();
+    pitches[0].run = Some(Run { sweep, fallback: fallback.map(str::to_owned), ..Run::default() });
+    pitches[0].deal = deal;
+    pitches
+}
+
+const PHASES: [&str; 3] = [
+    "strategy=ping-pong,tile=16x32,depth=64,stages=2",
+    "strategy=ping-pong,tile=16x32,depth=64,stages=3",
+    "strategy=ping-pong,tile=16x32,depth=64,stages=4",
+];
+
+fn swept(deal: Deal, speeds: [f64; 3], fallback: bool) -> Vec<Record> {
+    let season = season(&[("one", sweeping(&PHASES, fallback.then_some(PHASES[0]), deal))]);
+    let names = PHASES.map(|phase| format!("first: {phase}"));
+    let fates: Vec<(&str, Fate)> = names.iter().zip(speeds).map(|(name, s)| (name.as_str(), Fate::Speed(s))).collect();
+    records(&season, &fates)
+}
+
+/// The stages that the champion runs.
+fn stages(records: &[Record]) -> Option<String> {
+    records.iter().rev().find_map(|record| match &record.event {
+        Event::Crowned(crowned) => Some(format!("{:?}", crowned.entry)),
+        _ => None,
+    })
+}
+
+#[test]
+fn every_phase_of_a_sweep_is_measured_and_the_fastest_that_keeps_the_deal_is_crowned() {
+    let records = swept(Deal::default(), [1.1, 1.3, 0.8], false);
+    let phases = records.iter().filter(|record| matches!(record.event, Event::Phased(_))).count();
+    assert_eq!((phases, verdicts(&records)[0].1), (3, Verdict::Success));
+    assert!(stages(&records).unwrap().contains("stages=3"));
+}
+
+#[test]
+fn where_no_phase_keeps_the_deal_its_fallback_is_taken_if_it_is_faster_by_the_rules() {
+    let deal = Deal { min_geomean: Some(1.4), ..Deal::default() };
+    let records = swept(deal.clone(), [1.2, 1.3, 1.1], true);
+    assert_eq!(verdicts(&records)[0].1, Verdict::Success);
+    assert!(stages(&records).unwrap().contains("stages=2"));
+    assert_ne!(
+        verdicts(&swept(deal.clone(), [1.2, 1.3, 1.1], false))[0].1,
+        Verdict::Success,
+        "without a fallback none is"
+    );
+    assert_ne!(verdicts(&swept(deal, [0.9, 1.3, 1.1], true))[0].1, Verdict::Success, "a slower fallback is none");
+}
+
+#[test]
+fn a_gate_on_a_profile_stops_a_pitch_before_anything_is_built() {
+    let gated = |share: Option<f64>| {
+        let mut pitches = two();
+        let gate = Gate { figure: "epilogue share".into(), at_least: Some(0.03), at_most: None };
+        pitches[0].deal = Deal { gates: vec![gate], ..Deal::default() };
+        let figures = share.map(|share| ("epilogue share".to_owned(), share)).into_iter().collect();
+        pitches[0].evidence.push(EvidenceCited { kind: EvidenceKind::Profile, what: "measured".into(), figures });
+        let records = records(
+            &season(&[("one", [pitches, vec![pitch("third", "tile=16x16")]].concat())]),
+            &[("first", Fate::Speed(1.3))],
+        );
+        let reason = records.iter().find_map(|record| match &record.event {
+            Event::PitchChecked(checked) if checked.pitch == "first" => Some(checked.disqualified.clone()),
+            _ => None,
+        });
+        reason.unwrap()
+    };
+    assert_eq!(gated(Some(0.05)), None);
+    assert!(gated(Some(0.02)).unwrap().contains("epilogue share is 0.02, and 0.03 is the least"));
+    assert!(gated(None).unwrap().contains("nobody knows its epilogue share"));
+}
+
+/// A person with a statement.
+fn speaker(name: &str, scores: [f64; 2], statement: Statement) -> Shark {
+    let ballot = |pitch: &str, score: f64| Ballot {
+        pitch: pitch.into(),
+        scores: default_criteria().iter().map(|c| (c.name.clone(), score)).collect(),
+        ..Ballot::default()
+    };
+    let ballots = vec![ballot("first", scores[0]), ballot("second", scores[1])];
+    let source = Source::Ballots { ballots, statements: vec![statement] };
+    Shark { name: name.into(), temperament: name.into(), criteria: default_criteria(), source, ..Shark::default() }
+}
+
+#[test]
+fn the_terms_of_the_shark_that_funds_bind_the_winner() {
+    let mut season = season(&[("one", two())]);
+    let deal = Deal { min_geomean: Some(1.4), revert_under: Some(1.3), ..Deal::default() };
+    let second =
+        SecondChoice { pitch: "second".into(), conditions: vec!["one stage".into(), "checks after each phase".into()] };
+    let statement = Statement { motto: "show me".into(), second: Some(second), deal, ..Statement::default() };
+    season.sharks.push(speaker("funder", [10.0, 1.0], statement.clone()));
+    season.sharks.push(speaker(
+        "other",
+        [1.0, 2.0],
+        Statement { deal: Deal { max_loss: Some(0.01), ..Deal::default() }, ..Statement::default() },
+    ));
+    let records = records(&season, &[("first", Fate::Speed(1.2))]);
+    let begun = records.iter().find_map(|record| match &record.event {
+        Event::Begun(begun) => Some(begun),
+        _ => None,
+    });
+    let begun = begun.unwrap();
+    assert_eq!(
+        (begun.funder.as_deref(), begun.deal.min_geomean, begun.deal.max_loss),
+        (Some("funder"), Some(1.4), None)
+    );
+    assert_eq!(verdicts(&records)[0].1, Verdict::Failure, "it reverts under 1.3");
+    assert!(has(&records, |event| matches!(event, Event::Voted(v) if v.shark == "funder" && v.statement == statement)));
+}
+
+#[test]
+fn the_stricter_term_of_two_deals_counts() {
+    let one = Deal {
+        min_geomean: Some(1.1),
+        max_loss: Some(0.05),
+        max_scratch_bytes: Some(100),
+        staged: Some(false),
+        ..Deal::default()
+    };
+    let other = Deal {
+        min_geomean: Some(1.4),
+        max_loss: Some(0.02),
+        max_scratch_bytes: Some(200),
+        staged: Some(true),
+        ..Deal::default()
+    };
+    let both = one.and(&other);
+    assert_eq!(
+        (both.min_geomean, both.max_loss, both.max_scratch_bytes, both.staged),
+        (Some(1.4), Some(0.02), Some(100), Some(true))
+    );
+    assert_eq!(one.and(&Deal::default()), one);
+}
+
+#[test]
+fn a_pitch_can_be_withdrawn_before_the_vote_and_that_is_written_down() {
+    let season = season(&[("one", [two(), vec![pitch("third", "tile=16x16")]].concat())]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let withdrawals = [("one".to_owned(), "first".to_owned())].into();
+    let choices =
+        Choices { withdrawals, by: "its author".into(), reason: "the kernel is wrong".into(), ..Choices::default() };
+    played(&season, &path, &mut Scripted::new(&season, &[]), &Options { choices, ..Options::default() }).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    assert!(has(&records, |event| matches!(event, Event::Withdrawn(w) if w.pitch == "first" && w.by == "its author")));
+    assert!(!has(
+        &records,
+        |event| matches!(event, Event::Tallied(t) if t.tally.standings.iter().any(|s| s.pitch == "first"))
+    ));
+}
+
+#[test]
+fn a_failure_leaves_a_post_mortem_and_a_claim_its_lineage() {
+    let revised = |name: &str, of: Option<&str>, speedup: f64| {
+        let mut pitch = claiming(pitch(name, &format!("tile=16x{}", 16 * name.len() + 64)), speedup);
+        pitch.revises = of.map(str::to_owned);
+        pitch.claim.as_mut().unwrap().assumes = "the epilogue takes a tenth of the time".into();
+        pitch
+    };
+    let later = vec![revised("epilogue 2", Some("epilogue"), 1.05), pitch("fourth", "tile=48x48")];
+    let season = season(&[("one", vec![revised("epilogue", None, 1.4), pitch("third", "tile=16x16")]), ("two", later)]);
+    let records = records(&season, &[("epilogue", Fate::Speed(0.8)), ("third", Fate::Unknown)]);
+    let mortem = &history::post_mortems(&records)[0];
+    assert_eq!(
+        (mortem.pitch.as_str(), mortem.assumption.as_str()),
+        ("epilogue", "the epilogue takes a tenth of the time")
+    );
+    assert!(mortem.promise.contains("1.4×") && mortem.reality.contains("0.8"), "{mortem:?}");
+    let grave = &history::graveyard(&records)[0];
+    assert_eq!((&grave.promise, &grave.assumption), (&mortem.promise, &mortem.assumption));
+    let line: Vec<&str> = history::lineage(&records, 1, "epilogue 2").iter().map(|pitch| pitch.name.as_str()).collect();
+    assert_eq!(line, ["epilogue", "epilogue 2"]);
+}
+
+#[test]
+fn a_claim_that_outlives_rounds_is_marked_as_a_survivor_and_one_from_the_graveyard_is_not() {
+    let forms = |name: &str, of: Option<&str>| Pitch {
+        revises: of.map(str::to_owned),
+        ..claiming(pitch(name, &format!("tile=16x{}", 16 * name.len())), if name == "latest" { 1.3 } else { 1.01 })
+    };
+    let season = season(&[
+        ("one", vec![claiming(pitch("first", "tile=48x16"), 1.5), forms("late", None)]),
+        ("two", vec![claiming(pitch("second", "tile=48x32"), 1.5), forms("later", Some("late"))]),
+        ("three", vec![forms("latest", Some("later")), forms("second again", Some("second"))]),
+    ]);
+    let records = records(&season, &[("first", Fate::Unknown), ("second", Fate::Speed(0.8)), ("later", Fate::Unknown)]);
+    let survived = |name: &str| {
+        records.iter().find_map(|record| match &record.event {
+            Event::PitchChecked(checked) if checked.pitch == name => Some(checked.evidence.survived),
+            _ => None,
+        })
+    };
+    assert_eq!(["late", "later", "latest", "second again"].map(survived), [Some(0), Some(1), Some(2), Some(0)]);
+    let page = tank::report::html(&tank::report::Report::new(&records, None).unwrap());
+    assert!(page.contains("survivor of 2 rounds") && page.contains("It is a survivor of a round"));
+}
+
+#[test]
+fn chances_of_outcomes_sum_to_one_or_the_pitch_is_not_complete() {
+    let mut pitch = pitch("first", "tile=16x16");
+    let claim = pitch.claim.as_mut().unwrap();
+    claim.outcomes = [("faster", 0.3), ("the same", 0.5)]
+        .map(|(what, probability)| tank::pitch::Prospect { what: what.into(), speedup: None, probability })
+        .to_vec();
+    let faults =
+        |pitch: &Pitch| pitch.faults(&Default::default()).into_iter().map(|fault| fault.problem).collect::<Vec<_>>();
+    assert!(faults(&pitch).iter().any(|fault| fault.contains("sum to 0.8")), "{:?}", faults(&pitch));
+    pitch.claim.as_mut().unwrap().outcomes[1].probability = 0.7;
+    assert_eq!(faults(&pitch), Vec::<String>::new());
+}
+
+#[test]
+fn a_round_with_a_verdict_of_the_record_and_one_of_the_mean_shows_both() {
+    let mut season = season(&[("one", two())]);
+    season.settings.weigh_votes = true;
+    let records = records(&season, &[]);
+    let tally = records.iter().find_map(|record| match &record.event {
+        Event::Tallied(tallied) => Some(&tallied.tally),
+        _ => None,
+    });
+    let tally = tally.unwrap();
+    assert!(
+        tally.by_record
+            && tally.weights.len() == 3
+            && tally.standings.iter().all(|s| s.mean.is_some() && s.weighted.is_some())
+    );
+}
+
+/// A server that speaks as an OpenAI-compatible endpoint does, and answers by the question that it finds in the user's message.
+fn stand_in() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
+    std::thread::spawn(move || listener.incoming().flatten().for_each(answer));
+    address
+}
+
+fn answer(mut stream: TcpStream) {
+    let (mut request, mut chunk) = (Vec::new(), [0; 4096]);
+    let body = loop {
+        let read = stream.read(&mut chunk).unwrap();
+        request.extend(&chunk[..read]);
+        let text = String::from_utf8_lossy(&request).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head
+            .lines()
+            .find_map(|line| line.to_lowercase().strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+        if body.len() >= length.unwrap() {
+            break body.to_owned();
+        }
+    };
+    let asked: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let question: serde_json::Value = serde_json::from_str(asked["messages"][1]["content"].as_str().unwrap()).unwrap();
+    let said = match question["asks"].as_str() {
+        Some("vote") => {
+            let ballot = |considered: &serde_json::Value| {
+                let scores: serde_json::Map<String, serde_json::Value> = question["criteria"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|c| (c["name"].as_str().unwrap().to_owned(), 6.into()))
+                    .collect();
+                serde_json::json!({"pitch": considered["pitch"]["name"], "scores": scores, "probability": 0.5})
+            };
+            let ballots: Vec<_> = question["pitches"].as_array().unwrap().iter().map(ballot).collect();
+            serde_json::json!({"ballots": ballots, "statement": {"motto": question["you"]["motto"]}})
+        }
+        _ => {
+            let mut pitch = question["example"].clone();
+            pitch["run"] = serde_json::json!({"config": "strategy=sequential,tile=16x48,depth=64,stages=1"});
+            serde_json::json!({"pitches": [pitch]})
+        }
+    };
+    let message = format!("Here you are:\n```json\n{said}\n```");
+    let reply = serde_json::json!({"model": "stand-in", "choices": [{"message": {"content": message}}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20}});
+    let reply = reply.to_string();
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{reply}",
+        reply.len()
+    );
+}
+
+/// The example, told by arguments of `env` whom to ask.
+fn example(folder: &Path) -> Vec<String> {
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/agents/shark.py");
+    let url = stand_in();
+    fs::write(folder.join("url"), &url).unwrap();
+    [
+        "env".to_owned(),
+        format!("AGENT_URL={url}"),
+        "no_proxy=*".to_owned(),
+        "python3".to_owned(),
+        script.display().to_string(),
+    ]
+    .to_vec()
+}
+
+#[test]
+fn an_agent_votes_and_brings_pitches_through_any_endpoint_and_what_it_said_is_in_the_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = example(folder.path());
+    let mut season = season(&[("one", two())]);
+    season.sharks[2] = Shark {
+        name: "agent".into(),
+        motto: "measure twice".into(),
+        source: Source::Command { command: command.clone() },
+        ..Which::Theorist.shark()
+    };
+    season.rounds[0].asks = vec![Asked { contestant: "a model".into(), command, programs: false }];
+    let path = folder.path().join("l");
+    played(&season, &path, &mut Scripted::new(&season, &[("first", Fate::Speed(1.3))]), &Options::default()).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let voted = records.iter().find_map(|record| match &record.event {
+        Event::Voted(voted) if voted.shark == "agent" => Some(voted),
+        _ => None,
+    });
+    let voted = voted.unwrap();
+    assert_eq!(
+        (voted.void.as_deref(), voted.ballots.len(), voted.statement.motto.as_str()),
+        (None, 3, "measure twice")
+    );
+    let talk = voted.talk.as_ref().unwrap();
+    assert!(talk.model == "stand-in" && talk.tokens_in == 100 && talk.said.contains("Here you are"), "{talk:?}");
+    let brought = records.iter().find_map(|record| match &record.event {
+        Event::Asked(asked) => Some(asked),
+        _ => None,
+    });
+    let brought = brought.unwrap();
+    assert!(brought.void.is_none() && brought.pitches.len() == 1 && brought.talk.is_some(), "{brought:?}");
+    assert_eq!(brought.pitches[0].contestant, "a model");
+    assert!(has(&records, |event| matches!(event, Event::Pitched(p) if p.pitch.contestant == "a model")));
+    assert_eq!(rounds(&records)[0].1, Verdict::Success);
+}

@@ -1,0 +1,174 @@
+//! Operations that folders describe: the shipped ones are played, and who computes nothing, or remembers, falls as anywhere.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tank::entry::Entry;
+use tank::event::Event;
+use tank::ledger::Ledger;
+use tank::operations::folder::{Folder, FolderOperation};
+use tank::pitch::Pitch;
+use tank::play::{Options, Watch, play};
+use tank::referee::{Correctness, Official, RefereeSettings, Timing};
+use tank::season::Season;
+use tank::verdict::Verdict;
+use tempfile::TempDir;
+
+/// A copy of a shipped operation, in which things can be built and changed.
+fn copy(name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/operations").join(name);
+    for file in fs::read_dir(source).unwrap().map(|file| file.unwrap().path()) {
+        // `copy` keeps what may be run.
+        if file.is_file() && file.extension().is_none_or(|ending| ending != "so") {
+            fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
+/// Three quartets, which say nothing about speed.
+fn settings(of: &Folder) -> RefereeSettings {
+    let timing = Timing {
+        looks: vec![3],
+        quartets_per_process: 1,
+        resamples: 100,
+        rotation: 1.0,
+        most_layers: 2,
+        ..Timing::default()
+    };
+    let mut settings = RefereeSettings { timing, limits: crate::common::limits(), ..of.about.settings.referee.clone() };
+    settings.checking.held_out = 2;
+    settings
+}
+
+struct Silence;
+
+impl Watch for Silence {
+    fn say(&mut self, _: &str) {}
+}
+
+fn played(name: &str, pitches: [&str; 2]) {
+    let copied = copy(name);
+    let mut folder = Folder::read(copied.path()).unwrap();
+    folder.about.settings.referee = settings(&folder);
+    folder.about.settings.void_retries = 0;
+    // What is timed by so few quartets is small too.
+    for problem in &mut folder.about.problem {
+        problem.sizes.values_mut().for_each(|size| *size = (*size).min(100));
+    }
+    let pitch = |name: &str| Pitch::read(&copied.path().join(name)).unwrap();
+    let season = Season::of_operation(folder, pitches.map(pitch).to_vec()).unwrap();
+    let operation = season.operation().unwrap();
+    let mut referee = Official::new(operation, season.settings.referee.clone(), Vec::new(), None).unwrap();
+    let mut ledger = Ledger::open(&copied.path().join("ledger.jsonl")).unwrap();
+    play(&season, &mut ledger, &mut referee, &Options::default(), &mut Silence).unwrap();
+    let records = ledger.records();
+    let found = |of: fn(&Event) -> Option<String>| records.iter().find_map(|record| of(&record.event));
+    let wrong = found(|event| match event {
+        Event::Examined(examined) => {
+            let right = examined.correctness.as_ref().is_some_and(Correctness::passed);
+            (!right).then(|| format!("{examined:?}"))
+        }
+        _ => None,
+    });
+    assert_eq!(wrong, None, "{name}");
+    let blocked = found(|event| match event {
+        Event::Judged(judged) if judged.judgement.verdict == Verdict::Blocked => Some(format!("{judged:?}")),
+        _ => None,
+    });
+    assert_eq!(blocked, None, "{name}");
+    let sat = records.iter().filter(|record| matches!(&record.event, Event::Sat(sat) if sat.sitting.is_some()));
+    assert!(sat.count() > 0, "{name} was never timed");
+}
+
+#[test]
+fn softmax_in_c_is_played_against_a_reference_in_python() {
+    played("softmax", ["float-exp.toml", "polynomial.toml"]);
+}
+
+#[test]
+fn a_sort_is_played() {
+    played("sort", ["radix.toml", "shell.toml"]);
+}
+
+/// What the examination finds of a contestant in Python with this `compute`.
+fn examined(compute: &str) -> Correctness {
+    let copied = copy("softmax");
+    let baseline = "import math\ndef plain(problem, constants, inputs, outputs):\n    x, y, n = inputs['x'], outputs['y'], problem['columns']\n    \
+                    for row in range(0, len(x), n):\n        top = max(x[row:row + n])\n        powers = [math.exp(v - top) for v in x[row:row + n]]\n        \
+                    for j, p in enumerate(powers):\n            y[row + j] = p / sum(powers)\n";
+    for (name, compute) in [("plain", ""), ("other", compute)] {
+        let body = if compute.is_empty() { "compute = plain\n" } else { compute };
+        let text =
+            format!("#!/usr/bin/env python3\nimport tank\n{baseline}{body}tank.serve_contestant('x', compute)\n");
+        let path = copied.path().join(format!("{name}.py"));
+        fs::write(&path, text).unwrap();
+        tank::operations::folder::example::make_executable(&path).unwrap();
+    }
+    let mut folder = Folder::read(copied.path()).unwrap();
+    folder.about.problem.truncate(1);
+    folder.about.problem[0].sizes = [("rows".to_owned(), 3), ("columns".to_owned(), 7)].into();
+    let settings = settings(&folder);
+    let mut referee =
+        Official::new(Box::new(FolderOperation::new(&folder).unwrap()), settings, Vec::new(), None).unwrap();
+    let entry = |name: &str| {
+        let command = vec![copied.path().join(name).display().to_string()];
+        Entry::Program { build: Vec::new(), command, sealed: None }
+    };
+    referee.examine(("plain", &entry("plain.py")), ("other", &entry("other.py")), 21).unwrap()
+}
+
+#[test]
+fn who_is_right_passes_and_who_computes_nothing_remembers_or_is_off_does_not() {
+    let right = examined("def compute(*all):\n    plain(*all)\n");
+    assert!(right.passed() && right.cases > 6, "{right:?}");
+    let wrong = |compute: &str| {
+        let found = examined(compute);
+        assert!(found.fault.is_none(), "{found:?}");
+        found.wrong.first().unwrap_or_else(|| panic!("{compute} was not caught")).what.clone()
+    };
+    assert!(wrong("def compute(*all):\n    pass\n").contains("never written"));
+    let remembered = "known = {}\ndef compute(problem, constants, inputs, outputs):\n    key = str(problem)\n    \
+                      if key not in known:\n        plain(problem, constants, inputs, outputs)\n        known[key] = list(outputs['y'])\n    \
+                      for j, v in enumerate(known[key]):\n        outputs['y'][j] = v\n";
+    assert!(wrong(remembered).contains("should be"));
+    let off = "def compute(problem, constants, inputs, outputs):\n    plain(problem, constants, inputs, outputs)\n    \
+               outputs['y'][0] *= 1.0001\n";
+    assert!(wrong(off).contains("y[0] is"));
+}
+
+#[test]
+fn a_contestant_of_the_first_version_is_told_that_it_has_no_words_for_this() {
+    let copied = copy("softmax");
+    let folder = Folder::read(copied.path()).unwrap();
+    let mut referee =
+        Official::new(Box::new(FolderOperation::new(&folder).unwrap()), settings(&folder), Vec::new(), None).unwrap();
+    let old = Entry::Program { build: Vec::new(), command: crate::common::plain_python().command, sealed: None };
+    let found = referee.examine(("old", &old), ("old", &old), 22).unwrap();
+    let fault = found.fault.map(|fault| fault.to_string()).unwrap_or_default();
+    assert!(fault.contains("no words for softmax"), "{fault}");
+}
+
+fn refused(change: (&str, &str)) -> String {
+    let copied = copy("softmax");
+    let path: &Path = &copied.path().join("operation.toml");
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(change.0), "{change:?}");
+    fs::write(path, text.replacen(change.0, change.1, 1)).unwrap();
+    Folder::read(copied.path()).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_missing_in_a_description_is_told_with_its_line() {
+    for (change, parts) in [
+        (("columns = [1, 300]", ""), ["operation.toml, line", "columns"]),
+        (("rule = \"close\"", "rule = \"near\""), ["operation.toml, line", "near"]),
+        (("role = \"output\"", "role = \"input\""), ["operation.toml, line", "role output"]),
+        (("shape = [\"rows\", \"columns\"]", "shape = [\"lines\"]"), ["operation.toml, line", "lines"]),
+        (("rows = [1, 20]", "rows = [20, 1]"), ["operation.toml, line", "from 20 to 1"]),
+    ] {
+        let error = refused(change);
+        assert!(parts.iter().all(|part| error.contains(part)), "{change:?}: {error}");
+    }
+}

@@ -1,0 +1,133 @@
+//! The report of a season: everything a reader needs is in it, whatever anyone called their pitch.
+
+use crate::scripted::{Fate, claiming, pitch, records, season, two};
+use tank::board::boards;
+use tank::ledger::Record;
+use tank::replay::first_season;
+use tank::report::{Report, html, markdown, replay};
+
+fn told() -> Vec<Record> {
+    let mut second = vec![
+        claiming(pitch("<script>alert(1)</script> | x", "strategy=sequential,tile=16x32,depth=64,stages=1"), 1.2),
+        pitch("fourth", "strategy=sequential,tile=16x16,depth=64,stages=1"),
+        pitch("illegal", "tile=16x7"),
+    ];
+    second[0].contestant = "Ada & Co".into();
+    let season = season(&[("one", two()), ("two", second)]);
+    let fates = [
+        ("first", Fate::Speed(0.8)),
+        ("second", Fate::Speed(1.3)),
+        ("<script>alert(1)</script> | x", Fate::Speed(1.1)),
+        ("fourth", Fate::Wrong),
+    ];
+    records(&season, &fates)
+}
+
+#[test]
+fn the_page_has_every_part_and_nothing_from_outside() {
+    let records = told();
+    let page = html(&Report::new(&records, None).unwrap());
+    for part in [
+        "class=\"headline\"",
+        "id=\"contents\"",
+        "id=\"bracket\"",
+        "id=\"examination\"",
+        "id=\"guards\"",
+        "class=\"axis\"",
+        "Ballots of skeptic",
+        "Second choice:",
+        "Rollback:",
+        "the wrong assumption",
+        "@media print",
+        "id=\"scorecard\"",
+        "id=\"problems\"",
+        "id=\"roofline\"",
+        "id=\"calibration\"",
+        "id=\"graveyard\"",
+        "id=\"controls\"",
+        "id=\"provenance\"",
+        "class=\"roof\"",
+        "prefers-color-scheme",
+        "name=\"viewport\"",
+        "SUCCESS",
+        "FAILURE",
+        "disqualified: constraint",
+        "Ada &amp; Co",
+        records.last().unwrap().hash.as_str(),
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    for foreign in ["<script", "http://", "https://", "@import", "url("] {
+        assert!(!page.contains(foreign), "{foreign} in the page");
+    }
+    // The browser check of the CI looks at this page.
+    std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/report.html"), page).unwrap();
+}
+
+#[test]
+fn what_was_gained_is_the_product_of_all_coronations() {
+    let report = Report::new(&told(), None).unwrap();
+    let gained = report.gained.unwrap();
+    assert!((gained.estimate - 1.3 * 1.1).abs() < 1e-9 && report.coronations == 2, "{gained}");
+    assert!(html(&report).contains("<strong>1.43×</strong> the baseline"));
+}
+
+#[test]
+fn the_board_tells_who_was_champion_when() {
+    let boards = boards(&told());
+    let [board] = boards.as_slice() else { panic!("{boards:?}") };
+    let champions: Vec<&str> = board.reigns.iter().map(|reign| reign.champion.as_str()).collect();
+    assert_eq!(board.operation, "dual-gemm");
+    assert_eq!(champions[1..], ["second", "<script>alert(1)</script> | x"]);
+    let gained = board.reigns[2].over_baseline.unwrap().estimate;
+    assert!((gained - 1.3 * 1.1).abs() < 1e-9, "{gained}");
+    assert_eq!((board.reigns[0].speedup, board.reigns[0].over_baseline), (None, None));
+    let page = tank::report::board(&boards);
+    assert!(page.contains("1.430×") && page.contains("dual-gemm") && !page.contains("<script"));
+}
+
+#[test]
+fn the_first_season_has_a_page_of_its_own() {
+    let page = replay(&first_season().unwrap());
+    for part in [
+        "The Performance Oracle",
+        "The Pragmatic Engineer",
+        "36 % slower",
+        "Beside the sums",
+        "id=\"round-4\"",
+        "FAILURE",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/replay.html"), page).unwrap();
+}
+
+#[test]
+fn markdown_and_json_tell_the_same() {
+    let records = told();
+    let report = Report::new(&records, None).unwrap();
+    let text = markdown(&report);
+    for part in ["| second |", "1.300×", "SUCCESS", "</script> \\| x", "## Graveyard", "## Calibration"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["attempts"].as_array().unwrap().len(), report.attempts.len());
+    assert_eq!(json["head"], records.last().unwrap().hash);
+    assert_eq!(json["attempts"][1]["measured"]["estimate"].as_f64().unwrap(), 1.3);
+}
+
+#[test]
+fn a_season_that_is_not_finished_can_be_reported_wherever_it_stopped() {
+    let records = told();
+    for end in 1..records.len() {
+        let report = Report::new(&records[..end], None).unwrap();
+        assert_eq!(report.closed, None);
+        assert!(html(&report).contains("not finished") && !markdown(&report).is_empty());
+    }
+}
+
+#[test]
+fn a_ledger_without_a_season_says_how_to_play_one() {
+    assert!(Report::new(&[], None).unwrap_err().to_string().contains("hammerhead tank play"));
+    assert!(Report::new(&told(), Some(9)).unwrap_err().to_string().contains("season 9"));
+}

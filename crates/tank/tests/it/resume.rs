@@ -1,0 +1,188 @@
+//! A season that is killed anywhere and started again ends as if nothing had happened, and measures nothing twice.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use crate::scripted::{Fate, Scripted, champion, pitch, played, season, two, verdicts};
+use tank::Error;
+use tank::event::Event;
+use tank::ledger;
+use tank::play::Options;
+use tank::season::Season;
+
+const FATES: [(&str, Fate); 4] =
+    [("first", Fate::Wrong), ("second", Fate::Void(1, 1.3)), ("third", Fate::Speed(1.2)), ("fourth", Fate::Speed(1.2))];
+
+fn two_rounds() -> Season {
+    let later = vec![
+        pitch("third", "strategy=sequential,tile=16x32,depth=64,stages=1"),
+        pitch("fourth", "strategy=sequential,tile=16x16,depth=64,stages=1"),
+    ];
+    season(&[("one", two()), ("two", later)])
+}
+
+fn options(folder: &Path) -> Options {
+    Options { seed: Some(7), tuning: Some(folder.join("tuning")), ..Options::default() }
+}
+
+/// Events without what differs from run to run.
+fn told(path: &Path) -> Vec<String> {
+    let records = ledger::read(path).unwrap().records;
+    records.iter().map(|r| format!("{} {}", r.season, serde_json::to_string(&r.event).unwrap())).collect()
+}
+
+#[test]
+fn a_ledger_cut_after_any_event_is_completed_without_measuring_anything_twice() {
+    let season = two_rounds();
+    let whole = tempfile::tempdir().unwrap();
+    let path = whole.path().join("ledger.jsonl");
+    let mut referee = Scripted::new(&season, &FATES);
+    played(&season, &path, &mut referee, &options(whole.path())).unwrap();
+    let (expected, text) = (told(&path), fs::read_to_string(&path).unwrap());
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    assert!(lines.len() > 25, "a season long enough to be cut in many places");
+    for cut in 0..=lines.len() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        fs::write(&path, lines[..cut].concat()).unwrap();
+        let done = ledger::read(&path).unwrap().records;
+        let before = |event: &Event| matches!(event, Event::BaselineTaken(_) | Event::Examined(_) | Event::Sat(_));
+        let done = done.iter().filter(|r| before(&r.event)).count();
+        let mut resumed = Scripted::new(&season, &FATES);
+        // The first void sitting was before the cut or comes after it; the script has to know.
+        if lines[..cut].iter().any(|line| line.contains("the control differs")) {
+            resumed.fates.insert("second".into(), Fate::Speed(1.3));
+        }
+        played(&season, &path, &mut resumed, &options(folder.path())).unwrap();
+        assert_eq!(told(&path), expected, "cut after {cut} lines");
+        assert_eq!(resumed.asked.len() + done, referee.asked.len(), "cut after {cut} lines: nothing is measured twice");
+        let tuned = fs::read_dir(folder.path().join("tuning")).map_or(0, |files| files.flatten().count());
+        assert!(tuned > 0, "cut after {cut} lines: the champion is in the tuning cache");
+    }
+}
+
+#[test]
+fn a_ledger_torn_in_the_middle_of_any_line_is_completed_too() {
+    let season = two_rounds();
+    let whole = tempfile::tempdir().unwrap();
+    let path = whole.path().join("ledger.jsonl");
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(whole.path())).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let expected = verdicts(&ledger::read(&path).unwrap().records);
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let torn = start + line.len() / 2;
+        start += line.len();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        fs::write(&path, &text.as_bytes()[..torn]).unwrap();
+        let mut resumed = Scripted::new(&season, &FATES);
+        if text[..torn].contains("the control differs") {
+            resumed.fates.insert("second".into(), Fate::Speed(1.3));
+        }
+        played(&season, &path, &mut resumed, &options(folder.path())).unwrap();
+        let records = ledger::read(&path).unwrap().records;
+        assert_eq!(verdicts(&records), expected, "torn at byte {torn}");
+        assert!(records.iter().any(|r| matches!(r.event, Event::Recovered(_))), "and that is recorded");
+    }
+}
+
+#[test]
+fn a_referee_that_dies_at_any_question_leaves_a_season_that_goes_on() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    let mut asked = Vec::new();
+    for _ in 0..20 {
+        let mut referee = Scripted::new(&season, &FATES);
+        referee.dies_after = Some(1);
+        if asked.iter().any(|a| a == "sit second") {
+            referee.fates.insert("second".into(), Fate::Speed(1.3));
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| played(&season, &path, &mut referee, &options(folder.path()))));
+        asked.append(&mut referee.asked);
+        if let Ok(played) = outcome {
+            played.unwrap();
+            break;
+        }
+    }
+    let mut referee = Scripted::new(&season, &FATES);
+    let other = tempfile::tempdir().unwrap();
+    played(&season, &other.path().join("l"), &mut referee, &options(other.path())).unwrap();
+    assert_eq!(asked, referee.asked, "the same questions, each asked once");
+    assert!(champion(&ledger::read(&path).unwrap().records).is_some());
+}
+
+#[test]
+fn a_finished_season_is_not_played_again_unless_asked() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    let mut referee = Scripted::new(&season, &FATES);
+    assert!(!played(&season, &path, &mut referee, &options(folder.path())).unwrap().finished_before);
+    let asked = referee.asked.len();
+    let again = played(&season, &path, &mut referee, &options(folder.path())).unwrap();
+    assert!(again.finished_before && referee.asked.len() == asked);
+    let anew = Options { again: true, ..options(folder.path()) };
+    assert_eq!(played(&season, &path, &mut referee, &anew).unwrap().season, 2);
+}
+
+#[test]
+fn a_season_that_was_changed_in_the_middle_is_refused() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    let paused = Options { pause: true, ..options(folder.path()) };
+    assert!(matches!(played(&season, &path, &mut Scripted::new(&season, &FATES), &paused), Err(Error::Paused { .. })));
+    let mut changed = season.clone();
+    changed.settings.research_below = 0.6;
+    let error = played(&changed, &path, &mut Scripted::new(&changed, &FATES), &options(folder.path())).unwrap_err();
+    assert!(error.to_string().contains("begun in another form"), "{error}");
+}
+
+#[test]
+fn two_seasons_may_share_a_ledger_and_the_first_can_still_be_finished() {
+    let season = two_rounds();
+    let other = Season { name: "other".into(), ..two_rounds() };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    let paused = Options { pause: true, ..options(folder.path()) };
+    assert!(played(&season, &path, &mut Scripted::new(&season, &FATES), &paused).is_err());
+    played(&other, &path, &mut Scripted::new(&other, &FATES), &options(folder.path())).unwrap();
+    assert_eq!(played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap().season, 1);
+}
+
+#[test]
+fn a_season_killed_at_two_hundred_random_moments_ends_as_if_nothing_had_happened() {
+    let season = two_rounds();
+    let whole = tempfile::tempdir().unwrap();
+    let path = whole.path().join("ledger.jsonl");
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(whole.path())).unwrap();
+    let ended = |path: &Path| {
+        let records = ledger::read(path).unwrap().records;
+        (verdicts(&records), champion(&records))
+    };
+    let (expected, bytes) = (ended(&path), fs::read(&path).unwrap());
+    let mut rng = fastrand::Rng::with_seed(17);
+    for kill in 0..200 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        // Killed several times, at any byte that was on the disk by then.
+        let mut cut = 0;
+        for _ in 0..rng.usize(1..4) {
+            cut = rng.usize(cut..=bytes.len());
+            let kept = fs::read(&path).unwrap_or_default();
+            // What an earlier kill tore was recorded by the play after it, so that bytes are no longer the same: only the first is cut so.
+            let text = if kept.is_empty() { bytes[..cut].to_vec() } else { kept[..rng.usize(..=kept.len())].to_vec() };
+            fs::write(&path, &text).unwrap();
+            let mut resumed = Scripted::new(&season, &FATES);
+            let whole = ledger::check(&path, &text).unwrap().whole;
+            if String::from_utf8_lossy(&text[..whole]).contains("the control differs") {
+                resumed.fates.insert("second".into(), Fate::Speed(1.3));
+            }
+            played(&season, &path, &mut resumed, &options(folder.path())).unwrap();
+        }
+        assert_eq!(ended(&path), expected, "kill {kill}");
+    }
+}

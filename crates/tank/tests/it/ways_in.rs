@@ -1,0 +1,176 @@
+//! Ways in, each as a program that gets through if the way is open: it says so in its next answer, or answers from what it
+//! should not know.
+//!
+//! Where this machine's kernel lacks a guard, a way may be open; the record then says which, and these tests would fail here.
+
+use std::cell::RefCell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::rc::Rc;
+
+use crate::common::{
+    Steady, Watched, case, cheat, examined, fault_in_a_sitting, few_questions, is_gone, plain_python, quick, scalar,
+};
+use tank::contestant::{Contestant, Fault, Job, Limits, Program};
+use tank::operations::dual_gemm::tasks;
+use tank::referee::{Pool, Terms, examine, sit};
+use testkit::cases::Inputs;
+
+/// A cheat that is told of paths.
+fn told(trick: &str, paths: &[&Path]) -> Program {
+    let mut program = cheat(trick);
+    program.command.extend(paths.iter().map(|path| format!("at:{}", path.display())));
+    program
+}
+
+/// What a cheat says that got through; nothing where it did not and computed everything instead.
+fn boast(program: &Program) -> Option<String> {
+    let found = examined(program);
+    assert!(found.fault.is_none() && found.wrong.is_empty(), "{found:?}");
+    found.unsupported.first().cloned()
+}
+
+#[test]
+fn inputs_that_are_to_be_timed_are_not_there_before_the_clock_runs() {
+    let fault = fault_in_a_sitting(&cheat("early-bird"));
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
+}
+
+#[test]
+fn whoever_rests_rests() {
+    let found = examined(&cheat("rest-burner"));
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    // Where there is no freezer it can wake itself, and is found by what it consumed.
+    let found_out = |fault: &Fault| matches!(fault, Fault::Tampering { what } if what.contains("its rest"));
+    assert!(found.fault.as_ref().is_none_or(found_out), "{found:?}");
+}
+
+#[test]
+fn nothing_can_be_written_but_ones_own_scratch() {
+    let folder = tempfile::tempdir().unwrap();
+    let victims = ["rival.py", "ledger.jsonl", "tuning.json"].map(|name| folder.path().join(name));
+    victims.iter().for_each(|path| fs::write(path, "theirs").unwrap());
+    let paths: Vec<&Path> = victims.iter().map(|path| path.as_path()).collect();
+    assert_eq!(boast(&told("vandal", &paths)), None);
+    assert!(victims.iter().all(|path| fs::read(path).is_ok_and(|bytes| bytes == b"theirs")));
+}
+
+#[test]
+fn secrets_of_the_environment_of_the_home_folder_and_of_shared_memory_are_not_to_be_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "the password is swordfish").unwrap();
+    let home = Path::new(&std::env::var("HOME").unwrap()).join(".bashrc");
+    assert_eq!(boast(&told("spy", &[&secret, &home, Path::new("/etc/shadow")])), None);
+    let [_, found] = examine([&plain_python(), &told("spy", &[])], &tasks(&few_questions()).unwrap(), 6).unwrap();
+    assert_eq!(found.correctness.unsupported, Vec::<String>::new(), "beside another's lots");
+}
+
+#[test]
+fn no_socket_of_any_family_can_be_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("helper");
+    let _listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(boast(&told("caller", &[&path])), None);
+}
+
+#[test]
+fn memory_is_counted_over_all_processes_of_a_contestant() {
+    let mut crowd = cheat("crowd");
+    crowd.limits = Limits { memory_bytes: 1 << 30, ..crowd.limits };
+    let found = examined(&crowd);
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    assert!(matches!(&found.fault, Some(Fault::Excess { what }) if what.contains("1024 may be taken")), "{found:?}");
+}
+
+#[test]
+fn no_disk_can_be_filled() {
+    let mut filler = cheat("filler");
+    filler.limits = Limits { file_bytes: 1 << 20, scratch_bytes: 2 << 20, ..filler.limits };
+    assert_eq!(boast(&filler), None);
+}
+
+#[test]
+fn processes_are_counted() {
+    let mut breeder = cheat("breeder");
+    breeder.limits = Limits { processes: 32, ..breeder.limits };
+    let found = examined(&breeder);
+    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    // The kernel refuses the next one, except to root, whom the referee counts.
+    let counted = |fault: &Fault| matches!(fault, Fault::Excess { what } if what.contains("32 may be started"));
+    assert!(found.fault.as_ref().is_none_or(counted), "{found:?}");
+}
+
+#[test]
+fn the_fence_cannot_be_opened_from_within() {
+    assert_eq!(boast(&cheat("escapist")), None);
+}
+
+#[test]
+fn nothing_that_a_build_leaves_behind_lives_on() {
+    let script = "setsid sh -c 'sleep 602.5 & sleep 602.5' & sleep 0.2; true";
+    let program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
+    program.build().unwrap();
+    assert!(is_gone(b"sleep\x00602.5\0"), "a daemon of the build's lives on");
+}
+
+#[test]
+fn a_build_is_fenced_as_a_run_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "theirs").unwrap();
+    let script = format!("echo mine > {0}; cat {0}; env | grep CARGO", victim.display());
+    let program = Program { build: vec!["sh".into(), "-c".into(), script], ..plain_python() };
+    let _ = program.build();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
+}
+
+#[test]
+fn a_build_writes_beside_its_program_and_a_run_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel.sh");
+    fs::write(&kernel, "#!/bin/sh\necho mine > built; exit 3\n").unwrap();
+    fs::set_permissions(&kernel, fs::Permissions::from_mode(0o755)).unwrap();
+    let build = ["sh", "-c", "echo here > built"].map(str::to_owned).to_vec();
+    let program =
+        Program { build, ..Program::new("kernel", vec![kernel.display().to_string()], crate::common::limits()) };
+    program.build().unwrap();
+    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
+    assert!(program.start().is_err());
+    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
+}
+
+#[test]
+fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("kernel.py");
+    fs::write(&script, "import sys; sys.exit(3)").unwrap();
+    let mut program =
+        Program::new("kernel", vec!["python3".into(), script.display().to_string()], crate::common::limits());
+    program.sealed = Some(program.digest());
+    assert!(matches!(program.start().err(), Some(Fault::Crash { .. })), "it is what it was, and starts");
+    fs::write(&script, "import sys; sys.exit(4)").unwrap();
+    assert!(matches!(program.start().err(), Some(Fault::Tampering { what }) if what.contains("program")));
+}
+
+#[test]
+fn nobody_can_tell_which_layer_comes_next() {
+    let mut settings = quick();
+    settings.timing = tank::referee::Timing { most_layers: 8, sample_jobs: 6, rotation: 1.0, ..settings.timing };
+    let (clock, asked) = (Steady::default(), Rc::new(RefCell::new(Vec::new())));
+    let case = case(3, 9, 32, Inputs::Realistic);
+    let remembered = Rc::clone(&asked);
+    let remember = move |jobs: &[Job]| remembered.borrow_mut().extend(jobs.iter().map(|job| job.layer));
+    let champion = scalar(&case);
+    let challenger = Watched { staged: Rc::new(remember), ..Watched::new(scalar(&case)) };
+    let pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 11).unwrap();
+    sit(&mut pool.on_the_processor().unwrap(), &settings, &Terms::default(), 11).unwrap();
+    let asked = asked.borrow();
+    let layers = asked.iter().max().unwrap() + 1;
+    // Whoever fetches the layer after the last one beforehand is right as often as whoever guesses.
+    let right = asked.windows(2).filter(|pair| pair[1] == (pair[0] + 1) % layers).count();
+    assert!(layers > 3 && right < asked.len() / 2, "{right} of {} layers were the next ones", asked.len());
+}

@@ -1,0 +1,207 @@
+//! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
+
+use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
+use hammerhead::gpu::experts::combine::CombineSpec;
+use hammerhead::gpu::experts::layer::LayerShape;
+use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
+use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
+use hammerhead::gpu::families::sm90::experts;
+use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
+use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::pack::Codes;
+use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
+use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
+use ptx::Error;
+
+use crate::assembling::assert_assemble;
+
+/// The chip that all of these are for.
+const CHIPS: [&str; 1] = ["sm_90a"];
+
+/// A common kernel, from which others differ.
+const COMMON: MultiplySpec = MultiplySpec {
+    products: Products::Interleaved,
+    ping_pong: false,
+    tokens: 128,
+    columns: 64,
+    units: 2,
+    stages: 4,
+    epilogue: Epilogue::Staged,
+    schedule: Schedule::PerTile,
+    element: Tokens::F16,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+    experts: None,
+};
+
+fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> MultiplySpec {
+    let function = if products == Products::Single { Function::None } else { Function::Silu };
+    MultiplySpec { products, tokens, columns, units, stages, schedule, function, ..COMMON }
+}
+
+/// The sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn configs() -> Vec<MultiplySpec> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let mut all = vec![
+        sized(Interleaved, [128, 64, 2, 5], PerTile),
+        sized(Interleaved, [256, 64, 1, 5], PerTile),
+        sized(Interleaved, [256, 64, 1, 5], Persistent),
+        sized(Interleaved, [128, 96, 2, 3], SplitK),
+        sized(Interleaved, [128, 96, 2, 4], PerTile),
+        sized(Interleaved, [128, 64, 2, 4], SplitK),
+        sized(Interleaved, [64, 32, 2, 10], PerTile),
+        sized(Interleaved, [16, 32, 4, 12], PerTile),
+        sized(Interleaved, [8, 32, 4, 14], PerTile),
+        // Two blocks on a multiprocessor.
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [16, 64, 4, 4], SplitK),
+        sized(Interleaved, [32, 64, 2, 6], SplitK),
+        sized(Interleaved, [96, 64, 2, 3], PerTile),
+        // Four warpgroups.
+        sized(Interleaved, [64, 64, 2, 6], SplitK),
+        sized(Single, [64, 128, 1, 4], PerTile),
+        sized(Interleaved, [8, 64, 1, 1], PerTile),
+        sized(Interleaved, [112, 128, 1, 4], PerTile),
+        sized(Interleaved, [88, 96, 2, 4], Persistent),
+        sized(Interleaved, [256, 64, 1, 4], SplitK),
+        sized(Sequential, [128, 128, 1, 6], PerTile),
+        sized(Sequential, [64, 192, 1, 4], Persistent),
+        sized(Sequential, [32, 64, 1, 6], SplitK),
+        sized(Single, [256, 128, 1, 4], PerTile),
+        sized(Single, [128, 192, 1, 4], Persistent),
+        sized(Single, [64, 256, 1, 3], SplitK),
+        MultiplySpec { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
+        MultiplySpec { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
+        MultiplySpec { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
+    ];
+    let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
+    for element in [Tokens::Bf16, Tokens::Bf16Sum] {
+        all.extend([
+            MultiplySpec { element, ..common },
+            MultiplySpec { element, ..sized(Interleaved, [128, 64, 1, 3], PerTile) },
+            MultiplySpec { element, ..sized(Interleaved, [48, 32, 1, 4], SplitK) },
+        ]);
+    }
+    for (function, output) in [(Function::GeluTanh, Output::BF16), (Function::of(Gate::GPT_OSS), Output::F32)] {
+        for epilogue in Epilogue::ALL {
+            all.push(MultiplySpec { function, output, epilogue, ..common });
+        }
+    }
+    all.push(MultiplySpec { function: Function::Relu2, ..sized(Single, [64, 128, 1, 4], PerTile) });
+    all.extend(CAPACITIES.map(|groups| MultiplySpec { groups, ..common }));
+    all
+}
+
+#[test]
+fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
+    let target = ptx::Target::Sm90a;
+    let joins =
+        Gate::JOINING.map(Function::of).into_iter().zip(Output::ALL.into_iter().cycle()).map(|(function, output)| {
+            KernelSpec::from(join::JoinSpec { function, output, groups: 8, parts: 1, target })
+        });
+    let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
+    let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
+        [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
+    });
+    assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect(), &CHIPS);
+}
+
+#[test]
+fn the_kernels_of_a_layer_of_experts_assemble_alike() {
+    assert_assemble(of_experts(), &CHIPS);
+}
+
+/// The products of a layer with all that a layer may have, in every tile; and the kernels around them.
+fn of_experts() -> Vec<KernelSpec> {
+    let layer = LayerShape {
+        experts: 256,
+        top: 8,
+        hidden: 2048,
+        inner: 768,
+        gate: Gate::GPT_OSS,
+        biased: true,
+        on_input: false,
+        activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        codes: Codes::Bfloats,
+        partial: Output::F32,
+        output: Output::BF16,
+    };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
+    let halves = LayerShape { codes: Codes::Halves, ..layer };
+    let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
+    let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
+    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 160, 256])
+        .chain(tiles(single, &[8, 64]))
+        .chain(tiles(factored, &[16, 128]))
+        .chain(tiles(halves, &[8, 48]))
+        .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
+        .flat_map(|(product, tile)| experts::kernels(&product, tile))
+        .map(KernelSpec::from)
+        .collect();
+    let grouped = Some(Grouped { groups: 8, kept: 4 });
+    let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
+    all.push(route.into());
+    for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats)] {
+        all.push(SortSpec { experts: 256, top: 8, ids, rows, factors: true }.into());
+    }
+    let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
+    all.push(CombineSpec { top: 22, rows, output, weighted: true, addend }.into());
+    all
+}
+
+#[test]
+fn every_kernel_takes_the_shared_memory_that_its_config_says() {
+    for config in configs() {
+        let kernel = kernel::kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_size_the_hardware_lacks_is_refused() {
+    assert!(kernel::kernel(COMMON).is_ok());
+    for broken in [
+        MultiplySpec { tokens: 12, ..COMMON },
+        MultiplySpec { tokens: 264, ..COMMON },
+        MultiplySpec { columns: 48, ..COMMON },
+        MultiplySpec { columns: 160, ..COMMON },
+        MultiplySpec { columns: 32, products: Products::Sequential, ..COMMON },
+        MultiplySpec { units: 3, ..COMMON },
+        MultiplySpec { stages: 0, ..COMMON },
+        MultiplySpec { stages: 17, ..COMMON },
+        MultiplySpec { stages: 8, ..COMMON },
+        MultiplySpec { tokens: 256, columns: 96, stages: 2, ..COMMON },
+        MultiplySpec { tokens: 256, columns: 128, products: Products::Sequential, stages: 2, ..COMMON },
+        MultiplySpec { tokens: 24, schedule: Schedule::SplitK, ..COMMON },
+        MultiplySpec { ping_pong: true, ..COMMON },
+        MultiplySpec { groups: 3, ..COMMON },
+    ] {
+        assert!(matches!(kernel::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+    }
+}
+
+#[test]
+fn tokens_are_cut_alike_and_into_widths_that_cover_them() {
+    let config = MultiplySpec { tokens: 256, units: 1, ..COMMON };
+    assert_eq!(config.widths(), [64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]);
+    assert_eq!(
+        [1, 64, 256, 320, 512, 700].map(|m| config.cut(m)),
+        [(1, 16), (1, 64), (1, 256), (2, 160), (2, 256), (3, 240)]
+    );
+    let persistent = MultiplySpec { schedule: Schedule::Persistent, ..config };
+    assert_eq!(persistent.widths(), [64, 96, 128, 160, 192, 224, 256]);
+    assert_eq!(persistent.cut(700), (3, 256));
+    let narrow = MultiplySpec { tokens: 40, ..COMMON };
+    assert_eq!((narrow.widths(), narrow.cut(100)), (vec![40], (3, 40)));
+}
+
+#[test]
+fn the_token_map_is_one_the_hardware_accepts() {
+    for config in configs() {
+        let map = config.token_map(0x1000, [77, 80], 77 * 160);
+        assert_eq!(map.check(), Ok(()), "{config:?}");
+    }
+}

@@ -1,0 +1,418 @@
+//! Whole layers of experts on every CPU backend: against the reference, in every way to the same bits, and what is refused.
+
+use format::{Dense, Values};
+use hammerhead::layer_reference::LayerReference;
+use hammerhead::{
+    Activation, Backend, Engine, Error, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Mlp, MlpWeights,
+    Options, Output, Routed, Target, Weights, backends, cpu,
+};
+use hammerhead_testkit::moe::{self, Instance, Model};
+
+const DENSE: [Activation; 3] = [Activation::BF16, Activation::F32, Activation::F16];
+
+fn available() -> impl Iterator<Item = &'static dyn Backend> {
+    backends::all().iter().copied().filter(|b| b.layout() == cpu::LAYOUT && b.available().is_ok())
+}
+
+fn engine(backend: &str, threads: usize) -> Engine {
+    Engine::new(Options { backend: Some(backend.to_owned()), threads: Some(threads), ..Options::default() }).unwrap()
+}
+
+fn model(name: &str) -> Model {
+    moe::models().into_iter().find(|model| model.name == name).unwrap().scaled_down()
+}
+
+/// The numbers of a result, as bits.
+fn bits(result: &Dense<'_>) -> Vec<Vec<u32>> {
+    let mut values = vec![0f32; result.k()];
+    let mut row = |row| {
+        result.row(row, &mut values);
+        values.iter().map(|x| x.to_bits()).collect()
+    };
+    (0..result.rows()).map(&mut row).collect()
+}
+
+/// Some rows of dense values.
+fn picked(dense: &Dense<'_>, rows: &[usize]) -> Dense<'static> {
+    let k = dense.k();
+    let values: Values<'static> = match dense.values() {
+        Values::F16(x) => rows.iter().flat_map(|row| x[row * k..][..k].to_vec()).collect::<Vec<_>>().into(),
+        Values::BF16(x) => rows.iter().flat_map(|row| x[row * k..][..k].to_vec()).collect::<Vec<_>>().into(),
+        Values::F32(x) => rows.iter().flat_map(|row| x[row * k..][..k].to_vec()).collect::<Vec<_>>().into(),
+    };
+    Dense::new(rows.len(), k, values, dense.global()).unwrap()
+}
+
+/// Computes a layer on a backend and holds every element against the reference.
+fn assert_right(
+    what: &str,
+    backend: &'static dyn Backend,
+    (weights, options): (&ExpertWeights<'_>, LayerOptions),
+    (tokens, routed): (&Dense<'_>, &Routed),
+    output: Output,
+) {
+    let engine = engine(backend.name(), 2);
+    let layer = Experts::new(&engine, weights, options).unwrap();
+    let result = layer.run(&engine, tokens, routed, output).unwrap();
+    let reference = LayerReference { weights, intermediate: options.intermediate, tokens, routed };
+    let report = moe::check(&reference, 0..tokens.rows(), &result, &|a| backend.arithmetic(a)).unwrap();
+    let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(report.passed(), "{what} on {}, {options:?}: {} wrong; {first}", backend.name(), report.failures);
+    assert_eq!(report.compared, tokens.rows() * result.k());
+}
+
+#[test]
+fn every_model_is_right_on_every_backend_with_every_intermediate() {
+    for backend in available() {
+        for (index, model) in moe::models().into_iter().enumerate() {
+            let model = model.scaled_down();
+            for (turn, intermediate) in Intermediate::ALL.into_iter().enumerate() {
+                let (element, output) = (DENSE[(index + turn) % 3], Output::ALL[(index + 2 * turn) % 3]);
+                let tokens = [1, 19, 6][(index + turn) % 3];
+                let instance = model.instance(tokens, element, usize::MAX, index as u64).unwrap();
+                let options = LayerOptions { intermediate, ..LayerOptions::default() };
+                let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+                assert_right(model.name, backend, (&weights, options), (&instance.tokens, &routed), output);
+            }
+        }
+    }
+}
+
+#[test]
+fn input_scales_of_both_products_are_part_of_the_layer() {
+    let model = model("qwen3-30b-a3b");
+    let instance = model.instance(5, Activation::BF16, usize::MAX, 3).unwrap();
+    let scale = |width: usize, by: f32| (0..width).map(|i| by + (i % 7) as f32 / 5.0).collect::<Vec<f32>>();
+    let weights = instance.weights().unwrap();
+    let scaled = weights.experts().iter().enumerate().map(|(expert, mlp)| {
+        let [k, inner, _] = mlp.widths();
+        let up = mlp.up().as_borrowed().with_input_scale(scale(k, 0.3 + expert as f32)).unwrap();
+        let down = mlp.down().as_borrowed().with_input_scale(scale(inner, 0.7)).unwrap();
+        MlpWeights::new(up, down).unwrap()
+    });
+    let weights = ExpertWeights::new(scaled.collect(), model.gate).unwrap();
+    for backend in available() {
+        let (options, routed) = (LayerOptions::default(), instance.routed().unwrap());
+        assert_right("AWQ", backend, (&weights, options), (&instance.tokens, &routed), Output::F32);
+    }
+}
+
+/// Routings that no router makes: all to one expert, to nobody, some to nobody, the same expert twice.
+fn ragged(tokens: usize, experts: i32) -> Vec<(&'static str, Vec<i32>)> {
+    let all = |f: &dyn Fn(usize) -> i32| (0..2 * tokens).map(f).collect::<Vec<i32>>();
+    vec![
+        ("one expert", all(&|i| if i % 2 == 0 { experts - 1 } else { -1 })),
+        ("nobody", all(&|_| experts)),
+        ("out of range", all(&|i| [0, -1, experts, i32::MIN, 1, i32::MAX][i % 6])),
+        ("twice the same", all(&|i| (i / 2) as i32 % experts)),
+    ]
+}
+
+#[test]
+fn ragged_routings_are_right_and_experts_of_others_add_nothing() {
+    let tokens = 21;
+    for (name, biased) in [("gpt-oss-20b", true), ("glm-4.5", false)] {
+        let instance = model(name).instance(tokens, Activation::BF16, usize::MAX, 9).unwrap();
+        let weights = instance.weights().unwrap();
+        assert_eq!(weights.experts()[0].up().bias(0).is_some(), biased);
+        for (what, ids) in ragged(tokens, weights.experts().len() as i32) {
+            let given: Vec<f32> =
+                (0..2 * tokens).map(|i| if ids[i] < 0 { f32::NAN } else { 0.3 + i as f32 / 50.0 }).collect();
+            let routed = Routed::given(Ids::I32(&ids), &given, tokens, weights.experts().len()).unwrap();
+            for backend in available() {
+                let options = LayerOptions::default();
+                assert_right(what, backend, (&weights, options), (&instance.tokens, &routed), Output::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_of_a_cpu_backend_depend_on_the_depth_of_its_configuration_alone() {
+    let ways = ["sequential,tile=16x16,stages=1", "interleaved,tile=64x32,stages=2", "ping-pong,tile=16x16,stages=2"]
+        .into_iter()
+        .chain(["ping-pong,tile=80x16,stages=2", "ping-pong,tile=128x64,stages=3", "two-pass,tile=64x64,stages=2"]);
+    let instance = wide("qwen3-30b-a3b").instance(90, Activation::BF16, 1, 3).unwrap();
+    let weights = instance.weights().unwrap();
+    for backend in available() {
+        for depth in [64, 256] {
+            let mut first: Option<Vec<u32>> = None;
+            for way in ways.clone() {
+                let request = format!("strategy={way},depth={depth}").parse().unwrap();
+                let options = Options { backend: Some(backend.name().to_owned()), threads: Some(2), request };
+                let engine = Engine::new(options).unwrap();
+                let layer = engine.load(&[weights.experts()[0].up().as_borrowed()], Gate::Silu).unwrap();
+                for rows in [1, 3, 17, 90] {
+                    let tokens = picked(&instance.tokens, &(0..rows).collect::<Vec<_>>());
+                    let found = engine.run(&layer, &[tokens.into()], Output::F32).unwrap().remove(0);
+                    let found = bits(&found).remove(0);
+                    let name = backend.name();
+                    assert!(
+                        *first.get_or_insert_with(|| found.clone()) == found,
+                        "{name}, {way}, {depth}, {rows} rows"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A layer wide enough for every depth of the kernels to make a difference.
+fn wide(name: &str) -> Model {
+    Model { experts: [4, 2], widths: [1040, 528], groups: None, shared: None, ..model(name) }
+}
+
+#[test]
+fn bits_are_the_same_for_any_number_of_threads() {
+    for name in ["qwen3-30b-a3b", "gpt-oss-20b", "llama-4-scout"] {
+        let instance = wide(name).instance(37, Activation::BF16, usize::MAX, 5).unwrap();
+        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+        for backend in available().map(Backend::name).chain(["auto"]) {
+            let found = [1, 2, 16, 64].map(|threads| {
+                let engine = engine(backend, threads);
+                let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+                bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap())
+            });
+            assert!(found.iter().all(|other| *other == found[0]), "{name} on {backend}");
+        }
+    }
+}
+
+/// A token's bits, computed beside others.
+fn among(engine: &Engine, layer: &Experts, instance: &Instance, tokens: &Dense<'_>, rows: &[usize]) -> Vec<Vec<u32>> {
+    let experts = instance.router.experts();
+    let logits: Vec<f32> = rows.iter().flat_map(|row| instance.logits[row * experts..][..experts].to_vec()).collect();
+    let routed = instance.router.route(&logits, rows.len()).unwrap();
+    bits(&layer.run(engine, &picked(tokens, rows), &routed, Output::F32).unwrap())
+}
+
+#[test]
+fn a_batch_invariant_token_has_the_same_bits_alone_and_in_every_batch() {
+    const TOKENS: usize = 130;
+    // Every so many tokens, one is looked at.
+    const WATCHED: usize = 3;
+    let names = ["qwen3-30b-a3b", "gpt-oss-20b", "llama-4-scout"];
+    for (index, name) in names.into_iter().enumerate() {
+        for intermediate in [Intermediate::ALL[index], Intermediate::Tokens] {
+            let instance = wide(name).instance(TOKENS, DENSE[index], usize::MAX, 5).unwrap();
+            let options = LayerOptions { intermediate, batch_invariant: true, ..LayerOptions::default() };
+            for backend in available().map(Backend::name).chain(["auto"]) {
+                let engine = engine(backend, 2);
+                let layer = Experts::new(&engine, &instance.weights().unwrap(), options).unwrap();
+                let found = |rows: &[usize]| among(&engine, &layer, &instance, &instance.tokens, rows);
+                let watched: Vec<usize> = (0..TOKENS).step_by(WATCHED).collect();
+                let alone: Vec<_> = watched.iter().map(|&row| found(&[row]).remove(0)).collect();
+                for batch in [2, 5, 17, 64, TOKENS] {
+                    for first in (0..TOKENS).step_by(batch.next_multiple_of(WATCHED)) {
+                        let rows: Vec<usize> = (first..TOKENS.min(first + batch)).rev().collect();
+                        let beside = rows.iter().zip(found(&rows)).filter(|(row, _)| row.is_multiple_of(WATCHED));
+                        for (row, bits) in beside {
+                            let expected = &alone[row / WATCHED];
+                            assert!(bits == *expected, "{name} on {backend}, {intermediate}, {row} of {batch}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_invariant_token_does_not_notice_others_that_are_very_much_larger() {
+    // This gate passes small values on, where the others square them.
+    let model = Model { biases: false, ..wide("gpt-oss-20b") };
+    let instance = model.instance(6, Activation::F32, usize::MAX, 5).unwrap();
+    let Values::F32(values) = instance.tokens.values() else { panic!("asked for f32") };
+    let k = instance.tokens.k();
+    let scales = [1.0, 1e-36, 3e-30, 1e30, 1e-8, 3e-38];
+    let values: Vec<f32> = values.iter().enumerate().map(|(at, x)| x * scales[at / k]).collect();
+    let tokens = Dense::new(6, k, values, 1.0).unwrap();
+    for backend in available() {
+        let engine = engine(backend.name(), 2);
+        let options = LayerOptions { batch_invariant: true, ..LayerOptions::default() };
+        let layer = Experts::new(&engine, &instance.weights().unwrap(), options).unwrap();
+        let all = among(&engine, &layer, &instance, &tokens, &[0, 1, 2, 3, 4, 5]);
+        for (row, beside) in all.iter().enumerate() {
+            let alone = among(&engine, &layer, &instance, &tokens, &[row]).remove(0);
+            assert!(alone == *beside, "token {row} on {}", backend.name());
+            assert!(alone.iter().any(|bits| bits << 1 != 0), "token {row} on {} is all zero", backend.name());
+        }
+    }
+}
+
+#[test]
+fn a_batch_invariant_number_that_is_lost_beside_a_larger_token_is_lost_alone() {
+    // The weights look at the second column only, and the first decides how tokens are scaled.
+    let picking = || {
+        let codes = (0..16).flat_map(|_| std::iter::once(0x20).chain([0; 7])).collect::<Vec<u8>>();
+        Weights::plain(format::Matrix::new(16, 16, codes, vec![0x38; 16], 1.0).unwrap())
+    };
+    let weights = MlpWeights::new(picking(), picking()).unwrap();
+    let token = |first: f32| [first, 2f32.powi(-120)].into_iter().chain([0.0; 14]).collect::<Vec<f32>>();
+    for backend in available() {
+        let engine = engine(backend.name(), 1);
+        let options =
+            LayerOptions { batch_invariant: true, intermediate: Intermediate::F32, ..LayerOptions::default() };
+        let mlp = Mlp::new(&engine, &weights, Gate::None, options).unwrap();
+        let run = |tokens: &[Vec<f32>]| {
+            let tokens = Dense::new(tokens.len(), 16, tokens.concat(), 1.0).unwrap();
+            bits(&mlp.run(&engine, &tokens, Output::F32).unwrap()).remove(0)
+        };
+        assert!(run(&[token(1.0)]) == run(&[token(1.0), token(2f32.powi(20))]), "on {}", backend.name());
+    }
+}
+
+#[test]
+fn tokens_are_cut_to_the_working_memory_that_is_allowed() {
+    let instance = model("deepseek-v3").instance(23, Activation::BF16, usize::MAX, 5).unwrap();
+    let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+    let engine = engine("scalar", 2);
+    let run = |workspace_bytes| {
+        let options = LayerOptions { batch_invariant: true, workspace_bytes, ..LayerOptions::default() };
+        let layer = Experts::new(&engine, &weights, options).unwrap();
+        bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap())
+    };
+    let whole = run(usize::MAX / 2);
+    assert!(whole == run(0) && whole == run(100_000));
+}
+
+#[test]
+fn an_mlp_is_a_layer_of_one_expert_with_the_weight_one() {
+    let model = Model { experts: [4, 1], shared: None, ..model("gpt-oss-20b") };
+    let instance = model.instance(11, Activation::BF16, usize::MAX, 5).unwrap();
+    let weights = instance.weights().unwrap();
+    let engine = engine("scalar", 2);
+    let mlp = Mlp::new(&engine, &weights.experts()[2], Gate::GPT_OSS, LayerOptions::default()).unwrap();
+    let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+    let routed = Routed::given(Ids::I64(&[2; 11]), &[1.0; 11], 11, 4).unwrap();
+    for output in Output::ALL {
+        let [found, expected] = [
+            mlp.run(&engine, &instance.tokens, output).unwrap(),
+            layer.run(&engine, &instance.tokens, &routed, output).unwrap(),
+        ];
+        assert!(bits(&found) == bits(&expected), "{output}");
+    }
+}
+
+#[test]
+fn an_nvfp4_intermediate_is_the_quantiser_of_the_format_to_the_bit() {
+    let model = Model { experts: [4, 1], ..model("qwen3-30b-a3b") };
+    let instance = model.instance(9, Activation::BF16, usize::MAX, 5).unwrap();
+    let weights = instance.weights().unwrap();
+    let (engine, expert) = (engine("scalar", 2), &weights.experts()[1]);
+    let up = engine.load(&[expert.up().as_borrowed()], Gate::Silu).unwrap();
+    let down = engine.load(&[expert.down().as_borrowed()], Gate::None).unwrap();
+    let h = engine.run(&up, &[instance.tokens.as_borrowed().into()], Output::F32).unwrap().remove(0);
+    let quantized = format::quantize(&h, Some(expert.intermediate_scale())).unwrap();
+    let expected = engine.run(&down, &[quantized.into()], Output::F32).unwrap().remove(0);
+    let options = LayerOptions { intermediate: Intermediate::NvFp4, ..LayerOptions::default() };
+    let mlp = Mlp::new(&engine, expert, Gate::Silu, options).unwrap();
+    assert!(bits(&mlp.run(&engine, &instance.tokens, Output::F32).unwrap()) == bits(&expected));
+}
+
+/// A layer with everything that a file must keep: biases, input scales, a shared expert with its vector, groups and a correction.
+fn everything(instance: &Instance) -> ExpertWeights<'_> {
+    let weights = instance.weights().unwrap();
+    let scale = |width: usize| (0..width).map(|i| 0.5 + (i % 5) as f32).collect::<Vec<f32>>();
+    let experts = weights.experts().iter().enumerate().map(|(expert, mlp)| {
+        let [k, inner, width] = mlp.widths();
+        let up = mlp.up().clone().with_bias([vec![0.25; inner], vec![-0.5; inner]]).unwrap();
+        let down = mlp.down().clone().with_bias([vec![1.5; width]]).unwrap().with_input_scale(scale(inner)).unwrap();
+        let up = if expert == 1 { up.with_input_scale(scale(k)).unwrap() } else { up };
+        MlpWeights::new(up, down).unwrap().with_intermediate_scale(mlp.intermediate_scale()).unwrap()
+    });
+    let shared = weights.shared().unwrap().clone().with_gate(vec![0.125; instance.tokens.k()]).unwrap();
+    ExpertWeights::new(experts.collect(), weights.gate()).unwrap().with_shared(shared).unwrap()
+}
+
+#[test]
+fn a_packed_layer_comes_back_from_its_file_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer.packed");
+    let instance = model("deepseek-v3").instance(9, Activation::BF16, usize::MAX, 5).unwrap();
+    let (weights, routed) = (everything(&instance), instance.routed().unwrap());
+    let writer = engine("scalar", 2);
+    Experts::new(&writer, &weights, LayerOptions::default())
+        .unwrap()
+        .save(&writer, &path, Some(&instance.router))
+        .unwrap();
+    for backend in available() {
+        // Quantised values are not multiplied with input scales.
+        for intermediate in [Intermediate::Tokens, Intermediate::F32] {
+            let engine = engine(backend.name(), 2);
+            let options = LayerOptions { intermediate, ..LayerOptions::default() };
+            let packed = Experts::new(&engine, &weights, options).unwrap();
+            let (opened, router) = Experts::open(&engine, &path, options).unwrap();
+            assert_eq!(router.as_ref(), Some(&instance.router));
+            assert_eq!((opened.count(), opened.widths()), (packed.count(), packed.widths()));
+            assert_eq!(opened.packed_bytes(), packed.packed_bytes());
+            let [one, other] = [&packed, &opened]
+                .map(|layer| bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap()));
+            assert!(one == other, "{} with {intermediate}", backend.name());
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_off_damaged_or_is_of_another_kind_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer.packed");
+    let instance = model("deepseek-v3").instance(3, Activation::BF16, 4, 5).unwrap();
+    let (weights, routed, engine) = (everything(&instance), instance.routed().unwrap(), engine("scalar", 2));
+    let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+    layer.save(&engine, &path, None).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let open = |bytes: &[u8]| {
+        let path = folder.path().join("other.packed");
+        std::fs::write(&path, bytes).unwrap();
+        Experts::open(&engine, &path, LayerOptions::default()).map(|(layer, _)| layer).map_err(|e| e.to_string())
+    };
+    for cut in [1, 7, 8, 15, 31, 32, 1000, whole.len() / 2, whole.len() - 1] {
+        let error = open(&whole[..cut]).unwrap_err();
+        assert!(error.contains("other.packed") && error.contains(';'), "{cut}: {error}");
+    }
+    assert!(open(&whole[..whole.len() / 2]).unwrap_err().contains("cut off"));
+    let mut newer = whole.clone();
+    newer[8] = 9;
+    assert!(open(&newer).unwrap_err().contains("version 9"));
+    assert!(open(b"safetensors, or anything else").unwrap_err().contains("no file of a packed layer"));
+    let right = bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap());
+    let mut damaged = 0;
+    for at in (0..whole.len()).step_by(whole.len() / 97) {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x10;
+        match open(&changed) {
+            // What stands between parts means nothing.
+            Ok(layer) => {
+                assert!(bits(&layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap()) == right, "{at}")
+            }
+            Err(_) => damaged += 1,
+        }
+    }
+    assert!(damaged > 20, "{damaged}");
+    let error = Mlp::open(&engine, &path, LayerOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("experts"), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_named() {
+    let instance = model("mixtral-8x7b").instance(4, Activation::F16, usize::MAX, 5).unwrap();
+    let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+    let engine = engine("scalar", 1);
+    let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+    let run = |tokens: &Dense<'_>| layer.run(&engine, tokens, &routed, Output::F32).unwrap_err();
+    let k = instance.tokens.k();
+    assert!(matches!(run(&picked(&instance.tokens, &[0, 1])), Error::RoutedTokens { tokens: 2, routed: 4 }));
+    let narrow = Dense::new(4, 16, vec![0f32; 64], 1.0).unwrap();
+    assert!(run(&narrow).to_string().contains("k of the tokens"));
+    let mut short = vec![0f32; 3];
+    let error = layer.run_into(&engine, &instance.tokens, &routed, Target::F32(&mut short)).unwrap_err();
+    assert!(error.to_string().contains("output's length"), "{error}");
+    let mut spoiled = vec![1f32; 4 * k];
+    spoiled[2 * k + 5] = f32::NAN;
+    let error = run(&Dense::new(4, k, spoiled, 1.0).unwrap());
+    assert!(matches!(error, Error::NotFinite { row: 2, column: 5, .. }), "{error}");
+    let large = Dense::new(4, k, vec![half::f16::from_f32(60000.0); 4 * k], 1.0).unwrap();
+    let error = run(&large);
+    assert!(matches!(error, Error::IntermediateBeyond { .. }) && error.to_string().contains("f32"), "{error}");
+}

@@ -1,0 +1,19 @@
+//! Every backend under the one tester, one file per subject. One program, because linking one per file took longer than running them.
+
+mod adverse;
+mod assembling;
+mod backends;
+mod configurations;
+mod expand;
+mod expert_layer;
+mod experts;
+mod extremes;
+mod gates;
+mod global_scales;
+mod join;
+mod kernels;
+mod layers;
+mod mode;
+mod mutations;
+mod simulated;
+mod warp_kernels;

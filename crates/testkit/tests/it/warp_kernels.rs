@@ -1,0 +1,244 @@
+//! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled without spills for
+//! the chips that run them.
+
+use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
+use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
+use hammerhead::gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
+use hammerhead::gpu::families::sm120::ArrangeSpec;
+use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::{KernelSpec, expand, join};
+use hammerhead::{Epilogue, Gate, Output, Schedule};
+use ptx::{Error, Target};
+
+use crate::assembling::assert_assemble;
+
+/// A common kernel, from which others differ.
+const COMMON: WarpMultiplySpec = WarpMultiplySpec {
+    target: Target::Sm80,
+    products: Products::Interleaved,
+    resident: 1,
+    tokens: 64,
+    columns: 128,
+    fragments: 2,
+    units: 1,
+    stages: 4,
+    epilogue: Epilogue::Staged,
+    schedule: Schedule::PerTile,
+    element: Tokens::F16,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+};
+
+fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
+    let function = if products == Products::Single { Function::None } else { Function::Silu };
+    let epilogue = if schedule == Schedule::SplitK { Epilogue::Direct } else { Epilogue::Staged };
+    let fragments = WarpMultiplySpec::sensible_fragments(products, columns);
+    WarpMultiplySpec { products, tokens, columns, fragments, units, stages, schedule, function, epilogue, ..COMMON }
+}
+
+/// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn configs() -> Vec<WarpMultiplySpec> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let mut all = vec![
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [8, 8, 4, 12], PerTile),
+        sized(Interleaved, [16, 24, 2, 8], PerTile),
+        sized(Interleaved, [24, 40, 1, 6], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], PerTile),
+        sized(Interleaved, [64, 64, 2, 4], PerTile),
+        sized(Interleaved, [64, 128, 1, 5], PerTile),
+        sized(Interleaved, [64, 128, 2, 3], Persistent),
+        sized(Interleaved, [96, 96, 1, 4], PerTile),
+        sized(Interleaved, [128, 128, 1, 4], PerTile),
+        sized(Interleaved, [96, 64, 2, 3], PerTile),
+        sized(Interleaved, [128, 64, 2, 3], PerTile),
+        sized(Interleaved, [64, 256, 1, 4], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], SplitK),
+        sized(Sequential, [64, 128, 1, 4], PerTile),
+        sized(Sequential, [16, 64, 2, 4], SplitK),
+        sized(Single, [64, 256, 1, 4], PerTile),
+        sized(Single, [128, 256, 1, 4], Persistent),
+        sized(Single, [8, 64, 4, 4], SplitK),
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [32, 64, 1, 4], PerTile) },
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [48, 64, 1, 4], PerTile) },
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [8, 32, 4, 4], PerTile) },
+    ];
+    for element in [Tokens::Bf16, Tokens::Bf16Sum] {
+        all.extend([
+            WarpMultiplySpec { element, ..sized(Interleaved, [64, 64, 1, 4], PerTile) },
+            WarpMultiplySpec { element, ..sized(Interleaved, [8, 32, 2, 4], PerTile) },
+        ]);
+    }
+    let functions = [Gate::GeluTanh, Gate::GPT_OSS, Gate::SiluLimited { limit: 7.0 }].map(Function::of);
+    for (function, output) in functions.into_iter().zip([Output::BF16, Output::F32, Output::F16]) {
+        for epilogue in [Epilogue::Direct, Epilogue::Staged] {
+            all.push(WarpMultiplySpec { function, output, epilogue, ..COMMON });
+        }
+    }
+    all.extend([1, 8, 32, 128].map(|groups| WarpMultiplySpec { groups, ..COMMON }));
+    all
+}
+
+#[test]
+fn every_kernel_assembles_without_spills_for_every_chip_that_runs_it() {
+    let target = Target::Sm80;
+    let joins = [1, 2].map(|parts| {
+        let (function, output, groups) = (Function::Silu, Output::F16, 8);
+        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target })
+    });
+    let expansions = [expand::TokenForm::NvFp4, expand::TokenForm::Single]
+        .map(|source| KernelSpec::from(expand::ExpandSpec::new(target, source, 1, 16)));
+    let products = configs().into_iter().map(KernelSpec::from);
+    let all = products.chain(joins).chain(expansions).collect();
+    assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
+}
+
+/// Kernels where tensor cores take NVFP4 itself: its tokens, and others against the same weights.
+fn desktop_configs() -> Vec<WarpMultiplySpec> {
+    use Products::{Interleaved, Sequential, Single};
+    use Schedule::{PerTile, Persistent, SplitK};
+    let sizes = [
+        sized(Interleaved, [8, 8, 4, 12], PerTile),
+        sized(Interleaved, [8, 32, 4, 4], PerTile),
+        sized(Interleaved, [64, 128, 1, 3], PerTile),
+        sized(Interleaved, [64, 64, 2, 3], Persistent),
+        sized(Interleaved, [128, 64, 1, 4], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], SplitK),
+        sized(Sequential, [64, 128, 1, 3], PerTile),
+        sized(Single, [64, 256, 1, 3], PerTile),
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [32, 64, 1, 3], PerTile) },
+    ];
+    let with = |element| sizes.map(|spec| WarpMultiplySpec { target: Target::Sm120f, element, ..spec });
+    let wide = WarpMultiplySpec { element: Tokens::Bf16Sum, ..sized(Interleaved, [16, 32, 1, 3], PerTile) };
+    let wide = WarpMultiplySpec { target: Target::Sm120f, ..wide };
+    let largest = sized(Interleaved, [128, 128, 2, 3], PerTile);
+    let largest = WarpMultiplySpec { target: Target::Sm120f, element: Tokens::NvFp4, ..largest };
+    [Tokens::NvFp4, Tokens::F16, Tokens::Bf16].into_iter().flat_map(with).chain([wide, largest]).collect()
+}
+
+#[test]
+fn kernels_with_block_scales_assemble_without_spills_for_every_chip_that_runs_them() {
+    let target = Target::Sm120f;
+    let (function, output, groups, parts) = (Function::Silu, Output::F16, 8, 2);
+    let others = [
+        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target }),
+        KernelSpec::from(expand::ExpandSpec::new(target, expand::TokenForm::Single, 1, 16)),
+        KernelSpec::from(ArrangeSpec { groups, target }),
+    ];
+    let all = desktop_configs().into_iter().map(KernelSpec::from).chain(others).collect();
+    assert_assemble(all, &["sm_120f", "sm_120a", "sm_121a"]);
+}
+
+#[test]
+fn every_kernel_takes_the_shared_memory_that_its_config_says() {
+    for config in configs().into_iter().chain(desktop_configs()) {
+        let kernel = kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_size_that_the_kernels_lack_is_refused() {
+    assert!(kernel(COMMON).is_ok());
+    for broken in [
+        WarpMultiplySpec { tokens: 12, ..COMMON },
+        WarpMultiplySpec { tokens: 136, ..COMMON },
+        WarpMultiplySpec { columns: 12, ..COMMON },
+        WarpMultiplySpec { columns: 0, ..COMMON },
+        WarpMultiplySpec { columns: 1024, ..COMMON },
+        WarpMultiplySpec { columns: 24, products: Products::Sequential, ..COMMON },
+        WarpMultiplySpec { units: 3, ..COMMON },
+        WarpMultiplySpec { stages: 2, ..COMMON },
+        WarpMultiplySpec { stages: 17, ..COMMON },
+        WarpMultiplySpec { epilogue: Epilogue::Bulk, ..COMMON },
+        WarpMultiplySpec { tokens: 128, columns: 256, ..COMMON },
+        WarpMultiplySpec { stages: 16, units: 4, ..COMMON },
+        WarpMultiplySpec { groups: 3, ..COMMON },
+        WarpMultiplySpec { fragments: 3, ..COMMON },
+        WarpMultiplySpec { element: Tokens::NvFp4, ..COMMON },
+        WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
+    ] {
+        assert!(matches!(kernel(broken), Err(Error::Field { .. })), "{broken:?}");
+    }
+}
+
+/// A common kernel for data-centre Blackwell.
+const TENSOR: TensorMultiplySpec = TensorMultiplySpec {
+    products: Products::Interleaved,
+    element: None,
+    sets: 1,
+    tokens: 128,
+    columns: 64,
+    stages: 4,
+    epilogue: Epilogue::Direct,
+    schedule: Schedule::PerTile,
+    aligned: true,
+    function: Function::Silu,
+    output: Output::F16,
+    groups: 1,
+};
+
+/// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
+fn tensor_configs() -> Vec<TensorMultiplySpec> {
+    use Products::{Sequential, Single};
+    let small = TensorMultiplySpec { tokens: 16, columns: 128, ..TENSOR };
+    let persistent = Schedule::Persistent;
+    let functions = [Gate::GeluTanh, Gate::GPT_OSS, Gate::SiluLimited { limit: 7.0 }].map(Function::of);
+    let mut all = vec![
+        TENSOR,
+        small,
+        TensorMultiplySpec { columns: 32, stages: 7, ..TENSOR },
+        TensorMultiplySpec { columns: 128, aligned: false, ..TENSOR },
+        TensorMultiplySpec { tokens: 120, ..small },
+        TensorMultiplySpec { schedule: persistent, groups: 8, ..TENSOR },
+        TensorMultiplySpec { schedule: persistent, sets: 2, groups: 32, ..TENSOR },
+        TensorMultiplySpec { schedule: persistent, sets: 2, tokens: 64, groups: 128, ..small },
+        TensorMultiplySpec { products: Sequential, ..TENSOR },
+        TensorMultiplySpec { products: Sequential, schedule: persistent, ..small },
+        TensorMultiplySpec { products: Single, function: Function::None, output: Output::F32, ..TENSOR },
+        TensorMultiplySpec { products: Single, function: Function::Relu2, columns: 128, ..small },
+        TensorMultiplySpec { schedule: Schedule::SplitK, ..TENSOR },
+        TensorMultiplySpec { schedule: Schedule::SplitK, ..small },
+    ];
+    for element in [Tokens::F16, Tokens::Bf16, Tokens::Bf16Sum].map(Some) {
+        all.extend([TENSOR, small].map(|common| TensorMultiplySpec { element, stages: 2, ..common }));
+    }
+    for (function, output) in functions.into_iter().zip([Output::BF16, Output::F32, Output::F16]) {
+        all.extend([TENSOR, small].map(|common| TensorMultiplySpec { function, output, ..common }));
+    }
+    all
+}
+
+#[test]
+fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
+    let arrangements = [Padding::Rows, Padding::Columns]
+        .map(|padding| KernelSpec::from(SlabSpec { padding, groups: 8, target: Target::Sm100f }));
+    let kernels = tensor_configs().into_iter().map(|config| {
+        let built = kernel_of(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert_eq!(built.shared_bytes(), config.shared_bytes(), "{config:?}");
+        config.into()
+    });
+    assert_assemble(kernels.chain(arrangements).collect(), &["sm_100f", "sm_103a"]);
+}
+
+#[test]
+fn a_tile_that_blackwell_lacks_is_refused_with_the_reason() {
+    let refused = |broken: TensorMultiplySpec| broken.check().expect_err("illegal").to_string();
+    for (broken, part) in [
+        (TensorMultiplySpec { tokens: 64, ..TENSOR }, "no multiplication of 64 rows"),
+        (TensorMultiplySpec { tokens: 12, ..TENSOR }, "multiple of 8"),
+        (TensorMultiplySpec { tokens: 256, ..TENSOR }, "128"),
+        (TensorMultiplySpec { columns: 48, ..TENSOR }, "32, 64 or 128"),
+        (TensorMultiplySpec { stages: 0, ..TENSOR }, "1 to 16"),
+        (TensorMultiplySpec { sets: 2, ..TENSOR }, "schedule=persistent"),
+        (TensorMultiplySpec { epilogue: Epilogue::Bulk, ..TENSOR }, "epilogue=direct"),
+        (TensorMultiplySpec { columns: 128, stages: 6, ..TENSOR }, "at most 512"),
+        (TensorMultiplySpec { stages: 7, ..TENSOR }, "232448"),
+        (TensorMultiplySpec { groups: 3, ..TENSOR }, "1, 8, 32 or 128"),
+    ] {
+        let reason = refused(broken);
+        assert!(reason.contains(part), "{broken:?}: {reason}");
+    }
+}
