@@ -55,6 +55,18 @@ pub fn router(layer: &FeedForward<'_>) -> Result<Option<Router>> {
     }
 }
 
+/// The weights of one linear layer, with its bias and what tokens are multiplied with first.
+pub fn linear_weights(linear: Linear<'_>) -> Result<Weights<'_>> {
+    let mut weights = Weights::plain(linear.matrix);
+    if let Some(scale) = linear.pre_scale {
+        weights = weights.with_input_scale(scale)?;
+    }
+    match linear.bias {
+        Some(bias) => weights.with_bias([bias]),
+        None => Ok(weights),
+    }
+}
+
 /// The weights of one MLP.
 pub fn mlp_weights(projections: Projections<'_>) -> Result<MlpWeights<'_>> {
     let Projections { gate, up, down, .. } = projections;
@@ -69,15 +81,8 @@ pub fn mlp_weights(projections: Projections<'_>) -> Result<MlpWeights<'_>> {
         (None, None) => first,
         (gate, up) => first.with_bias([gate, up].map(|bias| bias.unwrap_or_else(|| vec![0.0; n])))?,
     };
-    let Linear { matrix, bias, pre_scale, input_scale } = down;
-    let mut second = Weights::plain(matrix);
-    if let Some(scale) = pre_scale {
-        second = second.with_input_scale(scale)?;
-    }
-    if let Some(bias) = bias {
-        second = second.with_bias([bias])?;
-    }
-    let weights = MlpWeights::new(first, second)?;
+    let input_scale = down.input_scale;
+    let weights = MlpWeights::new(first, linear_weights(down)?)?;
     match input_scale {
         Some(scale) => weights.with_intermediate_scale(scale),
         None => Ok(weights),

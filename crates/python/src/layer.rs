@@ -1,5 +1,6 @@
 //! Weights packed for an engine, as Python holds them, and the runs over them.
 
+use hammerhead::feed_forward::linear_weights;
 use hammerhead::{ExpertSelection, Gate, Target, Weights};
 use pyo3::prelude::*;
 
@@ -118,14 +119,7 @@ impl Layer {
     ) -> Result<Self> {
         let wish = Wish::new(backend, threads, config)?;
         let load = || -> Result<_> {
-            let linear = model.model.linear(name)?;
-            let mut weights = Weights::plain(linear.matrix);
-            if let Some(bias) = linear.bias {
-                weights = weights.with_bias([bias])?;
-            }
-            if let Some(scale) = linear.pre_scale {
-                weights = weights.with_input_scale(scale)?;
-            }
+            let weights = linear_weights(model.model.linear(name)?)?;
             Ok(wish.engine()?.load(&[weights], Gate::None)?)
         };
         let layer = py.detach(load)?;
