@@ -1,0 +1,42 @@
+"""Small checkpoints of this folder (``data/make.py``) with their weights expanded, from the formats' definitions: what integrations are held against."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+DATA = Path(__file__).parent / "data"
+MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def tensors_of(folder):
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def expanded(folder):
+    """All weights of a checkpoint in float32."""
+    stored, weights = tensors_of(folder), {}
+    for name, tensor in stored.items():
+        stem, _, part = name.rpartition(".")
+        if part in ("weight", "weight_packed") and tensor.dtype == torch.uint8:
+            codes = torch.stack([tensor & 15, tensor >> 4], -1).flatten(-2).long()
+            scales = stored[f"{stem}.weight_scale"].float().repeat_interleave(16, -1)
+            whole = stored[f"{stem}.weight_scale_2"] if part == "weight" else 1 / stored[f"{stem}.weight_global_scale"]
+            weights[f"{stem}.weight"] = E2M1[codes] * scales * whole
+        elif part in ("weight", "bias"):
+            weights[name] = tensor.float()
+    return weights
+
+
+def expected_model(folder, tmp_path):
+    """The same model, with nothing quantised, in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    plain = tmp_path / f"{folder.name}-plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config))
+    save_file({name: weight.contiguous() for name, weight in expanded(folder).items()}, plain / "model.safetensors", {"format": "pt"})
+    return transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)

@@ -1,0 +1,80 @@
+"""NVFP4 checkpoints in vLLM's CPU build, by the plugin that vLLM finds: models written by ModelOpt and compressed-tensors, held against the same models with weights expanded.
+
+Where vLLM is not installed all of this is skipped; docs/vllm.md says how to install it.
+"""
+
+import os
+
+import pytest
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+vllm = pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+from expansion import DATA, MODELS, expanded, expected_model  # noqa: E402
+from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
+
+PROMPT = [3, 14, 15, 9, 2, 6, 53, 58]
+if not vllm.platforms.current_platform.is_cpu():
+    pytest.skip("vLLM's build is for GPUs, whose layers the plugin leaves alone", allow_module_level=True)
+
+
+def loaded(folder, **options):
+    return vllm.LLM(
+        str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4, **{"dtype": "float32", "enforce_eager": True, **options}
+    )
+
+
+def generated(model, tokens=8):
+    sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, logprobs=1)
+    [answer] = model.generate([{"prompt_token_ids": PROMPT}], sampling, use_tqdm=False)
+    [choice] = answer.outputs
+    return list(choice.token_ids), [each[token].logprob for token, each in zip(choice.token_ids, choice.logprobs)]
+
+
+@pytest.fixture(autouse=True)
+def _groups_end_with_their_model():
+    yield
+    cleanup_dist_env_and_memory()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_and_their_probabilities_are_those_of_the_expanded_model(name, tmp_path):
+    ids, found = generated(loaded(DATA / name))
+    expected = expected_model(DATA / name, tmp_path)
+    with torch.no_grad():
+        logits = expected(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].double()
+    assert ids == logits.argmax(-1).tolist()
+    wanted = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=0, atol=1e-4)
+
+
+def test_merged_matrices_keep_their_own_global_scales():
+    """vLLM alone would take the largest for queries, keys and values, and the gate's for experts."""
+    model = loaded(DATA / "compressed_qwen3_moe")
+    weights = expanded(DATA / "compressed_qwen3_moe")
+
+    def check(module):
+        layer = module.model.layers[0]
+        x = torch.sin(torch.arange(3 * 64, dtype=torch.float32)).reshape(3, 64)
+        qkv = layer.self_attn.qkv_proj
+        assert len(qkv.scheme.packed.pieces) == 3, "the test wants scales that differ"
+        merged = torch.cat([weights[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+        y = qkv(x)
+        torch.testing.assert_close(y[0] if isinstance(y, tuple) else y, x @ merged.T, rtol=0, atol=2e-5)
+        assert qkv.weight_packed.numel() == 0 and qkv.weight_scale.numel() == 0, "what is packed is not kept twice"
+
+    model.apply_model(check)
+
+
+def test_a_compiled_model_generates_the_same():
+    eager, _ = generated(loaded(DATA / "modelopt_qwen3_moe"))
+    cleanup_dist_env_and_memory()
+    compiled, _ = generated(loaded(DATA / "modelopt_qwen3_moe", enforce_eager=False))
+    assert compiled == eager
+
+
+def test_activations_may_be_bfloat16():
+    ids, _ = generated(loaded(DATA / "modelopt_llama", dtype="bfloat16"))
+    assert len(ids) == 8
