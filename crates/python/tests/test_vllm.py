@@ -51,7 +51,7 @@ def test_tokens_and_their_probabilities_are_those_of_the_expanded_model(name, tm
 
 
 def test_merged_matrices_keep_their_own_global_scales():
-    """vLLM alone would take the largest for queries, keys and values, and the gate's for experts."""
+    """vLLM alone would take one of them for all."""
     model = loaded(DATA / "compressed_qwen3_moe")
     weights = expanded(DATA / "compressed_qwen3_moe")
 
