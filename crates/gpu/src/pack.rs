@@ -26,8 +26,8 @@
 //! bits 15 and 9..12 of both halves. There the code's bits are a half with the weight's value times 2⁻¹⁴. Similar steps
 //! bring them to bits 15 and 6..9, where they are a bfloat16 with the value times 2⁻¹²⁶.
 //!
-//! Weights that will only ever meet bfloat16 tokens may be laid out for those ([`Codes::Bfloats`]), which takes fewer steps: magnitudes at
-//! 6..9, 3..6, 0..3 and 9..12, signs at 15, 12, 13 and 14.
+//! Weights that will mostly meet bfloat16 tokens may be laid out for those ([`Codes::Bfloats`]), which takes fewer steps, and a few more for
+//! f16: magnitudes at 6..9, 3..6, 0..3 and 9..12, signs at 15, 12, 13 and 14.
 //!
 //! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
 //! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
@@ -63,7 +63,7 @@ pub const CHUNK_BYTES: u32 = 1152;
 pub enum Codes {
     /// Halves; bfloat16 with a few steps more.
     Halves,
-    /// bfloat16 alone.
+    /// bfloat16; halves with a few steps more.
     Bfloats,
 }
 
@@ -250,6 +250,16 @@ mod tests {
         ]
     }
 
+    /// And for halves where words are in order for bfloat16.
+    fn spread_halves_of_bfloats(word: u32) -> [u32; 4] {
+        [
+            word & 0x8000_8000 | word << 3 & 0x0e00_0e00,
+            (word & 0x1038_1038).wrapping_mul(72) & 0x8e00_8e00,
+            (word & 0x2007_2007).wrapping_mul(516) & 0x8e00_8e00,
+            word & 0x0e00_0e00 | word << 1 & 0x8000_8000,
+        ]
+    }
+
     /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times 2⁷.
     fn unpack(packed: &[u8], order: Codes, rows: usize, k: usize) -> Vec<f64> {
         let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
@@ -270,13 +280,14 @@ mod tests {
                         let low = |word: u32, odd: usize| (word >> (16 * odd)) as u16;
                         let as_bfloat =
                             |pairs: [u32; 4]| bfloat(low(pairs[pair], odd)) * bfloat(low(bfloats, pair / 2));
-                        let value = match order {
-                            Codes::Halves => half(low(spread(word)[pair], odd)) * half(low(halves, pair / 2)),
-                            Codes::Bfloats => as_bfloat(spread_bfloats(word)),
+                        let as_half = |pairs: [u32; 4]| half(low(pairs[pair], odd)) * half(low(halves, pair / 2));
+                        let [value, other] = match order {
+                            Codes::Halves => [as_half(spread(word)), as_bfloat(spread_wide(word))],
+                            Codes::Bfloats => {
+                                [as_bfloat(spread_bfloats(word)), as_half(spread_halves_of_bfloats(word))]
+                            }
                         };
-                        if order == Codes::Halves {
-                            assert_eq!(value, as_bfloat(spread_wide(word)), "both precisions agree");
-                        }
+                        assert_eq!(value, other, "both precisions agree");
                         values[row * wide + first + odd] = value * 128.0;
                     }
                 }

@@ -90,6 +90,7 @@ impl Fragments {
                 }
                 let codes = match self.order {
                     Codes::Halves => codes_of_slice(k, self.element, codes, second),
+                    Codes::Bfloats if self.element == Tokens::F16 => halves_of_bfloats(k, codes, second),
                     Codes::Bfloats => bfloats_of_slice(k, codes, second),
                 };
                 let fragment = self.sets[set][slice];
@@ -173,6 +174,25 @@ fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>
     let magnitude = k.and(shifted, 0x01c0_01c0);
     let sign = k.shl(word, 1);
     [k.and(moved, KEPT), k.lop3(sign, 0x8000_8000, magnitude, AND_OR)]
+}
+
+/// Halves of a word that is in order for bfloat16, with a few steps more.
+fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    const KEPT: u32 = 0x8e00_8e00;
+    let masked = |k: &mut Builder, mask: u32, factor: u32| {
+        let bits = k.and(word, mask);
+        let moved = k.mul(bits, factor);
+        k.and(moved, KEPT)
+    };
+    // Magnitude and sign, of which one is in its place and the other one is not.
+    if second == 0 {
+        let moved = k.shl(word, 3);
+        let magnitude = k.and(moved, 0x0e00_0e00);
+        return [k.lop3(word, 0x8000_8000, magnitude, AND_OR), masked(k, 0x1038_1038, 72)];
+    }
+    let moved = k.shl(word, 1);
+    let sign = k.and(moved, 0x8000_8000);
+    [masked(k, 0x2007_2007, 516), k.lop3(word, 0x0e00_0e00, sign, AND_OR)]
 }
 
 /// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read round

@@ -342,9 +342,6 @@ impl MultiplySpec {
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
         }
         if let Some(experts) = self.experts {
-            if experts.codes == Codes::Bfloats && self.element == Tokens::F16 {
-                return refuse("tokens of 16 bits", 16, "bfloat16, for which the words of weights are in order");
-            }
             if !(1..=crate::products::MOST_EXPERTS).contains(&experts.count) {
                 return refuse("experts", experts.count, "1 to 1024");
             }
