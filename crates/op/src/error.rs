@@ -283,6 +283,15 @@ pub enum Error {
         group: usize,
     },
 
+    /// An NVFP4 intermediate before weights that want it multiplied first.
+    #[error(
+        "expert {expert}: its down projection has an input scale, and an nvfp4 intermediate is not multiplied with one before it is quantised; take intermediate=tokens or f32, or load the weights without the input scale"
+    )]
+    ScaledIntermediate {
+        /// The expert.
+        expert: usize,
+    },
+
     /// A token that its input scale brings beyond single precision.
     #[error(
         "group {group}: the activation at row {row}, column {column} is {value}, and {factor} times that, as its input scale asks, is beyond f32; scale tokens down and the weights' global scales up"

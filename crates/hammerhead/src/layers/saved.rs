@@ -240,9 +240,11 @@ pub(super) fn open(engine: &Engine, path: &Path, options: LayerOptions) -> Resul
     gate.check()?;
     let unfit = || refuse("its parts do not fit each other", AGAIN);
     let stack = reader.stack(&description.experts, gate).ok_or_else(unfit)?;
+    stack.check()?;
     let mut shared = None;
     if let Some(StoredShared { mlp, gate: vector }) = &description.shared {
         let own = reader.stack(std::slice::from_ref(mlp), gate).ok_or_else(unfit)?;
+        own.check()?;
         let vector = vector.map(|number| reader.numbers(number).ok_or_else(unfit)).transpose()?;
         let [k, _, n] = stack.widths();
         let [own_k, _, own_n] = own.widths();

@@ -51,7 +51,17 @@ impl Stack {
             return Err(Error::BatchInvariant { backend: layer.packed().layout() });
         }
         let scales = mlps.iter().map(MlpWeights::intermediate_scale).collect();
-        Ok(Self::of((up, down), scales, mlps[0].widths(), options))
+        let stack = Self::of((up, down), scales, mlps[0].widths(), options);
+        stack.check().map(|()| stack)
+    }
+
+    /// Refuses an intermediate that the weights cannot take.
+    pub(super) fn check(&self) -> Result<()> {
+        let scaled = |&expert: &usize| self.down.input_scale(expert).is_some();
+        match (0..self.scales.len()).find(scaled).filter(|_| self.intermediate == Intermediate::NvFp4) {
+            Some(expert) => Err(Error::ScaledIntermediate { expert }),
+            None => Ok(()),
+        }
     }
 
     /// Weights that were packed before: both products, an intermediate's scale per MLP, and the widths that they all have.

@@ -326,6 +326,20 @@ fn everything(instance: &Instance) -> ExpertWeights<'_> {
 }
 
 #[test]
+fn an_nvfp4_intermediate_before_an_input_scale_is_refused_when_it_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer.packed");
+    let instance = model("deepseek-v3").instance(1, Activation::BF16, usize::MAX, 5).unwrap();
+    let (weights, engine) = (everything(&instance), engine("scalar", 1));
+    let options = LayerOptions { intermediate: Intermediate::NvFp4, ..LayerOptions::default() };
+    let refused = Experts::new(&engine, &weights, options);
+    assert!(matches!(refused, Err(Error::ScaledIntermediate { expert: 0 })), "{refused:?}");
+    Experts::new(&engine, &weights, LayerOptions::default()).unwrap().save(&engine, &path, None).unwrap();
+    let refused = Experts::open(&engine, &path, options);
+    assert!(matches!(refused, Err(Error::ScaledIntermediate { expert: 0 })), "{refused:?}");
+}
+
+#[test]
 fn a_packed_layer_comes_back_from_its_file_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("layer.packed");
