@@ -56,3 +56,32 @@ fn standing_for(problem: &Problem) -> Result<Problem> {
     let Shape { n, k, .. } = problem.groups()[0];
     Problem::new(vec![Shape::new(TOKENS, n, k)], problem.gate(), problem.activation(), problem.output())
 }
+
+#[cfg(test)]
+mod tests {
+    use op::{Activation, Gate, Output};
+
+    use super::*;
+
+    #[test]
+    fn backend_and_depth_are_those_of_a_fixed_number_of_threads() {
+        let of_cpu = |backend: &&'static dyn Backend| backend.layout() == cpu::LAYOUT && backend.available().is_ok();
+        let backends: Vec<_> = crate::backends::all().iter().copied().filter(of_cpu).collect();
+        let settled = |(backend, config): (&'static dyn Backend, Config)| (backend.name(), config.depth);
+        let planner = |threads| Planner::new(backends.clone(), Request::default(), threads);
+        let (fixed, mut told_apart) = (planner(THREADS), 0);
+        for (m, (n, k)) in [1, 2, 4, 8, 16, 32, 64, 128, 256].into_iter().flat_map(|m| SIDES.map(|side| (m, side))) {
+            let shape = vec![Shape::new(m, n, k)];
+            let problem = Problem::new(shape, Gate::Silu, Activation::BF16, Output::F32).unwrap();
+            let expected = settled(fixed.choose(&problem).unwrap());
+            for threads in [1, 64] {
+                let steady = Steady::new(backends.clone(), Request::default(), threads);
+                assert_eq!(settled(steady.choose(&problem, false).unwrap()), expected, "{m}x{n}x{k} on {threads}");
+                told_apart += usize::from(settled(planner(threads).choose(&problem).unwrap()) != expected);
+            }
+        }
+        eprintln!("{told_apart} problems are planned otherwise by those who know the threads");
+    }
+
+    const SIDES: [(usize, usize); 4] = [(64, 1040), (528, 1040), (768, 2048), (4096, 512)];
+}
