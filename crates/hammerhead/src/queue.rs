@@ -23,18 +23,23 @@
 //! ```
 
 use gpu::driver::Stream;
+use gpu::experts::device::ExpertQueue;
+use gpu::experts::host::DeviceRouting;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
 use op::{Error, Problem, Request, Result};
 
-use crate::Layer;
 use crate::planner::Planner;
+use crate::{Experts, Layer, Mlp};
 
 /// A stream, and the plans and the working memory of what is queued there.
 #[derive(Debug)]
 pub struct Queue {
+    /// Whole layers' part of the stream, made when one is first queued. It goes before the stream does.
+    layers: Option<ExpertQueue>,
     launches: LaunchQueue,
     planner: Planner,
+    device: usize,
 }
 
 impl Queue {
@@ -55,7 +60,7 @@ impl Queue {
     }
 
     fn over(device: usize, launches: LaunchQueue) -> Result<Self> {
-        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()) })
+        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()), device, layers: None })
     }
 
     /// The same queue, in which every configuration grants a request. What was planned before is planned anew.
@@ -72,7 +77,51 @@ impl Queue {
 
     /// Bytes of working memory that it holds.
     pub fn workspace_bytes(&self) -> usize {
-        self.launches.workspace_bytes()
+        self.launches.workspace_bytes() + self.layers.as_ref().map_or(0, ExpertQueue::workspace_bytes)
+    }
+
+    /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is computed: ids, weights and
+    /// logits stay on the device, and nothing waits for them. The layer must be in the device's memory as a whole, as one that an engine of
+    /// `cuda` alone has packed on a Hopper GPU is.
+    ///
+    /// In a stream that is being captured this needs a call with the same layer, number of tokens and types before. The graph serves
+    /// whatever the tensors hold when it is launched, and keeps the layer and working memory of its own.
+    ///
+    /// What only the device sees is defined, not refused: see [`gpu::experts::device`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::enqueue`], for logits, ids and weights too.
+    pub unsafe fn enqueue_experts(
+        &mut self,
+        layer: &Experts,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { layer.enqueue(self.layers()?, tokens, routing, out) }
+    }
+
+    /// The same for an MLP.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::enqueue`].
+    pub unsafe fn enqueue_mlp(&mut self, layer: &Mlp, tokens: DeviceTokens, out: DeviceOutput) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { layer.enqueue(self.layers()?, tokens, out) }
+    }
+
+    fn layers(&mut self) -> Result<&mut ExpertQueue> {
+        match &mut self.layers {
+            Some(layers) => Ok(layers),
+            none => {
+                // SAFETY: the stream lives as long as `launches`, which is dropped after this.
+                let layers = unsafe { ExpertQueue::on_stream(self.device, self.launches.stream().handle()) }?;
+                Ok(none.insert(layers))
+            }
+        }
     }
 
     /// Queues C of every group. Returns before it is computed.

@@ -119,8 +119,28 @@ pub fn function(context: &'static Context, spec: &KernelSpec) -> Result<Arc<Func
 pub(super) struct DeviceWeights {
     packed: PackedGroups<DeviceMemory>,
     device: &'static Device,
-    /// The streams in which work that reads them was queued.
-    readers: Mutex<Vec<Weak<Stream>>>,
+    readers: Readers,
+}
+
+/// The streams in which work was queued that reads some memory: who gives it back waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Readers(Mutex<Vec<Weak<Stream>>>);
+
+impl Readers {
+    /// Remembers that work in a stream will read it.
+    pub(super) fn add(&self, stream: &Arc<Stream>) {
+        let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.retain(|reader| reader.strong_count() > 0);
+        if !readers.iter().any(|reader| std::ptr::eq(reader.as_ptr(), Arc::as_ptr(stream))) {
+            readers.push(Arc::downgrade(stream));
+        }
+    }
+
+    /// Waits for all of them, and says whether that was possible. A stream that is gone was waited for by its queue.
+    pub(super) fn waited_for(&mut self) -> bool {
+        let readers = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        readers.iter().filter_map(Weak::upgrade).all(|stream| waited_for(&stream))
+    }
 }
 
 impl DeviceWeights {
@@ -131,7 +151,7 @@ impl DeviceWeights {
         let stream = Stream::new(context)?;
         let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
         let packed = PackedGroups::new(family.layout(), family, weights, place)?;
-        Ok(Self { packed, device, readers: Mutex::default() })
+        Ok(Self { packed, device, readers: Readers::default() })
     }
 
     /// The weights of a layer, if they are in this device's memory.
@@ -157,23 +177,14 @@ impl DeviceWeights {
 
     /// Remembers that work in a stream will read them.
     pub(super) fn read_by(&self, stream: &Arc<Stream>) {
-        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
-        readers.retain(|reader| reader.strong_count() > 0);
-        if !readers.iter().any(|reader| std::ptr::eq(reader.as_ptr(), Arc::as_ptr(stream))) {
-            readers.push(Arc::downgrade(stream));
-        }
+        self.readers.add(stream);
     }
 }
 
 impl Drop for DeviceWeights {
     fn drop(&mut self) {
-        let readers = self.readers.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // A stream that is gone was waited for by its queue.
-        for stream in readers.iter().filter_map(Weak::upgrade) {
-            if !waited_for(&stream) {
-                graveyard::bury(Box::new(self.packed.take()));
-                return;
-            }
+        if !self.readers.waited_for() {
+            graveyard::bury(Box::new(self.packed.take()));
         }
     }
 }

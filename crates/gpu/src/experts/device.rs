@@ -2,7 +2,7 @@
 //!
 //! The first call with some tensors looks at them, compiles and allocates; the same call again only queues its launches. Nothing is
 //! read back and nothing waited for, so that a call can be captured in a CUDA graph, which then serves whatever routing the tensors
-//! hold when it is launched.
+//! hold when it is launched. A layer that is dropped waits for the streams that read it.
 //!
 //! What only the device sees cannot be refused, and is defined instead. An id outside of 0..experts is nobody's: it costs nothing and adds
 //! nothing, and what its weight is does not matter. A logit that is NaN counts as less than every other; weights of logits that are not finite
@@ -11,13 +11,15 @@
 //! must be; tensors that are elsewhere; a token's experts beyond 32 or beyond those that there are.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use op::{Error, Result};
+use op::routing::Router;
+use op::{Error, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use super::packed::PackedExpert;
-use crate::device::{self, Device};
+use super::route::RouteSpec;
+use crate::device::{self, Device, Readers};
 use crate::driver::{DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
 use crate::families::sm90::Sm90;
 use crate::family::Family;
@@ -34,7 +36,26 @@ pub struct DeviceExperts {
     device: &'static Device,
     weights: LayerWeights,
     bytes: usize,
-    memory: Arc<Vec<DeviceMemory>>,
+    memory: Arc<Placed>,
+    /// The expert that computes every token, a layer of one.
+    shared: Option<Arc<DeviceExperts>>,
+}
+
+/// Memory that all layers over the same weights share.
+#[derive(Debug)]
+struct Placed {
+    weights: Vec<DeviceMemory>,
+    /// The corrections of routers that calls have had.
+    corrections: Mutex<Vec<(Box<[f32]>, DeviceMemory)>>,
+    readers: Readers,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if !self.readers.waited_for() {
+            graveyard::bury(Box::new((std::mem::take(&mut self.weights), std::mem::take(&mut self.corrections))));
+        }
+    }
 }
 
 impl DeviceExperts {
@@ -87,7 +108,8 @@ impl DeviceExperts {
         let biases = [place(&biases[0])?, place(&biases[1])?, place(&biases[2])?];
         let weights = LayerWeights { matrices: memory[0].address(), factors, biases };
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory) })
+        let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None })
     }
 
     /// Whether there are kernels for layers of experts on a device.
@@ -106,7 +128,43 @@ impl DeviceExperts {
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }
         let (device, weights, bytes) = (self.device, self.weights, self.bytes);
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::clone(&self.memory) })
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
+    }
+
+    /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the
+    /// same device, of tokens of the same type.
+    pub fn with_shared(mut self, shared: Arc<DeviceExperts>) -> Result<Self> {
+        let LayerShape { experts, top, hidden, on_input, activation, output, .. } = shared.shape;
+        let found = (experts, top, hidden, on_input, activation, output);
+        let expected = (1, 1, self.shape.hidden, false, self.shape.activation, Output::F32);
+        if found != expected || !std::ptr::eq(shared.device, self.device) {
+            let [found, expected] = [found, expected].map(|shape| format!("{shape:?}"));
+            return Err(Error::Mismatch { group: 0, what: "the shared expert's shape", found, expected });
+        }
+        self.shared = Some(shared);
+        Ok(self)
+    }
+
+    /// How a router chooses among the experts by logits at an address. What it corrects them with is put beside the weights the first time.
+    pub fn choice(&self, router: &Router, logits: u64) -> Result<Choice> {
+        let (spec, scale) = (RouteSpec::of(router), router.scaling());
+        let mut correction = 0;
+        if spec.corrected {
+            let mut known = self.memory.corrections.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = known.iter().find(|(numbers, _)| **numbers == *router.correction());
+            correction = match found {
+                Some((_, memory)) => memory.address(),
+                None => {
+                    let bytes = bytemuck::cast_slice(router.correction());
+                    let stream = Stream::new(self.device.context)?;
+                    let memory = DeviceMemory::holding(self.device.context, "a router's correction", bytes, &stream)?;
+                    let address = memory.address();
+                    known.push((router.correction().into(), memory));
+                    address
+                }
+            };
+        }
+        Ok(Choice::Logits { logits, spec, correction, scale })
     }
 
     /// Whether another one's weights are this one's.
@@ -124,15 +182,42 @@ impl DeviceExperts {
         self.bytes
     }
 
-    /// Bytes that a call with so many tokens works in.
+    /// Bytes that a call with so many tokens works in. The shared expert's results come first; what it works in is free again when they are
+    /// there.
     pub fn workspace_bytes(&self, tokens: u32) -> usize {
-        layer::workspace_bytes(&self.shape, tokens)
+        let own = layer::workspace_bytes(&self.shape, tokens);
+        self.shared.as_ref().map_or(own, |shared| {
+            self.shared_bytes(tokens) as usize + own.max(layer::workspace_bytes(&shared.shape, tokens))
+        })
     }
 
-    /// The launches of a call, for a workspace at an address.
-    pub fn launches(&self, kernels: &LayerKernels, call: &LayerCall, workspace: u64) -> Vec<Launch> {
+    /// Bytes of the shared expert's results.
+    fn shared_bytes(&self, tokens: u32) -> u64 {
+        let results = u64::from(tokens) * u64::from(self.shape.hidden) * Output::F32.bytes() as u64;
+        results.next_multiple_of(layer::ALIGNMENT)
+    }
+
+    /// The launches of a call, for a workspace at an address; those of the shared expert come first.
+    pub fn launches(&self, kernels: &LayerKernels, call: &LayerCall, workspace: u64) -> Result<Vec<Launch>> {
         let site = LayerSite { workspace, multiprocessors: self.device.facts.multiprocessors };
-        layer::launches(&self.shape, kernels, &self.weights, call, site)
+        let Some(shared) = &self.shared else {
+            return Ok(layer::launches(&self.shape, kernels, &self.weights, call, site));
+        };
+        let site = LayerSite { workspace: workspace + self.shared_bytes(call.tokens), ..site };
+        let of_all = LayerCall { choice: Choice::Everyone, out: workspace, addend: None, ..*call };
+        let kernels_of_all = LayerKernels::choose(&shared.shape, call.tokens)?;
+        let mut launches = layer::launches(&shared.shape, &kernels_of_all, &shared.weights, &of_all, site);
+        let call = LayerCall { addend: Some((Output::F32, workspace)), ..*call };
+        launches.extend(layer::launches(&self.shape, kernels, &self.weights, &call, site));
+        Ok(launches)
+    }
+
+    /// Remembers that work in a stream will read the weights.
+    fn read_by(&self, stream: &Arc<Stream>) {
+        self.memory.readers.add(stream);
+        if let Some(shared) = &self.shared {
+            shared.memory.readers.add(stream);
+        }
     }
 
     /// Looks at where a call's tensors are.
@@ -144,6 +229,10 @@ impl DeviceExperts {
         let elements = tokens * shape.hidden as usize;
         place("the tokens", call.x, tokens * shape.activation.row_bytes(shape.hidden as usize), ALIGNMENT)?;
         place("the results", call.out, elements * shape.output.bytes(), ALIGNMENT)?;
+        if let (Some(_), Some(_)) = (call.addend, &self.shared) {
+            let (what, found) = ("what is added to the results", "a tensor and a shared expert".to_owned());
+            return Err(Error::Mismatch { group: 0, what, found, expected: "one of them".to_owned() });
+        }
         if let Some((ty, addend)) = call.addend {
             place("what is added to the results", addend, elements * ty.bytes(), ALIGNMENT)?;
         }
@@ -165,6 +254,11 @@ impl DeviceExperts {
                 place("the ids", ids, bytes * entries, bytes as u64)?;
                 place("the weights", weights, 4 * entries, 4)?;
             }
+            Choice::Everyone if shape.experts == 1 => {}
+            Choice::Everyone => {
+                let (what, found) = ("the number of experts", shape.experts.to_string());
+                return Err(Error::Mismatch { group: 0, what, found, expected: "1, where all tokens are its".into() });
+            }
         }
         Ok(())
     }
@@ -173,30 +267,17 @@ impl DeviceExperts {
 /// A call that was prepared: its launches, and what they work in.
 #[derive(Debug)]
 struct Ready {
-    layer: Arc<DeviceExperts>,
+    layer: Weak<DeviceExperts>,
     kernels: LayerKernels,
     call: LayerCall,
-    launches: Vec<EncodedLaunch>,
-    /// The same launches as one, which takes the host a quarter of the time.
+    /// The launches as one, which takes the host a quarter of the time.
     graph: Graph,
-    workspace: Workspace,
 }
 
-/// What launches work in.
-#[derive(Clone, Debug)]
-enum Workspace {
-    /// The queue's own.
-    Own(Arc<DeviceMemory>),
-    /// The caller's, at an address.
-    Lent(u64),
-}
-
-impl Workspace {
-    fn address(&self) -> u64 {
-        match self {
-            Workspace::Own(memory) => memory.address(),
-            Workspace::Lent(address) => *address,
-        }
+impl Ready {
+    /// Whether it is this call of this layer, and not of one that is gone and whose place this one has taken.
+    fn is_for(&self, layer: &Arc<DeviceExperts>, call: &LayerCall) -> bool {
+        self.call == *call && self.layer.strong_count() > 0 && self.layer.as_ptr() == Arc::as_ptr(layer)
     }
 }
 
@@ -209,7 +290,7 @@ pub struct ExpertQueue {
     device: &'static Device,
     stream: Arc<Stream>,
     ready: HashMap<Key, Ready>,
-    own: Option<Arc<DeviceMemory>>,
+    own: Option<DeviceMemory>,
     /// The graph that is being captured, and what it works in.
     captured: Option<(u64, Arc<DeviceMemory>)>,
 }
@@ -242,8 +323,9 @@ impl ExpertQueue {
     /// Queues a call. Returns before it is computed. `workspace` is memory of the caller's to work in, its address a multiple of 256,
     /// and how many bytes there are; without one the queue uses its own.
     ///
-    /// In a stream that is being captured, a call with the same tensors must have been made before (or [`ExpertQueue::prepare`]). The
-    /// graph keeps the layer, and working memory of its own unless that is lent.
+    /// In a stream that is being captured, a call of the layer with as many tokens must have been made before (or
+    /// [`ExpertQueue::prepare`]), so that nothing has to be compiled in it. The graph keeps the layer, and working memory of its own unless that
+    /// is lent.
     ///
     /// # Safety
     ///
@@ -255,32 +337,40 @@ impl ExpertQueue {
         call: &LayerCall,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
-        let key = self.prepared(layer, call, workspace)?;
-        let ready = &self.ready[&key];
         let Some(capture) = self.stream.capturing()? else {
-            // SAFETY: the tensors are the caller's promise; the queue keeps the layer and its working memory, and waits for the stream before
-            // it gives them back.
-            return unsafe { ready.graph.launch(&self.stream) };
+            let key = self.prepared(layer, call, workspace)?;
+            layer.read_by(&self.stream);
+            // SAFETY: the tensors are the caller's promise; the layer knows the stream and waits for it before it goes, and so does the queue
+            // with its working memory.
+            return unsafe { self.ready[&key].graph.launch(&self.stream) };
         };
-        if let Workspace::Own(_) = ready.workspace {
-            let bytes = layer.workspace_bytes(call.tokens);
-            let memory = match self.captured.take() {
-                Some((id, memory)) if id == capture.id() && memory.bytes() >= bytes => memory,
-                _ => {
-                    let memory = Arc::new(DeviceMemory::new(self.device.context, "a graph to work in", bytes)?);
-                    capture.keep(Arc::clone(&memory))?;
-                    memory
-                }
-            };
-            capture.keep(Arc::clone(layer))?;
-            let launches = self.encode(layer, &ready.kernels, call, memory.address())?;
-            self.captured = Some((capture.id(), memory));
-            // SAFETY: the tensors are the caller's promise, and the graph keeps weights and working memory.
-            return launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
-        }
+        let known = self.ready.get(&key(layer, call, workspace)).filter(|ready| ready.is_for(layer, call));
+        let kernels = match known {
+            Some(ready) => ready.kernels,
+            None => {
+                self.check(layer, call)?;
+                LayerKernels::choose(&layer.shape, call.tokens)?
+            }
+        };
+        let address = match workspace {
+            Some(lent) => self.lent(layer, call, lent)?,
+            None => {
+                let bytes = layer.workspace_bytes(call.tokens);
+                let memory = match self.captured.take() {
+                    Some((id, memory)) if id == capture.id() && memory.bytes() >= bytes => memory,
+                    _ => {
+                        let memory = Arc::new(DeviceMemory::new(self.device.context, "a graph to work in", bytes)?);
+                        capture.keep(Arc::clone(&memory))?;
+                        memory
+                    }
+                };
+                self.captured.insert((capture.id(), memory)).1.address()
+            }
+        };
+        let launches = self.encode(layer, &kernels, call, address)?;
         capture.keep(Arc::clone(layer))?;
-        // SAFETY: tensors and workspace are the caller's promise, and the graph keeps the weights.
-        ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
+        // SAFETY: the tensors, and a workspace that is lent, are the caller's promise; the graph keeps weights and working memory.
+        launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
     /// Does everything that comes before the queueing: looks at the tensors, compiles and allocates.
@@ -295,7 +385,7 @@ impl ExpertQueue {
 
     fn prepared(&mut self, layer: &Arc<DeviceExperts>, call: &LayerCall, lent: Option<(u64, usize)>) -> Result<Key> {
         let key = key(layer, call, lent);
-        if self.ready.get(&key).is_some_and(|ready| ready.call == *call) {
+        if self.ready.get(&key).is_some_and(|ready| ready.is_for(layer, call)) {
             return Ok(key);
         }
         let kernels = LayerKernels::choose(&layer.shape, call.tokens)?;
@@ -314,23 +404,13 @@ impl ExpertQueue {
         if self.stream.capturing()?.is_some() {
             return Err(Error::Capture { what: "a call must be prepared" });
         }
-        if call.tokens > 0 {
-            layer.check(call)?;
-        }
-        let bytes = layer.workspace_bytes(call.tokens);
-        let workspace = match lent {
-            Some((_, there)) if there < bytes => {
-                let (what, found) = ("the workspace", format!("{there} bytes"));
-                let expected = format!("{bytes} for {} tokens, as workspace_bytes says,", call.tokens);
-                return Err(Error::Mismatch { group: 0, what, found, expected });
-            }
-            Some((address, there)) => {
-                check_place(self.device.context, 0, "the workspace", address, there, layer::ALIGNMENT)?;
-                Workspace::Lent(address)
-            }
-            None => Workspace::Own(self.workspace(bytes)?),
+        self.check(layer, call)?;
+        let address = match lent {
+            Some(lent) => self.lent(layer, call, lent)?,
+            None => self.workspace(layer.workspace_bytes(call.tokens))?,
         };
-        let launches = self.encode(layer, &kernels, call, workspace.address())?;
+        let launches = self.encode(layer, &kernels, call, address)?;
+        self.ready.retain(|_, ready| ready.layer.strong_count() > 0);
         if self.ready.len() >= REMEMBERED {
             self.stream.synchronize()?;
             self.ready.clear();
@@ -338,9 +418,31 @@ impl ExpertQueue {
         let beside = Stream::new(self.device.context)?;
         // SAFETY: nothing is computed: the launches become a graph.
         let graph = beside.capture(|| launches.iter().try_for_each(|launch| unsafe { launch.queue(&beside) }))?;
-        let ready = Ready { layer: Arc::clone(layer), kernels, call: *call, launches, graph, workspace };
+        let ready = Ready { layer: Arc::downgrade(layer), kernels, call: *call, graph };
         self.ready.insert(key(layer, call, lent), ready);
         Ok(())
+    }
+
+    /// Looks at where a layer and a call's tensors are.
+    fn check(&self, layer: &DeviceExperts, call: &LayerCall) -> Result<()> {
+        let [found, expected] = [layer.device, self.device].map(|device| device.context.ordinal());
+        if found != expected {
+            let [found, expected] = [found, expected].map(|device| format!("device {device}"));
+            return Err(Error::Mismatch { group: 0, what: "the place of the weights", found, expected });
+        }
+        if call.tokens > 0 { layer.check(call) } else { Ok(()) }
+    }
+
+    /// The address of a workspace of the caller's, if it is large enough.
+    fn lent(&self, layer: &DeviceExperts, call: &LayerCall, (address, there): (u64, usize)) -> Result<u64> {
+        let bytes = layer.workspace_bytes(call.tokens);
+        if there < bytes {
+            let (what, found) = ("the workspace", format!("{there} bytes"));
+            let expected = format!("{bytes} for {} tokens, as workspace_bytes says,", call.tokens);
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        check_place(self.device.context, 0, "the workspace", address, there, layer::ALIGNMENT)?;
+        Ok(address)
     }
 
     fn encode(
@@ -350,30 +452,43 @@ impl ExpertQueue {
         call: &LayerCall,
         workspace: u64,
     ) -> Result<Vec<EncodedLaunch>> {
-        let encode =
-            |launch: &Launch| EncodedLaunch::new(device::function(self.device.context, &launch.kernel)?, launch);
-        layer.launches(kernels, call, workspace).iter().map(encode).collect()
+        let context = self.device.context;
+        let encode = |launch: &Launch| {
+            let function = match device::compiled(context, &launch.kernel) {
+                Some(function) => function,
+                None if self.stream.capturing()?.is_some() => {
+                    return Err(Error::Capture { what: "a kernel must be compiled" });
+                }
+                None => device::function(context, &launch.kernel)?,
+            };
+            EncodedLaunch::new(function, launch)
+        };
+        layer.launches(kernels, call, workspace)?.iter().map(encode).collect()
     }
 
-    /// Working memory of at least so many bytes. What is outgrown is given back once the stream has done what uses it.
-    fn workspace(&mut self, bytes: usize) -> Result<Arc<DeviceMemory>> {
+    /// The address of working memory of at least so many bytes. What is outgrown is given back once the stream has done what uses it.
+    fn workspace(&mut self, bytes: usize) -> Result<u64> {
         if let Some(own) = self.own.as_ref().filter(|own| own.bytes() >= bytes) {
-            return Ok(Arc::clone(own));
+            return Ok(own.address());
         }
         self.stream.synchronize()?;
         self.ready.clear();
         self.own = None;
-        let own = Arc::new(DeviceMemory::new(self.device.context, "working memory", bytes)?);
-        self.own = Some(Arc::clone(&own));
-        Ok(own)
+        graveyard::sweep();
+        let own = self.own.insert(DeviceMemory::new(self.device.context, "working memory", bytes)?);
+        Ok(own.address())
+    }
+
+    /// Bytes of working memory that it holds.
+    pub fn workspace_bytes(&self) -> usize {
+        self.own.as_ref().map_or(0, DeviceMemory::bytes)
     }
 }
 
 impl Drop for ExpertQueue {
     fn drop(&mut self) {
         if !device::waited_for(&self.stream) {
-            let kept: Vec<_> = self.ready.drain().map(|(_, ready)| (ready.layer, ready.workspace)).collect();
-            graveyard::bury(Box::new((kept, self.own.take())));
+            graveyard::bury(Box::new(self.own.take()));
         }
     }
 }
@@ -382,6 +497,7 @@ fn key(layer: &Arc<DeviceExperts>, call: &LayerCall, lent: Option<(u64, usize)>)
     let [first, second] = match call.choice {
         Choice::Logits { logits, correction, .. } => [logits, correction],
         Choice::Given { ids, weights, .. } => [ids, weights],
+        Choice::Everyone => [0; 2],
     };
     (Arc::as_ptr(layer).addr(), [call.x, call.out, first, second], call.tokens, lent.map(|(address, _)| address))
 }

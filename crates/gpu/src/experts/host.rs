@@ -1,11 +1,13 @@
-//! A layer of experts in a device's memory, computed on tensors of the host's: tokens and their experts go there, results come back.
+//! A layer of experts in a device's memory, as it was packed. It is computed on tensors of the host's, where tokens and their experts go there
+//! and results come back; or on tensors that are there, in a stream of the caller's.
 //!
-//! Weights are in an order that every type of tokens can be multiplied with, and so one copy of them serves all calls. What a call works
-//! with is kept for the next one.
+//! Weights can be multiplied with every type of tokens, and so one copy of them serves all calls; they are in order for bfloat16, which models
+//! have. What a call works with is kept for the next one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use format::{Dense, Values};
+use op::routing::{Router, Scoring};
 use op::{Activation, Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Target};
 
 use super::device::{DeviceExperts, ExpertQueue};
@@ -14,6 +16,7 @@ use super::packed::PackedExpert;
 use crate::device::Device;
 use crate::driver::DeviceMemory;
 use crate::launches::dense_bytes;
+use crate::operands::{DeviceOutput, DeviceTokens};
 use crate::pack::Codes;
 
 /// A layer, with the expert that computes every token if there is one.
@@ -23,6 +26,46 @@ pub struct HostExperts {
     experts: Arc<DeviceExperts>,
     shared: Option<Arc<DeviceExperts>>,
     kept: Mutex<Option<Kept>>,
+    /// The layer with its shared expert as calls on the device's tensors have had it.
+    views: Mutex<Vec<Arc<DeviceExperts>>>,
+}
+
+/// How tokens on the device find their experts.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceRouting<'a> {
+    /// By logits `[tokens, experts]` in f32 at an address, and a router's rule.
+    Logits {
+        /// Where they are.
+        logits: u64,
+        /// The rule.
+        router: &'a Router,
+    },
+    /// By the caller.
+    Given {
+        /// Where the ids `[tokens, top]` are.
+        ids: u64,
+        /// Whether they have 64 bits, and not 32.
+        wide: bool,
+        /// Where the weights `[tokens, top]` are, in f32.
+        weights: u64,
+        /// Experts of a token.
+        top: usize,
+        /// Whether weights multiply what experts are given.
+        on_input: bool,
+    },
+    /// There is one, and it computes all of them.
+    Everyone,
+}
+
+impl DeviceRouting<'_> {
+    /// Experts of a token, and whether weights multiply what they are given.
+    fn kind(&self) -> (usize, bool) {
+        match *self {
+            DeviceRouting::Logits { router, .. } => (router.top_k(), router.scoring() == Scoring::SigmoidInput),
+            DeviceRouting::Given { top, on_input, .. } => (top, on_input),
+            DeviceRouting::Everyone => (1, false),
+        }
+    }
 }
 
 /// What a call leaves for the next one.
@@ -67,7 +110,7 @@ fn shape(mlp: &MlpWeights<'_>, experts: usize, gate: Gate, biased: bool, interme
         on_input: false,
         activation: Activation::F32,
         intermediate,
-        codes: Codes::Halves,
+        codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::F32,
     }
@@ -99,7 +142,59 @@ impl HostExperts {
             place(device, shape(&mlps[0], mlps.len(), weights.gate(), biased(mlps), intermediate), mlps)
         };
         let shared = weights.shared().map(|shared| layer(std::slice::from_ref(shared.mlp()))).transpose()?;
-        Ok(Self { device, experts: layer(weights.experts())?, shared, kept: Mutex::default() })
+        let experts = layer(weights.experts())?;
+        Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default() })
+    }
+
+    /// Queues tokens in the device's memory, whose results go there, in a queue's stream; a shared expert's results are added as they are.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ExpertQueue::enqueue`].
+    pub unsafe fn enqueue(
+        &self,
+        queue: &mut ExpertQueue,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        let hidden = self.experts.shape().hidden as usize;
+        let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
+        if tokens.k != hidden {
+            return Err(mismatch("k of the tokens", tokens.k.to_string(), hidden.to_string()));
+        }
+        let Ok(count) = u32::try_from(tokens.rows) else {
+            return Err(mismatch("the number of tokens", tokens.rows.to_string(), "less than 2³²".to_owned()));
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let (top, on_input) = routing.kind();
+        let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
+        let view = self.device_view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() })?;
+        let choice = match routing {
+            DeviceRouting::Logits { logits, router } => view.choice(router, logits)?,
+            DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
+            DeviceRouting::Everyone => Choice::Everyone,
+        };
+        let call = LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, out: out.address };
+        // SAFETY: the caller's promise is the same.
+        unsafe { queue.enqueue(&view, &call, None) }
+    }
+
+    /// The layer with its shared expert as a call on the device's tensors has it.
+    fn device_view(&self, shape: LayerShape) -> Result<Arc<DeviceExperts>> {
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = views.iter().find(|view| *view.shape() == shape) {
+            return Ok(Arc::clone(view));
+        }
+        let mut view = self.experts.seen_as(shape)?;
+        if let Some(shared) = &self.shared {
+            let as_tokens = LayerShape { activation: shape.activation, ..*shared.shape() };
+            view = view.with_shared(Arc::new(shared.seen_as(as_tokens)?))?;
+        }
+        views.push(Arc::new(view));
+        Ok(Arc::clone(&views[views.len() - 1]))
     }
 
     /// Bytes of the device's memory that weights take.

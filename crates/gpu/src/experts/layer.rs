@@ -42,7 +42,7 @@ pub struct LayerShape {
     pub activation: Activation,
     /// What lies between the products is rounded to: not NVFP4.
     pub intermediate: Intermediate,
-    /// What the words of weights are in order for. Bfloats suit tokens of bf16 and f32 best; halves can be multiplied with all.
+    /// What the words of weights are in order for: tokens of that type take the fewest steps.
     pub codes: Codes,
     /// The type of what experts make of tokens, before it is summed.
     pub partial: Output,
@@ -75,9 +75,6 @@ impl LayerShape {
         }
         if self.intermediate == Intermediate::NvFp4 {
             return unfit("the intermediate", "nvfp4", "tokens or f32: there is no kernel that quantises it");
-        }
-        if self.activation == Activation::F16 && self.codes != Codes::Halves {
-            return unfit("the order of weights", "bfloats", "halves, as f16 tokens need them,");
         }
         Ok(())
     }
@@ -206,6 +203,8 @@ pub enum Choice {
         /// `[tokens, top]`.
         weights: u64,
     },
+    /// There is one, and it computes all of them.
+    Everyone,
 }
 
 /// A call of a layer: where its tensors are.
@@ -325,7 +324,7 @@ impl Maker<'_> {
     /// Where the entries' weights are, or will be.
     fn entry_weights(&self) -> u64 {
         match self.call.choice {
-            Choice::Logits { .. } => self.between.weights,
+            Choice::Logits { .. } | Choice::Everyone => self.between.weights,
             Choice::Given { weights, .. } => weights,
         }
     }
@@ -357,6 +356,7 @@ impl Maker<'_> {
             Choice::Given { ids, wide, .. } => {
                 (if wide { Ids::Wide } else { Ids::Narrow }, vec![Argument::Pointer(ids)])
             }
+            Choice::Everyone => (Ids::Everyone, Vec::new()),
         };
         let single = shape.activation == Activation::F32;
         let rows = if single { Rows::Floats } else { Rows::Halves };
@@ -445,7 +445,7 @@ impl Maker<'_> {
             top: shape.top,
             rows: shape.partial,
             output: shape.output,
-            weighted: !shape.on_input,
+            weighted: !shape.on_input && call.choice != Choice::Everyone,
             addend: call.addend.map(|(ty, _)| ty),
         };
         let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];

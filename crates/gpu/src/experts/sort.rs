@@ -46,6 +46,8 @@ pub enum Ids {
     Wide,
     /// Logits, of which they are chosen here: for at most [`MOST_ROUTED`] tokens.
     Routed(RouteSpec),
+    /// Nowhere: there is one expert, and it computes every token.
+    Everyone,
 }
 
 /// What rows are made of.
@@ -85,6 +87,9 @@ impl SortSpec {
         }
         if !(1..=MOST_TOP).contains(&self.top) {
             return refuse("experts of a token", self.top, "1 to 32");
+        }
+        if self.ids == Ids::Everyone && self.experts * self.top != 1 {
+            return refuse("experts of a token", self.experts * self.top, "the only one, where all tokens are its");
         }
         if let Ids::Routed(route) = self.ids {
             route.check()?;
@@ -142,12 +147,14 @@ struct Counted {
 enum Source {
     Memory { at: Reg<U64>, wide: bool },
     Routed { logits: Logits, ids: SharedRegion, weights: SharedRegion },
+    Everyone,
 }
 
 impl Sort {
     fn declare(k: &mut Builder, spec: SortSpec) -> Self {
         let source = match spec.ids {
             Ids::Narrow | Ids::Wide => Source::Memory { at: k.pointer("ids"), wide: spec.ids == Ids::Wide },
+            Ids::Everyone => Source::Everyone,
             Ids::Routed(route) => Source::Routed {
                 logits: Logits::declare(k, route),
                 ids: k.shared("ids", 4 * MOST_ROUTED * spec.top, 4),
@@ -277,6 +284,7 @@ impl Sort {
     /// The id of an entry, and whether it is an expert's.
     fn id(&self, k: &mut Builder, entry: Reg<U32>) -> (Reg<U32>, Pred) {
         let id = match &self.source {
+            Source::Everyone => k.variable(0),
             Source::Routed { ids, .. } => {
                 let at = self.word(k, *ids, entry);
                 k.load(at)
@@ -448,7 +456,7 @@ impl Sort {
                 let at = self.word(k, *weights, entry);
                 k.load(at)
             }
-            (Source::Memory { .. }, None) => k.variable(1.0),
+            (Source::Memory { .. } | Source::Everyone, _) => k.variable(1.0),
         }
     }
 

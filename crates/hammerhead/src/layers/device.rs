@@ -1,8 +1,9 @@
 //! A layer of experts that a GPU computes whole: the engine's tokens and results, the GPU's kernels.
 
 use format::Dense;
-use gpu::Cuda;
-use gpu::experts::host::{HostCall, HostExperts};
+use gpu::experts::device::ExpertQueue;
+use gpu::experts::host::{DeviceRouting, HostCall, HostExperts};
+use gpu::{Cuda, DeviceOutput, DeviceTokens};
 use op::{Error, ExpertWeights, Result, Routed, Target};
 
 use super::{LayerOptions, sigmoid_of_product};
@@ -35,6 +36,29 @@ impl DeviceLayer {
 
     pub(super) fn packed_bytes(&self) -> usize {
         self.layer.bytes()
+    }
+
+    /// Queues tokens that are in the device's memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ExpertQueue::enqueue`].
+    pub(super) unsafe fn enqueue(
+        &self,
+        queue: &mut ExpertQueue,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        if self.gate.is_some() {
+            let (reason, remedy) = (
+                "the shared expert has a gate, σ(x·v), for which there is no kernel".to_owned(),
+                "give tokens in the CPU's memory, or compute the shared expert apart".to_owned(),
+            );
+            return Err(Error::Unavailable { backend: "cuda", reason, remedy });
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.layer.enqueue(queue, tokens, routing, out) }
     }
 
     /// Whether an expert computes every token.

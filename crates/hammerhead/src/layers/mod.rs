@@ -18,7 +18,7 @@
 //!
 //! **A GPU that computes whole layers** (`device.rs`) takes the place of all that where an engine has nothing but that GPU: it gets tokens, a
 //! [`Routed`] and where the result goes; checks and routing before it stay as they are. What is beyond a number there is so in the results, and is not
-//! refused.
+//! refused. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in its memory already.
 
 mod device;
 mod rows;
@@ -30,8 +30,11 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use format::Dense;
+use gpu::experts::device::ExpertQueue;
+use gpu::experts::host::DeviceRouting;
+use gpu::{DeviceOutput, DeviceTokens};
 use half::{bf16, f16};
-use op::{Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team};
+use op::{Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team};
 
 use crate::Engine;
 use device::DeviceLayer;
@@ -66,7 +69,9 @@ impl LayerOptions {
 /// An MLP, packed: `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`.
 #[derive(Debug)]
 pub struct Mlp {
-    stack: Stack,
+    products: Products,
+    gate: Gate,
+    widths: [usize; 3],
     options: LayerOptions,
 }
 
@@ -74,39 +79,47 @@ impl Mlp {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &MlpWeights<'_>, gate: Gate, options: LayerOptions) -> Result<Self> {
         gate.check()?;
-        Ok(Self { stack: Stack::new(engine, std::slice::from_ref(weights), gate, options)?, options })
+        let alone = ExpertWeights::new(vec![weights.clone()], gate)?;
+        let products = match DeviceLayer::new(engine, &alone, options)? {
+            Some(device) => Products::Device(device),
+            None => {
+                let stack = Stack::new(engine, std::slice::from_ref(weights), gate, options)?;
+                Products::Engine { stack, shared: None }
+            }
+        };
+        Ok(Self { products, gate, widths: weights.widths(), options })
     }
 
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
-        self.stack.widths()
+        self.widths
     }
 
     /// The bytes that the packed weights take.
     pub fn packed_bytes(&self) -> usize {
-        self.stack.packed_bytes()
+        self.products.packed_bytes()
     }
 
     /// Writes the packed weights to a file, from which [`Mlp::open`] maps them back. Only weights of the CPU's layout can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>) -> Result<()> {
-        let written = saved::Written { stack: &self.stack, shared: None, router: None };
-        saved::write(path.as_ref(), &written, engine.team())
+        saved::write(path.as_ref(), &self.products.written(None)?, engine.team())
     }
 
     /// Maps an MLP that [`Mlp::save`] wrote. The file must not be changed while the MLP lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<Self> {
-        let opened = saved::open(engine, path.as_ref(), options)?;
-        if opened.stack.scales().len() != 1 || opened.shared.is_some() {
-            let problem = format!("it holds {} experts", opened.stack.scales().len());
+        let saved::Opened { stack, shared, .. } = saved::open(engine, path.as_ref(), options)?;
+        if stack.scales().len() != 1 || shared.is_some() {
+            let problem = format!("it holds {} experts", stack.scales().len());
             let path = path.as_ref().to_path_buf();
             return Err(Error::LayerFile { path, problem, remedy: "open it as a layer of experts" });
         }
-        Ok(Self { stack: opened.stack, options })
+        let (gate, widths) = (stack.layers().0.gate(), stack.widths());
+        Ok(Self { products: Products::Engine { stack, shared: None }, gate, widths, options })
     }
 
     /// The gate.
     pub fn gate(&self) -> Gate {
-        self.stack.layers().0.gate()
+        self.gate
     }
 
     /// Computes tokens `[m, k]`.
@@ -119,10 +132,33 @@ impl Mlp {
         let widths = self.widths();
         check(widths, tokens, &target)?;
         pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, first, target| {
+            let stack = match &self.products {
+                Products::Engine { stack, .. } => stack,
+                Products::Device(device) => {
+                    let rows = tokens.rows();
+                    let everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
+                    return device.run((tokens, 0), &everyone, target);
+                }
+            };
             let token = |_, row| first + row;
             let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens), token: &token };
-            self.stack.run(engine, &rows, target)
+            stack.run(engine, &rows, target)
         })
+    }
+
+    /// Whether [`crate::gpu::Queue`] takes it, or why it does not.
+    pub fn queueable(&self) -> Result<()> {
+        self.products.on_device().map(drop)
+    }
+
+    /// Queues tokens that are in a device's memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ExpertQueue::enqueue`].
+    pub(crate) unsafe fn enqueue(&self, queue: &mut ExpertQueue, x: DeviceTokens, out: DeviceOutput) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.products.on_device()?.enqueue(queue, x, DeviceRouting::Everyone, out) }
     }
 }
 
@@ -145,6 +181,40 @@ enum Products {
     Engine { stack: Stack, shared: Option<Shared> },
     /// A device, as a whole.
     Device(DeviceLayer),
+}
+
+impl Products {
+    fn packed_bytes(&self) -> usize {
+        match self {
+            Products::Engine { stack, shared } => {
+                stack.packed_bytes() + shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
+            }
+            Products::Device(device) => device.packed_bytes(),
+        }
+    }
+
+    /// The weights as they can be written to a file.
+    fn written<'a>(&'a self, router: Option<&'a Router>) -> Result<saved::Written<'a>> {
+        let Products::Engine { stack, shared } = self else {
+            let (backend, found) = ("a file of packed weights", "a device's layer");
+            return Err(Error::Layout { backend, found, expected: cpu::LAYOUT });
+        };
+        let shared = shared.as_ref().map(|shared| (&shared.stack, shared.gate.as_deref()));
+        Ok(saved::Written { stack, shared, router })
+    }
+
+    /// The layer in a device's memory, if it is there as a whole.
+    fn on_device(&self) -> Result<&DeviceLayer> {
+        match self {
+            Products::Device(device) => Ok(device),
+            Products::Engine { .. } => Err(Error::Layout {
+                backend: "cuda, on tensors there,",
+                found: "the CPU, or for one product at a time",
+                expected: "a whole layer: packed for cuda alone, on a Hopper GPU, with neither input scales nor an nvfp4 intermediate, and \
+                           with results as wide as tokens",
+            }),
+        }
+    }
 }
 
 /// An expert that computes every token, and the vector of its sigmoid.
@@ -187,12 +257,7 @@ impl Experts {
     /// Writes the packed weights to a file, and a router's rule beside them if there is one; [`Experts::open`] maps them back. Only weights
     /// of the CPU's layout can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>, router: Option<&Router>) -> Result<()> {
-        let Products::Engine { stack, shared } = &self.products else {
-            let (backend, found) = ("a file of packed weights", "a device's layer");
-            return Err(Error::Layout { backend, found, expected: cpu::LAYOUT });
-        };
-        let shared = shared.as_ref().map(|shared| (&shared.stack, shared.gate.as_deref()));
-        saved::write(path.as_ref(), &saved::Written { stack, shared, router }, engine.team())
+        saved::write(path.as_ref(), &self.products.written(router)?, engine.team())
     }
 
     /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is read once, to see that it is whole, and
@@ -226,12 +291,37 @@ impl Experts {
 
     /// The bytes that the packed weights take.
     pub fn packed_bytes(&self) -> usize {
-        match &self.products {
-            Products::Engine { stack, shared } => {
-                stack.packed_bytes() + shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
-            }
-            Products::Device(device) => device.packed_bytes(),
+        self.products.packed_bytes()
+    }
+
+    /// Whether [`crate::gpu::Queue`] takes it, or why it does not.
+    pub fn queueable(&self) -> Result<()> {
+        self.products.on_device().map(drop)
+    }
+
+    /// Queues tokens that are in a device's memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ExpertQueue::enqueue`].
+    pub(crate) unsafe fn enqueue(
+        &self,
+        queue: &mut ExpertQueue,
+        x: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        let choosable = match routing {
+            DeviceRouting::Logits { router, .. } => router.experts(),
+            DeviceRouting::Given { .. } => self.count,
+            DeviceRouting::Everyone => 1,
+        };
+        if choosable != self.count {
+            let (found, expected) = (choosable.to_string(), self.count.to_string());
+            return Err(Error::Mismatch { group: 0, what: "the number of the routing's experts", found, expected });
         }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.products.on_device()?.enqueue(queue, x, routing, out) }
     }
 
     /// Computes tokens `[m, k]` by the experts that they were routed to.

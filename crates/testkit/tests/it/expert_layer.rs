@@ -211,7 +211,7 @@ fn every_kind_of_layer_is_right() {
     let shapes = [
         ("gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
         ("relu²", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..SHAPE }),
-        ("gelu", LayerShape { gate: Gate::GeluTanh, ..halves }),
+        ("gelu", LayerShape { gate: Gate::GeluTanh, codes: Codes::Bfloats, ..halves }),
         ("on the input", LayerShape { on_input: true, biased: true, ..halves }),
         ("single precision", LayerShape { biased: true, ..f32s }),
         ("single precision between", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..SHAPE }),
@@ -225,6 +225,18 @@ fn every_kind_of_layer_is_right() {
             trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, Schedule::Random(1)));
         }
     });
+}
+
+#[test]
+fn an_expert_of_everyone_needs_neither_ids_nor_weights() {
+    let shape = LayerShape { experts: 1, top: 1, biased: true, output: Output::F32, ..SHAPE };
+    for tokens in [3, 40] {
+        let (ids, weights) = (vec![0; tokens], vec![1.0; tokens]);
+        let mut trial = Trial::new(shape, &ids, &weights, true);
+        trial.call.choice = Choice::Everyone;
+        let kernels = LayerKernels::choose(&shape, tokens as u32).unwrap();
+        trial.check("of everyone", &routed(&shape, &ids, &weights), &trial.run(&kernels, Schedule::Random(4)));
+    }
 }
 
 #[test]

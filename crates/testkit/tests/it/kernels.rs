@@ -136,6 +136,7 @@ fn of_experts() -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 160, 256])
         .chain(tiles(single, &[8, 64]))
         .chain(tiles(factored, &[16, 128]))
+        .chain(tiles(LayerShape { codes: Codes::Bfloats, ..factored }, &[8, 48]))
         .chain(tiles(halves, &[8, 48]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
         .flat_map(|(product, tile)| experts::kernels(&product, tile))
@@ -146,6 +147,7 @@ fn of_experts() -> Vec<KernelSpec> {
     all.push(route.into());
     for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats)] {
         all.push(SortSpec { experts: 256, top: 8, ids, rows, factors: true }.into());
+        all.push(SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false }.into());
     }
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
     all.push(CombineSpec { top: 22, rows, output, weighted: true, addend }.into());
