@@ -4,7 +4,7 @@ use hammerhead::format::{Dense, GlobalScale, Matrix};
 use hammerhead::{Activations, MlpWeights, Weights};
 use pyo3::prelude::*;
 
-use crate::dlpack::Array;
+use crate::dlpack::{Array, Place};
 use crate::error::{Error, Result};
 
 /// An NVFP4 matrix as Python gives it: codes, scales and the global scale.
@@ -161,5 +161,38 @@ impl BorrowedTokens {
                 Dense::new(rows, k, array.values(element)?, 1.0)?.into()
             }
         })
+    }
+}
+
+/// Refuses results that would be written over each other or over what is read.
+pub fn check_apart<'a>(read: impl Iterator<Item = &'a Array>, written: impl Iterator<Item = &'a Array>) -> Result<()> {
+    let mut ranges: Vec<_> = read.map(|array| (array, false)).chain(written.map(|array| (array, true))).collect();
+    ranges.retain(|(array, _)| !array.addresses().is_empty());
+    ranges.sort_by_key(|(array, _)| array.addresses().start);
+    // Of what was read so far and of what was written so far: the array that reaches furthest.
+    let mut furthest: [Option<&Array>; 2] = [None, None];
+    for (array, writes) in ranges {
+        let rivals = if writes { &furthest[..] } else { &furthest[1..] };
+        let overlaps = |rival: &&Array| rival.addresses().end > array.addresses().start;
+        if let Some(rival) = rivals.iter().flatten().find(|rival| overlaps(rival)) {
+            return Err(Error::value(array.what(), format!("it shares memory with {}", rival.what())));
+        }
+        let furthest = &mut furthest[usize::from(writes)];
+        if furthest.is_none_or(|so_far| so_far.addresses().end < array.addresses().end) {
+            *furthest = Some(array);
+        }
+    }
+    Ok(())
+}
+
+/// Where all arrays of a call lie, of which the first are the tokens.
+pub fn common_place<'a>(mut arrays: impl Iterator<Item = &'a Array>) -> Result<Place> {
+    let place = arrays.next().map_or(Place::Host, Array::place);
+    match arrays.find(|array| array.place() != place) {
+        None => Ok(place),
+        Some(other) => {
+            let found = format!("it lies on {}, and the tokens on {place}; bring all to one", other.place());
+            Err(Error::value(other.what(), found))
+        }
     }
 }

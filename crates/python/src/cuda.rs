@@ -34,51 +34,61 @@ fn queue(device: usize, stream: u64) -> Result<Arc<Mutex<Queue>>> {
     Ok(queue)
 }
 
+/// Has something queued in a stream of a device.
+pub fn in_stream(
+    py: Python<'_>,
+    (device, stream): (i32, u64),
+    enqueue: impl FnOnce(&mut Queue) -> hammerhead::Result<()> + Send,
+) -> Result<()> {
+    let device =
+        usize::try_from(device).map_err(|_| Error::value("the device", format!("{device} is no number of one")))?;
+    py.detach(|| {
+        let queue = queue(device, stream)?;
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(enqueue(&mut queue)?)
+    })
+}
+
 /// Queues every group of a layer.
 pub fn run(
     py: Python<'_>,
     layer: &Layer,
-    (device, stream): (i32, u64),
+    stream: (i32, u64),
     tokens: &[BorrowedTokens],
     outputs: &[(Array, String)],
 ) -> Result<()> {
-    let device =
-        usize::try_from(device).map_err(|_| Error::value("the device", format!("{device} is no number of one")))?;
     let tokens = tokens.iter().map(device_tokens).collect::<Result<Vec<_>>>()?;
     let columns = layer.shapes().iter().map(|&(n, _)| n);
-    let outputs = outputs.iter().zip(columns).zip(&tokens).map(|(((array, element), n), &(_, rows))| {
-        array.expect_writable()?;
-        if array.len() != rows * n {
-            return Err(Error::value(
-                array.what(),
-                format!("it has {} elements, where {} are needed", array.len(), rows * n),
-            ));
-        }
-        Ok(DeviceOutput::new(array.number(element)?, array.address()))
-    });
+    let outputs = outputs.iter().zip(columns).zip(&tokens);
+    let outputs = outputs.map(|(((array, element), n), &(_, rows))| output(array, element, rows * n));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let tokens: Vec<DeviceTokens> = tokens.into_iter().map(|(tokens, _)| tokens).collect();
-    py.detach(|| {
-        let queue = queue(device, stream)?;
-        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of
-        // the stream.
-        Ok(unsafe { queue.enqueue(layer, &tokens, &outputs) }?)
-    })
+    // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
+    in_stream(py, stream, |queue| unsafe { queue.enqueue(layer, &tokens, &outputs) })
+}
+
+/// Room for so many results as the queue takes it.
+pub fn output(array: &Array, element: &str, results: usize) -> Result<DeviceOutput> {
+    array.expect_writable()?;
+    array.expect_len(results)?;
+    Ok(DeviceOutput::new(array.number(element)?, array.address()))
+}
+
+/// Dense tokens as the queue takes them, and how many there are.
+pub fn dense_tokens(array: &Array, element: &str) -> Result<(DeviceTokens, usize)> {
+    let (rows, k) = array.matrix_shape()?;
+    let make = match array.number(element)? {
+        Output::F16 => DeviceTokens::f16,
+        Output::BF16 => DeviceTokens::bf16,
+        Output::F32 => DeviceTokens::f32,
+    };
+    Ok((make(array.address(), rows, k), rows))
 }
 
 /// A group's tokens as the queue takes them, and how many there are.
 fn device_tokens(tokens: &BorrowedTokens) -> Result<(DeviceTokens, usize)> {
     match tokens {
-        BorrowedTokens::Dense(array, element) => {
-            let (rows, k) = array.matrix_shape()?;
-            let make = match array.number(element)? {
-                Output::F16 => DeviceTokens::f16,
-                Output::BF16 => DeviceTokens::bf16,
-                Output::F32 => DeviceTokens::f32,
-            };
-            Ok((make(array.address(), rows, k), rows))
-        }
+        BorrowedTokens::Dense(array, element) => dense_tokens(array, element),
         BorrowedTokens::NvFp4(matrix) => {
             let (rows, k) = matrix.shape()?;
             let BorrowedMatrix { codes, scales, global } = matrix;

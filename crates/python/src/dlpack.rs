@@ -337,14 +337,28 @@ impl Array {
     /// Its elements as experts' numbers.
     pub fn ids(&self) -> Result<hammerhead::Ids<'_>> {
         self.expect_host()?;
+        Ok(if self.wide_ids()? { hammerhead::Ids::I64(self.slice()) } else { hammerhead::Ids::I32(self.slice()) })
+    }
+
+    /// Whether its elements, experts' numbers, have 64 bits, and not 32.
+    pub fn wide_ids(&self) -> Result<bool> {
         match self.element {
-            Element::I32 => Ok(hammerhead::Ids::I32(self.slice())),
-            Element::I64 => Ok(hammerhead::Ids::I64(self.slice())),
+            Element::I32 => Ok(false),
+            Element::I64 => Ok(true),
             other => {
                 let found = format!("its elements are {}, where int32 or int64 is expected", other.name());
                 Err(Error::kind(&self.what, found))
             }
         }
+    }
+
+    /// Refuses another number of elements.
+    pub fn expect_len(&self, elements: usize) -> Result<()> {
+        if self.elements == elements {
+            return Ok(());
+        }
+        let found = format!("it has {} elements, where {elements} are needed", self.elements);
+        Err(Error::value(&self.what, found))
     }
 
     /// Its elements in single precision.

@@ -4,47 +4,14 @@ use hammerhead::feed_forward::linear_weights;
 use hammerhead::{ExpertSelection, Gate, Target, Weights};
 use pyo3::prelude::*;
 
-use crate::borrowed::{BorrowedTokens, BorrowedWeights, NumberParts, TokenParts, WeightParts};
+use crate::borrowed::{
+    BorrowedTokens, BorrowedWeights, NumberParts, TokenParts, WeightParts, check_apart, common_place,
+};
 use crate::checkpoint::Checkpoint;
 use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
-
-/// Refuses results that would be written over each other or over what is read.
-fn check_apart(read: &[BorrowedTokens], written: &[(Array, String)]) -> Result<()> {
-    let mut ranges: Vec<_> = read.iter().flat_map(BorrowedTokens::arrays).map(|array| (array, false)).collect();
-    ranges.extend(written.iter().map(|(array, _)| (array, true)));
-    ranges.retain(|(array, _)| !array.addresses().is_empty());
-    ranges.sort_by_key(|(array, _)| array.addresses().start);
-    // Of what was read so far and of what was written so far: the array that reaches furthest.
-    let mut furthest: [Option<&Array>; 2] = [None, None];
-    for (array, writes) in ranges {
-        let rivals = if writes { &furthest[..] } else { &furthest[1..] };
-        let overlaps = |rival: &&Array| rival.addresses().end > array.addresses().start;
-        if let Some(rival) = rivals.iter().flatten().find(|rival| overlaps(rival)) {
-            return Err(Error::value(array.what(), format!("it shares memory with {}", rival.what())));
-        }
-        let furthest = &mut furthest[usize::from(writes)];
-        if furthest.is_none_or(|so_far| so_far.addresses().end < array.addresses().end) {
-            *furthest = Some(array);
-        }
-    }
-    Ok(())
-}
-
-/// Where all arrays of a call lie.
-fn common_place(read: &[BorrowedTokens], written: &[(Array, String)]) -> Result<Place> {
-    let mut arrays = read.iter().flat_map(BorrowedTokens::arrays).chain(written.iter().map(|(array, _)| array));
-    let place = arrays.next().map_or(Place::Host, Array::place);
-    match arrays.find(|array| array.place() != place) {
-        None => Ok(place),
-        Some(other) => {
-            let found = format!("it lies on {}, and the tokens on {place}; bring all to one", other.place());
-            Err(Error::value(other.what(), found))
-        }
-    }
-}
 
 /// The weights of every group, packed for the engine that was asked for.
 #[pyclass(frozen)]
@@ -142,8 +109,10 @@ impl Layer {
             Ok((Array::borrow(&object, format!("the output of group {group}"), in_order)?, element))
         });
         let mut outputs = outputs.collect::<Result<Vec<_>>>()?;
-        check_apart(&tokens, &outputs)?;
-        if let (Place::Cuda(device), Some(stream)) = (common_place(&tokens, &outputs)?, stream) {
+        let read = || tokens.iter().flat_map(BorrowedTokens::arrays);
+        let written = || outputs.iter().map(|(array, _)| array);
+        check_apart(read(), written())?;
+        if let (Place::Cuda(device), Some(stream)) = (common_place(read().chain(written()))?, stream) {
             return cuda::run(py, &self.layer, (device, stream), &tokens, &outputs);
         }
         let activations = tokens.iter().map(BorrowedTokens::activations).collect::<Result<Vec<_>>>()?;

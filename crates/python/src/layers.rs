@@ -1,15 +1,19 @@
-//! Whole layers, as Python holds them: an MLP, and experts with their router.
+//! Whole feed-forward layers, as Python holds them: an MLP, or experts with their router.
 
 use std::path::PathBuf;
 
 use hammerhead::feed_forward::{self, expert_weights, mlp_weights};
 use hammerhead::format::Dense;
+use hammerhead::gpu::experts::host::DeviceRouting;
 use hammerhead::routing::Groups;
-use hammerhead::{ExpertWeights, Gate, LayerOptions, Routed, Router, SharedWeights, Target, declared_gate};
+use hammerhead::{
+    Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,
+};
 use pyo3::prelude::*;
 
-use crate::borrowed::{BorrowedMlp, MlpParts, NumberParts};
+use crate::borrowed::{BorrowedMlp, MlpParts, NumberParts, check_apart, common_place};
 use crate::checkpoint::Checkpoint;
+use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
@@ -17,21 +21,18 @@ use crate::layer::gate_of;
 
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
-/// What stands between the products, whether results may depend on the token alone, and the bytes that rows may take.
-type HowParts = (String, bool, Option<usize>);
-/// Backend, threads and configuration.
-type EngineParts = (Option<String>, Option<i64>, Option<String>);
+/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token alone, and the bytes that
+/// rows may take; then backend, threads and configuration.
+type OptionParts = (String, bool, Option<usize>, Option<String>, Option<i64>, Option<String>);
 /// Scoring, experts per token, correction, groups and how many are looked into, scaling.
 type RouterParts = (String, usize, Option<Vec<f32>>, Option<(usize, usize)>, f32);
 
-fn options_of((intermediate, batch_invariant, workspace): HowParts) -> Result<LayerOptions> {
-    let default = LayerOptions::default();
-    let workspace_bytes = workspace.unwrap_or(default.workspace_bytes);
-    Ok(LayerOptions { intermediate: intermediate.parse()?, batch_invariant, workspace_bytes })
-}
-
-fn wish_of((backend, threads, config): EngineParts) -> Result<Wish> {
-    Wish::new(backend, threads, config)
+fn asked(
+    (intermediate, batch_invariant, workspace, backend, threads, config): OptionParts,
+) -> Result<(LayerOptions, Wish)> {
+    let workspace_bytes = workspace.unwrap_or(LayerOptions::default().workspace_bytes);
+    let options = LayerOptions { intermediate: intermediate.parse()?, batch_invariant, workspace_bytes };
+    Ok((options, Wish::new(backend, threads, config)?))
 }
 
 fn router_of((scoring, top_k, correction, groups, scaling): RouterParts, experts: usize) -> Result<Router> {
@@ -52,8 +53,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn borrow((object, element): NumberParts<'_>, what: &str) -> Result<Self> {
-        Ok(Self { array: borrowed(&object, what)?, element })
+    fn borrow((object, element): NumberParts<'_>, what: &str, in_order: bool) -> Result<Self> {
+        Ok(Self { array: Array::borrow(&object, what, in_order)?, element })
     }
 
     fn dense(&self) -> Result<Dense<'_>> {
@@ -66,74 +67,88 @@ impl Numbers {
     }
 }
 
-/// An array in the CPU's memory.
-fn borrowed(object: &Bound<'_, PyAny>, what: &str) -> Result<Array> {
-    let array = Array::borrow(object, what, false)?;
-    match array.place() {
-        Place::Host => Ok(array),
-        elsewhere => {
-            let found = format!("it lies on {elsewhere}, and whole layers are computed from the CPU's memory");
-            Err(Error::value(what, format!("{found}; move it there with .cpu()")))
+/// What says which experts compute which tokens.
+enum Routing {
+    /// Nobody: there is one.
+    Everyone,
+    Logits(Array),
+    Given {
+        ids: Array,
+        weights: Array,
+        on_input: bool,
+    },
+}
+
+impl Routing {
+    /// Nothing, logits, or ids and weights.
+    fn borrow(arrays: &[Bound<'_, PyAny>], on_input: bool, in_order: bool) -> Result<Self> {
+        let borrow = |object, what: &str| Array::borrow(object, what, in_order);
+        match arrays {
+            [] => Ok(Routing::Everyone),
+            [logits] => Ok(Routing::Logits(borrow(logits, "router_logits")?)),
+            [ids, weights] => {
+                Ok(Routing::Given { ids: borrow(ids, "ids")?, weights: borrow(weights, "weights")?, on_input })
+            }
+            more => {
+                Err(Error::value("routing", format!("there are {} arrays, and at most ids and weights", more.len())))
+            }
+        }
+    }
+
+    fn arrays(&self) -> Vec<&Array> {
+        match self {
+            Routing::Everyone => Vec::new(),
+            Routing::Logits(logits) => vec![logits],
+            Routing::Given { ids, weights, .. } => vec![ids, weights],
         }
     }
 }
 
-/// Refuses results that would be written over what is read.
-fn check_apart(written: &Array, read: &[&Array]) -> Result<()> {
-    let own = written.addresses();
-    let overlaps = |read: &&&Array| {
-        let other = read.addresses();
-        !own.is_empty() && !other.is_empty() && own.start < other.end && other.start < own.end
-    };
-    match read.iter().find(overlaps) {
-        Some(read) => Err(Error::value(written.what(), format!("it shares memory with {}", read.what()))),
-        None => Ok(()),
-    }
+/// What a layer computes.
+enum Computes {
+    Mlp(Mlp),
+    Experts(Experts, Option<Router>),
 }
 
-/// An MLP, packed for the engine that was asked for.
+/// The rule of routing of a layer that is called with logits.
+fn rule(router: Option<&Router>) -> Result<&Router> {
+    let found = "this layer has no rule of routing; give ids and weights, or make it with routing and top_k";
+    router.ok_or_else(|| Error::value("router_logits", found))
+}
+
+/// A whole layer, packed for the engine that was asked for.
 #[pyclass(frozen)]
-pub struct Mlp {
-    mlp: hammerhead::Mlp,
-    gate: Gate,
+pub struct FeedForward {
+    computes: Computes,
     wish: Wish,
 }
 
 #[pymethods]
-impl Mlp {
-    /// Packs the weights; the arrays are not needed afterwards.
+impl FeedForward {
+    /// Packs an MLP; the arrays are not needed afterwards.
     #[staticmethod]
-    fn pack(
-        py: Python<'_>,
-        weights: MlpParts<'_>,
-        gate: GateParts,
-        how: HowParts,
-        engine: EngineParts,
-    ) -> Result<Self> {
-        let (gate, options, wish) = (gate_of(&gate.0, gate.1)?, options_of(how)?, wish_of(engine)?);
+    fn pack_mlp(py: Python<'_>, weights: MlpParts<'_>, gate: GateParts, options: OptionParts) -> Result<Self> {
+        let (gate, (options, wish)) = (gate_of(&gate.0, gate.1)?, asked(options)?);
         let borrowed = BorrowedMlp::new(weights, "the MLP")?;
         let weights = borrowed.weights()?;
-        let mlp =
-            py.detach(|| -> Result<_> { Ok(hammerhead::Mlp::new(&*wish.engine()?, &weights, gate, options)?) })?;
-        Ok(Self { mlp, gate, wish })
+        let mlp = py.detach(|| -> Result<_> { Ok(Mlp::new(&*wish.engine()?, &weights, gate, options)?) })?;
+        Ok(Self { computes: Computes::Mlp(mlp), wish })
     }
 
     /// Packs an MLP of a model's layer: its only one, the expert of this number, or the one that sees every token.
     #[staticmethod]
-    #[pyo3(signature = (model, layer, expert, shared, gate, how, engine))]
-    #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
-    fn load(
+    #[pyo3(signature = (model, layer, expert, shared, gate, options))]
+    fn load_mlp(
         py: Python<'_>,
         model: &Checkpoint,
         layer: usize,
         expert: Option<usize>,
         shared: bool,
         gate: Option<GateParts>,
-        how: HowParts,
-        engine: EngineParts,
+        options: OptionParts,
     ) -> Result<Self> {
         let gate = gate.map(|(name, clamp)| gate_of(&name, clamp)).transpose()?;
-        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+        let (options, wish) = asked(options)?;
         py.detach(|| {
             let model = &model.model;
             let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
@@ -148,93 +163,34 @@ impl Mlp {
                     return Err(Error::value("expert", format!("{found}; give the number of one that there is")));
                 }
             };
-            let mlp = hammerhead::Mlp::new(&*wish.engine()?, &mlp_weights(model.projections(pair)?)?, gate, options)?;
-            Ok(Self { mlp, gate, wish })
+            let mlp = Mlp::new(&*wish.engine()?, &mlp_weights(model.projections(pair)?)?, gate, options)?;
+            Ok(Self { computes: Computes::Mlp(mlp), wish })
         })
     }
 
     /// Maps an MLP from a file that `save` wrote.
     #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf, how: HowParts, engine: EngineParts) -> Result<Self> {
-        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+    fn open_mlp(py: Python<'_>, path: PathBuf, options: OptionParts) -> Result<Self> {
+        let (options, wish) = asked(options)?;
         py.detach(|| {
-            let mlp = hammerhead::Mlp::open(&*wish.engine()?, path, options)?;
-            let gate = mlp.gate();
-            Ok(Self { mlp, gate, wish })
+            let mlp = Mlp::open(&*wish.engine()?, path, options)?;
+            Ok(Self { computes: Computes::Mlp(mlp), wish })
         })
     }
 
-    /// Writes the packed weights to a file.
-    fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
-        py.detach(|| Ok(self.mlp.save(&*self.wish.engine()?, path)?))
-    }
-
-    /// Computes tokens into their output.
-    fn run(&self, py: Python<'_>, x: NumberParts<'_>, out: NumberParts<'_>) -> Result<()> {
-        let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
-        check_apart(&out.array, &[&x.array])?;
-        let (tokens, target) = (x.dense()?, out.target()?);
-        let engine = self.wish.engine_at(py)?;
-        py.detach(|| Ok(self.mlp.run_into(&engine, &tokens, target)?))
-    }
-
-    /// The width of tokens, of the intermediate and of results.
-    #[getter]
-    fn widths(&self) -> [usize; 3] {
-        self.mlp.widths()
-    }
-
-    /// The gate's name.
-    #[getter]
-    fn gate(&self) -> String {
-        self.gate.to_string()
-    }
-
-    /// The bytes the packed weights take.
-    #[getter]
-    fn packed_bytes(&self) -> usize {
-        self.mlp.packed_bytes()
-    }
-
-    /// The backends that are chosen among, best first.
-    #[getter]
-    fn backends(&self) -> Result<Vec<&'static str>> {
-        self.wish.backends()
-    }
-
-    /// The threads that are computed on.
-    #[getter]
-    fn threads(&self) -> Result<usize> {
-        Ok(self.wish.engine()?.threads())
-    }
-}
-
-/// A layer of experts, packed for the engine that was asked for, and what chooses among them.
-#[pyclass(frozen)]
-pub struct Experts {
-    experts: hammerhead::Experts,
-    router: Option<Router>,
-    gate: Gate,
-    wish: Wish,
-}
-
-#[pymethods]
-impl Experts {
-    /// Packs the weights; the arrays are not needed afterwards.
+    /// Packs experts; the arrays are not needed afterwards.
     #[staticmethod]
-    #[pyo3(signature = (experts, shared, shared_gate, router, gate, how, engine))]
-    #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
-    fn pack(
+    #[pyo3(signature = (experts, shared, shared_gate, router, gate, options))]
+    fn pack_experts(
         py: Python<'_>,
         experts: Vec<MlpParts<'_>>,
         shared: Option<MlpParts<'_>>,
         shared_gate: Option<Vec<f32>>,
         router: Option<RouterParts>,
         gate: GateParts,
-        how: HowParts,
-        engine: EngineParts,
+        options: OptionParts,
     ) -> Result<Self> {
-        let (gate, options, wish) = (gate_of(&gate.0, gate.1)?, options_of(how)?, wish_of(engine)?);
+        let (gate, (options, wish)) = (gate_of(&gate.0, gate.1)?, asked(options)?);
         let router = router.map(|router| router_of(router, experts.len())).transpose()?;
         let borrow = |(expert, parts)| BorrowedMlp::new(parts, format!("expert {expert}"));
         let borrowed = experts.into_iter().enumerate().map(borrow).collect::<Result<Vec<_>>>()?;
@@ -248,17 +204,16 @@ impl Experts {
                 None => own,
             })?;
         }
-        let experts =
-            py.detach(|| -> Result<_> { Ok(hammerhead::Experts::new(&*wish.engine()?, &weights, options)?) })?;
-        Ok(Self { experts, router, gate, wish })
+        let experts = py.detach(|| -> Result<_> { Ok(Experts::new(&*wish.engine()?, &weights, options)?) })?;
+        Ok(Self { computes: Computes::Experts(experts, router), wish })
     }
 
     /// Packs the experts of a model's layer, all or those of these numbers, with the one that sees every token or without. Without a router, the model's own is taken, if its
     /// rule is known and all experts are there.
     #[staticmethod]
-    #[pyo3(signature = (model, layer, numbers, shared, router, gate, how, engine))]
+    #[pyo3(signature = (model, layer, numbers, shared, router, gate, options))]
     #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
-    fn load(
+    fn load_experts(
         py: Python<'_>,
         model: &Checkpoint,
         layer: usize,
@@ -266,11 +221,10 @@ impl Experts {
         shared: bool,
         router: Option<RouterParts>,
         gate: Option<GateParts>,
-        how: HowParts,
-        engine: EngineParts,
+        options: OptionParts,
     ) -> Result<Self> {
         let gate = gate.map(|(name, clamp)| gate_of(&name, clamp)).transpose()?;
-        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+        let (options, wish) = asked(options)?;
         py.detach(|| {
             let mut stored = model.model.feed_forward(layer)?;
             if !shared {
@@ -288,102 +242,103 @@ impl Experts {
                 None if numbers.is_some() => None,
                 None => feed_forward::router(&stored)?,
             };
-            let weights = expert_weights(stored, gate)?;
-            let experts = hammerhead::Experts::new(&*wish.engine()?, &weights, options)?;
-            Ok(Self { experts, router, gate: weights.gate(), wish })
+            let experts = Experts::new(&*wish.engine()?, &expert_weights(stored, gate)?, options)?;
+            Ok(Self { computes: Computes::Experts(experts, router), wish })
         })
     }
 
-    /// Maps a layer from a file that `save` wrote.
+    /// Maps experts from a file that `save` wrote.
     #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf, how: HowParts, engine: EngineParts) -> Result<Self> {
-        let (options, wish) = (options_of(how)?, wish_of(engine)?);
+    fn open_experts(py: Python<'_>, path: PathBuf, options: OptionParts) -> Result<Self> {
+        let (options, wish) = asked(options)?;
         py.detach(|| {
-            let (experts, router) = hammerhead::Experts::open(&*wish.engine()?, path, options)?;
-            let gate = experts.gate();
-            Ok(Self { experts, router, gate, wish })
+            let (experts, router) = Experts::open(&*wish.engine()?, path, options)?;
+            Ok(Self { computes: Computes::Experts(experts, router), wish })
         })
     }
 
-    /// Writes the packed weights and the rule of routing to a file.
+    /// Writes the packed weights, and the rule of routing if there is one, to a file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
-        py.detach(|| Ok(self.experts.save(&*self.wish.engine()?, path, self.router.as_ref())?))
-    }
-
-    /// Computes tokens by the experts that the router chooses by their logits.
-    fn run_logits(
-        &self,
-        py: Python<'_>,
-        x: NumberParts<'_>,
-        logits: Bound<'_, PyAny>,
-        out: NumberParts<'_>,
-    ) -> Result<()> {
-        let Some(router) = &self.router else {
-            let found = "this layer has no rule of routing; give ids and weights, or make it with routing and top_k";
-            return Err(Error::value("router_logits", found));
-        };
-        let logits = borrowed(&logits, "router_logits")?;
-        let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
-        check_apart(&out.array, &[&x.array, &logits])?;
-        let (tokens, logits, target) = (x.dense()?, logits.singles()?, out.target()?);
-        let engine = self.wish.engine_at(py)?;
         py.detach(|| {
-            let routed = router.route(logits, tokens.rows())?;
-            Ok(self.experts.run_into(&engine, &tokens, &routed, target)?)
+            let engine = self.wish.engine()?;
+            let saved = match &self.computes {
+                Computes::Mlp(mlp) => mlp.save(&engine, path),
+                Computes::Experts(experts, router) => experts.save(&engine, path, router.as_ref()),
+            };
+            Ok(saved?)
         })
     }
 
-    /// Computes tokens by the experts that are given, with the weights that are given, which may multiply inputs.
-    fn run_given(
+    /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a GPU, in the stream with
+    /// this handle.
+    #[pyo3(signature = (x, routing, on_input, out, stream))]
+    fn run(
         &self,
         py: Python<'_>,
         x: NumberParts<'_>,
-        ids: Bound<'_, PyAny>,
-        weights: Bound<'_, PyAny>,
+        routing: Vec<Bound<'_, PyAny>>,
         on_input: bool,
         out: NumberParts<'_>,
+        stream: Option<u64>,
     ) -> Result<()> {
-        let (ids, weights) = (borrowed(&ids, "ids")?, borrowed(&weights, "weights")?);
-        let (x, mut out) = (Numbers::borrow(x, "x")?, Numbers::borrow(out, "out")?);
-        check_apart(&out.array, &[&x.array, &ids, &weights])?;
-        let (tokens, target) = (x.dense()?, out.target()?);
-        let (ids, weights) = (ids.ids()?, weights.singles()?);
-        let engine = self.wish.engine_at(py)?;
-        py.detach(|| {
-            let routed = Routed::given(ids, weights, tokens.rows(), self.experts.count())?;
-            let routed = if on_input { routed.on_input() } else { routed };
-            Ok(self.experts.run_into(&engine, &tokens, &routed, target)?)
-        })
+        let in_order = stream.is_some();
+        let routing = Routing::borrow(&routing, on_input, in_order)?;
+        let (x, mut out) = (Numbers::borrow(x, "x", in_order)?, Numbers::borrow(out, "out", in_order)?);
+        let read = || std::iter::once(&x.array).chain(routing.arrays());
+        check_apart(read(), std::iter::once(&out.array))?;
+        match (common_place(read().chain([&out.array]))?, stream) {
+            (Place::Cuda(device), Some(stream)) => self.queue(py, (device, stream), &x, &routing, &out),
+            _ => {
+                let (tokens, target) = (x.dense()?, out.target()?);
+                let engine = self.wish.engine_at(py)?;
+                self.compute(py, &engine, &tokens, &routing, target)
+            }
+        }
     }
 
-    /// Experts that there are, the shared one not counted.
+    /// Experts that there are, the shared one not counted; of an MLP, one.
     #[getter]
     fn count(&self) -> usize {
-        self.experts.count()
+        match &self.computes {
+            Computes::Mlp(_) => 1,
+            Computes::Experts(experts, _) => experts.count(),
+        }
     }
 
     /// Scoring and experts per token, if there is a router.
     #[getter]
     fn routing(&self) -> Option<(String, usize)> {
-        self.router.as_ref().map(|router| (router.scoring().to_string(), router.top_k()))
+        match &self.computes {
+            Computes::Mlp(_) => None,
+            Computes::Experts(_, router) => router.as_ref().map(|rule| (rule.scoring().to_string(), rule.top_k())),
+        }
     }
 
     /// The width of tokens, of the intermediate and of results.
     #[getter]
     fn widths(&self) -> [usize; 3] {
-        self.experts.widths()
+        match &self.computes {
+            Computes::Mlp(mlp) => mlp.widths(),
+            Computes::Experts(experts, _) => experts.widths(),
+        }
     }
 
     /// The gate's name.
     #[getter]
     fn gate(&self) -> String {
-        self.gate.to_string()
+        match &self.computes {
+            Computes::Mlp(mlp) => mlp.gate().to_string(),
+            Computes::Experts(experts, _) => experts.gate().to_string(),
+        }
     }
 
     /// The bytes the packed weights take.
     #[getter]
     fn packed_bytes(&self) -> usize {
-        self.experts.packed_bytes()
+        match &self.computes {
+            Computes::Mlp(mlp) => mlp.packed_bytes(),
+            Computes::Experts(experts, _) => experts.packed_bytes(),
+        }
     }
 
     /// The backends that are chosen among, best first.
@@ -396,5 +351,88 @@ impl Experts {
     #[getter]
     fn threads(&self) -> Result<usize> {
         Ok(self.wish.engine()?.threads())
+    }
+}
+
+/// A layer that is called with what it has no use for, or without what it needs.
+fn misrouted() -> Error {
+    Error::value("routing", "an MLP takes none, and experts take logits, or ids and weights")
+}
+
+impl FeedForward {
+    /// Computes tokens in the CPU's memory.
+    fn compute(
+        &self,
+        py: Python<'_>,
+        engine: &Engine,
+        tokens: &Dense<'_>,
+        routing: &Routing,
+        target: Target<'_>,
+    ) -> Result<()> {
+        match (&self.computes, routing) {
+            (Computes::Mlp(mlp), Routing::Everyone) => py.detach(|| Ok(mlp.run_into(engine, tokens, target)?)),
+            (Computes::Experts(experts, router), Routing::Logits(logits)) => {
+                let (rule, logits) = (rule(router.as_ref())?, logits.singles()?);
+                py.detach(|| {
+                    let routed = rule.route(logits, tokens.rows())?;
+                    Ok(experts.run_into(engine, tokens, &routed, target)?)
+                })
+            }
+            (Computes::Experts(experts, _), Routing::Given { ids, weights, on_input }) => {
+                let (ids, weights) = (ids.ids()?, weights.singles()?);
+                py.detach(|| {
+                    let routed = Routed::given(ids, weights, tokens.rows(), experts.count())?;
+                    let routed = if *on_input { routed.on_input() } else { routed };
+                    Ok(experts.run_into(engine, tokens, &routed, target)?)
+                })
+            }
+            _ => Err(misrouted()),
+        }
+    }
+
+    /// Queues tokens in a GPU's memory.
+    fn queue(&self, py: Python<'_>, stream: (i32, u64), x: &Numbers, routing: &Routing, out: &Numbers) -> Result<()> {
+        let (tokens, rows) = cuda::dense_tokens(&x.array, &x.element)?;
+        let output = cuda::output(&out.array, &out.element, rows * self.widths()[2])?;
+        match (&self.computes, routing) {
+            (Computes::Mlp(mlp), Routing::Everyone) => {
+                mlp.queueable()?;
+                // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
+                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_mlp(mlp, tokens, output) })
+            }
+            (Computes::Experts(experts, router), routing @ (Routing::Logits(_) | Routing::Given { .. })) => {
+                experts.queueable()?;
+                let routing = match routing {
+                    Routing::Given { ids, weights, on_input } => {
+                        let top = top_of(ids, rows)?;
+                        weights.expect_len(ids.len())?;
+                        weights.number("float32")?;
+                        let (wide, on_input) = (ids.wide_ids()?, *on_input);
+                        DeviceRouting::Given { ids: ids.address(), wide, weights: weights.address(), top, on_input }
+                    }
+                    Routing::Logits(logits) => {
+                        logits.expect_len(rows * experts.count())?;
+                        logits.number("float32")?;
+                        DeviceRouting::Logits { logits: logits.address(), router: rule(router.as_ref())? }
+                    }
+                    Routing::Everyone => return Err(misrouted()),
+                };
+                // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
+                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_experts(experts, tokens, routing, output) })
+            }
+            _ => Err(misrouted()),
+        }
+    }
+}
+
+/// Experts per token.
+fn top_of(ids: &Array, tokens: usize) -> Result<usize> {
+    match ids.len().checked_rem(tokens) {
+        None => Ok(1),
+        Some(0) => Ok(ids.len() / tokens),
+        Some(_) => {
+            let found = format!("there are {} for {tokens} tokens; every token needs as many", ids.len());
+            Err(Error::value(ids.what(), found))
+        }
     }
 }

@@ -24,7 +24,7 @@ use crate::dlpack::Array;
 use crate::engines::use_threads;
 use crate::error::{Error, Result};
 use crate::layer::Layer;
-use crate::layers::{Experts, Mlp};
+use crate::layers::FeedForward;
 
 /// Quantises `values` into `codes` and `scales` and returns the global scale.
 #[pyfunction]
@@ -85,7 +85,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, Experts, Layer, Mlp, backends, dequantize, quantize, use_threads};
+    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, use_threads};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

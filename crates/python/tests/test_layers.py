@@ -9,6 +9,7 @@ import reference
 
 import hammerhead
 from hammerhead import Experts, Linear, Mlp, MlpArrays
+from lending import Lent
 
 DATA = Path(__file__).parents[2] / "format" / "tests" / "data"
 E, K, N = 5, 64, 48
@@ -248,6 +249,32 @@ def compiled():
     """Compiles whole or fails, without generating code."""
     torch._dynamo.reset()
     return lambda function: torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def test_arrays_on_a_gpu_are_taken_by_layers_that_are_there(arrays):
+    layers = [Mlp.from_arrays(*(column[0] for column in arrays)), Experts.from_arrays(*arrays, routing="softmax", top_k=2)]
+    on_gpu, element = {"device": 0}, "bfloat16"
+    x, out = Lent(1 << 20, (3, K), element, **on_gpu), Lent(2 << 20, (3, K), element, **on_gpu)
+    logits = Lent(3 << 20, (3, E), "float32", **on_gpu)
+    for layer, routing in zip(layers, ([], [logits])):
+        with pytest.raises(ValueError, match="packed for cuda alone, on a Hopper GPU"):
+            layer._layer.run((x, element), routing, False, (out, element), 0)
+    run = layers[1]._layer.run
+    with pytest.raises(ValueError, match="router_logits: it lies on the CPU, and the tokens on CUDA device 0"):
+        run((x, element), [np.zeros((3, E), dtype=np.float32)], False, (out, element), 0)
+    with pytest.raises(ValueError, match="out: it lies on CUDA device 1, and the tokens on CUDA device 0"):
+        run((x, element), [logits], False, (Lent(2 << 20, (3, K), element, device=1), element), 0)
+    with pytest.raises(ValueError, match="out: it shares memory with x"):
+        run((x, element), [logits], False, (Lent(1 << 20, (3, K), element, **on_gpu), element), 0)
+    with pytest.raises(ValueError, match="out: it has 64 elements, where 192 are needed"):
+        run((x, element), [logits], False, (Lent(2 << 20, (1, K), element, **on_gpu), element), 0)
+
+
+def test_an_option_that_there_is_not_is_refused_by_name(arrays):
+    with pytest.raises(TypeError, match="intermediates: there is no such option; there are backend"):
+        Experts.from_arrays(*arrays, intermediates="f32")
+    with pytest.raises(TypeError, match="intermediate: there is no such option"):
+        Linear.from_arrays(arrays[0][0], intermediate="f32")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

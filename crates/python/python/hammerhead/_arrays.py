@@ -136,7 +136,10 @@ class Torch:
     """torch."""
 
     def element(self, array: Any) -> str:
-        return str(array.dtype).removeprefix("torch.")
+        name = _TORCH_NAMES.get(array.dtype)
+        if name is None:
+            name = _TORCH_NAMES[array.dtype] = str(array.dtype).removeprefix("torch.")
+        return name
 
     def lendable(self, array: Any) -> Any:
         import torch
@@ -148,15 +151,15 @@ class Torch:
                 "a tensor requires a gradient, and this operation has none: call it under torch.inference_mode(), "
                 "or pass tensor.detach()"
             )
-        return array.detach().contiguous()
+        # Every step costs the caller a microsecond, and most tensors need none.
+        array = array.detach() if array.requires_grad else array
+        return array if array.is_contiguous() else array.contiguous()
 
     def writable(self, array: Any) -> Any:
-        return array.detach()
+        return array.detach() if array.requires_grad else array
 
     def loan(self, array: Any) -> Any:
-        # A tensor's own __dlpack__ takes 5 µs, most of them for streams.
-        if not array.is_cpu:
-            return array
+        # A tensor's own __dlpack__ takes 5 µs, most of them for streams: what is lent is used in the tensor's own.
         import torch
 
         return torch.utils.dlpack.to_dlpack(array)
@@ -200,6 +203,8 @@ class Torch:
         return torch.cuda.device(array.device) if array.is_cuda else nullcontext()
 
 
+_TORCH_NAMES: dict[Any, str] = {}
+"""Names of torch's types that were asked for: to make one takes longer than to find it."""
 _NUMPY, _TORCH = Numpy(), Torch()
 
 

@@ -13,10 +13,13 @@ from hammerhead import _native
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
 from hammerhead._matrix import NvFp4
 from hammerhead._native import Checkpoint
+from hammerhead._packed import EngineOptions, LayerOptions, Packed, asked, declared, engine_of, opened
 from hammerhead._weights import _matrix, _number, _target, _tokens, _vector
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from typing_extensions import Self, Unpack
 
     from hammerhead._arrays import Dtype
 
@@ -24,11 +27,12 @@ IDS = ("int32", "int64")
 """The types that experts' numbers may have."""
 
 
-class PackedLayer:
+class PackedLayer(Packed):
     """What all layers have in common.
 
-    A layer may be used by several threads at once; Python's lock is released while it computes. Tensors of torch may be passed under
-    ``torch.compile``, which sees one custom operation. There are no gradients: a tensor that requires one is refused.
+    Tensors of torch may be passed under ``torch.compile``, which sees one custom operation. There are no gradients: a tensor that requires one
+    is refused. Layers of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's own, and the
+    call returns before it is done.
     """
 
     in_features: int
@@ -37,7 +41,6 @@ class PackedLayer:
     out_features: int
     """The width of results."""
 
-    _layer: Any
     _name: str
 
     def __init__(self) -> None:
@@ -52,21 +55,6 @@ class PackedLayer:
     def __deepcopy__(self, memo: Any) -> PackedLayer:
         # Weights do not change: copies of a model share them.
         return self
-
-    @property
-    def backends(self) -> list[str]:
-        """The backends that every call chooses among, best first."""
-        return self._layer.backends
-
-    @property
-    def threads(self) -> int:
-        """How many threads compute."""
-        return self._layer.threads
-
-    @property
-    def packed_bytes(self) -> int:
-        """The bytes that the weights take in memory."""
-        return self._layer.packed_bytes
 
     def _call(self, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
         """Lends tokens, what routes them and room for results to the native half."""
@@ -113,30 +101,24 @@ class Linear(PackedLayer):
         *,
         bias: Any = None,
         input_scale: Any = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[EngineOptions],
     ) -> Linear:
         """Packs a matrix ``[n, k]`` and a bias of n numbers; tokens are multiplied with ``input_scale`` first, if there is one (AWQ).
 
-        The arrays are not needed afterwards. The rest is as for :meth:`DualWeights.from_arrays`.
+        The arrays are not needed afterwards. ``backend``, ``threads`` and ``config`` are as for :meth:`DualWeights.from_arrays`.
         """
         group = _weights([weight], [bias], input_scale, ["weight"], "the layer")
-        engine = _engine(weight, backend, threads, config)
-        return cls._of(_native.Layer.pack([group], "none", None, *engine))
+        return cls._of(_native.Layer.pack([group], "none", None, *engine_of(options, weight)))
 
     @classmethod
     def from_checkpoint(
         cls,
         model: str | PathLike[str] | Checkpoint,
         name: str,
-        *,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[EngineOptions],
     ) -> Linear:
         """Reads one matrix of a model, with its bias, by the name of its module, such as ``"model.layers.0.self_attn.q_proj"``."""
-        return cls._of(_native.Layer.load_linear(_opened(model), name, backend, threads, config))
+        return cls._of(_native.Layer.load_linear(opened(model), name, *engine_of(options)))
 
     def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes tokens ``[..., k]`` to ``[..., n]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
@@ -191,17 +173,35 @@ class MlpArrays(Generic[A]):
         )
 
 
-class Mlp(PackedLayer):
-    """A gated MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``; or one that is not gated, without ``b2``."""
+class FeedForward(PackedLayer):
+    """What :class:`Mlp` and :class:`Experts` have in common."""
 
-    _layer: _native.Mlp
+    _layer: _native.FeedForward
 
     @classmethod
-    def _of(cls, layer: _native.Mlp) -> Mlp:
-        mlp = cls.__new__(cls)
+    def _of(cls, layer: _native.FeedForward) -> Self:
+        made = cls.__new__(cls)
         k, _, n = layer.widths
-        mlp._hold(layer, k, n)
-        return mlp
+        made._hold(layer, k, n)
+        return made
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the packed layer, with its rule of routing if it has one, to a file, so that :meth:`load` need not pack again. Layers on a GPU
+        are not written."""
+        self._layer.save(path)
+
+    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+        lent = [library.loan(array) for array in self._routing(library, routing, on_input)]
+        stream = library.stream(tokens[0])
+        self._layer.run(_lent(library, tokens), lent, on_input, _lent(library, room), stream)
+
+    def _routing(self, library: Library, routing: tuple[Any, ...], on_input: bool) -> list[Any]:
+        """What says which experts compute which tokens, as it can be lent."""
+        return []
+
+
+class Mlp(FeedForward):
+    """A gated MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``; or one that is not gated, without ``b2``."""
 
     @classmethod
     def from_arrays(
@@ -218,16 +218,11 @@ class Mlp(PackedLayer):
         intermediate_scale: float | None = None,
         gate: str = "silu",
         clamp: float | None = None,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Mlp:
         """Packs the weights, which :class:`MlpArrays` describes. The arrays are not needed afterwards.
 
-        - ``gate``, ``clamp``, ``backend``, ``threads``, ``config``: as for :meth:`DualWeights.from_arrays`.
+        - ``gate``, ``clamp``, and of the options ``backend``, ``threads`` and ``config``: as for :meth:`DualWeights.from_arrays`.
         - ``intermediate``: what stands between the two products: the type of the tokens, ``"f32"``, or ``"nvfp4"`` with
           ``intermediate_scale``.
         - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the bit.
@@ -236,9 +231,7 @@ class Mlp(PackedLayer):
         arrays = MlpArrays(
             b1, b2, down, b1_bias, b2_bias, down_bias, input_scale, down_input_scale, intermediate_scale
         )
-        engine = _engine(b1, backend, threads, config)
-        how = (intermediate, batch_invariant, workspace_bytes)
-        return cls._of(_native.Mlp.pack(arrays._parts("the MLP"), (gate, clamp), how, engine))
+        return cls._of(_native.FeedForward.pack_mlp(arrays._parts("the MLP"), (gate, clamp), asked(options, b1)))
 
     @classmethod
     def from_checkpoint(
@@ -249,12 +242,7 @@ class Mlp(PackedLayer):
         *,
         gate: str | None = None,
         clamp: float | None = None,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Mlp:
         """Reads the MLP of a model's layer; of one with experts that of this number, or the ``"shared"`` one. ``gate`` is as the model
         declares if not given. The rest is as for :meth:`from_arrays`."""
@@ -262,76 +250,39 @@ class Mlp(PackedLayer):
             raise ValueError(f"expert: a number is expected, or 'shared', not {expert!r}")
         shared = isinstance(expert, str)
         number = None if expert is None or isinstance(expert, str) else _number(expert, "expert")
-        how = (intermediate, batch_invariant, workspace_bytes)
-        return cls._of(
-            _native.Mlp.load(
-                _opened(model),
-                _number(layer, "layer"),
-                number,
-                shared,
-                _declared(gate, clamp),
-                how,
-                (backend, threads, config),
-            )
-        )
+        chosen = (_number(layer, "layer"), number, shared)
+        return cls._of(_native.FeedForward.load_mlp(opened(model), *chosen, declared(gate, clamp), asked(options)))
 
     @classmethod
     def load(
         cls,
         path: str | PathLike[str],
-        *,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Mlp:
         """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
         the layer lives. The options are those of :meth:`from_arrays`."""
-        how = (intermediate, batch_invariant, workspace_bytes)
-        return cls._of(_native.Mlp.open(path, how, (backend, threads, config)))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the packed MLP to a file, so that :meth:`load` need not pack again. Layers on a GPU are not written."""
-        self._layer.save(path)
-
-    @property
-    def gate(self) -> str:
-        """The name of the gate."""
-        return self._layer.gate
+        return cls._of(_native.FeedForward.open_mlp(path, asked(options)))
 
     def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
         return self._call(x, (), False, dtype, out)
-
-    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
-        self._layer.run(_lent(library, tokens), _lent(library, room))
 
     def __repr__(self) -> str:
         k, inner, n = self._layer.widths
         return f"Mlp(widths={k}→{inner}→{n}, gate={self.gate!r}, backends={self.backends})"
 
 
-class Experts(PackedLayer):
+class Experts(FeedForward):
     """A layer of experts, of which a few compute each token: ``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))``, plus a shared expert's result.
 
     Which experts compute a token is said by a router's logits, ``layer(x, router_logits)``, or by their numbers and weights,
     ``layer(x, ids, weights)``. The sum is taken in the order of the token's experts in float32, and rounded once.
     """
 
-    _layer: _native.Experts
-
-    @classmethod
-    def _of(cls, layer: _native.Experts) -> Experts:
-        experts = cls.__new__(cls)
-        k, _, n = layer.widths
-        experts._hold(layer, k, n)
-        experts.num_experts = layer.count
-        return experts
-
-    num_experts: int
-    """How many experts there are, the shared one not counted."""
+    @property
+    def num_experts(self) -> int:
+        """How many experts there are, the shared one not counted."""
+        return self._layer.count
 
     @classmethod
     def from_arrays(
@@ -355,12 +306,7 @@ class Experts(PackedLayer):
         scaling: float = 1.0,
         gate: str = "silu",
         clamp: float | None = None,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Experts:
         """Packs the weights of every expert: sequences with one matrix per expert, and of biases and scales one vector per expert (or an
         array of as many rows), as :class:`MlpArrays` describes them. The arrays are not needed afterwards.
@@ -388,14 +334,13 @@ class Experts(PackedLayer):
             for expert, first in enumerate(firsts)
         ]
         return cls._of(
-            _native.Experts.pack(
+            _native.FeedForward.pack_experts(
                 experts,
                 None if shared is None else shared._parts("the shared expert"),
                 None if shared_gate is None else _vector(shared_gate, "shared_gate"),
                 _router(routing, top_k, correction, groups, scaling),
                 (gate, clamp),
-                (intermediate, batch_invariant, workspace_bytes),
-                _engine(firsts[0] if firsts else None, backend, threads, config),
+                asked(options, firsts[0] if firsts else None),
             )
         )
 
@@ -414,12 +359,7 @@ class Experts(PackedLayer):
         scaling: float = 1.0,
         gate: str | None = None,
         clamp: float | None = None,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Experts:
         """Reads the experts of a model's layer, with biases and input scales: all, or those of the numbers in ``experts``, which are counted anew from 0; and the shared one,
         unless ``shared`` is false.
@@ -428,15 +368,14 @@ class Experts(PackedLayer):
         own product is left to the model. The rest is as for :meth:`from_arrays`.
         """
         return cls._of(
-            _native.Experts.load(
-                _opened(model),
+            _native.FeedForward.load_experts(
+                opened(model),
                 _number(layer, "layer"),
                 None if experts is None else [_number(expert, "experts") for expert in experts],
                 shared,
                 _router(routing, top_k, correction, groups, scaling),
-                _declared(gate, clamp),
-                (intermediate, batch_invariant, workspace_bytes),
-                (backend, threads, config),
+                declared(gate, clamp),
+                asked(options),
             )
         )
 
@@ -444,27 +383,11 @@ class Experts(PackedLayer):
     def load(
         cls,
         path: str | PathLike[str],
-        *,
-        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
-        batch_invariant: bool = False,
-        workspace_bytes: int | None = None,
-        backend: str | None = None,
-        threads: int | None = None,
-        config: str | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Experts:
         """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
         the layer lives. The options are those of :meth:`from_arrays`."""
-        how = (intermediate, batch_invariant, workspace_bytes)
-        return cls._of(_native.Experts.open(path, how, (backend, threads, config)))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the packed layer, with its rule of routing, to a file, so that :meth:`load` need not pack again. Layers on a GPU are not written."""
-        self._layer.save(path)
-
-    @property
-    def gate(self) -> str:
-        """The name of the gate."""
-        return self._layer.gate
+        return cls._of(_native.FeedForward.open_experts(path, asked(options)))
 
     @property
     def routing(self) -> tuple[str, int] | None:
@@ -508,7 +431,7 @@ class Experts(PackedLayer):
         """
         return self._call(x, (routing,) if weights is None else (routing, weights), weights_on_input, dtype, out)
 
-    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+    def _routing(self, library: Library, routing: tuple[Any, ...], on_input: bool) -> list[Any]:
         names = ("router_logits",) if len(routing) == 1 else ("ids", "weights")
         for array, name in zip(routing, names):
             if library_of(array, name) is not library:
@@ -521,16 +444,13 @@ class Experts(PackedLayer):
             if len(logits.shape) == 0 or logits.shape[-1] != self.num_experts:
                 expected = f"[..., {self.num_experts}] is expected, a number per expert"
                 raise ValueError(f"router_logits: its shape is {list(logits.shape)}, where {expected}")
-            lent = library.loan(library.lendable(library.widened(logits)))
-            self._layer.run_logits(_lent(library, tokens), lent, _lent(library, room))
-        else:
-            ids, weights = routing
-            expect_element(ids, library, IDS, "ids")
-            expect_element(weights, library, NUMBERS, "weights")
-            if ids.shape != weights.shape:
-                raise ValueError(f"weights: its shape is {list(weights.shape)}, where {list(ids.shape)} is expected, as ids have")
-            own, factors = library.loan(library.lendable(ids)), library.loan(library.lendable(library.widened(weights)))
-            self._layer.run_given(_lent(library, tokens), own, factors, on_input, _lent(library, room))
+            return [library.lendable(library.widened(logits))]
+        ids, weights = routing
+        expect_element(ids, library, IDS, "ids")
+        expect_element(weights, library, NUMBERS, "weights")
+        if ids.shape != weights.shape:
+            raise ValueError(f"weights: its shape is {list(weights.shape)}, where {list(ids.shape)} is expected, as ids have")
+        return [library.lendable(ids), library.lendable(library.widened(weights))]
 
     def __repr__(self) -> str:
         k, inner, n = self._layer.widths
@@ -543,23 +463,6 @@ class Experts(PackedLayer):
 
 def _lent(library: Library, numbers: tuple[Any, str]) -> tuple[Any, str]:
     return library.loan(numbers[0]), numbers[1]
-
-
-def _opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:
-    return model if isinstance(model, Checkpoint) else Checkpoint(model)
-
-
-def _declared(gate: str | None, clamp: float | None) -> tuple[str, float | None] | None:
-    if clamp is not None and gate is None:
-        raise ValueError("clamp: it was given without a gate; give gate='gpt-oss' with it")
-    return None if gate is None else (gate, clamp)
-
-
-def _engine(first: Any, backend: str | None, threads: int | None, config: str | None) -> tuple[Any, Any, Any]:
-    """What is asked of an engine; without a backend, the GPU that the first matrix lies on."""
-    if backend is None and isinstance(first, NvFp4):
-        backend = library_of(first.codes, "the weights").backend(first.codes)
-    return backend, threads, config
 
 
 def _router(

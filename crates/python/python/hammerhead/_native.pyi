@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "Experts", "Layer", "Mlp", "__version__", "backends", "dequantize", "quantize", "use_threads"]
+__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -18,10 +18,9 @@ _Weights = tuple[_Matrix, _Matrix | None, list[list[float]] | None, list[float] 
 _Mlp = tuple[_Weights, _Weights, float]
 # A gate's name and its limit.
 _Gate = tuple[str, float | None]
-# What stands between the products, whether results are batch-invariant, and the bytes that rows may take.
-_How = tuple[str, bool, int | None]
-# Backend, threads and configuration.
-_Engine = tuple[str | None, int | None, str | None]
+# What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
+# configuration.
+_Options = tuple[str, bool, int | None, str | None, int | None, str | None]
 # Scoring, experts per token, correction, groups and how many are looked into, scaling.
 _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
@@ -93,62 +92,38 @@ class Layer:
     def threads(self) -> int: ...
 
 @final
-class Mlp:
+class FeedForward:
     @staticmethod
-    def pack(weights: _Mlp, gate: _Gate, how: _How, engine: _Engine) -> Mlp: ...
+    def pack_mlp(weights: _Mlp, gate: _Gate, options: _Options) -> FeedForward: ...
     @staticmethod
-    def load(
-        model: Checkpoint,
-        layer: int,
-        expert: int | None,
-        shared: bool,
-        gate: _Gate | None,
-        how: _How,
-        engine: _Engine,
-    ) -> Mlp: ...
+    def load_mlp(
+        model: Checkpoint, layer: int, expert: int | None, shared: bool, gate: _Gate | None, options: _Options
+    ) -> FeedForward: ...
     @staticmethod
-    def open(path: str | PathLike[str], how: _How, engine: _Engine) -> Mlp: ...
-    def save(self, path: str | PathLike[str]) -> None: ...
-    def run(self, x: _Numbers, out: _Numbers) -> None: ...
-    @property
-    def widths(self) -> list[int]: ...
-    @property
-    def gate(self) -> str: ...
-    @property
-    def packed_bytes(self) -> int: ...
-    @property
-    def backends(self) -> list[str]: ...
-    @property
-    def threads(self) -> int: ...
-
-@final
-class Experts:
+    def open_mlp(path: str | PathLike[str], options: _Options) -> FeedForward: ...
     @staticmethod
-    def pack(
+    def pack_experts(
         experts: list[_Mlp],
         shared: _Mlp | None,
         shared_gate: list[float] | None,
         router: _Router | None,
         gate: _Gate,
-        how: _How,
-        engine: _Engine,
-    ) -> Experts: ...
+        options: _Options,
+    ) -> FeedForward: ...
     @staticmethod
-    def load(
+    def load_experts(
         model: Checkpoint,
         layer: int,
         numbers: list[int] | None,
         shared: bool,
         router: _Router | None,
         gate: _Gate | None,
-        how: _How,
-        engine: _Engine,
-    ) -> Experts: ...
+        options: _Options,
+    ) -> FeedForward: ...
     @staticmethod
-    def open(path: str | PathLike[str], how: _How, engine: _Engine) -> Experts: ...
+    def open_experts(path: str | PathLike[str], options: _Options) -> FeedForward: ...
     def save(self, path: str | PathLike[str]) -> None: ...
-    def run_logits(self, x: _Numbers, logits: Any, out: _Numbers) -> None: ...
-    def run_given(self, x: _Numbers, ids: Any, weights: Any, on_input: bool, out: _Numbers) -> None: ...
+    def run(self, x: _Numbers, routing: list[Any], on_input: bool, out: _Numbers, stream: int | None) -> None: ...
     @property
     def count(self) -> int: ...
     @property

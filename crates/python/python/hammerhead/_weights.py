@@ -10,6 +10,7 @@ from hammerhead import _native
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
 from hammerhead._matrix import NvFp4
 from hammerhead._native import Checkpoint
+from hammerhead._packed import Packed, declared, engine_of, opened
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hammerhead._arrays import Dtype
 
 
-class DualWeights:
+class DualWeights(Packed):
     """The weights of a gated layer, or of all experts of one, packed for this machine.
 
     Call it on tokens: ``weights(x)`` is ``gate(x @ b1.T) * (x @ b2.T)``. Made by :meth:`from_checkpoint` or
@@ -73,8 +74,7 @@ class DualWeights:
             seconds = [b2] if isinstance(b2, NvFp4) else list(b2)
         if len(firsts) != len(seconds):
             raise ValueError(f"b2: there are {len(seconds)} matrices, and {len(firsts)} in b1; every group needs both")
-        if backend is None and firsts and isinstance(firsts[0], NvFp4):
-            backend = library_of(firsts[0].codes, "b1").backend(firsts[0].codes)
+        engine = engine_of({"backend": backend, "threads": threads, "config": config}, firsts[0] if firsts else None)
         scales: list[Any]
         if input_scale is None:
             scales = [None] * len(firsts)
@@ -91,7 +91,7 @@ class DualWeights:
             )
             for group, (first, second, scale) in enumerate(zip(firsts, seconds, scales))
         ]
-        return cls._of(_native.Layer.pack(groups, gate, clamp, backend, threads, config))
+        return cls._of(_native.Layer.pack(groups, gate, clamp, *engine))
 
     @classmethod
     def from_checkpoint(
@@ -117,17 +117,14 @@ class DualWeights:
         A model's ``pre_quant_scale`` (AWQ) is applied by every call. The rest is as for :meth:`from_arrays`. What this operation does not
         compute, such as biases, is refused.
         """
-        if not isinstance(model, Checkpoint):
-            model = Checkpoint(model)
-        if clamp is not None and gate is None:
-            raise ValueError("clamp: it was given without a gate; give gate='gpt-oss' with it")
+        declared(gate, clamp)
         shared = isinstance(experts, str)
         if shared and experts != "shared":
             raise ValueError(f"experts: numbers are expected, or 'shared', not {experts!r}")
         numbers = None if experts is None or shared else [_number(expert, "experts") for expert in experts]
         return cls._of(
             _native.Layer.load(
-                model, _number(layer, "layer"), numbers, shared, gate, clamp, backend, threads, config
+                opened(model), _number(layer, "layer"), numbers, shared, gate, clamp, backend, threads, config
             )
         )
 
@@ -204,26 +201,6 @@ class DualWeights:
     def input_scales(self) -> list[list[float] | None]:
         """What every call multiplies the tokens of each group with first, column by column, or None."""
         return self._layer.input_scales
-
-    @property
-    def gate(self) -> str:
-        """The name of the gate."""
-        return self._layer.gate
-
-    @property
-    def backends(self) -> list[str]:
-        """The backends that every call chooses among, best first."""
-        return self._layer.backends
-
-    @property
-    def threads(self) -> int:
-        """How many threads compute."""
-        return self._layer.threads
-
-    @property
-    def packed_bytes(self) -> int:
-        """The bytes that the weights take in memory."""
-        return self._layer.packed_bytes
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -1,0 +1,93 @@
+"""What everything that was packed has in common, and what may be asked when it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from hammerhead._arrays import library_of
+from hammerhead._matrix import NvFp4
+from hammerhead._native import Checkpoint
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+
+class Packed:
+    """Weights that were packed for this machine. They may be used by several threads at once; Python's lock is released while they are computed with."""
+
+    _layer: Any
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that every call chooses among, best first."""
+        return self._layer.backends
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return self._layer.threads
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes that the weights take in memory."""
+        return self._layer.packed_bytes
+
+    @property
+    def gate(self) -> str:
+        """The name of the gate."""
+        return self._layer.gate
+
+
+class EngineOptions(TypedDict, total=False):
+    """Where to compute: as for :meth:`DualWeights.from_arrays`."""
+
+    backend: str | None
+    threads: int | None
+    config: str | None
+
+
+class LayerOptions(EngineOptions, total=False):
+    """How a whole layer is computed."""
+
+    intermediate: Literal["tokens", "f32", "nvfp4"]
+    """What stands between the two products: the type of the tokens (if not given), ``"f32"``, or ``"nvfp4"`` with ``intermediate_scale``."""
+
+    batch_invariant: bool
+    """Whether a token's result may depend on nothing but that token and the weights, to the bit."""
+
+    workspace_bytes: int | None
+    """What the rows that are computed at a time may take, 512 MiB if not given."""
+
+
+def engine_of(
+    options: EngineOptions, first: Any = None, known: type[Any] = EngineOptions
+) -> tuple[str | None, int | None, str | None]:
+    """What is asked of an engine; without a backend, the GPU that the first matrix lies on."""
+    unknown = options.keys() - known.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{min(unknown)}: there is no such option; there are {', '.join(sorted(known.__annotations__))}")
+    backend = options.get("backend")
+    if backend is None and isinstance(first, NvFp4):
+        backend = library_of(first.codes, "the weights").backend(first.codes)
+    return backend, options.get("threads"), options.get("config")
+
+
+def asked(
+    options: LayerOptions, first: Any = None
+) -> tuple[str, bool, int | None, str | None, int | None, str | None]:
+    """What is asked of a whole layer, as the native half takes it."""
+    engine = engine_of(options, first, LayerOptions)
+    between, invariant = options.get("intermediate", "tokens"), options.get("batch_invariant", False)
+    return between, invariant, options.get("workspace_bytes"), *engine
+
+
+def opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:
+    """An open model."""
+    return model if isinstance(model, Checkpoint) else Checkpoint(model)
+
+
+def declared(gate: str | None, clamp: float | None) -> tuple[str, float | None] | None:
+    """A gate that was asked for, if one was: else a model declares it."""
+    if clamp is not None and gate is None:
+        raise ValueError("clamp: it was given without a gate; give gate='gpt-oss' with it")
+    return None if gate is None else (gate, clamp)
