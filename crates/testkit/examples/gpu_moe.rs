@@ -3,8 +3,8 @@
 //! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them; then one captured
 //! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them. Only if all
 //! that is right, whole layers are timed by the device's clock, each kernel of them apart, and other tiles and kernels
-//! beside those that are chosen; then the products once more without what their consumers compute, which says how much of
-//! their time memory takes; and the host's time for a call. Exit status 1 if anything is wrong.
+//! beside those that are chosen; then the products once more without parts of what their consumers compute, which says what takes
+//! their time; and the host's time for a call. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const STAGES: [(&str, Stage); 7] = [
     ("front", front),
     ("models", models),
     ("timing", timing),
-    ("loads", loads),
+    ("parts", parts),
     ("host", host),
 ];
 
@@ -170,6 +170,19 @@ impl Tensors {
             x,
             logits,
         })
+    }
+
+    /// Routes as many tokens to every expert.
+    fn even(&mut self, model: &Model, stream: &Stream) -> Result<()> {
+        let [experts, top] = [model.shape.experts, model.shape.top].map(|count| count as usize);
+        self.logits.iter_mut().enumerate().for_each(|(at, logit)| {
+            let (token, expert) = (at / experts, at % experts);
+            let chosen = (expert + experts - token * top % experts) % experts < top;
+            *logit = if chosen { 8.0 } else { 0.0 };
+        });
+        // SAFETY: waited for, and as long as what lies there.
+        unsafe { self.logits_at.write(0, bytemuck::cast_slice(&self.logits), stream) }?;
+        stream.synchronize()
     }
 
     fn call(&self, router: &Router) -> LayerCall {
@@ -439,7 +452,7 @@ fn timing() -> Result<Value> {
             let chosen = LayerKernels::choose(shape, tokens as u32)?;
             let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
-                let launches = placed.launches(kernels, &call, spaces[space].address());
+                let launches = placed.launches(kernels, &call, spaces[space].address())?;
                 launches
                     .iter()
                     .map(|launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch))
@@ -462,7 +475,7 @@ fn timing() -> Result<Value> {
                 (0..calls[0].len()).map(kernel).collect()
             };
             let names: Vec<String> = placed
-                .launches(&chosen, &tensors[0].call(router), spaces[0].address())
+                .launches(&chosen, &tensors[0].call(router), spaces[0].address())?
                 .iter()
                 .map(|launch| launch.kernel.build().map(|kernel| kernel.name))
                 .collect::<Result<_>>()?;
@@ -470,7 +483,8 @@ fn timing() -> Result<Value> {
             let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
             println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
             let mut others = Vec::new();
-            for other in tiles(chosen.gate_up.tokens).into_iter().flat_map(|tile| candidates(shape, tile)) {
+            let tile = chosen.gate_up.tokens;
+            for other in tiles(tile).into_iter().flat_map(|tile| candidates(shape, tile)) {
                 let (total, kernels) = (whole(&other)?, apart(&other)?);
                 let products = &kernels[kernels.len() - 3..kernels.len() - 1];
                 let [gate_up, down] = [other.gate_up, other.down].map(|spec| size(&spec));
@@ -493,66 +507,82 @@ fn candidates(shape: &LayerShape, tile: u32) -> Vec<LayerKernels> {
 }
 
 fn size(spec: &MultiplySpec) -> String {
-    format!("{}x{} {}x{} r{}", spec.tokens, spec.columns, spec.stages, spec.units, spec.resident())
+    let MultiplySpec { tokens, columns, stages, units, epilogue, .. } = spec;
+    format!("{tokens}x{columns} {stages}x{units} r{} {epilogue}", spec.resident())
 }
 
-/// A product's kernel whose consumers wait for the stages and release them, and do nothing with them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct LoadsOnly(MultiplySpec);
+/// What consumers can be made to leave out, by the names of phases: what it tells apart, and the phases.
+const LEFT_OUT: [(&str, &[&str]); 5] = [
+    ("all", &[]),
+    ("loads alone, without ends", NOTHING),
+    ("without dequantising", &["dequantise", "load"]),
+    ("loads alone", &["multiply", "dequantise", "load"]),
+    (EVEN, &[]),
+];
+/// Nothing is left out, and every expert has as many tokens.
+const EVEN: &str = "all, routed evenly";
+/// All but waiting for stages and releasing them. (Without ends nothing is multiplied either: the assembler leaves out what nobody uses.)
+const NOTHING: &[&str] = &["multiply", "dequantise", "load", "foresee", "combine", "finish", "meet", "stage", "store"];
 
-impl Spec for LoadsOnly {
+/// A product's kernel whose consumers leave something out; what comes of it means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Without(MultiplySpec, &'static [&'static str]);
+
+impl Spec for Without {
     fn kernel(self) -> Result<Kernel, ptx::Error> {
         let mut kernel = self.0.kernel()?;
-        let left_out = |phase: &ptx::Phase| ["multiply", "dequantise", "load"].contains(&phase.name.as_str());
+        let left_out = |phase: &ptx::Phase| self.1.contains(&phase.name.as_str());
         let left_out: Vec<bool> = kernel.phases.iter().map(left_out).collect();
         kernel.body.retain(|instr| !left_out[instr.phase.0 as usize]);
         Ok(kernel)
     }
 }
 
-/// The products' kernels without what their consumers compute.
-fn loads() -> Result<Value> {
+/// The products' kernels whole, and without parts of what their consumers compute.
+fn parts() -> Result<Value> {
     let context = device::context(0)?;
     let mut rows = Vec::new();
     for model in all_models()?.into_iter().take(2) {
         let Model { name, shape, router } = &model;
         let layer = Layer::new(*shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
-        for tokens in [16usize, 64, 512] {
+        for tokens in [64usize, 512, 4096] {
             let stream = Stream::new(context)?;
-            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
-            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let turns = if tokens > 512 { 3 } else { TURNS };
+            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let mut tensors = tensors.collect::<Result<Vec<_>>>()?;
             let bytes = placed.workspace_bytes(tokens as u32);
-            let spaces = (0..TURNS).map(|_| DeviceMemory::new(context, "a workspace", bytes));
+            let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
-            let tile = LayerKernels::choose(shape, tokens as u32)?.gate_up.tokens;
-            for kernels in candidates(shape, tile) {
-                let mut times = Vec::new();
-                for only in [false, true] {
-                    let encode = |turn: usize| -> Result<Vec<EncodedLaunch>> {
-                        let launches = placed.launches(&kernels, &tensors[turn].call(router), spaces[turn].address());
-                        let encode = |mut launch: Launch| {
-                            if let Some(spec) = launch.kernel.downcast::<MultiplySpec>().filter(|_| only) {
-                                launch.kernel = LoadsOnly(spec).into();
-                            }
-                            EncodedLaunch::new(device::function(context, &launch.kernel)?, &launch)
-                        };
-                        launches.into_iter().map(encode).collect()
-                    };
-                    let calls = (0..TURNS).map(encode).collect::<Result<Vec<_>>>()?;
-                    // SAFETY: everything that the launches use outlives the stream's work, which `time` waits for.
-                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
-                    let last = calls[0].len() - 1;
-                    for index in [last - 2, last - 1] {
-                        // SAFETY: everything that the launches use outlives the graph.
-                        let queue = || calls.iter().try_for_each(|call| unsafe { call[index].queue(&stream) });
-                        times.push(time(&stream, TURNS, queue)?);
-                    }
+            let kernels = LayerKernels::choose(shape, tokens as u32)?;
+            let mut times = Vec::new();
+            for (what, left_out) in LEFT_OUT {
+                if what == EVEN {
+                    tensors.iter_mut().try_for_each(|tensors| tensors.even(&model, &stream))?;
                 }
-                let [gate_up, down] = [kernels.gate_up, kernels.down].map(|spec| size(&spec));
-                println!("{name:14} {tokens:4} tokens [{gate_up}] [{down}]: products {times:.1?}, loads alone last");
-                rows.push(json!({"model": name, "tokens": tokens, "gate_up": gate_up, "down": down, "us": times}));
+                let encode = |turn: usize| -> Result<Vec<EncodedLaunch>> {
+                    let launches = placed.launches(&kernels, &tensors[turn].call(router), spaces[turn].address())?;
+                    let encode = |mut launch: Launch| {
+                        if let Some(spec) = launch.kernel.downcast::<MultiplySpec>() {
+                            launch.kernel = Without(spec, left_out).into();
+                        }
+                        EncodedLaunch::new(device::function(context, &launch.kernel)?, &launch)
+                    };
+                    launches.into_iter().map(encode).collect()
+                };
+                let calls = (0..turns).map(encode).collect::<Result<Vec<_>>>()?;
+                // SAFETY: everything that the launches use outlives the stream's work, which `time` waits for.
+                calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+                let last = calls[0].len() - 1;
+                let product = |index: usize| {
+                    // SAFETY: everything that the launches use outlives the graph.
+                    time(&stream, turns, || calls.iter().try_for_each(|call| unsafe { call[index].queue(&stream) }))
+                };
+                let both = [product(last - 2)?, product(last - 1)?];
+                println!("{name:14} {tokens:4} tokens, {what}: {both:.1?}");
+                times.push(json!({"what": what, "us": both}));
             }
+            rows.push(json!({"model": name, "tokens": tokens, "times": times}));
         }
     }
     Ok(json!({"rows": rows}))
