@@ -54,6 +54,22 @@ impl Facts {
         }
     }
 
+    /// What nobody can exceed: operations per second on products of four-bit numbers and block scales, and bytes per second of memory, both
+    /// nominal and at the highest clock. Of units that could do it the fastest counts, so that a time below is impossible, not only good.
+    pub fn ceilings(&self) -> (f64, f64) {
+        // Per cycle and multiprocessor, dense, by NVIDIA's tables: eight-bit numbers where tensor cores have no four-bit ones.
+        let operations = match self.capability {
+            (8, 0) => 4096.0,
+            (8, _) => 2048.0,
+            (9, _) => 8192.0,
+            (10, _) => 32768.0,
+            (12, _) => 4096.0,
+            _ => f64::INFINITY,
+        };
+        let clock = self.clock / CLOCK_SHARE;
+        (operations * clock * f64::from(self.multiprocessors), self.bandwidth / BANDWIDTH_SHARE)
+    }
+
     /// An H200: what kernels are planned for where there is no device.
     pub fn h200() -> Self {
         Self::listed(&NAMED[0])

@@ -130,10 +130,64 @@ impl DeviceMemory {
     ///
     /// It must stay until the stream has done the filling.
     pub unsafe fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.fill_part(0, self.bytes, byte, stream) }
+    }
+
+    /// Queues the filling of a part of it with one byte.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeviceMemory::fill`].
+    pub unsafe fn fill_part(&self, at: usize, bytes: usize, byte: u8, stream: &Stream) -> Result<()> {
+        self.check_range(at, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let _entered = self.context.enter()?;
-        // SAFETY: it has that many bytes, and the caller keeps it until the stream has done the filling.
-        let status = unsafe { (self.context.symbols.memory_set)(self.address, byte, self.bytes, stream.raw()) };
+        let start = self.address + at as u64;
+        // SAFETY: there are that many bytes, and the caller keeps them until the stream has done the filling.
+        let status = unsafe { (self.context.symbols.memory_set)(start, byte, bytes, stream.raw()) };
         self.context.called("cuMemsetD8Async", status)
+    }
+
+    /// Fills all of it with one byte, and waits for that.
+    pub fn fill_now(&self, byte: u8, stream: &Stream) -> Result<()> {
+        // SAFETY: the filling is waited for, whatever became of it.
+        let queued = unsafe { self.fill(byte, stream) };
+        let done = stream.synchronize();
+        queued.and(done)
+    }
+
+    /// Copies from the host to a place in it, and waits for the copy.
+    pub fn put(&self, at: usize, bytes: &[u8], stream: &Stream) -> Result<()> {
+        // SAFETY: the copy is waited for, whatever became of it, so that both sides outlive it.
+        let queued = unsafe { self.write(at, bytes, stream) };
+        let done = stream.synchronize();
+        queued.and(done)
+    }
+
+    /// Copies parts of other memory of the device, each so many bytes from an offset to the same, and waits for all of them.
+    pub fn copy_parts(&self, source: &DeviceMemory, parts: &[(usize, usize)], stream: &Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let queued = parts.iter().filter(|(_, bytes)| *bytes > 0).try_for_each(|&(at, bytes)| {
+            self.check_range(at, bytes)?;
+            source.check_range(at, bytes)?;
+            let (to, from) = (self.address + at as u64, source.address + at as u64);
+            // SAFETY: both sides have that many bytes, and the copy is waited for below.
+            let status = unsafe { (self.context.symbols.copy_within)(to, from, bytes, stream.raw()) };
+            self.context.called("cuMemcpyDtoDAsync", status)
+        });
+        let done = stream.synchronize();
+        queued.and(done)
+    }
+
+    /// Copies a part of it to the host, and waits for the copy.
+    pub fn get(&self, at: usize, bytes: &mut [u8], stream: &Stream) -> Result<()> {
+        // SAFETY: the copy is waited for, whatever became of it, so that both sides outlive it and nobody looks before.
+        let queued = unsafe { self.read(at, bytes, stream) };
+        let done = stream.synchronize();
+        queued.and(done)
     }
 
     fn check_range(&self, at: usize, bytes: usize) -> Result<()> {

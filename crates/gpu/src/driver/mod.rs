@@ -10,21 +10,27 @@
 //! be used from any thread, beside any other user of CUDA.
 //!
 //! - `memory`: memory of the device, copies, and what is known of an address of somebody else's;
+//! - `lent`: memory of the device that another process has allocated;
 //! - `stream`: streams of our own and of others, events, and graphs captured from them;
 //! - `function`: kernels compiled by the driver, their arguments, tensor maps and launches;
 //! - `cubin`: compiled kernels kept on disk;
+//! - `monitor`: clocks, power and temperature, from a library of their own;
 //! - `graveyard`: what cannot be given back at once.
 
 mod cubin;
 mod function;
 pub(crate) mod graveyard;
+mod lent;
 mod memory;
+mod monitor;
 mod stream;
 mod symbols;
 
 pub use cubin::{CUBIN_VARIABLE, Origin};
 pub use function::{EncodedLaunch, Function};
+pub use lent::LentMemory;
 pub use memory::{DeviceMemory, PointerKind};
+pub use monitor::{Monitor, Reading};
 pub use stream::{Capture, Event, Graph, Stream};
 
 use std::ffi::{CStr, c_char, c_int};
@@ -91,6 +97,8 @@ impl Absent {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
+    /// Where it is plugged in, as NVIDIA's libraries name it: the same whichever devices a process may see.
+    pub bus: String,
     /// Its compute capability.
     pub capability: (i32, i32),
     /// Its multiprocessors.
@@ -224,6 +232,13 @@ impl Context {
         self.ordinal
     }
 
+    /// Waits until all that was queued on the device is done, in every stream of this process.
+    pub fn synchronize(&self) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: a context is current.
+        self.called("cuCtxSynchronize", unsafe { (self.symbols.context_synchronize)() })
+    }
+
     fn called(&self, call: &'static str, status: Status) -> Result<()> {
         if status == 0 {
             return Ok(());
@@ -285,13 +300,19 @@ fn describe(symbols: &Symbols, device: c_int, driver: i32) -> Result<DeviceInfo,
     // SAFETY: writes at most as many bytes as it is told there are, a final zero among them.
     let status = unsafe { (symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, device) };
     opened(symbols, "cuDeviceGetName", status)?;
+    let mut bus = [0u8; 32];
+    // SAFETY: writes at most as many bytes as it is told there are, a final zero among them.
+    let status = unsafe { (symbols.device_bus)(bus.as_mut_ptr().cast(), bus.len() as c_int, device) };
+    opened(symbols, "cuDeviceGetPCIBusId", status)?;
     let mut memory_bytes = 0;
     // SAFETY: writes one number.
     opened(symbols, "cuDeviceTotalMem", unsafe { (symbols.device_memory)(&mut memory_bytes, device) })?;
     // Both edges of the clock carry data.
     let memory_transfers = 2.0 * f64::from(attribute(number::MEMORY_CLOCK_KILOHERTZ)?);
+    let text = |bytes: &[u8]| CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned());
     Ok(DeviceInfo {
-        name: CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        name: text(&name).unwrap_or_default(),
+        bus: text(&bus).unwrap_or_default(),
         capability: (attribute(number::CAPABILITY_MAJOR)?, attribute(number::CAPABILITY_MINOR)?),
         multiprocessors: attribute(number::MULTIPROCESSORS)?.cast_unsigned(),
         clock_hertz: 1e3 * f64::from(attribute(number::CLOCK_KILOHERTZ)?),

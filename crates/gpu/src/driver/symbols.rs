@@ -1,7 +1,7 @@
 //! The CUDA driver's functions by name, and the few C structures that they take.
 //!
 //! The library is opened when somebody asks for it, so that neither building nor running on a machine without a GPU needs
-//! anything of NVIDIA's. Fifty functions are all we call; a binding of the whole API would bring its own ideas of
+//! anything of NVIDIA's. Some fifty functions are all we call; a binding of the whole API would bring its own ideas of
 //! loading, of errors and of when to panic, to save the table below.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -22,6 +22,11 @@ pub const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct EncodedMap(pub [u8; 128]);
+
+/// A name for memory of a device, by which other processes open it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryHandle(pub [u8; 64]);
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -78,9 +83,11 @@ symbols! {
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    device_bus = "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_get = "cuCtxGetCurrent" (*mut Handle);
     context_set = "cuCtxSetCurrent" (Handle);
+    context_synchronize = "cuCtxSynchronize" ();
     link_create = "cuLinkCreate_v2" (c_uint, *mut c_int, *mut *mut c_void, *mut Handle);
     link_add = "cuLinkAddData_v2" (
         Handle, c_int, *mut c_void, usize, *const c_char, c_uint, *mut c_int, *mut *mut c_void
@@ -96,6 +103,9 @@ symbols! {
     memory_free = "cuMemFree_v2" (u64);
     memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     memory_set = "cuMemsetD8Async" (u64, u8, usize, Handle);
+    memory_export = "cuIpcGetMemHandle" (*mut MemoryHandle, u64);
+    memory_import = "cuIpcOpenMemHandle_v2" (*mut u64, MemoryHandle, c_uint);
+    memory_close = "cuIpcCloseMemHandle" (u64);
     pointer_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, u64);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
