@@ -188,6 +188,17 @@ pub struct Found {
     pub worst: f64,
 }
 
+/// A job that was timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Timed<'a> {
+    /// The constants that it used.
+    pub constants: &'a Bundle,
+    /// Its input.
+    pub input: &'a Bundle,
+    /// What it wrote, tensor by tensor.
+    pub output: &'a [Vec<u8>],
+}
+
 /// What should come out.
 pub trait Expected {
     /// Compares an output, tensor by tensor.
@@ -218,17 +229,10 @@ pub trait Task {
     fn expected(&self, constants: &Bundle, input: &Bundle, seed: u64) -> Result<Box<dyn Expected>>;
 
     /// Compares a timed output: so many elements, drawn by lot, or more.
-    fn look(
-        &self,
-        constants: &Bundle,
-        input: &Bundle,
-        output: &[Vec<u8>],
-        elements: usize,
-        lots: &mut Rng,
-    ) -> Result<Found>;
+    fn look(&self, timed: Timed<'_>, elements: usize, lots: &mut Rng) -> Result<Found>;
 
     /// Compares a timed output whole, in less time than the reference takes. Says what is wrong.
-    fn look_whole(&self, constants: &Bundle, input: &Bundle, output: &[Vec<u8>]) -> Result<Option<String>>;
+    fn look_whole(&self, timed: Timed<'_>) -> Result<Option<String>>;
 
     /// What `prepare` says of the problem.
     fn described(&self) -> Value;

@@ -32,7 +32,7 @@ use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature};
 use super::stats;
 use crate::contestant::{Contestant, Fault, Guard, Job, Lot, Poison, Readiness, Session};
-use crate::task::{Bundle, Spec, Task};
+use crate::task::{Bundle, Spec, Task, Timed};
 use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
@@ -323,9 +323,10 @@ impl<'a> Pool<'a> {
             }
         }
         let drawn = lots.usize(..jobs.len());
-        let (job, output) = (jobs[drawn], &outputs[drawn]);
+        let job = jobs[drawn];
         let (input, constants) = (tensors.input(job.input)?, &tensors.constants()?[job.layer]);
-        let found = task.look(constants, input, output, self.settings.checking.elements, &mut lots)?;
+        let timed = Timed { constants, input, output: &outputs[drawn] };
+        let found = task.look(timed, self.settings.checking.elements, &mut lots)?;
         if let Some(what) = found.wrong {
             return Err(wrong(format!("a timed output: {what}")));
         }
@@ -337,7 +338,7 @@ impl<'a> Pool<'a> {
         self.report.outputs_sampled += 1;
         if lots.usize(..self.settings.checking.whole_every.max(1)) == 0 {
             self.report.outputs_compared += 1;
-            if let Some(what) = task.look_whole(constants, input, output)? {
+            if let Some(what) = task.look_whole(timed)? {
                 return Err(wrong(format!("a timed output: {what}")));
             }
         }

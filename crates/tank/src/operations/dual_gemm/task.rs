@@ -16,7 +16,7 @@ use testkit::verify::{self, Report};
 
 use super::words::{MatrixPlace, Prepare, ProblemText, TokensPlace, WeightsPlace};
 use super::yardstick::Yardstick;
-use crate::task::{Bundle, Element, Expected, Found, Places, Spec, Task, Tensor, Work};
+use crate::task::{Bundle, Element, Expected, Found, Places, Spec, Task, Tensor, Timed, Work};
 use crate::{Error, Result};
 
 /// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
@@ -160,14 +160,8 @@ impl Task for GemmTask {
         Ok(Box::new(ByReference { task, instance, expected }))
     }
 
-    fn look(
-        &self,
-        constants: &Bundle,
-        input: &Bundle,
-        output: &[Vec<u8>],
-        elements: usize,
-        lots: &mut Rng,
-    ) -> Result<Found> {
+    fn look(&self, timed: Timed<'_>, elements: usize, lots: &mut Rng) -> Result<Found> {
+        let Timed { constants, input, output } = timed;
         let (tokens, weights, case) = (tokens_of(input)?, weights_of(constants)?, &self.case);
         let results = self.results(output)?;
         let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
@@ -201,9 +195,9 @@ impl Task for GemmTask {
         Ok(look)
     }
 
-    fn look_whole(&self, constants: &Bundle, input: &Bundle, output: &[Vec<u8>]) -> Result<Option<String>> {
-        let (problem, results) = (self.case.problem()?, self.results(output)?);
-        self.workshop.yardstick.check(&problem, tokens_of(input)?, weights_of(constants)?, &results)
+    fn look_whole(&self, timed: Timed<'_>) -> Result<Option<String>> {
+        let (problem, results) = (self.case.problem()?, self.results(timed.output)?);
+        self.workshop.yardstick.check(&problem, tokens_of(timed.input)?, weights_of(timed.constants)?, &results)
     }
 
     fn described(&self) -> Value {

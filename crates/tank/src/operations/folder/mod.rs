@@ -24,7 +24,7 @@ use crate::contestant::seal;
 use crate::operation::Operation;
 use crate::referee::seeds::derive;
 use crate::settings::Settings;
-use crate::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Work};
+use crate::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
 use crate::{Error, Result, written};
 
 /// The file that describes an operation.
@@ -365,11 +365,11 @@ impl Task for FolderTask {
     }
 
     /// All of it: a reference that is a program's cannot be asked for single elements.
-    fn look(&self, constants: &Bundle, input: &Bundle, output: &[Vec<u8>], _: usize, lots: &mut Rng) -> Result<Found> {
-        self.expected(constants, input, lots.u64(..))?.check(output)
+    fn look(&self, timed: Timed<'_>, _: usize, lots: &mut Rng) -> Result<Found> {
+        self.expected(timed.constants, timed.input, lots.u64(..))?.check(timed.output)
     }
 
-    fn look_whole(&self, _: &Bundle, _: &Bundle, _: &[Vec<u8>]) -> Result<Option<String>> {
+    fn look_whole(&self, _: Timed<'_>) -> Result<Option<String>> {
         // Every look is whole.
         Ok(None)
     }
