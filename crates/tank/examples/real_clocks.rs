@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hammerhead::{Request, backends};
-use tank::contestant::{About, Contestant, Fault, Guard, Job, Readiness, Session, Tensors};
+use tank::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Tensors};
 use tank::entry::Entry;
 use tank::operations::dual_gemm::{Builtin, ProblemSpec, tasks};
 use tank::referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, seeds, sit};
@@ -45,14 +45,14 @@ impl Session for SlowedSession {
         self.0.stage(jobs)
     }
 
-    fn go(&mut self) -> Result<(), Fault> {
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
         let start = Instant::now();
         self.0.go()?;
         let whole = start.elapsed().mul_f64(1.0 + self.1);
         while start.elapsed() < whole {
             std::hint::spin_loop();
         }
-        Ok(())
+        Ok(None)
     }
 
     fn guards(&self) -> Vec<Guard> {

@@ -20,15 +20,25 @@ pub trait Operation {
     fn problems(&self) -> &[Arc<dyn Task>];
 
     /// What is asked in an examination: edges, the season's problems with every kind of numbers, and so many shapes that are drawn from the
-    /// seed and in no list.
-    fn questions(&self, held_out: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>>;
+    /// seed and in no list. Of edges that are of another kind than all of the season's problems one in `other_edges` is asked.
+    fn questions(&self, held_out: usize, other_edges: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>>;
 
     /// Configurations of our own as a contestant in this process.
     fn ours(&self, name: &str, _ways: &[Way], _threads: Option<usize>) -> Result<Box<dyn Contestant>> {
         Err(no_configurations(self.name(), name))
     }
 
-    /// The same, as a fresh process of our own is told of it.
+    /// The GPU on which all these configurations compute, if that is what they do.
+    fn device(&self, _ways: &[Way]) -> Option<usize> {
+        None
+    }
+
+    /// Configurations of our own as a contestant whose inputs and outputs are in the memory of the GPU that it computes on.
+    fn ours_on_device(&self, name: &str, _ways: &[Way], _device: usize) -> Result<Box<dyn Contestant>> {
+        Err(no_configurations(self.name(), name))
+    }
+
+    /// Configurations of our own as a fresh process of our own is told of them.
     fn ours_told(&self, name: &str, _ways: &[Way], _threads: Option<usize>) -> Result<Value> {
         Err(no_configurations(self.name(), name))
     }

@@ -1,25 +1,21 @@
-//! A problem with its numbers, and the three files in which a contestant finds them.
+//! A problem with its numbers, and the three regions of memory in which a contestant finds them.
 //!
-//! A [`Lot`] is what is to be laid out: some sets of constants, room for inputs, room for outputs. [`Tensors`] are a session's files,
-//! of memory that has no name in any folder: only who was given a descriptor can open them, so no side sees the other's. They are
+//! A [`Lot`] is what is to be laid out: some sets of constants, room for inputs, room for outputs. [`Tensors`] are a session's regions: files of
+//! memory that has no name in any folder (only who was given a descriptor can open them, so no side sees the other's), or a GPU's memory. They are
 //! the same for as long as the session lives, and every `prepare` lays them out anew.
 //!
 //! The referee keeps what it wrote for itself and computes every expected value from that, so a contestant that changes its inputs
-//! changes nothing but its own results, and is found when the file is read again.
-//!
-//! The referee never maps these files: it reads and writes them by system calls. A contestant may shorten a file at any
-//! time, and a referee that had it mapped would die of that; a short read is an error like any other. For the same reason
-//! outputs are judged on a private copy: what is written after the copy was made does not count.
+//! changes nothing but its own results, and is found when the region is read again. Outputs are judged on a private copy: what is written
+//! after the copy was made does not count.
 
-use std::fs::{File, Permissions};
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use hammerhead::gpu::driver::{Context, Stream};
 use serde_json::Value;
 
+use super::memory::{Memory, OnDevice, Unnamed, path_of};
 use super::protocol::{FIRST_VERSION, Files, Placed, Prepare, Prepared};
 use crate::task::{Bundle, Places, Spec, Task, Tensor};
 use crate::{Error, Result};
@@ -61,7 +57,7 @@ impl Lot {
     }
 }
 
-/// The files of a session.
+/// The regions of a session.
 pub struct Tensors {
     constants: Region,
     inputs: Region,
@@ -78,12 +74,9 @@ struct Laid {
     inputs: Vec<Option<Bundle>>,
 }
 
-#[derive(Debug)]
 struct Region {
     name: &'static str,
-    file: File,
-    /// What the contestant is given, for reading only where that is all it may do.
-    lent: File,
+    memory: Box<dyn Memory>,
 }
 
 /// Which poison fills an output: two that differ in every element, each not a number in every type that has such.
@@ -109,16 +102,34 @@ impl Tensors {
     /// Empty files.
     pub fn new() -> Result<Self> {
         Ok(Self {
-            constants: Region::create("constants", false)?,
-            inputs: Region::create("inputs", false)?,
-            outputs: Region::create("outputs", true)?,
+            constants: Region::of_file("constants", false)?,
+            inputs: Region::of_file("inputs", false)?,
+            outputs: Region::of_file("outputs", true)?,
             laid: None,
         })
     }
 
+    /// Inputs and outputs in a GPU's memory. Constants are in a file: they are prepared from there before anything is timed.
+    pub fn on_device(context: &'static Context) -> Result<Self> {
+        let stream = Arc::new(Stream::new(context)?);
+        let region = |name| Region { name, memory: Box::new(OnDevice::create(name, context, &stream)) };
+        Ok(Self {
+            constants: Region::of_file("constants", false)?,
+            inputs: region("inputs"),
+            outputs: region("outputs"),
+            laid: None,
+        })
+    }
+
+    /// Where inputs and outputs begin in a GPU's memory, if they are there.
+    pub fn addresses(&self) -> Option<(u64, u64)> {
+        self.inputs.memory.address().zip(self.outputs.memory.address())
+    }
+
     /// The descriptors that a contestant is to inherit.
     pub(super) fn lent(&self) -> Vec<RawFd> {
-        [&self.constants, &self.inputs, &self.outputs].map(|region| region.lent.as_raw_fd()).to_vec()
+        let lent = |region: &Region| region.memory.lent().map(AsRawFd::as_raw_fd);
+        [&self.constants, &self.inputs, &self.outputs].into_iter().filter_map(lent).collect()
     }
 
     /// Lays out a problem in place of the one before. There is no input yet.
@@ -209,7 +220,7 @@ impl Tensors {
     pub fn poison(&self, output: usize, poison: Poison) -> Result<()> {
         let Laid { places, results, .. } = self.laid()?;
         for (spec, &place) in results.iter().zip(&places.outputs[output]) {
-            self.outputs.write(place, &vec![poison.byte(); spec.bytes()])?;
+            self.outputs.memory.write(place, &vec![poison.byte(); spec.bytes()])?;
         }
         Ok(())
     }
@@ -245,51 +256,18 @@ fn aligned(offset: u64) -> u64 {
     offset.next_multiple_of(ALIGNMENT)
 }
 
-/// A file without a name, in memory where the system has such files.
-fn anonymous(name: &str) -> io::Result<File> {
-    #[cfg(target_os = "linux")]
-    {
-        let name = std::ffi::CString::new(name)?;
-        // SAFETY: the name ends and lives for as long as the call.
-        let made = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-        if made >= 0 {
-            // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
-            return Ok(unsafe { File::from_raw_fd(made) });
-        }
-    }
-    let _ = name;
-    tempfile::tempfile()
-}
-
-/// By which path whoever holds a file open can open it again.
-fn path_of(file: &File) -> PathBuf {
-    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    Path::new(folder).join(file.as_raw_fd().to_string())
-}
-
 impl Region {
-    fn create(name: &'static str, writable: bool) -> Result<Self> {
-        let failed = |source| Error::SharedMemory { what: "make room for", path: name.into(), source };
-        let file = anonymous(name).map_err(failed)?;
-        // Its owner could change this back; what was changed is found by comparing.
-        file.set_permissions(Permissions::from_mode(if writable { 0o600 } else { 0o400 })).map_err(failed)?;
-        let lent = match writable {
-            true => file.try_clone(),
-            false => File::open(path_of(&file)),
-        };
-        Ok(Self { name, file, lent: lent.map_err(failed)? })
+    fn of_file(name: &'static str, writable: bool) -> Result<Self> {
+        Ok(Self { name, memory: Box::new(Unnamed::create(name, writable)?) })
     }
 
-    /// Where a contestant finds it that has inherited the descriptor.
+    /// Where a contestant finds it that has inherited the descriptor; nowhere where it is no file.
     fn path(&self) -> PathBuf {
-        path_of(&self.lent)
+        self.memory.lent().map(path_of).unwrap_or_default()
     }
 
     /// Places for tensors of so many bytes, in sets. What was there is forgotten; what will be there is not yet known to anyone.
-    fn lay(&self, sets: &[Vec<usize>]) -> Result<Vec<Vec<u64>>> {
-        let failed = |source| Error::SharedMemory { what: "make room in", path: self.name.into(), source };
-        // Emptied first, so that its memory is given back.
-        self.file.set_len(0).map_err(failed)?;
+    fn lay(&mut self, sets: &[Vec<usize>]) -> Result<Vec<Vec<u64>>> {
         let mut end = 0;
         let mut place = |bytes: &usize| {
             let start = aligned(end);
@@ -298,18 +276,13 @@ impl Region {
         };
         let places = sets.iter().map(|set| set.iter().map(&mut place).collect()).collect();
         // At least a page, and whole pages: an empty file cannot be mapped.
-        self.file.set_len(aligned(end.max(1))).map_err(failed)?;
+        self.memory.make_room(aligned(end.max(1)))?;
         Ok(places)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let failed = |source| Error::SharedMemory { what: "write", path: self.name.into(), source };
-        self.file.write_all_at(bytes, offset).map_err(failed)
     }
 
     fn write_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<()> {
         let mut tensors = bundle.tensors.iter().zip(offsets);
-        tensors.try_for_each(|(Tensor { bytes, .. }, &offset)| self.write(offset, bytes))
+        tensors.try_for_each(|(Tensor { bytes, .. }, &offset)| self.memory.write(offset, bytes))
     }
 
     fn hold_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<bool> {
@@ -322,27 +295,16 @@ impl Region {
     }
 
     fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        match self.file.read_exact_at(&mut bytes, offset) {
-            Ok(()) => Ok(bytes),
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                Err(Error::Shortened { path: self.name.into() })
-            }
-            Err(source) => Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
-        }
+        self.memory.read(offset, length)?.ok_or_else(|| Error::Shortened { path: self.name.into() })
     }
 
-    /// Whether the file holds these bytes; a file that became too short does not.
+    /// Whether these bytes are there; a file that became too short does not hold them.
     fn holds(&self, offset: u64, expected: &[u8]) -> Result<bool> {
         const CHUNK: usize = 1 << 20;
-        let mut found = vec![0; CHUNK.min(expected.len())];
         for (index, expected) in expected.chunks(CHUNK).enumerate() {
-            let found = &mut found[..expected.len()];
-            match self.file.read_exact_at(found, offset + (index * CHUNK) as u64) {
-                Ok(()) if found == expected => {}
-                Ok(()) => return Ok(false),
-                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
-                Err(source) => return Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
+            let found = self.memory.read(offset + (index * CHUNK) as u64, expected.len())?;
+            if found.is_none_or(|found| found != expected) {
+                return Ok(false);
             }
         }
         Ok(true)

@@ -4,15 +4,18 @@
 //! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
 //! [`Fault`]: it costs the contestant the round and the tank nothing.
 
+pub mod device;
 mod fence;
 mod limits;
 mod lot;
+mod memory;
 mod program;
 pub mod protocol;
 pub(crate) mod seal;
 
 use serde::{Deserialize, Serialize};
 
+pub use device::DeviceTime;
 pub use fence::Guard;
 pub(crate) use limits::LONGEST_WAIT;
 pub use limits::Limits;
@@ -165,9 +168,16 @@ pub trait Session {
     /// Has everything ready for these jobs but the word to begin. It stands still; what it did in its rest is a fault. Not timed.
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault>;
 
+    /// Has the next run that it is let go for begin after so many bytes went through the caches of the device that it computes on. Whether
+    /// it has such a device; the processor's caches are the caller's to sweep.
+    fn sweep(&mut self, _bytes: u64) -> bool {
+        false
+    }
+
     /// Wakes it, has it do the staged jobs, and stops it where it stands, with all its threads and children. This is what is timed, by
-    /// the caller: what it has not written when it said so it writes on the clock or not at all.
-    fn go(&mut self) -> Result<(), Fault>;
+    /// the caller: what it has not written when it said so it writes on the clock or not at all. Where the referee's own code has timed
+    /// it on a device, that is what counts, and the caller's clock is the check.
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault>;
 
     /// What stands around it.
     fn guards(&self) -> Vec<Guard>;

@@ -19,7 +19,7 @@ use super::fence::{self, Fence, Guard, Rules, Stillness};
 use super::lot::Tensors;
 use super::protocol::{Answer, FIRST_VERSION, Job, Request, VERSION, line, understand};
 use super::seal;
-use super::{About, Contestant, Fault, Limits, Readiness, Session, Stage};
+use super::{About, Contestant, DeviceTime, Fault, Limits, Readiness, Session, Stage};
 use crate::Result;
 
 /// The longest answer.
@@ -450,13 +450,13 @@ impl Session for Process {
         self.write_run(jobs)
     }
 
-    fn go(&mut self) -> Result<(), Fault> {
-        let Some((id, message)) = self.staged.take() else { return Ok(()) };
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
+        let Some((id, message)) = self.staged.take() else { return Ok(None) };
         self.wake()?;
         let answer = self.ask(Stage::Run, &message)?;
         self.rest()?;
         match answer {
-            (Answer::Done { id: said }, _) if said == id => Ok(()),
+            (Answer::Done { id: said }, _) if said == id => Ok(None),
             (_, said) => Err(garbage(Stage::Run, "done with this id was expected", &said)),
         }
     }

@@ -1,7 +1,8 @@
 //! The referee on this machine: entries become contestants, are examined and are timed.
 //!
 //! Built-in entries run in fresh processes of our own command, and programs in theirs, all over the same protocol: a
-//! champion that did not have to answer through a pipe would win by the pipe.
+//! champion that did not have to answer through a pipe would win by the pipe. Where both are our own on one GPU, its clock decides, in which
+//! there is no pipe, and they run in this process: [`Operation::ours_on_device`] says why.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use hammerhead::cpu::ceilings::Ceilings;
 
 use super::clock::{Clock, Wall};
+use super::device::Watched;
 use super::duel::{Course, Floor, Halt, sit};
 use super::neighbours::Precedence;
 use super::pool::Pool;
@@ -34,6 +36,17 @@ pub struct Official {
     /// What was built, and the seal of what came of it.
     built: HashMap<(Vec<String>, Vec<String>), String>,
     watcher: Option<Watcher>,
+}
+
+/// What contestants compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// This machine's processor, whose rates are their ceiling.
+    Processor,
+    /// A GPU, with its own clock.
+    Device(usize),
+    /// Whatever they find, or each something else.
+    Unknown,
 }
 
 /// A champion timed alone.
@@ -72,12 +85,13 @@ impl Official {
 
     /// Examines a challenger, and beside it the champion, whose precision it is held to. Nothing is timed.
     pub fn examine(&mut self, champion: (&str, &Entry), challenger: (&str, &Entry), seed: u64) -> Result<Correctness> {
-        let questions = self.operation.questions(self.settings.checking.held_out, seed)?;
-        let contestant = match self.contestant(challenger)? {
+        let checking = &self.settings.checking;
+        let questions = self.operation.questions(checking.held_out, checking.other_edges, seed)?;
+        let contestant = match self.examined(challenger)? {
             Ok(contestant) => contestant,
             Err(fault) => return Ok(Correctness { fault: Some(fault), ..Correctness::new(challenger.0, seed) }),
         };
-        let champion = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
+        let champion = self.examined(champion)?.map_err(|fault| failed_champion(&fault))?;
         let [mut found, theirs] = examine([contestant.as_ref(), champion.as_ref()], &questions, seed)?;
         if found.correctness.passed() {
             if let Some(fault) = &theirs.correctness.fault {
@@ -116,14 +130,14 @@ impl Official {
         terms: &Terms,
         seed: u64,
     ) -> Result<Sitting> {
-        let (clock, processor) = (Wall::new(), on_the_processor(&[champion.1, challenger.1]));
-        let ours = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
-        let theirs = match self.contestant(challenger)? {
+        let (clock, place) = (Wall::new(), self.place(&[champion.1, challenger.1]));
+        let ours = self.timed(champion, place)?.map_err(|fault| failed_champion(&fault))?;
+        let theirs = match self.timed(challenger, place)? {
             Ok(theirs) => theirs,
             Err(fault) => return Ok(self.unheld(champion.0, challenger.0, seed, fault)),
         };
         let fenced = self.behind_the_fence(champion, challenger)?;
-        let pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, processor)?;
+        let pool = self.pool(ours.as_ref(), theirs.as_ref(), &clock, seed, place)?;
         let mut pool = pool.with_fence(fenced.as_ref().map(|fenced| fenced as &dyn Contestant));
         let precedence = Precedence::take();
         let mut sitting = sit(&mut pool, &self.settings, terms, seed)?;
@@ -133,9 +147,9 @@ impl Official {
 
     /// Times a champion alone.
     pub fn time_alone(&mut self, champion: (&str, &Entry), seed: u64) -> Result<Alone> {
-        let (clock, processor) = (Wall::new(), on_the_processor(&[champion.1]));
-        let contestant = self.contestant(champion)?.map_err(|fault| failed_champion(&fault))?;
-        let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, processor)?;
+        let (clock, place) = (Wall::new(), self.place(&[champion.1]));
+        let contestant = self.timed(champion, place)?.map_err(|fault| failed_champion(&fault))?;
+        let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, place)?;
         let _precedence = Precedence::take();
         let seconds = alone(&mut pool, self.problems().len(), &self.settings.timing).map_err(|halt| match halt {
             Halt::Fault(_, fault) => failed_champion(&fault),
@@ -155,11 +169,46 @@ impl Official {
         challenger: &'a dyn Contestant,
         clock: &'a dyn Clock,
         seed: u64,
-        processor: bool,
+        place: Place,
     ) -> Result<Pool<'a>> {
         let pool = Pool::new(champion, challenger, self.problems().to_vec(), &self.settings, clock, seed)?;
         let pool = pool.watched(self.watcher.as_deref());
-        if processor { pool.on_the_processor() } else { Ok(pool) }
+        match place {
+            Place::Processor => pool.on_the_processor(),
+            Place::Device(device) => Ok(pool.on_device(Watched::open(device)?)),
+            Place::Unknown => Ok(pool),
+        }
+    }
+
+    /// What all these entries compute on. A program may compute on whatever it finds.
+    fn place(&self, entries: &[&Entry]) -> Place {
+        let place = |entry: &&Entry| match entry {
+            Entry::Builtin { ways } => self.operation.device(ways).map_or(Place::Processor, Place::Device),
+            Entry::Program { .. } if hammerhead::gpu::device::context(0).is_err() => Place::Processor,
+            Entry::Program { .. } => Place::Unknown,
+        };
+        let Some(first) = entries.first().map(place) else { return Place::Unknown };
+        if entries.iter().all(|entry| place(entry) == first) { first } else { Place::Unknown }
+    }
+
+    /// An entry as it is timed at a place.
+    fn timed(&mut self, (name, entry): (&str, &Entry), place: Place) -> Result<Result<Box<dyn Contestant>, Fault>> {
+        match (entry, place) {
+            (Entry::Builtin { ways }, Place::Device(device)) => {
+                self.operation.ours_on_device(name, ways, device).map(Ok)
+            }
+            _ => self.contestant((name, entry)),
+        }
+    }
+
+    /// An entry as it is examined: where it is ours on a GPU, in this process, whose compiled kernels are timed later.
+    fn examined(&mut self, (name, entry): (&str, &Entry)) -> Result<Result<Box<dyn Contestant>, Fault>> {
+        match entry {
+            Entry::Builtin { ways } if self.operation.device(ways).is_some() => {
+                self.operation.ours(name, ways, self.threads).map(Ok)
+            }
+            _ => self.contestant((name, entry)),
+        }
     }
 
     /// The champion's own code as a stranger, where it is ours and the other is somebody's program.
@@ -222,15 +271,6 @@ impl Official {
 
 fn failed_champion(fault: &Fault) -> Error {
     Error::Champion { reason: fault.to_string() }
-}
-
-/// Whether the processor's rates are the ceiling of all these entries. A program may compute on whatever it finds.
-fn on_the_processor(entries: &[&Entry]) -> bool {
-    let gpu = hammerhead::gpu::device::NAME;
-    entries.iter().all(|entry| match entry {
-        Entry::Builtin { ways } => ways.iter().all(|way| way.backend != gpu),
-        Entry::Program { .. } => hammerhead::gpu::device::context(0).is_err(),
-    })
 }
 
 /// The champion's median seconds for each shape, from as many samples as it has in one process of a duel.

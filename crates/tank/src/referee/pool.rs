@@ -8,9 +8,13 @@
 //! of the processors meanwhile is its fault.
 //!
 //! **Cold** jobs: between the job that does not count and the clock the referee reads through more than twice L3 of its own memory, so that
-//! whatever was fetched beforehand is gone again. Where a GPU's own cache counts, layers rotate instead, in an order of their own for
+//! whatever was fetched beforehand is gone again. Where nobody knows what a contestant computes on, layers rotate instead, in an order of their own for
 //! every process, and more than twice L3 goes through before the same layer comes again. *Warm* jobs take the layer of the job
 //! that did not count.
+//!
+//! **On a GPU** that both sides compute on the device's own clock counts ([`Watched`]): the host's says that it did not run fast, and the wait for the
+//! whole device that nothing ran outside of it. L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
+//! slowdown is jobs more, which the clock has to find by itself.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
 //! the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after the run as well, has
@@ -25,6 +29,7 @@ use hammerhead::cpu::ceilings::{Ceilings, Prober};
 use hammerhead::{Team, cpu};
 
 use super::clock::{Clock, jobs_a_sample};
+use super::device::{RESOLUTION, Watched};
 use super::duel::{Course, Floor, Halt};
 use super::neighbours;
 use super::record::{CourseReport, Pairing, Side};
@@ -65,6 +70,7 @@ pub struct Pool<'a> {
     pairing: Pairing,
     shape: usize,
     processor: Option<Processor>,
+    device: Option<Watched>,
     errors: [Errors; 2],
     report: CourseReport,
 }
@@ -133,6 +139,7 @@ impl<'a> Pool<'a> {
             pairing: Pairing::Control,
             shape: 0,
             processor: None,
+            device: None,
             errors: [Errors::default(); 2],
             report,
         })
@@ -144,6 +151,15 @@ impl<'a> Pool<'a> {
         let (prober, threads) = (Prober::new()?, cpu::team(None)?);
         self.processor = Some(Processor { prober, threads, best: Ceilings { flops: 0.0, bytes: 0.0 } });
         Ok(self)
+    }
+
+    /// Has the clock of a GPU decide, and its cache swept. For contestants that compute there, with tensors in its memory.
+    pub fn on_device(mut self, device: Watched) -> Self {
+        self.report.cache_bytes = device.cache_bytes;
+        self.report.clock_resolution = RESOLUTION;
+        self.report.remarks.extend(device.unread.clone());
+        self.device = Some(device);
+        self
     }
 
     /// Has what the fence costs measured too, by the champion's own code behind it.
@@ -158,9 +174,13 @@ impl<'a> Pool<'a> {
         self
     }
 
-    /// The best rates that were seen so far, if they are measured.
+    /// The best rates that were seen so far, or those that a GPU cannot exceed, if they are known.
     pub fn ceilings(&self) -> Option<Ceilings> {
-        self.processor.as_ref().map(|processor| processor.best)
+        let of_device = |Watched { report, .. }: &Watched| Ceilings {
+            flops: report.flops_per_second,
+            bytes: report.bytes_per_second,
+        };
+        self.processor.as_ref().map(|processor| processor.best).or_else(|| self.device.as_ref().map(of_device))
     }
 
     /// Bytes that go through the caches before the same weights come again.
@@ -189,8 +209,13 @@ impl<'a> Pool<'a> {
         }
     }
 
+    /// Jobs that are planted beside so many, where that is how a slowdown is planted.
+    fn planted(&self, jobs: usize) -> usize {
+        if self.device.is_some() { (jobs as f64 * self.settings.timing.plant).round() as usize } else { 0 }
+    }
+
     fn ground(&mut self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
-        let more = self.lots().usize(..3);
+        let more = self.lots().usize(..3) + self.planted(jobs);
         let task = &self.tasks[shape];
         let layer = |layer| task.constants(derive(self.seed, &[1, shape as u64, layer as u64]));
         let layers: Arc<Vec<Bundle>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
@@ -211,12 +236,20 @@ impl<'a> Pool<'a> {
             fastest = fastest.min(self.swim(Side::Champion, 1, &[0], false, false)?);
         }
         let (timing, resolution) = (&self.settings.timing, self.report.clock_resolution);
-        let trips = SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0);
+        // A device's clock has no round trips in it.
+        let trips = match self.device {
+            Some(_) => 0.0,
+            None => SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0),
+        };
         // Problems that move little are over soon, and a sample needs many of them.
         let bytes = self.tasks[shape].work().bytes.max(1.0);
         let most = ((SAMPLE_BYTES / bytes) as usize).clamp(1, timing.sample_jobs);
         let least = timing.sample_seconds.max(0.5 * trips);
-        let jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
+        let mut jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
+        if self.device.is_some() {
+            // So many that the slowdown which is planted is whole jobs.
+            jobs = jobs.next_multiple_of((1.0 / timing.plant).round().max(1.0) as usize);
+        }
         let (layers, passing) = self.rotation(shape, jobs);
         self.report.rotated_bytes[shape] = passing;
         self.shapes[shape] = Some(self.ground(shape, layers, jobs)?);
@@ -229,8 +262,8 @@ impl<'a> Pool<'a> {
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
         let mut order: Vec<usize> = (0..ground.lot.constants().len()).collect();
         lots.shuffle(&mut order);
-        ground.order[index(side)] = order;
-        let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+        ground.order[side.index()] = order;
+        let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
         session.tensors().lay(&ground.lot)?;
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
         if let Readiness::Unsupported(reason) = session.prepare().map_err(faulted)? {
@@ -242,8 +275,11 @@ impl<'a> Pool<'a> {
     /// The layer of the job that does not count, and those of the jobs that do.
     fn draw_layers(&mut self, side: Side, temperature: Temperature) -> Result<(usize, Vec<usize>), Halt> {
         let (mut lots, swept) = (self.lots(), self.processor.is_some());
+        let jobs = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.jobs;
+        let planted = self.pairing == Pairing::Plant && side == Side::Challenger;
+        let jobs = jobs + if planted { self.planted(jobs) } else { 0 };
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
-        let (jobs, order) = (ground.jobs, &mut ground.order[index(side)]);
+        let order = &mut ground.order[side.index()];
         if swept {
             lots.shuffle(order);
         }
@@ -269,8 +305,13 @@ impl<'a> Pool<'a> {
         let job = |slot: usize, layer| Job { layer, input: places[0][slot], output: places[1][slot] };
         let jobs: Vec<Job> = layers.iter().enumerate().map(|(slot, &layer)| job(slot, layer)).collect();
         self.run(side, &[job(jobs.len(), awakening)], poison)?;
-        if let (true, Some(Processor { prober, threads, .. })) = (cold, &self.processor) {
-            prober.sweep(self.turn_bytes() as u64, threads);
+        let turn = self.turn_bytes() as u64;
+        match &self.processor {
+            Some(Processor { prober, threads, .. }) if cold => prober.sweep(turn, threads),
+            None if cold => {
+                self.sides.as_mut().ok_or(Error::Samples)?[side.index()].sweep(turn);
+            }
+            _ => {}
         }
         let seconds = self.run(side, &jobs, poison)?;
         if checked {
@@ -284,15 +325,19 @@ impl<'a> Pool<'a> {
         for job in jobs {
             self.drawn += 1;
             let input = self.tasks[self.shape].input(derive(self.seed, &[8, self.drawn]))?;
-            let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+            let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
             session.tensors().write_input(job.input, input)?;
             session.tensors().poison(job.output, poison)?;
         }
-        let session = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].as_mut();
+        let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
         session.stage(jobs).map_err(faulted)?;
         let start = self.clock.now();
-        session.go().map_err(faulted)?;
+        let by_device = session.go().map_err(faulted)?;
+        if let (Some(device), Some(time)) = (&mut self.device, by_device) {
+            device.note(side, time, self.clock.now() - start).map_err(faulted)?;
+            return Ok(time.seconds);
+        }
         if self.pairing == Pairing::Plant && side == Side::Challenger {
             let planted = (self.clock.now() - start) * (1.0 + self.settings.timing.plant);
             while self.clock.now() - start < planted {
@@ -305,7 +350,7 @@ impl<'a> Pool<'a> {
     /// Looks at the outputs of a sample, on copies.
     fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison, mut lots: Rng) -> Result<(), Halt> {
         let task = &self.tasks[self.shape];
-        let tensors = self.sides.as_mut().ok_or(Error::Samples)?[index(side)].tensors();
+        let tensors = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].tensors();
         let (blame, name) = (self_or_champion(self.pairing, side), task.name());
         let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: name.clone(), what });
         let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {name}") });
@@ -331,7 +376,7 @@ impl<'a> Pool<'a> {
             return Err(wrong(format!("a timed output: {what}")));
         }
         if self.pairing == Pairing::Duel {
-            let errors = &mut self.errors[index(side)];
+            let errors = &mut self.errors[side.index()];
             errors.compared += found.compared;
             errors.squares += found.squares;
         }
@@ -368,14 +413,23 @@ impl<'a> Pool<'a> {
     fn compare_weights(&mut self) -> Result<(), Halt> {
         for side in [Side::Champion, Side::Challenger] {
             let who = self_or_champion(self.pairing, side);
-            if self.contestants[index(who)].about().trusted {
+            if self.contestants[who.index()].about().trusted {
                 continue;
             }
             let Some(sides) = &mut self.sides else { continue };
-            if !sides[index(side)].tensors().constants_are_intact()? {
+            if !sides[side.index()].tensors().constants_are_intact()? {
                 let fault = Fault::Tampering { what: format!("the constants of {}", self.tasks[self.shape].name()) };
                 return Err(Halt::Fault(who, fault));
             }
+        }
+        Ok(())
+    }
+
+    /// Whether all that the two sides did on a GPU was in its clock.
+    fn settle(&mut self) -> Result<(), Halt> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        for side in [Side::Champion, Side::Challenger] {
+            device.settle(side).map_err(|fault| Halt::Fault(self_or_champion(self.pairing, side), fault))?;
         }
         Ok(())
     }
@@ -397,7 +451,7 @@ impl<'a> Pool<'a> {
         let faulted = |fault| Halt::Fault(who, fault);
         let contestant = match self.fenced.filter(|_| pairing == Pairing::Fence && side == Side::Challenger) {
             Some(fenced) => fenced,
-            None => self.contestants[index(who)],
+            None => self.contestants[who.index()],
         };
         let mut session = contestant.start().map_err(faulted)?;
         let known = match who {
@@ -444,6 +498,7 @@ impl Course for Pool<'_> {
 
     fn prepare(&mut self, shape: usize) -> Result<(), Halt> {
         self.compare_weights()?;
+        self.settle()?;
         self.shape = shape;
         if self.shapes[shape].is_none() {
             self.survey(shape)?;
@@ -457,11 +512,13 @@ impl Course for Pool<'_> {
     fn sample(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
         let (awakening, layers) = self.draw_layers(side, temperature)?;
         let cold = temperature == Temperature::Cold;
-        Ok(self.swim(side, awakening, &layers, cold, true)? / layers.len() as f64)
+        let jobs = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.jobs;
+        Ok(self.swim(side, awakening, &layers, cold, true)? / jobs as f64)
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
         self.compare_weights()?;
+        self.settle()?;
         self.sides = None;
         self.compare_precision()
     }
@@ -490,10 +547,13 @@ impl Course for Pool<'_> {
     }
 
     fn floors(&self) -> Option<Vec<Floor>> {
-        let best = self.processor.as_ref()?.best;
+        let mut best = self.ceilings()?;
+        if self.processor.is_some() {
+            best.flops *= INTEGER_FACTOR;
+        }
         let floor = |(task, &rotated): (&Arc<dyn Task>, &u64)| {
             let work = task.work();
-            let warm = work.flops? / (INTEGER_FACTOR * best.flops);
+            let warm = work.flops? / best.flops;
             // Whatever a cache keeps of what goes through it, it keeps no more than it holds.
             let missed = (1.0 - self.report.cache_bytes as f64 / rotated.max(1) as f64).max(0.0);
             Some(Floor { cold: warm.max(missed * work.constant_bytes / best.bytes), warm })
@@ -503,6 +563,7 @@ impl Course for Pool<'_> {
 
     fn report(&self) -> CourseReport {
         let mut report = self.report.clone();
+        report.device = self.device.as_ref().map(|device| device.report.clone());
         report.remarks.sort();
         report.remarks.dedup();
         report
@@ -512,13 +573,6 @@ impl Course for Pool<'_> {
 /// Whose session stands on a side: in a control and in a plant, both are the champion's.
 fn self_or_champion(pairing: Pairing, side: Side) -> Side {
     if pairing == Pairing::Duel { side } else { Side::Champion }
-}
-
-fn index(side: Side) -> usize {
-    match side {
-        Side::Champion => 0,
-        Side::Challenger => 1,
-    }
 }
 
 /// The first element of an output that still holds the poison, in tensors where no result looks like it.

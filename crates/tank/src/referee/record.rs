@@ -16,6 +16,16 @@ pub enum Side {
     Challenger,
 }
 
+impl Side {
+    /// Its place where there is something for each.
+    pub(super) fn index(self) -> usize {
+        match self {
+            Side::Champion => 0,
+            Side::Challenger => 1,
+        }
+    }
+}
+
 impl std::fmt::Display for Side {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
@@ -232,7 +242,7 @@ pub struct CourseReport {
     pub champion_round_trip: Option<f64>,
     /// The same of the challenger.
     pub challenger_round_trip: Option<f64>,
-    /// The size of L3 that weights rotate through.
+    /// The size of the cache that weights rotate through: L3, or a GPU's L2.
     pub cache_bytes: u64,
     /// For each shape, the bytes that go through the caches before the same weights come again.
     pub rotated_bytes: Vec<u64>,
@@ -249,8 +259,53 @@ pub struct CourseReport {
     /// The root mean squares of error over bound in timed outputs, of champion and challenger.
     #[serde(default)]
     pub timed_precision: Option<[f64; 2]>,
+    /// The GPU on which both sides computed, where its clock decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceReport>,
     /// What a reader should know of the conditions, for example a fence that this machine does not allow.
     pub remarks: Vec<String>,
+}
+
+/// A device while a sitting was held on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// The CUDA version of its driver, as 1000 · major + 10 · minor.
+    pub driver: i32,
+    /// Operations per second that nobody can exceed there.
+    pub flops_per_second: f64,
+    /// Bytes per second that its memory cannot exceed.
+    pub bytes_per_second: f64,
+    /// The lowest and the highest clock of its multiprocessors that were read, in cycles per second.
+    pub clock: Option<[f64; 2]>,
+    /// The same of its memory.
+    pub memory_clock: Option<[f64; 2]>,
+    /// The least and the most watts.
+    pub watts: Option<[f64; 2]>,
+    /// The lowest and the highest temperature, in degrees Celsius.
+    pub celsius: Option<[f64; 2]>,
+    /// What held its clock down at some time.
+    pub held_by: Vec<String>,
+    /// The most seconds that the whole device was waited for after a run's last event.
+    pub longest_wait: f64,
+}
+
+impl std::fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let between = |of: Option<[f64; 2]>, unit: f64, name: &str| {
+            of.map(|[low, high]| format!(", {:.0} to {:.0} {name}", low / unit, high / unit)).unwrap_or_default()
+        };
+        write!(f, "{}, CUDA {}.{}", self.name, self.driver / 1000, self.driver % 1000 / 10)?;
+        f.write_str(&between(self.clock, 1e6, "MHz"))?;
+        f.write_str(&between(self.memory_clock, 1e6, "MHz of memory"))?;
+        f.write_str(&between(self.watts, 1.0, "W"))?;
+        f.write_str(&between(self.celsius, 1.0, "°C"))?;
+        if !self.held_by.is_empty() {
+            write!(f, ", held down by {}", self.held_by.join(" and by "))?;
+        }
+        write!(f, "; waited at most {:.0} µs for it after a run", 1e6 * self.longest_wait)
+    }
 }
 
 /// How a sitting ended.

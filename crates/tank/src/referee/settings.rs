@@ -176,6 +176,9 @@ impl Timing {
 pub struct Checking {
     /// Shapes drawn from the seed that are in no list.
     pub held_out: usize,
+    /// Of edges of another kind than all of the season's problems (another gate or type of result), one in so many is asked, drawn from the
+    /// seed; 1 asks all. Each is a kernel of its own on a GPU, which takes its driver a second to compile.
+    pub other_edges: usize,
     /// Elements of every timed output that are computed in float64, chosen after the run.
     pub elements: usize,
     /// One timed sample in so many is checked whole, chosen after the run.
@@ -186,7 +189,7 @@ pub struct Checking {
 
 impl Default for Checking {
     fn default() -> Self {
-        Self { held_out: 12, elements: 16, whole_every: 8, precision_multiple: 4.0 }
+        Self { held_out: 12, other_edges: 1, elements: 16, whole_every: 8, precision_multiple: 4.0 }
     }
 }
 

@@ -581,9 +581,13 @@ fn graveyard(report: &Report) -> String {
 }
 
 fn controls(report: &Report) -> String {
-    let mut rows = Vec::new();
+    let (mut rows, mut devices) = (Vec::new(), String::new());
     for attempt in &report.attempts {
         for control in &attempt.controls {
+            if let Some(device) = &control.device {
+                let (pitch, device) = (escape(&attempt.pitch), escape(&device.to_string()));
+                devices += &format!("<p class=\"fine\">{pitch}: by the clock of {device}.</p>\n");
+            }
             let told = |speedup: &Option<Speedup>| speedup.as_ref().map_or("—".to_owned(), interval);
             rows.push(vec![
                 escape(&attempt.pitch),
@@ -609,7 +613,7 @@ fn controls(report: &Report) -> String {
         "could see",
         "waited",
     ];
-    section("controls", "Controls", &format!("{about}{}", table(&head, &rows)))
+    section("controls", "Controls", &format!("{about}{}{devices}", table(&head, &rows)))
 }
 
 fn provenance(report: &Report) -> String {

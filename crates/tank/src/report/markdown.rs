@@ -41,6 +41,9 @@ pub fn markdown(report: &Report) -> String {
             let told = |speedup: &Option<_>| speedup.as_ref().map_or("—".to_owned(), interval);
             let passed = if control.passed { "held" } else { "failed" };
             text += &format!("\nControls {passed}: A/A {}, plant {}.\n", told(&control.same), told(&control.planted));
+            if let Some(device) = &control.device {
+                text += &format!("\nBy the clock of {device}.\n");
+            }
         }
     }
     text += "\n## Rounds\n\n";

@@ -27,7 +27,7 @@ use crate::evidence::{Counter, KernelEvidence};
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::{Deal, Pitch};
-use crate::referee::{Correctness, Scout, ShapeResult, Sitting, Speedup};
+use crate::referee::{Correctness, DeviceReport, Scout, ShapeResult, Sitting, Speedup};
 use crate::round::RoundKind;
 use crate::tally::Tally;
 use crate::verdict::{self, Verdict};
@@ -214,6 +214,9 @@ pub struct ControlReport {
     pub scout: Option<Scout>,
     /// Seconds that were waited for neighbours to go.
     pub waited_seconds: f64,
+    /// The GPU whose clock decided, and how it was meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceReport>,
 }
 
 impl Report {
@@ -457,6 +460,7 @@ impl AttemptReport {
             fence: geomean(&sitting.fence),
             scout: sitting.scout.clone(),
             waited_seconds: sitting.course.waited_seconds,
+            device: sitting.course.device.clone(),
         });
         self.guards.clone_from(&sitting.course.guards);
         self.remarks.clone_from(&sitting.course.remarks);

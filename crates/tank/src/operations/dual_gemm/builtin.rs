@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::{MatrixPlace, Prepare, TokensPlace, WeightsPlace};
 use crate::contestant::protocol::{Answer, FIRST_VERSION, Prepared, Request, line, understand};
-use crate::contestant::{About, Contestant, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
+use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
 use crate::entry::Way;
 use crate::{Error, Result};
 
@@ -90,8 +90,9 @@ impl Session for InProcess {
         Ok(())
     }
 
-    fn go(&mut self) -> Result<(), Fault> {
-        self.bench.run(&self.jobs).map_err(|error| failed(Stage::Run, &error))
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
+        self.bench.run(&self.jobs).map_err(|error| failed(Stage::Run, &error))?;
+        Ok(None)
     }
 
     fn guards(&self) -> Vec<Guard> {
@@ -99,7 +100,7 @@ impl Session for InProcess {
     }
 }
 
-fn failed(stage: Stage, error: &Error) -> Fault {
+pub(super) fn failed(stage: Stage, error: &Error) -> Fault {
     Fault::Crash { stage, status: error.to_string(), words: String::new() }
 }
 
@@ -112,11 +113,16 @@ pub struct Bench {
     ready: Option<Ready>,
 }
 
-struct Ready {
+/// A problem that can be computed: its plan, and its weights as the backend wants them.
+pub(super) struct Loaded {
     backend: String,
-    plan: Plan,
-    problem: Problem,
-    layers: Vec<Layer>,
+    pub(super) plan: Plan,
+    pub(super) problem: Problem,
+    pub(super) layers: Vec<Layer>,
+}
+
+struct Ready {
+    loaded: Loaded,
     inputs: Vec<Vec<TokensPlace>>,
     places: Vec<Vec<u64>>,
     tokens: Mmap,
@@ -139,22 +145,36 @@ impl Bench {
     /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
     pub fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
         self.ready = None;
+        let loaded = match self.load(message)? {
+            Ok(loaded) => loaded,
+            Err(reason) => return Ok(Readiness::Unsupported(reason)),
+        };
+        self.ready = Some(Ready {
+            loaded,
+            inputs: message.inputs.clone(),
+            places: message.places.clone(),
+            tokens: map(&message.tokens)?,
+            outputs: map_mut(&message.outputs)?,
+        });
+        Ok(Readiness::Ready)
+    }
+
+    /// The plan for a problem and its packed weights, or why no way of this contestant's is legal for it.
+    pub(super) fn load(&mut self, message: &Prepare) -> Result<Result<Loaded, String>> {
         let problem = message.problem.problem()?;
         let name = case_name(&problem);
         let Some(way) = self.contestant.way(&problem, &name).cloned() else {
-            return Ok(Readiness::Unsupported("it has no configuration at all".to_owned()));
+            return Ok(Err("it has no configuration at all".to_owned()));
         };
         let backend = backends::by_name(&way.backend)?;
         let engine = match self.engine(&way.backend) {
             Ok(engine) => engine,
-            Err(Error::Operation(error @ hammerhead::Error::Unavailable { .. })) => {
-                return Ok(Readiness::Unsupported(error.to_string()));
-            }
+            Err(Error::Operation(error @ hammerhead::Error::Unavailable { .. })) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
         };
         let plan = match Plan::best(problem.clone(), &[backend], &way.config.parse::<Wish>()?, engine.threads()) {
             Ok(plan) => plan,
-            Err(error) => return Ok(Readiness::Unsupported(error.to_string())),
+            Err(error) => return Ok(Err(error.to_string())),
         };
         let weights = map(&message.weights)?;
         let load = |places: &Vec<WeightsPlace>| {
@@ -162,17 +182,7 @@ impl Bench {
             Ok(engine.load(&weights, problem.gate())?)
         };
         let layers = message.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
-        self.ready = Some(Ready {
-            backend: way.backend,
-            plan,
-            problem,
-            layers,
-            inputs: message.inputs.clone(),
-            places: message.places.clone(),
-            tokens: map(&message.tokens)?,
-            outputs: map_mut(&message.outputs)?,
-        });
-        Ok(Readiness::Ready)
+        Ok(Ok(Loaded { backend: way.backend, plan, problem, layers }))
     }
 
     /// Does jobs, one after the other.
@@ -183,7 +193,7 @@ impl Bench {
             }
             return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
         };
-        let Some(engine) = self.engines.get(&ready.backend) else {
+        let Some(engine) = self.engines.get(&ready.loaded.backend) else {
             return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
         };
         jobs.iter().try_for_each(|job| ready.run(engine, *job))
@@ -207,12 +217,13 @@ impl Bench {
 impl Ready {
     fn run(&mut self, engine: &Engine, job: Job) -> Result<()> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
-        let layer = self.layers.get(job.layer).ok_or_else(missing)?;
+        let Loaded { plan, problem, layers, .. } = &self.loaded;
+        let layer = layers.get(job.layer).ok_or_else(missing)?;
         let inputs = self.inputs.get(job.input).ok_or_else(missing)?;
         let places = self.places.get(job.output).ok_or_else(missing)?;
-        let activations = tokens_at(&self.tokens, &self.problem, inputs)?;
-        let mut targets = targets_at(&mut self.outputs, &self.problem, places)?;
-        Ok(engine.run_planned(&self.plan, layer, &activations, &mut targets)?)
+        let activations = tokens_at(&self.tokens, problem, inputs)?;
+        let mut targets = targets_at(&mut self.outputs, problem, places)?;
+        Ok(engine.run_planned(plan, layer, &activations, &mut targets)?)
     }
 }
 

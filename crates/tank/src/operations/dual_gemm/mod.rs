@@ -1,10 +1,11 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
-//! [`problem`] is how a season writes its problems, [`planned`] makes entries of configurations, [`builtin`] is our own backends as contestants,
+//! [`problem`] is how a season writes its problems, [`planned`] makes entries of configurations, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
 //! [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
 //! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
+pub mod on_device;
 pub mod planned;
 pub mod problem;
 pub mod questions;
@@ -14,10 +15,13 @@ pub mod yardstick;
 
 use std::sync::Arc;
 
+use fastrand::Rng;
+use hammerhead::gpu::Cuda;
 use serde_json::Value;
 use testkit::cases::Case;
 
 pub use builtin::{Bench, Builtin, serve};
+pub use on_device::OnDevice;
 pub use problem::ProblemSpec;
 pub use questions::questions;
 pub use task::{Workshop, task, tasks};
@@ -25,6 +29,7 @@ pub use task::{Workshop, task, tasks};
 use crate::contestant::Contestant;
 use crate::entry::Way;
 use crate::operation::Operation;
+use crate::referee::seeds::derive;
 use crate::task::Task;
 use crate::{Error, Result};
 
@@ -57,13 +62,27 @@ impl Operation for DualGemm {
         &self.problems
     }
 
-    fn questions(&self, held_out: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
-        let cases = questions(&self.cases, held_out, seed).into_iter();
-        Ok(cases.map(|case| task::with(case, &self.workshop)).collect())
+    fn questions(&self, held_out: usize, other_edges: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
+        let mut lots = Rng::with_seed(derive(seed, &[0x0ed6e]));
+        let alike = |case: &Case| self.cases.iter().any(|own| own.gate == case.gate && own.output == case.output);
+        let mut cases = questions(&self.cases, held_out, seed);
+        cases.retain(|case| alike(case) || lots.usize(..other_edges.max(1)) == 0);
+        Ok(cases.into_iter().map(|case| task::with(case, &self.workshop)).collect())
     }
 
     fn ours(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Box<dyn Contestant>> {
         Ok(Box::new(Builtin { name: name.to_owned(), ways: ways.to_vec(), threads }))
+    }
+
+    fn device(&self, ways: &[Way]) -> Option<usize> {
+        let device = |way: &Way| Cuda::by_name(&way.backend).map(Cuda::device);
+        let first = device(ways.first()?)?;
+        ways.iter().all(|way| device(way) == Some(first)).then_some(first)
+    }
+
+    fn ours_on_device(&self, name: &str, ways: &[Way], device: usize) -> Result<Box<dyn Contestant>> {
+        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads: None };
+        Ok(Box::new(OnDevice::new(builtin, device)?))
     }
 
     fn ours_told(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Value> {

@@ -281,7 +281,7 @@ impl Operation for FolderOperation {
         &self.problems
     }
 
-    fn questions(&self, held_out: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
+    fn questions(&self, held_out: usize, _other_edges: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
         let about = &self.about;
         let mut asked = Vec::new();
         for problem in about.edge.iter().chain(&about.problem) {

@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use hammerhead::{Output, Plan, Shape, backends};
-use tank::contestant::{About, Contestant, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors};
+use tank::contestant::{
+    About, Contestant, DeviceTime, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors,
+};
 use tank::entry::Way;
 use tank::operations::dual_gemm::{Builtin, tasks};
 use tank::referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
@@ -199,11 +201,11 @@ impl Session for WatchedSession {
         self.session.stage(jobs)
     }
 
-    fn go(&mut self) -> Result<(), Fault> {
-        self.session.go()?;
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
+        let time = self.session.go()?;
         (self.gone)(self.runs, self.session.tensors());
         self.runs += 1;
-        Ok(())
+        Ok(time)
     }
 
     fn guards(&self) -> Vec<Guard> {

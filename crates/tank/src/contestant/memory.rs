@@ -1,0 +1,147 @@
+//! Memory in which the referee lays tensors out and a contestant computes: a file without a name, or a GPU's own memory.
+//!
+//! The referee never maps files: it reads and writes them by system calls. A contestant may shorten a file at any time, and a referee that had it
+//! mapped would die of that; a short read is an answer like any other.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
+
+use crate::{Error, Result};
+
+/// One kind of memory.
+pub(super) trait Memory {
+    /// Room for so many bytes. What was there is forgotten.
+    fn make_room(&mut self, bytes: u64) -> Result<()>;
+
+    /// Writes bytes at an offset.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Reads bytes at an offset; nothing where a contestant has cut them off.
+    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>>;
+
+    /// What a contestant inherits, if that is how it comes to the memory.
+    fn lent(&self) -> Option<&File> {
+        None
+    }
+
+    /// Where it begins in a GPU's memory.
+    fn address(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A file in memory that has no name in any folder.
+pub(super) struct Unnamed {
+    name: &'static str,
+    file: File,
+    /// What the contestant is given, for reading only where that is all it may do.
+    lent: File,
+}
+
+impl Unnamed {
+    pub(super) fn create(name: &'static str, writable: bool) -> Result<Self> {
+        let failed = |source| Error::SharedMemory { what: "make room for", path: name.into(), source };
+        let file = anonymous(name).map_err(failed)?;
+        // Its owner could change this back; what was changed is found by comparing.
+        file.set_permissions(Permissions::from_mode(if writable { 0o600 } else { 0o400 })).map_err(failed)?;
+        let lent = match writable {
+            true => file.try_clone(),
+            false => File::open(path_of(&file)),
+        };
+        Ok(Self { name, file, lent: lent.map_err(failed)? })
+    }
+}
+
+impl Memory for Unnamed {
+    fn make_room(&mut self, bytes: u64) -> Result<()> {
+        // Emptied first, so that its memory is given back.
+        let made = self.file.set_len(0).and_then(|()| self.file.set_len(bytes));
+        made.map_err(|source| Error::SharedMemory { what: "make room in", path: self.name.into(), source })
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let failed = |source| Error::SharedMemory { what: "write", path: self.name.into(), source };
+        self.file.write_all_at(bytes, offset).map_err(failed)
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; length];
+        match self.file.read_exact_at(&mut bytes, offset) {
+            Ok(()) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(source) => Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
+        }
+    }
+
+    fn lent(&self) -> Option<&File> {
+        Some(&self.lent)
+    }
+}
+
+/// Memory of a GPU, allocated anew for every layout.
+pub(super) struct OnDevice {
+    name: &'static str,
+    context: &'static Context,
+    stream: Arc<Stream>,
+    memory: Option<DeviceMemory>,
+}
+
+impl OnDevice {
+    pub(super) fn create(name: &'static str, context: &'static Context, stream: &Arc<Stream>) -> Self {
+        Self { name, context, stream: Arc::clone(stream), memory: None }
+    }
+
+    fn memory(&self) -> Result<&DeviceMemory> {
+        self.memory.as_ref().ok_or_else(|| Error::Protocol { reason: format!("no room was made for {}", self.name) })
+    }
+}
+
+impl Memory for OnDevice {
+    fn make_room(&mut self, bytes: u64) -> Result<()> {
+        self.memory = None;
+        self.memory = Some(DeviceMemory::new(self.context, self.name, bytes as usize)?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        Ok(self.memory()?.put(offset as usize, bytes, &self.stream)?)
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; length];
+        self.memory()?.get(offset as usize, &mut bytes, &self.stream)?;
+        Ok(Some(bytes))
+    }
+
+    fn address(&self) -> Option<u64> {
+        self.memory.as_ref().map(DeviceMemory::address)
+    }
+}
+
+/// A file without a name, in memory where the system has such files.
+fn anonymous(name: &str) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    {
+        let name = std::ffi::CString::new(name)?;
+        // SAFETY: the name ends and lives for as long as the call.
+        let made = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if made >= 0 {
+            // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+            return Ok(unsafe { File::from_raw_fd(made) });
+        }
+    }
+    let _ = name;
+    tempfile::tempfile()
+}
+
+/// By which path whoever holds a file open can open it again.
+pub(super) fn path_of(file: &File) -> PathBuf {
+    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    Path::new(folder).join(file.as_raw_fd().to_string())
+}

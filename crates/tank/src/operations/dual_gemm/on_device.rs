@@ -1,0 +1,191 @@
+//! Our own kernels on a GPU as a contestant: tensors in the device's memory, and the device's clock.
+//!
+//! Times of a GPU through the host's memory are times of copies. Here inputs and outputs are where the kernels want them, nothing is copied while
+//! the clock runs, and the clock is the device's ([`DeviceClock`]). So it does not matter that this contestant lives in the referee's process and answers
+//! through no pipe: the host's part of a run is outside of what counts. What a fresh process would draw anew, places in memory, a fresh session
+//! draws too; and kernels are compiled once instead of once per process, which takes more than a second each.
+
+use hammerhead::format::GlobalScale;
+use hammerhead::gpu::driver::{Context, Stream};
+use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue, device};
+use hammerhead::{Activation, Problem, Request, Shape};
+
+use super::builtin::{Bench, Builtin, Loaded, failed};
+use super::words::{Prepare, TokensPlace};
+use crate::contestant::device::DeviceClock;
+use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
+use crate::{Error, Result};
+
+/// Calls that a queue is made ready for before there is a new one: fewer than it remembers.
+const REMEMBERED: usize = 400;
+
+/// Configurations of our own on one GPU.
+#[derive(Debug)]
+pub struct OnDevice {
+    contestant: Builtin,
+    device: usize,
+    context: &'static Context,
+}
+
+impl OnDevice {
+    /// These configurations on this GPU, or why it is not there.
+    pub fn new(contestant: Builtin, device: usize) -> Result<Self> {
+        Ok(Self { contestant, device, context: device::context(device)? })
+    }
+}
+
+impl Contestant for OnDevice {
+    fn about(&self) -> About {
+        self.contestant.about()
+    }
+
+    fn start(&self) -> Result<Box<dyn Session>, Fault> {
+        let tensors = Tensors::on_device(self.context).map_err(|error| Fault::Start { reason: error.to_string() })?;
+        let (bench, clock) = (Bench::new(self.contestant.clone()), DeviceClock::new(self.context));
+        Ok(Box::new(Swimmer { bench, device: self.device, tensors, clock, ready: None, calls: Vec::new() }))
+    }
+}
+
+/// A session of it.
+struct Swimmer {
+    bench: Bench,
+    device: usize,
+    clock: DeviceClock,
+    /// What was prepared, and what of it is to be run next. Both go before the tensors that they name.
+    ready: Option<Ready>,
+    calls: Vec<Call>,
+    tensors: Tensors,
+}
+
+struct Ready {
+    loaded: Loaded,
+    queue: Queue,
+    /// Calls that the queue was made ready for.
+    prepared: usize,
+    message: Prepare,
+}
+
+/// One job, as the queue wants it.
+struct Call {
+    layer: usize,
+    tokens: Vec<DeviceTokens>,
+    outputs: Vec<DeviceOutput>,
+}
+
+impl Swimmer {
+    fn load(&mut self) -> Result<Readiness> {
+        (self.ready, self.calls) = (None, Vec::new());
+        let message = Prepare::of(self.tensors.words_of_first_version()?)?;
+        let loaded = match self.bench.load(&message)? {
+            Ok(loaded) => loaded,
+            Err(reason) => return Ok(Readiness::Unsupported(reason)),
+        };
+        let queue = Queue::new(self.device)?.with_request(Request::from(*loaded.plan.config()));
+        self.ready = Some(Ready { loaded, queue, prepared: 0, message });
+        Ok(Readiness::Ready)
+    }
+
+    /// Looks at addresses, compiles and allocates, so that nothing is left but to queue.
+    fn make_ready(&mut self, jobs: &[Job]) -> Result<()> {
+        self.calls.clear();
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let missing = || Error::Protocol { reason: "a run came before anything was prepared".to_owned() };
+        let (inputs, outputs) = self.tensors.addresses().ok_or_else(missing)?;
+        let ready = self.ready.as_mut().ok_or_else(missing)?;
+        // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become much: not while it is timed.
+        ready.prepared += jobs.len();
+        if ready.prepared > REMEMBERED {
+            ready.queue = Queue::new(self.device)?.with_request(Request::from(*ready.loaded.plan.config()));
+            ready.prepared = jobs.len();
+        }
+        for job in jobs {
+            let call = ready.call(*job, inputs, outputs)?;
+            ready.queue.prepare(&ready.loaded.layers[call.layer], &call.tokens, &call.outputs)?;
+            self.calls.push(call);
+        }
+        Ok(())
+    }
+
+    fn time(&mut self) -> Result<Option<DeviceTime>> {
+        let (Some(ready), false) = (self.ready.as_mut(), self.calls.is_empty()) else { return Ok(None) };
+        let Ready { loaded, queue, .. } = ready;
+        // A handle of its own, since the queue itself is used while the stream is timed.
+        // SAFETY: the queue, whose stream it is, outlives it.
+        let stream = unsafe { Stream::borrowed(queue.stream().context(), queue.stream().handle()) }?;
+        let calls = &self.calls;
+        let timed = self.clock.time(&stream, || {
+            for call in calls {
+                // SAFETY: the tensors are this session's, as large as they were laid out for this problem and apart from each other; the
+                // clock waits for the whole device before anyone gives them back.
+                unsafe { queue.enqueue(&loaded.layers[call.layer], &call.tokens, &call.outputs) }?;
+            }
+            Ok(())
+        });
+        timed.map(Some)
+    }
+}
+
+impl Ready {
+    fn call(&self, job: Job, inputs: u64, outputs: u64) -> Result<Call> {
+        let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
+        self.loaded.layers.get(job.layer).ok_or_else(missing)?;
+        let problem = &self.loaded.problem;
+        let places = self.message.inputs.get(job.input).ok_or_else(missing)?;
+        let tokens = problem.groups().iter().zip(places).map(|(shape, place)| tokens_at(problem, shape, inputs, place));
+        let places = self.message.places.get(job.output).ok_or_else(missing)?;
+        let places = places.iter().map(|place| DeviceOutput::new(problem.output(), outputs + place));
+        Ok(Call { layer: job.layer, tokens: tokens.collect(), outputs: places.collect() })
+    }
+}
+
+/// A group's tokens in the device's memory.
+fn tokens_at(problem: &Problem, shape: &Shape, base: u64, place: &TokensPlace) -> DeviceTokens {
+    let Shape { m, k, .. } = *shape;
+    match place {
+        TokensPlace::Quantised(place) => {
+            let global = GlobalScale::nearest(place.global);
+            DeviceTokens::nvfp4(base + place.codes, base + place.scales, m, k, global)
+        }
+        TokensPlace::Dense { values, global } => {
+            let dense = match problem.activation() {
+                Activation::F16 => DeviceTokens::f16,
+                Activation::BF16 => DeviceTokens::bf16,
+                _ => DeviceTokens::f32,
+            };
+            dense(base + values, m, k).scaled_by(GlobalScale::nearest(*global))
+        }
+    }
+}
+
+impl Session for Swimmer {
+    fn deterministic(&self) -> bool {
+        true
+    }
+
+    fn tensors(&mut self) -> &mut Tensors {
+        &mut self.tensors
+    }
+
+    fn prepare(&mut self) -> Result<Readiness, Fault> {
+        self.load().map_err(|error| failed(Stage::Prepare, &error))
+    }
+
+    fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+        self.make_ready(jobs).map_err(|error| failed(Stage::Run, &error))
+    }
+
+    fn sweep(&mut self, bytes: u64) -> bool {
+        self.clock.sweep(bytes);
+        true
+    }
+
+    fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
+        self.time().map_err(|error| failed(Stage::Run, &error))
+    }
+
+    fn guards(&self) -> Vec<Guard> {
+        Vec::new()
+    }
+}

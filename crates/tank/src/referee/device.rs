@@ -1,0 +1,253 @@
+//! A GPU on which both sides of a sitting compute: what it can do at most, how it was while they did, and whether anything ran outside of its clock.
+
+use hammerhead::gpu::device;
+use hammerhead::gpu::driver::{Monitor, Reading};
+
+use super::record::{DeviceReport, Side};
+use super::stats::median;
+use crate::Result;
+use crate::contestant::{DeviceTime, Fault};
+
+/// What events tell apart, by NVIDIA's documentation of them.
+pub(super) const RESOLUTION: f64 = 0.5e-6;
+/// Seconds for which the whole device may be waited for after a run's last event: a host's own, on a machine with neighbours.
+const WAIT: f64 = 50e-6;
+/// The same as a part of the run.
+const WAIT_SHARE: f64 = 0.2;
+/// What the device's clock may say beyond the host's, as a fraction: they are two crystals.
+const CRYSTALS: f64 = 1e-3;
+
+/// A device that is watched.
+pub struct Watched {
+    /// What is known of it so far.
+    pub(super) report: DeviceReport,
+    /// Bytes of its L2.
+    pub(super) cache_bytes: u64,
+    /// Its clocks and its power now, where somebody can say.
+    read: Option<Box<dyn Fn() -> Reading>>,
+    /// Why nobody can.
+    pub(super) unread: Option<String>,
+    /// The times of each side since they entered.
+    times: [Vec<DeviceTime>; 2],
+}
+
+impl Watched {
+    /// A device of this machine, or why it is not there.
+    pub fn open(device: usize) -> Result<Self> {
+        let context = device::context(device)?;
+        let (info, facts) = (context.info(), &device::Device::of(device)?.facts);
+        let (read, unread): (Option<Box<dyn Fn() -> Reading>>, _) = match Monitor::of(context) {
+            Ok(monitor) => (Some(Box::new(move || monitor.reading())), None),
+            Err(absent) => (None, Some(format!("no clocks and no power: {}", absent.reason))),
+        };
+        let (flops_per_second, bytes_per_second) = facts.ceilings();
+        let (name, driver) = (info.name.clone(), info.driver);
+        let report = DeviceReport { name, driver, flops_per_second, bytes_per_second, ..DeviceReport::default() };
+        Ok(Self { report, cache_bytes: info.cache_bytes as u64, read, unread, times: Default::default() })
+    }
+
+    /// A device that is told of, for tests of what is done with it.
+    pub fn told(report: DeviceReport, cache_bytes: u64, read: impl Fn() -> Reading + 'static) -> Self {
+        Self { report, cache_bytes, read: Some(Box::new(read)), unread: None, times: Default::default() }
+    }
+
+    /// Looks at its clocks and its power.
+    pub(super) fn look(&mut self) {
+        let Some(reading) = self.read.as_ref().map(|read| read()) else { return };
+        let widen = |known: &mut Option<[f64; 2]>, new: Option<f64>| {
+            if let Some(new) = new {
+                *known = Some(known.map_or([new, new], |[low, high]| [low.min(new), high.max(new)]));
+            }
+        };
+        widen(&mut self.report.clock, reading.clock);
+        widen(&mut self.report.memory_clock, reading.memory_clock);
+        widen(&mut self.report.watts, reading.watts);
+        widen(&mut self.report.celsius, reading.celsius);
+        for words in reading.held_by {
+            if !self.report.held_by.iter().any(|known| known == words) {
+                self.report.held_by.push(words.to_owned());
+            }
+        }
+    }
+
+    /// Notes what a run took, and how the device is right after it. A device's clock that says more than the host's has been tampered with.
+    pub(super) fn note(&mut self, side: Side, time: DeviceTime, host: f64) -> Result<(), Fault> {
+        if time.seconds > host * (1.0 + CRYSTALS) || time.seconds.is_nan() || time.seconds <= 0.0 {
+            let [device, host] = [time.seconds, host].map(|seconds| 1e6 * seconds);
+            let what = format!("its clock: the device says {device:.1} µs of a run that took {host:.1} by the host's");
+            return Err(Fault::Tampering { what });
+        }
+        self.look();
+        self.report.longest_wait = self.report.longest_wait.max(time.outside);
+        self.times[side.index()].push(time);
+        Ok(())
+    }
+
+    /// Whether a side's work was between its events, by the median since it entered: a single long wait is the host's.
+    pub(super) fn settle(&mut self, side: Side) -> Result<(), Fault> {
+        let times = std::mem::take(&mut self.times[side.index()]);
+        if times.is_empty() {
+            return Ok(());
+        }
+        let of = |part: fn(&DeviceTime) -> f64| median(&times.iter().map(part).collect::<Vec<_>>());
+        let (seconds, outside) = (of(|time| time.seconds), of(|time| time.outside));
+        if outside <= WAIT.max(WAIT_SHARE * seconds) {
+            return Ok(());
+        }
+        let [seconds, outside] = [seconds, outside].map(|seconds| 1e6 * seconds);
+        let what = format!(
+            "its clock: the device was at work for {outside:.0} µs after runs of {seconds:.0} µs had said that they end"
+        );
+        Err(Fault::Tampering { what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use testkit::cases::{self, Case, Suite};
+
+    use super::*;
+    use crate::contestant::{About, Contestant, Guard, Job, Readiness, Session, Tensors};
+    use crate::entry::Way;
+    use crate::operations::dual_gemm::{Builtin, tasks};
+    use crate::referee::{Clock, Course, Halt, Pairing, Pool, RefereeSettings, Temperature};
+
+    /// A clock that moves by a second with every look at it.
+    #[derive(Default)]
+    struct Seconds(Cell<f64>);
+
+    impl Clock for Seconds {
+        fn now(&self) -> f64 {
+            self.0.set(self.0.get() + 1.0);
+            self.0.get()
+        }
+    }
+
+    /// Our portable backend, as if it had computed on a device that takes so long for a job, and was at work for so long afterwards.
+    struct AsIfOnDevice {
+        contestant: Builtin,
+        job: f64,
+        outside: f64,
+        swept: Rc<RefCell<Vec<u64>>>,
+    }
+
+    struct AsIfSession {
+        session: Box<dyn Session>,
+        jobs: usize,
+        job: f64,
+        outside: f64,
+        swept: Rc<RefCell<Vec<u64>>>,
+    }
+
+    impl Contestant for AsIfOnDevice {
+        fn about(&self) -> About {
+            self.contestant.about()
+        }
+
+        fn start(&self) -> Result<Box<dyn Session>, Fault> {
+            let (session, swept) = (self.contestant.start()?, Rc::clone(&self.swept));
+            Ok(Box::new(AsIfSession { session, jobs: 0, job: self.job, outside: self.outside, swept }))
+        }
+    }
+
+    impl Session for AsIfSession {
+        fn deterministic(&self) -> bool {
+            true
+        }
+
+        fn tensors(&mut self) -> &mut Tensors {
+            self.session.tensors()
+        }
+
+        fn prepare(&mut self) -> Result<Readiness, Fault> {
+            self.session.prepare()
+        }
+
+        fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
+            self.jobs = jobs.len();
+            self.session.stage(jobs)
+        }
+
+        fn sweep(&mut self, bytes: u64) -> bool {
+            self.swept.borrow_mut().push(bytes);
+            true
+        }
+
+        fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
+            self.session.go()?;
+            let seconds = self.job * self.jobs as f64;
+            Ok((self.jobs > 0).then_some(DeviceTime { seconds, outside: self.outside }))
+        }
+
+        fn guards(&self) -> Vec<Guard> {
+            Vec::new()
+        }
+    }
+
+    fn contestant(job: f64, outside: f64) -> (AsIfOnDevice, Case) {
+        let case = Case { timed: true, ..cases::suite(Suite::Edge)[1].clone() };
+        let way = Way { problem: case.to_string(), backend: "scalar".to_owned(), config: String::new() };
+        let contestant = Builtin { name: "as if".to_owned(), ways: vec![way], threads: Some(1) };
+        (AsIfOnDevice { contestant, job, outside, swept: Rc::default() }, case)
+    }
+
+    /// What becomes of one pair of samples, cold or warm.
+    fn sampled(
+        of: &(AsIfOnDevice, Case),
+        pairing: Pairing,
+        temperature: Temperature,
+    ) -> Result<([f64; 2], Pool<'_>), Halt> {
+        let (contestant, case) = of;
+        // Leaked, so that the pool can be looked at after it was used.
+        let (settings, clock): (&RefereeSettings, &Seconds) = (Box::leak(Box::default()), Box::leak(Box::default()));
+        let tasks = tasks(std::slice::from_ref(case)).unwrap();
+        let report = DeviceReport { flops_per_second: 1e9, bytes_per_second: 1e6, ..DeviceReport::default() };
+        let reading = || Reading { clock: Some(1.5e9), held_by: vec!["the power cap"], ..Reading::default() };
+        let pool = Pool::new(contestant, contestant, tasks, settings, clock, 3).unwrap();
+        let mut pool = pool.on_device(Watched::told(report, 1000, reading));
+        pool.enter(pairing, 1)?;
+        pool.prepare(0)?;
+        let samples = [pool.sample(Side::Champion, temperature)?, pool.sample(Side::Challenger, temperature)?];
+        pool.leave()?;
+        Ok((samples, pool))
+    }
+
+    #[test]
+    fn the_devices_clock_counts_and_a_planted_slowdown_is_jobs_that_it_has_to_find() {
+        let of = contestant(1e-3, 1e-5);
+        let ([champion, challenger], pool) = sampled(&of, Pairing::Plant, Temperature::Cold).unwrap();
+        assert!((champion - 1e-3).abs() < 1e-12, "{champion}");
+        assert!((challenger / champion - 1.05).abs() < 1e-9, "{challenger} of {champion}");
+        let report = pool.report();
+        let device = report.device.unwrap();
+        assert_eq!((device.clock, device.longest_wait), (Some([1.5e9; 2]), 1e-5));
+        assert!(device.to_string().contains("held down by the power cap"), "{device}");
+        assert_eq!(report.cache_bytes, 1000);
+        let (floor, work) = (pool.floors().unwrap()[0], tasks(&[of.1]).unwrap()[0].work());
+        assert_eq!(floor.warm, work.flops.unwrap() / 1e9);
+        assert!(floor.cold > floor.warm && floor.cold <= work.constant_bytes / 1e6, "{floor:?}");
+    }
+
+    #[test]
+    fn cold_runs_begin_after_a_sweep_of_the_devices_cache_and_warm_ones_do_not() {
+        let of = contestant(1e-3, 0.0);
+        sampled(&of, Pairing::Control, Temperature::Warm).map(drop).unwrap();
+        assert!(of.0.swept.borrow().is_empty());
+        sampled(&of, Pairing::Control, Temperature::Cold).map(drop).unwrap();
+        assert_eq!(*of.0.swept.borrow(), [2200, 2200]);
+    }
+
+    #[test]
+    fn work_outside_of_the_devices_clock_is_found() {
+        let fault = |job, outside| match sampled(&contestant(job, outside), Pairing::Duel, Temperature::Warm) {
+            Err(Halt::Fault(_, Fault::Tampering { what })) => what,
+            other => panic!("not found: {:?}", other.map(|(samples, _)| samples).err()),
+        };
+        assert!(fault(1e-3, 0.1).contains("at work"), "{}", fault(1e-3, 0.1));
+        let fast = fault(30.0, 0.0);
+        assert!(fast.contains("by the host's"), "{fast}");
+    }
+}
