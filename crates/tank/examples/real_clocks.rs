@@ -71,7 +71,7 @@ fn main() -> Result<(), Failure> {
     let Entry::Builtin { ways } = Entry::planned(&problems, &auto, &Request::default(), threads)? else {
         return Err("the planner chooses configurations".into());
     };
-    let builtin = Builtin { name: "ours".to_owned(), ways, threads: None };
+    let builtin = Builtin { name: "ours".to_owned(), ways, threads: None, ..Builtin::default() };
     let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>, _>>()?;
     let (settings, terms) = (RefereeSettings::default(), Terms { budget_seconds: Some(budget), ..Terms::default() });
     for truth in [0.0, 0.03] {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::contestant::Contestant;
+use crate::contestant::protocol::Residence;
 use crate::entry::Way;
 use crate::task::Task;
 use crate::{Error, Result};
@@ -38,8 +39,8 @@ pub trait Operation {
         Err(no_configurations(self.name(), name))
     }
 
-    /// Configurations of our own as a fresh process of our own is told of them.
-    fn ours_told(&self, name: &str, _ways: &[Way], _threads: Option<usize>) -> Result<Value> {
+    /// Configurations of our own as a fresh process of our own is told of them, with tensors in this memory.
+    fn ours_told(&self, name: &str, _ways: &[Way], _threads: Option<usize>, _memory: Residence) -> Result<Value> {
         Err(no_configurations(self.name(), name))
     }
 }

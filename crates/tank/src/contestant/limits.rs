@@ -23,7 +23,8 @@ pub struct Limits {
     pub run_seconds: f64,
     /// Seconds to leave after `bye` before it is killed.
     pub bye_seconds: f64,
-    /// Bytes of memory: of address space for each process, and of what is in use for all of them together.
+    /// Bytes of memory: of address space for each process (not where there is a GPU, whose driver reserves addresses for all memory), and of what is
+    /// in use for all of them together.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub processes: u64,

@@ -12,11 +12,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hammerhead::gpu::driver::{Context, Stream};
+use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
 use serde_json::Value;
 
-use super::memory::{Memory, OnDevice, Unnamed, path_of};
-use super::protocol::{FIRST_VERSION, Files, Placed, Prepare, Prepared};
+use super::memory::{Memory, OnDevice, Purpose, Unnamed, path_of};
+use super::protocol::{DeviceFiles, FIRST_VERSION, Files, Job, Placed, Prepare, Prepared};
 use crate::task::{Bundle, Places, Spec, Task, Tensor};
 use crate::{Error, Result};
 
@@ -63,6 +63,15 @@ pub struct Tensors {
     inputs: Region,
     outputs: Region,
     laid: Option<Laid>,
+    gpu: Option<Gpu>,
+}
+
+/// The GPU in whose memory they are, where another process uses them.
+struct Gpu {
+    context: &'static Context,
+    stream: Arc<Stream>,
+    /// What its cache is swept with.
+    swept: Option<DeviceMemory>,
 }
 
 /// What lies in them.
@@ -106,19 +115,62 @@ impl Tensors {
             inputs: Region::of_file("inputs", false)?,
             outputs: Region::of_file("outputs", true)?,
             laid: None,
+            gpu: None,
         })
     }
 
     /// Inputs and outputs in a GPU's memory. Constants are in a file: they are prepared from there before anything is timed.
     pub fn on_device(context: &'static Context) -> Result<Self> {
         let stream = Arc::new(Stream::new(context)?);
-        let region = |name| Region { name, memory: Box::new(OnDevice::create(name, context, &stream)) };
+        let region = |name| Region::on_device(name, context, &stream, Purpose::Here);
         Ok(Self {
             constants: Region::of_file("constants", false)?,
             inputs: region("inputs"),
             outputs: region("outputs"),
             laid: None,
+            gpu: None,
         })
+    }
+
+    /// All of it in a GPU's memory, which another process opens.
+    pub fn shared_on_device(context: &'static Context) -> Result<Self> {
+        let stream = Arc::new(Stream::new(context)?);
+        let region = |name, purpose| Region::on_device(name, context, &stream, purpose);
+        Ok(Self {
+            constants: region("constants", Purpose::Constants),
+            inputs: region("inputs", Purpose::Inputs),
+            outputs: region("outputs", Purpose::Outputs),
+            laid: None,
+            gpu: Some(Gpu { context, stream, swept: None }),
+        })
+    }
+
+    /// Has so many bytes go through the cache of the GPU in whose memory the tensors lie. Whether they do.
+    pub(super) fn sweep(&mut self, bytes: u64) -> Result<bool> {
+        let Some(gpu) = &mut self.gpu else { return Ok(false) };
+        if gpu.swept.as_ref().is_none_or(|swept| (swept.bytes() as u64) < bytes) {
+            gpu.swept = Some(DeviceMemory::new(gpu.context, "a sweep of its cache", bytes as usize)?);
+        }
+        if let Some(swept) = &gpu.swept {
+            swept.fill_now(0, &gpu.stream)?;
+        }
+        Ok(true)
+    }
+
+    /// Shows a contestant the inputs of some jobs: inside the clock.
+    pub(super) fn show_inputs(&self, jobs: &[Job]) -> Result<()> {
+        let Some(Laid { lot, places, .. }) = self.laid.as_ref().filter(|_| !jobs.is_empty()) else { return Ok(()) };
+        let part = |(tensor, &at): (&Tensor, &u64)| (at as usize, tensor.spec.bytes());
+        let input = |job: &Job| lot.pattern.tensors.iter().zip(&places.inputs[job.input]).map(part).collect::<Vec<_>>();
+        self.inputs.memory.pass(&jobs.iter().flat_map(input).collect::<Vec<_>>())
+    }
+
+    /// Takes what a contestant has written in some jobs. What it writes later is not there.
+    pub(super) fn take_outputs(&self, jobs: &[Job]) -> Result<()> {
+        let Some(Laid { places, results, .. }) = self.laid.as_ref().filter(|_| !jobs.is_empty()) else { return Ok(()) };
+        let part = |(spec, &at): (&Spec, &u64)| (at as usize, spec.bytes());
+        let output = |job: &Job| results.iter().zip(&places.outputs[job.output]).map(part).collect::<Vec<_>>();
+        self.outputs.memory.pass(&jobs.iter().flat_map(output).collect::<Vec<_>>())
     }
 
     /// Where inputs and outputs begin in a GPU's memory, if they are there.
@@ -160,28 +212,46 @@ impl Tensors {
     /// The message that tells a contestant of all this in a version of the protocol, with an id of its own each time.
     pub(super) fn message(&self, id: String, version: u32) -> Result<Prepare> {
         let Laid { lot, places, results, .. } = self.laid()?;
+        let memory = self.device_memory()?;
         if version == FIRST_VERSION {
-            return Ok(Prepare { id, prepared: Prepared::First(self.words_of_first_version()?) });
+            let mut words = self.words_of_first_version()?;
+            if let (Some(memory), Some(words)) = (&memory, words.as_object_mut()) {
+                let memory =
+                    serde_json::to_value(memory).map_err(|source| Error::Protocol { reason: source.to_string() })?;
+                words.insert("memory".to_owned(), memory);
+            }
+            return Ok(Prepare { id, prepared: Prepared::First(words) });
         }
         let of_bundle = |(bundle, offsets): (&Bundle, &Vec<u64>)| {
             let tensors = bundle.tensors.iter().zip(offsets);
             tensors.map(|(tensor, &offset)| Placed::at(&tensor.spec, offset)).collect()
         };
         let output = |offsets: &Vec<u64>| results.iter().zip(offsets).map(|(spec, &at)| Placed::at(spec, at)).collect();
-        let files = Files {
+        let files = memory.is_none().then(|| Files {
             constants: places.constants_file.clone(),
             inputs: places.inputs_file.clone(),
             outputs: places.outputs_file.clone(),
-        };
+        });
         let prepared = Prepared::Second {
             operation: lot.task.operation(),
             problem: lot.task.described(),
             files,
+            memory: memory.map(Box::new),
             constants: lot.constants.iter().zip(&places.constants).map(of_bundle).collect(),
             inputs: places.inputs.iter().map(|offsets| of_bundle((&lot.pattern, offsets))).collect(),
             outputs: places.outputs.iter().map(output).collect(),
         };
         Ok(Prepare { id, prepared })
+    }
+
+    /// By what another process opens a GPU's memory, where that is where tensors lie.
+    fn device_memory(&self) -> Result<Option<DeviceFiles>> {
+        let [constants, inputs, outputs] =
+            [&self.constants, &self.inputs, &self.outputs].map(|region| region.memory.handle());
+        Ok(match (constants?, inputs?, outputs?) {
+            (Some(constants), Some(inputs), Some(outputs)) => Some(DeviceFiles { constants, inputs, outputs }),
+            _ => None,
+        })
     }
 
     /// The same in the first version of the protocol, for the one operation that it has words for.
@@ -259,6 +329,10 @@ fn aligned(offset: u64) -> u64 {
 impl Region {
     fn of_file(name: &'static str, writable: bool) -> Result<Self> {
         Ok(Self { name, memory: Box::new(Unnamed::create(name, writable)?) })
+    }
+
+    fn on_device(name: &'static str, context: &'static Context, stream: &Arc<Stream>, purpose: Purpose) -> Self {
+        Self { name, memory: Box::new(OnDevice::create(name, context, stream, purpose)) }
     }
 
     /// Where a contestant finds it that has inherited the descriptor; nowhere where it is no file.

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
 
+use super::protocol::OnGpu;
+use crate::written::hex;
 use crate::{Error, Result};
 
 /// One kind of memory.
@@ -28,6 +30,17 @@ pub(super) trait Memory {
     /// What a contestant inherits, if that is how it comes to the memory.
     fn lent(&self) -> Option<&File> {
         None
+    }
+
+    /// Has what was written come to where the contestant reads, or what it wrote to where the referee does, in these parts (offset and bytes), where those
+    /// are two places.
+    fn pass(&self, _parts: &[(usize, usize)]) -> Result<()> {
+        Ok(())
+    }
+
+    /// What another process opens it by, where that is how it comes to the memory.
+    fn handle(&self) -> Result<Option<OnGpu>> {
+        Ok(None)
     }
 
     /// Where it begins in a GPU's memory.
@@ -84,43 +97,106 @@ impl Memory for Unnamed {
     }
 }
 
-/// Memory of a GPU, allocated anew for every layout.
+/// Memory of a GPU.
+///
+/// What another process uses is kept until the session ends, since it may have it open; so there is never less room than there was. Of what it reads in
+/// a run, or writes there, the referee has a copy of its own: work that a contestant left on the device goes on when its process stands still, and sees nothing
+/// of an input before the clock runs, and changes nothing of an output after it was taken.
 pub(super) struct OnDevice {
     name: &'static str,
     context: &'static Context,
     stream: Arc<Stream>,
+    purpose: Purpose,
     memory: Option<DeviceMemory>,
+    own: Option<DeviceMemory>,
+    outgrown: Vec<DeviceMemory>,
 }
 
+/// Who uses a GPU's memory, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// This process, which is ours.
+    Here,
+    /// Another process, before anything is timed.
+    Constants,
+    /// Another process, to read from in a run.
+    Inputs,
+    /// Another process, to write to in a run.
+    Outputs,
+}
+
+/// What the driver allocates and names to other processes whole.
+const PAGE: u64 = 2 << 20;
+
 impl OnDevice {
-    pub(super) fn create(name: &'static str, context: &'static Context, stream: &Arc<Stream>) -> Self {
-        Self { name, context, stream: Arc::clone(stream), memory: None }
+    pub(super) fn create(
+        name: &'static str,
+        context: &'static Context,
+        stream: &Arc<Stream>,
+        purpose: Purpose,
+    ) -> Self {
+        Self { name, context, stream: Arc::clone(stream), purpose, memory: None, own: None, outgrown: Vec::new() }
     }
 
-    fn memory(&self) -> Result<&DeviceMemory> {
-        self.memory.as_ref().ok_or_else(|| Error::Protocol { reason: format!("no room was made for {}", self.name) })
+    fn of<'m>(&self, memory: &'m Option<DeviceMemory>) -> Result<&'m DeviceMemory> {
+        memory.as_ref().ok_or_else(|| Error::Protocol { reason: format!("no room was made for {}", self.name) })
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<DeviceMemory> {
+        Ok(DeviceMemory::new(self.context, self.name, bytes as usize)?)
     }
 }
 
 impl Memory for OnDevice {
     fn make_room(&mut self, bytes: u64) -> Result<()> {
-        self.memory = None;
-        self.memory = Some(DeviceMemory::new(self.context, self.name, bytes as usize)?);
+        if self.purpose == Purpose::Here {
+            self.memory = None;
+            self.memory = Some(self.allocate(bytes)?);
+            return Ok(());
+        }
+        let bytes = bytes.next_multiple_of(PAGE);
+        if self.memory.as_ref().is_none_or(|memory| (memory.bytes() as u64) < bytes) {
+            self.outgrown.extend(self.memory.take());
+            self.memory = Some(self.allocate(2 * bytes)?);
+            if matches!(self.purpose, Purpose::Inputs | Purpose::Outputs) {
+                self.own = None;
+                self.own = Some(self.allocate(2 * bytes)?);
+            }
+        }
         Ok(())
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        Ok(self.memory()?.put(offset as usize, bytes, &self.stream)?)
+        let memory = if self.purpose == Purpose::Inputs { &self.own } else { &self.memory };
+        Ok(self.of(memory)?.put(offset as usize, bytes, &self.stream)?)
     }
 
     fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
+        let memory = if self.purpose == Purpose::Outputs { &self.own } else { &self.memory };
         let mut bytes = vec![0; length];
-        self.memory()?.get(offset as usize, &mut bytes, &self.stream)?;
+        self.of(memory)?.get(offset as usize, &mut bytes, &self.stream)?;
         Ok(Some(bytes))
+    }
+
+    fn pass(&self, parts: &[(usize, usize)]) -> Result<()> {
+        let (to, from) = match self.purpose {
+            Purpose::Inputs => (&self.memory, &self.own),
+            Purpose::Outputs => (&self.own, &self.memory),
+            Purpose::Here | Purpose::Constants => return Ok(()),
+        };
+        Ok(self.of(to)?.copy_parts(self.of(from)?, parts, &self.stream)?)
     }
 
     fn address(&self) -> Option<u64> {
         self.memory.as_ref().map(DeviceMemory::address)
+    }
+
+    fn handle(&self) -> Result<Option<OnGpu>> {
+        if self.purpose == Purpose::Here {
+            return Ok(None);
+        }
+        let memory = self.of(&self.memory)?;
+        Ok(Some(OnGpu { handle: hex(&memory.handle()?), bytes: memory.bytes() as u64 }))
     }
 }
 

@@ -12,15 +12,16 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use hammerhead::gpu::device;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::fence::{self, Fence, Guard, Rules, Stillness};
 use super::lot::Tensors;
-use super::protocol::{Answer, FIRST_VERSION, Job, Request, VERSION, line, understand};
+use super::protocol::{Answer, FIRST_VERSION, Job, Request, Residence, VERSION, line, understand};
 use super::seal;
 use super::{About, Contestant, DeviceTime, Fault, Limits, Readiness, Session, Stage};
-use crate::Result;
+use crate::{Error, Result};
 
 /// The longest answer.
 const LONGEST: usize = 1 << 16;
@@ -176,6 +177,13 @@ impl Drop for Group {
     }
 }
 
+/// A run that waits for the word to begin.
+struct Staged {
+    id: String,
+    message: String,
+    jobs: Vec<Job>,
+}
+
 /// A program that was started.
 struct Process {
     group: Group,
@@ -193,7 +201,7 @@ struct Process {
     resting: bool,
     secret: RandomState,
     count: u64,
-    staged: Option<(String, String)>,
+    staged: Option<Staged>,
     /// Last: it goes when nobody is left to write there.
     _scratch: TempDir,
 }
@@ -251,8 +259,14 @@ impl Process {
     fn greet(&mut self) -> Result<(), Fault> {
         let message = self.write_up(Stage::Hello, &Request::Hello { protocol: VERSION })?;
         match self.ask(Stage::Hello, &message)? {
-            (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, .. }, _) => {
+            (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, memory, .. }, _) => {
                 (self.deterministic, self.version) = (deterministic, version);
+                if memory == Residence::Cuda {
+                    let shared = device::context(0).map_err(Error::from).and_then(Tensors::shared_on_device);
+                    let refused =
+                        |error: Error| Fault::Start { reason: format!("it wants its tensors on a GPU: {error}") };
+                    self.tensors = shared.map_err(refused)?;
+                }
                 Ok(())
             }
             (Answer::Hello { protocol, .. }, said) => {
@@ -381,7 +395,7 @@ impl Process {
     fn write_run(&mut self, jobs: &[Job]) -> Result<(), Fault> {
         let id = self.next_id();
         let message = self.write_up(Stage::Run, &Request::Run { id: id.clone(), jobs: jobs.to_vec() })?;
-        self.staged = Some((id, message));
+        self.staged = Some(Staged { id, message, jobs: jobs.to_vec() });
         Ok(())
     }
 
@@ -450,11 +464,19 @@ impl Session for Process {
         self.write_run(jobs)
     }
 
+    fn sweep(&mut self, bytes: u64) -> bool {
+        self.tensors.sweep(bytes).unwrap_or(false)
+    }
+
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
-        let Some((id, message)) = self.staged.take() else { return Ok(None) };
+        let Some(Staged { id, message, jobs }) = self.staged.take() else { return Ok(None) };
+        let ours = |error: Error| Fault::Start { reason: error.to_string() };
+        self.tensors.show_inputs(&jobs).map_err(ours)?;
         self.wake()?;
         let answer = self.ask(Stage::Run, &message)?;
         self.rest()?;
+        // On a GPU its work goes on while its process stands still. What is not there now is not there.
+        self.tensors.take_outputs(&jobs).map_err(ours)?;
         match answer {
             (Answer::Done { id: said }, _) if said == id => Ok(None),
             (_, said) => Err(garbage(Stage::Run, "done with this id was expected", &said)),

@@ -54,6 +54,9 @@ pub enum Answer {
         /// Whether the same inputs always give the same bits; it is then held to it.
         #[serde(default)]
         deterministic: bool,
+        /// Where it wants its tensors.
+        #[serde(default, skip_serializing_if = "Residence::is_host")]
+        memory: Residence,
     },
     /// To `prepare`.
     Ready {
@@ -98,8 +101,12 @@ pub enum Prepared {
         operation: String,
         /// What is to be computed, in the operation's own words.
         problem: Value,
-        /// The files.
-        files: Files,
+        /// The files, where tensors lie in some.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        files: Option<Files>,
+        /// A GPU's memory, where they lie there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory: Option<Box<DeviceFiles>>,
         /// For each set of constants, where its tensors are.
         constants: Vec<Named>,
         /// For each input, where its tensors are.
@@ -120,6 +127,43 @@ pub struct Files {
     pub inputs: PathBuf,
     /// What is to be written.
     pub outputs: PathBuf,
+}
+
+/// Where tensors lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Residence {
+    /// In files of the host's memory.
+    #[default]
+    Host,
+    /// In the memory of the first GPU.
+    Cuda,
+}
+
+impl Residence {
+    fn is_host(&self) -> bool {
+        *self == Residence::Host
+    }
+}
+
+/// Memory of a GPU that the referee has allocated, in place of files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceFiles {
+    /// What may be prepared for, for reading.
+    pub constants: OnGpu,
+    /// What is new in every run, for reading.
+    pub inputs: OnGpu,
+    /// What is to be written.
+    pub outputs: OnGpu,
+}
+
+/// One piece of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OnGpu {
+    /// What `cuIpcOpenMemHandle` takes, 64 bytes as hexadecimal digits. The same handle may come again: it is then the same memory.
+    pub handle: String,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// A tensor in a file.
@@ -182,12 +226,14 @@ mod tests {
         let files = Files { constants: "/c".into(), inputs: "/i".into(), outputs: "/o".into() };
         let (constants, inputs, outputs) = (vec![Named::new()], vec![named], Vec::new());
         let problem = serde_json::json!({"rows": 2});
-        let second = Prepared::Second { operation: "op".into(), problem, files, constants, inputs, outputs };
+        let (files, memory) = (Some(files), None);
+        let second = Prepared::Second { operation: "op".into(), problem, files, memory, constants, inputs, outputs };
         let prepare = Request::Prepare(Box::new(Prepare { id: "8".into(), prepared: second }));
         let text = line(&prepare).unwrap();
         assert!(text.contains(r#""inputs":[{"x":{"type":"f32","shape":[2,3],"offset":4096}}]"#), "{text}");
         assert_eq!(understand::<Request>(text.as_bytes()).unwrap(), prepare);
         let hello: Answer = serde_json::from_str(r#"{"type":"hello","protocol":1,"name":"x"}"#).unwrap();
-        assert_eq!(hello, Answer::Hello { protocol: 1, name: "x".into(), deterministic: false });
+        let memory = Residence::Host;
+        assert_eq!(hello, Answer::Hello { protocol: 1, name: "x".into(), deterministic: false, memory });
     }
 }

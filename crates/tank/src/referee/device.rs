@@ -190,7 +190,7 @@ mod tests {
     fn contestant(job: f64, outside: f64) -> (AsIfOnDevice, Case) {
         let case = Case { timed: true, ..cases::suite(Suite::Edge)[1].clone() };
         let way = Way { problem: case.to_string(), backend: "scalar".to_owned(), config: String::new() };
-        let contestant = Builtin { name: "as if".to_owned(), ways: vec![way], threads: Some(1) };
+        let contestant = Builtin { name: "as if".to_owned(), ways: vec![way], threads: Some(1), ..Builtin::default() };
         (AsIfOnDevice { contestant, job, outside, swept: Rc::default() }, case)
     }
 

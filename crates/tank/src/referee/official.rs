@@ -18,8 +18,9 @@ use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms};
 use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
 use super::verify::examine;
+use crate::contestant::protocol::Residence;
 use crate::contestant::{Contestant, Fault, Program, sweep};
-use crate::entry::Entry;
+use crate::entry::{Entry, Way};
 use crate::operation::Operation;
 use crate::task::Task;
 use crate::{Error, Result};
@@ -45,8 +46,10 @@ enum Place {
     Processor,
     /// A GPU, with its own clock.
     Device(usize),
-    /// Whatever they find, or each something else.
+    /// One of them is a program, which may compute on whatever it finds.
     Unknown,
+    /// Each on something else.
+    Apart,
 }
 
 /// A champion timed alone.
@@ -176,7 +179,7 @@ impl Official {
         match place {
             Place::Processor => pool.on_the_processor(),
             Place::Device(device) => Ok(pool.on_device(Watched::open(device)?)),
-            Place::Unknown => Ok(pool),
+            Place::Unknown | Place::Apart => Ok(pool),
         }
     }
 
@@ -187,8 +190,12 @@ impl Official {
             Entry::Program { .. } if hammerhead::gpu::device::context(0).is_err() => Place::Processor,
             Entry::Program { .. } => Place::Unknown,
         };
-        let Some(first) = entries.first().map(place) else { return Place::Unknown };
-        if entries.iter().all(|entry| place(entry) == first) { first } else { Place::Unknown }
+        let places: Vec<Place> = entries.iter().map(place).collect();
+        match places.as_slice() {
+            [first, others @ ..] if others.iter().all(|other| other == first) => *first,
+            places if places.contains(&Place::Unknown) => Place::Unknown,
+            _ => Place::Apart,
+        }
     }
 
     /// An entry as it is timed at a place.
@@ -197,7 +204,16 @@ impl Official {
             (Entry::Builtin { ways }, Place::Device(device)) => {
                 self.operation.ours_on_device(name, ways, device).map(Ok)
             }
-            _ => self.contestant((name, entry)),
+            _ => self.contestant((name, entry), place),
+        }
+    }
+
+    /// Where tensors of our own configurations are in a process of their own. Beside a program, which may ask for a GPU's memory, they are there where
+    /// they are used; beside our own on the processor they have to come from the host's.
+    fn memory(&self, ways: &[Way], place: Place) -> Residence {
+        match (place, self.operation.device(ways)) {
+            (Place::Unknown, Some(0)) => Residence::Cuda,
+            _ => Residence::Host,
         }
     }
 
@@ -207,7 +223,7 @@ impl Official {
             Entry::Builtin { ways } if self.operation.device(ways).is_some() => {
                 self.operation.ours(name, ways, self.threads).map(Ok)
             }
-            _ => self.contestant((name, entry)),
+            _ => self.contestant((name, entry), Place::Processor),
         }
     }
 
@@ -217,19 +233,23 @@ impl Official {
         if self.worker.is_empty() {
             return Ok(None);
         }
-        let told = self.operation.ours_told(champion.0, ways, self.threads)?;
+        let told = self.operation.ours_told(champion.0, ways, self.threads, self.memory(ways, Place::Unknown))?;
         let program = Program::fresh(champion.0, &told, &self.worker, self.settings.limits.clone());
         Ok(Some(Program { trusted: false, ..program }))
     }
 
     /// The contestant that an entry describes, built if it has to be.
-    fn contestant(&mut self, (name, entry): (&str, &Entry)) -> Result<Result<Box<dyn Contestant>, Fault>> {
+    fn contestant(
+        &mut self,
+        (name, entry): (&str, &Entry),
+        place: Place,
+    ) -> Result<Result<Box<dyn Contestant>, Fault>> {
         let limits = self.settings.limits.clone();
         Ok(match entry {
             Entry::Builtin { ways } => Ok(match self.worker.is_empty() {
                 true => self.operation.ours(name, ways, self.threads)?,
                 false => {
-                    let told = self.operation.ours_told(name, ways, self.threads)?;
+                    let told = self.operation.ours_told(name, ways, self.threads, self.memory(ways, place))?;
                     Box::new(Program::fresh(name, &told, &self.worker, limits))
                 }
             }),

@@ -65,6 +65,8 @@ struct Entry {
 #[derive(Debug)]
 struct Strict {
     limits: Limits,
+    /// Whether there is a GPU, whose driver reserves addresses for all memory of all devices: then addresses are not what is limited.
+    gpu: bool,
     spaces: Spaces,
     ruleset: Option<Ruleset>,
     filter: Vec<libc::sock_filter>,
@@ -184,9 +186,11 @@ fn strict(rules: &Rules) -> Strict {
             }
         }
     }
+    let gpu = Path::new("/dev/nvidiactl").exists();
     let spaces = Spaces::new(limits.network, scratch, limits.scratch_bytes, &covered(rules), writes);
     Strict {
         limits: limits.clone(),
+        gpu,
         spaces,
         ruleset,
         filter: filter::program(limits.network),
@@ -234,7 +238,9 @@ impl Strict {
         let mut holding = self.spaces.enter()?;
         let Limits { memory_bytes, file_bytes, processes, .. } = self.limits;
         limit(libc::RLIMIT_CORE, 0)?;
-        limit(libc::RLIMIT_AS, memory_bytes)?;
+        if !self.gpu {
+            limit(libc::RLIMIT_AS, memory_bytes)?;
+        }
         limit(libc::RLIMIT_FSIZE, file_bytes)?;
         // Nobody comes before others.
         limit(libc::RLIMIT_RTPRIO, 0)?;

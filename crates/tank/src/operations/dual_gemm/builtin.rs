@@ -2,12 +2,11 @@
 //!
 //! A [`Builtin`] names a backend and a whole configuration for each problem. The [`Bench`] does the work: it maps a lot's
 //! files, packs the weights and runs jobs. It serves in this process, where a session calls it, and in a fresh one, where
-//! [`serve`] calls it for whoever speaks the protocol: the same code behind the same messages as anyone's program has,
+//! [`super::serve`] calls it for whoever speaks the protocol: the same code behind the same messages as anyone's program has,
 //! because a champion that need not answer through a pipe would win by the pipe.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,13 +21,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 use super::words::{MatrixPlace, Prepare, TokensPlace, WeightsPlace};
-use crate::contestant::protocol::{Answer, FIRST_VERSION, Prepared, Request, line, understand};
+use crate::contestant::protocol::Residence;
 use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
 use crate::entry::Way;
 use crate::{Error, Result};
 
 /// Configurations of our own backends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Builtin {
     /// Its name.
@@ -39,6 +38,9 @@ pub struct Builtin {
     /// Threads to use; all that there are where it does not say.
     #[serde(default)]
     pub threads: Option<usize>,
+    /// Where its tensors are, in a process of its own: on the GPU only where all of its ways compute there.
+    #[serde(default)]
+    pub memory: Residence,
 }
 
 impl Builtin {
@@ -136,7 +138,7 @@ impl Bench {
     }
 
     /// A bench for one contestant, in a process of its own.
-    fn alone(contestant: Builtin) -> Self {
+    pub(super) fn alone(contestant: Builtin) -> Self {
         let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).collect();
         Self { processors, ..Self::new(contestant) }
@@ -145,7 +147,7 @@ impl Bench {
     /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
     pub fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
         self.ready = None;
-        let loaded = match self.load(message)? {
+        let loaded = match self.load(message, &map(&message.weights)?)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
@@ -160,7 +162,7 @@ impl Bench {
     }
 
     /// The plan for a problem and its packed weights, or why no way of this contestant's is legal for it.
-    pub(super) fn load(&mut self, message: &Prepare) -> Result<Result<Loaded, String>> {
+    pub(super) fn load(&mut self, message: &Prepare, weights: &[u8]) -> Result<Result<Loaded, String>> {
         let problem = message.problem.problem()?;
         let name = case_name(&problem);
         let Some(way) = self.contestant.way(&problem, &name).cloned() else {
@@ -176,9 +178,8 @@ impl Bench {
             Ok(plan) => plan,
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let weights = map(&message.weights)?;
         let load = |places: &Vec<WeightsPlace>| {
-            let weights = weights_at(&weights, &problem, places)?;
+            let weights = weights_at(weights, &problem, places)?;
             Ok(engine.load(&weights, problem.gate())?)
         };
         let layers = message.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
@@ -272,7 +273,7 @@ fn open(path: &Path, writable: bool) -> Result<File> {
     OpenOptions::new().read(true).write(writable).open(path).map_err(failed)
 }
 
-fn map(path: &Path) -> Result<Mmap> {
+pub(super) fn map(path: &Path) -> Result<Mmap> {
     let failed = |source| Error::SharedMemory { what: "map", path: path.to_owned(), source };
     let file = open(path, false)?;
     // SAFETY: the referee writes its files between runs only, and never shortens them.
@@ -348,33 +349,21 @@ fn targets_at<'a>(mut bytes: &'a mut [u8], problem: &Problem, places: &[u64]) ->
     Ok(targets)
 }
 
-/// Speaks the protocol for a built-in contestant until `bye` or the end of the input: what a fresh process does.
-pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -> Result<()> {
-    let lost = |source| Error::SharedMemory { what: "speak through", path: "standard input and output".into(), source };
-    let name = contestant.name.clone();
-    let mut bench = Bench::alone(contestant);
-    for text in input.lines() {
-        let text = text.map_err(lost)?;
-        let answer = match understand(text.as_bytes()).map_err(|reason| Error::Protocol { reason })? {
-            Request::Hello { .. } => Answer::Hello { protocol: FIRST_VERSION, name: name.clone(), deterministic: true },
-            Request::Prepare(message) => {
-                let Prepared::First(words) = message.prepared else {
-                    return Err(Error::Protocol {
-                        reason: "the first version was asked for, and another came".to_owned(),
-                    });
-                };
-                match bench.prepare(&Prepare::of(words)?)? {
-                    Readiness::Ready => Answer::Ready { id: message.id },
-                    Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
-                }
-            }
-            Request::Run { id, jobs } => {
-                bench.run(&jobs)?;
-                Answer::Done { id }
-            }
-            Request::Bye => return Ok(()),
-        };
-        output.write_all(line(&answer)?.as_bytes()).and_then(|()| output.flush()).map_err(lost)?;
+/// What a process of our own computes with: the host's memory, or a GPU's.
+pub(super) trait Worker {
+    /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
+    fn prepare(&mut self, message: Prepare) -> Result<Readiness>;
+
+    /// Does jobs, one after the other, to the end.
+    fn run(&mut self, jobs: &[Job]) -> Result<()>;
+}
+
+impl Worker for Bench {
+    fn prepare(&mut self, message: Prepare) -> Result<Readiness> {
+        Bench::prepare(self, &message)
     }
-    Ok(())
+
+    fn run(&mut self, jobs: &[Job]) -> Result<()> {
+        Bench::run(self, jobs)
+    }
 }

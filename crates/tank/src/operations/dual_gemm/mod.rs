@@ -9,6 +9,7 @@ pub mod on_device;
 pub mod planned;
 pub mod problem;
 pub mod questions;
+mod serve;
 pub mod task;
 pub mod words;
 pub mod yardstick;
@@ -20,13 +21,15 @@ use hammerhead::gpu::Cuda;
 use serde_json::Value;
 use testkit::cases::Case;
 
-pub use builtin::{Bench, Builtin, serve};
+pub use builtin::{Bench, Builtin};
 pub use on_device::OnDevice;
 pub use problem::ProblemSpec;
 pub use questions::questions;
+pub use serve::serve;
 pub use task::{Workshop, task, tasks};
 
 use crate::contestant::Contestant;
+use crate::contestant::protocol::Residence;
 use crate::entry::Way;
 use crate::operation::Operation;
 use crate::referee::seeds::derive;
@@ -71,7 +74,7 @@ impl Operation for DualGemm {
     }
 
     fn ours(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Box<dyn Contestant>> {
-        Ok(Box::new(Builtin { name: name.to_owned(), ways: ways.to_vec(), threads }))
+        Ok(Box::new(Builtin { name: name.to_owned(), ways: ways.to_vec(), threads, memory: Residence::Host }))
     }
 
     fn device(&self, ways: &[Way]) -> Option<usize> {
@@ -81,12 +84,12 @@ impl Operation for DualGemm {
     }
 
     fn ours_on_device(&self, name: &str, ways: &[Way], device: usize) -> Result<Box<dyn Contestant>> {
-        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads: None };
+        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads: None, memory: Residence::Cuda };
         Ok(Box::new(OnDevice::new(builtin, device)?))
     }
 
-    fn ours_told(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Value> {
-        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads };
+    fn ours_told(&self, name: &str, ways: &[Way], threads: Option<usize>, memory: Residence) -> Result<Value> {
+        let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads, memory };
         serde_json::to_value(&builtin).map_err(|source| Error::Protocol { reason: source.to_string() })
     }
 }

@@ -5,15 +5,19 @@
 //! through no pipe: the host's part of a run is outside of what counts. What a fresh process would draw anew, places in memory, a fresh session
 //! draws too; and kernels are compiled once instead of once per process, which takes more than a second each.
 
+use std::collections::HashMap;
+
 use hammerhead::format::GlobalScale;
-use hammerhead::gpu::driver::{Context, Stream};
+use hammerhead::gpu::driver::{Context, LentMemory, Stream};
 use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue, device};
 use hammerhead::{Activation, Problem, Request, Shape};
 
-use super::builtin::{Bench, Builtin, Loaded, failed};
+use super::builtin::{Bench, Builtin, Loaded, Worker, failed, map};
 use super::words::{Prepare, TokensPlace};
 use crate::contestant::device::DeviceClock;
+use crate::contestant::protocol::OnGpu;
 use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
+use crate::written::unhex;
 use crate::{Error, Result};
 
 /// Calls that a queue is made ready for before there is a new one: fewer than it remembers.
@@ -65,6 +69,72 @@ struct Ready {
     message: Prepare,
 }
 
+/// Our own kernels in a process of their own, on memory of a GPU that the referee has allocated: how they meet a program.
+pub(super) struct Guest {
+    bench: Bench,
+    context: &'static Context,
+    ready: Option<Ready>,
+    /// Memory of the referee's, by its handle. It stays open: the same comes again.
+    opened: HashMap<String, LentMemory>,
+}
+
+impl Guest {
+    /// These configurations on the first GPU, or why it is not there.
+    pub(super) fn new(contestant: Builtin) -> Result<Self> {
+        let context = device::context(0)?;
+        Ok(Self { bench: Bench::alone(contestant), context, ready: None, opened: HashMap::new() })
+    }
+
+    fn open(&mut self, piece: &OnGpu) -> Result<&LentMemory> {
+        if !self.opened.contains_key(&piece.handle) {
+            let garbled = || Error::Protocol { reason: format!("{:?} is no handle", piece.handle) };
+            let handle = unhex(&piece.handle).and_then(|bytes| bytes.try_into().ok()).ok_or_else(garbled)?;
+            let memory = LentMemory::open(self.context, handle, piece.bytes as usize)?;
+            self.opened.insert(piece.handle.clone(), memory);
+        }
+        Ok(&self.opened[&piece.handle])
+    }
+}
+
+impl Worker for Guest {
+    fn prepare(&mut self, message: Prepare) -> Result<Readiness> {
+        self.ready = None;
+        let absent = || Error::Protocol { reason: "tensors on the GPU were asked for, and files came".to_owned() };
+        let memory = message.memory.clone().ok_or_else(absent)?;
+        let (stream, mut weights) = (Stream::new(self.context)?, vec![0; memory.constants.bytes as usize]);
+        self.open(&memory.constants)?.get(0, &mut weights, &stream)?;
+        for piece in [&memory.inputs, &memory.outputs] {
+            self.open(piece)?;
+        }
+        let loaded = match self.bench.load(&message, &weights)? {
+            Ok(loaded) => loaded,
+            Err(reason) => return Ok(Readiness::Unsupported(reason)),
+        };
+        let queue = Queue::new(0)?.with_request(Request::from(*loaded.plan.config()));
+        self.ready = Some(Ready { loaded, queue, prepared: 0, message });
+        Ok(Readiness::Ready)
+    }
+
+    fn run(&mut self, jobs: &[Job]) -> Result<()> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let missing = || Error::Protocol { reason: "a run came before anything was prepared".to_owned() };
+        let ready = self.ready.as_mut().ok_or_else(missing)?;
+        let memory = ready.message.memory.as_ref().ok_or_else(missing)?;
+        let at = |piece: &OnGpu| self.opened.get(&piece.handle).map(LentMemory::address);
+        let (inputs, outputs) = at(&memory.inputs).zip(at(&memory.outputs)).ok_or_else(missing)?;
+        let queued: Result<()> = jobs.iter().try_for_each(|job| {
+            let Call { layer, tokens, outputs } = ready.call(*job, inputs, outputs)?;
+            // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay: they are open
+            // for as long as this process lives, and the device is waited for below, whatever became of the queueing.
+            Ok(unsafe { ready.queue.enqueue(&ready.loaded.layers[layer], &tokens, &outputs) }?)
+        });
+        let done = self.context.synchronize();
+        queued.and(done.map_err(Error::from))
+    }
+}
+
 /// One job, as the queue wants it.
 struct Call {
     layer: usize,
@@ -76,7 +146,7 @@ impl Swimmer {
     fn load(&mut self) -> Result<Readiness> {
         (self.ready, self.calls) = (None, Vec::new());
         let message = Prepare::of(self.tensors.words_of_first_version()?)?;
-        let loaded = match self.bench.load(&message)? {
+        let loaded = match self.bench.load(&message, &map(&message.weights)?)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };

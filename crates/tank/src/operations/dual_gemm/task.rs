@@ -240,6 +240,7 @@ impl Task for GemmTask {
             layers: constants.iter().zip(&places.constants).map(layer).collect::<Option<_>>()?,
             inputs: places.inputs.iter().map(input).collect::<Option<_>>()?,
             places: places.outputs.clone(),
+            memory: None,
         };
         serde_json::to_value(prepare).ok()
     }

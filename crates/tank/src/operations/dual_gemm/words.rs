@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use hammerhead::{Gate, Problem, Shape};
 use serde::{Deserialize, Serialize};
 
+use crate::contestant::protocol::DeviceFiles;
 use crate::{Error, Result};
 
 /// A problem with its weights, and where tokens and outputs will be.
@@ -24,6 +25,9 @@ pub struct Prepare {
     pub inputs: Vec<Vec<TokensPlace>>,
     /// For each output and each group, the offset of its C, row-major.
     pub places: Vec<Vec<u64>>,
+    /// A GPU's memory in place of the files, where tensors lie there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<DeviceFiles>,
 }
 
 impl Prepare {

@@ -107,7 +107,7 @@ pub fn scalar(case: &Case) -> Builtin {
     let problem = case.problem().unwrap();
     let plan = Plan::best(problem, &[scalar], &"strategy=interleaved".parse().unwrap(), 1).unwrap();
     let way = Way { problem: case.to_string(), backend: "scalar".into(), config: plan.config().to_string() };
-    Builtin { name: "scalar".into(), ways: vec![way], threads: Some(1) }
+    Builtin { name: "scalar".into(), ways: vec![way], threads: Some(1), ..Builtin::default() }
 }
 
 /// What an examination of a few questions finds.

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""A contestant whose tensors are in a GPU's memory, written from docs/protocol.md: Python, and NVIDIA's driver by ctypes.
+
+`contestant.py plain` is the baseline and `wide` an honest challenger. The others cheat, each in its way, and get nowhere: they are here so that
+whoever has a GPU can see that.
+"""
+
+import ctypes
+import json
+import math
+import sys
+import threading
+import time
+
+# One element per thread, or four; rounded to half precision on the way; and a kernel that does nothing for some time.
+PTX = """
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .u64 y, .param .u32 count) {
+    .reg .pred %p; .reg .u32 %r<8>; .reg .u64 %a<4>; .reg .f32 %f<2>;
+    ld.param.u64 %a0, [x]; ld.param.u64 %a1, [y]; ld.param.u32 %r0, [count];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mad.lo.u32 %r4, %r1, %r2, %r3;
+    setp.ge.u32 %p, %r4, %r0; @%p ret;
+    mul.wide.u32 %a2, %r4, 4; add.u64 %a0, %a0, %a2; add.u64 %a1, %a1, %a2;
+    ld.global.f32 %f0, [%a0]; fma.rn.f32 %f0, %f0, 0f40000000, 0f3F800000; st.global.f32 [%a1], %f0; ret;
+}
+.visible .entry wide(.param .u64 x, .param .u64 y, .param .u32 count) {
+    .reg .pred %p; .reg .u32 %r<8>; .reg .u64 %a<4>; .reg .f32 %f<4>;
+    ld.param.u64 %a0, [x]; ld.param.u64 %a1, [y]; ld.param.u32 %r0, [count];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mad.lo.u32 %r4, %r1, %r2, %r3; shl.b32 %r4, %r4, 2;
+    setp.ge.u32 %p, %r4, %r0; @%p ret;
+    mul.wide.u32 %a2, %r4, 4; add.u64 %a0, %a0, %a2; add.u64 %a1, %a1, %a2;
+    add.u32 %r5, %r4, 4; setp.gt.u32 %p, %r5, %r0; @%p bra slow;
+    ld.global.v4.f32 {%f0, %f1, %f2, %f3}, [%a0];
+    fma.rn.f32 %f0, %f0, 0f40000000, 0f3F800000; fma.rn.f32 %f1, %f1, 0f40000000, 0f3F800000;
+    fma.rn.f32 %f2, %f2, 0f40000000, 0f3F800000; fma.rn.f32 %f3, %f3, 0f40000000, 0f3F800000;
+    st.global.v4.f32 [%a1], {%f0, %f1, %f2, %f3}; ret;
+slow:
+    ld.global.f32 %f0, [%a0]; fma.rn.f32 %f0, %f0, 0f40000000, 0f3F800000; st.global.f32 [%a1], %f0;
+    add.u64 %a0, %a0, 4; add.u64 %a1, %a1, 4; add.u32 %r4, %r4, 1; setp.lt.u32 %p, %r4, %r0; @%p bra slow; ret;
+}
+.visible .entry half(.param .u64 x, .param .u64 y, .param .u32 count) {
+    .reg .pred %p; .reg .u32 %r<8>; .reg .u64 %a<4>; .reg .f32 %f<2>; .reg .b16 %h;
+    ld.param.u64 %a0, [x]; ld.param.u64 %a1, [y]; ld.param.u32 %r0, [count];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mad.lo.u32 %r4, %r1, %r2, %r3;
+    setp.ge.u32 %p, %r4, %r0; @%p ret;
+    mul.wide.u32 %a2, %r4, 4; add.u64 %a0, %a0, %a2; add.u64 %a1, %a1, %a2;
+    ld.global.f32 %f0, [%a0]; fma.rn.f32 %f0, %f0, 0f40000000, 0f3F800000; cvt.rn.f16.f32 %h, %f0; cvt.f32.f16 %f0, %h;
+    st.global.f32 [%a1], %f0; ret;
+}
+.visible .entry idle(.param .u64 x, .param .u64 y, .param .u32 count) {
+    .reg .pred %p; .reg .u64 %a<4>;
+    mov.u64 %a0, %clock64; add.u64 %a0, %a0, 100000000;
+wait:
+    mov.u64 %a1, %clock64; setp.lt.u64 %p, %a1, %a0; @%p bra wait; ret;
+}
+"""
+# The kernel of each way, and the elements per thread.
+KERNELS = {"plain": ("scale", 1), "wide": ("wide", 4), "half": ("half", 1)}
+
+
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+class Gpu:
+    """The few functions of the driver that this takes."""
+
+    def __init__(self):
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
+        self.call("cuInit", 0)
+        context, module = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+        self.context = context
+        self.call("cuModuleLoadData", ctypes.byref(module), PTX.encode())
+        self.functions = {}
+        for name in ["scale", "wide", "half", "idle"]:
+            function = ctypes.c_void_p()
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            self.functions[name] = function
+        self.streams = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for stream in self.streams:
+            self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        self.opened = {}
+
+    def call(self, name, *arguments):
+        status = getattr(self.driver, name)(*arguments)
+        if status:
+            raise SystemExit(f"{name} failed with status {status}")
+
+    def open(self, piece):
+        """Memory of the referee's, by its handle. The same comes again and stays open."""
+        if piece["handle"] not in self.opened:
+            handle, address = Handle(), ctypes.c_uint64()
+            handle.bytes[:] = bytes.fromhex(piece["handle"])
+            self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, 1)
+            self.opened[piece["handle"]] = address.value
+        return self.opened[piece["handle"]]
+
+    def launch(self, kernel, x, y, count, stream=0):
+        name, per_thread = KERNELS.get(kernel, (kernel, 1))
+        blocks = max(1, math.ceil(count / (256 * per_thread)))
+        values = [ctypes.c_uint64(x), ctypes.c_uint64(y), ctypes.c_uint32(count)]
+        pointers = (ctypes.c_void_p * 3)(*[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values])
+        grid = (1 if kernel == "idle" else blocks, 1, 1, 1 if kernel == "idle" else 256, 1, 1)
+        self.call("cuLaunchKernel", self.functions[name], *grid, 0, self.streams[stream], pointers, None)
+
+    def wait(self, stream=0):
+        self.call("cuStreamSynchronize", self.streams[stream])
+
+
+def swim(gpu, way, remembered, x, y, count):
+    """One job in its way."""
+    if way == "side-stream":
+        # The result is queued where nobody waits for it, behind something long.
+        gpu.launch("idle", x, y, count, stream=1)
+        gpu.launch("plain", x, y, count, stream=1)
+    elif way == "after-done":
+
+        def later():
+            time.sleep(0.05)
+            gpu.call("cuCtxSetCurrent", gpu.context)
+            gpu.launch("plain", x, y, count)
+
+        threading.Thread(target=later, daemon=True).start()
+    elif way == "cached" and count in remembered:
+        gpu.call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(y), remembered[count], ctypes.c_size_t(4 * count), gpu.streams[0])
+    elif way == "cached":
+        kept = ctypes.c_uint64()
+        gpu.call("cuMemAlloc_v2", ctypes.byref(kept), ctypes.c_size_t(4 * count))
+        gpu.launch("plain", x, y, count)
+        gpu.launch("plain", x, kept.value, count)
+        remembered[count] = kept
+    else:
+        gpu.launch(way, x, y, count)
+
+
+def main():
+    way, gpu, prepared, remembered = sys.argv[1], Gpu(), None, {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["type"] == "hello":
+            answer = {"type": "hello", "protocol": 2, "name": way, "deterministic": True, "memory": "cuda"}
+        elif asked["type"] == "prepare":
+            prepared = asked
+            memory = {name: gpu.open(piece) for name, piece in asked["memory"].items()}
+            answer = {"type": "ready", "id": asked["id"]}
+        elif asked["type"] == "run":
+            for job in asked["jobs"]:
+                x, y = prepared["inputs"][job["input"]]["x"], prepared["outputs"][job["output"]]["y"]
+                swim(gpu, way, remembered, memory["inputs"] + x["offset"], memory["outputs"] + y["offset"], x["shape"][0])
+            gpu.wait()
+            answer = {"type": "done", "id": asked["id"]}
+        else:
+            return
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+main()
