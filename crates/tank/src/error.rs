@@ -174,6 +174,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// Another machine did not do what it was asked.
+    #[error(
+        "the cluster: {problem}; see to its machines, and give the same command again: it goes on where it stopped"
+    )]
+    Cluster {
+        /// What came of it.
+        problem: String,
+    },
+
     /// A file of tensors that became shorter than it was made.
     #[error("{path:?} was cut off; only a contestant can have done that, and the referee counts it as tampering")]
     Shortened {

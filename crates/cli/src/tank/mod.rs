@@ -60,6 +60,8 @@ enum Command {
     Replay(replay::Args),
     #[command(hide = true)]
     Serve(play::Serve),
+    #[command(hide = true)]
+    Answer(play::Answer),
 }
 
 /// Hands over to the command that was named.
@@ -84,5 +86,6 @@ pub fn tank(args: &Args) -> Result<()> {
         Command::Rollback(args) => rollback::rollback(args),
         Command::Replay(args) => replay::replay(args),
         Command::Serve(args) => play::serve(args),
+        Command::Answer(args) => play::answer(args),
     }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
+use tank::cluster::{self, Cluster, Launcher};
+use tank::court::Referee;
 use tank::operations::dual_gemm::{Builtin, serve as serve_contestant};
 use tank::operations::folder::Folder;
 use tank::pitch::Pitch;
@@ -52,6 +54,8 @@ pub struct Args {
     pitch: Vec<PathBuf>,
     #[command(flatten)]
     place: Where,
+    #[command(flatten)]
+    machines: Machines,
     /// Where the report goes [default: report.html beside the ledger]
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -89,6 +93,44 @@ pub struct Args {
     /// Why
     #[arg(long, value_name = "REASON")]
     because: Option<String>,
+}
+
+/// Where sittings are held, if not here
+#[derive(Debug, ClapArgs)]
+pub struct Machines {
+    /// Have every sitting on a node of its own of this cluster
+    #[arg(long, value_name = "KIND", value_parser = ["slurm"], conflicts_with = "launch")]
+    cluster: Option<String>,
+    /// An option for srun, for example --cluster-option=--constraint=h200
+    #[arg(long, value_name = "OPTION", requires = "cluster", allow_hyphen_values = true)]
+    cluster_option: Vec<String>,
+    /// Have every sitting started by this command, for example 'ssh {host}'
+    #[arg(long, value_name = "COMMAND")]
+    launch: Option<String>,
+    /// The hosts that take turns
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',', requires = "launch")]
+    hosts: Vec<String>,
+    /// The folder for jobs and answers, which all machines see under this name [default: cluster beside the ledger]
+    #[arg(long, value_name = "FOLDER")]
+    shared: Option<PathBuf>,
+}
+
+impl Machines {
+    fn launcher(&self) -> Option<Launcher> {
+        let words = |command: &String| command.split_whitespace().map(str::to_owned).collect();
+        let template = |command| Launcher::Template { words: words(command), hosts: self.hosts.clone() };
+        self.cluster
+            .as_ref()
+            .map(|_| Launcher::Slurm(self.cluster_option.clone()))
+            .or_else(|| self.launch.as_ref().map(template))
+    }
+}
+
+/// Do one job of a cluster's folder
+#[derive(Debug, ClapArgs)]
+pub struct Answer {
+    /// The job
+    job: PathBuf,
 }
 
 /// Speak the tank's protocol for one of our own configurations
@@ -136,15 +178,35 @@ pub fn play(args: &Args) -> Result<()> {
         stops_at_budget: false,
         tuning: tuning::folder(),
     };
-    run(&season, &args.place, &page, &options)
+    let Some(launcher) = args.machines.launcher() else { return run(&season, &args.place, &page, &options) };
+    let beside = || args.place.ledger.with_file_name("cluster");
+    let folder = args.machines.shared.clone().unwrap_or_else(beside);
+    let told = |line: &str| console::remark(&format!("    {line}"));
+    let mut referee = Cluster::new(&season, launcher, this_program("answer")?, &folder, told)?;
+    run_with(&season, &args.place, &page, &options, &mut referee)
+}
+
+/// Does one job of a cluster's folder.
+pub fn answer(args: &Answer) -> Result<()> {
+    let watched = |line: &str| console::remark(&format!("    {line}"));
+    let worker = this_program("serve")?;
+    Ok(cluster::answer(&args.job, |season| {
+        let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker, season.threads)?;
+        Ok(Box::new(referee.watched(watched)))
+    })?)
 }
 
 /// Plays a season in a ledger, and writes its page.
 pub(super) fn run(season: &Season, place: &Where, page: &Path, options: &Options) -> Result<()> {
-    let mut ledger = place.open()?;
-    let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker()?, season.threads)?;
+    let worker = this_program("serve")?;
+    let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker, season.threads)?;
     let mut referee = referee.watched(|line| console::remark(&format!("    {line}")));
-    let played = play::play(season, &mut ledger, &mut referee, options, &mut Progress);
+    run_with(season, place, page, options, &mut referee)
+}
+
+fn run_with(season: &Season, place: &Where, page: &Path, options: &Options, referee: &mut dyn Referee) -> Result<()> {
+    let mut ledger = place.open()?;
+    let played = play::play(season, &mut ledger, referee, options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
     let report = pages::write(ledger.records(), None, page);
     let played = played?;
@@ -180,10 +242,10 @@ fn chosen(args: &Args) -> Result<Season> {
     Ok(season)
 }
 
-/// The command that serves one of our configurations in a fresh process: this program.
-fn worker() -> Result<Vec<String>> {
+/// This program as the command that does one of the tank's tasks in a process of its own.
+fn this_program(task: &str) -> Result<Vec<String>> {
     let program = std::env::current_exe().map_err(|cause| Error::Write { path: "this program".into(), cause })?;
-    Ok(vec![program.to_string_lossy().into_owned(), "tank".to_owned(), "serve".to_owned()])
+    Ok(vec![program.to_string_lossy().into_owned(), "tank".to_owned(), task.to_owned()])
 }
 
 /// Serves a contestant until the referee says goodbye.
