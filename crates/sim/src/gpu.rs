@@ -29,6 +29,12 @@ impl Gpu {
         Gpu { rules, ..self }
     }
 
+    /// The same device that gives a kernel up after so many instructions.
+    pub fn with_patience(mut self, instructions: u64) -> Self {
+        self.limits.instructions = instructions;
+        self
+    }
+
     /// A buffer that holds these bytes.
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> Buffer {
         self.memory.add(name, bytes.to_vec(), true)

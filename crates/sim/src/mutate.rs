@@ -6,10 +6,16 @@
 //! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
 //! test.
 
+use std::collections::HashMap;
+
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Control, Instr, MatrixA, Mma, Semantics, Tcgen05, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, Instr, MatrixA, Mma, PredicateOp, Semantics,
+    Tcgen05, Warp, Wgmma,
 };
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
+
+/// Where an instruction descriptor of Blackwell's tensor cores has its columns, in eights.
+const SHAPE_COLUMNS: u32 = 17;
 
 /// A kernel with one mistake.
 #[derive(Clone, Debug)]
@@ -18,6 +24,11 @@ pub struct Mutant {
     pub name: String,
     /// The kind of mistake, for tables.
     pub mistake: &'static str,
+    /// Phase and instruction, whatever registers and labels are called there.
+    pub place: String,
+    /// How many mutants before this one have the same mistake at a place that reads the same: with both it is this mutant's identity,
+    /// which stays when instructions are added elsewhere.
+    pub nth: usize,
     /// Position in the original's body.
     pub position: usize,
     /// The kernel.
@@ -26,7 +37,7 @@ pub struct Mutant {
 
 /// Every kernel that differs from this one by one plausible mistake, in order of position.
 pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
-    let mut nursery = Nursery { kernel, made: Vec::new() };
+    let mut nursery = Nursery { kernel, made: Vec::new(), counts: HashMap::new() };
     for at in 0..kernel.body.len() {
         nursery.guards(at);
         match &kernel.body[at].op {
@@ -35,7 +46,7 @@ pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
             Op::Copy(op) => nursery.copies(at, op),
             Op::Mma(_) => nursery.warp_multiplications(at),
             Op::Wgmma(op) => nursery.multiplications(at, op),
-            Op::Tcgen05(op) => nursery.remove(at, missing(op), 1),
+            Op::Tcgen05(op) => nursery.tensor_work(at, op),
             Op::Warp(Warp::Sync { .. }) => nursery.remove(at, "warp barrier dropped", 1),
             Op::Memory(_) | Op::Warp(Warp::LoadMatrix { .. }) => nursery.remove(at, "memory access dropped", 1),
             Op::Control(Control::SetMaxRegisters { .. }) => nursery.remove(at, "register budget left alone", 1),
@@ -50,6 +61,8 @@ pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
 struct Nursery<'k> {
     kernel: &'k Kernel,
     made: Vec<Mutant>,
+    /// Mutants so far, by mistake and place.
+    counts: HashMap<(&'static str, String), usize>,
 }
 
 impl Nursery<'_> {
@@ -58,9 +71,12 @@ impl Nursery<'_> {
         change(&mut kernel);
         let instr = &self.kernel.body[at];
         let (phase, text) = (self.kernel.phase_path(instr.phase), self.kernel.instruction(instr));
+        let place = anonymous(&format!("{phase}: {}", text.trim()));
         let text: String = text.trim().chars().take(72).collect();
         let name = format!("{mistake}: [{at}] {phase}: {text}");
-        self.made.push(Mutant { name, mistake, position: at, kernel });
+        let count = self.counts.entry((mistake, place.clone())).or_default();
+        let nth = std::mem::replace(count, *count + 1);
+        self.made.push(Mutant { name, mistake, place, nth, position: at, kernel });
     }
 
     fn remove(&mut self, at: usize, mistake: &'static str, count: usize) {
@@ -94,6 +110,24 @@ impl Nursery<'_> {
             };
             let place = kernel.body.len() - self.kernel.body.len() + at;
             if let Some(operand) = choose(&mut kernel.body[place].op) {
+                *operand = changed;
+            }
+        });
+    }
+
+    /// The same for an operand that is a register in any case.
+    fn offset_register(
+        &mut self,
+        at: usize,
+        mistake: &'static str,
+        (op, literal): (BinaryOp, u64),
+        choose: impl Fn(&mut Op) -> Option<&mut RegId>,
+    ) {
+        let mut probe = self.kernel.body[at].op.clone();
+        let Some(reg) = choose(&mut probe).copied() else { return };
+        self.add(at, mistake, |kernel| {
+            let changed = compute(kernel, at, op, reg, literal);
+            if let Some(operand) = choose(&mut kernel.body[at + 1].op) {
                 *operand = changed;
             }
         });
@@ -211,7 +245,26 @@ impl Nursery<'_> {
                     }
                 });
             }
-            AsyncCopy::BulkLoad { .. } | AsyncCopy::BulkToCluster { .. } | AsyncCopy::StoreAsync { .. } => {
+            AsyncCopy::BulkLoad { .. } => {
+                self.remove(at, "copy dropped", 1);
+                self.double(at, "copy doubled");
+                self.add(at, "copied to the next 16 bytes", |kernel| {
+                    if let Op::Copy(AsyncCopy::BulkLoad { dst, .. }) = &mut kernel.body[at].op {
+                        dst.offset += 16;
+                    }
+                });
+                self.add(at, "copied from the next 16 bytes", |kernel| {
+                    if let Op::Copy(AsyncCopy::BulkLoad { src, .. }) = &mut kernel.body[at].op {
+                        src.offset += 16;
+                    }
+                });
+                self.add(at, "counted at the next barrier", |kernel| {
+                    if let Op::Copy(AsyncCopy::BulkLoad { bar, .. }) = &mut kernel.body[at].op {
+                        bar.offset += 8;
+                    }
+                });
+            }
+            AsyncCopy::BulkToCluster { .. } | AsyncCopy::StoreAsync { .. } => {
                 self.remove(at, "copy dropped", 1);
                 self.double(at, "copy doubled");
             }
@@ -281,10 +334,140 @@ impl Nursery<'_> {
                     });
                 }
                 if let MatrixA::Shared { desc, .. } = a {
-                    self.descriptors(at, *desc, false);
+                    self.descriptors(at, *desc, OF_A);
                 }
-                self.descriptors(at, *b, true);
+                self.descriptors(at, *b, OF_B);
             }
+        }
+    }
+
+    /// Blackwell's tensor cores: work left out, and work on other cells, other bytes or other barriers than meant.
+    fn tensor_work(&mut self, at: usize, op: &Tcgen05) {
+        self.remove(at, missing(op), 1);
+        match op {
+            Tcgen05::Alloc { .. } => self.offset(at, "half the columns allocated", BinaryOp::Shr, 1, |op| match op {
+                Op::Tcgen05(Tcgen05::Alloc { columns, .. }) => Some(columns),
+                _ => None,
+            }),
+            Tcgen05::Dealloc { .. } => {
+                self.offset(at, "half the columns given back", BinaryOp::Shr, 1, |op| match op {
+                    Op::Tcgen05(Tcgen05::Dealloc { columns, .. }) => Some(columns),
+                    _ => None,
+                })
+            }
+            Tcgen05::CopyScales { src, .. } => {
+                self.offset_register(at, "scales copied one column on", (BinaryOp::Add, 1), |op| match op {
+                    Op::Tcgen05(Tcgen05::CopyScales { dst, .. }) => Some(dst),
+                    _ => None,
+                });
+                self.descriptors(
+                    at,
+                    *src,
+                    ["swizzle of scales wrong", "stride of scales doubled", "start of scales off by 16 bytes"],
+                );
+            }
+            Tcgen05::Mma { a, b, accumulate, collector, .. } => {
+                self.scales_of_multiplications(at);
+                self.tensor_multiplications(at, [*a, *b, *accumulate], *collector, 1 << SHAPE_COLUMNS);
+            }
+            // Their columns go by sixteens.
+            Tcgen05::MmaHalves { a, b, accumulate, collector, .. } => {
+                self.tensor_multiplications(at, [*a, *b, *accumulate], *collector, 2 << SHAPE_COLUMNS);
+            }
+            Tcgen05::Commit { multicast, .. } => self.commits(at, multicast.is_some()),
+            Tcgen05::Load { .. } | Tcgen05::Store { .. } => {
+                self.offset_register(at, "one column on", (BinaryOp::Add, 1), tensor_address);
+                self.offset_register(at, "another warp's lanes", (BinaryOp::Xor, 32 << 16), tensor_address);
+            }
+            _ => {}
+        }
+    }
+
+    /// A multiplication that is told of wrong operands, shapes and sums. `step` is one more step of columns in its shape.
+    fn tensor_multiplications(&mut self, at: usize, [a, b, accumulate]: [RegId; 3], collector: Collector, step: u64) {
+        for (mistake, value) in [("accumulator replaced", false), ("accumulator kept", true)] {
+            let constant = |instr: &Instr| match instr.op {
+                Op::Arith(Arith::Predicate { dst, op: PredicateOp::Const(is) }) if dst == accumulate => Some(is),
+                _ => None,
+            };
+            if self.kernel.body[..at].iter().rev().find_map(constant) == Some(value) {
+                continue;
+            }
+            self.add(at, mistake, |kernel| {
+                let dst = RegId { bank: Bank::Pred, index: kernel.registers[Bank::Pred.index()] };
+                kernel.registers[Bank::Pred.index()] += 1;
+                let always = Arith::Predicate { dst, op: PredicateOp::Const(value) };
+                let phase = kernel.body[at].phase;
+                kernel.body.insert(at, Instr { guard: None, op: always.into(), phase });
+                if let Op::Tcgen05(Tcgen05::Mma { accumulate, .. } | Tcgen05::MmaHalves { accumulate, .. }) =
+                    &mut kernel.body[at + 1].op
+                {
+                    *accumulate = dst;
+                }
+            });
+        }
+        self.offset_register(at, "sums eight columns on", (BinaryOp::Add, 8), |op| match op {
+            Op::Tcgen05(Tcgen05::Mma { d, .. } | Tcgen05::MmaHalves { d, .. }) => Some(d),
+            _ => None,
+        });
+        self.offset_register(at, "a step of columns too many", (BinaryOp::Add, step), tensor_shape);
+        self.offset_register(at, "a step of columns too few", (BinaryOp::Sub, step), tensor_shape);
+        let wrong = match collector {
+            Collector::Fill => Some(("A not kept", Collector::Discard)),
+            Collector::Discard => Some(("A taken from the collector", Collector::LastUse)),
+            // Reading it again changes nothing.
+            Collector::Use | Collector::LastUse => None,
+        };
+        if let Some((mistake, wrong)) = wrong {
+            self.add(at, mistake, |kernel| {
+                if let Op::Tcgen05(Tcgen05::Mma { collector, .. } | Tcgen05::MmaHalves { collector, .. }) =
+                    &mut kernel.body[at].op
+                {
+                    *collector = wrong;
+                }
+            });
+        }
+        self.descriptors(at, a, OF_A);
+        self.descriptors(at, b, OF_B);
+    }
+
+    fn scales_of_multiplications(&mut self, at: usize) {
+        self.offset_register(at, "scales of A one column on", (BinaryOp::Add, 1), |op| match op {
+            Op::Tcgen05(Tcgen05::Mma { scale_a, .. }) => Some(scale_a),
+            _ => None,
+        });
+        self.offset_register(at, "scales of B one column on", (BinaryOp::Add, 1), |op| match op {
+            Op::Tcgen05(Tcgen05::Mma { scale_b, .. }) => Some(scale_b),
+            _ => None,
+        });
+        self.add(at, "scales of A and B swapped", |kernel| {
+            if let Op::Tcgen05(Tcgen05::Mma { scale_a, scale_b, .. }) = &mut kernel.body[at].op {
+                std::mem::swap(scale_a, scale_b);
+            }
+        });
+    }
+
+    /// A commit that tells twice, tells another barrier or fewer blocks, or comes before the multiplication that it is there for.
+    fn commits(&mut self, at: usize, multicast: bool) {
+        self.double(at, "commit doubled");
+        self.add(at, "committed to the next barrier", |kernel| {
+            if let Op::Tcgen05(Tcgen05::Commit { bar, .. }) = &mut kernel.body[at].op {
+                bar.offset += 8;
+            }
+        });
+        if multicast {
+            self.add(at, "committed to one block", |kernel| {
+                if let Op::Tcgen05(Tcgen05::Commit { multicast, .. }) = &mut kernel.body[at].op {
+                    *multicast = None;
+                }
+            });
+        }
+        let multiplies =
+            |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. }));
+        let commits = |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Commit { .. }));
+        let last = self.kernel.body[..at].iter().rposition(|instr| multiplies(instr) || commits(instr));
+        if let Some(last) = last.filter(|&last| multiplies(&self.kernel.body[last])) {
+            self.add(at, "committed before the multiplication", |kernel| kernel.body[last..=at].rotate_left(1));
         }
     }
 
@@ -297,16 +480,15 @@ impl Nursery<'_> {
         }
     }
 
-    /// Wrong fields in the descriptor that a multiplication reads from `desc`.
-    fn descriptors(&mut self, at: usize, desc: RegId, of_b: bool) {
+    /// Wrong fields in the descriptor that an instruction reads from `desc`: once, also where several read it.
+    fn descriptors(&mut self, at: usize, desc: RegId, [swizzle, stride, start]: [&'static str; 3]) {
         let defines = |instr: &Instr| matches!(instr.op, Op::Arith(Arith::Pack { dst, .. }) if dst == desc);
         let Some(place) = self.kernel.body[..at].iter().rposition(defines) else { return };
         let Op::Arith(Arith::Pack { dst, low, high: Operand::Imm(high) }) = self.kernel.body[place].op else { return };
+        if self.made.iter().any(|mutant| (mutant.position, mutant.mistake) == (place, swizzle)) {
+            return;
+        }
         let pack = |high: u64| Arith::Pack { dst, low, high: Operand::Imm(high) };
-        let [swizzle, stride, start] = match of_b {
-            true => ["swizzle of B wrong", "stride of B doubled", "start of B off by 16 bytes"],
-            false => ["swizzle of A wrong", "stride of A doubled", "start of A off by 16 bytes"],
-        };
         self.replace(place, swizzle, pack(high ^ 3 << 30));
         self.replace(place, stride, pack(high & !0x3fff | (high & 0x1fff) << 1));
         self.offset(place, start, BinaryOp::Add, 1, |op| match op {
@@ -314,6 +496,26 @@ impl Nursery<'_> {
             _ => None,
         });
     }
+}
+
+/// What is wrong with the descriptors of a multiplication's operands.
+const OF_A: [&str; 3] = ["swizzle of A wrong", "stride of A doubled", "start of A off by 16 bytes"];
+const OF_B: [&str; 3] = ["swizzle of B wrong", "stride of B doubled", "start of B off by 16 bytes"];
+
+/// A place without the numbers of its registers (`%r12`) and labels (`L3`).
+fn anonymous(text: &str) -> String {
+    let (mut kept, mut word) = (String::new(), None);
+    for character in text.chars() {
+        if character.is_ascii_alphanumeric() || character == '%' || character == '_' {
+            word.get_or_insert(character);
+        } else {
+            word = None;
+        }
+        if !(matches!(word, Some('%' | 'L')) && character.is_ascii_digit()) {
+            kept.push(character);
+        }
+    }
+    kept
 }
 
 /// What it is to forget an instruction for Blackwell's tensor cores.
@@ -328,6 +530,20 @@ fn missing(op: &Tcgen05) -> &'static str {
         Tcgen05::Load { .. } | Tcgen05::Store { .. } => "memory access dropped",
         Tcgen05::WaitLoad | Tcgen05::WaitStore => "tensor memory wait dropped",
         Tcgen05::FenceBeforeSync | Tcgen05::FenceAfterSync => "tensor memory fence dropped",
+    }
+}
+
+fn tensor_address(op: &mut Op) -> Option<&mut RegId> {
+    match op {
+        Op::Tcgen05(Tcgen05::Load { addr, .. } | Tcgen05::Store { addr, .. }) => Some(addr),
+        _ => None,
+    }
+}
+
+fn tensor_shape(op: &mut Op) -> Option<&mut RegId> {
+    match op {
+        Op::Tcgen05(Tcgen05::Mma { shape, .. } | Tcgen05::MmaHalves { shape, .. }) => Some(shape),
+        _ => None,
     }
 }
 

@@ -7,24 +7,24 @@ mod cases;
 
 use sim::{Schedule, mutate};
 
-/// Mutants that nothing can tell from the original: the mistake, the instruction, and why.
+/// Mutants that nothing can tell from the original, in order: the mistake, where, and why.
 const EQUIVALENT: [(&str, &str, &str); 3] = [
     (
         "register budget left alone",
-        "setmaxnreg.dec",
+        "multiply: setmaxnreg.dec.sync.aligned.u32 40;",
         "256 threads start with 256 registers each, more than the 232 asked for: nobody waits for the pool",
     ),
-    ("register budget left alone", "setmaxnreg.inc", "the same, seen from the other side"),
     (
         "ordering relaxed",
-        "load: mbarrier.arrive.expect_tx",
+        "multiply/load: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], 16384;",
         "the producer publishes nothing by its arrive: the copies signal themselves",
     ),
+    (
+        "register budget left alone",
+        "multiply: setmaxnreg.inc.sync.aligned.u32 232;",
+        "the same as of the first, seen from the other side",
+    ),
 ];
-
-fn is_equivalent(mutant: &mutate::Mutant) -> bool {
-    EQUIVALENT.iter().any(|(mistake, text, _)| mutant.mistake == *mistake && mutant.name.contains(text))
-}
 
 #[test]
 fn the_original_passes_under_every_schedule() {
@@ -35,25 +35,14 @@ fn the_original_passes_under_every_schedule() {
 }
 
 #[test]
-fn every_mutant_is_caught_under_some_schedule() {
+fn every_mutant_is_caught_under_some_schedule_but_those_that_change_nothing() {
     let (cases, kernel, schedules) = (cases::all(), problems::multiply(), Schedule::several(6));
     let mutants = mutate::mutants(&kernel);
     assert!(mutants.len() >= 100, "{} mutants", mutants.len());
     let survives = |mutant: &&mutate::Mutant| cases::examine(&cases, &mutant.kernel, &schedules).is_ok();
-    let survivors: Vec<&str> =
-        mutants.iter().filter(|m| !is_equivalent(m)).filter(survives).map(|m| m.name.as_str()).collect();
-    assert!(survivors.is_empty(), "not caught:\n{}", survivors.join("\n"));
-}
-
-#[test]
-fn each_mutant_called_equivalent_exists_and_passes() {
-    let (cases, kernel, schedules) = (cases::all(), problems::multiply(), Schedule::several(3));
-    let mutants = mutate::mutants(&kernel);
-    assert_eq!(mutants.iter().filter(|m| is_equivalent(m)).count(), EQUIVALENT.len());
-    for mutant in mutants.iter().filter(|m| is_equivalent(m)) {
-        let found = cases::examine(&cases, &mutant.kernel, &schedules);
-        assert!(found.is_ok(), "{} is called equivalent, and was caught: {}", mutant.name, found.unwrap_err());
-    }
+    let survivors: Vec<(&str, &str)> =
+        mutants.iter().filter(survives).map(|mutant| (mutant.mistake, &mutant.place[..])).collect();
+    assert_eq!(survivors, EQUIVALENT.map(|(mistake, place, _)| (mistake, place)));
 }
 
 #[test]

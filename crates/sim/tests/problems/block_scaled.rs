@@ -20,8 +20,9 @@ pub fn kernel() -> Kernel {
     kernel
 }
 
+/// Codes that differ between rows, and between columns, also some power of two apart: an operand that begins elsewhere is another.
 fn code(seed: usize, row: usize, k: usize) -> u8 {
-    ((row * 7 + k * 3 + seed) % 16) as u8
+    ((row * 7 + row / 16 + k * 3 + k / 32 + seed) % 16) as u8
 }
 
 fn value(code: u8) -> f32 {
@@ -29,9 +30,9 @@ fn value(code: u8) -> f32 {
     if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
-/// e4m3 exponents around one: 0.5, 1, 2, 4.
+/// e4m3 exponents around one: 0.5, 1, 2, 4. They differ between rows some power of two apart, too.
 fn scale_code(seed: usize, row: usize, block: usize) -> u8 {
-    (6 + ((row + 3 * block + seed) % 4) as u8) << 3
+    (6 + ((row + row / 8 + row / 32 + 3 * block + seed) % 4) as u8) << 3
 }
 
 fn scale(code: u8) -> f32 {
