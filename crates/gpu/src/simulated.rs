@@ -142,15 +142,17 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
     PackedGroup { bytes: weights.bytes, matrices, input_scale }
 }
 
-/// Runs launches as a queue does: where grids can overlap, each may begin before the one before it has ended.
-fn run_launches(gpu: &mut sim::Gpu, launches: &[Launch], schedule: Schedule) -> Result<Vec<Profile>> {
-    let simulated = |launch: &Launch| {
-        let args = launch.arguments.iter().map(argument).collect();
-        Ok((launch.kernel.build()?, sim::Invocation { grid: launch.grid, args }))
-    };
-    let launches: Vec<_> = launches.iter().map(simulated).collect::<Result<_>>()?;
-    let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
-    gpu.run_sequence(&sequence, schedule).map_err(|fault| Error::Fault(fault))
+/// A problem's launches, and a device with their operands in its memory, before the first has run.
+#[derive(Debug)]
+pub struct Staged {
+    /// The device.
+    pub gpu: sim::Gpu,
+    /// The launches, in their order. They run as in a queue: where grids can overlap, each may begin before the one before it has ended.
+    pub launches: Vec<(ptx::Kernel, sim::Invocation)>,
+    /// Where each group's result will be.
+    pub results: Vec<Buffer>,
+    /// What lies between the launches.
+    pub workspace: Buffer,
 }
 
 // SAFETY: the simulator checks every access of the kernels that it runs.
@@ -254,6 +256,34 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
+        let Staged { mut gpu, launches, results, .. } =
+            self.stage_from(source, (problem, config), &operands, MULTIPROCESSORS)?;
+        let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        let profiles = gpu.run_sequence(&sequence, self.schedule).map_err(|fault| Error::Fault(fault))?;
+        for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
+            let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
+            target.bytes_mut().copy_from_slice(found);
+        }
+        Ok(profiles)
+    }
+
+    /// Makes everything ready for a problem's launches on so many multiprocessors, and runs none of them.
+    pub fn staged(
+        &self,
+        chosen: (&Problem, &Config),
+        operands: &Operands<'_, '_, '_>,
+        multiprocessors: u32,
+    ) -> Result<Staged> {
+        self.stage_from(self.family.expansion(chosen.0.activation()), chosen, operands, multiprocessors)
+    }
+
+    fn stage_from(
+        &self,
+        source: Option<TokenForm>,
+        (problem, config): (&Problem, &Config),
+        operands: &Operands<'_, '_, '_>,
+        multiprocessors: u32,
+    ) -> Result<Staged> {
         let packed: &PackedGroups<Vec<u8>> = packed_as(operands.weights, NAME, self.layout)?;
         let groups = packed.groups();
         let mut gpu = sim::Gpu::new(self.limits()).with_rules(Rules::Letter);
@@ -270,14 +300,14 @@ impl Simulated {
         }
         let workspace = gpu.alloc("workspace", workspace_bytes(self.family, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();
-        let site = Site { family: self.family, workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
+        let site = Site { family: self.family, workspace: workspace.address, multiprocessors };
         let address = |buffer: &Buffer| buffer.address;
         let launches = launches(site, problem, config, &weights, address, (source, &tokens), &outputs)?;
-        let profiles = run_launches(&mut gpu, &launches, self.schedule)?;
-        for (result, target) in results.into_iter().zip(operands.targets.iter_mut()) {
-            let found = gpu.download(result).map_err(|first| Error::Unwritten { first })?;
-            target.bytes_mut().copy_from_slice(found);
-        }
-        Ok(profiles)
+        let simulated = |launch: &Launch| {
+            let args = launch.arguments.iter().map(argument).collect();
+            Ok((launch.kernel.build()?, sim::Invocation { grid: launch.grid, args }))
+        };
+        let launches = launches.iter().map(simulated).collect::<Result<_>>()?;
+        Ok(Staged { gpu, launches, results, workspace })
     }
 }
