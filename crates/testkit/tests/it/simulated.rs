@@ -187,7 +187,7 @@ const DESKTOP_WAYS: [Way; 9] = [
 
 /// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
 /// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
-const BLACKWELL_WAYS: [Way; 14] = [
+const BLACKWELL_WAYS: [Way; 20] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
     ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
     ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
@@ -205,10 +205,20 @@ const BLACKWELL_WAYS: [Way; 14] = [
     ("strategy=sequential,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent", &[(9, 200, 272)]),
     ("strategy=two-pass,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(17, 136, 336), (3, 9, 64)]),
     ("strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
+    // Pairs of blocks: a second block without tokens, or without columns.
+    ("strategy=interleaved,tile=256x64,depth=256,stages=2,epilogue=direct,schedule=tile", &[(300, 72, 592)]),
+    ("strategy=ping-pong,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent", &[(140, 70, 272)]),
+    (
+        "strategy=interleaved,tile=32x256,depth=256,stages=2,epilogue=direct,schedule=persistent",
+        &[(40, 130, 272), (0, 8, 16), (5, 300, 80)],
+    ),
+    ("strategy=sequential,tile=16x256,depth=256,stages=2,epilogue=direct,schedule=split-k", &[(17, 140, 592)]),
+    ("strategy=interleaved,tile=128x32,depth=256,stages=2,epilogue=bulk,schedule=persistent", &[(40, 72, 336)]),
+    ("strategy=interleaved,tile=256x64,depth=256,stages=2,epilogue=bulk,schedule=tile", &[(140, 72, 80)]),
 ];
 
 /// The same for tokens of 16 bits: threads with one, two and four pieces of weights, and with none.
-const BLACKWELL_HALVES_WAYS: [Way; 6] = [
+const BLACKWELL_HALVES_WAYS: [Way; 8] = [
     ("strategy=interleaved,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=tile", &[(17, 40, 208)]),
     ("strategy=interleaved,tile=128x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 72, 272)]),
     ("strategy=interleaved,tile=128x64,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(130, 72, 80)]),
@@ -218,6 +228,8 @@ const BLACKWELL_HALVES_WAYS: [Way; 6] = [
     ),
     ("strategy=two-pass,tile=128x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 144)]),
     ("strategy=sequential,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(9, 40, 336)]),
+    ("strategy=interleaved,tile=256x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(130, 40, 208)]),
+    ("strategy=ping-pong,tile=32x256,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(20, 264, 144)]),
 ];
 
 #[test]

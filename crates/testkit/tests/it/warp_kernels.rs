@@ -201,7 +201,15 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
         TensorMultiplySpec { products: Single, function: Function::Relu2, columns: 128, ..small },
         TensorMultiplySpec { schedule: Schedule::SplitK, ..TENSOR },
         TensorMultiplySpec { schedule: Schedule::SplitK, ..small },
+        TensorMultiplySpec { tokens: 256, ..TENSOR },
+        TensorMultiplySpec { tokens: 256, columns: 128, schedule: persistent, groups: 8, ..TENSOR },
+        TensorMultiplySpec { columns: 256, schedule: persistent, sets: 2, ..small },
+        TensorMultiplySpec { columns: 256, schedule: Schedule::SplitK, ..small },
+        TensorMultiplySpec { epilogue: Epilogue::Bulk, stages: 5, ..TENSOR },
+        TensorMultiplySpec { epilogue: Epilogue::Bulk, schedule: persistent, output: Output::F32, stages: 3, ..TENSOR },
     ];
+    let pairs = [TensorMultiplySpec { tokens: 256, ..TENSOR }, TensorMultiplySpec { columns: 256, ..small }];
+    all.extend(pairs.map(|pair| TensorMultiplySpec { element: Some(Tokens::F16), stages: 2, ..pair }));
     for element in [Tokens::F16, Tokens::Bf16, Tokens::Bf16Sum].map(Some) {
         all.extend([TENSOR, small].map(|common| TensorMultiplySpec { element, stages: 2, ..common }));
     }
@@ -213,7 +221,7 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
 
 #[test]
 fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
-    let arrangements = [Padding::Rows, Padding::Columns]
+    let arrangements = [Padding::Rows, Padding::Columns, Padding::PairColumns]
         .map(|padding| KernelSpec::from(SlabSpec { padding, groups: 8, target: Target::Sm100f }));
     let kernels = tensor_configs().into_iter().map(|config| {
         let built = kernel_of(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
@@ -229,11 +237,14 @@ fn a_tile_that_blackwell_lacks_is_refused_with_the_reason() {
     for (broken, part) in [
         (TensorMultiplySpec { tokens: 64, ..TENSOR }, "no multiplication of 64 rows"),
         (TensorMultiplySpec { tokens: 12, ..TENSOR }, "multiple of 8"),
-        (TensorMultiplySpec { tokens: 256, ..TENSOR }, "128"),
+        (TensorMultiplySpec { tokens: 136, ..TENSOR }, "256 for a pair"),
+        (TensorMultiplySpec { tokens: 24, columns: 256, ..TENSOR }, "multiple of 16"),
+        (TensorMultiplySpec { tokens: 256, columns: 256, ..TENSOR }, "32, 64 or 128"),
         (TensorMultiplySpec { columns: 48, ..TENSOR }, "32, 64 or 128"),
         (TensorMultiplySpec { stages: 0, ..TENSOR }, "1 to 16"),
         (TensorMultiplySpec { sets: 2, ..TENSOR }, "schedule=persistent"),
-        (TensorMultiplySpec { epilogue: Epilogue::Bulk, ..TENSOR }, "epilogue=direct"),
+        (TensorMultiplySpec { epilogue: Epilogue::Staged, ..TENSOR }, "epilogue=direct"),
+        (TensorMultiplySpec { epilogue: Epilogue::Bulk, aligned: false, ..TENSOR }, "multiple of 16 bytes"),
         (TensorMultiplySpec { columns: 128, stages: 6, ..TENSOR }, "at most 512"),
         (TensorMultiplySpec { stages: 7, ..TENSOR }, "232448"),
         (TensorMultiplySpec { groups: 3, ..TENSOR }, "1, 8, 32 or 128"),

@@ -38,6 +38,8 @@ pub enum Padding {
     Rows,
     /// Eight: tokens are its columns.
     Columns,
+    /// Sixteen: tokens are the columns of a pair's, eight at a time for each block.
+    PairColumns,
 }
 
 impl Padding {
@@ -46,6 +48,7 @@ impl Padding {
         match self {
             Padding::Rows => tiles * BLOCK_ROWS,
             Padding::Columns => m.next_multiple_of(PERIOD_ROWS),
+            Padding::PairColumns => m.next_multiple_of(2 * PERIOD_ROWS),
         }
     }
 
@@ -53,10 +56,8 @@ impl Padding {
     pub(super) fn rows(self, k: &mut Builder, m: Reg<U32>, tiles: Reg<U32>) -> Reg<U32> {
         match self {
             Padding::Rows => k.mul(tiles, BLOCK_ROWS),
-            Padding::Columns => {
-                let beyond = k.add(m, PERIOD_ROWS - 1);
-                k.and(beyond, !(PERIOD_ROWS - 1))
-            }
+            Padding::Columns => round_up(k, m, PERIOD_ROWS),
+            Padding::PairColumns => round_up(k, m, 2 * PERIOD_ROWS),
         }
     }
 
@@ -66,6 +67,12 @@ impl Padding {
             u64::from(self.code_rows(m, tiles)) * u64::from(ROW_BYTES) + u64::from(tiles) * u64::from(SCALE_BYTES);
         u64::from(k.div_ceil(DEPTH)) * slab
     }
+}
+
+/// A number rounded up to a multiple of a power of two.
+fn round_up(k: &mut Builder, number: Reg<U32>, step: u32) -> Reg<U32> {
+    let beyond = k.add(number, step - 1);
+    k.and(beyond, !(step - 1))
 }
 
 /// Bytes of a slab of tokens, from its rows of codes and its tiles, computed by a kernel.
@@ -186,7 +193,7 @@ fn store(
     let tile_tokens = k.table_word::<U32>(record, at::TILE_TOKENS);
     let (within, exists) = match config.padding {
         Padding::Rows => (k.lt(place.local, BLOCK_ROWS), k.lt(place.row, rows)),
-        Padding::Columns => (k.lt(place.local, tile_tokens), k.lt(place.row, rows)),
+        Padding::Columns | Padding::PairColumns => (k.lt(place.local, tile_tokens), k.lt(place.row, rows)),
     };
     let there = k.both(within, exists);
     let row = k.mul_wide_add(place.row, ROW_BYTES, start);

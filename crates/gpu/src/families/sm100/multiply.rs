@@ -33,7 +33,10 @@ impl MultiplyKernel for TensorMultiplySpec {
 
     fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32 {
         match self.schedule {
-            Schedule::Persistent => tiles.min(multiprocessors),
+            Schedule::Persistent => {
+                let partners = self.partners();
+                tiles.min((multiprocessors / partners).max(1)) * partners
+            }
             Schedule::PerTile | Schedule::SplitK => tiles * self.blocks_per_tile(),
         }
     }
@@ -67,7 +70,7 @@ fn slab_bytes(problem: &Problem, kernel: &TensorMultiplySpec) -> impl Iterator<I
         let bytes = match shape.m {
             0 => 0,
             _ if kernel.element.is_some() => 0,
-            m => kernel.padding().bytes(m as u32, kernel.cut(m as u32).0, shape.k as u32),
+            m => kernel.padding().bytes(m as u32, kernel.arranged(m as u32).0, shape.k as u32),
         };
         bytes.next_multiple_of(ALIGNMENT)
     })
@@ -93,7 +96,7 @@ pub(super) fn arrange(
         arranged.push(GroupOperands { tokens: next, ..*operands });
         if shape.m > 0 {
             let [m, n, k] = [shape.m, shape.n, shape.k].map(|side| side as u32);
-            let (token_tiles, tile_tokens) = kernel.cut(m);
+            let (token_tiles, tile_tokens) = kernel.arranged(m);
             let (addresses, factors) = ([operands.tokens, operands.token_scales, next], [[1.0; 2]; 2]);
             records.push(Record { first_tile: 0, token_tiles, tile_tokens, m, n, k, addresses, factors });
         }

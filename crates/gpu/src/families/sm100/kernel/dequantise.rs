@@ -87,7 +87,7 @@ impl Raw {
 fn pieces(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32, thread: Reg<U32>) -> Vec<Piece> {
     let config = &parts.config;
     let first = if config.passes() > 1 { pass } else { 0 };
-    let matrices: Vec<Rows> = (0..config.matrices()).map(|i| parts.work.weights(k, tile, first + i)).collect();
+    let matrices: Vec<Rows> = (0..config.matrices()).map(|i| parts.work.weights(k, parts, tile, first + i)).collect();
     let (of_matrix, all) = (ROW_PIECES * config.weight_rows(), ROW_PIECES * config.weight_rows() * config.matrices());
     let taken = all.div_ceil(EXPANDING_THREADS);
     let piece = |k: &mut Builder, round: u32| {
@@ -101,7 +101,7 @@ fn pieces(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32, thread: Reg<U3
             rows => of(&rows[0]),
         };
         let (codes, scales) = (choose(k, &|rows| rows.codes), choose(k, &|rows| rows.scales));
-        let block_row = k.and(tile.column, BLOCK_ROWS - 1);
+        let block_row = k.and(matrices[0].first, BLOCK_ROWS - 1);
         let block_row = k.add(block_row, inside);
         let (lane, quarter) = (k.and(block_row, 31), k.shr(block_row, 5));
         let scales = k.mul_wide_add(lane, 16, scales);

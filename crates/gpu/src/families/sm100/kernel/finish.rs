@@ -2,12 +2,17 @@
 //!
 //! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C: it stores sixteen
 //! bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a column of C and its registers are
-//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block and matrix.
+//! tokens: the lanes of a warp store neighbours. A thread with a token may also leave its row in shared memory and have the copy engine
+//! bring it to C (`epilogue=bulk`): it writes and sends a row of its own, so nobody waits for another. Where two blocks share k, sums are left as they are, a plane per block and matrix.
 
-use ptx::{Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, Pred, Reg, SpecialRegister, TensorAddress, U32, U64};
+use ptx::{
+    Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, InSpace, Pred, Reg, Shared, SpecialRegister, TensorAddress,
+    U32, U64,
+};
 
 use super::work::Tile;
 use super::{Parts, TensorMultiplySpec};
+use crate::families::sm100::slabs::BLOCK_ROWS;
 use crate::{gating, join};
 use op::Output;
 
@@ -25,7 +30,12 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
         let first_lane = k.shl(warp, 5);
         let own = k.mul_add(first_lane, 1u32 << LANE_SHIFT, sums);
         let row = k.add(first_lane, lane);
-        let writer = Writer::new(k, parts, &tile, row);
+        let staged = parts.pipe.staged.map(|region| {
+            let base = k.shared_address(region);
+            k.mul_add(row, parts.config.staged_row(), base)
+        });
+        let row = parts.own(k, BLOCK_ROWS, row);
+        let writer = Writer { staged, ..Writer::new(k, parts, &tile, row) };
         let steps = writer.steps(k);
         k.repeat(steps, |k, step| {
             let first = k.mul(step, COLUMNS);
@@ -40,6 +50,7 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
             writer.write(k, first, gate, up);
         });
         parts.pipe.drain(k, tile.round);
+        writer.send(k);
     });
 }
 
@@ -57,6 +68,8 @@ struct Writer {
     n: Reg<U32>,
     /// Bytes from the plane of one matrix to that of the next.
     plane: Option<Reg<U64>>,
+    /// Where the row goes in shared memory first, if it does.
+    staged: Option<Reg<U32>>,
 }
 
 impl Writer {
@@ -83,7 +96,7 @@ impl Writer {
         let element = k.mul_wide_add(token, tile.n, wide);
         let offset = k.shl(element, config.stored().bytes().trailing_zeros());
         let start = k.add(out, offset);
-        Writer { config, gates: Gates::new(k, parts, tile), start, exists, count, n: tile.n, plane }
+        Writer { config, gates: Gates::new(k, parts, tile), start, exists, count, n: tile.n, plane, staged: None }
     }
 
     /// How often accumulators are read.
@@ -117,8 +130,23 @@ impl Writer {
         }
     }
 
+    /// Has the copy engine bring the row that was left in shared memory to C, and waits until it has read it.
+    fn send(&self, k: &mut Builder) {
+        let Some(row) = self.staged else { return };
+        let bytes = k.mul(self.count, self.config.stored().bytes() as u32);
+        k.fence_async_shared();
+        k.when(self.exists, |k| k.bulk_store(Addr::of(self.start), Addr::of(row), bytes, None));
+        k.bulk_commit();
+        k.bulk_wait_read(0);
+        k.sync_warp();
+    }
+
     fn store(&self, k: &mut Builder, first: Reg<U32>, start: Reg<U64>, values: [Reg<F32>; COLUMNS as usize]) {
         let bytes = self.config.stored().bytes() as u32;
+        if let Some(row) = self.staged {
+            let at = k.mul_add(first, bytes, row);
+            return store_row(k, self.config.stored(), None, Addr::<Shared>::of(at), values);
+        }
         // From one register to the next it is a column, or a row of C.
         let stride = if self.config.swapped() { k.mul(self.n, bytes) } else { k.variable(bytes) };
         let start = k.mul_wide_add(first, stride, start);
@@ -126,7 +154,7 @@ impl Writer {
             // Rows are whole sixteens of bytes, so that all or none of those exist.
             let inside = k.lt(first, self.count);
             let there = k.both(inside, self.exists);
-            return store_row(k, self.config.stored(), there, Addr::of(start), values);
+            return store_row(k, self.config.stored(), Some(there), Addr::<Global>::of(start), values);
         }
         for (index, value) in (0..).zip(values) {
             let this = k.add(first, index);
@@ -153,22 +181,36 @@ fn store_element(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>,
     }
 }
 
-/// Rounds eight neighbours and stores them where they exist.
-fn store_row(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>, values: [Reg<F32>; COLUMNS as usize]) {
+/// `body`, where something is asked only if that holds.
+fn guarded(k: &mut Builder, there: Option<Pred>, body: impl FnOnce(&mut Builder)) {
+    match there {
+        Some(there) => k.when(there, body),
+        None => body(k),
+    }
+}
+
+/// Rounds eight neighbours and stores them, or stores them where they exist.
+fn store_row<S: InSpace>(
+    k: &mut Builder,
+    output: Output,
+    there: Option<Pred>,
+    at: Addr<S>,
+    values: [Reg<F32>; COLUMNS as usize],
+) {
     let pairs = [0, 2, 4, 6].map(|index| [values[index], values[index + 1]]);
     match output {
         Output::F16 => {
             let pairs: [Reg<F16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            k.when(there, |k| k.store_vector(at, pairs));
+            guarded(k, there, |k| k.store_vector(at, pairs));
         }
         Output::BF16 => {
             let pairs: [Reg<Bf16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            k.when(there, |k| k.store_vector(at, pairs));
+            guarded(k, there, |k| k.store_vector(at, pairs));
         }
         Output::F32 => {
             for (offset, four) in [0, 16].into_iter().zip(values.chunks_exact(4)) {
                 let four = [four[0], four[1], four[2], four[3]];
-                k.when(there, |k| k.store_vector(at.plus(offset), four));
+                guarded(k, there, |k| k.store_vector(at.plus(offset), four));
             }
         }
     }

@@ -25,31 +25,54 @@ const SLICE_BYTES: u32 = ROW_BYTES / SLICES;
 /// Where an instruction descriptor has its columns, in eights.
 const SHAPE_COLUMNS: u32 = 17;
 
-/// One lane of a warp issues everything.
+/// One lane of a warp issues everything; in the second block of a pair it tells the first what is there.
 pub(super) fn multiply(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>) {
     let elected = k.elect();
-    k.if_(elected, |k| {
-        let turn = parts.pipe.start(k);
-        parts.work.each_tile(k, |k, tile| {
-            parts.pipe.wait_drained(k, tile.round);
-            let sums = parts.pipe.accumulators(k, base, tile.round);
-            let shape = shape(k, parts, &tile);
-            for pass in 0..parts.config.passes() {
-                let left = k.variable(tile.units);
-                k.repeat(tile.steps, |k, step| {
-                    parts.pipe.wait_full(k, &turn);
-                    let later = k.ne(step, 0);
-                    let target = Target { sums, shape, pass };
-                    match Stage::new(k, parts, &tile, &turn, base) {
-                        Some(stage) => stage.multiply(k, parts, &target, left, later),
-                        None => multiply_halves(k, parts, &turn, &target, later),
-                    }
-                    parts.pipe.release(k, &turn);
-                    parts.pipe.advance(k, &turn);
-                });
-            }
-            parts.pipe.hand_over(k, tile.round);
-        });
+    k.if_(elected, |k| match parts.rank {
+        None => lead(k, parts, base),
+        Some(rank) => {
+            let (leads, follows) = (k.eq(rank, 0), k.ne(rank, 0));
+            k.if_(leads, |k| lead(k, parts, base));
+            k.if_(follows, |k| follow(k, parts));
+        }
+    });
+}
+
+/// The second block of a pair passes on that its stages are full.
+fn follow(k: &mut Builder, parts: &Parts) {
+    let turn = parts.pipe.start(k);
+    parts.work.each_tile(k, |k, tile| {
+        for _ in 0..parts.config.passes() {
+            k.repeat(tile.steps, |k, _| {
+                parts.pipe.pass_on(k, &turn);
+                parts.pipe.advance(k, &turn);
+            });
+        }
+    });
+}
+
+/// Multiplies what stages hold as they fill, tile after tile, and hands the sums over.
+fn lead(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>) {
+    let turn = parts.pipe.start(k);
+    parts.work.each_tile(k, |k, tile| {
+        parts.pipe.wait_drained(k, tile.round);
+        let sums = parts.pipe.accumulators(k, base, tile.round);
+        let shape = shape(k, parts, &tile);
+        for pass in 0..parts.config.passes() {
+            let left = k.variable(tile.units);
+            k.repeat(tile.steps, |k, step| {
+                parts.pipe.wait_full(k, &turn);
+                let later = k.ne(step, 0);
+                let target = Target { sums, shape, pass };
+                match Stage::new(k, parts, &tile, &turn, base) {
+                    Some(stage) => stage.multiply(k, parts, &target, left, later),
+                    None => multiply_halves(k, parts, &turn, &target, later),
+                }
+                parts.pipe.release(k, &turn);
+                parts.pipe.advance(k, &turn);
+            });
+        }
+        parts.pipe.hand_over(k, tile.round);
     });
 }
 
@@ -70,9 +93,10 @@ impl Target {
 /// The instruction descriptor of a tile: where tokens are columns, as many as it has, in steps.
 fn shape(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<MmaShape> {
     let config = &parts.config;
+    let rows = BLOCK_ROWS * config.partners();
     let with = |k: &mut Builder, n| match config.element {
-        None => k.block_scaled_shape(BlockScaledShape { m: BLOCK_ROWS, n, scale_a_id: 0, scale_b_id: 0 }),
-        Some(element) => k.halves_shape(HalvesShape { m: BLOCK_ROWS, n, bf16: element != Tokens::F16 }),
+        None => k.block_scaled_shape(BlockScaledShape { m: rows, n, scale_a_id: 0, scale_b_id: 0 }),
+        Some(element) => k.halves_shape(HalvesShape { m: rows, n, bf16: element != Tokens::F16 }),
     };
     if !config.swapped() {
         return with(k, config.width());
@@ -135,7 +159,7 @@ impl Stage {
         let [tokens, weights] = parts.pipe.codes(k, turn).map(|at| k.descriptor_low(CODE_LAYOUT, at));
         let first = k.add(base.cast::<U32>(), parts.config.scale_column());
         let columns = k.mul_add(turn.stage, parts.config.scaled_operands() * OPERAND_COLUMNS, first);
-        let skipped = (parts.config.weight_rows() < BLOCK_ROWS).then(|| {
+        let skipped = (parts.config.columns < BLOCK_ROWS).then(|| {
             let row = k.and(tile.column, BLOCK_ROWS - 1);
             k.shr(row, 5)
         });

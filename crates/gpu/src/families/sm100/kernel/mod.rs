@@ -11,6 +11,10 @@
 //! For fewer tokens roles are *swapped*: 128 rows of weights, and as many columns as there are tokens, in such steps. A tile of 64
 //! rows does not exist.
 //!
+//! A *pair* of blocks computes a tile of 256 rows: 256 tokens, or 256 columns of C with roles swapped. Each block has 128 of the rows, with
+//! their accumulators, and brings half of the columns' operand, which the other one's tensor cores read as well: so half of it is read from
+//! memory for each. The first block of a pair gives the work to both.
+//!
 //! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
@@ -28,8 +32,12 @@ mod produce;
 mod work;
 
 use ptx::descriptor::Swizzle;
+use ptx::instr::Semantics;
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Barriers, Builder, CtaGroup, Error, Kernel, LaunchBounds, Shared, SpecialRegister, Target, TensorAddress};
+use ptx::{
+    Barriers, Builder, CtaGroup, Error, Kernel, LaunchBounds, Reg, Scope, Shared, SpecialRegister, Target,
+    TensorAddress, U32, Value,
+};
 
 use super::arrange::Padding;
 use super::slabs::{BLOCK_ROWS, DEPTH, PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
@@ -52,8 +60,11 @@ const FINISHING_THREADS: u32 = FINISHING_WARPS * 32;
 /// Warps that bring weights where they are dequantised.
 const EXPANDING_WARPS: u32 = 4;
 const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
-/// Columns by which multiplications of numbers of 16 bits go.
-const HALVES_STEP: u32 = 16;
+/// Columns by which multiplications of numbers of 16 bits, and of pairs, go.
+const WIDE_STEP: u32 = 16;
+/// Tokens, or columns, of a pair's tile, and the blocks of it.
+const PAIR_ROWS: u32 = 2 * BLOCK_ROWS;
+const BOTH_BLOCKS: u16 = 3;
 /// The hardware barrier of the finishing warps.
 const FINISHING_BARRIER: u32 = 1;
 /// Columns of tensor memory that an operand's scales of one stage take: four for each unit.
@@ -61,6 +72,8 @@ const OPERAND_COLUMNS: u32 = 16;
 /// Columns of tensor memory, and what allocations of them are at least.
 const TENSOR_COLUMNS: u32 = 512;
 const LEAST_COLUMNS: u32 = 32;
+/// Bytes that are stored at a time.
+const STORE_BYTES: u32 = 16;
 /// The most stages a pipeline may have.
 const MOST_STAGES: u32 = 16;
 
@@ -73,9 +86,9 @@ pub struct TensorMultiplySpec {
     pub sets: u32,
     /// What tokens are made of, unless they are NVFP4.
     pub element: Option<Tokens>,
-    /// Tokens of a tile: 128, or with 128 columns a multiple of 8 (of 16 bits: of 16) below.
+    /// Tokens of a tile: 128, or 256 for a pair of blocks; or a multiple of 8 (of 16 bits, or for a pair: of 16) below.
     pub tokens: u32,
-    /// Columns of C of a tile: 32, 64 or 128.
+    /// Columns of C of a tile: 32, 64 or 128; with fewer than 128 tokens 128, or 256 for a pair of blocks.
     pub columns: u32,
     /// Stages of the pipeline, each 256 of k (of 16 bits: 64).
     pub stages: u32,
@@ -96,17 +109,42 @@ pub struct TensorMultiplySpec {
 impl TensorMultiplySpec {
     /// Whether weights are the rows of multiplications, and tokens the columns.
     pub fn swapped(&self) -> bool {
-        self.tokens != BLOCK_ROWS
+        self.tokens < BLOCK_ROWS
+    }
+
+    /// Whether two blocks compute a tile together.
+    pub fn paired(&self) -> bool {
+        self.tokens == PAIR_ROWS || self.columns == PAIR_ROWS
+    }
+
+    /// Blocks that compute a tile together.
+    pub fn partners(&self) -> u32 {
+        if self.paired() { 2 } else { 1 }
+    }
+
+    /// Blocks that each sum a part of k.
+    pub fn splits(&self) -> u32 {
+        if self.schedule == Schedule::SplitK { 2 } else { 1 }
     }
 
     /// What a tile's tokens are filled up to.
     pub fn padding(&self) -> Padding {
-        if self.swapped() { Padding::Columns } else { Padding::Rows }
+        match (self.swapped(), self.paired()) {
+            (false, _) => Padding::Rows,
+            (true, false) => Padding::Columns,
+            (true, true) => Padding::PairColumns,
+        }
+    }
+
+    /// Into how many tiles of at most 128, each with a block of scales, `m` tokens are arranged, and the tokens of each but the last.
+    pub fn arranged(&self, m: u32) -> (u32, u32) {
+        let (tiles, tokens) = self.cut(m);
+        if self.tokens == PAIR_ROWS { (2 * tiles, BLOCK_ROWS) } else { (tiles, tokens) }
     }
 
     /// Columns by which multiplications go.
     fn width_step(&self) -> u32 {
-        if self.element.is_some() { HALVES_STEP } else { PERIOD_ROWS }
+        if self.element.is_some() || self.paired() { WIDE_STEP } else { PERIOD_ROWS }
     }
 
     /// Numbers that make up one token's element.
@@ -141,13 +179,13 @@ impl TensorMultiplySpec {
         if self.swapped() { self.tokens } else { self.columns }
     }
 
-    /// Rows of tokens, and of a matrix's weights, in a stage.
+    /// Rows of tokens, and of a matrix's weights, in a stage of a block.
     fn token_rows(&self) -> u32 {
-        self.tokens
+        self.tokens / self.partners()
     }
 
     fn weight_rows(&self) -> u32 {
-        self.columns
+        self.columns / self.partners()
     }
 
     /// Matrices of weights in a stage.
@@ -192,10 +230,22 @@ impl TensorMultiplySpec {
         [self.token_rows() * ROW_BYTES * self.parts(), weights, self.scaled_operands() * SCALE_BYTES]
     }
 
+    /// Bytes from one row of C to the next in shared memory, where the copy engine takes them from there: sixteen more than a row has, so
+    /// that threads with a row each meet in different banks.
+    fn staged_row(&self) -> u32 {
+        self.columns * self.stored().bytes() as u32 + STORE_BYTES
+    }
+
+    /// Bytes of a block's rows of C there.
+    fn staged_bytes(&self) -> u32 {
+        if self.epilogue == Epilogue::Bulk { BLOCK_ROWS * self.staged_row() } else { 0 }
+    }
+
     /// Bytes of shared memory: what the phases declare, added up.
     pub fn shared_bytes(&self) -> u32 {
         let barriers = 2 * self.stages + self.sets * if self.has_several_tiles() { 2 } else { 1 };
-        self.stages * self.stage_bytes().iter().sum::<u32>() + barriers * Barriers::STRIDE + 4
+        let stages = self.stages * self.stage_bytes().iter().sum::<u32>();
+        stages + self.staged_bytes() + barriers * Barriers::STRIDE + 4
     }
 
     /// Whether a block may have several tiles.
@@ -205,7 +255,7 @@ impl TensorMultiplySpec {
 
     /// Blocks that take part in one tile.
     pub fn blocks_per_tile(&self) -> u32 {
-        if self.schedule == Schedule::SplitK { 2 } else { 1 }
+        self.splits() * self.partners()
     }
 
     /// Whether sums are left in planes of their own, neither gated nor rounded, for others to join.
@@ -229,7 +279,12 @@ impl TensorMultiplySpec {
     }
 
     fn group(&self) -> CtaGroup {
-        CtaGroup::One
+        if self.paired() { CtaGroup::Two } else { CtaGroup::One }
+    }
+
+    /// What a barrier that the other block tells of is waited for at.
+    fn scope(&self) -> Scope {
+        if self.paired() { Scope::Cluster } else { Scope::Block }
     }
 
     /// The tensor map of a group's tokens of 16 bits: `m` rows of `k` numbers at `address`, and further parts `part_bytes` apart.
@@ -254,21 +309,26 @@ impl TensorMultiplySpec {
     /// Whether the hardware has room for it, and the phases fit together.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
-        if !self.tokens.is_multiple_of(self.width_step()) || !(PERIOD_ROWS..=BLOCK_ROWS).contains(&self.tokens) {
-            let wanted = match self.element {
-                None => "128, or a multiple of 8 below: the rows or the columns of a multiplication",
-                Some(_) => {
-                    "128, or a multiple of 16 below: the rows or the columns of a multiplication of 16-bit numbers"
+        let tokens = self.tokens == PAIR_ROWS || (PERIOD_ROWS..=BLOCK_ROWS).contains(&self.tokens);
+        if !self.tokens.is_multiple_of(self.width_step()) || !tokens {
+            let wanted = match self.width_step() {
+                PERIOD_ROWS => {
+                    "128, 256 for a pair of blocks, or a multiple of 8 below: the rows or the columns of a multiplication"
+                }
+                _ => {
+                    "128, 256 for a pair of blocks, or a multiple of 16 below: the rows or the columns of a multiplication \
+                     of 16-bit numbers, or by a pair"
                 }
             };
             return refuse("tokens of a tile", self.tokens, wanted);
         }
-        if self.swapped() && self.columns != BLOCK_ROWS {
-            let wanted = "128 with fewer than 128 tokens: tensor memory has 128 lanes, kind::mxf4nvf4 fills all of them \
-                and there is no multiplication of 64 rows, so weights are its rows then; or ask for 128 tokens";
+        if self.swapped() && ![BLOCK_ROWS, PAIR_ROWS].contains(&self.columns) {
+            let wanted = "128 with fewer than 128 tokens, or 256 for a pair of blocks: tensor memory has 128 lanes, \
+                kind::mxf4nvf4 fills all of them and there is no multiplication of 64 rows, so weights are its rows then; \
+                or ask for 128 tokens";
             return refuse("columns of a tile", self.columns, wanted);
         }
-        if ![32, 64, 128].contains(&self.columns) {
+        if !self.swapped() && ![32, 64, 128].contains(&self.columns) {
             let wanted = "32, 64 or 128: scales of weights lie in blocks of 128 rows, 32 to a column of tensor memory";
             return refuse("columns of a tile", self.columns, wanted);
         }
@@ -282,12 +342,11 @@ impl TensorMultiplySpec {
             let wanted = "schedule=persistent: a block needs several tiles to finish one while it sums the next";
             return refuse("tiles of a ping-pong block", 1, wanted);
         }
-        if self.epilogue != Epilogue::Direct {
-            return refuse(
-                "ways to C",
-                1,
-                "epilogue=direct: accumulators go from tensor memory to C by way of registers",
-            );
+        let bulky = !self.swapped() && self.aligned && !self.leaves_sums();
+        if self.epilogue == Epilogue::Staged || self.epilogue == Epilogue::Bulk && !bulky {
+            let wanted = "epilogue=direct, by way of registers; or epilogue=bulk with 128 or 256 tokens, where a thread has a row \
+                of C, if rows are a multiple of 16 bytes and no block leaves sums for others";
+            return refuse("ways to C", 1, wanted);
         }
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
@@ -309,6 +368,18 @@ struct Parts {
     config: TensorMultiplySpec,
     work: Work,
     pipe: Pipeline,
+    /// Which block of a pair this is.
+    rank: Option<Reg<U32>>,
+}
+
+impl Parts {
+    /// `rows` times this block's place in its pair, added to `first`.
+    fn own(&self, k: &mut Builder, rows: impl Into<Value<U32>>, first: Reg<U32>) -> Reg<U32> {
+        match self.rank {
+            Some(rank) => k.mul_add(rank, rows, first),
+            None => first,
+        }
+    }
 }
 
 impl Spec for TensorMultiplySpec {
@@ -320,12 +391,16 @@ impl Spec for TensorMultiplySpec {
 /// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table of groups, the number of tiles, and the
 /// gate's limit.
 ///
-/// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps meet before tensor memory is given back.
+/// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks, meet before tensor
+/// memory is given back.
 pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
-    let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(1) };
+    let cluster = config.paired().then_some([2, 1, 1]);
+    let launch = LaunchBounds { threads: config.threads(), cluster, min_blocks: Some(1) };
     let mut k = Builder::new("nvfp4_dual_gemm_tcgen05", TARGET, launch);
-    let parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
+    let (work, pipe) = (Work::declare(&mut k, config), Pipeline::declare(&mut k, config));
+    let rank = config.paired().then(|| k.special(SpecialRegister::ClusterCtaRank));
+    let parts = Parts { config, work, pipe, rank };
     let thread = k.special(SpecialRegister::TidX);
     let warp = k.shr(thread, 5);
     let warp = k.broadcast(warp);
@@ -333,7 +408,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     let base = k.phase("prepare", |k| {
         let first = k.eq(thread, 0);
         k.if_(first, |k| {
-            parts.pipe.prepare(k);
+            parts.pipe.prepare(k, rank);
             k.fence_barrier_init();
         });
         let allocates = k.eq(warp, config.multiplying_warp());
@@ -342,7 +417,13 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
             k.tensor_relinquish(config.group());
         });
         k.tensor_fence_before_sync();
-        k.sync_threads();
+        if config.paired() {
+            // Both blocks' barriers and columns are there before either is told of anything.
+            k.cluster_arrive(Semantics::Ordered, true);
+            k.cluster_wait(true);
+        } else {
+            k.sync_threads();
+        }
         k.tensor_fence_after_sync();
         k.launch_dependents();
         k.load::<TensorAddress, Shared>(address)
@@ -364,7 +445,12 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
         k.phase("finish", |k| finish::finish(k, &parts, base, warp));
         k.phase("leave", |k| {
             k.tensor_fence_before_sync();
-            k.named_sync(FINISHING_BARRIER, FINISHING_THREADS);
+            if config.paired() {
+                k.cluster_arrive(Semantics::Ordered, true);
+                k.cluster_wait(true);
+            } else {
+                k.named_sync(FINISHING_BARRIER, FINISHING_THREADS);
+            }
             let frees = k.eq(warp, 0);
             k.if_(frees, |k| {
                 k.tensor_fence_after_sync();

@@ -4,18 +4,22 @@
 //! - *full*, per stage: an arrival by each producer, with its bytes where it copies; completes when all have landed. Who multiplies waits.
 //! - *empty*, per stage: one arrival, when all multiplications that read it are done. The producers wait.
 //! - *summed*, per set of accumulators: one arrival, when a tile's last multiplication is done. Who finishes tiles waits.
-//! - *drained*, per set: one arrival per finishing thread, when it has read the last of a tile. Who multiplies waits; only where a block
+//! - *drained*, per set: one arrival per finishing warp, when it has read the last of a tile. Who multiplies waits; only where a block
 //!   has several tiles.
+//!
+//! In a pair the first block multiplies for both, so it is told when both are full and drained, and tells both when they are empty and
+//! summed. The other block's idle multiplying warp waits for its own stages and passes that on: one arrival more at the first block's *full*.
 //!
 //! Stages are used in a ring through all tiles of a block, and so are sets. Every stage has columns of its own in tensor memory for its
 //! scales: the ISA does not order a copy of scales behind a multiplication that reads what the copy overwrites, but a stage that is full
 //! again has been empty, and so its multiplications are done.
 
-use ptx::{Addr, Barriers, Builder, Reg, Shared, SharedRegion, TensorAddress, U32};
-
-use super::{EXPANDING_THREADS, FINISHING_THREADS, TensorMultiplySpec};
-use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES};
 use ptx::descriptor::Swizzle;
+use ptx::instr::Semantics;
+use ptx::{Addr, Barriers, Builder, Cluster, Reg, Scope, Shared, SharedRegion, TensorAddress, U16, U32, Value};
+
+use super::{BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, STORE_BYTES, TensorMultiplySpec};
+use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES};
 
 /// What the copies of scales are aligned to.
 const SCALE_ALIGN: u32 = 128;
@@ -29,6 +33,8 @@ pub(super) struct Pipeline {
     weights: SharedRegion,
     /// Scales, by stage: of tokens, then of each matrix. None where weights are dequantised.
     scales: Option<SharedRegion>,
+    /// Rows of C on their way, where the copy engine brings them there.
+    pub staged: Option<SharedRegion>,
     full: Barriers,
     empty: Barriers,
     summed: Barriers,
@@ -51,6 +57,7 @@ impl Pipeline {
             tokens: k.shared("tokens", tokens, Swizzle::B128.period()),
             weights: k.shared("weights", weights, Swizzle::B128.period()),
             scales: (scales > 0).then(|| k.shared("scales", scales, SCALE_ALIGN)),
+            staged: (config.staged_bytes() > 0).then(|| k.shared("staged", config.staged_bytes(), STORE_BYTES)),
             full: k.barriers("full", config.stages),
             empty: k.barriers("empty", config.stages),
             summed: k.barriers("summed", config.sets),
@@ -60,17 +67,25 @@ impl Pipeline {
     }
 
     /// One thread makes all barriers.
-    pub fn prepare(&self, k: &mut Builder) {
-        // Of tokens one thread, and of weights one or all of those that dequantise them.
+    pub fn prepare(&self, k: &mut Builder, rank: Option<Reg<U32>>) {
+        // Of tokens one thread, and of weights one or all of those that dequantise them; of a pair, the other block.
         let producers = 1 + if self.config.element.is_some() { EXPANDING_THREADS } else { 1 };
+        let fillers: Value<U32> = match rank {
+            None => producers.into(),
+            Some(rank) => {
+                let leads = k.eq(rank, 0);
+                let count: Reg<U32> = k.select(leads, producers + 1, producers);
+                count.into()
+            }
+        };
         for stage in 0..self.config.stages {
-            k.barrier_init(self.full.at(stage), producers);
+            k.barrier_init(self.full.at(stage), fillers);
             k.barrier_init(self.empty.at(stage), 1);
         }
         for set in 0..self.config.sets {
             k.barrier_init(self.summed.at(set), 1);
             if let Some(drained) = self.drained {
-                k.barrier_init(drained.at(set), FINISHING_THREADS);
+                k.barrier_init(drained.at(set), FINISHING_WARPS * self.config.partners());
             }
         }
     }
@@ -119,7 +134,7 @@ impl Pipeline {
     pub fn wait_empty(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn.stage);
         let before = k.xor(turn.parity, 1);
-        k.wait(empty, before);
+        k.wait_at(empty, before, self.config.scope());
     }
 
     /// A producer announces what it will bring to a stage. Gives the barrier that counts the bytes.
@@ -139,14 +154,35 @@ impl Pipeline {
     /// Who multiplies waits until a stage's bytes have landed.
     pub fn wait_full(&self, k: &mut Builder, turn: &Turn) {
         let full = self.barrier(k, self.full, turn.stage);
-        k.wait(full, turn.parity);
+        k.wait_at(full, turn.parity, self.config.scope());
         k.tensor_fence_after_sync();
+    }
+
+    /// The second block of a pair has a stage full, and tells the first.
+    pub fn pass_on(&self, k: &mut Builder, turn: &Turn) {
+        let full = self.barrier(k, self.full, turn.stage);
+        k.wait(full, turn.parity);
+        let leaders = self.leaders(k, self.full, turn.stage);
+        k.arrive_remote(leaders, Semantics::Ordered, Scope::Cluster);
+    }
+
+    /// A barrier of the first block of a pair.
+    fn leaders(&self, k: &mut Builder, which: Barriers, index: Reg<U32>) -> Addr<Cluster> {
+        let base = k.shared_address(which.region());
+        let own = k.mul_add(index, Barriers::STRIDE, base);
+        Addr::of(k.map_shared(own, 0u32))
+    }
+
+    /// Tells a barrier, of a pair those of both blocks, when all that has been issued is done.
+    fn commit(&self, k: &mut Builder, barrier: Addr<Shared>) {
+        let both = self.config.paired().then(|| k.variable::<U16>(BOTH_BLOCKS));
+        k.tensor_commit(self.config.group(), barrier, both);
     }
 
     /// The stage is empty when all that has been issued is done.
     pub fn release(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn.stage);
-        k.tensor_commit(self.config.group(), empty, None);
+        self.commit(k, empty);
     }
 
     /// The set of accumulators of a block's tile, and the parity of the round in which it is used.
@@ -161,7 +197,7 @@ impl Pipeline {
         let Some(drained) = self.drained else { return };
         let [set, parity] = self.set(k, round);
         let (drained, before) = (self.barrier(k, drained, set), k.xor(parity, 1));
-        k.wait(drained, before);
+        k.wait_at(drained, before, self.config.scope());
         k.tensor_fence_after_sync();
     }
 
@@ -169,24 +205,33 @@ impl Pipeline {
     pub fn hand_over(&self, k: &mut Builder, round: Reg<U32>) {
         let [set, _] = self.set(k, round);
         let summed = self.barrier(k, self.summed, set);
-        k.tensor_commit(self.config.group(), summed, None);
+        self.commit(k, summed);
     }
 
     /// Who finishes waits for a tile's sums.
     pub fn wait_summed(&self, k: &mut Builder, round: Reg<U32>) {
         let [set, parity] = self.set(k, round);
         let summed = self.barrier(k, self.summed, set);
-        k.wait(summed, parity);
+        k.wait_at(summed, parity, self.config.scope());
         k.tensor_fence_after_sync();
     }
 
-    /// A finishing thread has read the last of a tile's sums.
+    /// A finishing warp has read the last of a tile's sums.
     pub fn drain(&self, k: &mut Builder, round: Reg<U32>) {
         let Some(drained) = self.drained else { return };
         let [set, _] = self.set(k, round);
-        let drained = self.barrier(k, drained, set);
         k.tensor_fence_before_sync();
-        k.arrive(drained);
+        k.sync_warp();
+        let elected = k.elect();
+        k.if_(elected, |k| {
+            if self.config.paired() {
+                let leaders = self.leaders(k, drained, set);
+                k.arrive_remote(leaders, Semantics::Ordered, Scope::Cluster);
+            } else {
+                let drained = self.barrier(k, drained, set);
+                k.arrive(drained);
+            }
+        });
     }
 
     /// Where a tile's accumulators begin, from where tensor memory does.

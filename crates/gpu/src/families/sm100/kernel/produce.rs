@@ -15,7 +15,8 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
     let config = parts.config;
     fill(k, parts, |k, tile, pass| {
         let first = if config.passes() > 1 { pass } else { 0 };
-        let matrices: Vec<Rows> = (0..config.matrices()).map(|i| parts.work.weights(k, tile, first + i)).collect();
+        let matrices: Vec<Rows> =
+            (0..config.matrices()).map(|i| parts.work.weights(k, parts, tile, first + i)).collect();
         let rows = k.variable(config.weight_rows());
         Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows })
     });
@@ -23,25 +24,36 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
-    fill(k, parts, |k, tile, _| {
+    fill(k, parts, |k, tile, pass| {
         let map = parts.work.map(k, tile);
-        if let Some(map) = map {
-            k.prefetch_map(map);
+        if pass == 0 {
+            if let Some(map) = map {
+                k.prefetch_map(map);
+            }
+            let first = k.eq(tile.round, 0);
+            k.when(first, |k| k.grid_dependency_wait());
         }
-        let first = k.eq(tile.round, 0);
-        k.when(first, |k| k.grid_dependency_wait());
+        let rows = own_tokens(k, parts, tile);
+        let first_token = parts.own(k, rows, tile.first_token);
         if let Some(map) = map {
             let unit = k.variable(tile.first_step);
-            return Feed::Boxes(Boxes { map, first_token: tile.first_token, unit });
+            return Feed::Boxes(Boxes { map, first_token, unit });
         }
-        let rows = if parts.config.swapped() {
-            let beyond = k.add(tile.tokens, PERIOD_ROWS - 1);
-            k.and(beyond, !(PERIOD_ROWS - 1))
-        } else {
-            k.variable(parts.config.token_rows())
-        };
-        Feed::Slabs(Slabs { operands: parts.work.tokens(k, tile).into_iter().collect(), first_operand: 0, rows })
+        let operands = parts.work.tokens(k, parts, tile, first_token).into_iter().collect();
+        Feed::Slabs(Slabs { operands, first_operand: 0, rows })
     });
+}
+
+/// Tokens of a tile that this block brings: where they are columns, as many as the multiplication has, or half of them.
+fn own_tokens(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<U32> {
+    let config = &parts.config;
+    if !config.swapped() {
+        return k.variable(config.token_rows());
+    }
+    let step = if config.paired() { config.width_step() } else { PERIOD_ROWS };
+    let beyond = k.add(tile.tokens, step - 1);
+    let all = k.and(beyond, !(step - 1));
+    k.shr(all, config.partners() - 1)
 }
 
 /// What a producer brings.

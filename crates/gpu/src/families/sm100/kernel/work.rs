@@ -3,7 +3,7 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
-use super::TensorMultiplySpec;
+use super::{Parts, TensorMultiplySpec};
 use crate::families::sm100::arrange;
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
 use crate::table::{RECORD_BYTES, address, at, factors, locate};
@@ -57,8 +57,9 @@ pub(super) struct Tile {
     pub half: Option<Reg<U32>>,
 }
 
-/// Where rows of an operand are: codes and scales of the first slab, and bytes from slab to slab.
+/// Where rows of an operand are: the first row, codes and scales of the first slab, and bytes from slab to slab.
 pub(super) struct Rows {
+    pub first: Reg<U32>,
     pub codes: Reg<U64>,
     pub scales: Reg<U64>,
     pub stride: Reg<U64>,
@@ -82,6 +83,9 @@ impl Work {
     /// `body` for each tile of this block: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let block = k.special(SpecialRegister::CtaidX);
+        // Blocks of a pair have the same tiles.
+        let pairing = self.config.partners().trailing_zeros();
+        let block = if self.config.paired() { k.shr(block, pairing) } else { block };
         let round = k.variable(0);
         match self.config.schedule {
             Schedule::PerTile => {
@@ -95,6 +99,7 @@ impl Work {
             }
             Schedule::Persistent => {
                 let blocks = k.special(SpecialRegister::NctaidX);
+                let blocks = if self.config.paired() { k.shr(blocks, pairing) } else { blocks };
                 let number = k.variable(block);
                 k.repeat_while(|k| {
                     let tile = self.find(k, number, round, None);
@@ -161,18 +166,26 @@ impl Work {
         }
     }
 
-    /// Where a tile's tokens are, if they are in slabs.
-    pub fn tokens(&self, k: &mut Builder, tile: &Tile) -> Option<Rows> {
+    /// Where a block's tokens of a tile are, from `first` on, if they are in slabs.
+    pub fn tokens(&self, k: &mut Builder, parts: &Parts, tile: &Tile, first: Reg<U32>) -> Option<Rows> {
         let TokenPlaces::Slabs(table) = self.tokens else { return None };
         let place = k.table_row(table, tile.group, TOKEN_WORDS * 4);
         let tokens = address(k, place, 0);
-        let rows = self.config.padding().rows(k, tile.m, tile.token_tiles);
-        let stride = arrange::slab_bytes(k, rows, tile.token_tiles);
+        // A tile of a pair whose rows are tokens is arranged as two, one per block.
+        let (scale_tile, scale_tiles) = if self.config.paired() && !self.config.swapped() {
+            let (before, tiles) = (k.shl(tile.token_tile, 1), k.shl(tile.token_tiles, 1));
+            (parts.own(k, 1u32, before), tiles)
+        } else {
+            (tile.token_tile, tile.token_tiles)
+        };
+        let rows = self.config.padding().rows(k, tile.m, scale_tiles);
+        let stride = arrange::slab_bytes(k, rows, scale_tiles);
         let start = self.start(k, tile, tokens, stride);
         let scales = k.mul_wide_add(rows, ROW_BYTES, start);
         Some(Rows {
-            codes: k.mul_wide_add(tile.first_token, ROW_BYTES, start),
-            scales: k.mul_wide_add(tile.token_tile, SCALE_BYTES, scales),
+            first,
+            codes: k.mul_wide_add(first, ROW_BYTES, start),
+            scales: k.mul_wide_add(scale_tile, SCALE_BYTES, scales),
             stride,
         })
     }
@@ -186,17 +199,25 @@ impl Work {
         k.mul_add(first, stride, address)
     }
 
-    /// Where a matrix's weights of a tile are: 0 is the gate's, 1 the up matrix's.
-    pub fn weights(&self, k: &mut Builder, tile: &Tile, matrix: u32) -> Rows {
+    /// Where a block's weights of a tile are: matrix 0 is the gate's, 1 the up matrix's. Scales are those of a whole block of rows.
+    pub fn weights(&self, k: &mut Builder, parts: &Parts, tile: &Tile, matrix: u32) -> Rows {
         let blocks = k.add(tile.n, BLOCK_ROWS - 1);
         let blocks = k.shr(blocks, BLOCK_ROWS.trailing_zeros());
         let stride = k.mul_wide(blocks, BLOCK_ROWS * ROW_BYTES + SCALE_BYTES);
         let matrix = address(k, tile.record, at::GATE + 8 * matrix);
         let start = self.start(k, tile, matrix, stride);
         let scales = k.mul_wide_add(blocks, BLOCK_ROWS * ROW_BYTES, start);
-        let block = k.shr(tile.column, BLOCK_ROWS.trailing_zeros());
+        let mut first = parts.own(k, self.config.weight_rows(), tile.column);
+        if self.config.paired() && self.config.swapped() {
+            // Behind the last rows there are none: the second block repeats the first's, for nobody.
+            let last = k.sub(blocks, 1);
+            let last = k.shl(last, BLOCK_ROWS.trailing_zeros());
+            first = k.min(first, last);
+        }
+        let block = k.shr(first, BLOCK_ROWS.trailing_zeros());
         Rows {
-            codes: k.mul_wide_add(tile.column, ROW_BYTES, start),
+            first,
+            codes: k.mul_wide_add(first, ROW_BYTES, start),
             scales: k.mul_wide_add(block, SCALE_BYTES, scales),
             stride,
         }
