@@ -25,6 +25,7 @@ mod model;
 mod moe;
 mod options;
 mod pattern;
+mod predict;
 mod problem_file;
 mod ptx_text;
 mod quantize;

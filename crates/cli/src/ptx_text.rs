@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 use hammerhead::gpu::facts::Facts;
 use hammerhead::gpu::{Family, families};
-use hammerhead::{Activation, Config, Gate, Output, Problem, Request, gpu};
+use hammerhead::{Activation, Gate, Output, Problem, Request};
 use ptx::assemble::Assembler;
 use ptx::{Bank, Kernel};
 
+use crate::predict::cheapest;
 use crate::shapes::{self, Shapes};
 use crate::{Result, console, files};
 
@@ -104,36 +105,13 @@ impl Arch {
     }
 }
 
-/// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why none is legal.
-fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &Facts) -> Result<Config> {
-    let (mut best, mut refused) = (None, None);
-    for candidate in family.candidates(problem, facts) {
-        let config = request.applied_to(candidate);
-        match family.cost(problem, &config, facts) {
-            Ok(cost) if best.is_none_or(|(seconds, _)| cost.seconds < seconds) => best = Some((cost.seconds, config)),
-            Ok(_) => {}
-            Err(reason) => refused = Some((config, reason)),
-        }
-    }
-    match (best, refused) {
-        (Some((_, config)), _) => Ok(config),
-        (None, Some((config, reason))) => {
-            Err(hammerhead::Error::Illegal { backend: gpu::device::NAME, config, reason }.into())
-        }
-        (None, None) => {
-            let (what, name, known) = ("configuration", problem.to_string(), family.name().to_owned());
-            Err(hammerhead::Error::UnknownName { what, name, known }.into())
-        }
-    }
-}
-
 /// Plans the problem for the GPU and prints its kernels, or writes them.
 pub fn ptx(args: &Args) -> Result<()> {
     let problem =
         Problem::new(args.shape.0.clone(), args.gate, args.activation.unwrap_or(args.arch.activation()), args.out)?;
     let family = args.arch.family();
     let facts = args.device.as_deref().map_or_else(|| Ok(args.arch.facts()), Facts::named)?;
-    let config = cheapest(family, &problem, &args.config, &facts)?;
+    let (_, config) = cheapest(family, &problem, &args.config, &facts)?;
     let kernels = family.kernels(&problem, &config)?;
     // The assembler takes ASCII only, also in comments.
     let sizes = problem.to_string().replace('×', "x");

@@ -25,7 +25,7 @@ use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
 use crate::whole_layer::{self, Wish};
-use crate::{Error, Result, console, files, memory, shapes};
+use crate::{Error, Result, console, files, memory, predict, shapes};
 
 /// Runs of a case that are timed, at most.
 const RUNS: usize = 7;
@@ -60,7 +60,8 @@ const SECONDS: f64 = 1.0;
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --mlp --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
     hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
-    hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain")]
+    hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain\n  \
+    hammerhead run --suite dual --explain --device b200")]
 pub struct Args {
     /// Read one problem from this safetensors file
     #[arg(long, value_name = "FILE", requires = "output", conflicts_with = "seed")]
@@ -74,6 +75,10 @@ pub struct Args {
     /// Show what the planner weighed, and why it took what it took
     #[arg(long)]
     explain: bool,
+    /// With --explain: say what this GPU, which need not be there, should take, phase by phase, and compute nothing: h200, h100, a100,
+    /// rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark
+    #[arg(long, value_name = "NAME", requires = "explain", conflicts_with_all = ["input", "output"])]
+    device: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -280,6 +285,9 @@ fn run_selected(args: &Args) -> Result<()> {
     }
     let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
     let cases = args.selection.cases(defaults)?;
+    if let Some(device) = &args.device {
+        return predict::explain(device, &cases, &args.how.request(), args.json);
+    }
     let engine = args.how.engine()?;
     let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());

@@ -28,6 +28,17 @@ pub struct GroupOperands {
     pub alphas: [f64; 2],
 }
 
+/// A part of a prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Phase {
+    /// What happens.
+    pub what: &'static str,
+    /// How long it should take.
+    pub seconds: f64,
+    /// What bounds it.
+    pub bound_by: &'static str,
+}
+
 /// Kernels for one architecture, and what is known about them.
 pub trait Family: fmt::Debug + Send + Sync {
     /// The name by which it is called, such as `sm90`.
@@ -73,6 +84,13 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// What a legal configuration should cost on a device, or why it is not legal.
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String>;
+
+    /// What happens one after the other, and what bounds each, as a model from first principles says, if there is one; or why the
+    /// configuration is not legal. What plans are made by is [`Family::cost`].
+    fn phases(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
+        let Cost { seconds, bound_by, .. } = self.cost(problem, config, facts)?;
+        Ok(vec![Phase { what: "all of it", seconds, bound_by }])
+    }
 
     /// Bytes of memory that a configuration needs beside the operands.
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize;

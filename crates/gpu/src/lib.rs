@@ -47,7 +47,7 @@ pub mod simulated;
 pub mod table;
 
 pub use cuda::Cuda;
-pub use family::{Family, GroupOperands};
+pub use family::{Family, GroupOperands, Phase};
 pub use launch::{Argument, KernelSpec, Launch, Spec};
 pub use operands::{DeviceOutput, DeviceTokens};
 pub use queue::{LaunchQueue, Prepared};

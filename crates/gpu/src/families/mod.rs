@@ -1,7 +1,7 @@
 //! GPU architectures, a folder each, and which of them a GPU is given. Adding one is adding its folder and its line in [`ALL`].
 //!
 //! What they have in common stands beside them: what a configuration means for any kernels (`choice`), how a problem is cut into launches
-//! (`cut`), and the sizes beyond which a launch would count wrongly (`limits`).
+//! (`cut`), the sizes beyond which a launch would count wrongly (`limits`), and what a launch should take from first principles (`streams`).
 
 pub mod choice;
 mod cut;
@@ -10,6 +10,7 @@ pub mod sm100;
 pub mod sm120;
 pub mod sm80;
 pub mod sm90;
+mod streams;
 
 use std::fmt;
 

@@ -8,6 +8,7 @@ mod expand;
 mod expert_layer;
 mod experts;
 mod extremes;
+mod first_principles;
 mod gates;
 mod global_scales;
 mod join;

@@ -24,7 +24,7 @@ use super::choice::Tokens;
 use super::cut::Cut;
 use crate::expand::TokenForm;
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands};
+use crate::family::{Family, GroupOperands, Phase};
 use crate::launch::Launch;
 
 /// Its name.
@@ -86,6 +86,10 @@ impl Family for Sm100 {
 
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
         model::check(problem, config, facts)
+    }
+
+    fn phases(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
+        model::phases(problem, config, facts)
     }
 
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {

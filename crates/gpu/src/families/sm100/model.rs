@@ -1,11 +1,10 @@
 //! Configurations that the kernels can run, and what they should cost on a device: from first principles and published microbenchmarks,
-//! since these kernels have not run on silicon.
+//! since these kernels have not run on silicon. The equations are those of `streams`; here is what Blackwell puts into them.
 //!
-//! A tile takes as long as its slowest stream. *Tensor cores*: a multiplication of 128 rows × N columns × 64 takes
-//! max(N/2, 32 + N/4) cycles (SemiAnalysis, microbench-blackwell: shared memory gives 128 bytes per cycle, and the cores 32,768 FLOP).
-//! *L2*: what all blocks of a wave read of it, which public notes put at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: operands once.
-//! To the slowest come the way through an empty pipeline, the last tile's way to C, and what launching takes. It has to rank; how far it
-//! may be off is said in docs/blackwell.md.
+//! *Tensor cores*: a multiplication of 128 rows × N columns × 64 takes max(N/2, 32 + N/4) cycles, by a pair of blocks max(N/2, 32 + N/6) for
+//! twice the rows (SemiAnalysis, microbench-blackwell: shared memory gives 128 bytes per cycle, and the cores 32,768 FLOP). *L2*: public
+//! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
+//! says, if 64 KB are asked for ahead (the same microbenchmarks). How far it may be off is said in docs/blackwell.md.
 
 use op::{Activation, Config, Cost, Epilogue, Problem, Result, Schedule, Strategy, Tile};
 
@@ -15,20 +14,14 @@ use super::multiply::arranged_bytes;
 use super::slabs::UNIT;
 use crate::facts::Facts;
 use crate::families::choice::passes_twice;
+use crate::families::streams::{FINISH, Rates, Streams};
 use crate::families::{cut, limits};
+use crate::family::Phase;
 
-/// Bytes per second that multiprocessors read from L2, together.
-const CACHE_RATE: f64 = 17e12;
-/// Seconds until the first bytes of an empty pipeline are there.
-const FILL: f64 = 1.2e-6;
-/// Cycles of a tile's way to C, and per accumulator and thread of it.
-const FINISH: f64 = 700.0;
+/// L2 at 17 TB/s and 1.69 GHz, and what must be in flight.
+const RATES: Rates = Rates { cache_bytes_per_cycle: 10_000.0, in_flight: 64e3 };
+/// Cycles of a tile's way to C per accumulator and thread of it.
 const FINISH_COLUMN: f64 = 14.0;
-/// Bytes that a multiprocessor must have asked for so that memory is busy.
-const IN_FLIGHT: f64 = 64e3;
-/// Seconds that a launch takes, and one that begins while the one before it ends.
-const LAUNCH: f64 = 2.5e-6;
-const FOLLOWING_LAUNCH: f64 = 1.0e-6;
 /// The most rows whose slabs are counted in 32 bits.
 const MOST_ROWS: usize = u32::MAX as usize / 256;
 
@@ -43,8 +36,10 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     let step = if problem.activation() == Activation::NvFp4 { 8 } else { 16 };
     let sizes: Vec<usize> = TOKENS.into_iter().filter(|tokens| tokens.is_multiple_of(step)).collect();
     let count = sizes.iter().position(|&tokens| tokens >= longest).map_or(sizes.len(), |last| last + 1);
-    let swapped = sizes[..count].iter().map(|&tokens| Tile { tokens, columns: 128 });
-    let upright = COLUMNS.iter().map(|&columns| Tile { tokens: 128, columns }).filter(|_| longest > 64);
+    let swapped = sizes[..count].iter().flat_map(|&tokens| [128, 256].map(|columns| Tile { tokens, columns }));
+    // A tile of 256 is a pair's: half of it would be empty with fewer tokens.
+    let rows = [(128, 64), (256, 128)].into_iter().filter(|(_, beyond)| longest > *beyond);
+    let upright = rows.flat_map(|(tokens, _)| COLUMNS.map(|columns| Tile { tokens, columns }));
     let mut configs = Vec::new();
     for tile in swapped.chain(upright) {
         for strategy in Strategy::ALL {
@@ -90,41 +85,48 @@ pub(super) fn workspace_bytes(problem: &Problem, config: &Config) -> usize {
 
 /// What a legal configuration should cost, or why it is not legal.
 pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
-    let (kernel, tiles) = legal(problem, config, facts)?;
-    let passes = if passes_twice(problem, config) { problem.matrices() } else { 1 };
-    let workspace = workspace_bytes(problem, config);
-    let multiprocessors = f64::from(facts.multiprocessors);
-    let blocks = (tiles * kernel.blocks_per_tile() as usize) as f64;
-    let waves = (blocks / multiprocessors).ceil().max(1.0);
-    let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
-    let units = (longest.div_ceil(UNIT as usize) as f64 / f64::from(kernel.blocks_per_tile())).ceil();
-    let finish = (FINISH + FINISH_COLUMN * f64::from(kernel.columns.min(kernel.tokens))) / facts.clock;
-    let summed = units * unit_cycles(&kernel) / facts.clock;
-    // With two sets of accumulators all tiles but the last are finished beside the next one's sums.
-    let tile = if kernel.sets > 1 { summed.max(finish) } else { summed + finish };
-    let compute = passes as f64 * (waves * tile + if kernel.sets > 1 { finish } else { 0.0 });
-    let cache = passes as f64 * blocks * units * unit_bytes(&kernel) / CACHE_RATE + finish;
-    let stages = f64::from(kernel.stages) * f64::from(kernel.stage_bytes().iter().sum::<u32>());
-    let starved = (IN_FLIGHT / stages).max(1.0).sqrt();
-    let used = (blocks / multiprocessors).clamp(0.05, 1.0);
-    let memory = (problem.bytes() + 2.0 * workspace as f64) / (facts.bandwidth * used.sqrt()) * starved + finish;
-    let arranges = usize::from(problem.activation() == Activation::NvFp4 || problem.activation() == Activation::F32);
-    let following = passes - 1 + arranges + usize::from(joins(problem, config));
-    let (seconds, bound_by) = [(compute, "tensor cores"), (cache, "the L2 cache"), (memory, "device memory")]
-        .into_iter()
-        .fold((0.0, ""), |most, this| if this.0 > most.0 { this } else { most });
+    let phases = phases(problem, config, facts)?;
+    let longest = phases.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
     Ok(Cost {
-        seconds: seconds + FILL + LAUNCH + following as f64 * FOLLOWING_LAUNCH,
-        bound_by,
+        seconds: phases.iter().map(|phase| phase.seconds).sum(),
+        bound_by: longest.map_or("", |phase| phase.bound_by),
         copying: 0.0,
-        scratch_bytes: workspace,
+        scratch_bytes: workspace_bytes(problem, config),
     })
 }
 
-/// Cycles of the multiplications of 64 of k.
-fn unit_cycles(kernel: &TensorMultiplySpec) -> f64 {
-    let width = f64::from(if kernel.swapped() { kernel.tokens } else { kernel.columns });
-    let each = (width / 2.0).max(32.0 + width / 4.0);
+/// What happens one after the other, and what bounds each.
+pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
+    let (kernel, _) = legal(problem, config, facts)?;
+    let (mut blocks, mut cache_bytes) = (Vec::new(), 0.0);
+    for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
+        let (tiles, tokens) = kernel.cut(shape.m as u32);
+        let count = tiles as usize * shape.n.div_ceil(kernel.columns as usize) * kernel.blocks_per_tile() as usize;
+        let units = (shape.k.div_ceil(UNIT as usize) as f64 / f64::from(kernel.splits())).ceil();
+        blocks.push((units * unit_cycles(&kernel, tokens), count));
+        cache_bytes += count as f64 * units * unit_bytes(&kernel, tokens);
+    }
+    let arranges = matches!(problem.activation(), Activation::NvFp4 | Activation::F32);
+    let streams = Streams {
+        facts,
+        rates: RATES,
+        blocks,
+        finish: FINISH + FINISH_COLUMN * f64::from(kernel.columns.min(kernel.tokens)),
+        finishes_aside: kernel.sets > 1,
+        cache_bytes,
+        memory_bytes: problem.bytes() + 2.0 * workspace_bytes(problem, config) as f64,
+        stage_bytes: f64::from(kernel.stages) * f64::from(kernel.stage_bytes().iter().sum::<u32>()),
+        passes: if passes_twice(problem, config) { problem.matrices() } else { 1 },
+        before: usize::from(arranges),
+        behind: usize::from(joins(problem, config)),
+    };
+    Ok(streams.phases())
+}
+
+/// Cycles of the multiplications of 64 of k, of tiles of so many tokens.
+fn unit_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
+    let width = f64::from(if kernel.swapped() { tokens } else { kernel.columns });
+    let each = (width / 2.0).max(32.0 + width / if kernel.paired() { 6.0 } else { 4.0 });
     // Where tokens are rows they come from the collector for the second matrix, and only weights from shared memory.
     let again = if kernel.swapped() { each } else { width / 2.0 };
     let once = match (kernel.matrices(), kernel.passes()) {
@@ -135,9 +137,13 @@ fn unit_cycles(kernel: &TensorMultiplySpec) -> f64 {
     once * kernel.element.map_or(1.0, |element| 4.0 * f64::from(element.parts()))
 }
 
-/// Bytes that a block reads per 64 of k.
-fn unit_bytes(kernel: &TensorMultiplySpec) -> f64 {
-    let stage = f64::from(kernel.stage_bytes().iter().sum::<u32>());
+/// Bytes that a block reads per 64 of k, of tiles of so many tokens. Weights are codes also where they are dequantised on the way.
+fn unit_bytes(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
+    let [token_bytes, weight_bytes, scale_bytes] = kernel.stage_bytes().map(f64::from);
+    let token_bytes =
+        if kernel.swapped() { token_bytes * f64::from(tokens) / f64::from(kernel.tokens) } else { token_bytes };
+    let weight_bytes = if kernel.element.is_some() { weight_bytes * 9.0 / 32.0 } else { weight_bytes };
+    let stage = token_bytes + weight_bytes + scale_bytes;
     f64::from(kernel.passes()) * stage * f64::from(UNIT) / f64::from(kernel.depth())
 }
 

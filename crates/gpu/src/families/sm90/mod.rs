@@ -15,7 +15,7 @@ use ptx::Target;
 use super::choice::{Tokens, steps};
 use super::cut::{self, Cut};
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands};
+use crate::family::{Family, GroupOperands, Phase};
 use crate::launch::Launch;
 
 pub use choice::kernel_config;
@@ -56,6 +56,10 @@ impl Family for Sm90 {
 
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
         model::check(problem, config, facts)
+    }
+
+    fn phases(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
+        model::phases(problem, config, facts)
     }
 
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize {

@@ -8,8 +8,6 @@
 //! from L2 for every tile. The larger of the two times, and what launching takes, is the prediction; a
 //! launch that begins beside the one before it takes less.
 
-use std::collections::BTreeMap;
-
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 use super::choice::kernel_of;
@@ -17,7 +15,9 @@ use super::kernel::{self, UNIT};
 use crate::expand::{self, TokenForm};
 use crate::facts::Facts;
 use crate::families::choice::{Products, ending, passes_twice};
+use crate::families::streams::{Rates, Streams, deal};
 use crate::families::{cut, limits};
+use crate::family::Phase;
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
 const TOKEN_BYTES_PER_CYCLE: f64 = 134.0;
@@ -147,6 +147,42 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
     })
 }
 
+/// Of L2, NVIDIA says 5120 bytes per cycle of GA100, and no more of GH100; what must be in flight is what memory gives in a microsecond.
+const RATES: Rates = Rates { cache_bytes_per_cycle: 5120.0, in_flight: 32e3 };
+
+/// What a configuration should take from first principles: tensor cores take 4096 operations per cycle, and dequantising is not looked at.
+pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
+    let (kernel, _) = legal(problem, config)?;
+    let workspace = cut::workspace_bytes(problem, config, 1);
+    let splits = kernel.blocks_per_tile() as usize;
+    let (mut blocks, mut cache_bytes) = (Vec::new(), 0.0);
+    for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
+        let (tiles, tokens) = kernel.cut(shape.m as u32);
+        let width = kernel.widths().iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
+        let count = tiles as usize * shape.n.div_ceil(kernel.columns as usize) * splits;
+        let units = f64::from(kernel.passes()) * shape.k.div_ceil(UNIT as usize) as f64 / splits as f64;
+        let slice = f64::from(width * kernel.element.parts()) / 2.0;
+        blocks.push((units * 4.0 * f64::from(kernel.blocks()) * slice, count));
+        let [token_bytes, weight_bytes] = kernel.unit_bytes().map(f64::from);
+        let unit_bytes = token_bytes * f64::from(width) / f64::from(kernel.tokens) + weight_bytes;
+        cache_bytes += count as f64 * units * unit_bytes;
+    }
+    let streams = Streams {
+        facts,
+        rates: RATES,
+        blocks,
+        finish: FINISH + FINISH_TOKEN * f64::from(kernel.tokens),
+        finishes_aside: kernel.ping_pong,
+        cache_bytes,
+        memory_bytes: problem.bytes() + 2.0 * workspace as f64,
+        stage_bytes: f64::from(kernel.stages * kernel.units) * f64::from(kernel.unit_bytes().iter().sum::<u32>()),
+        passes: if passes_twice(problem, config) { 2 } else { 1 },
+        before: usize::from(TokenForm::of(problem.activation()).is_some()),
+        behind: usize::from(workspace > 0),
+    };
+    Ok(streams.phases())
+}
+
 /// Whether a group's rows of C are such as the epilogue writes.
 fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::MultiplySpec) -> Result<(), String> {
     let row = shape.n * kernel.output.bytes();
@@ -247,30 +283,4 @@ fn in_turn(tiles: &[(f64, usize)], workers: usize) -> f64 {
         next += rounds * workers;
     }
     total
-}
-
-/// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first. Workers that
-/// are free at the same time are dealt to together.
-fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
-    let mut free = BTreeMap::from([(0u64, workers)]);
-    for &(cycles, count) in tiles {
-        // Where nobody is free twice before all have been free once, whole rounds only shift everybody.
-        let spread =
-            free.last_key_value().map_or(0, |last| *last.0) - free.first_key_value().map_or(0, |first| *first.0);
-        let rounds = if spread <= cycles as u64 { count / workers } else { 0 };
-        let shift = rounds as u64 * cycles as u64;
-        free = free.into_iter().map(|(start, idle)| (start + shift, idle)).collect();
-        let mut left = count - rounds * workers;
-        while left > 0
-            && let Some((start, idle)) = free.pop_first()
-        {
-            let dealt = left.min(idle);
-            if idle > dealt {
-                free.insert(start, idle - dealt);
-            }
-            *free.entry(start + cycles as u64).or_default() += dealt;
-            left -= dealt;
-        }
-    }
-    free.last_key_value().map_or(0.0, |(&end, _)| end as f64)
 }
