@@ -141,9 +141,16 @@ pub enum Error {
     #[error("kernel {kernel} fails in the simulator: {finding}")]
     Faulty { kernel: String, finding: Box<sim::Finding> },
 
-    /// The simulator did not notice mistakes that it should.
+    /// A way of putting kernels together that there is not.
     #[error(
-        "{missed} of {all} mutations were not caught; try more --seeds, or see what the trial's problems leave out"
+        "--way {number}: the kernels of {arch} are put together in {ways} ways; ask for 1 to {ways}, or for none to have all"
+    )]
+    NoSuchWay { number: u8, arch: &'static str, ways: usize },
+
+    /// The simulator did not notice mistakes that it should, or noticed some that are none.
+    #[error(
+        "{missed} of {all} mutations were not caught, or were and are named as equivalent; try more --seeds, or see what the \
+         trial's problems leave out"
     )]
     Missed { missed: usize, all: usize },
 

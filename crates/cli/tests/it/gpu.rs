@@ -142,9 +142,10 @@ fn a_problem_too_large_for_the_simulator_is_refused_with_what_to_do() {
 fn the_kernel_passes_in_the_simulator_and_every_mutation_of_it_is_caught() {
     let text = succeed(["sim", "--seeds", "1"]);
     assert!(text.contains("passes under 3 schedules") && text.contains("bank conflicts"), "{text}");
-    let report = json(&["sim", "--mutations", "--seeds", "3", "--json"]);
+    assert_refused(&hammerhead(["sim", "--arch", "sm_80", "--way", "9"]), &["--way 9", "1 to"]);
+    let report = json(&["sim", "--mutations", "--way", "1", "--seeds", "3", "--json"]);
     assert_eq!(report["missed"], 0, "{report}");
-    let rows = report["mutations"].as_array().unwrap();
+    let rows = report["ways"][0]["mutations"].as_array().unwrap();
     let caught: Vec<&Value> = rows.iter().filter(|row| row["schedule"].is_string()).collect();
     assert!(caught.len() >= 100 && caught.len() as u64 == report["caught"].as_u64().unwrap());
     for fault in ["deadlock", "race", "out of bounds", "uninitialised read", "wrong result", "register in flight"] {
@@ -208,4 +209,22 @@ fn ptx_for_blackwell_is_printed_for_its_family_with_the_kernel_that_arranges_tok
     assert!(text.contains("kind::f16") && !text.contains(".entry arrange"));
     let refused = hammerhead(["ptx", "--arch", "sm_100a", "--config", "tile=64x64"]);
     assert_refused(&refused, &["no multiplication of 64 rows", "128 tokens"]);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_predicted_phase_by_phase() {
+    let report = json(&["run", "--suite", "dual", "--activation", "nvfp4", "--explain", "--device", "b200", "--json"]);
+    let first = &report[0];
+    assert_eq!((&first["family"], &first["measured"]), (&"sm100".into(), &false.into()), "{first}");
+    let phases = first["phases"].as_array().unwrap();
+    let sum: f64 = phases.iter().map(|phase| phase["seconds"].as_f64().unwrap()).sum();
+    assert!((sum / first["predicted_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{first}");
+    assert!(phases.iter().any(|phase| phase["phase"] == "products"), "{first}");
+    let text = succeed(["run", "--shape", "256x4096x7168", "--activation", "f16", "--explain", "--device", "h200"]);
+    assert!(
+        text.contains("kernels of family sm90\n") && text.contains("by the model that plans are made by"),
+        "{text}"
+    );
+    assert_refused(&hammerhead(["run", "--explain", "--device", "v100"]), &["v100", "h200"]);
+    assert_refused(&hammerhead(["run", "--device", "b200"]), &["--explain"]);
 }

@@ -1,0 +1,230 @@
+//! The kernels broken on purpose, to prove that the simulator notices.
+//!
+//! [`sim::mutate`] makes, from the kernel as it is printed, every kernel that differs by one plausible mistake. Here each of
+//! them runs on small problems, with the launches before and behind it, under several schedules: a mistake must show as a fault or as a
+//! result that is another to the bit under one of them, and the kernel as it is must show neither under any.
+//!
+//! `ways` has the kernels, one for each way of putting them together. `equivalents` names, one by one, the few mistakes that change
+//! nothing, with the reason: one that is named and gets caught is as wrong as one that is not named and does not.
+
+mod equivalents;
+mod ways;
+
+use format::Dense;
+use rayon::prelude::*;
+use sim::mutate::{Mutant, mutants};
+use sim::{Buffer, Finding, Gpu, Invocation, Profile, Schedule};
+
+use gpu::Simulated;
+use gpu::simulated::Staged;
+use hammerhead::{Plan, cpu};
+use op::{Backend, Error, Operands, Request, Result, Shape, Target};
+
+use crate::cases::{Case, Inputs, Instance, Suite};
+use crate::verify::{Expected, poisoned};
+pub use equivalents::{COUNT, EQUIVALENT, Equivalent, Excuse};
+pub use ways::{WAYS, Way};
+
+/// Instructions after which a run is given up: many times what the kernels take.
+const MOST_INSTRUCTIONS: u64 = 4_000_000;
+/// How the names of kernels begin that are broken: the others of a sequence bring tokens into order, or join sums.
+const PRODUCTS: &str = "nvfp4_dual_gemm";
+/// Multiprocessors that launches are made for: blocks with several tiles have all of them.
+const MULTIPROCESSORS: u32 = 1;
+
+/// What became of a mutant.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// A fault or a wrong result, under a schedule that it names; and the reason why that ought not to be, if it is called equivalent.
+    Caught(Finding, Option<&'static str>),
+    /// It computes the same, for this reason.
+    Equivalent(&'static str),
+    /// It ought to have been caught, and was not.
+    Missed,
+}
+
+impl Verdict {
+    /// Whether it is as it should be: caught, or named as equivalent, and not both.
+    pub fn is_right(&self) -> bool {
+        matches!(self, Verdict::Caught(_, None) | Verdict::Equivalent(_))
+    }
+}
+
+/// The kernel and the problems on which it and its mutants run.
+#[derive(Debug)]
+pub struct Trial {
+    way: &'static Way,
+    kernel: ptx::Kernel,
+    /// The smallest first: most mistakes show there already.
+    problems: Vec<Problem>,
+}
+
+/// A device with the operands of one problem, its launches, and what they should compute.
+#[derive(Debug)]
+struct Problem {
+    gpu: Gpu,
+    launches: Vec<(ptx::Kernel, Invocation)>,
+    results: Vec<Buffer>,
+    /// The bytes of every result.
+    expected: Vec<Vec<u8>>,
+}
+
+impl Trial {
+    /// Builds one of the kernels and its problems, and computes them once with the kernel as it is, which must agree with the
+    /// reference.
+    pub fn new(way: &'static Way) -> Result<Self> {
+        let problems: Vec<Problem> =
+            way.problems.iter().map(|groups| Problem::new(way, groups)).collect::<Result<_>>()?;
+        let kernels: Vec<&ptx::Kernel> = problems.iter().filter_map(Problem::products).collect();
+        assert!(
+            kernels.len() == problems.len() && kernels.windows(2).all(|two| two[0].body == two[1].body),
+            "all problems of a way take one kernel: {}",
+            way.name
+        );
+        let kernel = kernels[0].clone();
+        Ok(Trial { way, kernel, problems })
+    }
+
+    /// The kernel that is broken.
+    pub fn kernel(&self) -> &ptx::Kernel {
+        &self.kernel
+    }
+
+    /// The kernel as it is, under every schedule on every problem: what it did on the first, or what was found.
+    pub fn original(&self, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        let profiles: Result<Vec<Profile>, Finding> =
+            self.problems.iter().map(|problem| problem.examine(&self.kernel, schedules)).collect();
+        Ok(profiles?.swap_remove(0))
+    }
+
+    /// Every so-many-th mutant from one on, and what became of it, in the order of the instructions.
+    pub fn verdicts(&self, schedules: &[Schedule], first: usize, stride: usize) -> Vec<(Mutant, Verdict)> {
+        let judge = |mutant: Mutant| {
+            let verdict = self.verdict(&mutant, schedules);
+            (mutant, verdict)
+        };
+        let mutants: Vec<Mutant> = mutants(&self.kernel).into_iter().skip(first).step_by(stride).collect();
+        mutants.into_par_iter().map(judge).collect()
+    }
+
+    /// What is found in one mutant, if anything is.
+    pub fn examine(&self, mutant: &Mutant, schedules: &[Schedule]) -> Option<Finding> {
+        self.problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err())
+    }
+
+    /// Equivalents that this way's kernel does not have: the list is for another kernel.
+    pub fn strangers(&self) -> Vec<String> {
+        let mutants = mutants(&self.kernel);
+        let known = |excuse: &Excuse, nth: usize| mutants.iter().any(|mutant| excuse.is(mutant) && mutant.nth == nth);
+        let excuses = equivalents::of(self.way.name);
+        let all = excuses.flat_map(|(excuse, _)| excuse.which.iter().map(move |nth| (excuse, *nth)));
+        all.filter(|(excuse, nth)| !known(excuse, *nth))
+            .map(|(excuse, nth)| format!("{}: {excuse:?}, the one after {nth}", self.way.name))
+            .collect()
+    }
+
+    fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
+        let named = |excuse: &Excuse| excuse.is(mutant) && excuse.which.contains(&mutant.nth);
+        let known = equivalents::of(self.way.name).find(|(excuse, _)| named(excuse)).map(|(_, reason)| reason);
+        match (self.examine(mutant, schedules), known) {
+            (Some(finding), known) => Verdict::Caught(finding, known),
+            (None, Some(reason)) => Verdict::Equivalent(reason),
+            (None, None) => Verdict::Missed,
+        }
+    }
+}
+
+impl Problem {
+    fn new(way: &Way, groups: &[(usize, usize, usize)]) -> Result<Self> {
+        let case = Case {
+            suite: Suite::Edge,
+            why: "small",
+            groups: groups.iter().map(|&(m, n, k)| Shape::new(m, n, k)).collect(),
+            gate: way.gate,
+            activation: way.activation,
+            output: way.output,
+            inputs: Inputs::Realistic,
+            timed: false,
+        };
+        let instance = case.instance(1)?;
+        let known = "sim, sim:sm80, sim:sm120, sim:sm_90a, sim:sm_100a".to_owned();
+        let unknown = || Error::UnknownName { what: "simulator", name: way.backend.into(), known };
+        let simulator = Simulated::by_name(way.backend).ok_or_else(unknown)?;
+        let Staged { gpu, launches, results, .. } = stage(simulator, &instance, way)?;
+        let gpu = gpu.with_patience(MOST_INSTRUCTIONS);
+        let mut problem = Problem { gpu, launches, results, expected: Vec::new() };
+        problem.expected = problem.computed(&case, &instance, simulator)?;
+        Ok(problem)
+    }
+
+    /// What the kernels as they are make of it: within the bound of the reference, or there is nothing to compare mutants with.
+    fn computed(&self, case: &Case, instance: &Instance, simulator: &Simulated) -> Result<Vec<Vec<u8>>> {
+        let mut gpu = self.gpu.clone();
+        let sequence: Vec<_> = self.launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        gpu.run_sequence(&sequence, Schedule::Earliest).map_err(|fault| Error::Fault(fault))?;
+        let bytes =
+            |result: &Buffer| gpu.download(*result).map(<[u8]>::to_vec).map_err(|first| Error::Unwritten { first });
+        let computed: Vec<Vec<u8>> = self.results.iter().map(bytes).collect::<Result<_>>()?;
+        let mut values = poisoned(instance);
+        for (target, bytes) in Target::all(&mut values).iter_mut().zip(&computed) {
+            target.bytes_mut().copy_from_slice(bytes);
+        }
+        let shapes = instance.problem.groups().iter().zip(values);
+        let results: Vec<Dense<'_>> =
+            shapes.map(|(shape, values)| Dense::new(shape.m, shape.n, values, 1.0)).collect::<Result<_, _>>()?;
+        let expected = Expected::new(instance, false, 1, &cpu::team(Some(1))?);
+        let report = expected.check(&results, simulator.arithmetic(case.activation));
+        assert!(report.passed(), "{case} without a mistake: {:?}", report.first);
+        Ok(computed)
+    }
+
+    /// The kernel of products.
+    fn products(&self) -> Option<&ptx::Kernel> {
+        self.launches.iter().map(|(kernel, _)| kernel).find(|kernel| kernel.name.starts_with(PRODUCTS))
+    }
+
+    fn examine(&self, products: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        let broken = |kernel: &ptx::Kernel| kernel.name.starts_with(PRODUCTS);
+        let sequence: Vec<(&ptx::Kernel, &Invocation)> = self
+            .launches
+            .iter()
+            .map(|(kernel, launch)| (if broken(kernel) { products } else { kernel }, launch))
+            .collect();
+        let first = self.launches.iter().position(|(kernel, _)| broken(kernel)).unwrap_or(0);
+        let mut profile = Profile::default();
+        for &schedule in schedules {
+            let mut gpu = self.gpu.clone();
+            let mut profiles = gpu.run_sequence(&sequence, schedule).map_err(Finding::Fault)?;
+            for (group, (result, expected)) in self.results.iter().zip(&self.expected).enumerate() {
+                let what = match gpu.download(*result) {
+                    Ok(found) if found == expected => continue,
+                    Ok(_) => format!("the result of group {group} is another"),
+                    Err(first) => format!("byte {first} of the result of group {group} was not written"),
+                };
+                return Err(Finding::WrongResult { schedule, what });
+            }
+            profile = profiles.swap_remove(first);
+        }
+        Ok(profile)
+    }
+}
+
+/// An instance's launches as the way asks for them, and a device with the operands.
+fn stage(simulator: &'static Simulated, instance: &Instance, way: &Way) -> Result<Staged> {
+    let backend: &'static dyn Backend = simulator;
+    let request: Request = way.request.parse()?;
+    let problem = &instance.problem;
+    let plan = Plan::best(problem.clone(), &[backend], &request, 1)?;
+    let team = cpu::team(Some(1))?;
+    let packed = backend.prepack(&instance.weights, &team)?;
+    // Single precision is brought near one by its largest magnitude.
+    let largest = vec![4.0; instance.activations.len()];
+    let mut results = poisoned(instance);
+    let operands = Operands {
+        weights: packed.as_ref(),
+        activations: &instance.activations,
+        largest: &largest,
+        targets: &mut Target::all(&mut results),
+    };
+    simulator.staged((problem, plan.config()), &operands, MULTIPROCESSORS)
+}
