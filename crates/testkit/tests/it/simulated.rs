@@ -244,6 +244,18 @@ fn every_way_of_multiplying_on_blackwell_is_right_under_every_schedule() {
 }
 
 #[test]
+fn rows_of_sixteens_of_bytes_that_are_not_thirty_twos_end_where_they_end_on_blackwell() {
+    for epilogue in ["direct", "bulk"] {
+        let request = format!("strategy=interleaved,tile=128x32,stages=2,epilogue={epilogue},schedule=tile");
+        check(
+            &case(&[(9, 36, 80)], Activation::NvFp4, Gate::Silu, Output::F32),
+            (BLACKWELL, &request),
+            Schedule::Earliest,
+        );
+    }
+}
+
+#[test]
 fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
     let ways = WAYS.map(|way| (HOPPER, way)).into_par_iter().chain(AMPERE_WAYS.map(|way| (AMPERE, way)));
     let ways = ways.map(|way| (Activation::F16, way));

@@ -11,7 +11,7 @@ use ptx::{
 };
 
 use super::work::Tile;
-use super::{Parts, TensorMultiplySpec};
+use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
 use crate::{gating, join};
 use op::Output;
@@ -151,10 +151,16 @@ impl Writer {
         let stride = if self.config.swapped() { k.mul(self.n, bytes) } else { k.variable(bytes) };
         let start = k.mul_wide_add(first, stride, start);
         if self.config.aligned && !self.config.swapped() {
-            // Rows are whole sixteens of bytes, so that all or none of those exist.
-            let inside = k.lt(first, self.count);
-            let there = k.both(inside, self.exists);
-            return store_row(k, self.config.stored(), Some(there), Addr::<Global>::of(start), values);
+            // Rows are whole sixteens of bytes, so that all or none of those exist: eight halves, or four and four of single precision.
+            let there: Vec<Pred> = (0..COLUMNS)
+                .step_by((STORE_BYTES / bytes) as usize)
+                .map(|further| {
+                    let this = k.add(first, further);
+                    let inside = k.lt(this, self.count);
+                    k.both(inside, self.exists)
+                })
+                .collect();
+            return store_row(k, self.config.stored(), Some(&there), Addr::<Global>::of(start), values);
         }
         for (index, value) in (0..).zip(values) {
             let this = k.add(first, index);
@@ -181,36 +187,32 @@ fn store_element(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>,
     }
 }
 
-/// `body`, where something is asked only if that holds.
-fn guarded(k: &mut Builder, there: Option<Pred>, body: impl FnOnce(&mut Builder)) {
-    match there {
-        Some(there) => k.when(there, body),
-        None => body(k),
-    }
-}
-
-/// Rounds eight neighbours and stores them, or stores them where they exist.
+/// Rounds eight neighbours and stores them; or, where it is said of each sixteen bytes, those that exist.
 fn store_row<S: InSpace>(
     k: &mut Builder,
     output: Output,
-    there: Option<Pred>,
+    there: Option<&[Pred]>,
     at: Addr<S>,
     values: [Reg<F32>; COLUMNS as usize],
 ) {
+    let guarded = |k: &mut Builder, half: usize, store: &dyn Fn(&mut Builder)| match there {
+        Some(there) => k.when(there[half], store),
+        None => store(k),
+    };
     let pairs = [0, 2, 4, 6].map(|index| [values[index], values[index + 1]]);
     match output {
         Output::F16 => {
             let pairs: [Reg<F16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            guarded(k, there, |k| k.store_vector(at, pairs));
+            guarded(k, 0, &|k| k.store_vector(at, pairs));
         }
         Output::BF16 => {
             let pairs: [Reg<Bf16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            guarded(k, there, |k| k.store_vector(at, pairs));
+            guarded(k, 0, &|k| k.store_vector(at, pairs));
         }
         Output::F32 => {
-            for (offset, four) in [0, 16].into_iter().zip(values.chunks_exact(4)) {
-                let four = [four[0], four[1], four[2], four[3]];
-                guarded(k, there, |k| k.store_vector(at.plus(offset), four));
+            for (half, four) in values.chunks_exact(4).enumerate() {
+                let (at, four) = (at.plus(16 * half as i32), [four[0], four[1], four[2], four[3]]);
+                guarded(k, half, &|k| k.store_vector(at, four));
             }
         }
     }
