@@ -207,9 +207,7 @@ fn few(plan: &Plan) -> usize {
     const WORTH_A_WAY: f64 = 40e-6;
     let ragged = (2..=16).contains(&plan.problem().groups().len());
     match plan.basis() {
-        Basis::Model | Basis::Illegal { .. } if ragged => {
-            (plan.cost().seconds / WORTH_A_WAY).clamp(1.0, MOST) as usize
-        }
+        Basis::Model | Basis::Illegal { .. } if ragged => (plan.cost().seconds / WORTH_A_WAY).clamp(1.0, MOST) as usize,
         _ => 1,
     }
 }

@@ -249,6 +249,7 @@ fn sorting(given: &Given) -> Trial {
     match spec.ids {
         Ids::Narrow => args.push(awaited(&mut gpu, "ids", &ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).into()),
         Ids::Wide => args.push(awaited(&mut gpu, "ids", &ids).into()),
+        Ids::Everyone => {}
         Ids::Routed(_) => {
             // Logits that lead to those ids, in that order.
             let mut logits = vec![0f32; tokens * spec.experts as usize];
@@ -350,6 +351,7 @@ fn routings() -> Vec<(&'static str, Given)> {
         ("more experts than blocks", Given::new(300, 8, scattered(300, 8, 3, 2))),
         ("several warps", with(Given::new(3, 2, scattered(3, 2, 70, 3)), |given| given.run = 45)),
         ("weights with the rows", with(Given::new(6, 1, scattered(6, 1, 9, 4)), |given| given.spec.factors = true)),
+        ("one expert, and no ids", with(Given::new(1, 1, vec![0; 9]), |given| given.spec.ids = Ids::Everyone)),
         ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Rows::Floats)),
         (
             "from logits",
