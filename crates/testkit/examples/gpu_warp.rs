@@ -19,7 +19,7 @@ use hammerhead::gpu::families::sm80::{Sm80, kernel::WarpMultiplySpec};
 use hammerhead::gpu::families::sm90::Sm90;
 use hammerhead::gpu::{Argument, Family, GroupOperands, KernelSpec, Launch, Spec};
 use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape};
-use ptx::instr::{LoadOrder, MatrixElement};
+use ptx::instr::{LoadOrder, MatrixElement, Warp};
 use ptx::{
     Addr, Builder, F16x2, F32, Global, Kernel, LaunchBounds, PhaseId, Reg, Shared, SpecialRegister, Target, U32,
 };
@@ -59,7 +59,7 @@ enum Values {
 enum Beside {
     /// lop3 of three registers: the integer pipe.
     Logic,
-    /// lop3 of one register and a constant.
+    /// lop3 of one register and a constant, of two kinds in turn so that none can be left out.
     Mask,
     /// shf: the same pipe, or so one would think.
     Shift,
@@ -67,8 +67,10 @@ enum Beside {
     Integers,
     /// hmul2.
     Halves,
-    /// ldmatrix of sixteen bytes per lane.
+    /// ldmatrix of sixteen bytes per lane, of what the next multiplications take: so many for four of them.
     Matrix,
+    /// cp.async of sixteen bytes per lane from L2: so many for sixteen multiplications.
+    Copy,
 }
 
 const PLAIN: MultiplyLoop = MultiplyLoop { operands: Values::Same, beside: Beside::Logic, count: 0 };
@@ -78,18 +80,25 @@ const SETS_OF_OPERANDS: usize = 4;
 const OTHERS: usize = 8;
 
 impl Beside {
-    /// One of them, on one of some registers.
-    fn emit(self, k: &mut Builder, reg: Reg<U32>, other: Reg<U32>, shared: Reg<U32>) {
+    /// How many are tried.
+    fn counts(self) -> &'static [u32] {
+        match self {
+            Beside::Matrix => &[1, 2, 4],
+            Beside::Copy => &[1, 2],
+            _ => &[1, 2, 3],
+        }
+    }
+
+    /// One that computes, on one of some registers; the others are memory's.
+    fn compute(self, k: &mut Builder, at: usize, reg: Reg<U32>, other: Reg<U32>, third: Reg<U32>) {
         let value = match self {
-            Beside::Logic => k.lop3(reg, other, shared, 0x6a),
-            Beside::Mask => k.xor(reg, 0x1357_9bdfu32),
+            Beside::Logic => k.lop3(reg, other, third, 0x6a),
+            Beside::Mask if at / OTHERS % 2 == 0 => k.and(reg, 0x7357_9bdfu32),
+            Beside::Mask => k.or(reg, 0x0420_1090u32),
             Beside::Shift => k.funnel_left(reg, other, 3),
             Beside::Integers => k.mul_add(reg, other, other),
             Beside::Halves => k.mul(reg.cast::<F16x2>(), other.cast::<F16x2>()).cast(),
-            Beside::Matrix => {
-                let loaded: [Reg<U32>; 4] = k.load_matrix(Addr::<Shared>::of(shared), false);
-                loaded[3]
-            }
+            Beside::Matrix | Beside::Copy => return,
         };
         k.set(reg, value);
     }
@@ -98,6 +107,8 @@ impl Beside {
 const ROUNDS: u32 = 2048;
 const INDEPENDENT: u32 = 16;
 const THREADS: u32 = 256;
+/// Bytes of all threads' matrices.
+const MATRICES: u32 = THREADS * 16;
 
 impl Spec for MultiplyLoop {
     fn kernel(self) -> Result<Kernel, ptx::Error> {
@@ -120,25 +131,51 @@ impl Spec for MultiplyLoop {
             })
             .collect();
         let sums: Vec<[Reg<F32>; 4]> = (0..INDEPENDENT).map(|_| std::array::from_fn(|_| k.variable(0.0))).collect();
-        let region = k.shared("matrices", THREADS * 16, 16);
+        let region = k.shared("matrices", INDEPENDENT * MATRICES, 16);
         let shared = k.shared_address(region);
         let shared = k.mul_add(thread, 16, shared);
-        k.store_vector(Addr::<Shared>::of(shared), a);
+        let matrix = |index: usize| Addr::<Shared>::of(shared).plus((index as u32 * MATRICES).cast_signed());
+        (0..INDEPENDENT as usize).for_each(|index| k.store_vector(matrix(index), a));
         k.sync_threads();
+        let source = k.mul_wide_add(thread, 16, out);
         let others: [Reg<U32>; OTHERS] = std::array::from_fn(|i| k.mul(thread, 17 + i as u32));
+        // Two sets of what is read from shared memory: one is multiplied while the other is read.
+        let read: [Vec<[Reg<U32>; 4]>; 2] =
+            [0, 1].map(|_| (0..4).map(|_| std::array::from_fn(|i| k.variable(a[i]))).collect());
         k.repeat(ROUNDS, |k, _| {
             for (index, &sums) in sums.iter().enumerate() {
-                let (a, b) = match self.operands {
-                    Values::Same => (a, b),
-                    Values::Changing => {
+                let set = index / 4 % 2;
+                let (a, b) = match (self.operands, self.beside) {
+                    (_, Beside::Matrix) => (read[set][index % 4 * self.count as usize / 4], b),
+                    (Values::Same, _) => (a, b),
+                    (Values::Changing, _) => {
                         (changing[index % SETS_OF_OPERANDS].0, changing[index / 2 % SETS_OF_OPERANDS].1)
                     }
                 };
                 k.mma(MatrixElement::F16, sums, a, b);
                 for other in 0..self.count as usize {
                     let at = index * self.count as usize + other;
-                    self.beside.emit(k, others[at % OTHERS], b[at % 2], shared);
+                    self.beside.compute(k, at, others[at % OTHERS], b[at % 2], thread);
+                    match self.beside {
+                        Beside::Matrix if other == index % 4 => {
+                            let dsts = read[1 - set][other].map(Reg::id).to_vec();
+                            k.emit(Warp::LoadMatrix { transpose: false, dsts, addr: matrix(index).address() });
+                        }
+                        Beside::Copy if index == 0 => {
+                            k.thread_copy(matrix(other), Addr::<Global>::of(source), 16);
+                        }
+                        _ => {}
+                    }
                 }
+            }
+            match self.beside {
+                // Whatever was read may be something else in the next round.
+                Beside::Matrix => k.store(matrix(0), others[0]),
+                Beside::Copy => {
+                    k.thread_commit();
+                    k.thread_wait(4);
+                }
+                _ => {}
             }
         });
         for (sums, other) in sums.iter().zip(others) {
@@ -252,7 +289,7 @@ fn ceilings(device: &Device, stream: &Stream) -> Result<[f64; 2]> {
 }
 
 /// How much longer the loop takes with other instructions in it, with as many warps as the kernels have: by kind, for one to three per
-/// multiplication.
+/// multiplication, or as the kind says.
 fn beside(device: &Device, stream: &Stream) -> Result<Value> {
     let (context, grid) = (device.context, device.facts.multiprocessors);
     let out = DeviceMemory::new(context, "results", 4096)?;
@@ -264,9 +301,10 @@ fn beside(device: &Device, stream: &Stream) -> Result<Value> {
     let changing = seconds(MultiplyLoop { operands: Values::Changing, ..PLAIN })?;
     println!("multiplications of changing numbers take {:.3} of the time of always the same ones", changing / alone);
     let mut rows = vec![json!({"kind": "changing numbers", "longer": changing / alone})];
-    for kind in [Beside::Logic, Beside::Mask, Beside::Shift, Beside::Integers, Beside::Halves, Beside::Matrix] {
-        let counts: &[u32] = if kind == Beside::Matrix { &[1] } else { &[1, 2, 3] };
-        let longer = counts
+    use Beside::{Copy, Halves, Integers, Logic, Mask, Matrix, Shift};
+    for kind in [Logic, Mask, Shift, Integers, Halves, Matrix, Copy] {
+        let longer = kind
+            .counts()
             .iter()
             .map(|&count| Ok(seconds(MultiplyLoop { beside: kind, count, ..PLAIN })? / alone))
             .collect::<Result<Vec<f64>>>()?;

@@ -3,13 +3,14 @@
 //! A slice is 16 of k. Where a token is the sum of several parts, a slice is multiplied with each: a *step* is a slice and a part. The
 //! tokens of the next step and the weights of the next slice are made ready before the multiplications of the present step, in a second
 //! set of registers. Words and scales of the next unit are read in its last slice but one, when the last slice has been made of the
-//! present ones. In the middle of the last unit of a stage the next stage is awaited; see `pipeline`.
+//! present ones. In the middle of the last unit of a stage the next stage is awaited, and what is copied then stands between the
+//! multiplications of the slice that follows; see `pipeline`.
 
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
 use super::codes::{CodeOperands, UnitWeights};
 use super::fragments::{TokenFragments, Weights, element};
-use super::load::Copies;
+use super::load::{Copies, Filling};
 use super::pipeline::Turn;
 use super::work::Tile;
 use super::{Division, Parts, Products, SLICES, STRIP_CODES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
@@ -49,10 +50,7 @@ struct FloatOperands {
 /// What the main loop goes through.
 struct Walk<'a> {
     operands: &'a FloatOperands,
-    parts: &'a Parts,
     copies: &'a Copies,
-    /// Stages in all.
-    stages: Reg<U32>,
     turn: Turn,
     pass: usize,
 }
@@ -145,15 +143,19 @@ impl Consumer {
         pass: usize,
     ) {
         let turn = parts.pipe.start(k, copies, tile.stages);
-        let walk = Walk { operands, parts, copies, stages: tile.stages, turn, pass };
+        let walk = Walk { operands, copies, turn, pass };
         self.load_words(k, operands, walk.turn.here, 0);
         self.load_tokens(k, operands, 0, Step { unit: 0, slice: 0, part: 0 }, walk.turn.here);
         dequantise(k, operands, 0, 0);
         let left = k.variable(tile.stages);
         k.repeat_while(|k| {
-            for unit in 0..self.own_units() {
-                for slice in 0..SLICES {
-                    self.slice(k, &walk, unit, slice);
+            let last = self.own_units() - 1;
+            for (unit, slice) in (0..=last).flat_map(|unit| (0..SLICES).map(move |slice| (unit, slice))) {
+                let exchanges = (unit, slice) == (last, SLICES - 2);
+                let filling = exchanges.then(|| parts.pipe.exchange(k, copies, tile.stages, &walk.turn));
+                self.slice(k, &walk, unit, slice, filling.as_ref());
+                if exchanges {
+                    parts.pipe.filled(k, &walk.turn);
                 }
             }
             parts.pipe.advance(k, &walk.turn);
@@ -187,7 +189,9 @@ impl Consumer {
                 operands.multiply(k, &UnitWeights { words, scales, strips }, (own, tokens), sums);
             }
             // Nothing is read ahead here, so the next stage is awaited at the end of this one.
-            parts.pipe.exchange(k, copies, tile.stages, &turn);
+            let filling = parts.pipe.exchange(k, copies, tile.stages, &turn);
+            (0..copies.count()).for_each(|piece| k.phase("copy", |k| copies.copy(k, &filling, piece)));
+            parts.pipe.filled(k, &turn);
             parts.pipe.advance(k, &turn);
             let rest = k.sub(left, 1);
             k.set(left, rest);
@@ -195,14 +199,11 @@ impl Consumer {
         });
     }
 
-    /// Multiplies one slice, part by part, while what comes after is made ready.
-    fn slice(&self, k: &mut Builder, walk: &Walk<'_>, unit: u32, slice: u32) {
+    /// Multiplies one slice, part by part, while what comes after is made ready and the pieces of a stage are copied.
+    fn slice(&self, k: &mut Builder, walk: &Walk<'_>, unit: u32, slice: u32, mut filling: Option<&Filling>) {
         let turn = &walk.turn;
         let count = self.config.element.parts();
         let last_unit = unit + 1 == self.own_units();
-        if slice + 2 == SLICES && last_unit {
-            walk.parts.pipe.exchange(k, walk.copies, walk.stages, turn);
-        }
         for part in 0..count {
             let step = (unit * SLICES + slice) * count + part;
             let set = step as usize % 2;
@@ -221,7 +222,7 @@ impl Consumer {
                     self.load_words(k, walk.operands, stage, unit);
                 }
             }
-            self.multiply(k, walk.operands, slice as usize % 2, set, walk.pass);
+            self.multiply(k, walk, slice as usize % 2, set, filling.take());
         }
     }
 
@@ -253,12 +254,18 @@ impl Consumer {
         k.phase("load", |k| operands.tokens.load(k, set, step.slice, own, unit + part));
     }
 
-    fn multiply(&self, k: &mut Builder, operands: &FloatOperands, made: usize, set: usize, pass: usize) {
-        for (index, weights) in operands.weights.iter().enumerate() {
-            let sums = &self.sums[pass * operands.weights.len() + index];
-            for (&sums, &tokens) in sums.iter().zip(operands.tokens.fragments(set)) {
-                k.mma(element(self.config.element), sums, weights.fragment(made), tokens);
-            }
+    fn multiply(&self, k: &mut Builder, walk: &Walk<'_>, made: usize, set: usize, filling: Option<&Filling>) {
+        let (weights, tokens) = (&walk.operands.weights, walk.operands.tokens.fragments(set));
+        let (count, pieces) = (weights.len() * tokens.len(), walk.copies.count());
+        // As soon as they go without keeping multiplications waiting: with few stages, the next one is asked for soon.
+        let together = pieces.div_ceil(count);
+        for number in 0..count {
+            let (fragment, eight) = (number / tokens.len(), number % tokens.len());
+            let sums = self.sums[walk.pass * weights.len() + fragment][eight];
+            k.mma(element(self.config.element), sums, weights[fragment].fragment(made), tokens[eight]);
+            let Some(filling) = filling else { continue };
+            let [first, end] = [number, number + 1].map(|number| (number * together).min(pieces));
+            (first..end).for_each(|piece| k.phase("copy", |k| walk.copies.copy(k, filling, piece)));
         }
     }
 }

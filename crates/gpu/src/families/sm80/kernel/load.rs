@@ -1,8 +1,11 @@
 //! What each thread copies of a stage: pieces of sixteen bytes, in rounds of one piece per thread.
 //!
 //! Where a piece comes from is worked out once per tile; from stage to stage only its distance along k changes. Tokens beyond the
-//! tile's come as zeros, and so do columns and units of weights beyond k, which only the last stage has: so all others are copied without
-//! asking. Rows of weights beyond the last chunk are replaced by those of that: their sums are not stored.
+//! tile's come as zeros, and so do columns and units of weights beyond k. Rows of weights beyond the last chunk are replaced by those of
+//! that: their sums are not stored.
+//!
+//! Pieces are copied one by one between multiplications, without a branch: behind one the assembler would have nothing to put them between, and
+//! all warps would copy at the same time, right after the barrier, while no tensor core has anything to do.
 //!
 //! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that pieces that are read
 //! together lie in different banks. Tokens that stay codes have been arranged in strips, and lie in a stage as they come.
@@ -21,12 +24,21 @@ const PIECE: u32 = 16;
 pub(super) struct Copies {
     tokens: Vec<Piece>,
     weights: Vec<Piece>,
-    /// Stages before this block's first, and those that k fills to their end.
+    /// Stages before this block's first.
     first_stage: Reg<U32>,
-    whole_stages: Reg<U32>,
     units: u32,
     /// Whether tokens stay codes.
     codes: bool,
+}
+
+/// A stage that is being copied.
+pub(super) struct Filling {
+    /// Where it goes.
+    place: Reg<U32>,
+    /// Of tokens and of weights: bytes from the first stage to this one, and what of k has passed, in columns or units.
+    along: [(Reg<U64>, Reg<U32>); 2],
+    /// Whether there is such a stage, where that is a question.
+    exists: Option<ptx::Pred>,
 }
 
 /// One piece, in the first stage.
@@ -35,8 +47,6 @@ struct Piece {
     from: Reg<U64>,
     /// Where it goes, from the start of the stage.
     to: Place,
-    /// Bytes that there are of it in a whole stage, where that is a question.
-    bytes: Option<Reg<U32>>,
     /// Columns of k, or units, that there still are from there on: none or less means zeros. Nothing where there always are some.
     left: Option<Reg<S32>>,
     /// Whether there is such a piece: the last round may need fewer threads.
@@ -80,64 +90,50 @@ impl Copies {
                 weights.piece(k, parts, tile, number, to)
             })
             .collect();
-        let columns = k.shr(tile.k, (config.units * UNIT).trailing_zeros());
-        let whole_stages = k.sub(columns, tile.first_stage);
-        Copies { tokens, weights: pieces, first_stage: tile.first_stage, whole_stages, units: config.units, codes }
+        Copies { tokens, weights: pieces, first_stage: tile.first_stage, units: config.units, codes }
     }
 
-    /// Copies this thread's pieces of one of the first stages to a place.
-    pub fn early_stage(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>) {
-        self.pieces(k, stage, place, true);
+    /// How many pieces there are.
+    pub fn count(&self) -> usize {
+        self.tokens.len() + self.weights.len()
     }
 
-    /// The same in the main loop, without asking where k goes on.
-    pub fn stage(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>) {
-        // Where a second block has but the last stage, that number is negative.
-        let whole = k.lt(stage.cast::<S32>(), self.whole_stages.cast::<S32>());
-        k.if_else(whole, |k| self.pieces(k, stage, place, false), |k| self.pieces(k, stage, place, true));
-    }
-
-    /// The pieces of a stage that may end before its end, or of one that does not.
-    fn pieces(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>, ends: bool) {
+    /// Begins to copy a stage, if it exists, to a place.
+    pub fn fill(&self, k: &mut Builder, stage: Reg<U32>, place: Reg<U32>, exists: Option<ptx::Pred>) -> Filling {
         let stage = k.add(stage, self.first_stage);
         let unit = k.mul(stage, self.units);
-        let column = k.mul(unit, UNIT);
-        let tokens = match self.codes {
-            true => (&self.tokens, k.mul_wide(unit, STRIP_CODES + STRIP_SCALES), unit),
-            false => (&self.tokens, k.mul_wide(column, 2), column),
+        let tokens = if self.codes {
+            (k.mul_wide(unit, STRIP_CODES + STRIP_SCALES), unit)
+        } else {
+            let column = k.mul(unit, UNIT);
+            (k.mul_wide(column, 2), column)
         };
-        for (pieces, along, passed) in [tokens, (&self.weights, k.mul_wide(unit, CHUNK_BYTES), unit)] {
-            let mut last: Option<[Reg<U32>; 2]> = None;
-            for piece in pieces {
-                let to = match last {
-                    Some([shared, to]) if shared.id() == piece.to.shared.id() => to,
-                    _ => k.add(piece.to.shared, place),
-                };
-                last = Some([piece.to.shared, to]);
-                piece.copy(k, to, along, ends.then_some(passed));
-            }
-        }
+        Filling { place, along: [tokens, (k.mul_wide(unit, CHUNK_BYTES), unit)], exists }
     }
-}
 
-impl Piece {
-    /// Copies the piece so far along k; what has passed of k is given where it may end.
-    fn copy(&self, k: &mut Builder, to: Reg<U32>, along: Reg<U64>, passed: Option<Reg<U32>>) {
-        let from = k.add(self.from, along);
-        let bytes = match (passed, self.left) {
-            (Some(passed), Some(left)) => {
-                let there = k.gt(left, passed.cast::<S32>());
-                Some(k.select(there, PIECE, 0u32))
-            }
-            _ => self.bytes,
+    /// Copies one of the pieces of a stage.
+    pub fn copy(&self, k: &mut Builder, filling: &Filling, index: usize) {
+        let ((along, passed), piece) = match self.tokens.get(index) {
+            Some(piece) => (filling.along[0], piece),
+            None => (filling.along[1], &self.weights[index - self.tokens.len()]),
         };
-        let (to, from) = (Addr::<Shared>::of(to).plus(self.to.further.cast_signed()), Addr::<Global>::of(from));
+        let to = k.add(piece.to.shared, filling.place);
+        let to = Addr::<Shared>::of(to).plus(piece.to.further.cast_signed());
+        let from = Addr::<Global>::of(k.add(piece.from, along));
+        let bytes = piece.left.map(|left| {
+            let there = k.gt(left, passed.cast::<S32>());
+            k.select(there, PIECE, 0u32)
+        });
+        let guard = match (piece.exists, filling.exists) {
+            (Some(piece), Some(stage)) => Some(k.both(piece, stage)),
+            (one, other) => one.or(other),
+        };
         let copy = |k: &mut Builder| match bytes {
             Some(bytes) => k.thread_copy_filled(to, from, PIECE, bytes),
             None => k.thread_copy(to, from, PIECE),
         };
-        match self.exists {
-            Some(exists) => k.when(exists, copy),
+        match guard {
+            Some(guard) => k.when(guard, copy),
             None => copy(k),
         }
     }
@@ -190,8 +186,7 @@ fn token_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exi
     let left = k.sub(tile.k, column);
     let inside = k.lt(token, tile.tokens);
     let left: Reg<U32> = k.select(inside, left, 0u32);
-    let bytes = k.select(inside, PIECE, 0u32);
-    Piece { from, to, bytes: Some(bytes), left: Some(left.cast()), exists }
+    Piece { from, to, left: Some(left.cast()), exists }
 }
 
 /// A piece of eight tokens that stay codes: a unit has as many strips of them as a tile has eights.
@@ -209,14 +204,9 @@ fn strip_piece(k: &mut Builder, parts: &Parts, tile: &Tile, Number { number, exi
     let from = k.mul_wide_add(at, PIECE, from);
     let token = k.mul(strip, STRIP_ROWS);
     let inside = k.lt(token, tile.tokens);
-    let bytes = k.select(inside, PIECE, 0u32);
-    // A stage of one unit has that unit.
-    let left = (config.units > 1).then(|| {
-        let left = k.sub(tile.depth, unit);
-        let left: Reg<U32> = k.select(inside, left, 0u32);
-        left.cast()
-    });
-    Piece { from, to, bytes: Some(bytes), left, exists }
+    let left = k.sub(tile.depth, unit);
+    let left: Reg<U32> = k.select(inside, left, 0u32);
+    Piece { from, to, left: Some(left.cast()), exists }
 }
 
 /// The weights of a tile, for one pass.
@@ -282,6 +272,6 @@ impl Weights {
         let from = k.mul_wide_add(offset, 1, from);
         // A stage of one unit has that unit.
         let left = (parts.config.units > 1).then(|| k.sub(tile.depth, unit).cast());
-        Piece { from, to, bytes: None, left, exists }
+        Piece { from, to, left, exists }
     }
 }

@@ -3,12 +3,13 @@
 //! Every thread copies its pieces of a stage and closes a group for them, also where there are none, so that groups and stages count
 //! alike. While stage s is multiplied, stage s + 1 is already read: so in the middle of s all threads wait for their copies of s + 1
 //! and meet at the block's barrier. That tells each of them two things: s + 1 is there, and stage s − 1 has been read by all, so its
-//! place can be filled with stage s − 1 + `stages`. Nothing else touches groups or that barrier while stages are in use.
+//! place can be filled with stage s − 1 + `stages`, which is done piece by piece between the multiplications that follow. Nothing else touches
+//! groups or that barrier while stages are in use.
 
 use ptx::{Builder, Reg, SharedRegion, U32};
 
 use super::WarpMultiplySpec;
-use super::load::Copies;
+use super::load::{Copies, Filling};
 use op::Schedule;
 
 /// The stages.
@@ -44,9 +45,14 @@ impl Pipeline {
         if self.config.passes() > 1 || self.config.schedule == Schedule::Persistent {
             k.sync_threads();
         }
-        self.ask(k, &turn, |k| copies.early_stage(k, turn.asked, turn.free));
-        for _ in 1..self.config.stages - 1 {
-            self.ask_more(k, stages, &turn, |k| copies.early_stage(k, turn.asked, turn.free));
+        for stage in 0..self.config.stages - 1 {
+            let filling = k.phase("copy", |k| {
+                // There is a first stage.
+                let exists = (stage > 0).then(|| k.lt(turn.asked, stages));
+                copies.fill(k, turn.asked, turn.free, exists)
+            });
+            (0..copies.count()).for_each(|piece| k.phase("copy", |k| copies.copy(k, &filling, piece)));
+            self.filled(k, &turn);
         }
         k.phase("wait", |k| {
             k.thread_wait(self.config.stages - 2);
@@ -56,37 +62,32 @@ impl Pipeline {
         turn
     }
 
-    /// In the middle of a stage: the next one is there, and the one before it is filled anew.
-    pub fn exchange(&self, k: &mut Builder, copies: &Copies, stages: Reg<U32>, turn: &Turn) {
+    /// In the middle of a stage: the next one is there, and the one before it may be filled anew.
+    pub fn exchange(&self, k: &mut Builder, copies: &Copies, stages: Reg<U32>, turn: &Turn) -> Filling {
         k.phase("wait", |k| {
             k.thread_wait(self.config.stages - 3);
             k.sync_threads();
         });
-        self.ask_more(k, stages, turn, |k| copies.stage(k, turn.asked, turn.free));
+        k.phase("copy", |k| {
+            let more = k.lt(turn.asked, stages);
+            copies.fill(k, turn.asked, turn.free, Some(more))
+        })
+    }
+
+    /// All pieces of a stage have been asked for: closes their group.
+    pub fn filled(&self, k: &mut Builder, turn: &Turn) {
+        k.phase("copy", |k| {
+            k.thread_commit();
+            let asked = k.add(turn.asked, 1);
+            k.set(turn.asked, asked);
+            self.follow(k, turn.free, turn.free);
+        });
     }
 
     /// Goes on to the next stage.
     pub fn advance(&self, k: &mut Builder, turn: &Turn) {
         k.set(turn.here, turn.next);
         self.follow(k, turn.here, turn.next);
-    }
-
-    /// Copies the next stage to its place, if there is one, and closes a group.
-    fn ask_more(&self, k: &mut Builder, stages: Reg<U32>, turn: &Turn, copy: impl FnOnce(&mut Builder)) {
-        self.ask(k, turn, |k| {
-            let more = k.lt(turn.asked, stages);
-            k.if_(more, copy);
-        });
-    }
-
-    fn ask(&self, k: &mut Builder, turn: &Turn, copy: impl FnOnce(&mut Builder)) {
-        k.phase("copy", |k| {
-            copy(k);
-            k.thread_commit();
-            let asked = k.add(turn.asked, 1);
-            k.set(turn.asked, asked);
-            self.follow(k, turn.free, turn.free);
-        });
     }
 
     /// The address of the stage after another.
