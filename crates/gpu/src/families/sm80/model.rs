@@ -5,7 +5,7 @@
 //! was measured, in whichever order the instructions stand; longer where so few warps are there that they do not hide each other's waits. A tile
 //! is that many units, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory
 //! once, fast if enough bytes are asked for ahead. The larger of the two times, a part of the smaller, and what launching takes, is the prediction.
-//! It has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within two percent of the best.
+//! It has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within four percent of the best.
 
 use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
