@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use format::{Dense, Values};
 use gpu::experts::device::{DeviceExperts, ExpertQueue};
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
+use gpu::experts::product::ProductKernel;
 use gpu::experts::route::RouteSpec;
 use gpu::families::sm90;
 use gpu::families::sm90::kernel::MultiplySpec;
@@ -449,7 +450,7 @@ fn timing() -> Result<Value> {
             let bytes = placed.workspace_bytes(tokens as u32);
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
-            let chosen = LayerKernels::choose(shape, tokens as u32)?;
+            let chosen = LayerKernels::choose(placed.family(), shape, tokens as u32)?;
             let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
                 let launches = placed.launches(kernels, &call, spaces[space].address())?;
@@ -483,8 +484,7 @@ fn timing() -> Result<Value> {
             let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
             println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
             let mut others = Vec::new();
-            let tile = chosen.gate_up.tokens;
-            for other in tiles(tile).into_iter().flat_map(|tile| candidates(shape, tile)) {
+            for other in tiles(chosen.gate_up.tokens()).into_iter().flat_map(|tile| candidates(shape, tile)) {
                 let (total, kernels) = (whole(&other)?, apart(&other)?);
                 let products = &kernels[kernels.len() - 3..kernels.len() - 1];
                 let [gate_up, down] = [other.gate_up, other.down].map(|spec| size(&spec));
@@ -502,11 +502,12 @@ fn timing() -> Result<Value> {
 fn candidates(shape: &LayerShape, tile: u32) -> Vec<LayerKernels> {
     let [gates, downs] = [shape.gate_up(), shape.down()].map(|product| sm90::experts::kernels(&product, tile));
     let pick = |all: &[MultiplySpec], index: usize| all.get(index).or(all.last()).copied();
-    let both = |index| Some(LayerKernels { gate_up: pick(&gates, index)?, down: pick(&downs, index)? });
+    let both = |index| Some(LayerKernels { gate_up: pick(&gates, index)?.into(), down: pick(&downs, index)?.into() });
     (0..gates.len().max(downs.len())).filter_map(both).collect()
 }
 
-fn size(spec: &MultiplySpec) -> String {
+fn size(kernel: &ProductKernel) -> String {
+    let ProductKernel::Sm90(spec) = kernel else { return format!("{kernel:?}") };
     let MultiplySpec { tokens, columns, stages, units, epilogue, .. } = spec;
     format!("{tokens}x{columns} {stages}x{units} r{} {epilogue}", spec.resident())
 }
@@ -554,7 +555,7 @@ fn parts() -> Result<Value> {
             let bytes = placed.workspace_bytes(tokens as u32);
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
-            let kernels = LayerKernels::choose(shape, tokens as u32)?;
+            let kernels = LayerKernels::choose(placed.family(), shape, tokens as u32)?;
             let mut times = Vec::new();
             for (what, left_out) in LEFT_OUT {
                 if what == EVEN {

@@ -11,8 +11,7 @@ use ptx::{
 
 use op::Output;
 
-use super::NOBODY;
-use crate::launch::Spec;
+use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -48,23 +47,23 @@ impl CombineSpec {
     }
 }
 
-impl Spec for CombineSpec {
-    fn kernel(self) -> Result<Kernel, Error> {
-        kernel(self)
+impl Portable for CombineSpec {
+    fn kernel_for(self, target: Target) -> Result<Kernel, Error> {
+        kernel(self, target)
     }
 }
 
 /// Builds the kernel. Its arguments, in order: rows `[rows, columns]`, inverse `[tokens, top]`, weights `[tokens, top]` if there are
 /// some, the addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
-pub fn kernel(spec: CombineSpec) -> Result<Kernel, Error> {
+pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
-    let mut k = Builder::new("combine", Target::Sm90a, launch);
+    let mut k = Builder::new("combine", target, launch);
     let (rows, inverse) = (k.pointer("rows"), k.pointer("inverse"));
     let weights = spec.weighted.then(|| k.pointer("weights"));
     let addend = spec.addend.map(|ty| (ty, k.pointer("addend")));
     let out = k.pointer("out");
     let (tokens, columns): (Reg<U32>, Reg<U32>) = (k.param("tokens"), k.param("columns"));
-    k.launch_dependents();
+    launch_dependents(&mut k, target);
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
     let place = k.mul_add(block, THREADS, thread);
     let units = k.shr(columns, spec.columns().trailing_zeros());
@@ -72,7 +71,7 @@ pub fn kernel(spec: CombineSpec) -> Result<Kernel, Error> {
     let before = k.mul(token, units);
     let unit = k.sub(place, before);
     let exists = k.lt(token, tokens);
-    k.grid_dependency_wait();
+    await_predecessor(&mut k, target);
     k.if_(exists, |k| {
         let sums: Vec<Reg<F32>> = (0..spec.columns()).map(|_| k.variable(0.0)).collect();
         for first in (0..spec.top).step_by(TOGETHER as usize) {

@@ -18,11 +18,11 @@ use op::{Error, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use super::packed::PackedExpert;
+use super::product::ProductFamily;
 use super::route::RouteSpec;
 use crate::device::{self, Device, Readers};
 use crate::driver::{DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
-use crate::families::sm90::Sm90;
-use crate::family::Family;
+use crate::families::FAMILY_VARIABLE;
 use crate::launch::Launch;
 use crate::operands::{ALIGNMENT, check_place};
 
@@ -34,6 +34,7 @@ const REMEMBERED: usize = 512;
 pub struct DeviceExperts {
     shape: LayerShape,
     device: &'static Device,
+    family: ProductFamily,
     weights: LayerWeights,
     bytes: usize,
     memory: Arc<Placed>,
@@ -68,11 +69,13 @@ impl DeviceExperts {
         shape.check()?;
         graveyard::sweep();
         let device = Device::of(device)?;
-        if device.family.name() != Sm90.name() {
-            let reason = format!("there are no kernels for layers of experts on {}", device.facts.name);
-            let remedy = "use a Hopper GPU (H100, H200, GH200), or a CPU backend".to_owned();
+        let Some(family) = ProductFamily::of(device) else {
+            let reason = format!("family {} has no kernels for layers of experts", device.family.name());
+            let remedy = format!(
+                "set {FAMILY_VARIABLE}=sm80, whose kernels run on every GPU since Ampere, or use a CPU backend"
+            );
             return Err(Error::Unavailable { backend: device::NAME, reason, remedy });
-        }
+        };
         let stream = Stream::new(device.context)?;
         let stride: usize = shape.matrix_bytes().iter().sum();
         let count = shape.experts as usize;
@@ -109,12 +112,17 @@ impl DeviceExperts {
         let weights = LayerWeights { matrices: memory[0].address(), factors, biases };
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None })
+        Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::new(memory), shared: None })
     }
 
     /// Whether there are kernels for layers of experts on a device.
     pub fn runs_on(device: usize) -> bool {
-        Device::of(device).is_ok_and(|device| device.family.name() == Sm90.name())
+        Device::of(device).is_ok_and(|device| ProductFamily::of(device).is_some())
+    }
+
+    /// The family that its products are taken from.
+    pub fn family(&self) -> ProductFamily {
+        self.family
     }
 
     /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and results, how many
@@ -127,8 +135,8 @@ impl DeviceExperts {
             let [found, expected] = [shape, expected].map(|shape| format!("{shape:?}"));
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }
-        let (device, weights, bytes) = (self.device, self.weights, self.bytes);
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
+        let Self { device, family, weights, bytes, .. } = *self;
+        Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
     }
 
     /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the
@@ -205,7 +213,7 @@ impl DeviceExperts {
         };
         let site = LayerSite { workspace: workspace + self.shared_bytes(call.tokens), ..site };
         let of_all = LayerCall { choice: Choice::Everyone, out: workspace, addend: None, ..*call };
-        let kernels_of_all = LayerKernels::choose(&shared.shape, call.tokens)?;
+        let kernels_of_all = LayerKernels::choose(shared.family, &shared.shape, call.tokens)?;
         let mut launches = layer::launches(&shared.shape, &kernels_of_all, &shared.weights, &of_all, site);
         let call = LayerCall { addend: Some((Output::F32, workspace)), ..*call };
         launches.extend(layer::launches(&self.shape, kernels, &self.weights, &call, site));
@@ -349,7 +357,7 @@ impl ExpertQueue {
             Some(ready) => ready.kernels,
             None => {
                 self.check(layer, call)?;
-                LayerKernels::choose(&layer.shape, call.tokens)?
+                LayerKernels::choose(layer.family, &layer.shape, call.tokens)?
             }
         };
         let address = match workspace {
@@ -388,7 +396,7 @@ impl ExpertQueue {
         if self.ready.get(&key).is_some_and(|ready| ready.is_for(layer, call)) {
             return Ok(key);
         }
-        let kernels = LayerKernels::choose(&layer.shape, call.tokens)?;
+        let kernels = LayerKernels::choose(layer.family(), &layer.shape, call.tokens)?;
         self.prepare_with(layer, call, lent, kernels)?;
         Ok(key)
     }

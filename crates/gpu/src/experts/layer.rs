@@ -5,15 +5,16 @@
 
 use op::{Activation, Error, Gate, Intermediate, Output, Result};
 
-use ptx::Target;
+use ptx::{Feature, Target};
 
 use super::combine::CombineSpec;
+use super::product::{ProductFamily, ProductKernel};
 use super::route::{self, RouteSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
+use super::{For, Portable};
 use crate::expand::TokenForm;
 use crate::expansion::{self, Segment};
-use crate::families::sm90;
-use crate::families::sm90::kernel::{FACTOR_BYTES, MultiplySpec};
+use crate::families::experts::FACTOR_BYTES;
 use crate::launch::{Argument, Launch};
 use crate::pack::{self, Codes};
 use crate::products::{MOST_EXPERTS, ProductOperands, ProductShape};
@@ -138,25 +139,31 @@ fn operand_bytes(activation: Activation) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerKernels {
     /// Gate and up.
-    pub gate_up: MultiplySpec,
+    pub gate_up: ProductKernel,
     /// Down.
-    pub down: MultiplySpec,
+    pub down: ProductKernel,
 }
 
 impl LayerKernels {
     /// The kernels for so many tokens.
-    pub fn choose(shape: &LayerShape, tokens: u32) -> Result<Self> {
+    pub fn choose(family: ProductFamily, shape: &LayerShape, tokens: u32) -> Result<Self> {
         let entries = tokens * shape.top;
-        let tile = sm90::experts::tile(entries, shape.experts);
-        Self::of(shape, tile, |product| sm90::experts::kernel(product, tile, entries))
+        let wide = shape.inner_activation() == Activation::F32;
+        let tile = family.tile(entries, shape.experts, wide);
+        Self::of(shape, tile, |product| family.kernel(product, tile, Some(entries)))
     }
 
     /// The kernels with tiles of so many tokens.
-    pub fn with_tile(shape: &LayerShape, tile: u32) -> Result<Self> {
-        Self::of(shape, tile, |product| sm90::experts::kernels(product, tile).first().copied())
+    pub fn with_tile(family: ProductFamily, shape: &LayerShape, tile: u32) -> Result<Self> {
+        Self::of(shape, tile, |product| family.kernel(product, tile, None))
     }
 
-    fn of(shape: &LayerShape, tile: u32, kernel: impl Fn(&ProductShape) -> Option<MultiplySpec>) -> Result<Self> {
+    /// What the kernels are assembled for.
+    fn target(&self) -> Target {
+        self.gate_up.target()
+    }
+
+    fn of(shape: &LayerShape, tile: u32, kernel: impl Fn(&ProductShape) -> Option<ProductKernel>) -> Result<Self> {
         let kernel = |product: ProductShape| {
             kernel(&product).ok_or_else(|| Error::Mismatch {
                 group: 0,
@@ -321,6 +328,13 @@ impl Maker<'_> {
         matches!(self.call.choice, Choice::Logits { .. }) && self.call.tokens <= MOST_ROUTED
     }
 
+    /// The launch of a kernel that is none of the products.
+    fn around<S: Portable>(&self, spec: S, grid: [u32; 3], arguments: Vec<Argument>) -> Launch {
+        let target = self.kernels.target();
+        let overlapping = target.has(Feature::GridDependency);
+        Launch { kernel: For { spec, target }.into(), grid, arguments, overlapping }
+    }
+
     /// Where the entries' weights are, or will be.
     fn entry_weights(&self) -> u64 {
         match self.call.choice {
@@ -338,7 +352,7 @@ impl Maker<'_> {
         arguments.extend([self.between.ids, self.between.weights].map(Argument::Pointer));
         arguments.push(Argument::U32(self.call.tokens));
         let grid = [route::blocks(self.call.tokens), 1, 1];
-        Some(Launch { kernel: spec.into(), grid, arguments, overlapping: true })
+        Some(self.around(spec, grid, arguments))
     }
 
     /// The arguments of a routing.
@@ -369,9 +383,9 @@ impl Maker<'_> {
         arguments.extend(single.then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         let run = spec.run(self.call.tokens, self.site.multiprocessors);
-        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.gate_up.tokens].map(Argument::U32));
+        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.gate_up.tokens()].map(Argument::U32));
         let grid = [self.call.tokens.div_ceil(run), 1, 1];
-        Launch { kernel: spec.into(), grid, arguments, overlapping: true }
+        self.around(spec, grid, arguments)
     }
 
     /// Bytes from one part of rows with so many columns to the next.
@@ -397,7 +411,7 @@ impl Maker<'_> {
             out: self.between.gated,
         };
         let (shape, kernel) = (self.shape.gate_up(), self.kernels.gate_up);
-        sm90::experts::launch(&shape, kernel, &operands, self.entries, self.site.multiprocessors)
+        kernel.launch(&shape, &operands, self.entries, self.site.multiprocessors)
     }
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.
@@ -414,7 +428,7 @@ impl Maker<'_> {
             k: self.shape.inner as usize,
             elements: self.entries as usize * self.shape.inner as usize,
         };
-        expansion::launches(Target::Sm90a, TokenForm::Single, &[segment])
+        expansion::launches(self.kernels.target(), TokenForm::Single, &[segment])
     }
 
     fn down(&self) -> Launch {
@@ -436,7 +450,7 @@ impl Maker<'_> {
             out: self.between.partial,
         };
         let (shape, kernel) = (self.shape.down(), self.kernels.down);
-        sm90::experts::launch(&shape, kernel, &operands, self.entries, self.site.multiprocessors)
+        kernel.launch(&shape, &operands, self.entries, self.site.multiprocessors)
     }
 
     fn combine(&self) -> Launch {
@@ -453,6 +467,6 @@ impl Maker<'_> {
         arguments.extend(call.addend.map(|(_, at)| Argument::Pointer(at)));
         arguments.extend([Argument::Pointer(call.out), Argument::U32(call.tokens), Argument::U32(shape.hidden)]);
         let grid = [spec.blocks(call.tokens, shape.hidden), 1, 1];
-        Launch { kernel: spec.into(), grid, arguments, overlapping: true }
+        self.around(spec, grid, arguments)
     }
 }

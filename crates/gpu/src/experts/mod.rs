@@ -9,8 +9,51 @@ pub mod device;
 pub mod host;
 pub mod layer;
 pub mod packed;
+pub mod product;
 pub mod route;
 pub mod sort;
+
+use std::fmt;
+use std::hash::Hash;
+
+use ptx::{Builder, Error, Feature, Kernel, Target};
+
+use crate::launch::Spec;
+
+/// A kernel that runs on every GPU for which there are products.
+pub trait Portable: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {
+    /// Builds it for a target.
+    fn kernel_for(self, target: Target) -> Result<Kernel, Error>;
+}
+
+/// Such a kernel for one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct For<S> {
+    /// Which kernel.
+    pub spec: S,
+    /// What it is assembled for.
+    pub target: Target,
+}
+
+impl<S: Portable> Spec for For<S> {
+    fn kernel(self) -> Result<Kernel, Error> {
+        self.spec.kernel_for(self.target)
+    }
+}
+
+/// Lets the next launch begin, where the target can.
+fn launch_dependents(k: &mut Builder, target: Target) {
+    if target.has(Feature::GridDependency) {
+        k.launch_dependents();
+    }
+}
+
+/// Waits for the launch before this one, unless the target has them one after the other anyhow.
+fn await_predecessor(k: &mut Builder, target: Target) {
+    if target.has(Feature::GridDependency) {
+        k.grid_dependency_wait();
+    }
+}
 
 /// The row of an entry that is nobody's.
 pub const NOBODY: u32 = u32::MAX;

@@ -13,8 +13,8 @@ use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, Spe
 
 use op::routing::{Router, Scoring};
 
+use super::{Portable, await_predecessor, launch_dependents};
 use crate::gating;
-use crate::launch::Spec;
 use crate::products::MOST_EXPERTS;
 
 /// Tokens of a block: a warp each.
@@ -361,26 +361,26 @@ pub fn blocks(tokens: u32) -> u32 {
     tokens.div_ceil(WARPS)
 }
 
-impl Spec for RouteSpec {
-    fn kernel(self) -> Result<Kernel, Error> {
-        kernel(self)
+impl Portable for RouteSpec {
+    fn kernel_for(self, target: Target) -> Result<Kernel, Error> {
+        kernel(self, target)
     }
 }
 
 /// Builds the kernel. Its arguments, in order: logits `[tokens, experts]`, the correction `[experts]` if there is one, what weights
 /// are multiplied with, ids and weights `[tokens, top]`, and the number of tokens.
-pub fn kernel(spec: RouteSpec) -> Result<Kernel, Error> {
+pub fn kernel(spec: RouteSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: 32 * WARPS, cluster: None, min_blocks: None };
-    let mut k = Builder::new("route", Target::Sm90a, launch);
+    let mut k = Builder::new("route", target, launch);
     let logits = Logits::declare(&mut k, spec);
     let (ids, weights) = (k.pointer("ids"), k.pointer("weights"));
     let tokens: Reg<U32> = k.param("tokens");
-    k.launch_dependents();
+    launch_dependents(&mut k, target);
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
     let (warp, lane) = (k.shr(thread, 5), k.and(thread, 31));
     let token = k.mul_add(block, WARPS, warp);
-    k.grid_dependency_wait();
+    await_predecessor(&mut k, target);
     let exists = k.lt(token, tokens);
     k.if_(exists, |k| {
         let Routed { expert, weight } = logits.route(k, token, lane);

@@ -20,10 +20,9 @@ use ptx::{
     Target, U32, U64,
 };
 
-use super::NOBODY;
 use super::route::{Logits, MOST_TOP, RouteSpec, Routed};
+use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 use crate::expand;
-use crate::launch::Spec;
 use crate::products::MOST_EXPERTS;
 
 /// Threads of a block, and so the most entries of its run.
@@ -510,9 +509,9 @@ impl Sort {
     }
 }
 
-impl Spec for SortSpec {
-    fn kernel(self) -> Result<Kernel, Error> {
-        kernel(self)
+impl Portable for SortSpec {
+    fn kernel_for(self, target: Target) -> Result<Kernel, Error> {
+        kernel(self, target)
     }
 }
 
@@ -520,14 +519,14 @@ impl Spec for SortSpec {
 /// multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows, and then the place of
 /// the rows' own; tokens `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the
 /// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
-pub fn kernel(spec: SortSpec) -> Result<Kernel, Error> {
+pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
-    let mut k = Builder::new("sort", Target::Sm90a, launch);
+    let mut k = Builder::new("sort", target, launch);
     let sort = Sort::declare(&mut k, spec);
-    k.launch_dependents();
+    launch_dependents(&mut k, target);
     k.phase("clear", |k| sort.clear(k));
-    k.grid_dependency_wait();
+    await_predecessor(&mut k, target);
     let first_token = k.mul(sort.block, sort.run);
     let left = k.sub(sort.tokens, first_token);
     let run = k.min(left, sort.run);

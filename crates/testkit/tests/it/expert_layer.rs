@@ -3,6 +3,7 @@
 use bytemuck::cast_slice;
 use gpu::Argument;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use gpu::experts::product::ProductFamily;
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::pack::Codes;
 use half::{bf16, f16};
@@ -27,6 +28,9 @@ const SHAPE: LayerShape = LayerShape {
     partial: Output::F32,
     output: Output::BF16,
 };
+
+/// Every family, where a block has as little shared memory as GPUs have.
+const FAMILIES: [ProductFamily; 2] = [ProductFamily::Sm90, ProductFamily::Sm80 { shared_bytes: 99 << 10 }];
 
 /// A device with a layer's weights and a call's tensors.
 struct Trial {
@@ -184,16 +188,21 @@ fn routings() -> [(&'static str, Vec<i32>); 4] {
 
 #[test]
 fn layers_are_right_whatever_the_routing_the_tile_and_the_schedule() {
-    let cases = routings().into_iter().flat_map(|(what, ids)| [8, 16, 64, 96].map(|tile| (what, ids.clone(), tile)));
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|(what, ids, tile)| {
+    let cases = routings().into_iter().flat_map(|(what, ids)| {
+        let tiles = [8, 16, 64, 96].map(|tile| (ProductFamily::Sm90, tile)).into_iter();
+        // Few tokens and many.
+        let others = [8, 64].map(|tile| (FAMILIES[1], tile));
+        tiles.chain(others).map(move |(family, tile)| (what, ids.clone(), family, tile))
+    });
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(what, ids, family, tile)| {
         let weights = weights(ids.len());
         let trial = Trial::new(SHAPE, &ids, &weights, false);
-        let kernels = LayerKernels::with_tile(&SHAPE, tile).unwrap();
+        let kernels = LayerKernels::with_tile(family, &SHAPE, tile).unwrap();
         let routed = routed(&SHAPE, &ids, &weights);
         let first = trial.run(&kernels, Schedule::Earliest);
-        trial.check(&format!("{what}, tiles of {tile}"), &routed, &first);
+        trial.check(&format!("{what}, {family:?}, tiles of {tile}"), &routed, &first);
         for schedule in [Schedule::Latest, Schedule::Random(2)] {
-            assert_eq!(trial.run(&kernels, schedule), first, "{what}, tiles of {tile}, {schedule}");
+            assert_eq!(trial.run(&kernels, schedule), first, "{what}, {family:?}, tiles of {tile}, {schedule}");
         }
     });
 }
@@ -220,8 +229,8 @@ fn every_kind_of_layer_is_right() {
         let ids = &routings()[0].1[..18];
         let weights = weights(ids.len());
         let trial = Trial::new(shape, ids, &weights, what == "gelu");
-        for tile in [8, 64] {
-            let kernels = LayerKernels::with_tile(&shape, tile).unwrap();
+        for (family, tile) in FAMILIES.into_iter().flat_map(|family| [(family, 8), (family, 64)]) {
+            let kernels = LayerKernels::with_tile(family, &shape, tile).unwrap();
             trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, Schedule::Random(1)));
         }
     });
@@ -230,11 +239,11 @@ fn every_kind_of_layer_is_right() {
 #[test]
 fn an_expert_of_everyone_needs_neither_ids_nor_weights() {
     let shape = LayerShape { experts: 1, top: 1, biased: true, output: Output::F32, ..SHAPE };
-    for tokens in [3, 40] {
+    for (tokens, family) in [3, 40].into_iter().zip(FAMILIES) {
         let (ids, weights) = (vec![0; tokens], vec![1.0; tokens]);
         let mut trial = Trial::new(shape, &ids, &weights, true);
         trial.call.choice = Choice::Everyone;
-        let kernels = LayerKernels::choose(&shape, tokens as u32).unwrap();
+        let kernels = LayerKernels::choose(family, &shape, tokens as u32).unwrap();
         trial.check("of everyone", &routed(&shape, &ids, &weights), &trial.run(&kernels, Schedule::Random(4)));
     }
 }
@@ -243,7 +252,7 @@ fn an_expert_of_everyone_needs_neither_ids_nor_weights() {
 fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
     let (experts, top, score) = (SHAPE.experts, SHAPE.top, Score::Softmax);
     let spec = RouteSpec { experts, top, score, renormalised: true, corrected: false, grouped: None };
-    for tokens in [5, 40] {
+    for (tokens, family) in [5, 40].into_iter().flat_map(|tokens| FAMILIES.map(|family| (tokens, family))) {
         let ids: Vec<i32> = (0..tokens).flat_map(|t: i32| [t % 6, (t + 1 + t % 5) % 6]).collect();
         let mut trial = Trial::new(SHAPE, &ids, &weights(ids.len()), false);
         let mut logits = vec![-2f32; tokens as usize * experts as usize];
@@ -256,7 +265,7 @@ fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
         let share = (1.0 / (1.0 + (-0.5f64).exp())) as f32;
         let routed: Vec<Vec<(u32, f32)>> =
             ids.chunks(2).map(|ids| vec![(ids[0] as u32, 2.0 * share), (ids[1] as u32, 2.0 * (1.0 - share))]).collect();
-        let kernels = LayerKernels::choose(&SHAPE, tokens as u32).unwrap();
+        let kernels = LayerKernels::choose(family, &SHAPE, tokens as u32).unwrap();
         trial.check("from logits", &routed, &trial.run(&kernels, Schedule::Random(3)));
     }
 }
@@ -265,15 +274,20 @@ fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
 /// numbers of the expert's and of the row's. The rest is broken in `mutations`.
 #[test]
 fn mutants_of_what_is_peculiar_to_experts_are_caught() {
+    FAMILIES.into_iter().for_each(mutants_are_caught);
+}
+
+fn mutants_are_caught(family: ProductFamily) {
     // So few that bisection looks beyond the last.
     let shape = LayerShape { experts: 5, on_input: true, biased: true, output: Output::F32, ..SHAPE };
     let ids = &routings()[3].1;
     let weights = weights(ids.len());
     let trial = Trial::new(shape, ids, &weights, false);
-    let kernels = LayerKernels::with_tile(&shape, 8).unwrap();
+    let kernels = LayerKernels::with_tile(family, &shape, 8).unwrap();
     let right = trial.run(&kernels, Schedule::Earliest);
     let peculiar = |mutant: &Mutant| {
-        let finishes = ["/foresee:", "/finish:"].iter().any(|phase| mutant.name.contains(phase));
+        let phases = ["/foresee:", "/finish:", "/finish/stage:", "/finish/store:"];
+        let finishes = phases.iter().any(|phase| mutant.name.contains(phase));
         let finishes = finishes && mutant.name.contains("ld.global");
         finishes || (mutant.name.contains("/prepare:") && !mutant.name.contains("mbarrier"))
     };

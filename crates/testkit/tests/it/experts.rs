@@ -2,10 +2,10 @@
 //! awkward as the machine's rules allow; and broken in every way that the simulator's nursery knows.
 
 use gpu::KernelSpec;
-use gpu::experts::NOBODY;
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::route::{self, Grouped, RouteSpec, Score};
 use gpu::experts::sort::{Ids, Rows, SortSpec};
+use gpu::experts::{For, NOBODY, Portable};
 use half::{bf16, f16};
 use op::Output;
 use ptx::Kernel;
@@ -42,6 +42,11 @@ struct Trial {
     /// What it writes first.
     result: Buffer,
     verify: Box<Verify>,
+}
+
+/// A kernel for Hopper, on which launches overlap.
+fn built(spec: impl Portable) -> Result<Kernel, op::Error> {
+    KernelSpec::from(For { spec, target: ptx::Target::Sm90a }).build()
 }
 
 impl Trial {
@@ -166,7 +171,7 @@ fn routing(spec: RouteSpec, logits: Vec<f32>) -> Trial {
         Ok(())
     };
     let launch = Invocation { grid: [route::blocks(tokens as u32), 1, 1], args };
-    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: ids, verify: Box::new(verify) }
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: ids, verify: Box::new(verify) }
 }
 
 #[test]
@@ -317,7 +322,7 @@ fn sorting(given: &Given) -> Trial {
         }
         Ok(())
     };
-    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: inverse, verify: Box::new(verify) }
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: inverse, verify: Box::new(verify) }
 }
 
 /// Ids without a pattern, different ones for each token.
@@ -416,7 +421,7 @@ fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
         }
     };
     let launch = Invocation { grid: [spec.blocks(tokens as u32, columns as u32), 1, 1], args };
-    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
 }
 
 const PLAIN: CombineSpec = CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None };
@@ -443,7 +448,7 @@ fn rows_are_added_in_the_order_of_the_tokens_experts() {
     let out = gpu.alloc("out", 2 * 32);
     let inverse = awaited(&mut gpu, "inverse", &[0u32, 1, 2, 1, 2, 0]);
     let args = vec![rows.into(), inverse.into(), out.into(), Arg::U32(2), Arg::U32(8)];
-    let kernel = KernelSpec::from(CombineSpec { weighted: false, ..PLAIN }).build().unwrap();
+    let kernel = built(CombineSpec { weighted: false, ..PLAIN }).unwrap();
     gpu.run(&kernel, &Invocation { grid: [1, 1, 1], args }, Schedule::Latest).unwrap();
     assert_eq!(read::<f32>(&gpu, out), [[0.0; 8], [1.0; 8]].concat());
 }

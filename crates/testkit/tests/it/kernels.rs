@@ -1,6 +1,7 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
 use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
+use hammerhead::gpu::experts::For;
 use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::LayerShape;
 use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
@@ -142,15 +143,17 @@ fn of_experts() -> Vec<KernelSpec> {
         .flat_map(|(product, tile)| experts::kernels(&product, tile))
         .map(KernelSpec::from)
         .collect();
+    let target = ptx::Target::Sm90a;
     let grouped = Some(Grouped { groups: 8, kept: 4 });
     let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
-    all.push(route.into());
+    all.push(For { spec: route, target }.into());
     for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats)] {
-        all.push(SortSpec { experts: 256, top: 8, ids, rows, factors: true }.into());
-        all.push(SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false }.into());
+        all.push(For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true }, target }.into());
+        let everyone = SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false };
+        all.push(For { spec: everyone, target }.into());
     }
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
-    all.push(CombineSpec { top: 22, rows, output, weighted: true, addend }.into());
+    all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend }, target }.into());
     all
 }
 

@@ -1,13 +1,20 @@
 //! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled without spills for
 //! the chips that run them.
 
+use hammerhead::gpu::experts::For;
+use hammerhead::gpu::experts::combine::CombineSpec;
+use hammerhead::gpu::experts::layer::{LayerKernels, LayerShape};
+use hammerhead::gpu::experts::product::ProductFamily;
+use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
+use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
 use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
 use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
 use hammerhead::gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
 use hammerhead::gpu::families::sm120::ArrangeSpec;
 use hammerhead::gpu::gating::Function;
+use hammerhead::gpu::pack::Codes;
 use hammerhead::gpu::{KernelSpec, expand, join};
-use hammerhead::{Epilogue, Gate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::{Error, Target};
 
 use crate::assembling::assert_assemble;
@@ -28,6 +35,7 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
     function: Function::Silu,
     output: Output::F16,
     groups: 1,
+    experts: None,
 };
 
 fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
@@ -91,8 +99,47 @@ fn every_kernel_assembles_without_spills_for_every_chip_that_runs_it() {
     let expansions = [expand::TokenForm::NvFp4, expand::TokenForm::Single]
         .map(|source| KernelSpec::from(expand::ExpandSpec::new(target, source, 1, 16)));
     let products = configs().into_iter().map(KernelSpec::from);
-    let all = products.chain(joins).chain(expansions).collect();
+    let all = products.chain(joins).chain(expansions).chain(expert_kernels(target)).collect();
     assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
+}
+
+/// The kernels of layers of experts, within the shared memory of an RTX GPU: few tokens and many, of every type, and what is around the products.
+fn expert_kernels(target: Target) -> Vec<KernelSpec> {
+    let layer = LayerShape {
+        experts: 256,
+        top: 8,
+        hidden: 7168,
+        inner: 2048,
+        gate: Gate::Silu,
+        biased: true,
+        on_input: false,
+        activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        codes: Codes::Bfloats,
+        partial: Output::F32,
+        output: Output::BF16,
+    };
+    let family = ProductFamily::Sm80 { shared_bytes: 99 << 10 };
+    let halves = LayerShape { codes: Codes::Halves, activation: Activation::F16, on_input: true, ..layer };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
+    let sizes = [(layer, [8, 16, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
+    let cases = sizes.into_iter().flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
+    let mut all: Vec<KernelSpec> = cases
+        .flat_map(|(layer, tile)| {
+            let LayerKernels { gate_up, down } = LayerKernels::with_tile(family, &layer, tile).expect("a kernel");
+            [gate_up, down].map(KernelSpec::from)
+        })
+        .collect();
+    let (grouped, score) = (Some(Grouped { groups: 8, kept: 4 }), Score::Sigmoid);
+    let route = RouteSpec { experts: 256, top: 8, score, renormalised: true, corrected: true, grouped };
+    let sort = SortSpec { experts: 256, top: 8, ids: Ids::Routed(route), rows: Rows::Floats, factors: true };
+    let combine = CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None };
+    all.extend([
+        For { spec: route, target }.into(),
+        For { spec: sort, target }.into(),
+        For { spec: combine, target }.into(),
+    ]);
+    all
 }
 
 /// Kernels where tensor cores take NVFP4 itself: its tokens, and others against the same weights.

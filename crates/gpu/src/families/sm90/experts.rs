@@ -4,7 +4,8 @@
 use op::{Epilogue, Output, Schedule};
 use ptx::tensor_map::TensorMap;
 
-use super::kernel::{Experts, MultiplySpec, Products, Tokens, UNIT};
+use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
+use crate::families::experts::{Experts, arguments as arguments_of};
 use crate::gating::{self, Function};
 use crate::launch::{Argument, Launch};
 use crate::products::{ProductOperands, ProductShape};
@@ -115,17 +116,9 @@ pub fn launch(
         .into_iter()
         .map(|width| kernel.row_map(operands.rows, [rows, shape.k], operands.plane, width))
         .collect();
-    let mut arguments = vec![Argument::Maps(maps), Argument::Pointer(operands.layout)];
     let two = kernel.products != Products::Single;
-    arguments.push(Argument::Pointer(operands.weights[0]));
-    arguments.extend(two.then_some(Argument::Pointer(operands.weights[1])));
-    arguments.extend([Argument::U32(operands.stride), Argument::Pointer(operands.factors)]);
-    if shape.biased {
-        arguments.push(Argument::Pointer(operands.biases[0]));
-        arguments.extend(two.then_some(Argument::Pointer(operands.biases[1])));
-    }
-    arguments.extend(shape.factored.then_some(Argument::Pointer(operands.row_factors)));
-    arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
+    let mut arguments = vec![Argument::Maps(maps)];
+    arguments.extend(arguments_of(shape, operands, two));
     arguments.push(Argument::F32(gating::clamp(shape.gate)));
     let most = shape.n.div_ceil(kernel.columns) * (shape.experts.min(rows) + rows / kernel.tokens);
     let grid = [most.min(multiprocessors * kernel.resident()), 1, 1];

@@ -95,7 +95,7 @@ impl Consumer {
                 element => {
                     let plain = config.takes_codes().then(|| Weights::scale_shift(k, lane));
                     Operands::Floats(FloatOperands {
-                        weights: (0..fragments).map(|_| Weights::new(k, element, plain)).collect(),
+                        weights: (0..fragments).map(|_| Weights::new(k, element, config.codes(), plain)).collect(),
                         tokens: TokenFragments::new(k, config.tokens, lane, config.takes_codes()),
                     })
                 }

@@ -173,11 +173,13 @@ fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
         let this = k.add(this, tile.column);
         let start = element_address(k, out, [first, tile.n, this], bytes);
         let inside = k.lt(this, tile.n);
+        let biases = biases(k, tile, &column, this);
         k.if_(inside, |k| {
             each_pair(k, consumer, tile, &column, &mut |k, Pair { token, gate, up }| {
                 for neighbour in 0..2 {
-                    let value = gates.apply(k, gate[neighbour], up.map(|up| up[neighbour]));
                     let further = token + neighbour as u32;
+                    let factor = row_factor(k, tile, place, further);
+                    let value = gates.apply(k, (gate[neighbour], up.map(|up| up[neighbour])), biases, factor);
                     let exists = exists(k, tile, place, further);
                     let at = k.mul_wide_add(tile.n, further * bytes, start);
                     store_element(k, parts.config.output, Some(exists), Addr::<Global>::of(at), value);
@@ -185,6 +187,18 @@ fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
             });
         });
     }
+}
+
+/// What is added to gate and up in a column, where something is.
+fn biases(k: &mut Builder, tile: &Tile, column: &Column, this: Reg<U32>) -> [Option<Reg<F32>>; 2] {
+    let up = (!column.up.is_empty()).then(|| tile.bias(k, 1, this)).flatten();
+    [tile.bias(k, 0, this), up]
+}
+
+/// What the sums of one of a thread's tokens are multiplied with, if they are.
+fn row_factor(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Option<Reg<F32>> {
+    let token = k.add(place.token, further);
+    tile.row_factor(k, token)
 }
 
 fn exists(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Pred {
@@ -221,10 +235,14 @@ fn stage(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place
     let at = k.mul_add(place.column, bytes, base);
     let at = k.mul_add(place.token, pitch, at);
     for column in columns(consumer) {
+        let this = k.add(place.column, column.first);
+        let this = k.add(this, tile.column);
+        let biases = biases(k, tile, &column, this);
         each_pair(k, consumer, tile, &column, &mut |k, Pair { token, gate, up }| {
             for neighbour in 0..2 {
-                let value = gates.apply(k, gate[neighbour], up.map(|up| up[neighbour]));
                 let further = token + neighbour as u32;
+                let factor = row_factor(k, tile, place, further);
+                let value = gates.apply(k, (gate[neighbour], up.map(|up| up[neighbour])), biases, factor);
                 let at = Addr::<Shared>::of(at).plus((further * pitch + column.first * bytes).cast_signed());
                 store_element(k, parts.config.output, None, at, value);
             }
@@ -298,17 +316,30 @@ struct Gates {
 
 impl Gates {
     fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
-        Gates { config: parts.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp }
+        let gate = tile.factors(k, 0);
+        // Experts' factors end with those of their last matrix.
+        let up = if parts.config.products == Products::Single { gate } else { tile.factors(k, 1) };
+        Gates { config: parts.config, gate, up, clamp: parts.work.clamp }
     }
 
-    fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
-        let gate = gating::scaled(k, gate, self.gate);
+    /// The value of sums of gate and up, times the row's factor and with their biases.
+    fn apply(
+        &self,
+        k: &mut Builder,
+        (gate, up): (Reg<F32>, Option<Reg<F32>>),
+        biases: [Option<Reg<F32>>; 2],
+        factor: Option<Reg<F32>>,
+    ) -> Reg<F32> {
+        let mut finished = |sum: Reg<F32>, factors, bias: Option<Reg<F32>>| {
+            let scaled = gating::scaled(k, sum, factors);
+            let scaled = factor.map_or(scaled, |factor| k.mul(scaled, factor));
+            bias.map_or(scaled, |bias| k.add(scaled, bias))
+        };
+        let gate = finished(gate, self.gate, biases[0]);
+        let up = up.map(|up| finished(up, self.up, biases[1]));
         match up {
             None => gating::alone(k, self.config.function, gate),
-            Some(up) => {
-                let up = gating::scaled(k, up, self.up);
-                gating::apply(k, self.config.function, gate, up, self.clamp)
-            }
+            Some(up) => gating::apply(k, self.config.function, gate, up, self.clamp),
         }
     }
 }

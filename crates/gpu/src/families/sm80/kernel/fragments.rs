@@ -4,12 +4,14 @@ use ptx::instr::{MatrixElement, Warp};
 use ptx::{Addr, Bf16x2, Builder, F16x2, Reg, Shared, U32};
 
 use super::{SLICES, STRIP_CODES, STRIP_SCALES, TOKEN_BYTES, Tokens};
-use crate::families::sm90::kernel::{codes_of_slice, scale_pair};
+use crate::families::sm90::kernel::{bfloats_of_slice, codes_of_slice, scale_pair};
+use crate::pack::Codes;
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is the strip of rows
 /// r, index 1 that of rows r + 8.
 pub(super) struct Weights {
     element: Tokens,
+    order: Codes,
     /// Where words are plain codes: by how many bits a lane shifts scales.
     plain: Option<Reg<U32>>,
     words: [[Reg<U32>; 2]; 2],
@@ -21,9 +23,10 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    pub fn new(k: &mut Builder, element: Tokens, plain: Option<Reg<U32>>) -> Self {
+    pub fn new(k: &mut Builder, element: Tokens, order: Codes, plain: Option<Reg<U32>>) -> Self {
         Weights {
             element,
+            order,
             plain,
             words: [k.registers(), k.registers()],
             scales: k.registers(),
@@ -67,7 +70,11 @@ impl Weights {
                         let pair = scale_pair(k, self.element, self.scales[row], word);
                         k.set(self.pairs[row], pair);
                     }
-                    (codes_of_slice(k, self.element, self.words[row][word], second), second)
+                    let codes = match self.order {
+                        Codes::Halves => codes_of_slice(k, self.element, self.words[row][word], second),
+                        Codes::Bfloats => bfloats_of_slice(k, self.words[row][word], second),
+                    };
+                    (codes, second)
                 }
                 Some(shift) => {
                     if slice == 0 {

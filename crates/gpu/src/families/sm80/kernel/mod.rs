@@ -25,8 +25,11 @@ use ptx::{Builder, Error, Feature, Kernel, LaunchBounds, SpecialRegister, Target
 
 use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
+use crate::families::experts::Experts;
 use crate::gating::Function;
 use crate::launch::Spec;
+use crate::pack::Codes;
+use crate::products::MOST_EXPERTS;
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 pub use work::TOKEN_WORDS;
@@ -85,6 +88,8 @@ pub struct WarpMultiplySpec {
     pub output: Output,
     /// Groups that a launch may have.
     pub groups: u32,
+    /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
+    pub experts: Option<Experts>,
 }
 
 /// How the fragments of a tile are shared out among warps.
@@ -140,15 +145,10 @@ impl WarpMultiplySpec {
         [along_n, along_k, fragments]
     }
 
-    /// Warps of a block.
-    fn warps(&self) -> u32 {
-        let Division { along_n, along_k, .. } = self.division();
-        along_n * along_k
-    }
-
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
-        32 * self.warps()
+        let Division { along_n, along_k, .. } = self.division();
+        32 * along_n * along_k
     }
 
     /// Strips of weights of one unit of a tile.
@@ -192,10 +192,21 @@ impl WarpMultiplySpec {
         (65_536 / (self.resident * self.threads()) / 8 * 8).min(MOST_REGISTERS)
     }
 
-    /// Bytes of shared memory: the stages, which are also where sums meet and values are turned around when nobody reads them any more.
-    pub fn shared_bytes(&self) -> u32 {
+    /// Bytes of the stages, which are also where sums meet and values are turned around when nobody reads them any more.
+    fn region_bytes(&self) -> u32 {
         let stages = self.stages * self.stage_bytes();
         stages.max(finish::combine_bytes(self)).max(finish::staging_bytes(self))
+    }
+
+    /// Bytes of shared memory: the stages, and what a block keeps of experts' layout.
+    pub fn shared_bytes(&self) -> u32 {
+        let layout = self.experts.map_or(0, Experts::layout_bytes);
+        self.region_bytes().next_multiple_of(16) + layout
+    }
+
+    /// What the words of weights are in order for: those of experts may be packed for the tokens that they will meet.
+    fn codes(&self) -> Codes {
+        self.experts.map_or(Codes::Halves, |experts| experts.codes)
     }
 
     /// Whether the target's tensor cores take NVFP4 itself, for which weights are packed then.
@@ -269,6 +280,24 @@ impl WarpMultiplySpec {
         if self.element == Tokens::NvFp4 && !self.takes_codes() {
             return refuse("tensor cores for NVFP4", 0, "tokens of 16 bits: this target's take nothing else");
         }
+        self.experts.map_or(Ok(()), |experts| self.check_experts(experts))
+    }
+
+    fn check_experts(&self, experts: Experts) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !(1..=MOST_EXPERTS).contains(&experts.count) {
+            return refuse("experts", experts.count, "1 to 1024");
+        }
+        if self.schedule != Schedule::Persistent {
+            return refuse(
+                "tiles of a block",
+                1,
+                "schedule=persistent: only the device knows how many tiles there are",
+            );
+        }
+        if self.takes_codes() || (experts.codes == Codes::Bfloats && self.element == Tokens::F16) {
+            return refuse("an order of weights", 0, "one that the tokens can be multiplied with");
+        }
         Ok(())
     }
 }
@@ -287,18 +316,21 @@ impl Spec for WarpMultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the next), the table
-/// of groups, the number of tiles, and the gate's limit.
+/// of groups, the number of tiles, and the gate's limit. For experts: all rows, bytes from one part of them to the next, then what
+/// [`ExpertWork`](crate::families::experts) declares, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };
     let mut k = Builder::new("nvfp4_dual_gemm_mma", config.target, launch);
-    let parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
+    let mut parts = Parts { config, work: Work::declare(&mut k, config), pipe: Pipeline::declare(&mut k, config) };
+    parts.work.declare_layout(&mut k);
     let thread = k.special(SpecialRegister::TidX);
     let consumer = consume::Consumer::new(&mut k, config, thread);
     if config.target.has(Feature::GridDependency) {
         k.launch_dependents();
         k.grid_dependency_wait();
     }
+    k.phase("prepare", |k| parts.work.fetch(k, thread));
     parts.work.each_tile(&mut k, |k, tile| {
         consumer.clear(k);
         for pass in 0..config.passes() {

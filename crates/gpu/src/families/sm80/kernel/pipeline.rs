@@ -33,7 +33,7 @@ pub(super) struct Turn {
 
 impl Pipeline {
     pub fn declare(k: &mut Builder, config: WarpMultiplySpec) -> Self {
-        Pipeline { config, region: k.shared("stages", config.shared_bytes(), 128) }
+        Pipeline { config, region: k.shared("stages", config.region_bytes(), 128) }
     }
 
     /// Asks for as many stages as there are places but one, and waits for the first, which there is. Whoever may still read what lies there

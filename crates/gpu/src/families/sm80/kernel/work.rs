@@ -1,9 +1,11 @@
 //! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; tokens, which have
-//! no tensor map here, stand in a second one.
+//! no tensor map here, stand in a second one. The experts of a layer, whose numbers of tokens only the device knows, have one shape, and
+//! stand in a layout in the device's memory, which a block copies to shared memory when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, U32, U64};
 
 use super::{Products, UNIT, WarpMultiplySpec};
+use crate::families::experts::{Expert, ExpertTiles, ExpertWork};
 use crate::table::{RECORD_BYTES, address, at, factors, locate};
 use op::Schedule;
 
@@ -13,20 +15,39 @@ pub const TOKEN_WORDS: u32 = 4;
 /// The arguments that describe the work.
 pub(super) struct Work {
     config: WarpMultiplySpec,
-    table: ParamTable,
-    token_table: ParamTable,
-    tiles: Reg<U32>,
+    groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
 }
 
+/// Where groups are described.
+enum Groups {
+    /// In tables among the arguments, with so many tiles.
+    Tables(Tables),
+    /// In the device's memory. All rows are one tensor: where it is, and bytes from one part to the next.
+    Experts { work: ExpertWork, rows: Reg<U64>, plane: Reg<U64> },
+}
+
+#[derive(Clone, Copy)]
+struct Tables {
+    groups: ParamTable,
+    tokens: ParamTable,
+    tiles: Reg<U32>,
+}
+
+/// Whose a tile is.
+enum Owner {
+    Record(ParamTable),
+    Expert(Expert),
+}
+
 /// A tile.
 pub(super) struct Tile {
-    record: ParamTable,
-    /// Where the group's tokens are, and bytes from one part to the next.
+    owner: Owner,
+    /// Where tokens are, and bytes from one part to the next.
     pub tokens_at: Reg<U64>,
     pub part_bytes: Reg<U64>,
-    /// First token of the tile within its group.
+    /// First token of the tile, from where tokens and C begin.
     pub first_token: Reg<U32>,
     /// Tokens of the tile.
     pub tokens: Reg<U32>,
@@ -46,44 +67,116 @@ pub(super) struct Tile {
 
 impl Work {
     pub fn declare(k: &mut Builder, config: WarpMultiplySpec) -> Self {
-        Work {
-            config,
-            token_table: k.table("tokens", config.groups * TOKEN_WORDS),
-            table: k.table("groups", config.groups * RECORD_BYTES / 4),
-            tiles: k.param("tiles"),
-            clamp: k.param("clamp"),
+        let groups = match config.experts {
+            None => Groups::Tables(Tables {
+                tokens: k.table("tokens", config.groups * TOKEN_WORDS),
+                groups: k.table("groups", config.groups * RECORD_BYTES / 4),
+                tiles: k.param("tiles"),
+            }),
+            Some(experts) => {
+                let (rows, plane) = (k.pointer("rows"), k.param("plane"));
+                let matrices = if config.products == Products::Single { 1 } else { 2 };
+                let tiles = ExpertTiles { columns: config.columns, threads: config.threads(), matrices };
+                Groups::Experts { work: ExpertWork::declare(k, tiles, experts), rows, plane }
+            }
+        };
+        Work { config, groups, clamp: k.param("clamp") }
+    }
+
+    /// Sets aside what the block keeps of a layout, behind everything else in shared memory.
+    pub fn declare_layout(&mut self, k: &mut Builder) {
+        if let Groups::Experts { work, .. } = &mut self.groups {
+            work.declare_layout(k);
+        }
+    }
+
+    /// Every thread: fetches the layout.
+    pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
+        if let Groups::Experts { work, .. } = &self.groups {
+            work.fetch(k, thread);
+            k.sync_threads();
         }
     }
 
     /// `body` for each tile of this block: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let block = k.special(SpecialRegister::CtaidX);
+        let tables = match &self.groups {
+            Groups::Tables(tables) => *tables,
+            Groups::Experts { work, rows, plane } => return self.each_expert_tile(k, work, [*rows, *plane], body),
+        };
         match self.config.schedule {
             Schedule::PerTile => {
-                let tile = self.find(k, block, None);
+                let tile = self.find(k, tables, block, None);
                 body(k, tile);
             }
             Schedule::SplitK => {
                 let (number, half) = (k.shr(block, 1), k.and(block, 1));
-                let tile = self.find(k, number, Some(half));
+                let tile = self.find(k, tables, number, Some(half));
                 body(k, tile);
             }
             Schedule::Persistent => {
                 let blocks = k.special(SpecialRegister::NctaidX);
                 let number = k.variable(block);
                 k.repeat_while(|k| {
-                    let tile = self.find(k, number, None);
+                    let tile = self.find(k, tables, number, None);
                     body(k, tile);
                     let next = k.add(number, blocks);
                     k.set(number, next);
-                    k.lt(number, self.tiles)
+                    k.lt(number, tables.tiles)
                 });
             }
         }
     }
 
-    fn find(&self, k: &mut Builder, number: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
-        let (group, record) = locate(k, self.table, self.config.groups, number);
+    /// The same over the tiles that a layout says there are. A block may have none.
+    fn each_expert_tile(
+        &self,
+        k: &mut Builder,
+        work: &ExpertWork,
+        places: [Reg<U64>; 2],
+        body: impl FnOnce(&mut Builder, Tile),
+    ) {
+        let (block, blocks) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::NctaidX));
+        let (tiles, number) = (work.count(k), k.variable(block));
+        k.loop_while(
+            |k| k.lt(number, tiles),
+            |k| {
+                let tile = self.find_expert(k, work, places, number);
+                body(k, tile);
+                let next = k.add(number, blocks);
+                k.set(number, next);
+            },
+        );
+    }
+
+    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, places: [Reg<U64>; 2], number: Reg<U32>) -> Tile {
+        let found = work.locate(k, number);
+        let (column_tile, token_tile) =
+            (k.div(found.inside, found.token_tiles), k.rem(found.inside, found.token_tiles));
+        let before = k.mul(token_tile, self.config.tokens);
+        let left = k.sub(found.m, before);
+        let depth = work.depth(k);
+        let [first_stage, stages] = self.share(k, depth, None);
+        Tile {
+            owner: Owner::Expert(found.expert),
+            tokens_at: places[0],
+            part_bytes: places[1],
+            first_token: k.add(found.first_row, before),
+            tokens: k.min(left, self.config.tokens),
+            m: found.m,
+            n: work.n,
+            k: work.k,
+            column: k.mul(column_tile, self.config.columns),
+            depth,
+            first_stage,
+            stages,
+            half: None,
+        }
+    }
+
+    fn find(&self, k: &mut Builder, tables: Tables, number: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
+        let (group, record) = locate(k, tables.groups, self.config.groups, number);
         let [first_tile, token_tiles, tile_tokens, m, n, depth] =
             [at::FIRST_TILE, at::TOKEN_TILES, at::TILE_TOKENS, at::M, at::N, at::K]
                 .map(|place| k.table_word::<U32>(record, place));
@@ -95,10 +188,10 @@ impl Work {
         let units = k.add(depth, UNIT - 1);
         let units = k.shr(units, UNIT.trailing_zeros());
         let [first_stage, stages] = self.share(k, units, half);
-        let place = k.table_row(self.token_table, group, TOKEN_WORDS * 4);
+        let place = k.table_row(tables.tokens, group, TOKEN_WORDS * 4);
         let [low, high, part_low, part_high] = [0, 4, 8, 12].map(|word| k.table_word::<U32>(place, word));
         Tile {
-            record,
+            owner: Owner::Record(record),
             tokens_at: k.pack_words(low, high),
             part_bytes: k.pack_words(part_low, part_high),
             first_token,
@@ -130,19 +223,49 @@ impl Work {
 impl Tile {
     /// Where the packed weights of a pass are: one matrix, or gate and up.
     pub fn weights(&self, k: &mut Builder, products: Products, pass: u32) -> Vec<Reg<U64>> {
+        let mut of = |matrix: u32| match &self.owner {
+            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
+            Owner::Expert(expert) => expert.weights(k, matrix),
+        };
         match products {
-            Products::Interleaved => [0, 1].map(|matrix| address(k, self.record, at::GATE + 8 * matrix)).to_vec(),
-            Products::Sequential | Products::Single => vec![address(k, self.record, at::GATE + 8 * pass)],
+            Products::Interleaved => vec![of(0), of(1)],
+            Products::Sequential | Products::Single => vec![of(pass)],
         }
     }
 
     /// Where C is, or where planes of sums begin.
     pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        address(k, self.record, at::OUT)
+        match &self.owner {
+            Owner::Record(record) => address(k, *record, at::OUT),
+            Owner::Expert(expert) => expert.out,
+        }
     }
 
     /// The two factors of a matrix's sums.
     pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        factors(k, self.record, matrix)
+        match &self.owner {
+            Owner::Record(record) => factors(k, *record, matrix),
+            Owner::Expert(expert) => expert.factors(k, matrix),
+        }
+    }
+
+    /// What is added to a matrix's sums in a column, if something is.
+    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>) -> Option<Reg<F32>> {
+        match &self.owner {
+            Owner::Record(_) => None,
+            Owner::Expert(expert) => expert.bias(k, matrix, column, self.n),
+        }
+    }
+
+    /// What the sums of a token of the tile are multiplied with, if they are; beyond the last token it is that one's.
+    pub fn row_factor(&self, k: &mut Builder, token: Reg<U32>) -> Option<Reg<F32>> {
+        let Owner::Expert(expert) = &self.owner else { return None };
+        if !expert.is_factored() {
+            return None;
+        }
+        let last = k.sub(self.tokens, 1);
+        let token = k.min(token, last);
+        let row = k.add(self.first_token, token);
+        expert.row_factor(k, row)
     }
 }

@@ -162,7 +162,7 @@ pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, s
 }
 
 /// The same of a word that is in order for bfloat16.
-fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     const KEPT: u32 = 0x81c0_81c0;
     if second == 0 {
         let shifted = k.shl(word, 3);

@@ -7,7 +7,7 @@
 //!
 //! Every strategy is made of the same phases. A [`MultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
-//! - `work`: the groups, and which tile of which group a block computes next; `experts` where only the device knows them;
+//! - `work`: the groups, and which tile of which group a block computes next, also where only the device knows them;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
 //! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by bulk copy;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
@@ -26,7 +26,6 @@
 mod combine;
 mod consume;
 mod epilogue;
-mod experts;
 mod fragments;
 mod pipeline;
 mod produce;
@@ -38,10 +37,10 @@ use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
-pub use experts::{Experts, FACTOR_BYTES};
-pub(crate) use fragments::{codes_of_slice, scale_pair};
+pub(crate) use fragments::{bfloats_of_slice, codes_of_slice, scale_pair};
 
 pub use crate::families::choice::{CAPACITIES, Products, Tokens};
+use crate::families::experts::Experts;
 use crate::gating::Function;
 use crate::launch::Spec;
 use crate::pack::Codes;

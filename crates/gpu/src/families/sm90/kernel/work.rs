@@ -7,8 +7,8 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
-use super::experts::{Expert, ExpertWork};
-use super::{MultiplySpec, UNIT};
+use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
+use crate::families::experts::{Expert, ExpertTiles, ExpertWork};
 use crate::table::{RECORD_BYTES, address, at, factors, locate};
 use op::Schedule;
 
@@ -74,7 +74,11 @@ impl Work {
             None => {
                 Groups::Table { table: k.table("groups", config.groups * RECORD_BYTES / 4), tiles: k.param("tiles") }
             }
-            Some(experts) => Groups::Experts(ExpertWork::declare(k, config, experts)),
+            Some(experts) => {
+                let matrices = if config.products == Products::Single { 1 } else { 2 };
+                let tiles = ExpertTiles { columns: config.columns, threads: config.threads(), matrices };
+                Groups::Experts(ExpertWork::declare(k, tiles, experts))
+            }
         };
         Work { config, maps, groups, clamp: k.param("clamp") }
     }
@@ -141,7 +145,7 @@ impl Work {
         body: impl FnOnce(&mut Builder, Tile, Reg<U32>),
     ) {
         let blocks = k.special(SpecialRegister::NctaidX);
-        let tiles = work.tiles(k);
+        let tiles = work.count(k);
         let (number, round) = (k.variable(block), k.variable(0));
         k.loop_while(
             |k| k.lt(number, tiles),
@@ -155,23 +159,46 @@ impl Work {
         );
     }
 
+    /// Finds a tile of an expert's. All rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that
+    /// reaches beyond its expert's rows reads the next one's and does not store what becomes of them.
     fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Tile {
         let found = work.locate(k, number);
+        let (tile_tokens, map) = self.cut(k, found.m, found.token_tiles);
         let [column_tile, token_tile] = self.split(k, found.inside, found.token_tiles);
-        let before = k.mul(token_tile, found.tile_tokens);
+        let before = k.mul(token_tile, tile_tokens);
         let left = k.sub(found.m, before);
         let depth = work.depth(k);
         Tile {
             owner: Owner::Expert(found.expert),
-            map: found.map,
+            map,
             first_token: k.add(found.first_row, before),
-            tokens: k.min(left, found.tile_tokens),
-            most_tokens: found.tile_tokens,
+            tokens: k.min(left, tile_tokens),
+            most_tokens: tile_tokens,
             column: k.mul(column_tile, self.config.columns),
             n: work.n,
             depth,
             share: self.share(k, depth),
         }
+    }
+
+    /// Rows of an expert's tiles, as [`MultiplySpec::cut`] has it, and the number of the map that brings as many.
+    fn cut(&self, k: &mut Builder, m: Reg<U32>, tiles: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        if self.config.widths().len() == 1 {
+            return (k.variable(self.config.tokens), k.variable(0));
+        }
+        let step = self.config.width_step();
+        let share = k.variable(m);
+        let several = k.gt(tiles, 1);
+        k.if_(several, |k| {
+            let rounded = k.add(m, tiles);
+            let rounded = k.sub(rounded, 1);
+            let even = k.div(rounded, tiles);
+            k.set(share, even);
+        });
+        let steps = k.add(share, step - 1);
+        let steps = k.shr(steps, step.trailing_zeros());
+        let wide = k.max(steps, LEAST_WIDTH / step);
+        (k.mul(steps, step), k.sub(wide, LEAST_WIDTH / step))
     }
 
     /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no

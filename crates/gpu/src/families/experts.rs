@@ -1,15 +1,15 @@
 //! The experts of a layer as the groups of a launch: one shape, and a layout in the device's memory that says where each one's rows
 //! begin and which of the tiles of tokens is its first.
 //!
-//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them. All
-//! rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that reaches beyond its expert's
-//! rows reads the next one's and does not store what becomes of them.
+//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them, for every
+//! family's kernels alike.
 
 use ptx::instr::LoadOrder;
 use ptx::{Addr, Builder, F32, Global, Reg, Scope, Shared, SharedRegion, U32, U64};
 
-use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
-use crate::pack::Codes;
+use crate::launch::Argument;
+use crate::pack::{CHUNK_DEPTH, Codes};
+use crate::products::{ProductOperands, ProductShape};
 
 /// A layer's experts, as far as a kernel is built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,16 +42,42 @@ impl Experts {
 /// Bytes of the factors of an expert: two for each of gate, up and down.
 pub const FACTOR_BYTES: u32 = 24;
 
+/// The arguments that [`ExpertWork`] declares, for one matrix or two.
+pub(super) fn arguments(shape: &ProductShape, operands: &ProductOperands, two: bool) -> Vec<Argument> {
+    let mut arguments = vec![Argument::Pointer(operands.layout), Argument::Pointer(operands.weights[0])];
+    arguments.extend(two.then_some(Argument::Pointer(operands.weights[1])));
+    arguments.extend([Argument::U32(operands.stride), Argument::Pointer(operands.factors)]);
+    if shape.biased {
+        arguments.push(Argument::Pointer(operands.biases[0]));
+        arguments.extend(two.then_some(Argument::Pointer(operands.biases[1])));
+    }
+    arguments.extend(shape.factored.then_some(Argument::Pointer(operands.row_factors)));
+    arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
+    arguments
+}
+
+/// How a kernel cuts the experts' results, and who does it.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertTiles {
+    /// Columns of a tile.
+    pub columns: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Matrices that are multiplied.
+    pub matrices: u32,
+}
+
 /// The arguments that describe experts.
 pub(super) struct ExpertWork {
-    config: MultiplySpec,
+    tiles: ExpertTiles,
     experts: Experts,
     layout: Reg<U64>,
     kept: Option<SharedRegion>,
     places: Places,
     /// Columns of C.
     pub n: Reg<U32>,
-    k: Reg<U32>,
+    /// The summed dimension.
+    pub k: Reg<U32>,
 }
 
 /// Where operands are.
@@ -81,20 +107,16 @@ pub(super) struct Found {
     pub inside: Reg<U32>,
     /// Tiles along the expert's rows.
     pub token_tiles: Reg<U32>,
-    /// Rows of each of those but the last.
-    pub tile_tokens: Reg<U32>,
     /// The expert's rows, and the first of them.
     pub m: Reg<U32>,
     pub first_row: Reg<U32>,
-    /// The number of the tensor map.
-    pub map: Reg<U32>,
 }
 
 impl ExpertWork {
-    pub fn declare(k: &mut Builder, config: MultiplySpec, experts: Experts) -> Self {
+    pub fn declare(k: &mut Builder, tiles: ExpertTiles, experts: Experts) -> Self {
         let layout = k.pointer("layout");
         let gate = k.pointer("gate");
-        let two = config.products != Products::Single;
+        let two = tiles.matrices == 2;
         let up = if two { k.pointer("up") } else { gate };
         let (stride, factors) = (k.param("stride"), k.pointer("factors"));
         let biases = experts.biased.then(|| {
@@ -104,7 +126,7 @@ impl ExpertWork {
         let row_factors = experts.factored.then(|| k.pointer("row_factors"));
         let out = k.pointer("out");
         let places = Places { weights: [gate, up], stride, factors, biases, row_factors, out };
-        ExpertWork { config, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
+        ExpertWork { tiles, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
     }
 
     pub fn declare_layout(&mut self, k: &mut Builder) {
@@ -135,7 +157,7 @@ impl ExpertWork {
     /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile could be of.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
         let (count, words) = (self.experts.count, self.experts.tile_words());
-        let threads = self.config.threads();
+        let threads = self.tiles.threads;
         for first in (0..words).step_by(threads as usize) {
             let index = k.add(thread, first);
             let exists = k.le(index, count);
@@ -159,12 +181,12 @@ impl ExpertWork {
     }
 
     fn column_tiles(&self, k: &mut Builder) -> Reg<U32> {
-        let rounded = k.add(self.n, self.config.columns - 1);
-        k.div(rounded, self.config.columns)
+        let rounded = k.add(self.n, self.tiles.columns - 1);
+        k.div(rounded, self.tiles.columns)
     }
 
     /// Tiles of all experts.
-    pub fn tiles(&self, k: &mut Builder) -> Reg<U32> {
+    pub fn count(&self, k: &mut Builder) -> Reg<U32> {
         let end = k.variable(self.experts.count);
         let token_tiles = self.first_tile(k, end, 0);
         let columns = self.column_tiles(k);
@@ -173,8 +195,8 @@ impl ExpertWork {
 
     /// Units along k.
     pub fn depth(&self, k: &mut Builder) -> Reg<U32> {
-        let depth = k.add(self.k, UNIT - 1);
-        k.shr(depth, UNIT.trailing_zeros())
+        let depth = k.add(self.k, CHUNK_DEPTH as u32 - 1);
+        k.shr(depth, CHUNK_DEPTH.trailing_zeros())
     }
 
     /// The expert of a tile: the last whose first tile is not behind it.
@@ -194,40 +216,22 @@ impl ExpertWork {
         let [first_row, next_row] = [0, 1].map(|further| self.first_row(k, index, further));
         let before = k.mul(first_tile, columns);
         let (token_tiles, m) = (k.sub(next_tile, first_tile), k.sub(next_row, first_row));
-        let (tile_tokens, map) = self.cut(k, m, token_tiles);
         Found {
             expert: Expert { index, places: self.places, out: self.places.out },
             inside: k.sub(number, before),
             token_tiles,
-            tile_tokens,
             m,
             first_row,
-            map,
         }
-    }
-
-    /// Rows of an expert's tiles, as [`MultiplySpec::cut`] has it, and the number of the map that brings as many.
-    fn cut(&self, k: &mut Builder, m: Reg<U32>, tiles: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        if self.config.widths().len() == 1 {
-            return (k.variable(self.config.tokens), k.variable(0));
-        }
-        let step = self.config.width_step();
-        let share = k.variable(m);
-        let several = k.gt(tiles, 1);
-        k.if_(several, |k| {
-            let rounded = k.add(m, tiles);
-            let rounded = k.sub(rounded, 1);
-            let even = k.div(rounded, tiles);
-            k.set(share, even);
-        });
-        let steps = k.add(share, step - 1);
-        let steps = k.shr(steps, step.trailing_zeros());
-        let wide = k.max(steps, LEAST_WIDTH / step);
-        (k.mul(steps, step), k.sub(wide, LEAST_WIDTH / step))
     }
 }
 
 impl Expert {
+    /// Whether the sums of rows have factors.
+    pub fn is_factored(&self) -> bool {
+        self.places.row_factors.is_some()
+    }
+
     pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
         k.mul_wide_add(self.index, self.places.stride, self.places.weights[matrix as usize])
     }
