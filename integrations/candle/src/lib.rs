@@ -1,6 +1,7 @@
 #![doc = include_str!("../../../docs/candle.md")]
 
 mod experts;
+mod grouped;
 mod tokens;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use hammerhead::format::checkpoint::Checkpoint;
 use hammerhead::{Engine, Gate, LayerOptions, MlpWeights, Target, Weights, declared_gate};
 
 pub use experts::Experts;
+pub use grouped::Grouped;
 use tokens::{compute, elsewhere, theirs};
 
 /// What candle keeps of an operation on one tensor.

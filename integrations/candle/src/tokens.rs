@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Error, Layout, Result, Shape, bail};
 use hammerhead::Target;
-use hammerhead::format::{Dense, Values};
+use hammerhead::format::Dense;
 
 /// An error of the library as one of candle's.
 pub(crate) fn theirs(error: impl std::fmt::Display + Send + Sync + 'static) -> Error {
@@ -13,23 +13,40 @@ pub(crate) fn theirs(error: impl std::fmt::Display + Send + Sync + 'static) -> E
 /// Computes contiguous tokens `[…, k]` in f16, bf16 or f32 into results `[…, width]` of the same type.
 pub(crate) fn compute(
     name: &'static str,
-    (storage, layout): (&CpuStorage, &Layout),
+    operand: (&CpuStorage, &Layout),
     width: usize,
     run: impl FnOnce(&Dense<'_>, Target<'_>) -> hammerhead::Result<()>,
+) -> Result<(CpuStorage, Shape)> {
+    let rows = operand.1.dims().split_last().map_or(0, |(_, leading)| leading.iter().product());
+    compute_groups(name, operand, width, &[rows], |tokens, mut targets| run(&tokens[0], targets.remove(0)))
+}
+
+/// The same for rows that belong to groups, so many to each.
+pub(crate) fn compute_groups(
+    name: &'static str,
+    (storage, layout): (&CpuStorage, &Layout),
+    width: usize,
+    counts: &[usize],
+    run: impl FnOnce(&[Dense<'_>], Vec<Target<'_>>) -> hammerhead::Result<()>,
 ) -> Result<(CpuStorage, Shape)> {
     let Some((&k, leading)) = layout.dims().split_last() else {
         bail!("{name} takes tokens [..., k], and this tensor has no dimensions: reshape it to (1, k)");
     };
-    let (start, end) = contiguous(name, "tokens", layout)?;
-    let rows: usize = leading.iter().product();
-    let run = |values: Values<'_>, target: Target<'_>| {
-        let tokens = Dense::new(rows, k, values, 1.0).map_err(theirs)?;
-        run(&tokens, target).map_err(|error| Error::wrap(format!("{name}: {error}")))
-    };
+    let (start, _) = contiguous(name, "tokens", layout)?;
+    let rows: usize = counts.iter().sum();
     macro_rules! computed {
         ($values:expr, $kind:ident) => {{
             let mut results = vec![Default::default(); rows * width];
-            run($values[start..end].into(), Target::$kind(&mut results))?;
+            let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+            let (mut given, mut room) = (&$values[start..start + rows * k], &mut results[..]);
+            for &count in counts {
+                let (own, others) = given.split_at(count * k);
+                tokens.push(Dense::new(count, k, own, 1.0).map_err(theirs)?);
+                let (target, rest) = room.split_at_mut(count * width);
+                targets.push(Target::$kind(target));
+                (given, room) = (others, rest);
+            }
+            run(&tokens, targets).map_err(|error| Error::wrap(format!("{name}: {error}")))?;
             CpuStorage::$kind(results)
         }};
     }

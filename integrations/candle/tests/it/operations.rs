@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use hammerhead_candle::hammerhead::format::{Dense, Matrix, quantize};
 use hammerhead_candle::hammerhead::{ExpertWeights, Gate, LayerOptions, MlpWeights, Weights};
-use hammerhead_candle::{Experts, Linear, Mlp};
+use hammerhead_candle::{Experts, Grouped, Linear, Mlp};
 
 use crate::{distance, engine, model};
 
@@ -104,6 +104,22 @@ fn an_mlp_and_experts_are_what_their_products_make() {
             assert!(off <= 8.0 * rounding(dtype) * largest, "{dtype:?}: off by {off:e} of {largest}");
         }
     }
+}
+
+#[test]
+fn rows_are_computed_by_the_matrices_of_their_experts() {
+    let matrices: Vec<Matrix<'static>> = (0..3).map(|expert| matrix(40, K, expert as f32)).collect();
+    let weights: Vec<Weights<'_>> = matrices.iter().map(|matrix| Weights::plain(matrix.as_borrowed())).collect();
+    let grouped = Grouped::new(engine(), &weights).unwrap();
+    let (x, ids) = (tokens(&[4, K], DType::BF16), [2u32, 0, 2, 1]);
+    let y = grouped.forward(&x, &Tensor::new(&ids, &Device::Cpu).unwrap()).unwrap();
+    let rows = ids.iter().enumerate().map(|(row, &id)| product(&x.narrow(0, row, 1)?, &matrices[id as usize]));
+    let expected = Tensor::cat(&rows.collect::<Result<Vec<_>>>().unwrap(), 0).unwrap();
+    let (off, largest) = distance(&y, &expected).unwrap();
+    assert!(y.dtype() == DType::BF16 && off <= 2.0 * rounding(DType::BF16) * largest, "off by {off:e} of {largest}");
+    let other = Weights::plain(matrix(48, K, 0.0));
+    let error = Grouped::new(engine(), &[weights[0].as_borrowed(), other]).unwrap_err().to_string();
+    assert!(error.contains("expert 1") && error.contains("one shape"), "{error}");
 }
 
 #[test]
