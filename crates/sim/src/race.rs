@@ -589,7 +589,7 @@ impl Shadow {
                 continue;
             }
             let first = self.split(at);
-            for part in from % LINE >> self.shift..(to - at * LINE).div_ceil(1 << self.shift) {
+            for part in (from % LINE) >> self.shift..(to - at * LINE).div_ceil(1 << self.shift) {
                 let byte = at * LINE + (part << self.shift);
                 noting.note(&mut self.units[first + part], &mut self.crowds, byte)?;
             }

@@ -38,6 +38,10 @@ pub(crate) enum Wait {
 }
 
 /// The values of an operand.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for one instruction, and a box would be an allocation per literal"
+)]
 pub(crate) enum Values<'a> {
     Register(&'a Lanes),
     Literal(Lanes),
