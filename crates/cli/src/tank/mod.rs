@@ -38,7 +38,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Play(play::Args),
+    Play(Box<play::Args>),
     NewPitch(write::NewPitch),
     NewOperation(operation::New),
     ImportTask(operation::Import),
