@@ -4,7 +4,7 @@ use ptx::instr::{MatrixElement, Warp};
 use ptx::{Addr, Bf16x2, Builder, F16x2, Reg, Shared, U32};
 
 use super::{SLICES, STRIP_CODES, STRIP_SCALES, TOKEN_BYTES, Tokens};
-use crate::families::sm90::kernel::{bfloats_of_slice, codes_of_slice, scale_pair};
+use crate::families::sm90::kernel::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
 use crate::pack::Codes;
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is the strip of rows
@@ -72,6 +72,9 @@ impl Weights {
                     }
                     let codes = match self.order {
                         Codes::Halves => codes_of_slice(k, self.element, self.words[row][word], second),
+                        Codes::Bfloats if self.element == Tokens::F16 => {
+                            halves_of_bfloats(k, self.words[row][word], second)
+                        }
                         Codes::Bfloats => bfloats_of_slice(k, self.words[row][word], second),
                     };
                     (codes, second)

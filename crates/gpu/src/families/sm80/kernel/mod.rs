@@ -295,8 +295,8 @@ impl WarpMultiplySpec {
                 "schedule=persistent: only the device knows how many tiles there are",
             );
         }
-        if self.takes_codes() || (experts.codes == Codes::Bfloats && self.element == Tokens::F16) {
-            return refuse("an order of weights", 0, "one that the tokens can be multiplied with");
+        if self.takes_codes() {
+            return refuse("an order of weights", 0, "that of targets whose tensor cores take no codes: sm_80");
         }
         Ok(())
     }

@@ -177,7 +177,7 @@ pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -
 }
 
 /// Halves of a word that is in order for bfloat16, with a few steps more.
-fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+pub(crate) fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     const KEPT: u32 = 0x8e00_8e00;
     let masked = |k: &mut Builder, mask: u32, factor: u32| {
         let bits = k.and(word, mask);

@@ -37,7 +37,7 @@ use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
-pub(crate) use fragments::{bfloats_of_slice, codes_of_slice, scale_pair};
+pub(crate) use fragments::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
 
 pub use crate::families::choice::{CAPACITIES, Products, Tokens};
 use crate::families::experts::Experts;
