@@ -93,7 +93,7 @@ impl Beside {
     fn compute(self, k: &mut Builder, at: usize, reg: Reg<U32>, other: Reg<U32>, third: Reg<U32>) {
         let value = match self {
             Beside::Logic => k.lop3(reg, other, third, 0x6a),
-            Beside::Mask if at / OTHERS % 2 == 0 => k.and(reg, 0x7357_9bdfu32),
+            Beside::Mask if (at / OTHERS).is_multiple_of(2) => k.and(reg, 0x7357_9bdfu32),
             Beside::Mask => k.or(reg, 0x0420_1090u32),
             Beside::Shift => k.funnel_left(reg, other, 3),
             Beside::Integers => k.mul_add(reg, other, other),
@@ -153,12 +153,12 @@ impl Spec for MultiplyLoop {
                     }
                 };
                 k.mma(MatrixElement::F16, sums, a, b);
-                for other in 0..self.count as usize {
+                for (other, ahead) in read[1 - set].iter().enumerate().take(self.count as usize) {
                     let at = index * self.count as usize + other;
                     self.beside.compute(k, at, others[at % OTHERS], b[at % 2], thread);
                     match self.beside {
                         Beside::Matrix if other == index % 4 => {
-                            let dsts = read[1 - set][other].map(Reg::id).to_vec();
+                            let dsts = ahead.map(Reg::id).to_vec();
                             k.emit(Warp::LoadMatrix { transpose: false, dsts, addr: matrix(index).address() });
                         }
                         Beside::Copy if index == 0 => {

@@ -7,7 +7,7 @@
 //! would both dequantise.
 //!
 //! Where the target's tensor cores take NVFP4 itself, weights are packed for that ([`crate::pack::pack_codes`]), and NVFP4 tokens, arranged
-//! alike ([`crate::arrange`]), meet them as they are: one multiplication covers a unit of k, and nothing is dequantised. Tokens of 16 bits
+//! alike (by `sm120`), meet them as they are: one multiplication covers a unit of k, and nothing is dequantised. Tokens of 16 bits
 //! meet the same weights dequantised, from their other order.
 //!
 //! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load` what each
