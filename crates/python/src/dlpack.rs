@@ -22,6 +22,8 @@ const MAJOR: u32 = 1;
 const READ_ONLY: u64 = 1;
 /// The stream that stands for a consumer who minds the order himself.
 const NO_SYNCHRONISATION: i64 = -1;
+/// DLPack's number of the kind of device that is the processor.
+const CPU: i32 = 1;
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// The names by which a consumer marks a capsule whose contents it has taken over.
@@ -223,7 +225,7 @@ impl Place {
     fn of(device: &Device, what: &str) -> Result<Self> {
         match device.kind {
             // Pinned memory is the processor's as well.
-            1 | 3 => Ok(Place::Host),
+            CPU | 3 => Ok(Place::Host),
             2 => Ok(Place::Cuda(device.index)),
             other => Err(Error::value(what, format!("it lies on a device of DLPack kind {other}; move it to the CPU"))),
         }
@@ -439,7 +441,8 @@ fn export<'py>(object: &Bound<'py, PyAny>, in_order: bool) -> PyResult<Bound<'py
         return Ok(object.clone());
     }
     let options = PyDict::new(py);
-    if in_order {
+    // Who lies on the CPU knows no streams, and may say so by an error.
+    if in_order && !lies_on_the_cpu(object) {
         options.set_item("stream", NO_SYNCHRONISATION)?;
     }
     let versioned = options.copy()?;
@@ -448,6 +451,11 @@ fn export<'py>(object: &Bound<'py, PyAny>, in_order: bool) -> PyResult<Bound<'py
         Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method("__dlpack__", (), Some(&options)),
         outcome => outcome,
     }
+}
+
+fn lies_on_the_cpu(object: &Bound<'_, PyAny>) -> bool {
+    let device = object.call_method0("__dlpack_device__").and_then(|device| device.extract::<(i32, i32)>());
+    device.is_ok_and(|(kind, _)| kind == CPU)
 }
 
 /// Says which array its owner refused to lend.
