@@ -31,6 +31,22 @@ pub(super) fn of(way: &'static str) -> impl Iterator<Item = (&'static Excuse, &'
     all.filter(move |(excuse, _)| excuse.ways.contains(&way))
 }
 
+/// Every way on data-centre Blackwell.
+const BLACKWELL: &[&str] = &[
+    "weights as rows",
+    "tokens as rows, several tiles per block",
+    "gate, then up, two blocks per tile",
+    "two sets of accumulators, groups",
+    "two passes on tensor memory",
+    "halves, tokens as rows",
+    "single precision, weights as rows",
+    "bfloat16, two blocks per tile",
+    "halves, gate, then up",
+    "tokens as rows, by the copy engine",
+    "pairs, tokens as rows",
+    "pairs, weights as rows, halves",
+];
+
 /// All of them: as many as are counted.
 pub const COUNT: usize = 386;
 /// The list, by reason.
@@ -67,39 +83,13 @@ pub const EQUIVALENT: &[Equivalent] = &[
         "who multiplies has allocated the columns itself, and who reads them comes after a commit: nothing on tensor memory is older",
         &[
             Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "halves, gate, then up",
-                    "tokens as rows, by the copy engine",
-                    "pairs, tokens as rows",
-                    "pairs, weights as rows, halves",
-                ],
+                ways: BLACKWELL,
                 mistake: "tensor memory fence dropped",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.fence::before_thread_sync;",
                 which: &[0],
             },
             Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "halves, gate, then up",
-                    "tokens as rows, by the copy engine",
-                    "pairs, tokens as rows",
-                    "pairs, weights as rows, halves",
-                ],
+                ways: BLACKWELL,
                 mistake: "tensor memory fence dropped",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.fence::after_thread_sync;",
                 which: &[0],
@@ -109,20 +99,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
     (
         "giving columns back waits for nothing that is under way; the ISA does not say that it needs no fence, so it is there",
         &[Excuse {
-            ways: &[
-                "weights as rows",
-                "tokens as rows, several tiles per block",
-                "gate, then up, two blocks per tile",
-                "two sets of accumulators, groups",
-                "two passes on tensor memory",
-                "halves, tokens as rows",
-                "single precision, weights as rows",
-                "bfloat16, two blocks per tile",
-                "halves, gate, then up",
-                "tokens as rows, by the copy engine",
-                "pairs, tokens as rows",
-                "pairs, weights as rows, halves",
-            ],
+            ways: BLACKWELL,
             mistake: "tensor memory fence dropped",
             place: "nvfp4_dual_gemm_tcgen05/leave: tcgen05.fence::after_thread_sync;",
             which: &[0],
@@ -253,20 +230,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 which: &[0],
             },
             Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "halves, gate, then up",
-                    "tokens as rows, by the copy engine",
-                    "pairs, tokens as rows",
-                    "pairs, weights as rows, halves",
-                ],
+                ways: BLACKWELL,
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/finish: @%p bra L;",
                 which: &[0],
@@ -398,20 +362,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 which: &[0, 1],
             },
             Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "halves, gate, then up",
-                    "tokens as rows, by the copy engine",
-                    "pairs, tokens as rows",
-                    "pairs, weights as rows, halves",
-                ],
+                ways: BLACKWELL,
                 mistake: "guard dropped",
                 place: "nvfp4_dual_gemm_tcgen05/produce: @%p griddepcontrol.wait;",
                 which: &[0],
