@@ -60,8 +60,45 @@ const ARCHITECTURE: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xC000_00B7;
 
-/// The program. With a network, sockets of the internet's families are allowed, and no others.
-pub(super) fn program(network: bool) -> Vec<libc::sock_filter> {
+/// Which sockets there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sockets {
+    None,
+    /// Those of the internet's families.
+    Internet,
+    /// Local ones that reach nobody: NVIDIA's driver gives up unless it can have one, and bind it to a name.
+    Mute,
+}
+
+impl Sockets {
+    /// The network that a season allows decides; then whether there is a GPU. Both at once would be local sockets that reach others.
+    pub(super) fn of(network: bool, gpu: bool) -> Self {
+        match (network, gpu) {
+            (true, _) => Self::Internet,
+            (false, true) => Self::Mute,
+            (false, false) => Self::None,
+        }
+    }
+
+    fn families(self) -> &'static [libc::c_int] {
+        match self {
+            Self::None => &[],
+            Self::Internet => &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK],
+            Self::Mute => &[libc::AF_UNIX],
+        }
+    }
+
+    /// What is refused beside the rest.
+    fn refused(self) -> &'static [libc::c_long] {
+        match self {
+            Self::None | Self::Internet => &[],
+            Self::Mute => &[libc::SYS_connect, libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg],
+        }
+    }
+}
+
+/// The program.
+pub(super) fn program(sockets: Sockets) -> Vec<libc::sock_filter> {
     let refuse = give(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
     let unknown = give(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
     let allow = give(libc::SECCOMP_RET_ALLOW);
@@ -69,7 +106,7 @@ pub(super) fn program(network: bool) -> Vec<libc::sock_filter> {
     // Calls in another machine's numbers are not what they seem, nor are those of x32, which have a bit of their own.
     let mut program = vec![machine, unless(libc::BPF_JEQ, ARCHITECTURE, 1), jump_over(1), refuse];
     program.extend([number, unless(libc::BPF_JGE, 0x4000_0000, 1), refuse]);
-    for call in REFUSED {
+    for call in REFUSED.iter().chain(sockets.refused()) {
         program.extend([unless(libc::BPF_JEQ, *call as u32, 1), refuse]);
     }
     // Its flags lie in memory that no filter sees; libraries fall back to `clone`.
@@ -78,7 +115,7 @@ pub(super) fn program(network: bool) -> Vec<libc::sock_filter> {
     program.extend([unless(libc::BPF_JSET, NEW_SPACES, 1), refuse, allow]);
     program.extend([unless(libc::BPF_JEQ, libc::SYS_prctl as u32, 4), argument]);
     program.extend([unless(libc::BPF_JEQ, SET_DEATH_SIGNAL, 1), refuse, allow]);
-    let families: &[libc::c_int] = if network { &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] } else { &[] };
+    let families = sockets.families();
     program.push(unless(libc::BPF_JEQ, libc::SYS_socket as u32, 2 + 2 * families.len() as u8));
     program.push(argument);
     for family in families {
@@ -126,8 +163,8 @@ mod tests {
     use super::*;
 
     /// Runs the program as the kernel would, for a call with a first argument.
-    fn judged(network: bool, call: libc::c_long, argument: u64) -> u32 {
-        let program = program(network);
+    fn judged(sockets: Sockets, call: libc::c_long, argument: u64) -> u32 {
+        let program = program(sockets);
         let (mut at, mut held) = (0, 0u32);
         loop {
             let libc::sock_filter { code, jt: _, jf, k } = program[at];
@@ -158,21 +195,27 @@ mod tests {
     #[test]
     fn what_is_refused_is_refused_and_what_everyone_needs_is_not() {
         let (allowed, refused) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
-        for network in [false, true] {
+        for sockets in [Sockets::None, Sockets::Internet, Sockets::Mute] {
             for call in REFUSED {
-                assert_eq!(judged(network, *call, 0), refused, "{call}");
+                assert_eq!(judged(sockets, *call, 0), refused, "{call}");
             }
             for call in [libc::SYS_read, libc::SYS_mmap, libc::SYS_futex, libc::SYS_execve, libc::SYS_socketpair] {
-                assert_eq!(judged(network, call, 0), allowed, "{call}");
+                assert_eq!(judged(sockets, call, 0), allowed, "{call}");
             }
-            assert_eq!(judged(network, libc::SYS_clone, libc::CLONE_VM as u64), allowed);
-            assert_eq!(judged(network, libc::SYS_clone, libc::CLONE_NEWUSER as u64), refused);
-            assert_eq!(judged(network, libc::SYS_prctl, libc::PR_SET_NAME as u64), allowed);
-            assert_eq!(judged(network, libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64), refused);
-            assert_eq!(judged(network, libc::SYS_socket, libc::AF_UNIX as u64), refused);
+            assert_eq!(judged(sockets, libc::SYS_clone, libc::CLONE_VM as u64), allowed);
+            assert_eq!(judged(sockets, libc::SYS_clone, libc::CLONE_NEWUSER as u64), refused);
+            assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_NAME as u64), allowed);
+            assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64), refused);
         }
-        assert_eq!(judged(false, libc::SYS_socket, libc::AF_INET as u64), refused);
-        assert_eq!(judged(true, libc::SYS_socket, libc::AF_INET as u64), allowed);
-        assert_eq!(judged(true, libc::SYS_socket, libc::AF_VSOCK as u64), refused);
+        let families = [libc::AF_INET, libc::AF_UNIX, libc::AF_VSOCK].map(|family| family as u64);
+        let judged_families = |sockets| families.map(|family| judged(sockets, libc::SYS_socket, family));
+        assert_eq!(judged_families(Sockets::None), [refused; 3]);
+        assert_eq!(judged_families(Sockets::Internet), [allowed, refused, refused]);
+        assert_eq!(judged_families(Sockets::Mute), [refused, allowed, refused]);
+        for call in [libc::SYS_connect, libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
+            assert_eq!(judged(Sockets::Mute, call, 0), refused, "{call}");
+        }
+        assert_eq!(judged(Sockets::Mute, libc::SYS_bind, 0), allowed);
+        assert_eq!([Sockets::of(true, true), Sockets::of(false, true)], [Sockets::Internet, Sockets::Mute]);
     }
 }

@@ -17,6 +17,8 @@ const USER_INSIDE: u32 = 1000;
 #[derive(Debug)]
 pub(super) struct Spaces {
     flags: libc::c_int,
+    /// Whether processes may write to their own entries of /proc, as NVIDIA's driver does before anything else.
+    writable_proc: bool,
     user_map: Vec<u8>,
     group_map: Vec<u8>,
     scratch: CString,
@@ -37,13 +39,20 @@ struct MountAttributes {
 }
 
 impl Spaces {
-    pub(super) fn new(network: bool, scratch: &Path, bytes: u64, covered: &[PathBuf], writable: &[PathBuf]) -> Self {
+    pub(super) fn new(
+        [network, gpu]: [bool; 2],
+        scratch: &Path,
+        bytes: u64,
+        covered: &[PathBuf],
+        writable: &[PathBuf],
+    ) -> Self {
         let network = if network { 0 } else { libc::CLONE_NEWNET };
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
         // SAFETY: neither call has conditions, and neither can fail.
         let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
         Self {
             flags: libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWPID | network,
+            writable_proc: gpu,
             user_map: format!("{USER_INSIDE} {user} 1\n").into_bytes(),
             group_map: format!("{USER_INSIDE} {group} 1\n").into_bytes(),
             scratch: text(scratch),
@@ -86,6 +95,10 @@ impl Spaces {
             bound && set_read_only(c"/", true) && self.writable.iter().all(|path| set_read_only(path, false));
         if read_only {
             holding = holding.and(Holding::READ_ONLY);
+        }
+        // What is seen in there are a contestant's own processes.
+        if self.writable_proc && holding.has(Holding::OWN_PROC) {
+            set_read_only(c"/proc", false);
         }
         let shared = c"/dev/shm";
         let mut scratch = mount(Some(c"tmpfs"), &self.scratch, Some(c"tmpfs"), OWN, Some(&self.scratch_options));

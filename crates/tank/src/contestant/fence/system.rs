@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::cgroup::Pen;
+use super::filter::Sockets;
 use super::landlock::{Grant, Ruleset};
 use super::spaces::Spaces;
 use super::{Fence, Guard, Holding, Rules, Stillness, die_with_the_referee, filter};
@@ -187,13 +188,13 @@ fn strict(rules: &Rules) -> Strict {
         }
     }
     let gpu = Path::new("/dev/nvidiactl").exists();
-    let spaces = Spaces::new(limits.network, scratch, limits.scratch_bytes, &covered(rules), writes);
+    let spaces = Spaces::new([limits.network, gpu], scratch, limits.scratch_bytes, &covered(rules), writes);
     Strict {
         limits: limits.clone(),
         gpu,
         spaces,
         ruleset,
-        filter: filter::program(limits.network),
+        filter: filter::program(Sockets::of(limits.network, gpu)),
         scratch: CString::new(scratch.as_os_str().as_bytes()).unwrap_or_default(),
         start: CString::new(writes.first().unwrap_or(scratch).as_os_str().as_bytes()).unwrap_or_default(),
     }
