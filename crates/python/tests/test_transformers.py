@@ -206,9 +206,33 @@ def test_weights_without_a_module_are_refused_by_name(tmp_path):
         loaded(changed(tmp_path, "modelopt_llama", renamed))
 
 
-def test_a_gpu_is_refused():
-    with pytest.raises(ValueError, match="computes on the CPU"):
+GPU = torch.cuda.is_available() and hammerhead.backends().get("cuda", "") is None
+
+
+@pytest.mark.skipif(GPU, reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="cuda:0 was asked for, and this machine's GPU cannot be used"):
         loaded(DATA / "modelopt_llama", device_map="cuda:0")
+    assert loaded(DATA / "modelopt_llama", device_map="auto").device.type == "cpu"
+
+
+def test_places_without_packed_weights_are_refused():
+    for place in ("disk", "meta"):
+        with pytest.raises(ValueError, match=f"device_map: {place} was asked for"):
+            loaded(DATA / "modelopt_llama", device_map={"": place})
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU that this package can use")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_on_a_gpu_computes_what_the_expanded_one_does(name, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(DATA / name, dtype=torch.bfloat16, device_map="auto")
+    assert model.device.type == "cuda"
+    expected = expected_model(DATA / name, tmp_path)
+    with torch.no_grad():
+        ours, theirs = model(TOKENS.cuda()).logits.cpu().float(), expected(TOKENS).logits
+    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
+    generated = model.generate(TOKENS.cuda(), max_new_tokens=12, do_sample=False)
+    assert torch.equal(generated, model.generate(TOKENS.cuda(), max_new_tokens=12, do_sample=False))
 
 
 def test_experts_of_a_plain_model_are_quantised_when_asked(tmp_path):

@@ -1,4 +1,4 @@
-"""Generates text with an NVFP4 model on this CPU, and says how fast and in how much memory.
+"""Generates text with an NVFP4 model, on this CPU or on a GPU, and says how fast and in how much memory.
 
     python -m hammerhead.transformers MODEL --prompt "Once upon a time"
 
@@ -58,14 +58,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", default="The hammerhead shark", help="text; or numbers of tokens, where the model has no tokenizer")
     parser.add_argument("--tokens", type=int, default=64, help="the most to generate")
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     options = parser.parse_args(arguments)
     begun = time.perf_counter()
     try:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            options.model, dtype=options.dtype, device_map=None if options.device == "cpu" else options.device
+        )
     except (OSError, ValueError) as error:
         sys.exit(f"{options.model}: {error}")
     loaded = time.perf_counter() - begun
     prompt, streamer = prepared(options)
+    prompt = prompt.to(model.device)
     watch = Stopwatch(streamer)
     model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=options.tokens, do_sample=False, streamer=watch)
     # The prompt comes first, then one token at a time.
@@ -73,9 +77,17 @@ def main(arguments: list[str] | None = None) -> None:
     speed = f"{(len(later) - 1) / (later[-1] - later[0]):.1f} tokens/s" if len(later) > 1 else "one token only"
     print(
         f"\nloaded in {loaded:.1f} s; {prompt.shape[1]} tokens of prompt in {first:.2f} s, then {speed}; "
-        f"memory {memory('RssAnon') / 2**20:.0f} MiB, at most {memory('VmHWM') / 2**20:.0f} MiB with the files' pages",
+        f"memory{on_device(model.device)} {memory('RssAnon') / 2**20:.0f} MiB, at most {memory('VmHWM') / 2**20:.0f} MiB with the files' pages",
         file=sys.stderr,
     )
+
+
+def on_device(device: torch.device) -> str:
+    """What the GPU of a model has in use, by whomever."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    return f" of {device} {(total - free) / 2**20:.0f} MiB, of the host"
 
 
 def prepared(options: argparse.Namespace) -> tuple[torch.Tensor, BaseStreamer]:

@@ -11,7 +11,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hammerhead import Checkpoint, Experts, Linear, Mlp
+from hammerhead import Checkpoint, Experts, Linear, Mlp, backends
 from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp
 from hammerhead.transformers._plan import Plan, Tensors, plan
 
@@ -43,17 +43,18 @@ class NvFp4Quantizer(HfQuantizer):
         self.plan = Plan()
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
-        places = device_map.values() if isinstance(device_map, dict) else [device_map]
-        for place in places:
-            if place not in (None, "cpu", "auto") and str(place) != "cpu":
-                raise ValueError(
-                    f"device_map: {place} was asked for, and hammerhead.transformers computes on the CPU; leave device_map out or give 'cpu'"
-                )
+        for place in device_map.values() if isinstance(device_map, dict) else ():
+            backend_at(place)
 
     def update_device_map(self, device_map: Any) -> Any:
-        return {"": "cpu"} if device_map == "auto" else device_map
+        # Whoever leaves the choice to us gets one device: the first GPU that is ours, or else the CPU.
+        if not isinstance(device_map, str):
+            return device_map
+        return {"": "cpu" if backends().get("cuda", "") is not None or not torch.cuda.is_available() else "cuda:0"}
 
-    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> Any:
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Any = None, device_map: Any = None, **_: Any
+    ) -> Any:
         if not checkpoint_files:
             raise ValueError("NVFP4 weights are read from files: give from_pretrained a folder or a name, and no state_dict")
         self.tensors = Tensors(checkpoint_files)
@@ -61,12 +62,17 @@ class NvFp4Quantizer(HfQuantizer):
         checkpoint = Checkpoint(path if len(self.tensors.paths) == 1 else path.parent)
         # With another gate the projections are ours, and what joins them stays the model's.
         self.plan = plan(model, self.tensors, fuse_mlps=checkpoint.gate in ("silu", "gelu-tanh"))
+        def backend(name: str) -> str | None:
+            return backend_at(place_of(name, device_map))
+
         for name, stem in self.plan.linears.items():
-            replace(model, name, NvFp4Linear(Linear.from_checkpoint(checkpoint, stem)))
+            replace(model, name, NvFp4Linear(Linear.from_checkpoint(checkpoint, stem, backend=backend(name))))
         for name, (layer, beside) in self.plan.mlps.items():
-            replace(model, name, NvFp4Mlp(Mlp.from_checkpoint(checkpoint, layer, "shared" if beside else None)))
+            mlp = Mlp.from_checkpoint(checkpoint, layer, "shared" if beside else None, backend=backend(name))
+            replace(model, name, NvFp4Mlp(mlp))
         for name, layer in self.plan.experts.items():
-            replace(model, name, NvFp4Experts(Experts.from_checkpoint(checkpoint, layer, shared=False)))
+            experts = Experts.from_checkpoint(checkpoint, layer, shared=False, backend=backend(name))
+            replace(model, name, NvFp4Experts(experts))
         unexpected = model._keys_to_ignore_on_load_unexpected or set()
         model._keys_to_ignore_on_load_unexpected = {*unexpected, *self._ours()}
         return model
@@ -112,6 +118,29 @@ class NvFp4Quantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def place_of(name: str, device_map: Any) -> Any:
+    """Where a module is to lie: as the map says of it, or of what it is part of."""
+    if not isinstance(device_map, dict):
+        return device_map
+    while name and name not in device_map:
+        name = name.rpartition(".")[0]
+    return device_map.get(name)
+
+
+def backend_at(place: Any) -> str | None:
+    """The backend that computes at a place of transformers', or ``ValueError``; None leaves it to the engine."""
+    if place in (None, "cpu") or str(place) == "cpu":
+        return None
+    device = torch.device("cuda", place) if isinstance(place, int) else torch.device(place) if place != "disk" else None
+    if device is None or device.type != "cuda":
+        raise ValueError(f"device_map: {place} was asked for, and packed weights lie on the CPU or on a GPU of NVIDIA's; give 'cpu' or 'cuda'")
+    backend = f"cuda:{device.index}" if device.index else "cuda"
+    missing = backends().get("cuda", "this package was built without GPUs")
+    if missing is not None:
+        raise ValueError(f"device_map: {place} was asked for, and this machine's GPU cannot be used: {missing}")
+    return backend
 
 
 def replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
