@@ -123,7 +123,7 @@ fn prepare<'a, K: Kernel>(
             kernel.prepare(source, group, out);
         }
     };
-    if total * size_of::<K::Token>() < SERIAL_TOKENS {
+    if team.count() > 1 && total * size_of::<K::Token>() < SERIAL_TOKENS {
         take_all()
     } else {
         team.run(|| in_default_mode(take_all))

@@ -1,14 +1,15 @@
 //! What a call costs beside the computation: `host_time [backend]`.
 //!
-//! Layers of 1 to 256 groups that are so small that computing them takes next to nothing, and tokens whose numbers differ in every
-//! call. Prints microseconds per call into memory of the caller's, on one thread: with tokens in every group, and with tokens in
-//! eight of them. A group without tokens is not computed, so the second is what planning, checking and handing out a call of so
-//! many groups takes, and eight very small products.
+//! Layers of 1 to 256 groups, and tokens whose numbers differ in every call, in every group and in eight of them. The engine computes on one thread
+//! of the caller's, which clocks the products: what is left of a call is what planning, checking, preparing tokens and handing out takes. Prints both,
+//! in microseconds per call into memory of the caller's.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hammerhead::format::{Dense, Matrix};
-use hammerhead::{Activations, Engine, Gate, Options, Result, Target, Weights};
+use hammerhead::{Activations, Engine, Gate, Options, Result, Target, Weights, Workers};
 
 const N: usize = 16;
 const K: usize = 64;
@@ -22,16 +23,39 @@ fn counts(groups: usize, active: usize, call: usize) -> Vec<usize> {
         .collect()
 }
 
+/// The calling thread, and the nanoseconds that it has computed for.
+#[derive(Clone, Debug, Default)]
+struct Clocked(Arc<AtomicU64>);
+
+impl Workers for Clocked {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        let clock = Instant::now();
+        work();
+        self.0.fetch_add(clock.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Some shares of a list of microseconds: the median, a tenth, nine tenths.
+fn spread(mut times: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    [0.5, 0.1, 0.9].map(|share| times[(times.len() as f64 * share) as usize])
+}
+
 fn main() -> Result<()> {
     let backend = std::env::args().nth(1);
-    let engine = Engine::new(Options { backend, threads: Some(1), ..Options::default() })?;
+    let computing = Clocked::default();
+    let engine = Engine::with_workers(Options { backend, ..Options::default() }, computing.clone())?;
     for (groups, active) in [1, 8, 32, 128, 256].into_iter().flat_map(|groups| [(groups, groups), (groups, 8)]) {
         let matrix = || Matrix::new(N, K, vec![0x22; N * K / 2], vec![0x38; N * K / 16], 1.0);
         let weights =
             (0..groups).map(|_| Weights::gated(matrix()?, matrix()?)).collect::<Result<Vec<Weights<'static>>>>()?;
         let layer = engine.load(&weights, Gate::Silu)?;
         let values = vec![half::bf16::ONE; 3 * K];
-        let mut seconds = Vec::new();
+        let (mut beside, mut products) = (Vec::new(), Vec::new());
         for call in 0..CALLS {
             let counts = counts(groups, active, call);
             let tokens = counts.iter().map(|&m| Ok(Dense::new(m, K, values[..m * K].to_vec(), 1.0)?.into()));
@@ -44,20 +68,18 @@ fn main() -> Result<()> {
                 targets.push(Target::F32(own));
                 rest = others;
             }
+            computing.0.store(0, Ordering::Relaxed);
             let clock = Instant::now();
             engine.run_into(&layer, &tokens, &mut targets)?;
-            seconds.push(clock.elapsed().as_secs_f64());
+            let (all, inside) = (clock.elapsed().as_nanos() as f64, computing.0.load(Ordering::Relaxed) as f64);
+            beside.push((all - inside) / 1e3);
+            products.push(inside / 1e3);
         }
-        let (first, mut later) = (seconds[0], seconds.split_off(CALLS / 4));
-        later.sort_by(f64::total_cmp);
-        let at = |share: f64| later[(later.len() as f64 * share) as usize] * 1e6;
+        let (first, [median, tenth, nine]) = (beside[0], spread(beside.split_off(CALLS / 4)));
         println!(
-            "{groups:>4} groups, {:>3} with tokens: median {:7.1} µs, tenth {:7.1} µs, nine tenths {:7.1} µs, first call {:.0} µs",
+            "{groups:>4} groups, {:>3} with tokens: beside the products {median:6.1} µs (tenth {tenth:.1}, nine tenths {nine:.1}, first call {first:.0}); products {:.1} µs",
             active.min(groups),
-            at(0.5),
-            at(0.1),
-            at(0.9),
-            first * 1e6
+            spread(products.split_off(CALLS / 4))[0],
         );
     }
     Ok(())
