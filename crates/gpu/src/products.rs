@@ -30,6 +30,8 @@ pub struct ProductShape {
     pub factored: bool,
     /// Whether it comes right behind a product with the same layout.
     pub follows: bool,
+    /// Whether a row's sums are added in the same order whatever the tile: then nobody shares k.
+    pub invariant: bool,
 }
 
 /// Where a product's operands are. All of them begin at multiples of 16.

@@ -1,7 +1,7 @@
 //! Checks layers of experts on the GPU of the machine it runs on, then times them: `gpu_moe RESULT.json [STAGE]…`.
 //!
 //! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them; then one captured
-//! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them. Only if all
+//! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them, and one token in batches of all sizes. Only if all
 //! that is right, whole layers are timed by the device's clock, each kernel of them apart, and other tiles and kernels
 //! beside those that are chosen; then the products once more without parts of what their consumers compute, which says what takes
 //! their time; and the host's time for a call. Exit status 1 if anything is wrong.
@@ -39,11 +39,12 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 7] = [
+const STAGES: [(&str, Stage); 8] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
     ("models", models),
+    ("company", company),
     ("timing", timing),
     ("parts", parts),
     ("host", host),
@@ -104,6 +105,7 @@ fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::BF16,
@@ -410,6 +412,44 @@ fn models() -> Result<Value> {
             println!("{name:14} {tokens:4} tokens: {worst:.3} of what is allowed; the same bits twice: {same}");
             passed &= worst <= 1.0 && same;
             rows.push(json!({"model": name, "tokens": tokens, "worst": worst, "same": same}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// One token in batches of all sizes, in layers that are batch-invariant: the same bits.
+fn company() -> Result<Value> {
+    let context = device::context(0)?;
+    let mut queue = ExpertQueue::new(0)?;
+    let (mut passed, mut rows) = (true, Vec::new());
+    for mut model in all_models()? {
+        (model.shape.invariant, model.shape.output) = (true, Output::F32);
+        let Model { name, shape, router } = &model;
+        let (hidden, experts) = (shape.hidden as usize, shape.experts as usize);
+        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        let one = Tensors::new(context, queue.stream(), &model, 1, 99)?;
+        let token = encoded(shape.activation, &mut one.x.clone());
+        let mut alone = Vec::new();
+        for tokens in [1usize, 2, 7, 16, 40, 64, 200, 512, 1500, 4096] {
+            let tensors = Tensors::new(context, queue.stream(), &model, tokens, 12)?;
+            let place = tokens * 2 / 3;
+            // SAFETY: both are waited for, and within what lies there.
+            unsafe {
+                tensors.x_at.write(place * token.len(), &token, queue.stream())?;
+                tensors.logits_at.write(4 * place * experts, bytemuck::cast_slice(&one.logits), queue.stream())?;
+                queue.enqueue(&placed, &tensors.call(router), None)?;
+            }
+            let found = tensors.results(shape.output, queue.stream())?;
+            let bits: Vec<u32> = found[place * hidden..][..hidden].iter().map(|x| x.to_bits()).collect();
+            let tile = LayerKernels::choose(placed.family(), shape, tokens as u32)?.gate_up.tokens();
+            if alone.is_empty() {
+                alone = bits.clone();
+            }
+            let same = bits == alone;
+            println!("{name:14} {tokens:4} tokens, tiles of {tile:3}: the same bits: {same}");
+            passed &= same;
+            rows.push(json!({"model": name, "tokens": tokens, "tile": tile, "same": same}));
         }
     }
     Ok(json!({"passed": passed, "rows": rows}))

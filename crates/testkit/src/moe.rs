@@ -272,6 +272,19 @@ impl Instance {
     pub fn routed(&self) -> Result<Routed> {
         self.router.route(&self.logits, self.tokens.rows())
     }
+
+    /// One of the tokens, and its experts.
+    pub fn alone(&self, token: usize) -> Result<(Dense<'_>, Routed)> {
+        let (k, experts) = (self.tokens.k(), self.model.experts[0]);
+        let range = token * k..(token + 1) * k;
+        let values: Values<'_> = match self.tokens.values() {
+            Values::F16(x) => x[range].into(),
+            Values::BF16(x) => x[range].into(),
+            Values::F32(x) => x[range].into(),
+        };
+        let routed = self.router.route(&self.logits[token * experts..(token + 1) * experts], 1)?;
+        Ok((Dense::new(1, k, values, self.tokens.global())?, routed))
+    }
 }
 
 /// Judges some rows of a layer's result.

@@ -1,9 +1,10 @@
 //! Layers of experts as models have them, scaled down so that all of a layer can be held against the reference.
 
+use format::Dense;
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{Activation, Engine, Experts, Intermediate, LayerOptions, Output};
 use indicatif::ProgressBar;
-use testkit::moe::{self, Model};
+use testkit::moe::{self, Instance, Model};
 
 use super::{Summary, Wrong};
 use crate::Result;
@@ -21,7 +22,7 @@ struct Trial {
     options: LayerOptions,
 }
 
-/// Checks every model on every engine, with every intermediate, batch-invariant and not.
+/// Checks every model on every engine, with every intermediate, batch-invariant (then a token alone, too) and not.
 pub fn check(
     selection: &Selection,
     models: &[Model],
@@ -55,6 +56,25 @@ fn trials(selection: &Selection, index: usize) -> impl Iterator<Item = Trial> {
     })
 }
 
+/// Whether the last token has the bits that it has among the others.
+fn is_the_same_alone(
+    layer: &Experts,
+    engine: &Engine,
+    instance: &Instance,
+    together: &Dense<'_>,
+    output: Output,
+) -> hammerhead::Result<bool> {
+    let last = together.rows() - 1;
+    let (token, routed) = instance.alone(last)?;
+    let alone = layer.run(engine, &token, &routed, output)?;
+    let bits = |result: &Dense<'_>, row| {
+        let mut values = vec![0f32; result.k()];
+        result.row(row, &mut values);
+        values.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+    };
+    Ok(bits(&alone, 0) == bits(together, last))
+}
+
 fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &mut Summary) -> Result<()> {
     let Trial { tokens, element, output, options } = *trial;
     let instance = model.instance(tokens, element, usize::MAX, seed)?;
@@ -75,16 +95,19 @@ fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &
         tokens: &instance.tokens,
         routed: &routed,
     };
-    let outcome = layer
-        .run(engine, &instance.tokens, &routed, output)
-        .and_then(|result| moe::check(&reference, 0..tokens, &result, &|tokens| backend.arithmetic(tokens)));
+    let outcome = layer.run(engine, &instance.tokens, &routed, output).and_then(|result| {
+        let report = moe::check(&reference, 0..tokens, &result, &|tokens| backend.arithmetic(tokens))?;
+        let alike = !options.batch_invariant || is_the_same_alone(&layer, engine, &instance, &result, output)?;
+        Ok((report, alike))
+    });
     let (wrong, compared, first) = match outcome {
-        Ok(report) if report.passed() => {
+        Ok((report, true)) if report.passed() => {
             summary.passed += 1;
             summary.note_used("moe", backend.name(), output, report.max_ratio);
             return Ok(());
         }
-        Ok(report) => {
+        Ok((report, false)) if report.passed() => (1, 1, "the last token has other bits alone".to_owned()),
+        Ok((report, _)) => {
             let first = report.first.map_or_else(|| "nothing was compared".to_owned(), |first| first.to_string());
             (report.failures, report.compared, first)
         }

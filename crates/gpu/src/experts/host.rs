@@ -110,6 +110,7 @@ fn shape(mlp: &MlpWeights<'_>, experts: usize, gate: Gate, biased: bool, interme
         on_input: false,
         activation: Activation::F32,
         intermediate,
+        invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::F32,
@@ -133,13 +134,20 @@ impl HostExperts {
         DeviceExperts::runs_on(device) && !mlps().any(scaled) && k == width && fits()
     }
 
-    /// Packs the weights, and puts them into a device's memory.
-    pub fn new(device: usize, weights: &ExpertWeights<'_>, intermediate: Intermediate) -> Result<Self> {
+    /// Packs the weights, and puts them into a device's memory. If the layer is to be `invariant`, a token's bits depend on nothing but that
+    /// token and the weights.
+    pub fn new(
+        device: usize,
+        weights: &ExpertWeights<'_>,
+        intermediate: Intermediate,
+        invariant: bool,
+    ) -> Result<Self> {
         let biased = |mlps: &[MlpWeights<'_>]| {
             mlps.iter().any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some()))
         };
         let layer = |mlps: &[MlpWeights<'_>]| {
-            place(device, shape(&mlps[0], mlps.len(), weights.gate(), biased(mlps), intermediate), mlps)
+            let shape = shape(&mlps[0], mlps.len(), weights.gate(), biased(mlps), intermediate);
+            place(device, LayerShape { invariant, ..shape }, mlps)
         };
         let shared = weights.shared().map(|shared| layer(std::slice::from_ref(shared.mlp()))).transpose()?;
         let experts = layer(weights.experts())?;

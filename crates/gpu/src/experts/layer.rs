@@ -2,6 +2,12 @@
 //!
 //! All memory is somebody else's: tensors where the caller has them, and a workspace of [`workspace_bytes`] for what lies between the
 //! launches. The host knows how many tokens there are and nothing else, so the same launches serve every routing.
+//!
+//! **What a token's bits depend on.** Tensor cores add the products of sixteen of k to a sum at a time, from the first sixteen to the last, whatever
+//! the tile; a row's sums know nothing of other rows; factors, biases, gate and rounding are the same instructions in every kernel; routing and
+//! combination go by tokens. What does depend on how many tokens there are is whether warps that share the columns of a tile share out k
+//! among themselves, and add up their sums in the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's
+//! bits depend on that token and the weights only.
 
 use op::{Activation, Error, Gate, Intermediate, Output, Result};
 
@@ -43,6 +49,8 @@ pub struct LayerShape {
     pub activation: Activation,
     /// What lies between the products is rounded to: not NVFP4.
     pub intermediate: Intermediate,
+    /// Whether a token's bits depend on nothing but that token and the weights.
+    pub invariant: bool,
     /// What the words of weights are in order for: tokens of that type take the fewest steps.
     pub codes: Codes,
     /// The type of what experts make of tokens, before it is summed.
@@ -116,6 +124,7 @@ impl LayerShape {
             biased: self.biased,
             factored: self.on_input,
             follows: false,
+            invariant: self.invariant,
         }
     }
 

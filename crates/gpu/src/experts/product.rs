@@ -77,6 +77,14 @@ impl ProductKernel {
         }
     }
 
+    /// Whether some of a block's warps have different steps of k of the same columns, and add up their sums in the end.
+    pub fn shares_k(&self) -> bool {
+        match self {
+            ProductKernel::Sm90(spec) => spec.shares_k(),
+            ProductKernel::Sm80(spec) => spec.shares_k(),
+        }
+    }
+
     /// What it is assembled for.
     pub fn target(&self) -> Target {
         match self {

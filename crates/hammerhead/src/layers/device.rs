@@ -26,10 +26,7 @@ impl DeviceLayer {
         let Some(cuda) = only.filter(|cuda| HostExperts::suits(cuda.device(), weights, options.intermediate)) else {
             return Ok(None);
         };
-        if options.batch_invariant {
-            return Err(Error::BatchInvariant { backend: backends[0].name() });
-        }
-        let layer = HostExperts::new(cuda.device(), weights, options.intermediate)?;
+        let layer = HostExperts::new(cuda.device(), weights, options.intermediate, options.batch_invariant)?;
         let (shared, gate) = (weights.shared(), weights.shared().and_then(|shared| shared.gate()));
         Ok(Some(Self { layer, shared: shared.is_some(), gate: gate.map(Box::from) }))
     }

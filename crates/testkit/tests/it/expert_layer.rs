@@ -3,7 +3,7 @@
 use bytemuck::cast_slice;
 use gpu::Argument;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
-use gpu::experts::product::ProductFamily;
+use gpu::experts::product::{ProductFamily, ProductKernel};
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::pack::Codes;
 use half::{bf16, f16};
@@ -24,6 +24,7 @@ const SHAPE: LayerShape = LayerShape {
     on_input: false,
     activation: Activation::BF16,
     intermediate: Intermediate::Tokens,
+    invariant: false,
     codes: Codes::Bfloats,
     partial: Output::F32,
     output: Output::BF16,
@@ -102,6 +103,16 @@ impl Trial {
             out: out.address,
         };
         Trial { layer, gpu, weights: placed, workspace, out, call, x, addend }
+    }
+
+    /// Makes a token the one of which all batches have a copy.
+    fn put(&mut self, place: usize) {
+        let shape = self.layer.shape;
+        let hidden = shape.hidden as usize;
+        let mut rng = fastrand::Rng::with_seed(77);
+        self.x[place * hidden..][..hidden].fill_with(|| rng.f32() * 2.0 - 1.0);
+        let mut x = self.x.clone();
+        self.call.x = uploaded(&mut self.gpu, "x", shape.activation, &mut x).address;
     }
 
     /// What the launches leave, as numbers.
@@ -267,6 +278,60 @@ fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
             ids.chunks(2).map(|ids| vec![(ids[0] as u32, 2.0 * share), (ids[1] as u32, 2.0 * (1.0 - share))]).collect();
         let kernels = LayerKernels::choose(family, &SHAPE, tokens as u32).unwrap();
         trial.check("from logits", &routed, &trial.run(&kernels, Schedule::Random(3)));
+    }
+}
+
+/// Batches with a token in them: alone; behind others, to the same experts and to others; and before so many that tiles are as large as they get.
+/// The token's place, and all tokens' experts.
+fn companies(experts: i32) -> [(usize, Vec<i32>); 4] {
+    let other = |t: i32| [t % experts, (t + 1) % experts];
+    let with = |before: i32, behind: i32| (0..before).flat_map(other).chain([1, 0]).chain((0..behind).flat_map(other));
+    let of_one_expert = (0..30).flat_map(|_| [1, -1]).chain([1, 0]);
+    [(0, vec![1, 0]), (5, with(5, 3).collect()), (30, of_one_expert.collect()), (2, with(2, 150).collect())]
+}
+
+#[test]
+fn in_a_layer_that_is_batch_invariant_a_token_has_the_same_bits_in_every_company() {
+    // Several stages of k in either product, of which the last is not whole.
+    let halves = LayerShape { activation: Activation::F16, codes: Codes::Halves, ..SHAPE };
+    let shapes = [SHAPE, LayerShape { activation: Activation::F32, on_input: true, biased: true, ..SHAPE }, halves];
+    let shapes = shapes.map(|shape| LayerShape { experts: 2, hidden: 336, inner: 208, output: Output::F32, ..shape });
+    let cases = shapes.into_iter().flat_map(|shape| FAMILIES.map(|family| (shape, family)));
+    let differs = |invariant| {
+        let differs = |(shape, family): (LayerShape, ProductFamily)| {
+            let shape = LayerShape { invariant, ..shape };
+            let bits = |(place, ids): (usize, Vec<i32>)| {
+                let (tokens, hidden) = (ids.len() / 2, shape.hidden as usize);
+                let own = [0.75, 0.375];
+                let mut weights = weights(ids.len());
+                weights[2 * place..2 * place + 2].copy_from_slice(&own);
+                let mut trial = Trial::new(shape, &ids, &weights, false);
+                trial.put(place);
+                let kernels = LayerKernels::choose(family, &shape, tokens as u32).unwrap();
+                let found = trial.run(&kernels, Schedule::Random(5));
+                found[place * hidden..][..hidden].iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+            };
+            let all: Vec<Vec<u32>> = companies(2).into_par_iter().map(bits).collect();
+            all.iter().any(|bits| *bits != all[0])
+        };
+        cases.clone().collect::<Vec<_>>().into_par_iter().filter(|&case| differs(case)).collect::<Vec<_>>()
+    };
+    assert_eq!(differs(true), []);
+    // Else tiles that share k and tiles that do not are both among those that are chosen, and it shows.
+    assert!(differs(false).len() >= 4, "{:?}", differs(false));
+}
+
+#[test]
+fn nobody_shares_k_in_layers_that_are_batch_invariant_however_many_tokens_there_are() {
+    let model = LayerShape { experts: 128, top: 8, hidden: 2048, inner: 768, invariant: true, ..SHAPE };
+    let gpt_oss = LayerShape { top: 4, hidden: 2880, inner: 2880, gate: Gate::GPT_OSS, biased: true, ..model };
+    let few = LayerShape { experts: 8, top: 2, gate: Gate::Relu2, intermediate: Intermediate::F32, ..model };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..model };
+    for (shape, family) in [model, gpt_oss, few, single].into_iter().flat_map(|shape| FAMILIES.map(|f| (shape, f))) {
+        for tokens in [1, 2, 5, 16, 33, 64, 100, 150, 256, 512, 1000, 2048, 4096, 16384] {
+            let kernels = LayerKernels::choose(family, &shape, tokens).unwrap();
+            assert!(![kernels.gate_up, kernels.down].iter().any(ProductKernel::shares_k), "{tokens}: {kernels:?}");
+        }
     }
 }
 

@@ -126,6 +126,7 @@ fn of_experts() -> Vec<KernelSpec> {
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::BF16,

@@ -115,6 +115,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::BF16,

@@ -59,13 +59,15 @@ pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32
             }),
         }
     };
-    // The most fragments and units first, then what takes less room.
+    // The most fragments and units first, then what takes less room. Where nobody may share k, as many fragments as keep all warps busy.
     let sizes: &[(u32, u32)] = match tile {
+        _ if shape.invariant => &[(16, 4), (16, 2), (16, 1), (8, 1), (4, 1)],
         ..=32 => &[(4, 4), (4, 2), (4, 1), (2, 1)],
         33..=64 => &[(8, 2), (8, 1), (4, 1), (2, 1)],
         _ => &[(16, 1)],
     };
-    let fits = |spec: &WarpMultiplySpec| spec.check().is_ok() && spec.shared_bytes() <= shared_bytes;
+    let alike = |spec: &WarpMultiplySpec| !(shape.invariant && spec.shares_k());
+    let fits = |spec: &WarpMultiplySpec| spec.check().is_ok() && spec.shared_bytes() <= shared_bytes && alike(spec);
     sizes.iter().find_map(|&(fragments, units)| STAGES.rev().map(|stages| with(fragments, units, stages)).find(fits))
 }
 

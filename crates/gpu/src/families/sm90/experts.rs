@@ -31,14 +31,14 @@ pub fn tile(entries: u32, experts: u32) -> u32 {
 }
 
 /// How tiles of so many tokens are computed, the way that is taken first: blocks of rows of a tile, units of a stage where there is room,
-/// and blocks on a multiprocessor.
+/// and blocks on a multiprocessor. Two warpgroups share k of one block of rows, so where nobody may, tiles have two or more.
 fn ways(shape: &ProductShape, tile: u32) -> Vec<(u32, u32, u32)> {
     // Multiplied part by part, four units would take too many registers.
     let whole = Tokens::of(shape.activation).parts() == 1;
     let deep = if whole && shape.k.div_ceil(UNIT) >= 16 { 4 } else { 2 };
     if tile <= FEW {
         // With more tokens, four units would take too many registers, too.
-        vec![(1, deep, 2), (4, if tile <= 8 { deep } else { 2 }, 1)]
+        vec![(if shape.invariant { 2 } else { 1 }, deep, 2), (4, if tile <= 8 { deep } else { 2 }, 1)]
     } else if tile <= 64 {
         vec![(4, 2, 1), (2, 2, 1)]
     } else if tile <= 128 {
@@ -79,7 +79,8 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
     // As many stages as there is room for, of as many units, or else of fewer.
     let deepest = |(blocks, units, resident): (u32, u32, u32)| {
         [units, units / 2, units / 4].into_iter().filter(|&units| units > 0).find_map(|units| {
-            let fits = |spec: &MultiplySpec| spec.check().is_ok() && spec.resident() == resident;
+            let alike = |spec: &MultiplySpec| !(shape.invariant && spec.shares_k());
+            let fits = |spec: &MultiplySpec| spec.check().is_ok() && spec.resident() == resident && alike(spec);
             (2..=MOST_STAGES).rev().map(|stages| with(blocks, units, stages)).find(fits)
         })
     };

@@ -145,6 +145,11 @@ impl WarpMultiplySpec {
         [along_n, along_k, fragments]
     }
 
+    /// Whether warps have different units of k of the same columns.
+    pub fn shares_k(&self) -> bool {
+        self.division().along_k > 1
+    }
+
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         let Division { along_n, along_k, .. } = self.division();
