@@ -39,7 +39,7 @@ pub use dense::{Dense, Values};
 pub use error::{Error, Result};
 pub use global::GlobalScale;
 pub use matrix::Matrix;
-pub use quantize::{Loss, loss, quantize};
+pub use quantize::{Loss, Thresholds, loss, quantize};
 
 /// How many consecutive elements of a row share one e4m3 scale.
 pub const BLOCK: usize = 16;

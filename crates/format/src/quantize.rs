@@ -54,6 +54,45 @@ fn block_scale(amax: f64, global: f64) -> u8 {
     e4m3::nearest(wanted.clamp(f64::from(e4m3::MIN_POSITIVE), f64::from(e4m3::MAX)))
 }
 
+/// The f32 numbers at which the choices of [`quantize`] change under a global scale, for those who can only compare. What is never chosen has an
+/// infinite one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thresholds {
+    /// The least amax of a block whose scale is above e4m3's byte 1, above 2, and so on to 125.
+    pub scales: Vec<f32>,
+    /// For each scale from byte 1 to 126: the least magnitude whose code is above 0, above 1, and so on to 6.
+    pub codes: Vec<[f32; 7]>,
+}
+
+impl Thresholds {
+    /// Those under a global scale above zero.
+    pub fn new(global: GlobalScale) -> Self {
+        let factor = global.value();
+        let scales = (1..MOST_SCALE).map(|byte| least(|amax| block_scale(amax, factor) > byte)).collect();
+        let codes = (1..=MOST_SCALE).map(|byte| {
+            let midpoints = e2m1::midpoints(f64::from(e4m3::decode(byte)) * factor);
+            std::array::from_fn(|code| least(|x| usize::from(e2m1::nearest(x, &midpoints)) > code))
+        });
+        Self { scales, codes: codes.collect() }
+    }
+}
+
+/// The byte of the largest scale.
+const MOST_SCALE: u8 = 0x7E;
+
+/// The least f32 of which something holds that holds of all above it, too.
+fn least(holds: impl Fn(f64) -> bool) -> f32 {
+    let (mut below, mut from) = (0, f32::INFINITY.to_bits());
+    while below < from {
+        let middle = below + (from - below) / 2;
+        match holds(f32::from_bits(middle).into()) {
+            true => from = middle,
+            false => below = middle + 1,
+        }
+    }
+    f32::from_bits(from)
+}
+
 /// The global scale of the recipe, but never a subnormal one, which has few bits and which many processors take
 /// for zero. Only matrices whose amax is below 10⁻³⁴ notice; their block scales take up what they can.
 fn fitting_global(source: &Dense<'_>) -> Result<GlobalScale> {

@@ -58,6 +58,16 @@ pub enum Float {
     F32,
 }
 
+impl From<Output> for Float {
+    fn from(ty: Output) -> Self {
+        match ty {
+            Output::F16 => Float::F16,
+            Output::BF16 => Float::BF16,
+            Output::F32 => Float::F32,
+        }
+    }
+}
+
 impl TokenForm {
     /// How tokens of a type are expanded; f16 and bf16 are taken as they are.
     pub fn of(activation: Activation) -> Option<Self> {
@@ -335,7 +345,7 @@ pub(crate) fn split(k: &mut Builder, floats: [Reg<F32>; UNIT]) -> Vec<[Reg<U32>;
 }
 
 /// The eight numbers of a unit, as floats: exactly.
-fn load_floats(k: &mut Builder, float: Float, source: Reg<U64>, unit: Reg<U32>) -> [Reg<F32>; UNIT] {
+pub(crate) fn load_floats(k: &mut Builder, float: Float, source: Reg<U64>, unit: Reg<U32>) -> [Reg<F32>; UNIT] {
     let at = Addr::<Global>::of(k.mul_wide_add(unit, TokenForm::Scaled(float).unit_bytes(), source));
     if float == Float::F32 {
         let (low, high): ([Reg<F32>; 4], [Reg<F32>; 4]) = (k.load_vector(at), k.load_vector(at.plus(16)));

@@ -105,6 +105,7 @@ fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        scaled: [false; 2],
         invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
@@ -243,6 +244,9 @@ fn kinds() -> Result<Value> {
         ("single precision", LayerShape { biased: true, ..single }),
         ("between in f32", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..common }),
         ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common }),
+        ("input scales", LayerShape { scaled: [true; 2], biased: true, ..common }),
+        ("input scales, f16", LayerShape { scaled: [true; 2], intermediate: Intermediate::F32, ..halves }),
+        ("between in nvfp4", LayerShape { intermediate: Intermediate::NvFp4, biased: true, ..common }),
     ];
     let (mut rows, mut passed) = (Vec::new(), true);
     for (name, shape) in shapes {
@@ -343,6 +347,8 @@ fn front() -> Result<Value> {
         ("silu", common, Intermediate::Tokens),
         ("gpt-oss with biases", LayerShape { gate: Gate::GPT_OSS, biased: true, ..common }, Intermediate::Tokens),
         ("between in f32", common, Intermediate::F32),
+        ("between in nvfp4", common, Intermediate::NvFp4),
+        ("input scales", LayerShape { scaled: [true; 2], ..common }, Intermediate::Tokens),
         ("on the input", LayerShape { on_input: true, ..common }, Intermediate::Tokens),
     ] {
         let layer = Layer::new(shape, 5, 3)?;

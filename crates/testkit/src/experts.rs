@@ -93,7 +93,7 @@ fn unit(ty: Output) -> f64 {
 
 fn expert(shape: &LayerShape, rng: &mut fastrand::Rng) -> Result<MlpWeights<'static>> {
     let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
-    let mut weights = |rows: usize, k: usize, count: usize| -> Result<Weights<'static>> {
+    let mut weights = |rows: usize, k: usize, count: usize, scaled: bool| -> Result<Weights<'static>> {
         let mut matrix = || {
             let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
             // From 2⁻² to just below 2⁰.
@@ -101,7 +101,10 @@ fn expert(shape: &LayerShape, rng: &mut fastrand::Rng) -> Result<MlpWeights<'sta
             Matrix::new(rows, k, codes, scales, (0.5 + rng.f32()) / (k as f32).sqrt())
         };
         let first = matrix()?;
-        let weights = if count == 2 { Weights::gated(first, matrix()?)? } else { Weights::plain(first) };
+        let mut weights = if count == 2 { Weights::gated(first, matrix()?)? } else { Weights::plain(first) };
+        if scaled {
+            weights = weights.with_input_scale((0..k).map(|_| 0.5 + rng.f32()).collect::<Vec<f32>>())?;
+        }
         if !shape.biased {
             return Ok(weights);
         }
@@ -109,6 +112,7 @@ fn expert(shape: &LayerShape, rng: &mut fastrand::Rng) -> Result<MlpWeights<'sta
             (0..count).map(|_| (0..rows).map(|_| rng.f32() * 2.0 - 1.0).collect::<Vec<f32>>()).collect::<Vec<_>>(),
         )
     };
-    let up = weights(inner, hidden, shape.gate.matrices())?;
-    MlpWeights::new(up, weights(hidden, inner, 1)?)
+    let up = weights(inner, hidden, shape.gate.matrices(), shape.scaled[0])?;
+    let down = weights(hidden, inner, 1, shape.scaled[1])?;
+    MlpWeights::new(up, down)?.with_intermediate_scale(0.0005 + rng.f32() / 1000.0)
 }

@@ -40,6 +40,8 @@ pub struct Model {
     pub gate: Gate,
     /// Whether all matrices have biases.
     pub biases: bool,
+    /// Whether all inputs are multiplied with scales, as AWQ has it.
+    pub input_scales: bool,
 }
 
 /// What most models have.
@@ -55,6 +57,7 @@ const COMMON: Model = Model {
     shared_gate: false,
     gate: Gate::Silu,
     biases: false,
+    input_scales: false,
 };
 
 /// Every model.
@@ -144,6 +147,13 @@ pub fn models() -> Vec<Model> {
             scaling: 5.0,
             shared: Some(5376),
             ..nemotron
+        },
+        Model {
+            name: "qwen3-30b-a3b-awq",
+            why: "input scales of every expert",
+            widths: [2048, 768],
+            input_scales: true,
+            ..qwen
         },
     ]
 }
@@ -237,6 +247,11 @@ impl Model {
                 let biases: Vec<_> = (0..self.gate.matrices()).map(|_| bias(inner)).collect();
                 (up.with_bias(biases)?, down.with_bias([bias(hidden)])?)
             }
+            false => (up, down),
+        };
+        let mut scale = |k: usize| (0..k).map(|_| 0.5 + rng.f32()).collect::<Vec<f32>>();
+        let (up, down) = match self.input_scales {
+            true => (up.with_input_scale(scale(hidden))?, down.with_input_scale(scale(inner))?),
             false => (up, down),
         };
         MlpWeights::new(up, down)?.with_intermediate_scale(0.01 + rng.f32() / 50.0)

@@ -1,7 +1,7 @@
 //! Quantising: the recipe is followed, every choice it leaves is the nearest one, and bad input is refused.
 
 use half::{bf16, f16};
-use hammerhead_format::{Dense, Error, Matrix, e2m1, e4m3, loss, quantize};
+use hammerhead_format::{Dense, Error, Matrix, Thresholds, e2m1, e4m3, loss, quantize};
 use proptest::prelude::*;
 
 fn code(matrix: &Matrix<'_>, row: usize, k: usize) -> u8 {
@@ -30,6 +30,32 @@ fn the_largest_element_meets_the_largest_code_and_scale() {
     // 0.125/6 lies between 10/512 and 11/512; nearest is 11/512, and 0.125 in units of that rounds to 6.
     assert_eq!(e4m3::decode(matrix.scales()[0]), 11.0 / 512.0);
     assert_eq!(code(&matrix, 0, 0), 7);
+}
+
+#[test]
+fn at_a_threshold_the_choice_changes_and_just_below_it_does_not() {
+    let below = |x: f32| f32::from_bits(x.to_bits() - 1);
+    for global in [1.0f32, 0.013, 3e-20, 4e30] {
+        let block = |numbers: &[f32]| {
+            let mut values = numbers.to_vec();
+            values.resize(16, 0.0);
+            quantize(&Dense::new(1, 16, values, 1.0).unwrap(), Some(global.into())).unwrap()
+        };
+        let Thresholds { scales, codes } = Thresholds::new(global.into());
+        assert_eq!((scales.len(), codes.len()), (125, 126));
+        for (byte, &least) in (1..).zip(&scales) {
+            assert_eq!([block(&[below(least)]).scales()[0], block(&[least]).scales()[0]], [byte, byte + 1], "{global}");
+        }
+        for (byte, codes) in (1..).zip(codes) {
+            // Of those that lead to the scale, the largest.
+            let most = scales.get(usize::from(byte) - 1).map_or(f32::MAX, |&next| below(next));
+            for (above, least) in (0u8..).zip(codes).filter(|(_, least)| *least <= most) {
+                let matrix = block(&[most, -least, below(least)]);
+                assert_eq!(matrix.scales()[0], byte);
+                assert_eq!([1, 2].map(|k| code(&matrix, 0, k)), [(above + 1) | 8, above], "{global}, scale {byte}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use op::routing::Router;
-use op::{Error, Output, Result};
+use op::{Error, Intermediate, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use super::packed::PackedExpert;
@@ -81,6 +81,7 @@ impl DeviceExperts {
         let count = shape.experts as usize;
         let matrices = DeviceMemory::new(device.context, "the experts' weights", stride * count)?;
         let (mut factors, mut biases): (Vec<f32>, [Vec<f32>; 3]) = Default::default();
+        let (mut scales, mut tables): ([Vec<f32>; 2], Vec<f32>) = Default::default();
         let mut placed = 0;
         for expert in experts {
             let expert = expert?;
@@ -93,6 +94,10 @@ impl DeviceExperts {
             for (all, one) in biases.iter_mut().zip(expert.biases()) {
                 all.extend(one);
             }
+            for (all, one) in scales.iter_mut().zip(expert.scales()) {
+                all.extend(one);
+            }
+            tables.extend(expert.table());
             placed += 1;
         }
         if placed != count {
@@ -109,7 +114,8 @@ impl DeviceExperts {
         };
         let factors = place(&factors)?;
         let biases = [place(&biases[0])?, place(&biases[1])?, place(&biases[2])?];
-        let weights = LayerWeights { matrices: memory[0].address(), factors, biases };
+        let (scales, tables) = ([place(&scales[0])?, place(&scales[1])?], place(&tables)?);
+        let weights = LayerWeights { matrices: memory[0].address(), factors, biases, scales, tables };
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
         Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::new(memory), shared: None })
@@ -131,7 +137,9 @@ impl DeviceExperts {
         shape.check()?;
         let LayerShape { top, on_input, activation, intermediate, partial, output, .. } = shape;
         let expected = LayerShape { top, on_input, activation, intermediate, partial, output, ..self.shape };
-        if shape != expected {
+        // The factors of down are those of an NVFP4 intermediate, or of another.
+        let [quantised, wanted] = [self.shape.intermediate, intermediate].map(|each| each == Intermediate::NvFp4);
+        if shape != expected || quantised != wanted {
             let [found, expected] = [shape, expected].map(|shape| format!("{shape:?}"));
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }

@@ -97,19 +97,21 @@ pub struct HostCall<'a> {
     pub out: Target<'a>,
 }
 
-/// The sizes of an MLP and what it computes, as a layer of so many.
-fn shape(mlp: &MlpWeights<'_>, experts: usize, gate: Gate, biased: bool, intermediate: Intermediate) -> LayerShape {
-    let [hidden, inner, _] = mlp.widths().map(|width| width as u32);
+/// The sizes of some MLPs and what they compute, as a layer of them.
+fn shape(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> LayerShape {
+    let [hidden, inner, _] = mlps[0].widths().map(|width| width as u32);
+    let any = |what: fn(&MlpWeights<'_>) -> bool| mlps.iter().any(what);
     LayerShape {
-        experts: experts as u32,
+        experts: mlps.len() as u32,
         top: 1,
         hidden,
         inner,
         gate,
-        biased,
+        biased: any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some())),
         on_input: false,
         activation: Activation::F32,
         intermediate,
+        scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
         invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
@@ -125,13 +127,10 @@ fn place(device: usize, shape: LayerShape, mlps: &[MlpWeights<'_>]) -> Result<Ar
 impl HostExperts {
     /// Whether there are kernels on a device for a layer with this between its products. Else its products can still be computed one by one.
     pub fn suits(device: usize, weights: &ExpertWeights<'_>, intermediate: Intermediate) -> bool {
-        let of_all = weights.shared().map(|shared| shared.mlp());
-        let mlps = || weights.experts().iter().chain(of_all);
-        let scaled = |mlp: &MlpWeights<'_>| [mlp.up(), mlp.down()].iter().any(|w| w.input_scale().is_some());
-        let first = &weights.experts()[0];
-        let [k, _, width] = first.widths();
-        let fits = || shape(first, weights.experts().len(), weights.gate(), false, intermediate).check().is_ok();
-        DeviceExperts::runs_on(device) && !mlps().any(scaled) && k == width && fits()
+        let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
+        let fits = |mlps: &[MlpWeights<'_>]| shape(mlps, weights.gate(), intermediate).check().is_ok();
+        let [k, _, width] = weights.experts()[0].widths();
+        DeviceExperts::runs_on(device) && k == width && fits(weights.experts()) && of_all.is_none_or(fits)
     }
 
     /// Packs the weights, and puts them into a device's memory. If the layer is to be `invariant`, a token's bits depend on nothing but that
@@ -142,12 +141,8 @@ impl HostExperts {
         intermediate: Intermediate,
         invariant: bool,
     ) -> Result<Self> {
-        let biased = |mlps: &[MlpWeights<'_>]| {
-            mlps.iter().any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some()))
-        };
         let layer = |mlps: &[MlpWeights<'_>]| {
-            let shape = shape(&mlps[0], mlps.len(), weights.gate(), biased(mlps), intermediate);
-            place(device, LayerShape { invariant, ..shape }, mlps)
+            place(device, LayerShape { invariant, ..shape(mlps, weights.gate(), intermediate) }, mlps)
         };
         let shared = weights.shared().map(|shared| layer(std::slice::from_ref(shared.mlp()))).transpose()?;
         let experts = layer(weights.experts())?;

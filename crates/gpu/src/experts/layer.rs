@@ -13,6 +13,7 @@ use op::{Activation, Error, Gate, Intermediate, Output, Result};
 
 use ptx::{Feature, Target};
 
+use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
 use super::product::{ProductFamily, ProductKernel};
 use super::route::{self, RouteSpec};
@@ -47,8 +48,10 @@ pub struct LayerShape {
     pub on_input: bool,
     /// The tokens' type: not NVFP4.
     pub activation: Activation,
-    /// What lies between the products is rounded to: not NVFP4.
+    /// What lies between the products is rounded to.
     pub intermediate: Intermediate,
+    /// Whether what the first product is given, and what the second one is, is multiplied with a factor per column of each expert's.
+    pub scaled: [bool; 2],
     /// Whether a token's bits depend on nothing but that token and the weights.
     pub invariant: bool,
     /// What the words of weights are in order for: tokens of that type take the fewest steps.
@@ -82,13 +85,18 @@ impl LayerShape {
         if self.activation == Activation::NvFp4 {
             return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
         }
-        if self.intermediate == Intermediate::NvFp4 {
-            return unfit("the intermediate", "nvfp4", "tokens or f32: there is no kernel that quantises it");
+        if self.intermediate == Intermediate::NvFp4 && self.scaled[1] {
+            return unfit("the intermediate", "nvfp4", "tokens or f32, since experts multiply it with an input scale");
         }
         Ok(())
     }
 
-    /// The type of what lies between the products.
+    /// The first product's tokens, as the tensor cores take them: what is multiplied with a scale is single precision.
+    fn outer_activation(&self) -> Activation {
+        if self.scaled[0] { Activation::F32 } else { self.activation }
+    }
+
+    /// The type of what the first product leaves.
     fn between(&self) -> Output {
         match (self.intermediate, self.activation) {
             (Intermediate::Tokens, Activation::F16) => Output::F16,
@@ -97,9 +105,29 @@ impl LayerShape {
         }
     }
 
-    /// The same as the second product's tokens.
+    /// What must become of it before the second product takes it, if anything.
+    fn step(&self) -> Option<Step> {
+        match (self.intermediate, self.between()) {
+            (Intermediate::NvFp4, _) => Some(Step::Own(Form::Quantised)),
+            (_, between) if self.scaled[1] => Some(Step::Own(Form::Scaled(between.into()))),
+            (_, Output::F32) => Some(Step::Split),
+            _ => None,
+        }
+    }
+
+    /// The second product's tokens.
     fn inner_activation(&self) -> Activation {
-        if self.between() == Output::F32 { Activation::F32 } else { self.activation }
+        match self.step() {
+            None => self.activation,
+            // Codes times scales, exactly.
+            Some(Step::Own(Form::Quantised)) => Activation::F16,
+            Some(Step::Split | Step::Own(Form::Scaled(_))) => Activation::F32,
+        }
+    }
+
+    /// Whether the kernel between the products must know the expert of every row.
+    fn owned(&self) -> bool {
+        matches!(self.step(), Some(Step::Own(_)))
     }
 
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
@@ -118,7 +146,7 @@ impl LayerShape {
             n: self.inner,
             k: self.hidden,
             gate: self.gate,
-            activation: self.activation,
+            activation: self.outer_activation(),
             codes: self.codes,
             output: self.between(),
             biased: self.biased,
@@ -131,12 +159,19 @@ impl LayerShape {
     /// The second product.
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
-        // Floats are made ready between the products.
-        let activation = self.inner_activation();
-        let follows = activation != Activation::F32;
+        let (activation, follows) = (self.inner_activation(), self.step().is_none());
         let (n, k, factored) = (self.hidden, self.inner, false);
         ProductShape { n, k, gate, activation, output, factored, follows, ..self.gate_up() }
     }
+}
+
+/// What becomes of rows between the products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    /// Floats are split into the parts that the tensor cores take.
+    Split,
+    /// What is a matter of each row's expert.
+    Own(Form),
 }
 
 /// Bytes of one number as the tensor cores take it: three parts of a float.
@@ -157,7 +192,7 @@ impl LayerKernels {
     /// The kernels for so many tokens.
     pub fn choose(family: ProductFamily, shape: &LayerShape, tokens: u32) -> Result<Self> {
         let entries = tokens * shape.top;
-        let wide = shape.inner_activation() == Activation::F32;
+        let wide = [shape.outer_activation(), shape.inner_activation()].contains(&Activation::F32);
         let tile = family.tile(entries, shape.experts, wide);
         Self::of(shape, tile, |product| family.kernel(product, tile, Some(entries)))
     }
@@ -194,6 +229,10 @@ pub struct LayerWeights {
     pub factors: u64,
     /// Biases `[experts, inner]`, the same, and `[experts, hidden]`, if there are some.
     pub biases: [u64; 3],
+    /// What the products' inputs are multiplied with, `[experts, hidden]` and `[experts, inner]`, if they are.
+    pub scales: [u64; 2],
+    /// The tables by which an NVFP4 intermediate is quantised, one per expert, if it is.
+    pub tables: u64,
 }
 
 /// How tokens find their experts.
@@ -244,11 +283,12 @@ struct Between {
     ids: u64,
     weights: u64,
     inverse: u64,
+    owners: u64,
     layout: u64,
     factors: u64,
     rows: u64,
     gated: u64,
-    parts: u64,
+    made: u64,
     partial: u64,
     end: u64,
 }
@@ -265,16 +305,17 @@ impl Between {
         let entries = u64::from(tokens) * u64::from(shape.top);
         let [hidden, inner] = [shape.hidden, shape.inner].map(u64::from);
         let between = shape.between().bytes() as u64;
-        let parts = shape.inner_activation() == Activation::F32;
+        let made = shape.step().map_or(0, |_| operand_bytes(shape.inner_activation()));
         let mut places = Between {
             ids: take(4 * entries),
             weights: take(4 * entries),
             inverse: take(4 * entries),
+            owners: take(if shape.owned() { 4 * entries } else { 0 }),
             layout: take(8 * u64::from(shape.experts + 1)),
             factors: take(if shape.on_input { 4 * entries } else { 0 }),
-            rows: take(entries * hidden * operand_bytes(shape.activation)),
+            rows: take(entries * hidden * operand_bytes(shape.outer_activation())),
             gated: take(entries * inner * between),
-            parts: take(if parts { entries * inner * operand_bytes(Activation::F32) } else { 0 }),
+            made: take(entries * inner * made),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
             end: 0,
         };
@@ -314,7 +355,7 @@ pub fn launches(
     let mut launches: Vec<Launch> = maker.route().into_iter().collect();
     launches.push(maker.sort());
     launches.push(maker.gate_up());
-    launches.extend(maker.expand());
+    launches.extend(maker.between());
     launches.push(maker.down());
     launches.push(maker.combine());
     launches
@@ -381,16 +422,22 @@ impl Maker<'_> {
             }
             Choice::Everyone => (Ids::Everyone, Vec::new()),
         };
-        let single = shape.activation == Activation::F32;
-        let rows = if single { Rows::Floats } else { Rows::Halves };
-        let spec = SortSpec { experts: shape.experts, top: shape.top, ids, rows, factors: shape.on_input };
+        let rows = match (shape.scaled[0], TokenForm::scaled(shape.activation)) {
+            (true, Some(TokenForm::Scaled(float))) => Rows::Scaled(float),
+            _ if shape.activation == Activation::F32 => Rows::Floats,
+            _ => Rows::Halves,
+        };
+        let (experts, top) = (shape.experts, shape.top);
+        let spec = SortSpec { experts, top, ids, rows, factors: shape.on_input, owners: shape.owned() };
         if self.sort_routes() || shape.on_input {
             arguments.push(Argument::Pointer(self.entry_weights()));
         }
         arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
+        arguments.extend(shape.scaled[0].then_some(Argument::Pointer(self.weights.scales[0])));
         arguments.extend([self.call.x, between.rows].map(Argument::Pointer));
-        arguments.extend(single.then_some(Argument::U64(self.plane(shape.hidden))));
+        arguments.extend((rows != Rows::Halves).then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
+        arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
         let run = spec.run(self.call.tokens, self.site.multiprocessors);
         arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.gate_up.tokens()].map(Argument::U32));
         let grid = [self.call.tokens.div_ceil(run), 1, 1];
@@ -424,20 +471,34 @@ impl Maker<'_> {
     }
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.
-    fn expand(&self) -> Vec<Launch> {
-        if self.shape.inner_activation() != Activation::F32 {
-            return Vec::new();
-        }
+    fn between(&self) -> Vec<Launch> {
+        let form = match self.shape.step() {
+            None => return Vec::new(),
+            Some(Step::Own(form)) => return vec![self.own(form)],
+            Some(Step::Split) => TokenForm::Single,
+        };
         let segment = Segment {
             source: self.between.gated,
             scales: 0,
-            target: self.between.parts,
+            target: self.between.made,
             plane: self.plane(self.shape.inner),
             factor: 1.0,
             k: self.shape.inner as usize,
             elements: self.entries as usize * self.shape.inner as usize,
         };
-        expansion::launches(self.kernels.target(), TokenForm::Single, &[segment])
+        expansion::launches(self.kernels.target(), form, &[segment])
+    }
+
+    /// What is a matter of each row's expert.
+    fn own(&self, form: Form) -> Launch {
+        let (shape, between) = (self.shape, &self.between);
+        let spec = BetweenSpec { form, experts: shape.experts };
+        let numbers = if form == Form::Quantised { self.weights.tables } else { self.weights.scales[1] };
+        let places = [between.gated, numbers, between.owners, between.layout, between.made];
+        let mut arguments: Vec<Argument> = places.map(Argument::Pointer).to_vec();
+        arguments.extend((form != Form::Quantised).then_some(Argument::U64(self.plane(shape.inner))));
+        arguments.push(Argument::U32(shape.inner / spec.unit()));
+        self.around(spec, [spec.blocks(self.entries, shape.inner), 1, 1], arguments)
     }
 
     fn down(&self) -> Launch {
@@ -445,10 +506,7 @@ impl Maker<'_> {
         let before: usize = bytes[..bytes.len() - 1].iter().sum();
         let down = self.weights.matrices + before as u64;
         let operands = ProductOperands {
-            rows: match self.shape.inner_activation() {
-                Activation::F32 => self.between.parts,
-                _ => self.between.gated,
-            },
+            rows: if self.shape.step().is_some() { self.between.made } else { self.between.gated },
             plane: self.plane(self.shape.inner),
             layout: self.between.layout,
             weights: [down; 2],

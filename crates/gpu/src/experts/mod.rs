@@ -2,8 +2,10 @@
 //! routing of as many tokens.
 //!
 //! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the family's with the
-//! layout that `sort` leaves, and `combine` adds up what a token's experts made of it.
+//! layout that `sort` leaves, `between` makes what the first one leaves what the second one takes, where experts differ in that, and `combine`
+//! adds up what a token's experts made of it.
 
+pub mod between;
 pub mod combine;
 pub mod device;
 pub mod host;

@@ -1,7 +1,9 @@
 //! An expert's weights as the kernels take them, before they are on any device.
 
-use op::{Error, MlpWeights, Result};
+use format::GlobalScale;
+use op::{Error, Intermediate, MlpWeights, Result};
 
+use super::between;
 use super::layer::LayerShape;
 use crate::{gating, pack};
 
@@ -14,10 +16,12 @@ pub struct PackedExpert {
     matrices: Vec<u8>,
     factors: [[f32; 2]; 3],
     biases: [Vec<f32>; 3],
+    scales: [Vec<f32>; 2],
+    table: Vec<f32>,
 }
 
 impl PackedExpert {
-    /// Packs an expert's weights. Biases that it lacks in a layer that has some are zeros.
+    /// Packs an expert's weights. Biases that it lacks in a layer that has some are zeros, and input scales are ones.
     pub fn new(shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
@@ -28,28 +32,32 @@ impl PackedExpert {
             let expected = text(expected, shape.gate.matrices());
             return Err(mismatch("the expert's shape", text(found, matrices), expected));
         }
-        if [expert.up(), expert.down()].iter().any(|weights| weights.input_scale().is_some()) {
-            let (found, expected) =
-                ("an input scale".to_owned(), "none: kernels for experts have no place for it".to_owned());
-            return Err(mismatch("the expert's input scale", found, expected));
+        let as_described = || "none, as the layer was described,".to_owned();
+        let mut scales = <[Vec<f32>; 2]>::default();
+        for ((scale, weights), scaled) in scales.iter_mut().zip([expert.up(), expert.down()]).zip(shape.scaled) {
+            match weights.input_scale() {
+                own if scaled => *scale = own.map_or_else(|| vec![1.0; weights.k()], <[f32]>::to_vec),
+                Some(_) => return Err(mismatch("the expert's input scale", "one".to_owned(), as_described())),
+                None => {}
+            }
         }
+        // Codes times scales lack the intermediate's global scale.
+        let quantised = (shape.intermediate == Intermediate::NvFp4).then(|| expert.intermediate_scale());
         let (mut packed, mut factors, mut biases) = (Vec::new(), [[0.0; 2]; 3], <[Vec<f32>; 3]>::default());
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
             packed.extend(pack::pack_as(matrix, shape.codes));
-            factors[place] = gating::factors(matrix.global().value() * WEIGHT_FACTOR);
+            let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
+            factors[place] = gating::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
             if shape.biased {
                 biases[place] = bias.map_or_else(|| vec![0.0; matrix.rows()], <[f32]>::to_vec);
             } else if bias.is_some() {
-                return Err(mismatch(
-                    "the expert's biases",
-                    "some".to_owned(),
-                    "none, as the layer was described,".to_owned(),
-                ));
+                return Err(mismatch("the expert's biases", "some".to_owned(), as_described()));
             }
         }
-        Ok(PackedExpert { matrices: packed, factors, biases })
+        let table = quantised.map(between::table).unwrap_or_default();
+        Ok(PackedExpert { matrices: packed, factors, biases, scales, table })
     }
 
     /// The matrices one after another.
@@ -65,5 +73,15 @@ impl PackedExpert {
     /// The biases of gate, up and down; nothing of a matrix that is not there, or in a layer without.
     pub fn biases(&self) -> &[Vec<f32>; 3] {
         &self.biases
+    }
+
+    /// What gate and up's inputs, and down's, are multiplied with; nothing in a layer where they are not.
+    pub fn scales(&self) -> &[Vec<f32>; 2] {
+        &self.scales
+    }
+
+    /// The table by which an NVFP4 intermediate is quantised; nothing in a layer that has none.
+    pub fn table(&self) -> &[f32] {
+        &self.table
     }
 }

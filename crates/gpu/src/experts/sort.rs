@@ -9,7 +9,11 @@
 //! An id outside of 0..experts is nobody's: such an entry has no place, and nobody reads it or writes for it.
 //!
 //! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the number of its
-//! first tile of tokens, `[experts + 1]`; and the *inverse*: the row of every entry, or [`NOBODY`].
+//! first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if somebody asks for them, the *owners*: the expert
+//! of every row.
+//!
+//! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are copied: in f32, and rounded to
+//! that.
 //!
 //! Where the ids are still to be chosen and tokens are few, every block chooses those of all tokens itself, which is sooner done than
 //! to wait for another launch; the first one leaves the weights.
@@ -22,7 +26,7 @@ use ptx::{
 
 use super::route::{Logits, MOST_TOP, RouteSpec, Routed};
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
-use crate::expand;
+use crate::expand::{self, Float};
 use crate::products::MOST_EXPERTS;
 
 /// Threads of a block, and so the most entries of its run.
@@ -56,6 +60,8 @@ pub enum Rows {
     Halves,
     /// Floats, which become three planes of bf16.
     Floats,
+    /// Numbers of a type that are multiplied with their expert's factors, a float per column, and become three planes of bf16.
+    Scaled(Float),
 }
 
 /// Which of the kernels.
@@ -71,6 +77,8 @@ pub struct SortSpec {
     pub rows: Rows,
     /// Whether weights go with the rows.
     pub factors: bool,
+    /// Whether the expert of every row is left.
+    pub owners: bool,
 }
 
 impl SortSpec {
@@ -107,12 +115,15 @@ struct Sort {
     /// The weights: those of all entries, and where those of the rows go.
     weights: Option<Reg<U64>>,
     factors: Option<Reg<U64>>,
+    /// The experts' factors per column, and per entry of the run its expert.
+    scales: Option<(Reg<U64>, SharedRegion)>,
     tokens_at: Reg<U64>,
     rows: Reg<U64>,
     /// Bytes from one plane of the rows to the next.
     plane: Option<Reg<U64>>,
     layout: Reg<U64>,
     inverse: Reg<U64>,
+    owners: Option<Reg<U64>>,
     tokens: Reg<U32>,
     run: Reg<U32>,
     /// Units of a row.
@@ -163,9 +174,12 @@ impl Sort {
         let routed = matches!(spec.ids, Ids::Routed(_));
         let weights = (spec.factors || routed).then(|| k.pointer("weights"));
         let factors = spec.factors.then(|| k.pointer("factors"));
+        let scaled = matches!(spec.rows, Rows::Scaled(_));
+        let scales = scaled.then(|| (k.pointer("scales"), k.shared("experts_of_entries", 4 * THREADS, 4)));
         let (tokens_at, rows) = (k.pointer("tokens"), k.pointer("rows"));
-        let plane = (spec.rows == Rows::Floats).then(|| k.param("plane"));
+        let plane = (spec.rows != Rows::Halves).then(|| k.param("plane"));
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
+        let owners = spec.owners.then(|| k.pointer("owners"));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
         let [before, others, starts] = ["before", "others", "starts"].map(|name| k.shared(name, experts, 4));
@@ -177,11 +191,13 @@ impl Sort {
             source,
             weights,
             factors,
+            scales,
             tokens_at,
             rows,
             plane,
             layout,
             inverse,
+            owners,
             tokens,
             run,
             units,
@@ -422,6 +438,14 @@ impl Sort {
         k.store(at, place);
         let at = self.global(k, self.inverse, entry);
         k.when(mine, |k| k.store(at, place));
+        if let Some((_, experts)) = self.scales {
+            let at = self.word(k, experts, self.thread);
+            k.store(at, id);
+        }
+        if let Some(owners) = self.owners {
+            let at = self.global(k, owners, place);
+            k.when(somebodys, |k| k.store(at, id));
+        }
         if let Some(factors) = self.factors {
             k.if_(somebodys, |k| {
                 let weight = self.weight(k, entry);
@@ -472,7 +496,7 @@ impl Sort {
                 (token, unit, exists, self.read(k, row, unit))
             };
             let read: Vec<_> = pieces.iter().map(read).collect();
-            for (token, unit, exists, parts) in read {
+            for (token, unit, exists, piece) in read {
                 let entry = k.mul(token, self.spec.top);
                 let at = self.word(k, self.places, entry);
                 for choice in 0..self.spec.top {
@@ -480,33 +504,75 @@ impl Sort {
                     let somebodys = k.ne(place, NOBODY);
                     let goes = k.both(somebodys, exists);
                     let to = k.mul_wide_add(place, row_bytes, self.rows);
-                    let mut to = k.mul_wide_add(unit, 2 * UNIT, to);
-                    for (part, &words) in parts.iter().enumerate() {
-                        if let Some(plane) = self.plane.filter(|_| part > 0) {
-                            to = k.add(to, plane);
-                        }
-                        k.when(goes, |k| k.store_vector(Addr::<Global>::of(to), words));
+                    let to = k.mul_wide_add(unit, 2 * UNIT, to);
+                    match &piece {
+                        Piece::Parts(parts) => self.write(k, to, parts, Some(goes)),
+                        Piece::Floats(floats) => k.if_(goes, |k| {
+                            let entry = k.add(entry, choice);
+                            let parts = self.scaled(k, *floats, entry, unit);
+                            self.write(k, to, &parts, None);
+                        }),
                     }
                 }
             }
         });
     }
 
-    /// Eight elements of a token, as rows have them.
-    fn read(&self, k: &mut Builder, row: Reg<U32>, unit: Reg<U32>) -> Vec<[Reg<U32>; 4]> {
-        let bytes = UNIT * if self.spec.rows == Rows::Floats { 4 } else { 2 };
-        let row_bytes = k.mul(self.units, bytes);
-        let at = k.mul_wide_add(row, row_bytes, self.tokens_at);
-        let at = Addr::<Global>::of(k.mul_wide_add(unit, bytes, at));
-        match self.spec.rows {
-            Rows::Halves => vec![k.load_vector(at)],
-            Rows::Floats => {
-                let (low, high): ([Reg<F32>; 4], [Reg<F32>; 4]) = (k.load_vector(at), k.load_vector(at.plus(16)));
-                let floats = std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] });
-                expand::split(k, floats)
+    /// Part by part, to where the first goes; if that is a question, where it does.
+    fn write(&self, k: &mut Builder, mut to: Reg<U64>, parts: &[[Reg<U32>; 4]], goes: Option<Pred>) {
+        for (part, &words) in parts.iter().enumerate() {
+            if let Some(plane) = self.plane.filter(|_| part > 0) {
+                to = k.add(to, plane);
+            }
+            let store = |k: &mut Builder| k.store_vector(Addr::<Global>::of(to), words);
+            match goes {
+                Some(goes) => k.when(goes, store),
+                None => store(k),
             }
         }
     }
+
+    /// Eight elements times the factors of an entry's expert, as rows have them.
+    fn scaled(
+        &self,
+        k: &mut Builder,
+        floats: [Reg<F32>; UNIT as usize],
+        entry: Reg<U32>,
+        unit: Reg<U32>,
+    ) -> Vec<[Reg<U32>; 4]> {
+        let Some((scales, experts)) = self.scales else { return Vec::new() };
+        let at = self.word(k, experts, entry);
+        let expert: Reg<U32> = k.load(at);
+        let row_bytes = k.mul(self.units, 4 * UNIT);
+        let factors = k.mul_wide_add(expert, row_bytes, scales);
+        let factors = expand::load_floats(k, Float::F32, factors, unit);
+        let products = std::array::from_fn(|i| k.mul(floats[i], factors[i]));
+        expand::split(k, products)
+    }
+
+    /// Eight elements of a token.
+    fn read(&self, k: &mut Builder, row: Reg<U32>, unit: Reg<U32>) -> Piece {
+        let bytes = UNIT * if matches!(self.spec.rows, Rows::Floats | Rows::Scaled(Float::F32)) { 4 } else { 2 };
+        let row_bytes = k.mul(self.units, bytes);
+        let at = k.mul_wide_add(row, row_bytes, self.tokens_at);
+        match self.spec.rows {
+            Rows::Halves => {
+                let at = k.mul_wide_add(unit, bytes, at);
+                Piece::Parts(vec![k.load_vector(Addr::<Global>::of(at))])
+            }
+            Rows::Floats => {
+                let floats = expand::load_floats(k, Float::F32, at, unit);
+                Piece::Parts(expand::split(k, floats))
+            }
+            Rows::Scaled(float) => Piece::Floats(expand::load_floats(k, float, at, unit)),
+        }
+    }
+}
+
+/// Eight elements of a token: as rows have them, or as they are before they meet an expert's factors.
+enum Piece {
+    Parts(Vec<[Reg<U32>; 4]>),
+    Floats([Reg<F32>; UNIT as usize]),
 }
 
 impl Portable for SortSpec {
@@ -517,8 +583,9 @@ impl Portable for SortSpec {
 
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what weights are
 /// multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows, and then the place of
-/// the rows' own; tokens `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the
-/// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
+/// the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count, 8·units]`; rows, and bytes between their
+/// planes if there are several; the layout; the inverse; the owners, if they are asked for; the number of tokens, of tokens of a block's
+/// run, of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

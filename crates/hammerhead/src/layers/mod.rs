@@ -210,8 +210,7 @@ impl Products {
             Products::Engine { .. } => Err(Error::Layout {
                 backend: "cuda, on tensors there,",
                 found: "the CPU, or for one product at a time",
-                expected: "a whole layer: packed for cuda alone, on a Hopper GPU, with neither input scales nor an nvfp4 intermediate, and \
-                           with results as wide as tokens",
+                expected: "a whole layer: packed for cuda alone, on a GPU of family sm90 or sm80, with results as wide as tokens",
             }),
         }
     }

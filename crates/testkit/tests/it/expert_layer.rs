@@ -24,6 +24,7 @@ const SHAPE: LayerShape = LayerShape {
     on_input: false,
     activation: Activation::BF16,
     intermediate: Intermediate::Tokens,
+    scaled: [false; 2],
     invariant: false,
     codes: Codes::Bfloats,
     partial: Output::F32,
@@ -79,10 +80,17 @@ impl Trial {
             let all: Vec<f32> = packed.iter().flat_map(|expert| expert.biases()[which].clone()).collect();
             gpu.upload("biases", cast_slice(&all)).address
         });
+        let scales = [0, 1].map(|which| {
+            let all: Vec<f32> = packed.iter().flat_map(|expert| expert.scales()[which].clone()).collect();
+            gpu.upload("scales", cast_slice(&all)).address
+        });
+        let tables: Vec<f32> = packed.iter().flat_map(|expert| expert.table().to_vec()).collect();
         let placed = LayerWeights {
             matrices: gpu.upload("matrices", &bytes).address,
             factors: gpu.upload("factors", cast_slice(&factors)).address,
             biases,
+            scales,
+            tables: gpu.upload("tables", cast_slice(&tables)).address,
         };
         let tokens = ids.len() / shape.top as usize;
         let mut rng = fastrand::Rng::with_seed(9);
@@ -235,6 +243,12 @@ fn every_kind_of_layer_is_right() {
         ("on the input", LayerShape { on_input: true, biased: true, ..halves }),
         ("single precision", LayerShape { biased: true, ..f32s }),
         ("single precision between", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..SHAPE }),
+        ("scaled inputs", LayerShape { scaled: [true; 2], biased: true, ..SHAPE }),
+        ("a scaled input", LayerShape { scaled: [true, false], on_input: true, ..halves }),
+        ("scaled, in single precision", LayerShape { scaled: [true; 2], ..f32s }),
+        ("scaled between", LayerShape { scaled: [false, true], intermediate: Intermediate::F32, ..halves }),
+        ("nvfp4 between", LayerShape { intermediate: Intermediate::NvFp4, biased: true, output: Output::F32, ..SHAPE }),
+        ("nvfp4 behind a scale", LayerShape { intermediate: Intermediate::NvFp4, scaled: [true, false], ..halves }),
     ];
     shapes.into_par_iter().for_each(|(what, shape)| {
         let ids = &routings()[0].1[..18];

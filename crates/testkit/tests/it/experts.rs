@@ -2,6 +2,8 @@
 //! awkward as the machine's rules allow; and broken in every way that the simulator's nursery knows.
 
 use gpu::KernelSpec;
+use gpu::expand::Float;
+use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::route::{self, Grouped, RouteSpec, Score};
 use gpu::experts::sort::{Ids, Rows, SortSpec};
@@ -217,6 +219,8 @@ fn logits_that_are_no_numbers_still_lead_to_different_experts_and_spoil_their_ow
 
 // Sorting.
 
+const SCALED: [Rows; 3] = [Rows::Scaled(Float::F16), Rows::Scaled(Float::BF16), Rows::Scaled(Float::F32)];
+
 /// What a sort is given, and how.
 #[derive(Clone)]
 struct Given {
@@ -231,7 +235,7 @@ struct Given {
 
 impl Given {
     fn new(experts: u32, top: u32, ids: Vec<i64>) -> Self {
-        let spec = SortSpec { experts, top, ids: Ids::Narrow, rows: Rows::Halves, factors: false };
+        let spec = SortSpec { experts, top, ids: Ids::Narrow, rows: Rows::Halves, factors: false, owners: false };
         Given { spec, ids, columns: 24, run: 2, tile: 8 }
     }
 
@@ -270,13 +274,25 @@ fn sorting(given: &Given) -> Trial {
     let order = sorted(spec.experts, &ids);
     let factors = gpu.alloc("factors", 4 * order.len().max(1));
     args.extend(spec.factors.then_some(Arg::from(factors)));
-    let values = noise(tokens * columns, 11);
+    let mut values = noise(tokens * columns, 11);
     let halves: Vec<u16> = values.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+    let bfloats: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
+    let scales = noise(spec.experts as usize * columns, 13);
     let rows_bytes = 2 * ids.len() * columns;
-    let planes = if spec.rows == Rows::Floats { 3 } else { 1 };
+    let planes = if spec.rows == Rows::Halves { 1 } else { 3 };
+    let scales_at = gpu.upload("scales", bytemuck::cast_slice(&scales));
+    args.extend(matches!(spec.rows, Rows::Scaled(_)).then_some(Arg::from(scales_at)));
     args.push(match spec.rows {
         Rows::Halves => awaited(&mut gpu, "tokens", &halves).into(),
-        Rows::Floats => awaited(&mut gpu, "tokens", &values).into(),
+        Rows::Scaled(Float::F16) => {
+            values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+            awaited(&mut gpu, "tokens", &halves).into()
+        }
+        Rows::Scaled(Float::BF16) => {
+            values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            awaited(&mut gpu, "tokens", &bfloats).into()
+        }
+        Rows::Floats | Rows::Scaled(Float::F32) => awaited(&mut gpu, "tokens", &values).into(),
     });
     let rows = gpu.alloc("rows", planes * rows_bytes);
     args.push(rows.into());
@@ -284,6 +300,8 @@ fn sorting(given: &Given) -> Trial {
     let experts = spec.experts as usize;
     let (layout, inverse) = (gpu.alloc("layout", 8 * (experts + 1)), gpu.alloc("inverse", 4 * ids.len()));
     args.extend([layout.into(), inverse.into()]);
+    let owners = gpu.alloc("owners", 4 * order.len().max(1));
+    args.extend(spec.owners.then_some(Arg::from(owners)));
     args.extend([tokens as u32, run, columns as u32 / 8, tile].map(Arg::U32));
     let launch = Invocation { grid: [(tokens as u32).div_ceil(run), 1, 1], args };
     let verify = move |gpu: &Gpu| {
@@ -301,6 +319,9 @@ fn sorting(given: &Given) -> Trial {
             let expected: Vec<f32> = order.iter().map(|&entry| weights[entry]).collect();
             expect(gpu, factors, "factors", &expected)?;
         }
+        if spec.owners && !order.is_empty() {
+            expect(gpu, owners, "owners", &order.iter().map(|&entry| ids[entry] as u32).collect::<Vec<_>>())?;
+        }
         // Rows of nobody's entries are left alone, so words are looked at one by one.
         let found = gpu.floats(rows);
         for (row, &entry) in order.iter().enumerate() {
@@ -310,9 +331,13 @@ fn sorting(given: &Given) -> Trial {
                 let pair = |plane: usize| found[plane * rows_bytes / 4 + at].to_bits();
                 let right = match spec.rows {
                     Rows::Halves => pair(0) == u32::from(halves[wanted(0)]) | u32::from(halves[wanted(1)]) << 16,
-                    Rows::Floats => [0, 1].iter().all(|&odd| {
+                    Rows::Floats | Rows::Scaled(_) => [0, 1].iter().all(|&odd| {
                         let part = |plane| f64::from(bf16::from_bits((pair(plane) >> (16 * odd)) as u16).to_f32());
-                        (0..3).map(part).sum::<f64>() == f64::from(values[wanted(odd)])
+                        let factor = match spec.rows {
+                            Rows::Scaled(_) => scales[ids[entry] as usize * columns + column + odd],
+                            _ => 1.0,
+                        };
+                        (0..3).map(part).sum::<f64>() == f64::from(values[wanted(odd)] * factor)
                     }),
                 };
                 if !right {
@@ -358,6 +383,10 @@ fn routings() -> Vec<(&'static str, Given)> {
         ("weights with the rows", with(Given::new(6, 1, scattered(6, 1, 9, 4)), |given| given.spec.factors = true)),
         ("one expert, and no ids", with(Given::new(1, 1, vec![0; 9]), |given| given.spec.ids = Ids::Everyone)),
         ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Rows::Floats)),
+        ("owners of rows", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.owners = true)),
+        ("halves times scales", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.rows = SCALED[0])),
+        ("bfloats times scales", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = SCALED[1])),
+        ("floats times scales", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = SCALED[2])),
         (
             "from logits",
             with(Given::new(40, 3, scattered(40, 3, 19, 6)), |given| {
@@ -373,6 +402,129 @@ fn routings() -> Vec<(&'static str, Given)> {
 #[test]
 fn tokens_are_brought_into_the_order_of_their_experts_whatever_the_routing() {
     routings().into_par_iter().for_each(|(what, given)| sorting(&given).passes(what));
+}
+
+// Between the products.
+
+/// Rows of so many experts, some of whom have none, and more places for rows than there are.
+fn between(form: Form, columns: usize, seed: u64) -> Trial {
+    let counts = [3u32, 0, 4, 1];
+    let owners: Vec<u32> = (0..).zip(counts).flat_map(|(expert, count)| vec![expert; count as usize]).collect();
+    let (rows, places) = (owners.len(), owners.len() + 3);
+    let offsets: Vec<u32> = (0..=counts.len()).map(|expert| counts[..expert].iter().sum()).collect();
+    let scales = noise(counts.len() * columns, seed + 1);
+    let globals = [0.01f32, 1.0, 0.37, 5e-4];
+    let tables: Vec<f32> = globals.iter().flat_map(|&global| gpu::experts::between::table(global.into())).collect();
+    let values = match form {
+        Form::Quantised => awkward(rows * columns, &owners, &globals, seed),
+        Form::Scaled(_) => noise(rows * columns, seed),
+    };
+    let mut gpu = device();
+    let mut padded = values.clone();
+    padded.resize(places * columns, f32::NAN);
+    let source = match form {
+        Form::Scaled(Float::F16) => {
+            awaited(&mut gpu, "rows", &padded.iter().map(|&x| f16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+        Form::Scaled(Float::BF16) => {
+            awaited(&mut gpu, "rows", &padded.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+        _ => awaited(&mut gpu, "rows", &padded),
+    };
+    let numbers: &[f32] = if form == Form::Quantised { &tables } else { &scales };
+    let numbers = gpu.upload("numbers", bytemuck::cast_slice(numbers));
+    let mut all_owners = owners.clone();
+    all_owners.resize(places, NOBODY);
+    let (owners_at, layout) = (awaited(&mut gpu, "owners", &all_owners), awaited(&mut gpu, "layout", &offsets));
+    let plane = 2 * rows * columns;
+    let out = gpu.alloc("out", if form == Form::Quantised { plane } else { 3 * plane });
+    let spec = BetweenSpec { form, experts: counts.len() as u32 };
+    let mut args: Vec<Arg> = [source, numbers, owners_at, layout, out].map(Arg::from).to_vec();
+    args.extend((form != Form::Quantised).then_some(Arg::U64(plane as u64)));
+    args.push(Arg::U32(columns as u32 / spec.unit()));
+    let verify = move |gpu: &Gpu| {
+        if form == Form::Quantised {
+            return expect(gpu, out, "halves", &quantised(&values, columns, &owners, &globals));
+        }
+        let parts: Vec<u16> = match gpu.download(out) {
+            Ok(bytes) => bytemuck::pod_collect_to_vec(bytes),
+            Err(first) => return Err(format!("byte {first} was not written")),
+        };
+        for (at, &x) in values.iter().enumerate() {
+            let x = match form {
+                Form::Scaled(Float::F16) => f16::from_f32(x).to_f32(),
+                Form::Scaled(Float::BF16) => bf16::from_f32(x).to_f32(),
+                _ => x,
+            };
+            let wanted = x * scales[owners[at / columns] as usize * columns + at % columns];
+            let part = |part: usize| f64::from(bf16::from_bits(parts[part * plane / 2 + at]).to_f32());
+            let found: f64 = (0..3).map(part).sum();
+            if found != f64::from(wanted) {
+                return Err(format!("number {at} is {found}, should be {wanted}"));
+            }
+        }
+        Ok(())
+    };
+    let launch = Invocation { grid: [spec.blocks(places as u32, columns as u32), 1, 1], args };
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
+}
+
+/// Numbers of all magnitudes, many of them halfway between two codes, under scales that are halfway between two.
+fn awkward(count: usize, owners: &[u32], globals: &[f32], seed: u64) -> Vec<f32> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (columns, mut values) = (count / owners.len(), vec![0f32; count]);
+    for (block, values) in values.chunks_mut(16).enumerate() {
+        let global = globals[owners[block * 16 / columns] as usize];
+        let scale = f32::from_bits((rng.u32(118..136) << 23) | rng.u32(..16) << 19) * global;
+        for x in values.iter_mut() {
+            let halfway = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 0.0][rng.usize(..9)];
+            let noisy = [1.0, 1.0 + f32::EPSILON, 1.0 - f32::EPSILON, rng.f32() * 1.1][rng.usize(..4)];
+            *x = halfway * scale * noisy * if rng.bool() { -1.0 } else { 1.0 };
+        }
+        if block % 5 == 4 {
+            values.fill(f32::from_bits(block as u32));
+        }
+    }
+    values
+}
+
+/// What the format's own quantiser makes of rows.
+fn quantised(values: &[f32], columns: usize, owners: &[u32], globals: &[f32]) -> Vec<u16> {
+    let row = |(row, &owner): (&[f32], &u32)| {
+        let global = globals[owner as usize].into();
+        let dense = format::Dense::new(1, columns, row.to_vec(), 1.0).unwrap();
+        let mut unscaled = vec![0f32; columns];
+        format::quantize(&dense, Some(global)).unwrap().unscaled_row(0, &mut unscaled);
+        unscaled.into_iter().map(|x| f16::from_f32(x).to_bits()).collect()
+    };
+    values.chunks(columns).zip(owners).flat_map(row).collect()
+}
+
+const FORMS: [Form; 4] =
+    [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::BF16), Form::Scaled(Float::F32)];
+
+#[test]
+fn rows_are_quantised_as_the_format_does_it_and_multiplied_with_their_experts_scale() {
+    FORMS.into_par_iter().for_each(|form| between(form, 80, 21).passes(&format!("{form:?}")));
+    between(Form::Quantised, 1040, 22).passes("many numbers");
+}
+
+#[test]
+fn a_number_that_is_none_spoils_its_sixteen_and_no_others() {
+    for spoiled in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let trial = between(Form::Quantised, 16, 23);
+        let mut gpu = trial.gpu.clone();
+        let mut args = trial.launch.args.clone();
+        let mut values = noise(11 * 16, 3);
+        values[5 * 16 + 7] = spoiled;
+        args[0] = awaited(&mut gpu, "rows", &values).into();
+        gpu.run(&trial.kernel, &Invocation { args, ..trial.launch }, Schedule::Random(2)).unwrap();
+        let found: Vec<u16> = read(&gpu, trial.result);
+        for (row, halves) in found.chunks(16).enumerate() {
+            let nan = halves.iter().filter(|&&bits| f16::from_bits(bits).is_nan()).count();
+            assert_eq!(nan, if row == 5 { 16 } else { 0 }, "{spoiled}, row {row}");
+        }
+    }
 }
 
 // Combining.
@@ -488,6 +640,20 @@ fn mutants_of_the_sort_are_caught() {
     let trials = [given(many, 130), given(strange, 2), given(vec![-1; 3], 2), given(scattered(40, 1, 3700, 9), 500)];
     let trials = trials.map(|given| sorting(&given));
     mutants_are_caught(&trials);
+}
+
+#[test]
+fn mutants_of_what_is_done_between_the_products_are_caught() {
+    mutants_are_caught(&[between(Form::Quantised, 272, 24)]);
+    mutants_are_caught(&[between(Form::Scaled(Float::F16), 272, 25)]);
+}
+
+#[test]
+fn mutants_of_a_sort_that_multiplies_are_caught() {
+    let mut given = Given::new(6, 2, scattered(6, 2, 40, 5));
+    (given.spec.rows, given.spec.owners, given.run, given.columns) = (SCALED[1], true, 21, 104);
+    given.ids.iter_mut().step_by(7).for_each(|id| *id = 6);
+    mutants_are_caught(&[sorting(&given)]);
 }
 
 #[test]

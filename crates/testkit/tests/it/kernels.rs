@@ -2,6 +2,7 @@
 
 use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use hammerhead::gpu::experts::For;
+use hammerhead::gpu::experts::between::{BetweenSpec, Form};
 use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::LayerShape;
 use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
@@ -126,6 +127,7 @@ fn of_experts() -> Vec<KernelSpec> {
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        scaled: [false; 2],
         invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
@@ -148,10 +150,14 @@ fn of_experts() -> Vec<KernelSpec> {
     let grouped = Some(Grouped { groups: 8, kept: 4 });
     let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
     all.push(For { spec: route, target }.into());
-    for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats)] {
-        all.push(For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true }, target }.into());
-        let everyone = SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false };
+    let scaled = (Ids::Routed(route), Rows::Scaled(Float::BF16));
+    for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats), scaled] {
+        all.push(For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true }, target }.into());
+        let everyone = SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false, owners: false };
         all.push(For { spec: everyone, target }.into());
+    }
+    for form in [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::F32)] {
+        all.push(For { spec: BetweenSpec { form, experts: 256 }, target }.into());
     }
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
     all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend }, target }.into());

@@ -66,7 +66,9 @@ fn every_model_is_right_on_every_backend_with_every_intermediate() {
     for backend in available() {
         for (index, model) in moe::models().into_iter().enumerate() {
             let model = model.scaled_down();
-            for (turn, intermediate) in Intermediate::ALL.into_iter().enumerate() {
+            // An NVFP4 intermediate is not multiplied with a scale.
+            let possible = |between: &Intermediate| !(model.input_scales && *between == Intermediate::NvFp4);
+            for (turn, intermediate) in Intermediate::ALL.into_iter().filter(possible).enumerate() {
                 let (element, output) = (DENSE[(index + turn) % 3], Output::ALL[(index + 2 * turn) % 3]);
                 let tokens = [1, 19, 6][(index + turn) % 3];
                 let instance = model.instance(tokens, element, usize::MAX, index as u64).unwrap();

@@ -2,6 +2,7 @@
 //! the chips that run them.
 
 use hammerhead::gpu::experts::For;
+use hammerhead::gpu::experts::between::{BetweenSpec, Form};
 use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::{LayerKernels, LayerShape};
 use hammerhead::gpu::experts::product::ProductFamily;
@@ -115,6 +116,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         on_input: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        scaled: [false; 2],
         invariant: false,
         codes: Codes::Bfloats,
         partial: Output::F32,
@@ -133,11 +135,12 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         .collect();
     let (grouped, score) = (Some(Grouped { groups: 8, kept: 4 }), Score::Sigmoid);
     let route = RouteSpec { experts: 256, top: 8, score, renormalised: true, corrected: true, grouped };
-    let sort = SortSpec { experts: 256, top: 8, ids: Ids::Routed(route), rows: Rows::Floats, factors: true };
+    let sort = SortSpec { experts: 256, top: 8, ids: Ids::Routed(route), rows: Rows::Floats, factors: true, owners: true };
     let combine = CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None };
     all.extend([
         For { spec: route, target }.into(),
         For { spec: sort, target }.into(),
+        For { spec: BetweenSpec { form: Form::Quantised, experts: 256 }, target }.into(),
         For { spec: combine, target }.into(),
     ]);
     all
