@@ -58,6 +58,17 @@ pub enum Float {
     F32,
 }
 
+impl Float {
+    /// The numbers of dense tokens; NVFP4's, expanded, are halves.
+    pub fn of(activation: Activation) -> Self {
+        match activation {
+            Activation::F16 | Activation::NvFp4 => Float::F16,
+            Activation::BF16 => Float::BF16,
+            Activation::F32 => Float::F32,
+        }
+    }
+}
+
 impl From<Output> for Float {
     fn from(ty: Output) -> Self {
         match ty {
@@ -80,12 +91,7 @@ impl TokenForm {
 
     /// How tokens of a type are expanded that must be multiplied with factors first; NVFP4 cannot be.
     pub fn scaled(activation: Activation) -> Option<Self> {
-        match activation {
-            Activation::NvFp4 => None,
-            Activation::F16 => Some(TokenForm::Scaled(Float::F16)),
-            Activation::BF16 => Some(TokenForm::Scaled(Float::BF16)),
-            Activation::F32 => Some(TokenForm::Scaled(Float::F32)),
-        }
+        (activation != Activation::NvFp4).then(|| TokenForm::Scaled(Float::of(activation)))
     }
 
     /// Bytes of the source that are one unit, scales aside.

@@ -103,6 +103,7 @@ fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<
         gate: Gate::Silu,
         biased: false,
         on_input: false,
+        gated: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
         scaled: [false; 2],

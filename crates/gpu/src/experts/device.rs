@@ -81,7 +81,7 @@ impl DeviceExperts {
         let count = shape.experts as usize;
         let matrices = DeviceMemory::new(device.context, "the experts' weights", stride * count)?;
         let (mut factors, mut biases): (Vec<f32>, [Vec<f32>; 3]) = Default::default();
-        let (mut scales, mut tables): ([Vec<f32>; 2], Vec<f32>) = Default::default();
+        let (mut scales, mut tables, mut gate): ([Vec<f32>; 2], Vec<f32>, Vec<f32>) = Default::default();
         let mut placed = 0;
         for expert in experts {
             let expert = expert?;
@@ -98,11 +98,17 @@ impl DeviceExperts {
                 all.extend(one);
             }
             tables.extend(expert.table());
+            gate.extend(expert.gate());
             placed += 1;
         }
         if placed != count {
             let (found, expected) = (placed.to_string(), count.to_string());
             return Err(Error::Mismatch { group: 0, what: "the number of experts", found, expected });
+        }
+        let wanted = if shape.gated { shape.hidden as usize } else { 0 };
+        if gate.len() != wanted {
+            let (found, expected) = (gate.len().to_string(), wanted.to_string());
+            return Err(Error::Mismatch { group: 0, what: "the length of the expert's own gate", found, expected });
         }
         let mut memory = vec![matrices];
         let mut place = |values: &[f32]| {
@@ -114,8 +120,8 @@ impl DeviceExperts {
         };
         let factors = place(&factors)?;
         let biases = [place(&biases[0])?, place(&biases[1])?, place(&biases[2])?];
-        let (scales, tables) = ([place(&scales[0])?, place(&scales[1])?], place(&tables)?);
-        let weights = LayerWeights { matrices: memory[0].address(), factors, biases, scales, tables };
+        let (scales, tables, gate) = ([place(&scales[0])?, place(&scales[1])?], place(&tables)?, place(&gate)?);
+        let weights = LayerWeights { matrices: memory[0].address(), factors, biases, scales, tables, gate };
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
         Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::new(memory), shared: None })
@@ -251,6 +257,10 @@ impl DeviceExperts {
         }
         if let Some((ty, addend)) = call.addend {
             place("what is added to the results", addend, elements * ty.bytes(), ALIGNMENT)?;
+        }
+        if shape.gated && call.choice != Choice::Everyone {
+            let (what, found) = ("the weights of an expert with a gate of its own", "given, or chosen".to_owned());
+            return Err(Error::Mismatch { group: 0, what, found, expected: "left to that".to_owned() });
         }
         match call.choice {
             Choice::Logits { logits, spec, correction, .. } => {

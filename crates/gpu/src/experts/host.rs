@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use format::{Dense, Values};
 use op::routing::{Router, Scoring};
-use op::{Activation, Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Target};
+use op::{Activation, Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, SharedWeights, Target};
 
 use super::device::{DeviceExperts, ExpertQueue};
 use super::layer::{Choice, LayerCall, LayerShape};
@@ -26,7 +26,7 @@ pub struct HostExperts {
     experts: Arc<DeviceExperts>,
     shared: Option<Arc<DeviceExperts>>,
     kept: Mutex<Option<Kept>>,
-    /// The layer with its shared expert as calls on the device's tensors have had it.
+    /// The layer with its shared expert as calls have had it: other types of tokens and results, other numbers of a token's experts.
     views: Mutex<Vec<Arc<DeviceExperts>>>,
 }
 
@@ -72,10 +72,8 @@ impl DeviceRouting<'_> {
 #[derive(Debug)]
 struct Kept {
     queue: ExpertQueue,
-    /// The layer as calls have had it: other types of tokens and results, other numbers of a token's experts.
-    views: Vec<Arc<DeviceExperts>>,
-    /// Tokens, ids, weights, the shared expert's ids, weights and results, and results.
-    places: [Option<DeviceMemory>; 7],
+    /// Tokens, ids, weights and results.
+    places: [Option<DeviceMemory>; 4],
 }
 
 /// A call: tensors of the host's.
@@ -91,8 +89,6 @@ pub struct HostCall<'a> {
     pub top: usize,
     /// Whether weights multiply what experts are given.
     pub on_input: bool,
-    /// What the shared expert's results are multiplied with, token by token, if there is one.
-    pub shared: &'a [f32],
     /// Results.
     pub out: Target<'a>,
 }
@@ -109,6 +105,7 @@ fn shape(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> Lay
         gate,
         biased: any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some())),
         on_input: false,
+        gated: false,
         activation: Activation::F32,
         intermediate,
         scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
@@ -117,11 +114,6 @@ fn shape(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> Lay
         partial: Output::F32,
         output: Output::F32,
     }
-}
-
-fn place(device: usize, shape: LayerShape, mlps: &[MlpWeights<'_>]) -> Result<Arc<DeviceExperts>> {
-    let packed = mlps.iter().map(|mlp| PackedExpert::new(&shape, mlp).map(Arc::new));
-    DeviceExperts::new(device, shape, packed).map(Arc::new)
 }
 
 impl HostExperts {
@@ -141,15 +133,25 @@ impl HostExperts {
         intermediate: Intermediate,
         invariant: bool,
     ) -> Result<Self> {
-        let layer = |mlps: &[MlpWeights<'_>]| {
-            place(device, LayerShape { invariant, ..shape(mlps, weights.gate(), intermediate) }, mlps)
+        let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
+            let shape = shape(mlps, weights.gate(), intermediate);
+            let shape = LayerShape { invariant, gated: gate.is_some(), ..shape };
+            let packed = mlps.iter().map(|mlp| {
+                let packed = PackedExpert::new(&shape, mlp)?;
+                Ok(Arc::new(match gate {
+                    Some(vector) => packed.with_gate(vector),
+                    None => packed,
+                }))
+            });
+            DeviceExperts::new(device, shape, packed).map(Arc::new)
         };
-        let shared = weights.shared().map(|shared| layer(std::slice::from_ref(shared.mlp()))).transpose()?;
-        let experts = layer(weights.experts())?;
+        let of_all = |shared: &SharedWeights<'_>| layer(std::slice::from_ref(shared.mlp()), shared.gate());
+        let shared = weights.shared().map(of_all).transpose()?;
+        let experts = layer(weights.experts(), None)?;
         Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default() })
     }
 
-    /// Queues tokens in the device's memory, whose results go there, in a queue's stream; a shared expert's results are added as they are.
+    /// Queues tokens in the device's memory, whose results go there, in a queue's stream.
     ///
     /// # Safety
     ///
@@ -174,7 +176,7 @@ impl HostExperts {
         }
         let (top, on_input) = routing.kind();
         let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
-        let view = self.device_view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() })?;
+        let view = self.view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() })?;
         let choice = match routing {
             DeviceRouting::Logits { logits, router } => view.choice(router, logits)?,
             DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
@@ -185,8 +187,8 @@ impl HostExperts {
         unsafe { queue.enqueue(&view, &call, None) }
     }
 
-    /// The layer with its shared expert as a call on the device's tensors has it.
-    fn device_view(&self, shape: LayerShape) -> Result<Arc<DeviceExperts>> {
+    /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
+    fn view(&self, shape: LayerShape) -> Result<Arc<DeviceExperts>> {
         let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = views.iter().find(|view| *view.shape() == shape) {
             return Ok(Arc::clone(view));
@@ -213,7 +215,6 @@ impl HostExperts {
             ("the number of ids", call.ids.len(), tokens * call.top),
             ("the number of weights", call.weights.len(), tokens * call.top),
             ("the number of results", call.out.len(), tokens * hidden),
-            ("the shared expert's weights", call.shared.len(), if self.shared.is_some() { tokens } else { 0 }),
         ];
         if let Some((what, found, expected)) = expected.into_iter().find(|(_, found, expected)| found != expected) {
             let (found, expected) = (found.to_string(), expected.to_string());
@@ -230,12 +231,9 @@ impl HostExperts {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut kept = match kept {
             Some(kept) => kept,
-            None => {
-                Kept { queue: ExpertQueue::new(self.device)?, views: Vec::new(), places: std::array::from_fn(|_| None) }
-            }
+            None => Kept { queue: ExpertQueue::new(self.device)?, places: std::array::from_fn(|_| None) },
         };
-        let ids_of_shared = vec![0u32; call.shared.len()];
-        let queued = self.queue_all(call, &ids_of_shared, &mut kept);
+        let queued = self.queue_all(call, &mut kept);
         // Also after an error: what was queued before it may still read and write the caller's memory.
         let done = queued.and(kept.queue.stream().synchronize());
         // After an error, whatever state that left behind goes.
@@ -246,7 +244,7 @@ impl HostExperts {
     }
 
     /// Queues the copies and what lies between them.
-    fn queue_all(&self, call: HostCall<'_>, ids_of_shared: &[u32], kept: &mut Kept) -> Result<()> {
+    fn queue_all(&self, call: HostCall<'_>, kept: &mut Kept) -> Result<()> {
         let HostCall { x, top, on_input, mut out, .. } = call;
         let activation = match x.values() {
             Values::F16(_) => Activation::F16,
@@ -255,35 +253,20 @@ impl HostExperts {
         };
         let (tokens, output) = (x.rows() as u32, out.element());
         let shape = LayerShape { top: top as u32, on_input, activation, output, ..*self.experts.shape() };
-        let experts = view(&mut kept.views, &self.experts, shape)?;
-        let contents: [&[u8]; 5] = [
-            dense_bytes(x),
-            bytemuck::cast_slice(call.ids),
-            bytemuck::cast_slice(call.weights),
-            bytemuck::cast_slice(ids_of_shared),
-            bytemuck::cast_slice(call.shared),
-        ];
-        let results = x.rows() * shape.hidden as usize;
-        let of_shared = if self.shared.is_some() { results * Output::F32.bytes() } else { 0 };
-        let lengths = contents.map(<[u8]>::len).into_iter().chain([of_shared, results * output.bytes()]);
-        let [x, ids, weights, shared_ids, shared_weights, shared_out, results] = self.places(kept, lengths)?;
+        let layer = self.view(shape)?;
+        let contents: [&[u8]; 3] =
+            [dense_bytes(x), bytemuck::cast_slice(call.ids), bytemuck::cast_slice(call.weights)];
+        let results = x.rows() * shape.hidden as usize * output.bytes();
+        let [x, ids, weights, results] = self.places(kept, contents.map(<[u8]>::len).into_iter().chain([results]))?;
         for (place, bytes) in kept.places.iter().flatten().zip(contents) {
             // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
             unsafe { place.write(0, bytes, kept.queue.stream()) }?;
         }
-        let choice = |ids, weights| Choice::Given { ids, wide: false, weights };
-        if let Some(shared) = &self.shared {
-            let shared = view(&mut kept.views, shared, LayerShape { activation, ..*shared.shape() })?;
-            let choice = choice(shared_ids, shared_weights);
-            let call = LayerCall { tokens, x, choice, addend: None, out: shared_out };
-            // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
-            unsafe { kept.queue.enqueue(&shared, &call, None) }?;
-        }
-        let addend = self.shared.is_some().then_some((Output::F32, shared_out));
-        let whole = LayerCall { tokens, x, choice: choice(ids, weights), addend, out: results };
+        let choice = Choice::Given { ids, wide: false, weights };
+        let call = LayerCall { tokens, x, choice, addend: None, out: results };
         // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
-        unsafe { kept.queue.enqueue(&experts, &whole, None) }?;
-        match &kept.places[6] {
+        unsafe { kept.queue.enqueue(&layer, &call, None) }?;
+        match &kept.places[3] {
             // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
             Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
             None => Ok(()),
@@ -291,9 +274,9 @@ impl HostExperts {
     }
 
     /// Where tensors of so many bytes are to be.
-    fn places(&self, kept: &mut Kept, lengths: impl Iterator<Item = usize>) -> Result<[u64; 7]> {
+    fn places(&self, kept: &mut Kept, lengths: impl Iterator<Item = usize>) -> Result<[u64; 4]> {
         let context = Device::of(self.device)?.context;
-        let mut addresses = [0; 7];
+        let mut addresses = [0; 4];
         for ((place, bytes), address) in kept.places.iter_mut().zip(lengths).zip(&mut addresses) {
             if place.as_ref().is_none_or(|place| place.bytes() < bytes) {
                 // Nothing is queued that uses what goes: every call waits for its own.
@@ -303,18 +286,4 @@ impl HostExperts {
         }
         Ok(addresses)
     }
-}
-
-/// A layer as a call has it: one that was used before, or a new one over the same weights.
-fn view(
-    views: &mut Vec<Arc<DeviceExperts>>,
-    layer: &Arc<DeviceExperts>,
-    shape: LayerShape,
-) -> Result<Arc<DeviceExperts>> {
-    if let Some(view) = views.iter().find(|view| view.shares(layer) && *view.shape() == shape) {
-        return Ok(Arc::clone(view));
-    }
-    let view = Arc::new(layer.seen_as(shape)?);
-    views.push(Arc::clone(&view));
-    Ok(view)
 }

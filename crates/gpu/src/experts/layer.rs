@@ -17,9 +17,10 @@ use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
 use super::product::{ProductFamily, ProductKernel};
 use super::route::{self, RouteSpec};
+use super::share::{self, ShareSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
 use super::{For, Portable};
-use crate::expand::TokenForm;
+use crate::expand::{Float, TokenForm};
 use crate::expansion::{self, Segment};
 use crate::families::experts::FACTOR_BYTES;
 use crate::launch::{Argument, Launch};
@@ -46,6 +47,8 @@ pub struct LayerShape {
     pub biased: bool,
     /// Whether a token's weights multiply what its experts are given, and not what they make of it.
     pub on_input: bool,
+    /// Whether results are multiplied with σ(x·v), of a vector that belongs to the weights: of one expert that computes every token.
+    pub gated: bool,
     /// The tokens' type: not NVFP4.
     pub activation: Activation,
     /// What lies between the products is rounded to.
@@ -84,6 +87,9 @@ impl LayerShape {
         };
         if self.activation == Activation::NvFp4 {
             return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
+        }
+        if self.gated && (self.experts, self.on_input) != (1, false) {
+            return refuse("the number of experts with a gate of their own", self.experts, "1, weighed by that alone");
         }
         if self.intermediate == Intermediate::NvFp4 && self.scaled[1] {
             return unfit("the intermediate", "nvfp4", "tokens or f32, since experts multiply it with an input scale");
@@ -233,6 +239,8 @@ pub struct LayerWeights {
     pub scales: [u64; 2],
     /// The tables by which an NVFP4 intermediate is quantised, one per expert, if it is.
     pub tables: u64,
+    /// The vector `[hidden]` of the only expert's own gate, if it has one.
+    pub gate: u64,
 }
 
 /// How tokens find their experts.
@@ -352,7 +360,7 @@ pub fn launches(
     let between = Between::at(shape, call.tokens, site.workspace);
     let entries = call.tokens * shape.top;
     let maker = Maker { shape, kernels, weights, call, between, entries, site };
-    let mut launches: Vec<Launch> = maker.route().into_iter().collect();
+    let mut launches: Vec<Launch> = maker.route().into_iter().chain(maker.share()).collect();
     launches.push(maker.sort());
     launches.push(maker.gate_up());
     launches.extend(maker.between());
@@ -405,6 +413,18 @@ impl Maker<'_> {
         Some(self.around(spec, grid, arguments))
     }
 
+    /// What becomes of the only expert's own gate: the weights of all tokens.
+    fn share(&self) -> Option<Launch> {
+        let (shape, call) = (self.shape, self.call);
+        if !shape.gated {
+            return None;
+        }
+        let spec = ShareSpec { tokens: Float::of(shape.activation) };
+        let mut arguments = [call.x, self.weights.gate, self.between.weights].map(Argument::Pointer).to_vec();
+        arguments.extend([call.tokens, shape.hidden / 8].map(Argument::U32));
+        Some(self.around(spec, [share::blocks(call.tokens), 1, 1], arguments))
+    }
+
     /// The arguments of a routing.
     fn logits(&self) -> Vec<Argument> {
         let Choice::Logits { logits, spec, correction, scale } = self.call.choice else { return Vec::new() };
@@ -422,10 +442,10 @@ impl Maker<'_> {
             }
             Choice::Everyone => (Ids::Everyone, Vec::new()),
         };
-        let rows = match (shape.scaled[0], TokenForm::scaled(shape.activation)) {
-            (true, Some(TokenForm::Scaled(float))) => Rows::Scaled(float),
-            _ if shape.activation == Activation::F32 => Rows::Floats,
-            _ => Rows::Halves,
+        let rows = match (shape.scaled[0], Float::of(shape.activation)) {
+            (true, float) => Rows::Scaled(float),
+            (false, Float::F32) => Rows::Floats,
+            (false, Float::F16 | Float::BF16) => Rows::Halves,
         };
         let (experts, top) = (shape.experts, shape.top);
         let spec = SortSpec { experts, top, ids, rows, factors: shape.on_input, owners: shape.owned() };
@@ -526,7 +546,7 @@ impl Maker<'_> {
             top: shape.top,
             rows: shape.partial,
             output: shape.output,
-            weighted: !shape.on_input && call.choice != Choice::Everyone,
+            weighted: !shape.on_input && (shape.gated || call.choice != Choice::Everyone),
             addend: call.addend.map(|(ty, _)| ty),
         };
         let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];

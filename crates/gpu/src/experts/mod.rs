@@ -3,7 +3,7 @@
 //!
 //! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the family's with the
 //! layout that `sort` leaves, `between` makes what the first one leaves what the second one takes, where experts differ in that, and `combine`
-//! adds up what a token's experts made of it.
+//! adds up what a token's experts made of it. `share` weighs an expert that computes every token, where it has a gate of its own.
 
 pub mod between;
 pub mod combine;
@@ -13,6 +13,7 @@ pub mod layer;
 pub mod packed;
 pub mod product;
 pub mod route;
+pub mod share;
 pub mod sort;
 
 use std::fmt;

@@ -18,6 +18,7 @@ pub struct PackedExpert {
     biases: [Vec<f32>; 3],
     scales: [Vec<f32>; 2],
     table: Vec<f32>,
+    gate: Vec<f32>,
 }
 
 impl PackedExpert {
@@ -57,7 +58,12 @@ impl PackedExpert {
             }
         }
         let table = quantised.map(between::table).unwrap_or_default();
-        Ok(PackedExpert { matrices: packed, factors, biases, scales, table })
+        Ok(PackedExpert { matrices: packed, factors, biases, scales, table, gate: Vec::new() })
+    }
+
+    /// The same expert with a gate of its own: the vector whose product with a token, as a sigmoid, multiplies the result.
+    pub fn with_gate(self, vector: &[f32]) -> Self {
+        PackedExpert { gate: vector.to_vec(), ..self }
     }
 
     /// The matrices one after another.
@@ -78,6 +84,11 @@ impl PackedExpert {
     /// What gate and up's inputs, and down's, are multiplied with; nothing in a layer where they are not.
     pub fn scales(&self) -> &[Vec<f32>; 2] {
         &self.scales
+    }
+
+    /// The vector of its own gate; nothing if it has none.
+    pub fn gate(&self) -> &[f32] {
+        &self.gate
     }
 
     /// The table by which an NVFP4 intermediate is quantised; nothing in a layer that has none.

@@ -185,7 +185,7 @@ impl Logits {
         let keyed = loaded.into_iter().map(|(exists, logit, correction)| {
             let mut value = logit;
             if spec.by_score() {
-                value = self.sigmoid(k, logit);
+                value = sigmoid(k, logit);
             }
             if let Some(correction) = correction {
                 value = k.add(value, correction);
@@ -197,20 +197,13 @@ impl Logits {
         keyed.collect()
     }
 
-    /// A logit's sigmoid; NaN stays that.
-    fn sigmoid(&self, k: &mut Builder, logit: Reg<F32>) -> Reg<F32> {
-        let sigmoid = gating::sigmoid(k, logit);
-        let number = k.eq(logit, logit);
-        k.select(number, sigmoid, logit)
-    }
-
     /// The weights of the chosen experts.
     fn weigh(&self, k: &mut Builder, row: Reg<U64>, expert: Reg<U32>, lane: Reg<U32>) -> Reg<F32> {
         let spec = self.spec;
         let logit = self.logit(k, row, expert);
         let chosen = k.lt(lane, spec.top);
         let score = match spec.score {
-            Score::Sigmoid => self.sigmoid(k, logit),
+            Score::Sigmoid => sigmoid(k, logit),
             Score::Softmax => {
                 let most = k.broadcast(logit);
                 let below = k.sub(logit, most);
@@ -348,8 +341,15 @@ fn keep_groups(k: &mut Builder, spec: RouteSpec, Grouped { groups, kept }: Group
     }
 }
 
+/// A number's sigmoid; NaN stays that.
+pub(super) fn sigmoid(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
+    let sigmoid = gating::sigmoid(k, x);
+    let number = k.eq(x, x);
+    k.select(number, sigmoid, x)
+}
+
 /// The sum over a warp's lanes, the same in each: every lane adds the same pairs.
-fn warp_sum(k: &mut Builder, value: Reg<F32>) -> Reg<F32> {
+pub(super) fn warp_sum(k: &mut Builder, value: Reg<F32>) -> Reg<F32> {
     [16, 8, 4, 2, 1].into_iter().fold(value, |sum, distance| {
         let other = k.shuffle(ShuffleMode::Butterfly, sum, distance);
         k.add(sum, other)

@@ -6,6 +6,7 @@ use gpu::expand::Float;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::route::{self, Grouped, RouteSpec, Score};
+use gpu::experts::share::{self, ShareSpec};
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::experts::{For, NOBODY, Portable};
 use half::{bf16, f16};
@@ -495,7 +496,7 @@ fn quantised(values: &[f32], columns: usize, owners: &[u32], globals: &[f32]) ->
         let dense = format::Dense::new(1, columns, row.to_vec(), 1.0).unwrap();
         let mut unscaled = vec![0f32; columns];
         format::quantize(&dense, Some(global)).unwrap().unscaled_row(0, &mut unscaled);
-        unscaled.into_iter().map(|x| f16::from_f32(x).to_bits()).collect()
+        unscaled.into_iter().map(|x| f16::from_f32(x).to_bits()).collect::<Vec<u16>>()
     };
     values.chunks(columns).zip(owners).flat_map(row).collect()
 }
@@ -524,6 +525,53 @@ fn a_number_that_is_none_spoils_its_sixteen_and_no_others() {
             let nan = halves.iter().filter(|&&bits| f16::from_bits(bits).is_nan()).count();
             assert_eq!(nan, if row == 5 { 16 } else { 0 }, "{spoiled}, row {row}");
         }
+    }
+}
+
+// Gates of shared experts.
+
+/// σ(x·v) of so many tokens.
+fn sharing(tokens: Float, columns: usize) -> Trial {
+    let count = 7;
+    let mut x = noise(count * columns, 31);
+    let v: Vec<f32> = noise(columns, 32).into_iter().map(|v| v / 8.0).collect();
+    let mut gpu = device();
+    let at = match tokens {
+        Float::F32 => awaited(&mut gpu, "tokens", &x),
+        Float::F16 => {
+            x.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+            awaited(&mut gpu, "tokens", &x.iter().map(|&x| f16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+        Float::BF16 => {
+            x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            awaited(&mut gpu, "tokens", &x.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>())
+        }
+    };
+    let (vector, weights) = (gpu.upload("vector", bytemuck::cast_slice(&v)), gpu.alloc("weights", 4 * count));
+    let args = vec![at.into(), vector.into(), weights.into(), Arg::U32(count as u32), Arg::U32(columns as u32 / 8)];
+    let verify = move |gpu: &Gpu| {
+        let found: Vec<f32> = match gpu.download(weights) {
+            Ok(bytes) => bytemuck::pod_collect_to_vec(bytes),
+            Err(first) => return Err(format!("byte {first} was not written")),
+        };
+        for (token, (found, x)) in found.into_iter().zip(x.chunks(columns)).enumerate() {
+            let products = || x.iter().zip(&v).map(|(&x, &v)| f64::from(x) * f64::from(v));
+            let wanted = 1.0 / (1.0 + (-products().sum::<f64>()).exp());
+            let lost = (columns as f64 + 2.0) * products().map(f64::abs).sum::<f64>() / 4.0 + 12.0 * wanted;
+            if (f64::from(found) - wanted).abs() > lost * 2f64.powi(-24) {
+                return Err(format!("weight {token} is {found}, should be {wanted}"));
+            }
+        }
+        Ok(())
+    };
+    let launch = Invocation { grid: [share::blocks(count as u32), 1, 1], args };
+    Trial { kernel: built(ShareSpec { tokens }).unwrap(), gpu, launch, result: weights, verify: Box::new(verify) }
+}
+
+#[test]
+fn a_shared_expert_is_weighed_by_the_sigmoid_of_a_product() {
+    for (tokens, columns) in [(Float::F16, 16), (Float::BF16, 528), (Float::F32, 1040)] {
+        sharing(tokens, columns).passes(&format!("{tokens:?}"));
     }
 }
 
@@ -609,8 +657,15 @@ fn rows_are_added_in_the_order_of_the_tokens_experts() {
 
 /// Every mutant of a kernel must be caught by one of its trials.
 fn mutants_are_caught(trials: &[Trial]) {
+    those_mutants_are_caught(trials, |_| true);
+}
+
+/// Or some of them.
+fn those_mutants_are_caught(trials: &[Trial], which: fn(&Mutant) -> bool) {
     let schedules = Schedule::several(2);
-    let missed: Vec<Mutant> = mutants(&trials[0].kernel)
+    let broken: Vec<Mutant> = mutants(&trials[0].kernel).into_iter().filter(which).collect();
+    assert!(broken.len() > 8, "{}", broken.len());
+    let missed: Vec<Mutant> = broken
         .into_par_iter()
         .filter(|mutant| trials.iter().all(|trial| trial.examine(&mutant.kernel, &schedules).is_ok()))
         .collect();
@@ -650,10 +705,20 @@ fn mutants_of_what_is_done_between_the_products_are_caught() {
 
 #[test]
 fn mutants_of_a_sort_that_multiplies_are_caught() {
-    let mut given = Given::new(6, 2, scattered(6, 2, 40, 5));
-    (given.spec.rows, given.spec.owners, given.run, given.columns) = (SCALED[1], true, 21, 104);
+    // As many pieces of rows as all threads take at a time, and a few more.
+    let mut given = Given::new(6, 1, scattered(6, 1, 170, 5));
+    (given.spec.rows, given.spec.owners, given.run, given.columns) = (SCALED[1], true, 165, 104);
     given.ids.iter_mut().step_by(7).for_each(|id| *id = 6);
-    mutants_are_caught(&[sorting(&given)]);
+    let peculiar = |mutant: &Mutant| {
+        let stores = mutant.name.contains("/place:") && mutant.name.contains("st.");
+        stores || mutant.name.contains("/copy:")
+    };
+    those_mutants_are_caught(&[sorting(&given)], peculiar);
+}
+
+#[test]
+fn mutants_of_a_shared_experts_gate_are_caught() {
+    mutants_are_caught(&[sharing(Float::F32, 528)]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use hammerhead::gpu::experts::between::{BetweenSpec, Form};
 use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::LayerShape;
 use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
+use hammerhead::gpu::experts::share::ShareSpec;
 use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
 use hammerhead::gpu::families::sm90::experts;
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
@@ -125,6 +126,7 @@ fn of_experts() -> Vec<KernelSpec> {
         gate: Gate::GPT_OSS,
         biased: true,
         on_input: false,
+        gated: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
         scaled: [false; 2],
@@ -142,6 +144,8 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(factored, &[16, 128]))
         .chain(tiles(LayerShape { codes: Codes::Bfloats, ..factored }, &[8, 48]))
         .chain(tiles(halves, &[8, 48]))
+        .chain(tiles(LayerShape { invariant: true, ..layer }, &[8, 16, 64]))
+        .chain(tiles(LayerShape { invariant: true, ..single }, &[8, 160]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
         .flat_map(|(product, tile)| experts::kernels(&product, tile))
         .map(KernelSpec::from)
@@ -159,6 +163,7 @@ fn of_experts() -> Vec<KernelSpec> {
     for form in [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::F32)] {
         all.push(For { spec: BetweenSpec { form, experts: 256 }, target }.into());
     }
+    all.push(For { spec: ShareSpec { tokens: Float::BF16 }, target }.into());
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
     all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend }, target }.into());
     all

@@ -7,6 +7,7 @@ use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::{LayerKernels, LayerShape};
 use hammerhead::gpu::experts::product::ProductFamily;
 use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
+use hammerhead::gpu::experts::share::ShareSpec;
 use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
 use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
 use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
@@ -114,6 +115,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         gate: Gate::Silu,
         biased: true,
         on_input: false,
+        gated: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
         scaled: [false; 2],
@@ -125,7 +127,8 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let family = ProductFamily::Sm80 { shared_bytes: 99 << 10 };
     let halves = LayerShape { codes: Codes::Halves, activation: Activation::F16, on_input: true, ..layer };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
-    let sizes = [(layer, [8, 16, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
+    let alike = LayerShape { invariant: true, ..layer };
+    let sizes = [(layer, [8, 16, 64, 128]), (alike, [8, 32, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
     let cases = sizes.into_iter().flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
     let mut all: Vec<KernelSpec> = cases
         .flat_map(|(layer, tile)| {
@@ -141,6 +144,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         For { spec: route, target }.into(),
         For { spec: sort, target }.into(),
         For { spec: BetweenSpec { form: Form::Quantised, experts: 256 }, target }.into(),
+        For { spec: ShareSpec { tokens: expand::Float::F16 }, target }.into(),
         For { spec: combine, target }.into(),
     ]);
     all
