@@ -397,6 +397,26 @@ int32_t hammerhead_mlp_load(const struct HammerheadEngine *engine,
                             const struct HammerheadWholeOptions *options,
                             struct HammerheadMlp **mlp);
 
+// Writes a packed MLP to a file, from which hammerhead_mlp_open maps it back without packing it again. Only weights of the CPU's backends can be.
+//
+// # Safety
+//
+// `path` ends with a zero byte.
+int32_t hammerhead_mlp_save(const struct HammerheadEngine *engine,
+                            const struct HammerheadMlp *mlp,
+                            const char *path);
+
+// Maps an MLP that hammerhead_mlp_save wrote. The file is read once, to see that it is whole, and must not be changed while the MLP lives.
+// Options may be NULL.
+//
+// # Safety
+//
+// `path` ends with a zero byte; `mlp` may be written.
+int32_t hammerhead_mlp_open(const struct HammerheadEngine *engine,
+                            const char *path,
+                            const struct HammerheadWholeOptions *options,
+                            struct HammerheadMlp **mlp);
+
 // Computes tokens [rows, k] by an MLP, to [rows, k].
 //
 // # Safety
@@ -412,7 +432,7 @@ int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
 //
 // # Safety
 //
-// `mlp` is NULL or was made by hammerhead_mlp_load and not yet freed, and no call uses it.
+// `mlp` is NULL or was made by hammerhead_mlp_load or hammerhead_mlp_open and not yet freed, and no call uses it.
 void hammerhead_mlp_destroy(struct HammerheadMlp *mlp);
 
 // Packs a layer of `count` experts. Their matrices are not needed afterwards.
@@ -446,6 +466,27 @@ int32_t hammerhead_moe_load_checkpoint(const struct HammerheadEngine *engine,
                                        size_t number,
                                        const struct HammerheadWholeOptions *options,
                                        struct HammerheadMoe **moe);
+
+// Writes a packed layer of experts to a file, with its rule of routing if it has one; hammerhead_moe_open maps it back without packing it again. Only
+// weights of the CPU's backends can be.
+//
+// # Safety
+//
+// `path` ends with a zero byte.
+int32_t hammerhead_moe_save(const struct HammerheadEngine *engine,
+                            const struct HammerheadMoe *moe,
+                            const char *path);
+
+// Maps a layer of experts that hammerhead_moe_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
+// changed while the layer lives. Options may be NULL.
+//
+// # Safety
+//
+// `path` ends with a zero byte; `moe` may be written.
+int32_t hammerhead_moe_open(const struct HammerheadEngine *engine,
+                            const char *path,
+                            const struct HammerheadWholeOptions *options,
+                            struct HammerheadMoe **moe);
 
 // The number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
 //

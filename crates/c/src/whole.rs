@@ -226,6 +226,16 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
     Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes })
 }
 
+/// The path at a pointer.
+///
+/// # Safety
+///
+/// A pointer that is not null leads to text that ends with a zero byte.
+unsafe fn path_at<'a>(path: *const c_char) -> Result<&'a str> {
+    // SAFETY: the caller's promise.
+    unsafe { operands::text(path, "path") }?.ok_or_else(|| Error::Null { what: "path".to_owned() })
+}
+
 /// Dense tokens, borrowed from the caller.
 ///
 /// # Safety
@@ -265,6 +275,42 @@ pub unsafe extern "C" fn hammerhead_mlp_load(
     })
 }
 
+/// Writes a packed MLP to a file, from which hammerhead_mlp_open maps it back without packing it again. Only weights of the CPU's backends can be.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_mlp_save(engine: *const Engine, mlp: *const PackedMlp, path: *const c_char) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, mlp, path) = unsafe { (at(engine, "engine")?, at(mlp, "mlp")?, path_at(path)?) };
+        Ok(mlp.0.save(&engine.0, path)?)
+    })
+}
+
+/// Maps an MLP that hammerhead_mlp_save wrote. The file is read once, to see that it is whole, and must not be changed while the MLP lives.
+/// Options may be NULL.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte; `mlp` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_mlp_open(
+    engine: *const Engine,
+    path: *const c_char,
+    options: *const WholeOptions,
+    mlp: *mut *mut PackedMlp,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, path, options) = unsafe { (at(engine, "engine")?, path_at(path)?, options_at(options)?) };
+        let opened = hammerhead::Mlp::open(&engine.0, path, options)?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(PackedMlp(opened), mlp, "mlp") }
+    })
+}
+
 /// Computes tokens [rows, k] by an MLP, to [rows, k].
 ///
 /// # Safety
@@ -294,7 +340,7 @@ pub unsafe extern "C" fn hammerhead_mlp_run(
 ///
 /// # Safety
 ///
-/// `mlp` is NULL or was made by hammerhead_mlp_load and not yet freed, and no call uses it.
+/// `mlp` is NULL or was made by hammerhead_mlp_load or hammerhead_mlp_open and not yet freed, and no call uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_mlp_destroy(mlp: *mut PackedMlp) {
     destroy(mlp);
@@ -363,13 +409,50 @@ pub unsafe extern "C" fn hammerhead_moe_load_checkpoint(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (engine, path) = unsafe { (at(engine, "engine")?, operands::text(path, "path")?) };
-        let model = Checkpoint::open(path.ok_or_else(|| Error::Null { what: "path".to_owned() })?)?;
+        let (engine, path) = unsafe { (at(engine, "engine")?, path_at(path)?) };
+        let model = Checkpoint::open(path)?;
         let stored = model.feed_forward(number)?;
         let router = feed_forward::router(&stored)?;
         let weights = feed_forward::expert_weights(stored, None)?;
         // SAFETY: the caller's promise.
         let experts = Experts::new(&engine.0, &weights, unsafe { options_at(options) }?)?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(Moe { experts, router }, moe, "moe") }
+    })
+}
+
+/// Writes a packed layer of experts to a file, with its rule of routing if it has one; hammerhead_moe_open maps it back without packing it again. Only
+/// weights of the CPU's backends can be.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_moe_save(engine: *const Engine, moe: *const Moe, path: *const c_char) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, moe, path) = unsafe { (at(engine, "engine")?, at(moe, "moe")?, path_at(path)?) };
+        Ok(moe.experts.save(&engine.0, path, moe.router.as_ref())?)
+    })
+}
+
+/// Maps a layer of experts that hammerhead_moe_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
+/// changed while the layer lives. Options may be NULL.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte; `moe` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_moe_open(
+    engine: *const Engine,
+    path: *const c_char,
+    options: *const WholeOptions,
+    moe: *mut *mut Moe,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (engine, path, options) = unsafe { (at(engine, "engine")?, path_at(path)?, options_at(options)?) };
+        let (experts, router) = Experts::open(&engine.0, path, options)?;
         // SAFETY: the caller's promise.
         unsafe { hand_out(Moe { experts, router }, moe, "moe") }
     })

@@ -392,6 +392,33 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
         assert_eq!(hammerhead_mlp_run(engine, one, &x, &y[2]), HAMMERHEAD_OK);
         hammerhead_mlp_destroy(one);
     }
+    let folder = tempfile::tempdir().unwrap();
+    let path = std::ffi::CString::new(folder.path().join("layer").to_str().unwrap()).unwrap();
+    let (mut again, mut one, mut saved) = (null_mut(), null_mut(), vec![0f32; 3 * K]);
+    // SAFETY: all sizes are those of the slices, and the path ends with a zero byte.
+    unsafe {
+        assert_eq!(hammerhead_moe_save(engine, moe, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_moe_open(engine, path.as_ptr(), &options, &mut again), HAMMERHEAD_OK, "{}", last_error());
+        let y = output(&mut saved);
+        assert_eq!(hammerhead_moe_run_logits(engine, again, &tokens(&a), vector(&logits), &y), HAMMERHEAD_OK);
+        assert_eq!(hammerhead_mlp_open(engine, path.as_ptr(), &options, &mut one), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("3 experts"), "{}", last_error());
+        hammerhead_moe_destroy(again);
+    }
+    assert_eq!(saved, chosen, "mapped back, with its routing");
+    // SAFETY: as before.
+    unsafe {
+        let load = hammerhead_mlp_load(engine, &experts[2], HAMMERHEAD_GATE_SILU, 0.0, &options, &mut one);
+        assert_eq!(load, HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_mlp_save(engine, one, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
+        hammerhead_mlp_destroy(one);
+        assert_eq!(hammerhead_mlp_open(engine, path.as_ptr(), &options, &mut one), HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_mlp_run(engine, one, &tokens(&a), &output(&mut saved)), HAMMERHEAD_OK);
+        hammerhead_mlp_destroy(one);
+        assert_eq!(hammerhead_mlp_save(engine, null(), path.as_ptr()), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_moe_open(engine, null(), &options, &mut again), HAMMERHEAD_INVALID);
+    }
+    assert_eq!(saved, alone);
     assert_eq!((&given[..K], &chosen[..K]), (&alone[..K], &alone[..K]));
     assert_eq!(given[K..2 * K], chosen[K..2 * K]);
     assert!(given[2 * K..].iter().all(|&y| y == 0.0), "somebody else's expert adds nothing");

@@ -66,6 +66,8 @@ pub struct LayerFile<'a> {
     pub tokens: Dense<'a>,
     /// Their experts.
     pub routed: Routed,
+    /// What chose them, if logits did.
+    pub router: Option<Router>,
 }
 
 impl<'a> LayerFile<'a> {
@@ -89,9 +91,30 @@ impl<'a> LayerFile<'a> {
             }
             weights = weights.with_shared(shared)?;
         }
-        let routed = routed(&whole, tokens.rows(), experts, wish)?;
-        Ok(Self { weights, tokens, routed })
+        let (routed, router) = routed(&whole, tokens.rows(), experts, wish, None)?;
+        Ok(Self { weights, tokens, routed, router })
     }
+}
+
+/// Tokens and their experts, for a layer of so many experts that was packed before, with a rule of routing if it has one.
+pub fn read_inputs<'a>(
+    file: &'a File,
+    (experts, k): (usize, usize),
+    wish: Wish,
+    packed: Option<Router>,
+) -> Result<(Dense<'a>, Routed)> {
+    let whole = Group { file, prefix: "" };
+    if let Some(name) = file.names().find(|name| !ALONE.contains(name)) {
+        let remedy = "leave it out, or leave out --packed; known are x, logits, correction, ids and weights";
+        return whole.refuse(name, "it is none of what a packed layer is given", remedy);
+    }
+    let tokens = whole.dense("x", 1.0)?;
+    if tokens.k() != k {
+        let problem = format!("its K is {}, but that of the packed layer is {k}", tokens.k());
+        return whole.refuse("x", problem, "check that they belong together");
+    }
+    let (routed, _) = routed(&whole, tokens.rows(), experts, wish, packed)?;
+    Ok((tokens, routed))
 }
 
 /// The number of experts, numbered without gaps; and no tensor that means nothing.
@@ -203,32 +226,47 @@ fn same_shape(file: &File, expert: usize, mlps: &[MlpWeights<'_>]) -> Result<()>
     group.refuse(part, problem, "all experts of a layer have one shape: check that they belong together")
 }
 
-/// The experts of every token: as the caller says, or by logits.
-fn routed(file: &Group<'_, '_>, tokens: usize, experts: usize, wish: Wish) -> Result<Routed> {
+/// The experts of every token: as the caller says, or by logits, and then what chose them. A rule that was packed serves where none is asked for.
+fn routed(
+    file: &Group<'_, '_>,
+    tokens: usize,
+    experts: usize,
+    wish: Wish,
+    packed: Option<Router>,
+) -> Result<(Routed, Option<Router>)> {
     let given = ["ids", "weights"].map(|part| file.contains(part));
     match given {
         [true, true] if file.contains("logits") || wish.scoring.is_some() => {
             let problem = "it is there, and so are logits or --routing";
             file.refuse("ids", problem, "route by the one or by the other")
         }
-        [true, true] => given_experts(file, tokens, experts),
-        [false, false] => by_logits(file, tokens, experts, wish),
+        [true, true] => Ok((given_experts(file, tokens, experts)?, None)),
+        [false, false] => {
+            let router = router(file, experts, wish, packed)?;
+            Ok((by_logits(file, tokens, &router)?, Some(router)))
+        }
         [ids, _] => file.refuse(if ids { "weights" } else { "ids" }, "it is missing", "ids and weights go together"),
     }
 }
 
-fn by_logits(file: &Group<'_, '_>, tokens: usize, experts: usize, wish: Wish) -> Result<Routed> {
-    if !file.contains("logits") {
-        return file.refuse("logits", "it is missing", "give logits, or ids and weights");
-    }
-    let (Some(scoring), Some(top_k)) = (wish.scoring, wish.top_k) else {
-        return file.refuse("logits", "nothing says how to read it", "give --routing and --top-k, or ids and weights");
-    };
-    let logits = file.tensor("logits", &[Dtype::F32])?;
+fn by_logits(file: &Group<'_, '_>, tokens: usize, router: &Router) -> Result<Routed> {
+    let (logits, experts) = (file.tensor("logits", &[Dtype::F32])?, router.experts());
     if logits.shape != [tokens, experts] {
         let problem = format!("its shape is {:?}, but [{tokens}, {experts}] was expected", logits.shape);
         return file.refuse("logits", problem, "give a row per token and a column per expert");
     }
+    Ok(router.route(&single(file, logits)?, tokens)?)
+}
+
+/// How logits are read.
+fn router(file: &Group<'_, '_>, experts: usize, wish: Wish, packed: Option<Router>) -> Result<Router> {
+    if !file.contains("logits") {
+        return file.refuse("logits", "it is missing", "give logits, or ids and weights");
+    }
+    let (Some(scoring), Some(top_k)) = (wish.scoring, wish.top_k) else {
+        let remedy = "give --routing and --top-k, or ids and weights";
+        return packed.map_or_else(|| file.refuse("logits", "nothing says how to read it", remedy), Ok);
+    };
     let mut router = Router::new(scoring, experts, top_k)?.with_scaling(wish.scaling.unwrap_or(1.0))?;
     if file.contains("correction") {
         router = router.with_correction(vector(file, "correction", experts, &[Dtype::F32])?)?;
@@ -236,7 +274,7 @@ fn by_logits(file: &Group<'_, '_>, tokens: usize, experts: usize, wish: Wish) ->
     if let Some(groups) = wish.groups {
         router = router.with_groups(groups)?;
     }
-    Ok(router.route(&single(file, logits)?, tokens)?)
+    Ok(router)
 }
 
 /// The experts and weights that the caller gives, a row per token.

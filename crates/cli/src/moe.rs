@@ -10,7 +10,7 @@ use hammerhead::routing::Groups;
 use hammerhead::{Experts, Gate, Intermediate, LayerOptions, Output, Scoring};
 use serde::Serialize;
 
-use crate::layer_file::{LayerFile, Wish, name_tensor};
+use crate::layer_file::{self, LayerFile, Wish, name_tensor};
 use crate::options::How;
 use crate::{Result, console, files, table};
 
@@ -31,7 +31,9 @@ use crate::{Result, console, files, table};
     The result is y, [T, K].\n\n\
     Examples:\n  \
     hammerhead moe --input layer.safetensors --output y.safetensors --routing softmax-renorm --top-k 8 --out bf16\n  \
-    hammerhead moe --input routed.safetensors --output y.safetensors --gate gpt-oss --batch-invariant")]
+    hammerhead moe --input routed.safetensors --output y.safetensors --gate gpt-oss --batch-invariant\n  \
+    hammerhead moe --input layer.safetensors --output y.safetensors --routing softmax --top-k 2 --save layer.packed\n  \
+    hammerhead moe --input tokens.safetensors --output y.safetensors --packed layer.packed")]
 pub struct Args {
     /// Read layer, tokens and routing from this safetensors file
     #[arg(long, value_name = "FILE")]
@@ -68,6 +70,12 @@ pub struct Args {
     /// Let a token's result depend on that token and the weights only, to the bit
     #[arg(long)]
     batch_invariant: bool,
+    /// Write the layer as it is packed to this file, with the rule of routing if there is one, for --packed
+    #[arg(long, value_name = "FILE", conflicts_with = "packed")]
+    save: Option<PathBuf>,
+    /// Map the layer from a file that --save wrote; then --input holds x and its routing alone, and --routing may be left out
+    #[arg(long, value_name = "FILE", conflicts_with = "gate")]
+    packed: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -97,20 +105,37 @@ struct Report {
 
 /// Reads, computes and writes.
 pub fn moe(args: &Args) -> Result<()> {
-    files::check_output(&args.input, &args.output)?;
+    for input in [Some(&args.input), args.packed.as_ref()].into_iter().flatten() {
+        for output in [Some(&args.output), args.save.as_ref()].into_iter().flatten() {
+            files::check_output(input, output)?;
+        }
+    }
     let file = File::open(&args.input)?;
     let groups = args.groups.zip(args.top_groups).map(|(count, best)| Groups { count, best });
     let wish = Wish { scoring: args.routing, top_k: args.top_k, groups, scaling: args.scaling };
-    let read = LayerFile::read(&file, args.gate, wish)?;
     let engine = args.how.engine()?;
     let options = LayerOptions {
         intermediate: args.intermediate,
         batch_invariant: args.batch_invariant,
         ..LayerOptions::default()
     };
-    let layer = Experts::new(&engine, &read.weights, options)?;
+    let (layer, tokens, routed) = match &args.packed {
+        Some(packed) => {
+            let (layer, router) = Experts::open(&engine, packed, options)?;
+            let (tokens, routed) = layer_file::read_inputs(&file, (layer.count(), layer.widths()[0]), wish, router)?;
+            (layer, tokens, routed)
+        }
+        None => {
+            let LayerFile { weights, tokens, routed, router } = LayerFile::read(&file, args.gate, wish)?;
+            let layer = Experts::new(&engine, &weights, options)?;
+            if let Some(path) = &args.save {
+                layer.save(&engine, path, router.as_ref())?;
+            }
+            (layer, tokens, routed)
+        }
+    };
     let clock = Instant::now();
-    let result = layer.run(&engine, &read.tokens, &read.routed, args.out).map_err(|error| name_tensor(&file, error))?;
+    let result = layer.run(&engine, &tokens, &routed, args.out).map_err(|error| name_tensor(&file, error))?;
     let seconds = clock.elapsed().as_secs_f64();
     let shape = [result.rows(), result.k()];
     let y = match result.values().clone() {
@@ -120,11 +145,11 @@ pub fn moe(args: &Args) -> Result<()> {
     };
     tensors::write(&args.output, &[y], None)?;
     let report = Report {
-        tokens: read.tokens.rows(),
+        tokens: tokens.rows(),
         experts: layer.count(),
-        top_k: read.routed.top_k(),
+        top_k: routed.top_k(),
         widths: layer.widths(),
-        gate: read.weights.gate().to_string(),
+        gate: layer.gate().to_string(),
         intermediate: args.intermediate.to_string(),
         batch_invariant: args.batch_invariant,
         output_type: args.out.to_string(),

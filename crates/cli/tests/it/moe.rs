@@ -189,6 +189,37 @@ fn ids_of_both_types_are_read_and_those_outside_add_nothing() {
 }
 
 #[test]
+fn a_layer_that_was_saved_is_mapped_back_with_its_routing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, inputs, packed, first, second] =
+        ["layer", "inputs", "packed", "first", "second"].map(|name| folder.path().join(name));
+    let layer = Layer::new(5, true, true, true);
+    let routing = || vec![Tensor::from_f32("logits", [TOKENS, EXPERTS], logits(6))];
+    layer.write(&input, routing());
+    let mut alone = layer.x.tensors("x");
+    alone.extend(routing());
+    tensors::write(&inputs, &alone, None).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let moe = |input: &Path, output: &Path, more: &[&str]| {
+        let files = ["moe".to_owned(), "--input".to_owned(), text(input), "--output".to_owned(), text(output)];
+        files.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect::<Vec<_>>()
+    };
+    let packed_at = text(&packed);
+    succeed(moe(&input, &first, &["--routing", "softmax", "--top-k", "2", "--save", &packed_at]));
+    succeed(moe(&inputs, &second, &["--packed", &packed_at]));
+    let [first, second] = [first, second].map(|path| std::fs::read(path).unwrap());
+    assert_eq!(first, second);
+    let third = folder.path().join("third");
+    for (arguments, fragments) in [
+        (moe(&input, &third, &["--packed", &packed_at]), &["\"e0.b1\"", "--packed"][..]),
+        (moe(&inputs, &third, &["--packed", &text(&inputs)]), &["inputs"]),
+        (moe(&inputs, &packed, &["--packed", &packed_at]), &["packed"]),
+    ] {
+        assert_refused(&hammerhead(arguments), fragments);
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_its_tensor_and_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("layer.safetensors"), folder.path().join("y.safetensors"));
