@@ -4,12 +4,14 @@
 //! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them, for every
 //! family's kernels alike.
 
+use op::{Epilogue, Output};
 use ptx::instr::LoadOrder;
-use ptx::{Addr, Builder, F32, Global, Reg, Scope, Shared, SharedRegion, U32, U64};
+use ptx::{Addr, Builder, F32, Global, ParamTable, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use crate::launch::Argument;
 use crate::pack::{CHUNK_DEPTH, Codes};
 use crate::products::{ProductOperands, ProductShape};
+use crate::table::{self, address, at};
 
 /// A layer's experts, as far as a kernel is built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +30,12 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Those of a product.
+    pub(super) fn of(shape: &ProductShape) -> Self {
+        let ProductShape { experts, biased, factored, follows, codes, .. } = *shape;
+        Experts { count: experts, biased, factored, follows, codes }
+    }
+
     /// Words of the experts' first tiles, as bisection wants them.
     fn tile_words(self) -> u32 {
         self.count.next_power_of_two().max(self.count + 1)
@@ -41,6 +49,25 @@ impl Experts {
 
 /// Bytes of the factors of an expert: two for each of gate, up and down.
 pub const FACTOR_BYTES: u32 = 24;
+
+/// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule; but no more than so many.
+pub(super) fn tile(entries: u32, experts: u32, most: u32) -> u32 {
+    let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
+    let enough = (mean + 2.0 * mean.sqrt()).floor() as u32;
+    let enough = enough.clamp(8, most).min(entries.next_multiple_of(8));
+    if enough <= 64 { enough.next_multiple_of(8) } else { enough.next_multiple_of(32) }
+}
+
+/// How values of a tile of so many tokens get to the result. Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
+pub(super) fn epilogue(shape: &ProductShape, tile: u32) -> Epilogue {
+    let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
+    if aligned && (tile <= 64 || shape.output != Output::F32) { Epilogue::Staged } else { Epilogue::Direct }
+}
+
+/// The most tiles of so many tokens and columns that so many rows may make.
+pub(super) fn most_tiles(shape: &ProductShape, rows: u32, [tokens, columns]: [u32; 2]) -> u32 {
+    shape.n.div_ceil(columns) * (shape.experts.min(rows) + rows / tokens)
+}
 
 /// The arguments that [`ExpertWork`] declares, for one matrix or two.
 pub(super) fn arguments(shape: &ProductShape, operands: &ProductOperands, two: bool) -> Vec<Argument> {
@@ -97,7 +124,7 @@ pub(super) struct Expert {
     index: Reg<U32>,
     places: Places,
     /// Where C is: all experts' rows.
-    pub out: Reg<U64>,
+    out: Reg<U64>,
 }
 
 /// What is known of a tile.
@@ -180,13 +207,27 @@ impl ExpertWork {
         }
     }
 
+    /// `body` for the number of each tile of this block: blocks take every so-many-th, and may have none.
+    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Reg<U32>)) {
+        let (block, blocks) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::NctaidX));
+        let (tiles, number) = (self.count(k), k.variable(block));
+        k.loop_while(
+            |k| k.lt(number, tiles),
+            |k| {
+                body(k, number);
+                let next = k.add(number, blocks);
+                k.set(number, next);
+            },
+        );
+    }
+
     fn column_tiles(&self, k: &mut Builder) -> Reg<U32> {
         let rounded = k.add(self.n, self.tiles.columns - 1);
         k.div(rounded, self.tiles.columns)
     }
 
     /// Tiles of all experts.
-    pub fn count(&self, k: &mut Builder) -> Reg<U32> {
+    fn count(&self, k: &mut Builder) -> Reg<U32> {
         let end = k.variable(self.experts.count);
         let token_tiles = self.first_tile(k, end, 0);
         let columns = self.column_tiles(k);
@@ -227,21 +268,16 @@ impl ExpertWork {
 }
 
 impl Expert {
-    /// Whether the sums of rows have factors.
-    pub fn is_factored(&self) -> bool {
-        self.places.row_factors.is_some()
-    }
-
-    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
+    fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
         k.mul_wide_add(self.index, self.places.stride, self.places.weights[matrix as usize])
     }
 
-    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
+    fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
         let at = Addr::<Global>::of(k.mul_wide_add(self.index, FACTOR_BYTES, self.places.factors));
         k.load_vector(at.plus((8 * matrix).cast_signed()))
     }
 
-    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
+    fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
         self.places.biases.map(|biases| {
             let last = k.sub(n, 1);
             let column = k.min(column, last);
@@ -252,10 +288,63 @@ impl Expert {
         })
     }
 
-    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+    fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
         self.places.row_factors.map(|factors| {
             let at = k.mul_wide_add(row, 4, factors);
             k.load(Addr::<Global>::of(at))
         })
+    }
+}
+
+/// Whose a tile is: a group's of the launch's table, or an expert's.
+pub(super) enum Owner {
+    Record(ParamTable),
+    Expert(Expert),
+}
+
+impl Owner {
+    /// Where a matrix's packed weights are: 0 is the gate's, 1 the up matrix's.
+    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
+        match self {
+            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
+            Owner::Expert(expert) => expert.weights(k, matrix),
+        }
+    }
+
+    /// Where C is, or where planes of sums begin.
+    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
+        match self {
+            Owner::Record(record) => address(k, *record, at::OUT),
+            Owner::Expert(expert) => expert.out,
+        }
+    }
+
+    /// The two factors of a matrix's sums.
+    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
+        match self {
+            Owner::Record(record) => table::factors(k, *record, matrix),
+            Owner::Expert(expert) => expert.factors(k, matrix),
+        }
+    }
+
+    /// What is added to a matrix's sums in one of so many columns, if something is.
+    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
+        match self {
+            Owner::Record(_) => None,
+            Owner::Expert(expert) => expert.bias(k, matrix, column, n),
+        }
+    }
+
+    /// Whether the sums of rows have factors.
+    pub fn is_factored(&self) -> bool {
+        matches!(self, Owner::Expert(expert) if expert.places.row_factors.is_some())
+    }
+
+    /// What the sums of a row of C are multiplied with, if they are.
+    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        match self {
+            Owner::Record(_) => None,
+            Owner::Expert(expert) => expert.row_factor(k, row),
+        }
     }
 }

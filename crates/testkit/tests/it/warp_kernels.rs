@@ -128,7 +128,8 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let halves = LayerShape { codes: Codes::Halves, activation: Activation::F16, on_input: true, ..layer };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let alike = LayerShape { invariant: true, ..layer };
-    let sizes = [(layer, [8, 16, 64, 128]), (alike, [8, 32, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
+    let sizes =
+        [(layer, [8, 16, 64, 128]), (alike, [8, 32, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
     let cases = sizes.into_iter().flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
     let mut all: Vec<KernelSpec> = cases
         .flat_map(|(layer, tile)| {

@@ -3,11 +3,11 @@
 //! Tiles of few tokens have warps along k, as products of few tokens have anyhow; the more tokens, the more warps stand along the columns.
 //! How many stages there are is what the device has room for.
 
-use op::{Epilogue, Output, Schedule};
+use op::Schedule;
 use ptx::{Feature, Target};
 
 use super::kernel::{Products, Tokens, WarpMultiplySpec};
-use crate::families::experts::{Experts, arguments as arguments_of};
+use crate::families::experts::{self, Experts};
 use crate::gating::{self, Function};
 use crate::launch::{Argument, Launch};
 use crate::products::{ProductOperands, ProductShape};
@@ -18,21 +18,14 @@ const MOST_WIDE_TOKENS: u32 = 64;
 /// Stages of a pipeline: fewer are not legal, and more hide nothing.
 const STAGES: std::ops::RangeInclusive<u32> = 3..=8;
 
-/// The tokens of a tile, for so many entries that are of several parts or not: enough for nearly all of the experts, so that each is one tile
-/// as a rule.
+/// The tokens of a tile, for so many entries that are of several parts or not.
 pub fn tile(entries: u32, experts: u32, wide: bool) -> u32 {
-    let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
-    let most = (mean + 2.0 * mean.sqrt()).floor() as u32;
-    let most = most.clamp(8, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS }).min(entries.next_multiple_of(8));
-    if most <= 64 { most.next_multiple_of(8) } else { most.next_multiple_of(32) }
+    experts::tile(entries, experts, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS })
 }
 
 /// The kernel for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared memory; if there is one.
 pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32) -> Option<WarpMultiplySpec> {
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
-    let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
-    // Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
-    let staged = aligned && (tile <= 64 || shape.output != Output::F32);
     let with = |fragments: u32, units, stages| {
         let columns = fragments * if products == Products::Interleaved { 8 } else { 16 };
         WarpMultiplySpec {
@@ -44,19 +37,13 @@ pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32
             fragments: WarpMultiplySpec::sensible_fragments(products, columns),
             units,
             stages,
-            epilogue: if staged { Epilogue::Staged } else { Epilogue::Direct },
+            epilogue: experts::epilogue(shape, tile),
             schedule: Schedule::Persistent,
             element: Tokens::of(shape.activation),
             function: Function::of(shape.gate),
             output: shape.output,
             groups: 1,
-            experts: Some(Experts {
-                count: shape.experts,
-                biased: shape.biased,
-                factored: shape.factored,
-                follows: false,
-                codes: shape.codes,
-            }),
+            experts: Some(Experts { follows: false, ..Experts::of(shape) }),
         }
     };
     // The most fragments and units first, then what takes less room. Where nobody may share k, as many fragments as keep all warps busy.
@@ -81,9 +68,9 @@ pub fn launch(
 ) -> Launch {
     let two = kernel.products != Products::Single;
     let mut arguments = vec![Argument::Pointer(operands.rows), Argument::U64(operands.plane)];
-    arguments.extend(arguments_of(shape, operands, two));
+    arguments.extend(experts::arguments(shape, operands, two));
     arguments.push(Argument::F32(gating::clamp(shape.gate)));
-    let most = shape.n.div_ceil(kernel.columns) * (shape.experts.min(rows) + rows / kernel.tokens);
+    let most = experts::most_tiles(shape, rows, [kernel.tokens, kernel.columns]);
     let grid = [most.min(multiprocessors * kernel.resident), 1, 1];
     let overlapping = kernel.target.has(Feature::GridDependency);
     Launch { kernel: kernel.into(), grid, arguments, overlapping }

@@ -1,11 +1,11 @@
 //! The products of a layer of experts: which kernels, by what the host knows (how many entries there may be, and how many experts), and
 //! their launches.
 
-use op::{Epilogue, Output, Schedule};
+use op::Schedule;
 use ptx::tensor_map::TensorMap;
 
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
-use crate::families::experts::{Experts, arguments as arguments_of};
+use crate::families::experts::{self, Experts};
 use crate::gating::{self, Function};
 use crate::launch::{Argument, Launch};
 use crate::products::{ProductOperands, ProductShape};
@@ -22,12 +22,9 @@ const MOST_WASTE: f64 = 1.07;
 /// Stages of a pipeline, at most.
 const MOST_STAGES: u32 = 16;
 
-/// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule.
+/// The tokens of a tile, for so many entries.
 pub fn tile(entries: u32, experts: u32) -> u32 {
-    let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
-    let most = (mean + 2.0 * mean.sqrt()).floor() as u32;
-    let most = most.clamp(8, MOST_TOKENS).min(entries.next_multiple_of(8));
-    if most <= 64 { most.next_multiple_of(8) } else { most.next_multiple_of(32) }
+    experts::tile(entries, experts, MOST_TOKENS)
 }
 
 /// How tiles of so many tokens are computed, the way that is taken first: blocks of rows of a tile, units of a stage where there is room,
@@ -52,9 +49,6 @@ fn ways(shape: &ProductShape, tile: u32) -> Vec<(u32, u32, u32)> {
 pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let width = if products == Products::Interleaved { 32 } else { 64 };
-    let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
-    // Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
-    let staged = aligned && (tile <= 64 || shape.output != Output::F32);
     let with = |blocks, units, stages| MultiplySpec {
         products,
         ping_pong: false,
@@ -62,19 +56,13 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
         columns: width * blocks,
         units,
         stages,
-        epilogue: if staged { Epilogue::Staged } else { Epilogue::Direct },
+        epilogue: experts::epilogue(shape, tile),
         schedule: Schedule::Persistent,
         element: Tokens::of(shape.activation),
         function: Function::of(shape.gate),
         output: shape.output,
         groups: 1,
-        experts: Some(Experts {
-            count: shape.experts,
-            biased: shape.biased,
-            factored: shape.factored,
-            follows: shape.follows,
-            codes: shape.codes,
-        }),
+        experts: Some(Experts::of(shape)),
     };
     // As many stages as there is room for, of as many units, or else of fewer.
     let deepest = |(blocks, units, resident): (u32, u32, u32)| {
@@ -94,8 +82,8 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
 /// want more of them than there are places for blocks, and columns that they divide.
 pub fn kernel(shape: &ProductShape, tile: u32, entries: u32) -> Option<MultiplySpec> {
     let all = kernels(shape, tile);
-    let experts = f64::from(shape.experts);
-    let hit = experts * (1.0 - (1.0 - 1.0 / experts).powi(entries.cast_signed()));
+    let count = f64::from(shape.experts);
+    let hit = count * (1.0 - (1.0 - 1.0 / count).powi(entries.cast_signed()));
     let suits = |kernel: &&MultiplySpec| {
         let columns = shape.n.next_multiple_of(kernel.columns);
         let tiles = hit * f64::from(columns / kernel.columns);
@@ -119,9 +107,9 @@ pub fn launch(
         .collect();
     let two = kernel.products != Products::Single;
     let mut arguments = vec![Argument::Maps(maps)];
-    arguments.extend(arguments_of(shape, operands, two));
+    arguments.extend(experts::arguments(shape, operands, two));
     arguments.push(Argument::F32(gating::clamp(shape.gate)));
-    let most = shape.n.div_ceil(kernel.columns) * (shape.experts.min(rows) + rows / kernel.tokens);
+    let most = experts::most_tiles(shape, rows, [kernel.tokens, kernel.columns]);
     let grid = [most.min(multiprocessors * kernel.resident()), 1, 1];
     Launch { kernel: kernel.into(), grid, arguments, overlapping: true }
 }

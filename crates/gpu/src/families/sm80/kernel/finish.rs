@@ -166,7 +166,7 @@ fn each_pair(
 /// Element by element: the eight quads of a warp are neighbours in a row of C.
 fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place: &Place) {
     let gates = Gates::new(k, parts, tile);
-    let (out, bytes) = (tile.out(k), parts.config.output.bytes() as u32);
+    let (out, bytes) = (tile.owner.out(k), parts.config.output.bytes() as u32);
     let first = k.add(tile.first_token, place.token);
     for column in columns(consumer) {
         let this = k.add(place.column, column.first);
@@ -255,7 +255,7 @@ fn store_staged(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
     let (config, pitch) = (&parts.config, pitch(&parts.config));
     let bytes = config.output.bytes() as u32;
     let (row_pieces, rows) = (config.columns * bytes / 16, config.tokens);
-    let out = tile.out(k);
+    let out = tile.owner.out(k);
     let base = k.shared_address(parts.pipe.region);
     for round in 0..(rows * row_pieces).div_ceil(config.threads()) {
         let number = k.add(consumer.thread, round * config.threads());
@@ -282,7 +282,7 @@ fn store_sums(k: &mut Builder, consumer: &Consumer, tile: &Tile, place: &Place) 
     let plane = join::plane_stride(k, elements);
     let first = k.mul(half, matrices);
     let first: Reg<U64> = k.convert(first);
-    let out = tile.out(k);
+    let out = tile.owner.out(k);
     let out = k.mul_add(first, plane, out);
     let row = k.add(tile.first_token, place.token);
     for column in columns(consumer) {
@@ -316,9 +316,9 @@ struct Gates {
 
 impl Gates {
     fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
-        let gate = tile.factors(k, 0);
+        let gate = tile.owner.factors(k, 0);
         // Experts' factors end with those of their last matrix.
-        let up = if parts.config.products == Products::Single { gate } else { tile.factors(k, 1) };
+        let up = if parts.config.products == Products::Single { gate } else { tile.owner.factors(k, 1) };
         Gates { config: parts.config, gate, up, clamp: parts.work.clamp }
     }
 

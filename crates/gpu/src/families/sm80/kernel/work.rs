@@ -5,8 +5,8 @@
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, U32, U64};
 
 use super::{Products, UNIT, WarpMultiplySpec};
-use crate::families::experts::{Expert, ExpertTiles, ExpertWork};
-use crate::table::{RECORD_BYTES, address, at, factors, locate};
+use crate::families::experts::{ExpertTiles, ExpertWork, Owner};
+use crate::table::{RECORD_BYTES, at, locate};
 use op::Schedule;
 
 /// Words of a group in the table of tokens: an address, and bytes from one part to the next.
@@ -35,15 +35,9 @@ struct Tables {
     tiles: Reg<U32>,
 }
 
-/// Whose a tile is.
-enum Owner {
-    Record(ParamTable),
-    Expert(Expert),
-}
-
 /// A tile.
 pub(super) struct Tile {
-    owner: Owner,
+    pub owner: Owner,
     /// Where tokens are, and bytes from one part to the next.
     pub tokens_at: Reg<U64>,
     pub part_bytes: Reg<U64>,
@@ -100,11 +94,16 @@ impl Work {
 
     /// `body` for each tile of this block: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
-        let block = k.special(SpecialRegister::CtaidX);
         let tables = match &self.groups {
             Groups::Tables(tables) => *tables,
-            Groups::Experts { work, rows, plane } => return self.each_expert_tile(k, work, [*rows, *plane], body),
+            Groups::Experts { work, rows, plane } => {
+                return work.each_tile(k, |k, number| {
+                    let tile = self.find_expert(k, work, [*rows, *plane], number);
+                    body(k, tile);
+                });
+            }
         };
+        let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
             Schedule::PerTile => {
                 let tile = self.find(k, tables, block, None);
@@ -127,27 +126,6 @@ impl Work {
                 });
             }
         }
-    }
-
-    /// The same over the tiles that a layout says there are. A block may have none.
-    fn each_expert_tile(
-        &self,
-        k: &mut Builder,
-        work: &ExpertWork,
-        places: [Reg<U64>; 2],
-        body: impl FnOnce(&mut Builder, Tile),
-    ) {
-        let (block, blocks) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::NctaidX));
-        let (tiles, number) = (work.count(k), k.variable(block));
-        k.loop_while(
-            |k| k.lt(number, tiles),
-            |k| {
-                let tile = self.find_expert(k, work, places, number);
-                body(k, tile);
-                let next = k.add(number, blocks);
-                k.set(number, next);
-            },
-        );
     }
 
     fn find_expert(&self, k: &mut Builder, work: &ExpertWork, places: [Reg<U64>; 2], number: Reg<U32>) -> Tile {
@@ -223,49 +201,25 @@ impl Work {
 impl Tile {
     /// Where the packed weights of a pass are: one matrix, or gate and up.
     pub fn weights(&self, k: &mut Builder, products: Products, pass: u32) -> Vec<Reg<U64>> {
-        let mut of = |matrix: u32| match &self.owner {
-            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
-            Owner::Expert(expert) => expert.weights(k, matrix),
-        };
         match products {
-            Products::Interleaved => vec![of(0), of(1)],
-            Products::Sequential | Products::Single => vec![of(pass)],
-        }
-    }
-
-    /// Where C is, or where planes of sums begin.
-    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        match &self.owner {
-            Owner::Record(record) => address(k, *record, at::OUT),
-            Owner::Expert(expert) => expert.out,
-        }
-    }
-
-    /// The two factors of a matrix's sums.
-    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        match &self.owner {
-            Owner::Record(record) => factors(k, *record, matrix),
-            Owner::Expert(expert) => expert.factors(k, matrix),
+            Products::Interleaved => vec![self.owner.weights(k, 0), self.owner.weights(k, 1)],
+            Products::Sequential | Products::Single => vec![self.owner.weights(k, pass)],
         }
     }
 
     /// What is added to a matrix's sums in a column, if something is.
     pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>) -> Option<Reg<F32>> {
-        match &self.owner {
-            Owner::Record(_) => None,
-            Owner::Expert(expert) => expert.bias(k, matrix, column, self.n),
-        }
+        self.owner.bias(k, matrix, column, self.n)
     }
 
     /// What the sums of a token of the tile are multiplied with, if they are; beyond the last token it is that one's.
     pub fn row_factor(&self, k: &mut Builder, token: Reg<U32>) -> Option<Reg<F32>> {
-        let Owner::Expert(expert) = &self.owner else { return None };
-        if !expert.is_factored() {
+        if !self.owner.is_factored() {
             return None;
         }
         let last = k.sub(self.tokens, 1);
         let token = k.min(token, last);
         let row = k.add(self.first_token, token);
-        expert.row_factor(k, row)
+        self.owner.row_factor(k, row)
     }
 }

@@ -88,8 +88,8 @@ impl Finish {
 
     /// What the sums of a tile will be finished with.
     pub fn gates(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) -> Gates {
-        let gate = tile.factors(k, 0);
-        let up = if self.config.products == Products::Single { gate } else { tile.factors(k, 1) };
+        let gate = tile.owner.factors(k, 0);
+        let up = if self.config.products == Products::Single { gate } else { tile.owner.factors(k, 1) };
         let column = self.column(k, consumer, tile);
         let biases = self.biases(k, consumer, tile, column);
         Gates { config: self.config, gate, up, clamp: parts.work.clamp, biases }
@@ -187,8 +187,8 @@ impl Finish {
         let column = k.mul_add(consumer.quarter, 8, column);
         let of_strip = |strip: Strip| {
             let column = k.add(column, strip.column);
-            let up = (!strip.up.is_empty()).then(|| tile.bias(k, 1, column)).flatten();
-            [tile.bias(k, 0, column), up]
+            let up = (!strip.up.is_empty()).then(|| tile.owner.bias(k, 1, column, tile.n)).flatten();
+            [tile.owner.bias(k, 0, column, tile.n), up]
         };
         self.strips(consumer).into_iter().map(of_strip).collect()
     }
@@ -210,7 +210,7 @@ impl Finish {
         let last = k.sub(rows.count, 1);
         let token = k.min(token, last);
         let row = k.add(rows.first, token);
-        tile.row_factor(k, row)
+        tile.owner.row_factor(k, row)
     }
 
     /// `body` unless all of these tokens are beyond the tile's.
@@ -229,7 +229,7 @@ impl Finish {
         gates: &Gates,
         column: Reg<U32>,
     ) {
-        let out = tile.out(k);
+        let out = tile.owner.out(k);
         let (quad, place) = (k.shr(consumer.lane, 2), k.and(consumer.lane, 3));
         let column = k.add(column, quad);
         let column = k.mul_add(consumer.quarter, 8, column);
@@ -356,7 +356,7 @@ impl Finish {
         base: Reg<U32>,
         column: Reg<U32>,
     ) {
-        let out = tile.out(k);
+        let out = tile.owner.out(k);
         let pieces = self.columns() * self.element_bytes() / 16;
         let (token, piece) = (k.div(consumer.thread, pieces), k.rem(consumer.thread, pieces));
         let from = k.mul_add(token, self.pitch(), base);
@@ -391,7 +391,7 @@ impl Finish {
         base: Reg<U32>,
         column: Reg<U32>,
     ) {
-        let out = tile.out(k);
+        let out = tile.owner.out(k);
         let inside = k.lt(column, tile.n);
         k.if_(inside, |k| {
             let left = k.sub(tile.n, column);

@@ -96,8 +96,8 @@ struct Weights {
 impl Weights {
     fn new(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32) -> Self {
         let matrices = match parts.config.products {
-            Products::Interleaved => vec![tile.weights(k, 0), tile.weights(k, 1)],
-            Products::Sequential | Products::Single => vec![tile.weights(k, pass)],
+            Products::Interleaved => vec![tile.owner.weights(k, 0), tile.owner.weights(k, 1)],
+            Products::Sequential | Products::Single => vec![tile.owner.weights(k, pass)],
         };
         let rows = CHUNK_ROWS as u32;
         let last = k.sub(tile.n, 1);

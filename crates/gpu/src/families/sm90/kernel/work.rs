@@ -5,11 +5,11 @@
 //! (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a layout in the
 //! device's memory (`sort` of the layer leaves it), which a block copies to shared memory when it begins.
 
-use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
+use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32};
 
 use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
-use crate::families::experts::{Expert, ExpertTiles, ExpertWork};
-use crate::table::{RECORD_BYTES, address, at, factors, locate};
+use crate::families::experts::{ExpertTiles, ExpertWork, Owner};
+use crate::table::{RECORD_BYTES, at, locate};
 use op::Schedule;
 
 /// The arguments that describe the work.
@@ -29,15 +29,9 @@ enum Groups {
     Experts(ExpertWork),
 }
 
-/// Whose a tile is.
-enum Owner {
-    Record(ParamTable),
-    Expert(Expert),
-}
-
 /// A tile, as far as all who work on it need to know.
 pub(super) struct Tile {
-    owner: Owner,
+    pub owner: Owner,
     /// The number of its tensor map.
     map: Reg<U32>,
     /// First token of the tile, from where the tensor map and C begin.
@@ -104,11 +98,19 @@ impl Work {
 
     /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile, Reg<U32>)) {
-        let block = k.special(SpecialRegister::CtaidX);
         let (table, tiles) = match &self.groups {
             Groups::Table { table, tiles } => (*table, *tiles),
-            Groups::Experts(work) => return self.each_expert_tile(k, work, block, body),
+            Groups::Experts(work) => {
+                let round = k.variable(0);
+                return work.each_tile(k, |k, number| {
+                    let tile = self.find_expert(k, work, number);
+                    body(k, tile, round);
+                    let following = k.add(round, 1);
+                    k.set(round, following);
+                });
+            }
         };
+        let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
             Schedule::PerTile => {
                 let tile = self.find(k, table, tiles, block);
@@ -134,29 +136,6 @@ impl Work {
                 });
             }
         }
-    }
-
-    /// The same over the tiles that a layout says there are. A block may have none.
-    fn each_expert_tile(
-        &self,
-        k: &mut Builder,
-        work: &ExpertWork,
-        block: Reg<U32>,
-        body: impl FnOnce(&mut Builder, Tile, Reg<U32>),
-    ) {
-        let blocks = k.special(SpecialRegister::NctaidX);
-        let tiles = work.count(k);
-        let (number, round) = (k.variable(block), k.variable(0));
-        k.loop_while(
-            |k| k.lt(number, tiles),
-            |k| {
-                let tile = self.find_expert(k, work, number);
-                body(k, tile, round);
-                let (next, following) = (k.add(number, blocks), k.add(round, 1));
-                k.set(number, next);
-                k.set(round, following);
-            },
-        );
     }
 
     /// Finds a tile of an expert's. All rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that
@@ -280,47 +259,5 @@ impl Work {
             Some(_) => self.config.widths().len() == 1,
         };
         if one { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, tile.map) }
-    }
-}
-
-impl Tile {
-    /// Where a matrix's packed weights are: 0 is the gate's, 1 the up matrix's.
-    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
-        match &self.owner {
-            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
-            Owner::Expert(expert) => expert.weights(k, matrix),
-        }
-    }
-
-    /// Where C is.
-    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        match &self.owner {
-            Owner::Record(record) => address(k, *record, at::OUT),
-            Owner::Expert(expert) => expert.out,
-        }
-    }
-
-    /// The two factors of a matrix's sums.
-    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        match &self.owner {
-            Owner::Record(record) => factors(k, *record, matrix),
-            Owner::Expert(expert) => expert.factors(k, matrix),
-        }
-    }
-
-    /// What is added to a matrix's sums in a column, if something is.
-    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>) -> Option<Reg<F32>> {
-        match &self.owner {
-            Owner::Record(_) => None,
-            Owner::Expert(expert) => expert.bias(k, matrix, column, self.n),
-        }
-    }
-
-    /// What the sums of a row of C are multiplied with, if they are.
-    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
-        match &self.owner {
-            Owner::Record(_) => None,
-            Owner::Expert(expert) => expert.row_factor(k, row),
-        }
     }
 }
