@@ -82,25 +82,28 @@ impl Queue {
 
     /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is computed: ids, weights and
     /// logits stay on the device, and nothing waits for them. The layer must be in the device's memory as a whole, as one that an engine of
-    /// `cuda` alone has packed on a Hopper GPU is.
+    /// `cuda` alone has packed on a GPU of family `sm90` or `sm80` is. `workspace` is memory of the caller's to work in, its address a multiple of 256, and
+    /// how many bytes there are: at least what [`Experts::queue_workspace_bytes`] says. Without one the queue uses its own, and in a graph one that
+    /// the graph keeps.
     ///
     /// In a stream that is being captured this needs a call with the same layer, number of tokens and types before. The graph serves
-    /// whatever the tensors hold when it is launched, and keeps the layer and working memory of its own.
+    /// whatever the tensors hold when it is launched, and keeps the layer.
     ///
     /// What only the device sees is defined, not refused: see [`gpu::experts::device`].
     ///
     /// # Safety
     ///
-    /// As for [`Queue::enqueue`], for logits, ids and weights too.
+    /// As for [`Queue::enqueue`], for logits, ids, weights and a workspace too.
     pub unsafe fn enqueue_experts(
         &mut self,
         layer: &Experts,
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { layer.enqueue(self.layers()?, tokens, routing, out) }
+        unsafe { layer.enqueue(self.layers()?, tokens, routing, out, workspace) }
     }
 
     /// The same for an MLP.
@@ -108,9 +111,15 @@ impl Queue {
     /// # Safety
     ///
     /// As for [`Queue::enqueue`].
-    pub unsafe fn enqueue_mlp(&mut self, layer: &Mlp, tokens: DeviceTokens, out: DeviceOutput) -> Result<()> {
+    pub unsafe fn enqueue_mlp(
+        &mut self,
+        layer: &Mlp,
+        tokens: DeviceTokens,
+        out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
+    ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { layer.enqueue(self.layers()?, tokens, out) }
+        unsafe { layer.enqueue(self.layers()?, tokens, out, workspace) }
     }
 
     fn layers(&mut self) -> Result<&mut ExpertQueue> {

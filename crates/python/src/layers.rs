@@ -398,7 +398,7 @@ impl FeedForward {
             (Computes::Mlp(mlp), Routing::Everyone) => {
                 mlp.queueable()?;
                 // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
-                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_mlp(mlp, tokens, output) })
+                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_mlp(mlp, tokens, output, None) })
             }
             (Computes::Experts(experts, router), routing @ (Routing::Logits(_) | Routing::Given { .. })) => {
                 experts.queueable()?;
@@ -418,7 +418,9 @@ impl FeedForward {
                     Routing::Everyone => return Err(misrouted()),
                 };
                 // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
-                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_experts(experts, tokens, routing, output) })
+                cuda::in_stream(py, stream, |queue| unsafe {
+                    queue.enqueue_experts(experts, tokens, routing, output, None)
+                })
             }
             _ => Err(misrouted()),
         }

@@ -424,7 +424,7 @@ fn models() -> Result<Value> {
     Ok(json!({"passed": passed, "rows": rows}))
 }
 
-/// One token in batches of all sizes, in layers that are batch-invariant: the same bits.
+/// One token in batches of all sizes, in layers that are batch-invariant: the same bits, and what it costs beside layers that are not.
 fn company() -> Result<Value> {
     let context = device::context(0)?;
     let mut queue = ExpertQueue::new(0)?;
@@ -435,6 +435,7 @@ fn company() -> Result<Value> {
         let (hidden, experts) = (shape.hidden as usize, shape.experts as usize);
         let layer = Layer::new(*shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        let free = Arc::new(placed.seen_as(LayerShape { invariant: false, ..*shape })?);
         let one = Tensors::new(context, queue.stream(), &model, 1, 99)?;
         let token = encoded(shape.activation, &mut one.x.clone());
         let mut alone = Vec::new();
@@ -454,9 +455,23 @@ fn company() -> Result<Value> {
                 alone = bits.clone();
             }
             let same = bits == alone;
-            println!("{name:14} {tokens:4} tokens, tiles of {tile:3}: the same bits: {same}");
+            // SAFETY: the queue outlives it.
+            let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
+            let call = tensors.call(router);
+            let mut us = [0.0; 2];
+            for (us, layer) in us.iter_mut().zip([&placed, &free]) {
+                queue.prepare(layer, &call, None)?;
+                // SAFETY: the tensors outlive the graph's launches, which are waited for.
+                *us = time(&stream, 8, || (0..8).try_for_each(|_| unsafe { queue.enqueue(layer, &call, None) }))?;
+            }
+            let [invariant, free] = us;
+            println!(
+                "{name:14} {tokens:4} tokens, tiles of {tile:3}: the same bits: {same}; {invariant:.1} µs, else {free:.1}"
+            );
             passed &= same;
-            rows.push(json!({"model": name, "tokens": tokens, "tile": tile, "same": same}));
+            rows.push(
+                json!({"model": name, "tokens": tokens, "tile": tile, "same": same, "us": invariant, "else_us": free}),
+            );
         }
     }
     Ok(json!({"passed": passed, "rows": rows}))

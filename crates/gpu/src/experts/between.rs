@@ -11,9 +11,7 @@
 //! A thread has eight or sixteen neighbouring numbers of a row. Rows behind the last expert's are left alone.
 
 use format::{GlobalScale, Thresholds, e4m3};
-use ptx::{
-    Addr, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64,
-};
+use ptx::{Addr, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
 
 use super::{Portable, await_predecessor, launch_dependents};
 use crate::expand::{self, Float};
@@ -145,9 +143,8 @@ fn scale(k: &mut Builder, place: &Place, float: Float, plane: Reg<U64>) {
 /// Sixteen numbers as codes times their scale.
 fn quantise(k: &mut Builder, place: &Place) {
     let from = Addr::<Global>::of(k.mul_wide_add(place.unit, 64, place.source));
-    let numbers: Vec<Reg<U32>> = k.phase("load", |k| {
-        (0..4).flat_map(|part| k.load_vector::<U32, Global, 4>(from.plus(16 * part))).collect()
-    });
+    let numbers: Vec<Reg<U32>> =
+        k.phase("load", |k| (0..4).flat_map(|part| k.load_vector::<U32, Global, 4>(from.plus(16 * part))).collect());
     let magnitudes: Vec<Reg<U32>> = numbers.iter().map(|&x| k.and(x, 0x7FFF_FFFFu32)).collect();
     let amax = magnitudes[1..].iter().fold(magnitudes[0], |most, &x| k.max(most, x));
     let table = k.mul_wide_add(place.owner, 4 * TABLE_WORDS as u32, place.numbers);
@@ -155,7 +152,8 @@ fn quantise(k: &mut Builder, place: &Place) {
     let scale = k.phase("choose", |k| reached(k, table, largest));
     let row = k.mul_wide_add(scale, 32, table);
     let row = Addr::<Global>::of(row).plus(4 * SCALE_WORDS as i32);
-    let (low, high): ([Reg<U32>; 4], [Reg<U32>; 4]) = k.phase("load", |k| (k.load_vector(row), k.load_vector(row.plus(16))));
+    let (low, high): ([Reg<U32>; 4], [Reg<U32>; 4]) =
+        k.phase("load", |k| (k.load_vector(row), k.load_vector(row.plus(16))));
     let scale: Reg<F32> = high[3].cast();
     let steps = [low[0], low[1], low[2], low[3], high[0], high[1], high[2]];
     let values: Vec<Reg<F32>> = k.phase("choose", |k| {

@@ -138,11 +138,11 @@ impl DeviceExperts {
     }
 
     /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and results, how many
-    /// experts a token has, and what its weights multiply.
+    /// experts a token has, what its weights multiply, and whether bits depend on the batch.
     pub fn seen_as(&self, shape: LayerShape) -> Result<Self> {
         shape.check()?;
-        let LayerShape { top, on_input, activation, intermediate, partial, output, .. } = shape;
-        let expected = LayerShape { top, on_input, activation, intermediate, partial, output, ..self.shape };
+        let LayerShape { top, on_input, activation, intermediate, invariant, partial, output, .. } = shape;
+        let expected = LayerShape { top, on_input, activation, intermediate, invariant, partial, output, ..self.shape };
         // The factors of down are those of an NVFP4 intermediate, or of another.
         let [quantised, wanted] = [self.shape.intermediate, intermediate].map(|each| each == Intermediate::NvFp4);
         if shape != expected || quantised != wanted {

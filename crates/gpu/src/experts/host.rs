@@ -151,7 +151,15 @@ impl HostExperts {
         Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default() })
     }
 
-    /// Queues tokens in the device's memory, whose results go there, in a queue's stream.
+    /// Bytes that a queued call works in, at most: with so many tokens of a type, of which each has so many experts.
+    pub fn workspace_bytes(&self, tokens: usize, activation: Activation, top: usize) -> Result<usize> {
+        let [count, top] = [tokens, top].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        // Weights that go with the rows take room.
+        let view = self.view(LayerShape { top, on_input: true, activation, ..*self.experts.shape() })?;
+        Ok(view.workspace_bytes(count))
+    }
+
+    /// Queues tokens in the device's memory, whose results go there, in a queue's stream; in a workspace of the caller's if there is one.
     ///
     /// # Safety
     ///
@@ -162,6 +170,7 @@ impl HostExperts {
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         let hidden = self.experts.shape().hidden as usize;
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
@@ -184,7 +193,7 @@ impl HostExperts {
         };
         let call = LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, out: out.address };
         // SAFETY: the caller's promise is the same.
-        unsafe { queue.enqueue(&view, &call, None) }
+        unsafe { queue.enqueue(&view, &call, workspace) }
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
@@ -254,8 +263,7 @@ impl HostExperts {
         let (tokens, output) = (x.rows() as u32, out.element());
         let shape = LayerShape { top: top as u32, on_input, activation, output, ..*self.experts.shape() };
         let layer = self.view(shape)?;
-        let contents: [&[u8]; 3] =
-            [dense_bytes(x), bytemuck::cast_slice(call.ids), bytemuck::cast_slice(call.weights)];
+        let contents: [&[u8]; 3] = [dense_bytes(x), bytemuck::cast_slice(call.ids), bytemuck::cast_slice(call.weights)];
         let results = x.rows() * shape.hidden as usize * output.bytes();
         let [x, ids, weights, results] = self.places(kept, contents.map(<[u8]>::len).into_iter().chain([results]))?;
         for (place, bytes) in kept.places.iter().flatten().zip(contents) {

@@ -4,7 +4,7 @@ use format::Dense;
 use gpu::experts::device::ExpertQueue;
 use gpu::experts::host::{DeviceRouting, HostCall, HostExperts};
 use gpu::{Cuda, DeviceOutput, DeviceTokens};
-use op::{ExpertWeights, Result, Routed, Target};
+use op::{Activation, ExpertWeights, Result, Routed, Target};
 
 use super::LayerOptions;
 use crate::Engine;
@@ -33,6 +33,11 @@ impl DeviceLayer {
         self.layer.bytes()
     }
 
+    /// Bytes that a queued call works in, at most.
+    pub(super) fn workspace_bytes(&self, tokens: usize, element: Activation, top: usize) -> Result<usize> {
+        self.layer.workspace_bytes(tokens, element, top)
+    }
+
     /// Queues tokens that are in the device's memory.
     ///
     /// # Safety
@@ -44,9 +49,10 @@ impl DeviceLayer {
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.layer.enqueue(queue, tokens, routing, out) }
+        unsafe { self.layer.enqueue(queue, tokens, routing, out, workspace) }
     }
 
     /// Whether an expert computes every token.

@@ -34,7 +34,9 @@ use gpu::experts::device::ExpertQueue;
 use gpu::experts::host::DeviceRouting;
 use gpu::{DeviceOutput, DeviceTokens};
 use half::{bf16, f16};
-use op::{Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team};
+use op::{
+    Activation, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team,
+};
 
 use crate::Engine;
 use device::DeviceLayer;
@@ -151,14 +153,25 @@ impl Mlp {
         self.products.on_device().map(drop)
     }
 
+    /// Bytes that [`crate::gpu::Queue::enqueue_mlp`] works in, at most, for so many tokens of a type.
+    pub fn queue_workspace_bytes(&self, tokens: usize, element: Activation) -> Result<usize> {
+        self.products.on_device()?.workspace_bytes(tokens, element, 1)
+    }
+
     /// Queues tokens that are in a device's memory.
     ///
     /// # Safety
     ///
     /// As for [`ExpertQueue::enqueue`].
-    pub(crate) unsafe fn enqueue(&self, queue: &mut ExpertQueue, x: DeviceTokens, out: DeviceOutput) -> Result<()> {
+    pub(crate) unsafe fn enqueue(
+        &self,
+        queue: &mut ExpertQueue,
+        x: DeviceTokens,
+        out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
+    ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.products.on_device()?.enqueue(queue, x, DeviceRouting::Everyone, out) }
+        unsafe { self.products.on_device()?.enqueue(queue, x, DeviceRouting::Everyone, out, workspace) }
     }
 }
 
@@ -298,6 +311,11 @@ impl Experts {
         self.products.on_device().map(drop)
     }
 
+    /// Bytes that [`crate::gpu::Queue::enqueue_experts`] works in, at most, for so many tokens of a type that have so many experts each.
+    pub fn queue_workspace_bytes(&self, tokens: usize, element: Activation, top_k: usize) -> Result<usize> {
+        self.products.on_device()?.workspace_bytes(tokens, element, top_k)
+    }
+
     /// Queues tokens that are in a device's memory.
     ///
     /// # Safety
@@ -309,6 +327,7 @@ impl Experts {
         x: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
+        workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         let choosable = match routing {
             DeviceRouting::Logits { router, .. } => router.experts(),
@@ -320,7 +339,7 @@ impl Experts {
             return Err(Error::Mismatch { group: 0, what: "the number of the routing's experts", found, expected });
         }
         // SAFETY: the caller's promise is the same.
-        unsafe { self.products.on_device()?.enqueue(queue, x, routing, out) }
+        unsafe { self.products.on_device()?.enqueue(queue, x, routing, out, workspace) }
     }
 
     /// Computes tokens `[m, k]` by the experts that they were routed to.

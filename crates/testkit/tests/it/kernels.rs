@@ -156,7 +156,9 @@ fn of_experts() -> Vec<KernelSpec> {
     all.push(For { spec: route, target }.into());
     let scaled = (Ids::Routed(route), Rows::Scaled(Float::BF16));
     for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats), scaled] {
-        all.push(For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true }, target }.into());
+        all.push(
+            For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true }, target }.into(),
+        );
         let everyone = SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false, owners: false };
         all.push(For { spec: everyone, target }.into());
     }
