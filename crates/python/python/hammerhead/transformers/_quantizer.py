@@ -41,6 +41,7 @@ class NvFp4Quantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.tensors: Tensors | None = None
         self.plan = Plan()
+        self.parameters = ""
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
         for place in device_map.values() if isinstance(device_map, dict) else ():
@@ -75,6 +76,7 @@ class NvFp4Quantizer(HfQuantizer):
             replace(model, name, NvFp4Experts(experts))
         unexpected = model._keys_to_ignore_on_load_unexpected or set()
         model._keys_to_ignore_on_load_unexpected = {*unexpected, *self._ours()}
+        self.parameters = "\n".join(name for name, _ in model.named_parameters())
         return model
 
     def _ours(self) -> list[str]:
@@ -82,13 +84,13 @@ class NvFp4Quantizer(HfQuantizer):
         replaced = [*self.plan.linears, *self.plan.mlps, *self.plan.experts]
         return [rf"^{re.escape(name)}\." for name in {*self.plan.owned, *replaced}] + [r"\.[kv]_scale$"]
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
-        """Keeps the conversions whose targets the model still has: the others would merge experts that are no longer there."""
-        names = "\n".join(name for name, _ in model.named_parameters())
+    def update_weight_conversions(self, weight_conversions: Any, *_: Any, **__: Any) -> Any:
+        """Keeps the conversions whose targets the model still has: the others would merge experts that are no longer there. Some versions of
+        transformers pass the model as well."""
 
         def kept(conversion: Any) -> bool:
             targets = getattr(conversion, "_original_target_patterns", [])
-            return not targets or "experts" not in targets[0] or re.search(targets[0], names) is not None
+            return not targets or "experts" not in targets[0] or re.search(targets[0], self.parameters) is not None
 
         return [conversion for conversion in weight_conversions if kept(conversion)]
 
