@@ -9,6 +9,7 @@
 // - Memory that you pass stays yours, is read (or written, for results) during the call only, and may be freed right after it.
 //   Engines and layers are freed by their destroy functions, once; NULL is fine there.
 // - Engines and layers may be used by several threads at once. Destroy them when no call uses them any more.
+// - The functions of a queue take memory of a GPU, and return before it is read: it stays until the stream has done the work.
 // - NULL where something is needed, sizes that do not fit, and names that do not exist are failures, not crashes.
 
 
@@ -114,6 +115,9 @@ typedef struct HammerheadMoe HammerheadMoe;
 // A packed MLP. Opaque.
 typedef struct HammerheadMlp HammerheadMlp;
 
+// A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
+typedef struct HammerheadQueue HammerheadQueue;
+
 // An NVFP4 matrix of [rows, k]: element = e2m1(code) · e4m3(scale) · global.
 typedef struct HammerheadMatrix {
   // Two e2m1 codes a byte, the even k in the low nibble: [rows, k/2].
@@ -178,6 +182,22 @@ typedef struct HammerheadOutput {
   size_t values_bytes;
 } HammerheadOutput;
 
+// Memory on the GPU for a queued call to work in, or none (NULL and 0): then the queue uses its own.
+typedef struct HammerheadWorkspace {
+  // Where it is, a multiple of 256.
+  void *address;
+  // How many bytes there are: at least what hammerhead_moe_workspace_bytes or hammerhead_mlp_workspace_bytes says.
+  size_t bytes;
+} HammerheadWorkspace;
+
+// Finite numbers in single precision, or none: NULL and 0.
+typedef struct HammerheadVector {
+  // The numbers.
+  const float *values;
+  // The bytes at `values`: four per number.
+  size_t bytes;
+} HammerheadVector;
+
 // Threads of the caller's, as a function that runs tasks on them.
 typedef struct HammerheadThreads {
   // Handed to `run` as it is.
@@ -188,14 +208,6 @@ typedef struct HammerheadThreads {
   // makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is so used.
   void (*run)(void *pool, void (*task)(void *arg, size_t index), void *arg, size_t count);
 } HammerheadThreads;
-
-// Finite numbers in single precision, or none: NULL and 0.
-typedef struct HammerheadVector {
-  // The numbers.
-  const float *values;
-  // The bytes at `values`: four per number.
-  size_t bytes;
-} HammerheadVector;
 
 // The weights of one MLP: down(gate(x·b1ᵀ + b1_bias, x·b2ᵀ + b2_bias)) + down_bias.
 typedef struct HammerheadMlpMatrices {
@@ -366,6 +378,90 @@ int32_t hammerhead_quantize(uint32_t element,
                             uint8_t *scales,
                             size_t scales_bytes,
                             float *global_scale);
+
+// Makes a queue on a stream of a GPU.
+//
+// device: the GPU's number. stream: a CUstream or cudaStream_t of its primary context, or NULL for the default stream.
+//
+// # Safety
+//
+// The stream exists, and lives as long as the queue; `queue` may be written.
+int32_t hammerhead_queue_create(size_t device,
+                                void *stream,
+                                struct HammerheadQueue **queue);
+
+// Frees a queue, once what was queued there is done.
+//
+// # Safety
+//
+// `queue` is NULL or was made by hammerhead_queue_create and not yet freed, and no call uses it.
+void hammerhead_queue_destroy(struct HammerheadQueue *queue);
+
+// How many bytes a queued call of an MLP works in, at most, for so many tokens of a type.
+//
+// # Safety
+//
+// `mlp` is NULL or an MLP; `bytes` may be written.
+int32_t hammerhead_mlp_workspace_bytes(const struct HammerheadMlp *mlp,
+                                       size_t rows,
+                                       uint32_t element_of_tokens,
+                                       size_t *bytes);
+
+// How many bytes a queued call of a layer of experts works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many
+// as the layer's routing chooses.
+//
+// # Safety
+//
+// `moe` is NULL or a layer; `bytes` may be written.
+int32_t hammerhead_moe_workspace_bytes(const struct HammerheadMoe *moe,
+                                       size_t rows,
+                                       uint32_t element_of_tokens,
+                                       size_t top_k,
+                                       size_t *bytes);
+
+// Queues an MLP over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The MLP must have been packed by an
+// engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
+// keeps the MLP.
+//
+// # Safety
+//
+// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which overlap nowhere and stay until the
+// stream has done the work.
+int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
+                             const struct HammerheadMlp *mlp,
+                             const struct HammerheadTokens *tokens,
+                             const struct HammerheadOutput *output,
+                             struct HammerheadWorkspace workspace);
+
+// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses by logits [rows, experts] that
+// are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves whatever logits are there when it is launched.
+//
+// # Safety
+//
+// As for hammerhead_queue_mlp, for `logits` too.
+int32_t hammerhead_queue_moe_logits(struct HammerheadQueue *queue,
+                                    const struct HammerheadMoe *moe,
+                                    const struct HammerheadTokens *tokens,
+                                    struct HammerheadVector logits,
+                                    const struct HammerheadOutput *output,
+                                    struct HammerheadWorkspace workspace);
+
+// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory. A number outside of 0 to
+// experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
+//
+// # Safety
+//
+// As for hammerhead_queue_mlp, for `ids` and `weights` too.
+int32_t hammerhead_queue_moe(struct HammerheadQueue *queue,
+                             const struct HammerheadMoe *moe,
+                             const struct HammerheadTokens *tokens,
+                             const void *ids,
+                             uint32_t id_bits,
+                             size_t ids_bytes,
+                             struct HammerheadVector weights,
+                             uint32_t weights_on_input,
+                             const struct HammerheadOutput *output,
+                             struct HammerheadWorkspace workspace);
 
 // Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this thread.
 const char *hammerhead_last_error(void);

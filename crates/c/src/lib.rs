@@ -7,6 +7,7 @@
 
 mod layer;
 mod operands;
+mod queue;
 mod status;
 mod threads;
 mod whole;
@@ -17,6 +18,7 @@ pub use operands::{
     HAMMERHEAD_F32, HAMMERHEAD_GATE_GELU_TANH, HAMMERHEAD_GATE_GPT_OSS, HAMMERHEAD_GATE_NONE, HAMMERHEAD_GATE_SILU,
     HAMMERHEAD_NVFP4, InputScale, Matrix, Output, Tokens, Weights,
 };
+pub use queue::*;
 pub use status::{
     HAMMERHEAD_DEVICE, HAMMERHEAD_INTERNAL, HAMMERHEAD_INVALID, HAMMERHEAD_IO, HAMMERHEAD_MEMORY, HAMMERHEAD_OK,
     HAMMERHEAD_UNAVAILABLE, hammerhead_last_error, hammerhead_version,

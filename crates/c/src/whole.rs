@@ -110,13 +110,13 @@ pub struct WholeOptions {
 
 /// A packed MLP. Opaque.
 #[derive(Debug)]
-pub struct PackedMlp(hammerhead::Mlp);
+pub struct PackedMlp(pub(crate) hammerhead::Mlp);
 
 /// A packed layer of experts, and what chooses among them. Opaque.
 #[derive(Debug)]
 pub struct Moe {
-    experts: Experts,
-    router: Option<Router>,
+    pub(crate) experts: Experts,
+    pub(crate) router: Option<Router>,
 }
 
 impl Vector {

@@ -480,6 +480,55 @@ fn whole_layers_are_refused_what_does_not_fit() {
     }
 }
 
+#[test]
+fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
+    let (owned, engine) = (Owned::new(K, 1.0), engine());
+    let (mut moe, mut one, mut bytes) = (null_mut(), null_mut(), 0);
+    // SAFETY: all sizes are those of the slices; nothing is computed, so nobody looks for the memory of a GPU.
+    unsafe {
+        let expert = mlp(&owned, EMPTY);
+        let gate = HAMMERHEAD_GATE_SILU;
+        assert_eq!(
+            hammerhead_moe_load(engine, &expert, 1, null(), EMPTY, null(), gate, 0.0, null(), &mut moe),
+            HAMMERHEAD_OK
+        );
+        assert_eq!(hammerhead_mlp_load(engine, &expert, gate, 0.0, null(), &mut one), HAMMERHEAD_OK);
+        for status in [
+            hammerhead_moe_workspace_bytes(moe, 8, HAMMERHEAD_BF16, 0, &mut bytes),
+            hammerhead_mlp_workspace_bytes(one, 8, HAMMERHEAD_BF16, &mut bytes),
+        ] {
+            assert_eq!(status, HAMMERHEAD_INVALID);
+            assert!(last_error().contains("cuda alone"), "{}", last_error());
+        }
+        assert_eq!(hammerhead_moe_workspace_bytes(moe, 8, HAMMERHEAD_NVFP4, 0, &mut bytes), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("HAMMERHEAD_BF16"), "{}", last_error());
+        let (x, y, none) = (tokens(&[]), output(&mut []), Workspace { address: null_mut(), bytes: 0 });
+        assert_eq!(hammerhead_queue_mlp(null_mut(), one, &x, &y, none), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("queue is NULL"), "{}", last_error());
+        let mut queue = null_mut();
+        match hammerhead_queue_create(0, null_mut(), &mut queue) {
+            HAMMERHEAD_OK => {
+                let rows = numbers(K);
+                let (x, short) = (tokens(&rows), Tokens { values_bytes: 4 * K - 4, ..tokens(&rows) });
+                let (ids, weights) = (null(), vector(&rows[..1]));
+                for (status, word) in [
+                    (hammerhead_queue_mlp(queue, one, &x, &y, none), "the output has 0 bytes"),
+                    (hammerhead_queue_mlp(queue, one, &short, &y, none), "the tokens"),
+                    (hammerhead_queue_moe_logits(queue, moe, &x, EMPTY, &y, none), "no routing"),
+                    (hammerhead_queue_moe(queue, moe, &x, ids, 32, 8, weights, 0, &y, none), "ids has 8 bytes"),
+                ] {
+                    assert_eq!(status, HAMMERHEAD_INVALID, "{word}");
+                }
+            }
+            status => assert_eq!(status, HAMMERHEAD_UNAVAILABLE, "{}", last_error()),
+        }
+        hammerhead_queue_destroy(queue);
+        hammerhead_mlp_destroy(one);
+        hammerhead_moe_destroy(moe);
+        hammerhead_engine_destroy(engine);
+    }
+}
+
 /// A host's function: every task on a thread of its own, and a note of how many there were.
 unsafe extern "C" fn on_threads(
     pool: *mut c_void,

@@ -102,19 +102,23 @@ def address_of(content):
 
 
 class Network:
-    """An MLP's matrices."""
+    """An MLP's matrices, and what their inputs are multiplied with first if that is asked for."""
 
-    def __init__(self, rng, hidden, inner):
+    def __init__(self, rng, hidden, inner, scaled=False):
         self.gate, self.up = Matrix(rng, inner, hidden), Matrix(rng, inner, hidden)
         self.down = Matrix(rng, hidden, inner)
+        self.scales = [[rng.choice((0.5, 0.75, 1.25)) for _ in range(k)] if scaled else None for k in (hidden, inner)]
 
     def parts(self):
-        return (self.gate.parts(), self.up.parts(), None, None), (self.down.parts(), None, None, None), 1.0
+        first, second = self.scales
+        return (self.gate.parts(), self.up.parts(), None, first), (self.down.parts(), None, None, second), 1.0
 
     def compute(self, x):
+        scaled = lambda x, scale: [a * b for a, b in zip(x, scale)] if scale else x
+        x = scaled(x, self.scales[0])
         gate, up = self.gate.times(x), self.up.times(x)
         between = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up)]
-        return self.down.times(bf16_nearest(between))
+        return self.down.times(scaled(bf16_nearest(between), self.scales[1]))
 
 
 def bf16_nearest(values):
@@ -131,20 +135,22 @@ def close(found, expected):
 class Case:
     """Experts on a GPU, with tokens, logits and room for results beside them."""
 
-    def __init__(self, gpu, experts, top, hidden, inner, tokens, shared=False, different=None):
+    def __init__(
+        self, gpu, experts, top, hidden, inner, tokens, shared=False, different=None, v=None, scaled=False, options=OPTIONS
+    ):
         rng = random.Random(5)
         self.gpu, self.top, self.hidden, self.tokens, self.experts = gpu, top, hidden, tokens, experts
-        some = [Network(rng, hidden, inner) for _ in range(different or experts)]
+        some = [Network(rng, hidden, inner, scaled) for _ in range(different or experts)]
         self.networks = [some[expert % len(some)] for expert in range(experts)]
-        self.shared = Network(rng, hidden, 2 * inner) if shared else None
+        self.shared, self.v = Network(rng, hidden, 2 * inner) if shared else None, v
         router = ("softmax-renorm", top, None, None, 1.0)
         self.layer = _native.FeedForward.pack_experts(
             [network.parts() for network in self.networks],
             self.shared.parts() if shared else None,
-            None,
+            v,
             router,
             ("silu", None),
-            OPTIONS,
+            options,
         )
         self.x_at, self.out_at = gpu.place(bytes(2 * tokens * hidden)), gpu.place(bytes(2 * tokens * hidden))
         self.logits_at = gpu.place(bytes(4 * tokens * experts))
@@ -180,7 +186,8 @@ class Case:
             x = self.x[token * self.hidden : (token + 1) * self.hidden]
             terms = [(w, self.networks[e].compute(x)) for e, w in (chosen or self.chosen)(token)]
             if self.shared:
-                terms.append((1.0, self.shared.compute(x)))
+                weight = 1 / (1 + math.exp(-sum(a * b for a, b in zip(x, self.v)))) if self.v else 1.0
+                terms.append((weight, self.shared.compute(x)))
             expected = [sum(w * y[column] for w, y in terms) for column in range(self.hidden)]
             close(found[token * self.hidden : (token + 1) * self.hidden], expected or [0.0])
 
@@ -207,6 +214,32 @@ def test_a_shared_expert_computes_every_token():
     case = Case(Gpu(), experts=4, top=2, hidden=64, inner=32, tokens=3, shared=True)
     case.run()
     case.check()
+
+
+def test_a_shared_expert_may_have_a_gate_of_its_own():
+    v = [0.25 - column / 128 for column in range(64)]
+    case = Case(Gpu(), experts=4, top=2, hidden=64, inner=32, tokens=3, shared=True, v=v)
+    case.run()
+    case.check()
+
+
+def test_input_scales_are_part_of_the_layer():
+    case = Case(Gpu(), experts=4, top=2, hidden=64, inner=32, tokens=3, scaled=True)
+    case.run()
+    case.check()
+
+
+def test_a_batch_invariant_token_has_the_same_bits_alone_and_among_others():
+    gpu, options = Gpu(), ("tokens", True, *OPTIONS[2:])
+    alone, among = (
+        Case(gpu, experts=4, top=2, hidden=256, inner=128, tokens=tokens, options=options) for tokens in (1, 300)
+    )
+    # The first token is the same one already.
+    gpu.write(among.logits_at, array.array("f", alone.logits).tobytes())
+    for case in (alone, among):
+        case.run()
+    gpu.wait()
+    assert gpu.read(alone.out_at, 2 * 256) == gpu.read(among.out_at, 2 * 256)
 
 
 def test_an_mlp_is_a_layer_of_one():

@@ -177,6 +177,11 @@ impl HostExperts {
         if tokens.k != hidden {
             return Err(mismatch("k of the tokens", tokens.k.to_string(), hidden.to_string()));
         }
+        let global = tokens.place.global.value();
+        if global != 1.0 {
+            let expected = "1 for a whole layer; multiply the tokens with it".to_owned();
+            return Err(mismatch("the tokens' scale", global.to_string(), expected));
+        }
         let Ok(count) = u32::try_from(tokens.rows) else {
             return Err(mismatch("the number of tokens", tokens.rows.to_string(), "less than 2³²".to_owned()));
         };

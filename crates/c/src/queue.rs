@@ -1,0 +1,267 @@
+//! Whole layers on tensors in a GPU's memory, queued in a stream of the caller's.
+
+use std::ffi::c_void;
+
+use hammerhead::gpu::experts::host::DeviceRouting;
+use hammerhead::gpu::{self, DeviceOutput, DeviceTokens};
+use hammerhead::{Activation, Router};
+
+use crate::layer::{at, destroy, hand_out};
+use crate::operands::{HAMMERHEAD_BF16, HAMMERHEAD_F16, HAMMERHEAD_F32, Output, Tokens};
+use crate::status::{Error, Result, guard};
+use crate::whole::{Moe, PackedMlp, Vector};
+
+/// A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
+#[derive(Debug)]
+pub struct Queue(gpu::Queue);
+
+/// Memory on the GPU for a queued call to work in, or none (NULL and 0): then the queue uses its own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace {
+    /// Where it is, a multiple of 256.
+    pub address: *mut c_void,
+    /// How many bytes there are: at least what hammerhead_moe_workspace_bytes or hammerhead_mlp_workspace_bytes says.
+    pub bytes: usize,
+}
+
+impl Workspace {
+    fn lent(&self) -> Option<(u64, usize)> {
+        (!self.address.is_null()).then(|| (self.address.addr() as u64, self.bytes))
+    }
+}
+
+/// The types of dense tokens and results.
+fn element(element: u32, what: &str) -> Result<(Activation, hammerhead::Output)> {
+    match element {
+        HAMMERHEAD_F16 => Ok((Activation::F16, hammerhead::Output::F16)),
+        HAMMERHEAD_BF16 => Ok((Activation::BF16, hammerhead::Output::BF16)),
+        HAMMERHEAD_F32 => Ok((Activation::F32, hammerhead::Output::F32)),
+        other => {
+            let problem = format!("{other} is neither HAMMERHEAD_F16 nor HAMMERHEAD_BF16 nor HAMMERHEAD_F32");
+            Err(Error::argument(format!("the element of {what}"), problem))
+        }
+    }
+}
+
+/// Refuses a number of bytes that is not what is expected.
+fn expect(what: &str, came: usize, expected: Option<usize>) -> Result<()> {
+    match expected {
+        Some(expected) if expected == came => Ok(()),
+        Some(expected) => Err(Error::Length { what: what.to_owned(), expected, came }),
+        None => Err(Error::argument(what, "cannot be so large: memory ends before")),
+    }
+}
+
+/// Tokens and results in the GPU's memory.
+fn tensors(tokens: &Tokens, output: &Output) -> Result<(DeviceTokens, DeviceOutput)> {
+    let ((activation, _), (_, of_output)) =
+        (element(tokens.element, "the tokens")?, element(output.element, "the output")?);
+    let elements = tokens.rows.checked_mul(tokens.k);
+    let size = |bytes: usize| elements.and_then(|elements| elements.checked_mul(bytes));
+    let (address, bytes) = (tokens.values.addr() as u64, if activation == Activation::F32 { 4 } else { 2 });
+    expect("the tokens", tokens.values_bytes, size(bytes))?;
+    expect("the output", output.values_bytes, size(of_output.bytes()))?;
+    let with = match activation {
+        Activation::F16 => DeviceTokens::f16,
+        Activation::BF16 => DeviceTokens::bf16,
+        _ => DeviceTokens::f32,
+    };
+    let tokens = with(address, tokens.rows, tokens.k).scaled_by(tokens.global_scale);
+    Ok((tokens, DeviceOutput::new(of_output, output.values.addr() as u64)))
+}
+
+/// A queue that a pointer leads to.
+///
+/// # Safety
+///
+/// A pointer that is not null leads to a queue that nobody else uses for `'a`.
+unsafe fn queue_at<'a>(queue: *mut Queue) -> Result<&'a mut gpu::Queue> {
+    // SAFETY: the caller's promise.
+    let queue = unsafe { queue.as_mut() };
+    queue.map(|queue| &mut queue.0).ok_or_else(|| Error::Null { what: "queue".to_owned() })
+}
+
+/// Makes a queue on a stream of a GPU.
+///
+/// device: the GPU's number. stream: a CUstream or cudaStream_t of its primary context, or NULL for the default stream.
+///
+/// # Safety
+///
+/// The stream exists, and lives as long as the queue; `queue` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_create(device: usize, stream: *mut c_void, queue: *mut *mut Queue) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let made = unsafe { gpu::Queue::on_stream(device, stream.addr() as u64) }?;
+        // SAFETY: the caller's promise.
+        unsafe { hand_out(Queue(made), queue, "queue") }
+    })
+}
+
+/// Frees a queue, once what was queued there is done.
+///
+/// # Safety
+///
+/// `queue` is NULL or was made by hammerhead_queue_create and not yet freed, and no call uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_destroy(queue: *mut Queue) {
+    destroy(queue);
+}
+
+/// How many bytes a queued call of an MLP works in, at most, for so many tokens of a type.
+///
+/// # Safety
+///
+/// `mlp` is NULL or an MLP; `bytes` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_mlp_workspace_bytes(
+    mlp: *const PackedMlp,
+    rows: usize,
+    element_of_tokens: u32,
+    bytes: *mut usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let mlp = unsafe { at(mlp, "mlp") }?;
+        let needed = mlp.0.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0)?;
+        // SAFETY: the caller's promise.
+        unsafe { write(bytes, needed) }
+    })
+}
+
+/// How many bytes a queued call of a layer of experts works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many
+/// as the layer's routing chooses.
+///
+/// # Safety
+///
+/// `moe` is NULL or a layer; `bytes` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_moe_workspace_bytes(
+    moe: *const Moe,
+    rows: usize,
+    element_of_tokens: u32,
+    top_k: usize,
+    bytes: *mut usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let moe = unsafe { at(moe, "moe") }?;
+        let chosen = moe.router.as_ref().map_or(1, Router::top_k);
+        let top_k = if top_k == 0 { chosen } else { top_k };
+        let needed = moe.experts.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0, top_k)?;
+        // SAFETY: the caller's promise.
+        unsafe { write(bytes, needed) }
+    })
+}
+
+/// Writes a size for the caller.
+///
+/// # Safety
+///
+/// A pointer that is not null may be written.
+unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
+    if place.is_null() {
+        return Err(Error::Null { what: "bytes".to_owned() });
+    }
+    // SAFETY: not null, and the caller's promise.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Queues an MLP over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The MLP must have been packed by an
+/// engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
+/// keeps the MLP.
+///
+/// # Safety
+///
+/// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which overlap nowhere and stay until the
+/// stream has done the work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_mlp(
+    queue: *mut Queue,
+    mlp: *const PackedMlp,
+    tokens: *const Tokens,
+    output: *const Output,
+    workspace: Workspace,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (queue, mlp) = unsafe { (queue_at(queue)?, at(mlp, "mlp")?) };
+        // SAFETY: the caller's promise.
+        let (tokens, out) = unsafe { tensors(at(tokens, "tokens")?, at(output, "output")?) }?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { queue.enqueue_mlp(&mlp.0, tokens, out, workspace.lent()) }?)
+    })
+}
+
+/// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses by logits [rows, experts] that
+/// are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves whatever logits are there when it is launched.
+///
+/// # Safety
+///
+/// As for hammerhead_queue_mlp, for `logits` too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_moe_logits(
+    queue: *mut Queue,
+    moe: *const Moe,
+    tokens: *const Tokens,
+    logits: Vector,
+    output: *const Output,
+    workspace: Workspace,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (queue, moe, given) = unsafe { (queue_at(queue)?, at(moe, "moe")?, at(tokens, "tokens")?) };
+        let Some(router) = &moe.router else {
+            let problem = "cannot be read: the layer has no routing; load it with one, or call hammerhead_queue_moe";
+            return Err(Error::argument("logits", problem));
+        };
+        expect("logits", logits.bytes, given.rows.checked_mul(4 * moe.experts.count()))?;
+        // SAFETY: the caller's promise.
+        let (tokens, out) = tensors(given, unsafe { at(output, "output") }?)?;
+        let routing = DeviceRouting::Logits { logits: logits.values.addr() as u64, router };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { queue.enqueue_experts(&moe.experts, tokens, routing, out, workspace.lent()) }?)
+    })
+}
+
+/// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory. A number outside of 0 to
+/// experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
+///
+/// # Safety
+///
+/// As for hammerhead_queue_mlp, for `ids` and `weights` too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_moe(
+    queue: *mut Queue,
+    moe: *const Moe,
+    tokens: *const Tokens,
+    ids: *const c_void,
+    id_bits: u32,
+    ids_bytes: usize,
+    weights: Vector,
+    weights_on_input: u32,
+    output: *const Output,
+    workspace: Workspace,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (queue, moe, given) = unsafe { (queue_at(queue)?, at(moe, "moe")?, at(tokens, "tokens")?) };
+        let wide = match id_bits {
+            32 => false,
+            64 => true,
+            other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
+        };
+        let entries = weights.bytes / 4;
+        let top = entries.checked_div(given.rows).unwrap_or(1);
+        expect("weights", weights.bytes, given.rows.checked_mul(4 * top))?;
+        expect("ids", ids_bytes, entries.checked_mul(if wide { 8 } else { 4 }))?;
+        // SAFETY: the caller's promise.
+        let (tokens, out) = tensors(given, unsafe { at(output, "output") }?)?;
+        let (ids, weights) = (ids.addr() as u64, weights.values.addr() as u64);
+        let routing = DeviceRouting::Given { ids, wide, weights, top, on_input: weights_on_input != 0 };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { queue.enqueue_experts(&moe.experts, tokens, routing, out, workspace.lent()) }?)
+    })
+}
