@@ -96,3 +96,63 @@ impl PackedExpert {
         &self.table
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Matrix;
+    use op::{Activation, Gate, Output, Weights};
+
+    use super::*;
+    use crate::pack::Codes;
+
+    const SHAPE: LayerShape = LayerShape {
+        experts: 2,
+        top: 1,
+        hidden: 32,
+        inner: 16,
+        gate: Gate::None,
+        biased: true,
+        on_input: false,
+        gated: false,
+        activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        scaled: [true, false],
+        invariant: false,
+        codes: Codes::Bfloats,
+        partial: Output::F32,
+        output: Output::F32,
+    };
+
+    fn plain(rows: usize, k: usize) -> Weights<'static> {
+        Weights::plain(Matrix::new(rows, k, vec![0; rows * k / 2], vec![0x38; rows * k / 16], 2.0).unwrap())
+    }
+
+    #[test]
+    fn what_an_expert_lacks_beside_others_that_have_it_changes_nothing() {
+        let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap();
+        let packed = PackedExpert::new(&SHAPE, &expert).unwrap();
+        assert_eq!(packed.scales(), &[vec![1.0; 32], vec![]]);
+        assert_eq!(packed.biases(), &[vec![0.0; 16], vec![], vec![0.0; 32]]);
+        assert!(packed.table().is_empty());
+    }
+
+    #[test]
+    fn what_a_layer_was_not_said_to_have_is_refused() {
+        let scaled = plain(32, 16).with_input_scale(vec![1.0; 16]).unwrap();
+        let error = PackedExpert::new(&SHAPE, &MlpWeights::new(plain(16, 32), scaled).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("input scale"), "{error}");
+        let (biased, shape) =
+            (plain(16, 32).with_bias([vec![1.0; 16]]).unwrap(), LayerShape { biased: false, ..SHAPE });
+        let error = PackedExpert::new(&shape, &MlpWeights::new(biased, plain(32, 16)).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("biases"), "{error}");
+    }
+
+    #[test]
+    fn the_scale_of_an_nvfp4_intermediate_is_among_the_factors_of_down() {
+        let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap().with_intermediate_scale(0.75).unwrap();
+        let shape = LayerShape { intermediate: Intermediate::NvFp4, ..SHAPE };
+        let factors = |shape| PackedExpert::new(shape, &expert).unwrap().factors().map(|[a, b]| a * b);
+        let ([up, _, down], [other_up, _, other]) = (factors(&shape), factors(&SHAPE));
+        assert_eq!((down, up), (0.75 * other, other_up));
+    }
+}
