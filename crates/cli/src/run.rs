@@ -69,6 +69,9 @@ pub struct Args {
     /// Write its result to this safetensors file
     #[arg(long, value_name = "FILE", requires = "source")]
     output: Option<PathBuf>,
+    /// With --mlp: write the layer as it is packed to this file, with its rule of routing, for `hammerhead moe --packed`
+    #[arg(long, value_name = "FILE", requires = "mlp")]
+    save: Option<PathBuf>,
     /// Every case of the suites, also those that are not there for their speed
     #[arg(long)]
     all: bool,
@@ -159,10 +162,13 @@ fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> 
         return Err(Error::LayerOption { option: "--explain", remedy: "leave it out, or leave out --mlp" });
     }
     for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
-        output.map_or(Ok(()), |output| files::check_output(input, output))?;
+        for output in output.into_iter().chain(args.save.as_deref()) {
+            files::check_output(input, output)?;
+        }
     }
     let Selection { gate, out, seed, .. } = args.selection;
-    let wish = Wish { gate, out: out.unwrap_or_default(), seed, output, json: args.json, quiet: args.quiet };
+    let (out, save) = (out.unwrap_or_default(), args.save.as_deref());
+    let wish = Wish { gate, out, seed, output, save, json: args.json, quiet: args.quiet };
     whole_layer::run(opened, &wish, &args.how.engine()?)
 }
 

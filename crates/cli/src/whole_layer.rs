@@ -30,6 +30,8 @@ pub struct Wish<'a> {
     pub out: Output,
     pub seed: u64,
     pub output: Option<&'a Path>,
+    /// Where the packed layer goes, if anywhere.
+    pub save: Option<&'a Path>,
     pub json: bool,
     pub quiet: bool,
 }
@@ -63,8 +65,12 @@ pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
     let stored = opened.feed_forward()?;
     let tokens = opened.dense_tokens(wish.seed)?;
     let (routed, routing) = route(opened, &stored, &tokens)?;
+    let rule = feed_forward::router(&stored)?;
     let weights = feed_forward::expert_weights(stored, Some(opened.gate(wish.gate)?))?;
     let layer = Experts::new(engine, &weights, LayerOptions::default())?;
+    if let Some(path) = wish.save {
+        layer.save(engine, path, rule.as_ref())?;
+    }
     let (mut seconds, mut result) = (Vec::new(), None);
     let begun = Instant::now();
     while result.is_none() || (wish.output.is_none() && seconds.len() < RUNS && begun.elapsed().as_secs_f64() < SECONDS)

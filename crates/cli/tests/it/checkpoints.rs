@@ -360,7 +360,8 @@ fn product((matrix, k): &(Vec<f64>, usize), x: &[f64]) -> Vec<f64> {
 #[test]
 fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
     let (folder, model) = (tempdir().unwrap(), data("modelopt_qwen3_moe"));
-    let [tokens, out] = ["x", "y"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let [tokens, out, packed, again] =
+        ["x", "y", "packed", "again"].map(|name| folder.path().join(format!("{name}.safetensors")));
     let (k, ids, weights) = (64, [[0i32, 3], [2, -1], [1, 1]], [0.5f32, 0.75, 1.0, 9.0, 0.25, 0.5]);
     let x: Vec<f32> = (0..3 * k).map(|i| (i as f32 * 0.3).sin()).collect();
     let id_bytes: Vec<u8> = ids.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
@@ -371,7 +372,10 @@ fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
     ];
     tensors::write(&tokens, &given, None).unwrap();
     let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--mlp"];
-    succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--out", "f32"]));
+    let save = ["--save", path(&packed)];
+    succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--out", "f32"]).chain(&save));
+    succeed(["moe", "--packed", path(&packed), "--input", path(&tokens), "--output", path(&again), "--out", "f32"]);
+    assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(&again).unwrap());
     let found = values(&File::open(&out).unwrap(), "y");
     let theirs = File::open(data("modelopt_qwen3_moe.expected.safetensors")).unwrap();
     for (token, ids) in ids.iter().enumerate() {
