@@ -2,14 +2,18 @@
 //!
 //! Rounds, votes, verdicts and the ledger stay in the process that plays: it alone writes the ledger, and the rules do not know who measures. A job is a file in a
 //! folder that all machines see; [`answer`] does it there with the whole machine to itself and writes an answer beside it, with a digest. What comes without one,
-//! or with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again elsewhere. A job is named by its contents, seeds included: who goes on
-//! with a season that was killed finds the answers that came meanwhile, and nothing is measured twice.
+//! or with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again elsewhere.
+//!
+//! A job is named by what it asks, seed included. Seeds follow from a secret of the folder's and from the ledger's head ([`secret`]), so that who goes on with a season
+//! that was killed asks the same again, finds the answer that came meanwhile, and waits for one that is under way: nothing is measured twice.
 //!
 //! Champions belong to a class of machines: the first answer says which, and what another class measured is asked again elsewhere.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use hammerhead::machine::Machine;
@@ -18,8 +22,8 @@ use sha2::{Digest, Sha256};
 
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
-use crate::referee::{Correctness, Sitting, Terms};
-use crate::season::Season;
+use crate::referee::{Correctness, Sitting, Terms, seeds};
+use crate::season::{Machines, Season};
 use crate::written::hex;
 use crate::{Error, Result};
 
@@ -43,12 +47,36 @@ pub enum Launcher {
 }
 
 impl Launcher {
-    /// The words that start a job away from machines that failed, and the machine, where it is known beforehand.
-    fn words(&self, attempt: usize, failed: &[String]) -> (Vec<String>, Option<String>) {
+    /// The launcher that a season's file or a command's options describe.
+    pub fn of(machines: &Machines) -> Result<Self> {
+        let refused = |problem: &str| Error::Rules {
+            what: "the cluster".to_owned(),
+            problem: problem.to_owned(),
+            remedy: "name kind = \"slurm\", or launch = \"ssh {host}\" with hosts".to_owned(),
+        };
+        match (&machines.kind, &machines.launch) {
+            (Some(kind), None) if kind == "slurm" => Ok(Launcher::Slurm(machines.options.clone())),
+            (Some(kind), None) => Err(refused(&format!("nobody knows a cluster of the kind {kind:?}"))),
+            (None, Some(command)) if !machines.options.is_empty() => {
+                Err(refused(&format!("options are for Slurm, and {command:?} has its own words")))
+            }
+            (None, Some(command)) => Ok(Launcher::Template {
+                words: command.split_whitespace().map(str::to_owned).collect(),
+                hosts: machines.hosts.clone(),
+            }),
+            (Some(_), Some(_)) => Err(refused("it names both a kind and a command")),
+            (None, None) => Err(refused("it names neither a kind nor a command")),
+        }
+    }
+
+    /// The words that start a job away from machines that failed, and the machine, where it is known beforehand. Slurm lets a job of the same name end
+    /// first: whoever was asked by a player that was killed may still be at it.
+    fn words(&self, job: &str, attempt: usize, failed: &[String]) -> (Vec<String>, Option<String>) {
         match self {
             Launcher::Slurm(options) => {
-                let words = ["srun", "--exclusive", "--nodes=1", "--ntasks=1", "--quiet"].map(String::from);
-                let mut words: Vec<String> = words.into_iter().chain(options.iter().cloned()).collect();
+                let words = ["srun", "--exclusive", "--nodes=1", "--ntasks=1", "--quiet", "--dependency=singleton"];
+                let words = words.map(String::from).into_iter().chain([format!("--job-name=tank-{job}")]);
+                let mut words: Vec<String> = words.chain(options.iter().cloned()).collect();
                 if !failed.is_empty() {
                     words.push(format!("--exclude={}", failed.join(",")));
                 }
@@ -77,6 +105,18 @@ pub struct Job {
     pub question: Question,
     /// The seed of it.
     pub seed: u64,
+}
+
+impl Job {
+    /// Tells what is asked from everything else that is. How long it may take is not part of it: a season that goes on has more time left than it had.
+    fn name(&self) -> Result<String> {
+        let mut asked = self.clone();
+        if let Question::Sit(_, _, terms) = &mut asked.question {
+            terms.budget_seconds = None;
+        }
+        let text = serde_json::to_vec(&asked).map_err(|source| garbled(Path::new("a job"), &source))?;
+        Ok(hex(&Sha256::digest(text))[..24].to_owned())
+    }
 }
 
 /// What is asked.
@@ -120,6 +160,38 @@ impl Answer {
     fn digest_of(job: &str, class: &str, found: &str) -> String {
         hex(&Sha256::digest(format!("{job}\n{class}\n{found}")))
     }
+
+    /// The answer to a job that lies at a path, or why there is none that can be used.
+    fn read(path: &Path, job: &str) -> Result<Self, &'static str> {
+        let text = fs::read_to_string(path).map_err(|_| "no answer came")?;
+        let answer: Self = serde_json::from_str(&text).map_err(|_| "an answer came in pieces")?;
+        match answer.digest == Self::digest_of(job, &answer.class, &answer.found) {
+            true => Ok(answer),
+            false => Err("an answer came with a wrong digest"),
+        }
+    }
+}
+
+/// The number that seeds of seasons over these machines are made from, drawn once and kept in their folder, where only its owner reads it.
+pub fn secret(folder: &Path) -> Result<u64> {
+    let path = make(folder)?.join("secret");
+    let failed = |source: std::io::Error| Error::Cluster { problem: format!("{}: {source}", path.display()) };
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+        Ok(mut file) => {
+            let drawn = seeds::fresh()?;
+            file.write_all(format!("{drawn:016x}").as_bytes()).map_err(failed)?;
+            Ok(drawn)
+        }
+        Err(_) => u64::from_str_radix(read(&path)?.trim(), 16).map_err(|error| Error::Cluster {
+            problem: format!("{}: {error}, remove it and begin anew", path.display()),
+        }),
+    }
+}
+
+/// The folder for jobs and answers, there, by its whole name.
+fn make(folder: &Path) -> Result<PathBuf> {
+    let failed = |source| Error::Cluster { problem: format!("cannot make {}: {source}", folder.display()) };
+    fs::create_dir_all(folder).and_then(|()| folder.canonicalize()).map_err(failed)
 }
 
 /// A machine's class: what its times depend on, and not its name.
@@ -128,11 +200,14 @@ pub fn class(machine: &Machine) -> String {
     format!("{cpu}, {cores} cores{}", gpus.iter().map(|gpu| format!(", {gpu}")).collect::<String>())
 }
 
-/// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it. Where it begins it leaves the node's name.
+/// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it, unless there is one. Where it begins it leaves the node's name.
 pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Referee>>) -> Result<()> {
+    let text = read(job)?;
+    if Answer::read(&job.with_extension("answer"), &text).is_ok() {
+        return Ok(());
+    }
     let node = std::env::var("SLURMD_NODENAME").unwrap_or_default();
     write_whole(&job.with_extension("node"), &node)?;
-    let text = read(job)?;
     let asked: Job = serde_json::from_str(&text).map_err(|source| garbled(job, &source))?;
     let champion = Swimmer { name: &asked.champion.0, entry: &asked.champion.1 };
     let found = referee(&asked.season).and_then(|mut referee| match &asked.question {
@@ -152,6 +227,12 @@ pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Refere
     let answer = Answer { digest: Answer::digest_of(&text, &class, &found), class, found };
     let answer = serde_json::to_string(&answer).map_err(|source| garbled(job, &source))?;
     write_whole(&job.with_extension("answer"), &answer)
+}
+
+/// Whether a job ended of its own accord. Then it is better done by another machine; where it began nowhere, no machine may be left but those that failed, and all may have come
+/// back. Whoever was cancelled or preempted ended by a signal, and of a node that failed the cluster knows.
+fn gave_up(status: ExitStatus) -> bool {
+    status.code().is_some_and(|code| (1..128).contains(&code))
 }
 
 /// A referee whose questions are answered on other machines.
@@ -176,33 +257,41 @@ impl Cluster {
         folder: &Path,
         watcher: impl Fn(&str) + 'static,
     ) -> Result<Self> {
-        let failed = |source| Error::Cluster { problem: format!("cannot make {}: {source}", folder.display()) };
-        fs::create_dir_all(folder).map_err(failed)?;
-        let folder = folder.canonicalize().map_err(failed)?;
-        Ok(Self { season: season.clone(), launcher, worker, folder, watcher: Box::new(watcher), wait: WAIT })
+        let (season, folder) = (season.clone(), make(folder)?);
+        Ok(Self { season, launcher, worker, folder, watcher: Box::new(watcher), wait: WAIT })
     }
 
     fn ask(&self, champion: Swimmer<'_>, question: Question, seed: u64) -> Result<Finding> {
         let champion = (champion.name.to_owned(), champion.entry.clone());
         let job = Job { season: self.season.clone(), champion, question, seed };
-        let text = serde_json::to_string(&job).map_err(|source| garbled(&self.folder, &source))?;
-        let path = self.folder.join(format!("{}.job", &hex(&Sha256::digest(&text))[..24]));
-        write_whole(&path, &text)?;
+        let name = job.name()?;
+        let path = self.folder.join(format!("{name}.job"));
+        let text = match fs::read_to_string(&path) {
+            // Somebody who was killed has asked already.
+            Ok(text) => text,
+            Err(_) => {
+                let text = serde_json::to_string(&job).map_err(|source| garbled(&path, &source))?;
+                write_whole(&path, &text)?;
+                text
+            }
+        };
         let (mut failed, mut last) = (Vec::new(), String::new());
         for attempt in 0..TRIES {
-            // Before the first try: somebody who was killed may have asked already.
             if let Ok(found) = self.found(&path, &text)? {
                 return Ok(found);
             }
             let _ = fs::remove_file(path.with_extension("node"));
-            let (words, host) = self.launcher.words(attempt, &failed);
-            let ended = self.launch(&words, &path)?;
+            let (words, host) = self.launcher.words(&name, attempt, &failed);
+            let (ended, status) = self.launch(&words, &path)?;
             match self.found(&path, &text)? {
                 Ok(found) => return Ok(found),
                 Err(why) => last = format!("{why} ({ended})"),
             }
-            let node = host.or_else(|| fs::read_to_string(path.with_extension("node")).ok());
-            failed.extend(node.filter(|node| !node.is_empty() && !failed.contains(node)));
+            match host.or_else(|| fs::read_to_string(path.with_extension("node")).ok().filter(|_| gave_up(status))) {
+                Some(node) => failed.extend(Some(node).filter(|node| !node.is_empty() && !failed.contains(node))),
+                None if gave_up(status) => failed.clear(),
+                None => {}
+            }
             (self.watcher)(&format!("{last}: it is asked again elsewhere"));
             std::thread::sleep(self.wait * 2u32.pow(attempt as u32));
         }
@@ -210,30 +299,28 @@ impl Cluster {
         Err(Error::Cluster { problem })
     }
 
-    fn launch(&self, words: &[String], job: &Path) -> Result<String> {
+    fn launch(&self, words: &[String], job: &Path) -> Result<(String, ExitStatus)> {
         let nothing = || Error::Cluster { problem: "the launcher is an empty command".to_owned() };
         let (program, arguments) = words.split_first().ok_or_else(nothing)?;
-        let status = Command::new(program).args(arguments).args(&self.worker).arg(job).status();
+        // What is typed here is not for the machines.
+        let status = Command::new(program).args(arguments).args(&self.worker).arg(job).stdin(Stdio::null()).status();
         let status =
             status.map_err(|source| Error::Cluster { problem: format!("{program} does not start: {source}") })?;
-        Ok(format!("{program} ended with {status}"))
+        Ok((format!("{program} ended with {status}"), status))
     }
 
     /// The answer to a job, if a good one is there; why not otherwise.
     fn found(&self, job: &Path, text: &str) -> Result<Result<Finding, String>> {
         let path = job.with_extension("answer");
-        let Ok(answer) = fs::read_to_string(&path) else { return Ok(Err("no answer came".to_owned())) };
         let refused = |why: String| {
             let _ = fs::remove_file(&path);
             Ok(Err(why))
         };
-        let Ok(Answer { digest, class, found }) = serde_json::from_str(&answer) else {
-            return refused("an answer came in pieces".to_owned());
+        let (class, found) = match Answer::read(&path, text) {
+            Ok(Answer { class, found, .. }) => (class, found),
+            Err(why) => return refused(why.to_owned()),
         };
-        if digest != Answer::digest_of(text, &class, &found) {
-            return refused("an answer came with a wrong digest".to_owned());
-        }
-        let first = self.folder.join("class");
+        let first = self.folder.join(format!("{}.class", &self.season.digest()[..24]));
         match fs::read_to_string(&first) {
             Ok(known) if known != class => {
                 return refused(format!("an answer came from a machine of another class ({class} instead of {known})"));
@@ -272,11 +359,10 @@ impl Referee for Cluster {
 
 /// The error of a machine, or of an answer to something else.
 fn unasked(found: Finding) -> Error {
-    let problem = match found {
-        Finding::Blocked(reason) => reason,
-        _ => "the answer is to another question".to_owned(),
-    };
-    Error::Cluster { problem }
+    match found {
+        Finding::Blocked(reason) => Error::Elsewhere { reason },
+        _ => Error::Cluster { problem: "the answer is to another question".to_owned() },
+    }
 }
 
 fn garbled(path: &Path, source: &serde_json::Error) -> Error {
@@ -347,7 +433,8 @@ mod tests {
         // To another question this is no answer, nor is it one of another class.
         let error = cluster(folder.path(), &hosts).baseline(swimmer, 8).unwrap_err().to_string();
         assert!(error.contains("wrong digest"), "{error}");
-        fs::write(folder.path().join("class"), "another class").unwrap();
+        let class = format!("{}.class", &season::builtin().unwrap().digest()[..24]);
+        fs::write(folder.path().join(class), "another class").unwrap();
         let error = cluster(folder.path(), &hosts).baseline(swimmer, 7).unwrap_err().to_string();
         assert!(error.contains("another class"), "{error}");
     }
@@ -355,10 +442,70 @@ mod tests {
     #[test]
     fn slurm_is_asked_for_a_whole_node_that_has_not_failed() {
         let launcher = Launcher::Slurm(vec!["--constraint=h200".to_owned()]);
-        let (words, host) = launcher.words(1, &["n1".to_owned(), "n2".to_owned()]);
+        let (words, host) = launcher.words("c0ffee", 1, &["n1".to_owned(), "n2".to_owned()]);
         assert_eq!((words[0].as_str(), host), ("srun", None));
-        for option in ["--exclusive", "--nodes=1", "--constraint=h200", "--exclude=n1,n2"] {
+        let wanted = ["--exclusive", "--nodes=1", "--constraint=h200", "--exclude=n1,n2", "--job-name=tank-c0ffee"];
+        for option in wanted {
             assert!(words.iter().any(|word| word == option), "{words:?}");
         }
+    }
+
+    #[test]
+    fn a_sitting_that_is_asked_for_again_is_the_same_job_whatever_time_is_left() {
+        let sit = |budget_seconds, seed| Job {
+            season: season::builtin().unwrap(),
+            champion: ("champion".to_owned(), Entry::Builtin { ways: Vec::new() }),
+            question: Question::Sit(
+                "challenger".to_owned(),
+                Entry::Builtin { ways: Vec::new() },
+                Terms { budget_seconds, ..Terms::default() },
+            ),
+            seed,
+        };
+        let name = |budget, seed| sit(budget, seed).name().unwrap();
+        assert_eq!(name(Some(60.0), 7), name(Some(59.5), 7));
+        assert_ne!(name(Some(60.0), 7), name(Some(60.0), 8));
+    }
+
+    #[test]
+    fn a_worker_that_comes_second_finds_the_answer_and_measures_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("asked.job");
+        let job = Job {
+            season: season::builtin().unwrap(),
+            champion: ("champion".to_owned(), Entry::Builtin { ways: Vec::new() }),
+            question: Question::Baseline,
+            seed: 7,
+        };
+        fs::write(&path, serde_json::to_string(&job).unwrap()).unwrap();
+        let blocked = |_: &Season| -> Result<Box<dyn Referee>> { Err(Error::Samples) };
+        answer(&path, blocked).unwrap();
+        let first = fs::read_to_string(path.with_extension("answer")).unwrap();
+        answer(&path, |_| panic!("it is measured twice")).unwrap();
+        assert_eq!(fs::read_to_string(path.with_extension("answer")).unwrap(), first);
+        fs::write(path.with_extension("answer"), &first[..first.len() / 2]).unwrap();
+        answer(&path, blocked).unwrap();
+        assert_eq!(fs::read_to_string(path.with_extension("answer")).unwrap(), first, "a piece is no answer");
+    }
+
+    #[test]
+    fn machines_are_described_one_way_or_the_other() {
+        let of = |text: &str| Launcher::of(&toml::from_str(text).unwrap()).map_err(|error| error.to_string());
+        assert_eq!(of("kind = 'slurm'\noptions = ['-pgpu']"), Ok(Launcher::Slurm(vec!["-pgpu".to_owned()])));
+        let (words, hosts) = (vec!["ssh".to_owned(), "{host}".to_owned()], vec!["a".to_owned(), "b".to_owned()]);
+        assert_eq!(of("launch = 'ssh {host}'\nhosts = ['a', 'b']"), Ok(Launcher::Template { words, hosts }));
+        for text in ["", "kind = 'lsf'", "kind = 'slurm'\nlaunch = 'ssh'", "launch = 'ssh'\noptions = ['-pgpu']"] {
+            assert!(of(text).unwrap_err().contains("kind = \"slurm\""), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_drawn_once_and_is_its_owners() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let drawn = secret(folder.path()).unwrap();
+        assert_eq!(secret(folder.path()).unwrap(), drawn);
+        let mode = fs::metadata(folder.path().join("secret")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 }

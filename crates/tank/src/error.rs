@@ -174,13 +174,20 @@ pub enum Error {
         reason: String,
     },
 
-    /// Another machine did not do what it was asked.
+    /// No machine did what it was asked. Nothing is known by it, so nothing is written down.
     #[error(
         "the cluster: {problem}; see to its machines, and give the same command again: it goes on where it stopped"
     )]
     Cluster {
         /// What came of it.
         problem: String,
+    },
+
+    /// Another machine found that nothing can be found there.
+    #[error("on another machine: {reason}")]
+    Elsewhere {
+        /// What that machine says.
+        reason: String,
     },
 
     /// A file of tensors that became shorter than it was made.

@@ -42,6 +42,8 @@ pub struct Args {
     contestant: String,
     #[command(flatten)]
     place: Where,
+    #[command(flatten)]
+    elsewhere: play::Elsewhere,
     /// Where the report goes [default: report.html beside the ledger]
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -63,5 +65,5 @@ pub fn evolve(args: &Args) -> Result<()> {
     let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));
     let options =
         Options { budget: Some(args.budget), stops_at_budget: true, tuning: tuning::folder(), ..Options::default() };
-    play::run(&season, &args.place, &page, &options)
+    play::run(&season, &args.place, &page, options, &args.elsewhere)
 }

@@ -15,7 +15,7 @@ use tank::pitch::Pitch;
 use tank::play::{self, Choices, Options, Watch};
 use tank::referee::Official;
 use tank::report::Report;
-use tank::season::{self, PLANNED, Round, Season};
+use tank::season::{self, Machines, PLANNED, Round, Season};
 
 use super::pages;
 use super::place::Where;
@@ -55,7 +55,7 @@ pub struct Args {
     #[command(flatten)]
     place: Where,
     #[command(flatten)]
-    machines: Machines,
+    elsewhere: Elsewhere,
     /// Where the report goes [default: report.html beside the ledger]
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -95,9 +95,9 @@ pub struct Args {
     because: Option<String>,
 }
 
-/// Where sittings are held, if not here
-#[derive(Debug, ClapArgs)]
-pub struct Machines {
+/// Where sittings are held, if not here; a season's file may say it in `[cluster]`
+#[derive(Debug, Default, ClapArgs)]
+pub struct Elsewhere {
     /// Have every sitting on a node of its own of this cluster
     #[arg(long, value_name = "KIND", value_parser = ["slurm"], conflicts_with = "launch")]
     cluster: Option<String>,
@@ -115,14 +115,21 @@ pub struct Machines {
     shared: Option<PathBuf>,
 }
 
-impl Machines {
-    fn launcher(&self) -> Option<Launcher> {
-        let words = |command: &String| command.split_whitespace().map(str::to_owned).collect();
-        let template = |command| Launcher::Template { words: words(command), hosts: self.hosts.clone() };
-        self.cluster
-            .as_ref()
-            .map(|_| Launcher::Slurm(self.cluster_option.clone()))
-            .or_else(|| self.launch.as_ref().map(template))
+impl Elsewhere {
+    /// The machines that these options name, or else those of the season's file.
+    fn machines(&self, season: &Season) -> Option<Machines> {
+        let named = || Machines {
+            kind: self.cluster.clone(),
+            options: self.cluster_option.clone(),
+            launch: self.launch.clone(),
+            hosts: self.hosts.clone(),
+            shared: None,
+        };
+        let machines = match self.cluster.is_some() || self.launch.is_some() {
+            true => named(),
+            false => season.cluster.clone()?,
+        };
+        Some(Machines { shared: self.shared.clone().or(machines.shared.clone()), ..machines })
     }
 }
 
@@ -162,6 +169,7 @@ pub fn play(args: &Args) -> Result<()> {
     let pairs = |pairs: &[(String, String)]| pairs.iter().cloned().collect::<BTreeMap<_, _>>();
     let options = Options {
         seed: args.seed,
+        secret: None,
         choices: Choices {
             by: args.by.clone().unwrap_or_default(),
             reason: args.because.clone().unwrap_or_default(),
@@ -178,12 +186,7 @@ pub fn play(args: &Args) -> Result<()> {
         stops_at_budget: false,
         tuning: tuning::folder(),
     };
-    let Some(launcher) = args.machines.launcher() else { return run(&season, &args.place, &page, &options) };
-    let beside = || args.place.ledger.with_file_name("cluster");
-    let folder = args.machines.shared.clone().unwrap_or_else(beside);
-    let told = |line: &str| console::remark(&format!("    {line}"));
-    let mut referee = Cluster::new(&season, launcher, this_program("answer")?, &folder, told)?;
-    run_with(&season, &args.place, &page, &options, &mut referee)
+    run(&season, &args.place, &page, options, &args.elsewhere)
 }
 
 /// Does one job of a cluster's folder.
@@ -196,12 +199,25 @@ pub fn answer(args: &Answer) -> Result<()> {
     })?)
 }
 
-/// Plays a season in a ledger, and writes its page.
-pub(super) fn run(season: &Season, place: &Where, page: &Path, options: &Options) -> Result<()> {
-    let worker = this_program("serve")?;
-    let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker, season.threads)?;
-    let mut referee = referee.watched(|line| console::remark(&format!("    {line}")));
-    run_with(season, place, page, options, &mut referee)
+/// Plays a season in a ledger, here or over other machines, and writes its page.
+pub(super) fn run(
+    season: &Season,
+    place: &Where,
+    page: &Path,
+    mut options: Options,
+    elsewhere: &Elsewhere,
+) -> Result<()> {
+    let told = |line: &str| console::remark(&format!("    {line}"));
+    let Some(machines) = elsewhere.machines(season) else {
+        let worker = this_program("serve")?;
+        let referee = Official::new(season.operation()?, season.settings.referee.clone(), worker, season.threads)?;
+        return run_with(season, place, page, &options, &mut referee.watched(told));
+    };
+    let folder = machines.shared.clone().unwrap_or_else(|| place.ledger.with_file_name("cluster"));
+    options.secret = Some(cluster::secret(&folder)?);
+    let worker = this_program("answer")?;
+    let mut referee = Cluster::new(season, Launcher::of(&machines)?, worker, &folder, told)?;
+    run_with(season, place, page, &options, &mut referee)
 }
 
 fn run_with(season: &Season, place: &Where, page: &Path, options: &Options, referee: &mut dyn Referee) -> Result<()> {

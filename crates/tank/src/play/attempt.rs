@@ -232,7 +232,7 @@ impl Play<'_> {
         let referee = &mut self.referee;
         let make = |_: &Ledger| {
             let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
-            let (correctness, blocked) = split(examined);
+            let (correctness, blocked) = split(examined)?;
             Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked })
         };
         let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
@@ -275,7 +275,7 @@ impl Play<'_> {
             let seed = self.seed("sit")?;
             let (referee, began) = (&mut self.referee, Instant::now());
             let make = |_: &Ledger| {
-                let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed));
+                let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed))?;
                 Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
@@ -327,11 +327,12 @@ impl Play<'_> {
     }
 }
 
-/// What was found, or why the environment did not let anything be found.
-fn split<T>(found: Result<T>) -> (Option<T>, Option<String>) {
+/// What was found, or why the environment did not let anything be found. Where nobody answered, the season stops here, to go on another time.
+fn split<T>(found: Result<T>) -> Result<(Option<T>, Option<String>)> {
     match found {
-        Ok(found) => (Some(found), None),
-        Err(error) => (None, Some(error.to_string())),
+        Ok(found) => Ok((Some(found), None)),
+        Err(error @ Error::Cluster { .. }) => Err(error),
+        Err(error) => Ok((None, Some(error.to_string()))),
     }
 }
 

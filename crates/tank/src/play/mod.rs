@@ -32,6 +32,9 @@ use crate::{Error, Result};
 pub struct Options {
     /// The seed that all others are made from; drawn by the operating system where there is none.
     pub seed: Option<u64>,
+    /// A number that nobody else knows. With it a season that goes on asks with the seed that it asked with when it stopped, which no other ledger has, so
+    /// that an answer which came meanwhile is an answer to that.
+    pub secret: Option<u64>,
     /// A person's word.
     pub choices: Choices,
     /// Whether to stop before anything is built, so that a person can look at the vote.
@@ -212,13 +215,13 @@ impl Play<'_> {
 
     /// A seed that nobody has seen, or one that follows from the given seed and its place.
     fn seed(&self, place: &str) -> Result<u64> {
-        match self.options.seed {
-            None => seeds::fresh(),
-            Some(seed) => {
-                let hash = Sha256::digest(format!("{seed} {} {place}", self.journal.past().len()));
-                Ok(hash.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
-            }
-        }
+        let past = self.journal.past();
+        let text = match (self.options.seed, self.options.secret) {
+            (Some(seed), _) => format!("{seed} {} {place}", past.len()),
+            (None, Some(secret)) => format!("{secret} {} {place}", past.last().map_or("", |last| &last.hash)),
+            (None, None) => return seeds::fresh(),
+        };
+        Ok(Sha256::digest(text).iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
     }
 
     fn take_baseline(&mut self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 mod builtin;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hammerhead::{Engine, Options as EngineOptions, Request};
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,25 @@ pub struct Season {
     pub rounds: Vec<Round>,
     /// Long shots for a wild-card round.
     pub wild_cards: Vec<Pitch>,
+    /// Where its sittings are held, if not here. Not a part of what is played: who goes on elsewhere plays the same season.
+    #[serde(skip)]
+    pub cluster: Option<Machines>,
+}
+
+/// Other machines, as `[cluster]` in a season's file names them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Machines {
+    /// A cluster of this kind: `slurm`.
+    pub kind: Option<String>,
+    /// Options for it, such as a partition or a constraint.
+    pub options: Vec<String>,
+    /// Or a command that runs what follows it on `{host}`, such as `ssh {host}`.
+    pub launch: Option<String>,
+    /// The hosts that take turns.
+    pub hosts: Vec<String>,
+    /// The folder for jobs and answers, which all machines see under this name.
+    pub shared: Option<PathBuf>,
 }
 
 /// A season's file. Pitches and sharks are files beside it, or written in it.
@@ -113,6 +132,7 @@ struct SeasonFile {
     round: Vec<RoundFile>,
     #[serde(default)]
     wild_cards: Vec<String>,
+    cluster: Option<Machines>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -193,6 +213,7 @@ impl Season {
             sharks: file.sharks.iter().map(shark).collect::<Result<_>>()?,
             rounds,
             wild_cards: file.wild_cards.iter().map(|name| pitch(name)).collect::<Result<_>>()?,
+            cluster: file.cluster,
         };
         season.check()?;
         Ok(season)
@@ -284,6 +305,7 @@ impl Season {
             sharks: Which::ALL.map(|which| which.shark()).to_vec(),
             rounds: vec![Round { name: "pitches".to_owned(), context, pitches, ..Round::default() }],
             wild_cards: Vec::new(),
+            cluster: None,
             operation: Some(operation),
         };
         season.check()?;

@@ -13,7 +13,7 @@ use tank::ledger::{self, Record};
 use tank::pitch::{Deal, EvidenceCited, EvidenceKind, Gate, Pitch, Run};
 use tank::play::{Choices, Options};
 use tank::round::RoundKind;
-use tank::season::Asked;
+use tank::season::{Asked, BUILTIN_TEXT, Season};
 use tank::shark::builtin::Which;
 use tank::shark::{Ballot, SecondChoice, Shark, Source, Statement, default_criteria};
 use tank::verdict::Verdict;
@@ -273,6 +273,17 @@ fn a_round_with_a_verdict_of_the_record_and_one_of_the_mean_shows_both() {
             && tally.weights.len() == 3
             && tally.standings.iter().all(|s| s.mean.is_some() && s.weighted.is_some())
     );
+}
+
+#[test]
+fn where_a_season_is_held_is_not_a_part_of_what_is_played() {
+    let cluster = "\n[cluster]\nkind = \"slurm\"\noptions = [\"--partition=gpu\"]\nshared = \"/shared/tank\"\n";
+    let read = |text: &str| Season::from_text(Path::new("season.toml"), text).unwrap();
+    let (here, elsewhere) = (read(BUILTIN_TEXT), read(&format!("{BUILTIN_TEXT}{cluster}")));
+    assert_eq!((here.digest(), here.cluster), (elsewhere.digest(), None));
+    let machines = elsewhere.cluster.unwrap();
+    assert_eq!((machines.kind.as_deref(), machines.options), (Some("slurm"), vec!["--partition=gpu".to_owned()]));
+    assert_eq!(machines.shared.as_deref(), Some(Path::new("/shared/tank")));
 }
 
 /// A server that speaks as an OpenAI-compatible endpoint does, and answers by the question that it finds in the user's message.

@@ -186,3 +186,28 @@ fn a_season_killed_at_two_hundred_random_moments_ends_as_if_nothing_had_happened
         assert_eq!(ended(&path), expected, "kill {kill}");
     }
 }
+
+#[test]
+fn what_no_machine_answers_is_asked_again_with_the_same_seed_and_never_written_down() {
+    let here = season(&[("one", two())]);
+    let elsewhere = Season { name: "another".into(), ..here.clone() };
+    let play = |season: &Season, path: &Path, fate: Fate, secret| {
+        let mut referee = Scripted::new(season, &[("first", fate)]);
+        let options = Options { secret, ..Options::default() };
+        let played = played(season, path, &mut referee, &options).map(drop).map_err(|error| error.to_string());
+        (played, referee.seeds)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other] = ["ledger.jsonl", "other.jsonl"].map(|name| folder.path().join(name));
+    let (stopped, seeds) = play(&here, &path, Fate::Unanswered, Some(5));
+    assert!(stopped.unwrap_err().contains("no machine answers"));
+    let records = ledger::read(&path).unwrap().records;
+    assert!(!records.iter().any(|r| matches!(r.event, Event::Sat(_) | Event::Judged(_))), "nothing is known by it");
+    let (finished, again) = play(&here, &path, Fate::Speed(1.3), Some(5));
+    assert_eq!((finished, again.first()), (Ok(()), seeds.first()));
+    assert_eq!(champion(&ledger::read(&path).unwrap().records).as_deref(), Some("first"));
+    // Another season has other seeds, so that nobody's answers are taken for another's; and without a secret none comes twice.
+    assert_ne!(play(&elsewhere, &other, Fate::Unanswered, Some(5)).1, seeds);
+    let [once, twice] = [(); 2].map(|()| play(&elsewhere, &other, Fate::Unanswered, None).1);
+    assert_ne!(once, twice);
+}

@@ -41,6 +41,8 @@ pub enum Fate {
     Void(usize, f64),
     /// The environment stands in the way.
     Blocked,
+    /// It is asked of other machines, and none answers.
+    Unanswered,
 }
 
 /// Answers from a script, and counts what it was asked.
@@ -50,6 +52,8 @@ pub struct Scripted {
     pub problems: Vec<String>,
     /// Every answer that was given, in order: what was asked, and of whom.
     pub asked: Vec<String>,
+    /// The seeds of sittings that were asked for, in order.
+    pub seeds: Vec<u64>,
     /// After so many answers, die.
     pub dies_after: Option<usize>,
     voids: BTreeMap<String, usize>,
@@ -145,6 +149,7 @@ impl Referee for Scripted {
 
     fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting> {
         self.ask("sit", challenger.name);
+        self.seeds.push(seed);
         let settings = Settings::default().referee;
         let one = vec![1.0; self.problems.len()];
         let control = |pairing, speedups: &[f64], passed| Control {
@@ -154,6 +159,9 @@ impl Referee for Scripted {
         };
         let mut speedups = one.clone();
         let fate = self.fate(challenger.name);
+        if matches!(fate, Fate::Unanswered) {
+            return Err(tank::Error::Cluster { problem: "no machine answers".into() });
+        }
         let speed = |speed: f64| {
             let margin = terms.least_gain.unwrap_or(0.0).max(settings.timing.least_margin);
             match speed {
@@ -247,6 +255,7 @@ pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
         sharks: Which::ALL.map(Which::shark).to_vec(),
         rounds: rounds.iter().map(round).collect(),
         wild_cards: Vec::new(),
+        cluster: None,
     }
 }
 
