@@ -354,9 +354,13 @@ def wake_by_timer(milliseconds):
 
 
 class RestBurner(Boasting):
-    """Has a child that wakes itself by a timer while all of it is stopped, and burns a processor that the rival could use."""
+    """Has a child that wakes itself by a timer while all of it is stopped, and burns a processor that the rival could use.
 
-    # Whether there is work to do, as a byte, and the milliseconds that were burnt without any.
+    A sign stands, as a file that it is told of, only while the referee takes it for stopped: what was burnt under it was burnt in a rest, however long
+    a loaded machine takes to stop anybody.
+    """
+
+    # The milliseconds that were burnt under the sign.
     shared = mmap.mmap(-1, 4096)
     child = None
 
@@ -365,35 +369,20 @@ class RestBurner(Boasting):
             self.child = os.fork()
             if self.child == 0:
                 wake_by_timer(1)
-                self.burn()
-        burnt = int.from_bytes(self.shared[8:16], "little")
-        return f"{burnt} ms of work were done while it was stopped" if burnt > 20 else None
+                self.burn(told_of()[0])
+        burnt = int.from_bytes(self.shared[:8], "little")
+        return f"{burnt} ms of work were done while it was stopped" if burnt > 0 else None
 
-    def burn(self):
-        end, burnt = time.monotonic() + 5.0, 0
+    def burn(self, sign):
+        end, burnt = time.monotonic() + 20.0, 0
         while time.monotonic() < end:
-            idle, begin = self.shared[0] == 0, time.process_time()
+            resting, begin = os.path.exists(sign), time.process_time()
             while time.process_time() - begin < 0.001:
                 pass
-            if idle and self.shared[0] == 0:
+            if resting and os.path.exists(sign):
                 burnt += 1
-                self.shared[8:16] = burnt.to_bytes(8, "little")
+                self.shared[:8] = burnt.to_bytes(8, "little")
         os._exit(0)
-
-    def prepare(self, message):
-        self.shared[0] = 1
-        return super().prepare(message)
-
-    def run(self, jobs):
-        self.shared[0] = 1
-        super().run(jobs)
-
-
-def resting(message):
-    """Says done, and from then on whoever still runs works while it should rest."""
-    RestBurner.shared[0] = 0
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def told_of():
@@ -582,8 +571,6 @@ def main(trick):
     else:
         if trick == "patched-clock":
             plain.say = say_patched
-        if trick == "rest-burner":
-            plain.say = resting
         plain.serve(TRICKS[trick]())
 
 

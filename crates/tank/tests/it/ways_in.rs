@@ -3,12 +3,13 @@
 //!
 //! Where this machine's kernel lacks a guard, a way may be open; the record then says which, and these tests would fail here.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::common::{
     Steady, Watched, case, cheat, examined, fault_in_a_sitting, few_questions, is_gone, plain_python, quick, scalar,
@@ -40,8 +41,19 @@ fn inputs_that_are_to_be_timed_are_not_there_before_the_clock_runs() {
 
 #[test]
 fn whoever_rests_rests() {
-    let found = examined(&cheat("rest-burner"));
-    assert!(found.unsupported.is_empty(), "{:?}", found.unsupported);
+    let folder = tempfile::tempdir().unwrap();
+    let (sign, rests) = (folder.path().join("rest"), Rc::new(Cell::new(0)));
+    // Runs are staged while a contestant is stopped. The sign stands for as long as nothing of it may run.
+    let (stands, counted) = (sign.clone(), Rc::clone(&rests));
+    let staged = Rc::new(move |_: &[Job]| {
+        if counted.replace(counted.get() + 1) < 4 {
+            fs::write(&stands, "").unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+            fs::remove_file(&stands).unwrap();
+        }
+    });
+    let found = examined(&Watched { staged, ..Watched::new(told("rest-burner", &[&sign])) });
+    assert!(rests.get() > 1 && found.unsupported.is_empty(), "{} rests, {:?}", rests.get(), found.unsupported);
     // Where there is no freezer it can wake itself, and is found by what it consumed.
     let found_out = |fault: &Fault| matches!(fault, Fault::Tampering { what } if what.contains("its rest"));
     assert!(found.fault.as_ref().is_none_or(found_out), "{found:?}");

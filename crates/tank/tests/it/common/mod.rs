@@ -151,17 +151,17 @@ pub type Staged = Rc<dyn Fn(&[Job])>;
 /// Who looks at the files after a run, with the number of runs that the session did before.
 pub type Gone = Rc<dyn Fn(usize, &mut Tensors)>;
 
-/// A built-in contestant over whose shoulder somebody looks.
+/// A contestant over whose shoulder somebody looks.
 pub struct Watched {
-    pub contestant: Builtin,
+    pub contestant: Box<dyn Contestant>,
     pub staged: Staged,
     pub gone: Gone,
 }
 
 impl Watched {
     /// Nobody looks.
-    pub fn new(contestant: Builtin) -> Self {
-        Self { contestant, staged: Rc::new(|_| ()), gone: Rc::new(|_, _| ()) }
+    pub fn new(contestant: impl Contestant + 'static) -> Self {
+        Self { contestant: Box::new(contestant), staged: Rc::new(|_| ()), gone: Rc::new(|_, _| ()) }
     }
 }
 
@@ -185,7 +185,7 @@ impl Contestant for Watched {
 
 impl Session for WatchedSession {
     fn deterministic(&self) -> bool {
-        true
+        self.session.deterministic()
     }
 
     fn tensors(&mut self) -> &mut Tensors {
