@@ -428,6 +428,35 @@ class Spy(Boasting):
         return None
 
 
+class Meddler(Boasting):
+    """Writes to what all of the system share in /proc, and signals every process that it sees beside its own and opens what is theirs. It can name itself there."""
+
+    def attempt(self, message):
+        others = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        for process in [process for process in others if process not in (os.getpid(), os.getpgid(0))]:
+            try:
+                os.kill(process, signal.SIGCONT)
+                return f"process {process} was signalled"
+            except OSError:
+                pass
+            for name in ("environ", "mem", "oom_score_adj"):
+                try:
+                    with open(f"/proc/{process}/{name}", "r+b" if name == "oom_score_adj" else "rb") as file:
+                        if file.read(1):
+                            return f"{name} of process {process} was opened"
+                except OSError:
+                    pass
+        for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"):
+            try:
+                with open(path, "r+b"):
+                    return f"{path} was opened"
+            except OSError:
+                pass
+        with open(f"/proc/self/task/{os.getpid()}/comm", "wb") as file:
+            file.write(b"meddler")
+        return None
+
+
 class Caller(Boasting):
     """Asks for help through every kind of socket that the kernel knows."""
 
@@ -555,6 +584,7 @@ TRICKS = {
     "vandal": Vandal,
     "spy": Spy,
     "caller": Caller,
+    "meddler": Meddler,
     "crowd": Crowd,
     "filler": Filler,
     "breeder": Breeder,

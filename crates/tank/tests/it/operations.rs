@@ -92,6 +92,23 @@ fn a_sort_is_played() {
     played("sort", ["radix.toml", "shell.toml"]);
 }
 
+/// Played on a GPU by hand; elsewhere it is left out with a sentence that says why.
+#[test]
+fn a_matrix_product_in_triton_waits_for_a_gpu() {
+    let copied = copy("gpu-matmul");
+    let folder = Folder::read(copied.path()).unwrap();
+    let pitch = |name: &str| Pitch::read(&copied.path().join(name)).unwrap();
+    let season = Season::of_operation(folder, ["tiles.toml", "cublas.toml"].map(pitch).to_vec()).unwrap();
+    match (season.operation(), hammerhead::gpu::device::context(0)) {
+        (Err(error), Err(missing)) => {
+            let (said, missing) = (error.to_string(), missing.to_string());
+            let told = said.contains("gpu-matmul") && said.contains(&missing) && said.contains("nothing was played");
+            assert!(told, "{said}");
+        }
+        (found, there) => assert!(found.is_ok() && there.is_ok(), "a GPU is there for both or for none"),
+    }
+}
+
 /// What the examination finds of a contestant in Python with this `compute`.
 fn examined(compute: &str) -> Correctness {
     let copied = copy("softmax");

@@ -17,7 +17,7 @@ const USER_INSIDE: u32 = 1000;
 #[derive(Debug)]
 pub(super) struct Spaces {
     flags: libc::c_int,
-    /// Whether processes may write to their own entries of /proc, as NVIDIA's driver does before anything else.
+    /// Whether /proc may be written to, because something else keeps it to what is its own there: GPU drivers name their threads before anything else.
     writable_proc: bool,
     user_map: Vec<u8>,
     group_map: Vec<u8>,
@@ -40,7 +40,7 @@ struct MountAttributes {
 
 impl Spaces {
     pub(super) fn new(
-        [network, gpu]: [bool; 2],
+        [network, writable_proc]: [bool; 2],
         scratch: &Path,
         bytes: u64,
         covered: &[PathBuf],
@@ -52,7 +52,7 @@ impl Spaces {
         let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
         Self {
             flags: libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWPID | network,
-            writable_proc: gpu,
+            writable_proc,
             user_map: format!("{USER_INSIDE} {user} 1\n").into_bytes(),
             group_map: format!("{USER_INSIDE} {group} 1\n").into_bytes(),
             scratch: text(scratch),
@@ -96,7 +96,6 @@ impl Spaces {
         if read_only {
             holding = holding.and(Holding::READ_ONLY);
         }
-        // What is seen in there are a contestant's own processes.
         if self.writable_proc && holding.has(Holding::OWN_PROC) {
             set_read_only(c"/proc", false);
         }

@@ -188,7 +188,9 @@ fn strict(rules: &Rules) -> Strict {
         }
     }
     let gpu = Path::new("/dev/nvidiactl").exists();
-    let spaces = Spaces::new([limits.network, gpu], scratch, limits.scratch_bytes, &covered(rules), writes);
+    // What is not a process's own in /proc belongs to everyone, and root may write to it whatever namespace it is in: where Landlock does not hold it, all of it is read-only.
+    let shared = [limits.network, ruleset.is_some()];
+    let spaces = Spaces::new(shared, scratch, limits.scratch_bytes, &covered(rules), writes);
     Strict {
         limits: limits.clone(),
         gpu,
@@ -255,14 +257,15 @@ impl Strict {
         check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
         if let Some(ruleset) = &self.ruleset {
             ruleset.grant_here(&self.scratch, Grant::All);
-            for (path, grant) in [(c"/proc", Grant::Use), (c"/dev/shm", Grant::All)] {
-                if grant == Grant::Use || holding.has(Holding::SCRATCH) {
-                    ruleset.grant_here(path, grant);
-                }
+            for (path, grant) in [(c"/proc", Grant::Read), (c"/proc/self", Grant::Use)] {
+                ruleset.grant_here(path, grant);
             }
-            if ruleset.bind().is_ok() {
-                holding = holding.and(Holding::LANDLOCK);
+            if holding.has(Holding::SCRATCH) {
+                ruleset.grant_here(c"/dev/shm", Grant::All);
             }
+            // Without it all of /proc would be open.
+            ruleset.bind()?;
+            holding = holding.and(Holding::LANDLOCK);
         }
         // SAFETY: the path ends and lives for as long as the call. A folder that cannot be entered is found by whoever writes there.
         unsafe { libc::chdir(self.start.as_ptr()) };

@@ -67,6 +67,9 @@ pub struct Description {
     /// From where to where each size may be, for shapes that are in no list; without it, only what is listed is asked.
     #[serde(default)]
     pub held_out: BTreeMap<String, [usize; 2]>,
+    /// Whether its contestants compute on a GPU, so that nothing can be played without one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gpu: bool,
     /// How near a result must be.
     pub tolerance: Tolerance,
     /// What is to be beaten first.
@@ -242,6 +245,15 @@ impl FolderOperation {
     /// The operation. Its program is started if it has to tell the tensors of the problems.
     pub fn new(folder: &Folder) -> Result<Self> {
         let about = Arc::new(folder.about.clone());
+        if about.gpu
+            && let Err(error) = hammerhead::gpu::device::context(0)
+        {
+            return Err(Error::Rules {
+                what: format!("the operation {}", about.name),
+                problem: format!("its contestants compute on a GPU, and there is none here: {error}"),
+                remedy: "nothing was played; play it on a machine that has one".to_owned(),
+            });
+        }
         let mut operation = Self { maker: Arc::new(Maker::new(folder.clone())), about, problems: Vec::new() };
         let about = Arc::clone(&operation.about);
         let timed = |problem: &ProblemText| operation.task(&problem.sizes, &about.numbers[0]);

@@ -1,0 +1,1 @@
+../softmax/tank.py
