@@ -92,6 +92,22 @@ fn a_sort_is_played() {
     played("sort", ["radix.toml", "shell.toml"]);
 }
 
+#[test]
+fn an_operation_is_the_same_before_and_after_its_baseline_is_built() {
+    let copied = copy("sort");
+    let digest = || Folder::read(copied.path()).unwrap().digest;
+    let before = digest();
+    fs::write(copied.path().join("baseline.so"), "what the build makes").unwrap();
+    assert_eq!(digest(), before, "a season that goes on is the one that was begun");
+    for source in ["baseline.c", "contestant.py", "operation.py"] {
+        let path = copied.path().join(source);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{text}\n")).unwrap();
+        assert_ne!(digest(), before, "{source} is a part of it");
+        fs::write(&path, text).unwrap();
+    }
+}
+
 /// Played on a GPU by hand; elsewhere it is left out with a sentence that says why.
 #[test]
 fn a_matrix_product_in_triton_waits_for_a_gpu() {

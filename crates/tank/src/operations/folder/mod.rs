@@ -37,7 +37,7 @@ pub struct Folder {
     pub folder: PathBuf,
     /// What it says.
     pub about: Description,
-    /// Tells the files of its program and its baseline from all others.
+    /// Tells the files of its program and its baseline from all others, but for what is built of them.
     pub digest: String,
 }
 
@@ -137,6 +137,20 @@ pub struct BaselineText {
     pub build: Vec<String>,
 }
 
+/// The files that make an operation what it is: those of its program, of its baseline and of what builds that. What comes out of the build is not there when
+/// a season begins, and is when it goes on.
+fn sources(folder: &Path, about: &Description) -> Vec<String> {
+    let BaselineText { program, build } = &about.baseline;
+    let named = |words: &[String], word: &String| {
+        let name = |word: &String| Path::new(word).file_name().map(ToOwned::to_owned);
+        words.iter().any(|other| name(other) == name(word))
+    };
+    let run = program.iter().filter(|word| !named(build, word)).cloned();
+    let built_from = build.iter().filter(|word| !named(program, word));
+    let built_from = built_from.map(|word| folder.join(word).display().to_string());
+    about.program.iter().cloned().chain(run).chain(built_from).collect()
+}
+
 impl Folder {
     /// Reads an operation's folder.
     pub fn read(folder: &Path) -> Result<Self> {
@@ -151,7 +165,7 @@ impl Folder {
             let line = written::line_of(&text, key);
             return Err(Error::Written { path, line, problem, remedy: remedy.to_owned() });
         }
-        let digest = seal::digest(&[about.program.clone(), about.baseline.program.clone()].concat());
+        let digest = seal::digest(&sources(&folder, &about));
         Ok(Self { folder, about, digest })
     }
 
