@@ -233,7 +233,7 @@ impl Referee<'_> {
         sitting.plant = Some(plant);
         if missed.is_none() && self.course.has_strangers() {
             let fence = self.fence(derive(sitting.seed, &[5]))?;
-            sitting.margin = sitting.margin.max(fence.measurement.at(decides).geomean.estimate.ln().abs().exp_m1());
+            sitting.margin = sitting.margin.max(noise(&fence.measurement, decides));
             sitting.fence = Some(fence);
         }
         Ok(missed)
@@ -287,7 +287,7 @@ impl Referee<'_> {
 
     /// The champion's own code behind the fence against itself without.
     fn fence(&mut self, seed: u64) -> Result<Control, Halt> {
-        let wide = 2.0 * self.timing.least_margin;
+        let wide = self.timing.least_margin;
         let measurement = self.measure(Pairing::Fence, seed, |_, summary| half_width(summary.geomean) <= wide)?;
         let found = measurement.at(self.timing.decides).geomean;
         let finding = format!("the champion's own code behind the fence, against itself without: {found}");
@@ -481,7 +481,7 @@ impl Referee<'_> {
     }
 }
 
-/// What the champion may seem to differ from itself by, as a fraction: the far end of the control's interval.
+/// What the champion may seem to differ from itself by, as a fraction: the far end of the control's interval, or of the fence's.
 fn noise(control: &Measurement, decides: Temperature) -> f64 {
     let found = control.at(decides).geomean;
     found.high.ln().abs().max(found.low.ln().abs()).exp_m1()

@@ -29,6 +29,8 @@ pub struct World {
     pub bias: f64,
     /// The slowdown that is planted, as a fraction. Zero is a plant that does not work.
     pub plant: f64,
+    /// What the fence costs as a log-ratio, where the challenger is a stranger. It is in the truth of a duel already.
+    pub fence: Option<f64>,
 }
 
 impl World {
@@ -43,6 +45,7 @@ impl World {
             phases: None,
             bias: 0.0,
             plant: 0.05,
+            fence: None,
         }
     }
 }
@@ -90,7 +93,8 @@ impl SyntheticCourse {
     fn truth(&self) -> f64 {
         self.world.bias
             + match self.pairing {
-                Pairing::Control | Pairing::Fence => 0.0,
+                Pairing::Control => 0.0,
+                Pairing::Fence => self.world.fence.unwrap_or(0.0),
                 Pairing::Plant => self.world.plant.ln_1p(),
                 Pairing::Duel => self.world.truth[self.shape],
             }
@@ -145,6 +149,10 @@ impl Course for SyntheticCourse {
 
     fn leave(&mut self) -> Result<(), Halt> {
         Ok(())
+    }
+
+    fn has_strangers(&self) -> bool {
+        self.world.fence.is_some()
     }
 
     fn now(&self) -> f64 {
