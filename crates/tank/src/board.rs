@@ -7,7 +7,6 @@ use serde::Serialize;
 use crate::event::Event;
 use crate::history;
 use crate::ledger::Record;
-use crate::operations::dual_gemm;
 use crate::referee::Speedup;
 
 /// One operation on one class of machine.
@@ -51,7 +50,8 @@ pub fn boards(records: &[Record]) -> Vec<Board> {
             _ => continue,
         };
         let Some(opened) = history::opened(records, record.season) else { continue };
-        let operation = opened.season.operation.as_ref().map_or(dual_gemm::NAME, |folder| &folder.about.name);
+        let described = opened.season.described();
+        let operation = described.name();
         let machine = &opened.machine;
         let board = boards.entry((operation.to_owned(), machine.fingerprint.clone())).or_insert_with(|| Board {
             operation: operation.to_owned(),

@@ -3,33 +3,28 @@
 //! configuration, what the simulator counts and what NVIDIA's assembler makes of its kernels.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use hammerhead::gpu::{device, simulated};
-use hammerhead::{Backend, Plan, Request, backends};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use testkit::{assembled, counters};
 
+use crate::configurations::{Configurations, Forecast, Profile};
+pub use crate::configurations::{Counter, KernelEvidence, PhaseShare};
 use crate::contestant::seal;
 use crate::court::Baseline;
 use crate::entry::{Entry, Way};
 use crate::operation::no_configurations;
-use crate::operations::dual_gemm::ProblemSpec;
 use crate::pitch::{Gate, Pitch, Run};
 use crate::written::hex;
 use crate::{Error, Result};
 
-/// Where a season is played: its problems, its backends and its threads.
+/// Where a season is played: its problems, and configurations of our own for them.
 #[derive(Clone, Debug)]
 pub struct Arena {
     /// The names of the problems.
     pub names: Vec<String>,
-    /// The problems as our own backends know them; none where the operation is somebody else's.
-    pub problems: Vec<ProblemSpec>,
-    /// The backends that are planned for where a pitch names none.
-    pub backends: Vec<&'static dyn Backend>,
-    /// The threads.
-    pub threads: usize,
+    /// The configurations; none where the operation has no such.
+    pub configurations: Option<Rc<dyn Configurations>>,
 }
 
 /// One problem of a pitch.
@@ -85,6 +80,9 @@ pub struct Evidence {
     /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and there is an assembler.
     #[serde(default)]
     pub assembled: Vec<KernelEvidence>,
+    /// What happens one after the other on the first problem, where the pitch is a GPU's configuration.
+    #[serde(default)]
+    pub phases: Vec<PhaseShare>,
     /// Rounds that the claim has outlived, by the ledger.
     #[serde(default)]
     pub survived: usize,
@@ -114,44 +112,6 @@ impl Evidence {
     }
 }
 
-/// Something that the simulator counts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counter {
-    /// What is counted.
-    pub what: String,
-    /// How many.
-    pub count: u64,
-}
-
-/// One kernel of a GPU's configuration, as NVIDIA's assembler makes it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KernelEvidence {
-    /// The kernel's name.
-    pub kernel: String,
-    /// Registers per thread at launch.
-    pub registers: u32,
-    /// Bytes of shared memory per block.
-    pub shared_bytes: u32,
-    /// Bytes of registers that went to memory for want of room, per thread.
-    pub spilled_bytes: u32,
-    /// Blocks that a multiprocessor holds at once.
-    pub blocks: u32,
-    /// The part of a multiprocessor's warps that they are.
-    pub occupancy: f64,
-}
-
-impl std::fmt::Display for KernelEvidence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { kernel, registers, shared_bytes, spilled_bytes, blocks, occupancy } = self;
-        write!(f, "{kernel}: {registers} registers, {shared_bytes} bytes of shared memory, ")?;
-        match spilled_bytes {
-            0 => write!(f, "no spills")?,
-            bytes => write!(f, "{bytes} bytes spilled")?,
-        }
-        write!(f, ", {blocks} blocks on a multiprocessor, {:.0} % of its warps", 100.0 * occupancy)
-    }
-}
-
 /// Computes what can be known about a pitch.
 pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baseline, record: TrackRecord) -> Evidence {
     let resolved = resolve(pitch, arena);
@@ -164,18 +124,19 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         Err(error) => (None, Some(error.to_string())),
     };
     let shape = |(index, problem): (usize, &String)| {
-        let cost = entry.as_ref().and_then(|entry| cost_of(entry, index, arena));
-        let predicted = cost.as_ref().zip(cost_of(champion, index, arena)).map(|(new, old)| old.seconds / new.seconds);
+        let forecast = entry.as_ref().and_then(|entry| forecast(entry, index, arena));
+        let old = forecast.as_ref().zip(self::forecast(champion, index, arena));
+        let predicted = old.map(|(new, old)| old.seconds / new.seconds);
         ShapeEvidence {
             predicted,
-            bound_by: cost.as_ref().map(|cost| cost.bound_by.to_owned()),
+            bound_by: forecast.as_ref().map(|forecast| forecast.bound_by.clone()),
             possible: possible(problem),
-            scratch_bytes: cost.map(|cost| cost.scratch_bytes),
+            scratch_bytes: forecast.map(|forecast| forecast.scratch_bytes),
             problem: problem.clone(),
         }
     };
     let shapes: Vec<ShapeEvidence> = arena.names.iter().enumerate().map(shape).collect();
-    let (simulated, assembled) = kernels(pitch, arena);
+    let Profile { simulated, assembled, phases } = profile(pitch, arena);
     let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
         predicted: geomean(shapes.iter().map(|s| s.predicted)),
@@ -184,6 +145,7 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         scratch_bytes: shapes.iter().filter_map(|s| s.scratch_bytes).max(),
         simulated,
         assembled,
+        phases,
         survived: 0,
         shapes,
         entry,
@@ -206,6 +168,7 @@ fn figures(evidence: &Evidence, pitch: &Pitch) -> BTreeMap<String, f64> {
     ];
     figures.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     figures.extend(evidence.simulated.iter().map(|counter| (counter.what.clone(), counter.count as f64)));
+    figures.extend(evidence.phases.iter().map(|phase| (format!("{} share", phase.phase), phase.share)));
     if !evidence.assembled.is_empty() {
         let kernels = || evidence.assembled.iter();
         let most = |of: fn(&KernelEvidence) -> u32| kernels().map(of).max().map(f64::from).unwrap_or(0.0);
@@ -222,40 +185,15 @@ fn figures(evidence: &Evidence, pitch: &Pitch) -> BTreeMap<String, f64> {
     figures
 }
 
-/// What the simulator counts for a GPU's configuration and what the assembler makes of it, also where there is no GPU to run it. Nothing
-/// for any other pitch, and nothing for what cannot be planned: the refusal says why.
-fn kernels(pitch: &Pitch, arena: &Arena) -> (Vec<Counter>, Vec<KernelEvidence>) {
-    let gpu = |run: &&Run| matches!(run.backend.as_deref(), Some(device::NAME | simulated::NAME));
-    let planned = || {
-        let run = pitch.run.as_ref().filter(gpu)?;
-        // Of a sweep the first is what is judged before anything is built.
-        let config = run.config.as_ref().or(run.sweep.first());
-        let request: Request = config.map(String::as_str).unwrap_or_default().parse().ok()?;
-        let problem = arena.problems.first()?.problem().ok()?;
-        Plan::best(problem, &[backends::by_name(device::NAME).ok()?], &request, arena.threads).ok()
-    };
-    let Some(plan) = planned() else { return Default::default() };
-    let counted = counters::counters(plan.problem(), plan.config()).unwrap_or_default().into_iter();
-    let counted = counted.map(|(what, count)| Counter { what: what.to_owned(), count });
-    // Where there is no assembler, nothing is known by it, and a gate on that stays shut.
-    let kernels = assembled::assembled(plan.problem(), plan.config()).unwrap_or_default().into_iter();
-    let kernel = |kernel: assembled::Assembled| KernelEvidence {
-        kernel: kernel.kernel,
-        registers: kernel.registers,
-        shared_bytes: kernel.shared_bytes,
-        spilled_bytes: kernel.spilled_bytes,
-        blocks: kernel.blocks,
-        occupancy: kernel.occupancy,
-    };
-    (counted.collect(), kernels.map(kernel).collect())
+/// What is known of a pitch's configuration before anything is built.
+fn profile(pitch: &Pitch, arena: &Arena) -> Profile {
+    let known = arena.configurations.as_ref().zip(pitch.run.as_ref());
+    known.map(|(configurations, run)| configurations.profile(run)).unwrap_or_default()
 }
 
 /// What the model expects of an entry on one problem.
-fn cost_of(entry: &Entry, index: usize, arena: &Arena) -> Option<hammerhead::Cost> {
-    let Entry::Builtin { ways } = entry else { return None };
-    let problem = arena.problems.get(index)?.problem().ok()?;
-    let plan = ways.get(index)?.plan(problem, arena.threads).ok()?;
-    Some(plan.cost().clone())
+fn forecast(entry: &Entry, problem: usize, arena: &Arena) -> Option<Forecast> {
+    arena.configurations.as_ref()?.forecast(entry, problem)
 }
 
 /// What a pitch would run, or why it cannot.
@@ -265,22 +203,12 @@ pub fn resolve(pitch: &Pitch, arena: &Arena) -> Result<Entry> {
         problem: "it names nothing to run".into(),
         remedy: "write [run] with a config or a program".into(),
     };
-    match pitch.run.as_ref().ok_or_else(nothing)? {
-        Run { program, build, .. } if !program.is_empty() => {
+    match (pitch.run.as_ref().ok_or_else(nothing)?, &arena.configurations) {
+        (Run { program, build, .. }, _) if !program.is_empty() => {
             Ok(Entry::Program { build: build.clone(), command: program.clone(), sealed: None })
         }
-        _ if arena.problems.is_empty() => Err(no_configurations("this operation", &pitch.name)),
-        Run { config, backend: name, sweep, .. } => {
-            // Of a sweep the first is what is judged before anything is built.
-            let config = config.as_ref().or(sweep.first());
-            let request: Request = config.map(String::as_str).unwrap_or_default().parse()?;
-            let named = name.as_deref().map(backends::by_name).transpose()?;
-            if let Some(backend) = named {
-                backend.available()?;
-            }
-            let backends = named.map_or_else(|| arena.backends.clone(), |backend| vec![backend]);
-            Entry::planned(&arena.problems, &backends, &request, arena.threads)
-        }
+        (_, None) => Err(no_configurations("this operation", &pitch.name)),
+        (run, Some(configurations)) => configurations.entry(run),
     }
 }
 
@@ -320,14 +248,17 @@ pub fn entry_digest(entry: &Entry) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hammerhead::gpu::{device, simulated};
+
     use super::*;
+    use crate::operations::dual_gemm::{Planner, ProblemSpec};
 
     fn gathered(backend: &str, config: &str) -> Evidence {
-        let scalar = backends::by_name("scalar").unwrap();
-        let problems = vec![ProblemSpec::single(64, 256, 512)];
-        let names = problems.iter().map(|problem| problem.name().unwrap()).collect();
-        let arena = Arena { names, problems, backends: vec![scalar], threads: 1 };
-        let champion = Entry::planned(&arena.problems, &arena.backends, &Request::default(), 1).unwrap();
+        let problem = ProblemSpec::single(64, 256, 512);
+        let names = vec![problem.name().unwrap()];
+        let planner = Planner::new(&[problem], "scalar", Some(1)).unwrap();
+        let champion = planner.planned("").unwrap();
+        let arena = Arena { names, configurations: Some(Rc::new(planner)) };
         let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
         let run = Run { config: Some(config.to_owned()), backend: Some(backend.to_owned()), ..Run::default() };
         let pitch = Pitch { run: Some(run), ..Pitch::default() };
@@ -361,6 +292,17 @@ mod tests {
         assert_eq!(evidence.shut(&gate("spilled bytes", 0.0)), None);
         assert!(evidence.shut(&gate("shared memory", 100.0)).unwrap().contains("100 is the most"));
         assert!(evidence.figures["occupancy"] > 0.0 && evidence.figures["occupancy"] <= 1.0);
+    }
+
+    #[test]
+    fn a_gate_can_look_at_the_share_of_a_gpus_time_that_a_phase_takes() {
+        let evidence = gathered(device::NAME, "strategy=interleaved");
+        let all: f64 = evidence.phases.iter().map(|phase| phase.share).sum();
+        assert!((all - 1.0).abs() < 1e-9, "{:?}", evidence.phases);
+        // The survivor's gate: where the epilogue is next to nothing, nothing is built for it.
+        let gate = Gate { figure: "last tile to C share".to_owned(), at_least: Some(0.99), at_most: None };
+        assert!(evidence.shut(&gate).unwrap().contains("0.99 is the least"));
+        assert_eq!(evidence.shut(&Gate { at_least: Some(0.0), ..gate }), None);
     }
 
     #[test]

@@ -5,10 +5,11 @@
 //!
 //! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
 //! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`], on this machine or over a [`cluster`])
-//! examines and times what an [`operation`] asks (tensors by name, [`task`]), [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard; [`board`]: who was champion when.
+//! examines and times what an [`operation`] asks (tensors by name, [`task`]; [`configurations`] of our own, where it has them), [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard; [`board`]: who was champion when.
 
 pub mod board;
 pub mod cluster;
+pub mod configurations;
 pub mod contestant;
 pub mod court;
 pub mod entry;

@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hammerhead::machine::Machine;
-use hammerhead::{Backend, backends};
 use sha2::{Digest, Sha256};
 
 pub use self::choices::Choices;
@@ -92,15 +91,15 @@ pub fn play(
         |_| true,
         |_| {
             let champion = season.baseline(&arena)?;
-            let version = |b: &&'static dyn Backend| (b.base_name().to_owned(), b.kernels().to_owned());
+            let configurations = arena.configurations.as_ref();
             Ok(SeasonOpened {
                 season: season.clone(),
                 digest: season.digest(),
                 machine: machine.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                planned: champion.unforced(&arena.problems, arena.threads)?,
+                planned: configurations.map_or_else(|| Ok(champion.clone()), |all| all.unforced(&champion))?,
                 champion,
-                kernels: backends::all().iter().map(version).collect(),
+                kernels: configurations.map(|all| all.kernels()).unwrap_or_default(),
             })
         },
     )?;

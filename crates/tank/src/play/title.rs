@@ -3,12 +3,10 @@
 //! That choice is made among all backends of this machine that read the champion's weights, whatever the season's file forces: the cache
 //! serves everyone, and to be the best on a poor backend is no title.
 
-use hammerhead::backends;
-use hammerhead::tuning::{self, Bucket, Measured, Tuned};
-
 use super::attempt::{Contract, Tried};
 use super::{Champion, Play};
 use crate::Result;
+use crate::configurations::Proof;
 use crate::entry::{Entry, Way};
 use crate::event::{Event, Installed, InstalledWay, Judged};
 use crate::evidence::entry_digest;
@@ -35,7 +33,8 @@ impl Play<'_> {
             self.say("the champion is what the planner chooses anyway: the tuning cache stays as it is");
             return Ok(());
         }
-        if !ways.iter().zip(planned).all(|(way, planned)| way.shares_weights_with(planned)) {
+        let Some(configurations) = &self.arena.configurations else { return Ok(()) };
+        if !ways.iter().zip(planned).all(|(way, planned)| configurations.share_weights(way, planned)) {
             self.say(
                 "the champion reads other weights than the season's backends do, so that no plan weighs the two: the tuning cache \
                  stays as it is; name the champion's backend in a season of its own",
@@ -107,23 +106,13 @@ impl Play<'_> {
         let of_season = |r: &&Record| r.season == number && matches!(r.event, Event::Installed(_));
         let record = self.journal.past().iter().rev().find(of_season);
         let Some(record) = record else { return Ok(()) };
-        let tuned = |way: &InstalledWay| {
-            let spec = self.arena.problems.iter().find(|p| p.name().is_ok_and(|name| name == way.problem))?;
-            let measured = Measured::of(backends::by_name(&way.backend).ok()?);
-            let kernels = self.opened.kernels.get(&measured.backend);
-            Some(Tuned {
-                bucket: Bucket::of(&spec.problem().ok()?, self.arena.threads).to_string(),
-                // If the kernels have changed since the season began, this is out of date already.
-                measured: Measured { kernels: kernels.cloned().unwrap_or_default(), ..measured },
-                problem: way.problem.clone(),
-                config: way.config.clone(),
-                speedup: way.speedup.estimate,
-                record: record.hash.clone(),
-                at: record.at.clone(),
-                retired: false,
-            })
+        let way = |way: &InstalledWay| {
+            let InstalledWay { problem, backend, config, speedup } = way.clone();
+            (Way { problem, backend, config }, speedup.estimate)
         };
-        tuning::install(folder, installed.ways.iter().filter_map(tuned).collect())?;
+        let proof = Proof { kernels: &self.opened.kernels, record: &record.hash, at: &record.at };
+        let Some(configurations) = &self.arena.configurations else { return Ok(()) };
+        configurations.install(folder, &installed.ways.iter().map(way).collect::<Vec<_>>(), &proof)?;
         let count = installed.ways.len();
         self.say(&format!("{count} configurations go into the tuning cache in {}", folder.display()));
         Ok(())

@@ -23,7 +23,7 @@ use crate::contestant::Guard;
 use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened, Voted};
-use crate::evidence::{Counter, KernelEvidence};
+use crate::evidence::{Counter, KernelEvidence, PhaseShare};
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::{Deal, Pitch};
@@ -135,6 +135,8 @@ pub struct PitchReport {
     pub simulated: Vec<Counter>,
     /// What the assembler made of its kernels.
     pub assembled: Vec<KernelEvidence>,
+    /// Shares of its time by phase.
+    pub phases: Vec<PhaseShare>,
     /// Rounds that the claim has outlived.
     pub survived: usize,
     /// Everything about it that is a number, by name.
@@ -352,7 +354,7 @@ fn same_problem(one: &str, other: &str) -> bool {
 }
 
 impl PitchReport {
-    /// What the simulator counted and what the assembler said, as sentences; empty for anything but a GPU's configuration.
+    /// What the simulator counted, what the assembler said and where the time should go, as sentences; empty for anything but a GPU's configuration.
     fn counted(&self) -> String {
         let counts: Vec<String> = self.simulated.iter().map(|c| format!("{} {}", c.count, c.what)).collect();
         let mut told = match counts.as_slice() {
@@ -362,6 +364,10 @@ impl PitchReport {
         if !self.assembled.is_empty() {
             let kernels: Vec<String> = self.assembled.iter().map(KernelEvidence::to_string).collect();
             told += &format!(" As NVIDIA's assembler makes it for an H200: {}.", kernels.join("; "));
+        }
+        if !self.phases.is_empty() {
+            let phases: Vec<String> = self.phases.iter().map(PhaseShare::to_string).collect();
+            told += &format!(" By first principles on an H200: {}.", phases.join("; "));
         }
         told
     }
@@ -386,6 +392,7 @@ impl RoundReport {
                 possible: None,
                 simulated: Vec::new(),
                 assembled: Vec::new(),
+                phases: Vec::new(),
                 survived: 0,
                 figures: BTreeMap::new(),
                 lineage: Vec::new(),
@@ -397,6 +404,7 @@ impl RoundReport {
                     (told.predicted, told.possible) = (evidence.predicted, evidence.possible);
                     told.simulated = evidence.simulated.clone();
                     told.assembled = evidence.assembled.clone();
+                    told.phases = evidence.phases.clone();
                     told.survived = evidence.survived;
                     told.figures = evidence.figures.clone();
                 }

@@ -4,7 +4,6 @@ mod builtin;
 
 use std::path::{Path, PathBuf};
 
-use hammerhead::{Engine, Options as EngineOptions, Request};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -13,9 +12,9 @@ pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 
 use crate::entry::Entry;
 use crate::evidence::Arena;
-use crate::operation::Operation;
-use crate::operations::dual_gemm::{DualGemm, ProblemSpec};
-use crate::operations::folder::{Folder, FolderOperation};
+use crate::operation::{Operation, no_configurations};
+use crate::operations::folder::Folder;
+use crate::operations::{Described, ProblemSpec};
 use crate::pitch::{Deal, Pitch};
 use crate::round::RoundKind;
 use crate::settings::Settings;
@@ -231,18 +230,14 @@ impl Season {
         if self.metric.trim().is_empty() {
             return refuse("it has no success metric".into(), "metric = \"what is to become better\"");
         }
-        if self.baseline != PLANNED && self.operation.is_none() {
-            self.baseline.parse::<Request>()?;
-        }
         if self.problems.is_empty() == self.operation.is_none() {
             let remedy = "write [[problem]] with groups = [[m, n, k]], or name an operation, which brings its own";
             return refuse("it has no problems, or those of two operations".into(), remedy);
         }
-        for (index, problem) in self.problems.iter().enumerate() {
-            problem.problem()?;
-            if self.problems[..index].contains(problem) {
-                return refuse(format!("{} is there twice", problem.name()?), "name each problem once");
-            }
+        self.described().check(Some(self.baseline.as_str()).filter(|words| *words != PLANNED))?;
+        let twice = |(index, problem): &(usize, &ProblemSpec)| self.problems[..*index].contains(problem);
+        if let Some((_, problem)) = self.problems.iter().enumerate().find(twice) {
+            return refuse(format!("{} is there twice", problem.name()?), "name each problem once");
         }
         self.sharks.iter().try_for_each(Shark::check)?;
         let mut temperaments: Vec<&str> = self.sharks.iter().map(|s| s.temperament.as_str()).collect();
@@ -330,28 +325,25 @@ impl Season {
         Ok(self)
     }
 
+    /// What it says of what it computes.
+    pub fn described(&self) -> Described<'_> {
+        let (problems, folder) = (self.problems.as_slice(), self.operation.as_ref());
+        Described { problems, folder, backend: &self.backend, threads: self.threads }
+    }
+
     /// The names of its problems.
     pub fn problem_names(&self) -> Result<Vec<String>> {
-        match &self.operation {
-            Some(folder) => Ok(folder.problem_names()),
-            None => self.problems.iter().map(ProblemSpec::name).collect(),
-        }
+        self.described().problem_names()
     }
 
     /// What is computed.
     pub fn operation(&self) -> Result<Box<dyn Operation>> {
-        Ok(match &self.operation {
-            Some(folder) => Box::new(FolderOperation::new(folder)?),
-            None => Box::new(DualGemm::new(&self.problems)?),
-        })
+        self.described().operation()
     }
 
     /// Where it is played on this machine.
     pub fn arena(&self) -> Result<Arena> {
-        let backend = Some(self.backend.clone());
-        let engine = Engine::new(EngineOptions { backend, threads: self.threads, request: Request::default() })?;
-        let (names, problems) = (self.problem_names()?, self.problems.clone());
-        Ok(Arena { names, problems, backends: engine.backends().to_vec(), threads: engine.threads() })
+        Ok(Arena { names: self.problem_names()?, configurations: self.described().configurations()? })
     }
 
     /// What is to be beaten first.
@@ -360,8 +352,9 @@ impl Season {
             let (build, command) = (about.baseline.build.clone(), about.baseline.program.clone());
             return Ok(Entry::Program { build, command, sealed: None });
         }
-        let request = if self.baseline == PLANNED { Request::default() } else { self.baseline.parse()? };
-        Entry::planned(&arena.problems, &arena.backends, &request, arena.threads)
+        let words = if self.baseline == PLANNED { "" } else { &self.baseline };
+        let none = || no_configurations(self.described().name(), "the baseline");
+        arena.configurations.as_ref().ok_or_else(none)?.planned(words)
     }
 }
 

@@ -375,6 +375,7 @@ mod tests {
             scratch_bytes: Some(1 << 20),
             simulated: Vec::new(),
             assembled: Vec::new(),
+            phases: Vec::new(),
             survived: 0,
             figures: Default::default(),
             record,

@@ -1,12 +1,12 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
-//! [`problem`] is how a season writes its problems, [`planned`] makes entries of configurations, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
+//! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
 //! [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
 //! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
 pub mod on_device;
-pub mod planned;
+pub mod planner;
 pub mod problem;
 pub mod questions;
 mod serve;
@@ -17,12 +17,14 @@ pub mod yardstick;
 use std::sync::Arc;
 
 use fastrand::Rng;
+use hammerhead::Request;
 use hammerhead::gpu::Cuda;
 use serde_json::Value;
 use testkit::cases::Case;
 
 pub use builtin::{Bench, Builtin};
 pub use on_device::OnDevice;
+pub use planner::Planner;
 pub use problem::ProblemSpec;
 pub use questions::questions;
 pub use serve::serve;
@@ -38,6 +40,11 @@ use crate::{Error, Result};
 
 /// Its name.
 pub const NAME: &str = "dual-gemm";
+
+/// Refuses words that are no part of a configuration.
+pub fn check_words(words: &str) -> Result<()> {
+    Ok(words.parse::<Request>().map(drop)?)
+}
 
 /// The operation with the problems of a season.
 pub struct DualGemm {
