@@ -256,9 +256,11 @@ fn every_kind_of_layer_is_right() {
         let ids = &routings()[0].1[..18];
         let weights = weights(ids.len());
         let trial = Trial::new(shape, ids, &weights, what == "gelu");
-        for (family, tile) in FAMILIES.into_iter().flat_map(|family| [(family, 8), (family, 64)]) {
+        let ways = FAMILIES.into_iter().flat_map(|family| [(family, 8), (family, 64)]);
+        let schedules = [Schedule::Random(1), Schedule::Latest, Schedule::Earliest, Schedule::Random(2)];
+        for ((family, tile), schedule) in ways.zip(schedules) {
             let kernels = LayerKernels::with_tile(family, &shape, tile).unwrap();
-            trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, Schedule::Random(1)));
+            trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, schedule));
         }
     });
 }
