@@ -48,9 +48,11 @@ impl Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
     /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
-    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope.
+    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope. Tensor memory is allocated from
+    /// its first column on, and given back by any warp behind any barrier.
     #[default]
     Practice,
-    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies.
+    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies. Tensor memory is
+    /// wherever the allocation says, and given back by the warp that allocated it, between the fences of every access.
     Letter,
 }

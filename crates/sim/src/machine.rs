@@ -43,7 +43,7 @@ impl Block {
             }
             Wait::Copies { group } => warp.copies.landed(warp.live, group),
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
-            Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).is_some()),
+            Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).next().is_some()),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
         }
     }
@@ -417,8 +417,8 @@ impl Core<'_> {
                 return Err(FaultKind::NotUniform { what: "the register budget (setmaxnreg) of a warpgroup's warps" });
             }
         }
-        if let Some(&(column, columns)) = block.tensor.as_ref().and_then(|memory| memory.allocated.first()) {
-            return Err(FaultKind::TensorMemoryLeak { column, columns });
+        if let Some(left) = block.tensor.as_ref().and_then(|memory| memory.allocated.first()) {
+            return Err(FaultKind::TensorMemoryLeak { column: left.column, columns: left.columns });
         }
         let unbalanced = block.shared.barriers.iter().find(|(_, bar)| bar.bytes != 0);
         if let Some((offset, bar)) = unbalanced {

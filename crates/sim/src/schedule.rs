@@ -134,6 +134,15 @@ impl Chooser {
         }
     }
 
+    /// Which of so many places an allocation takes, the same whenever as many are free: the blocks of a pair must agree.
+    pub(crate) fn place(&self, places: usize) -> usize {
+        match self.schedule {
+            Schedule::Earliest => 0,
+            Schedule::Latest => places - 1,
+            Schedule::Random(_) => Rng::with_seed(self.seed).usize(..places),
+        }
+    }
+
     /// Whether a warp gives up its turn, having just done something that others can see.
     pub(crate) fn yields(&mut self, issued: bool) -> bool {
         match self.schedule {

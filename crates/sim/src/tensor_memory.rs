@@ -22,14 +22,22 @@ pub(crate) const DEPTH: usize = 64;
 /// Bytes of a cell.
 const CELL: usize = 4;
 
+/// Columns that a warp has allocated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) column: u32,
+    pub(crate) columns: u32,
+    /// The warp, by its place in the block.
+    pub(crate) warp: usize,
+}
+
 /// A block's tensor memory.
 #[derive(Debug)]
 pub(crate) struct TensorMemory {
     data: Vec<u32>,
     pub(crate) written: Written,
     pub(crate) shadow: Shadow,
-    /// First column and number of columns of each allocation.
-    pub(crate) allocated: Vec<(u32, u32)>,
+    pub(crate) allocated: Vec<Allocation>,
     /// Columns of the block's last allocation.
     pub(crate) least: Option<u32>,
     /// Whether the block has given up the right to allocate.
@@ -80,22 +88,25 @@ impl TensorMemory {
         if mma.accumulate { self.check(block, mma.d, mma.n) } else { Ok(()) }
     }
 
-    /// The first free run of columns, aligned to its size.
-    pub(crate) fn room(&self, columns: u32) -> Option<u32> {
-        let free = |start: &u32| self.allocated.iter().all(|(at, n)| at + n <= *start || start + columns <= *at);
-        (0..COLUMNS / columns).map(|i| i * columns).find(free)
+    /// The free runs of so many columns, aligned to their size.
+    pub(crate) fn room(&self, columns: u32) -> impl Iterator<Item = u32> {
+        let free = move |start: &u32| {
+            self.allocated.iter().all(|other| other.column + other.columns <= *start || start + columns <= other.column)
+        };
+        (0..COLUMNS / columns).map(move |i| i * columns).filter(free)
     }
 
     /// Allocates columns. What another has left there is not this one's to read.
-    pub(crate) fn allocate(&mut self, column: u32, columns: u32) {
-        self.allocated.push((column, columns));
+    pub(crate) fn allocate(&mut self, allocation: Allocation) {
+        let Allocation { column, columns, .. } = allocation;
+        self.allocated.push(allocation);
         self.least = Some(columns);
         self.written.clear(Self::byte(0, column), (LANES * columns) as usize * CELL);
     }
 
     /// Whether columns lie within one allocation.
     pub(crate) fn owns(&self, column: u32, columns: u32) -> bool {
-        self.allocated.iter().any(|(at, n)| *at <= column && column + columns <= at + n)
+        self.allocated.iter().any(|own| own.column <= column && column + columns <= own.column + own.columns)
     }
 
     pub(crate) fn get(&self, lane: u32, column: u32) -> u32 {
@@ -227,10 +238,10 @@ mod tests {
     #[test]
     fn allocations_do_not_overlap() {
         let mut memory = TensorMemory::default();
-        memory.allocate(0, 32);
-        assert_eq!(memory.room(32), Some(32));
-        assert_eq!(memory.room(128), Some(128));
-        assert_eq!(memory.room(512), None);
+        memory.allocate(Allocation { column: 0, columns: 32, warp: 0 });
+        assert_eq!(memory.room(32).next(), Some(32));
+        assert_eq!(memory.room(128).collect::<Vec<u32>>(), [128, 256, 384]);
+        assert_eq!(memory.room(512).next(), None);
         assert!(memory.owns(16, 16) && !memory.owns(16, 32));
     }
 }

@@ -19,6 +19,12 @@ enum Slip {
     NoMeeting,
     /// Only the first block is told of the end.
     CommitToOne,
+    /// Only the second one is, or a third.
+    CommitTo(u16),
+    /// The blocks begin without having met.
+    NoGreeting,
+    /// The second block leaves without having waited for the multiplication that reads its memory.
+    SecondLeaves,
     /// A block gives its columns back while the other may still read.
     NoFarewell,
     /// The second block gives the work.
@@ -69,11 +75,13 @@ fn kernel(slip: Slip) -> Kernel {
     k.tensor_fence_before_sync();
     k.sync_threads();
     k.tensor_fence_after_sync();
-    if slip == Slip::NoMeeting {
-        k.cluster_arrive(Semantics::Relaxed, true);
-        k.cluster_wait(true);
-    } else {
-        meet(&mut k);
+    match slip {
+        Slip::NoMeeting => {
+            k.cluster_arrive(Semantics::Relaxed, true);
+            k.cluster_wait(true);
+        }
+        Slip::NoGreeting => {}
+        _ => meet(&mut k),
     }
     let base = k.load::<TensorAddress, Shared>(address.at(0));
     let leads = k.eq(rank, u32::from(slip == Slip::SecondLeads));
@@ -96,9 +104,16 @@ fn kernel(slip: Slip) -> Kernel {
         let (shape, accumulate) = (k.block_scaled_shape(shape), k.bits(0));
         let (group, d, collector) = (GROUP, base, Collector::Discard);
         k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
-        let both = k.variable::<U16>(3u16);
-        k.tensor_commit(GROUP, bars.at(0), (slip != Slip::CommitToOne).then_some(both));
+        let mask = k.variable::<U16>(if let Slip::CommitTo(mask) = slip { mask } else { 3 });
+        k.tensor_commit(GROUP, bars.at(0), (slip != Slip::CommitToOne).then_some(mask));
     });
+    if slip == Slip::SecondLeaves {
+        let second = k.eq(rank, 1);
+        k.if_(second, |k| {
+            k.if_(first_warp, |k| k.tensor_dealloc(GROUP, base, 64));
+            k.exit();
+        });
+    }
     k.wait_at(bars.at(0), 0, Scope::Cluster);
     k.tensor_fence_after_sync();
     let warp = k.shr(thread, 5);
@@ -152,6 +167,16 @@ fn the_other_blocks_operands_must_be_known_to_be_there() {
 #[test]
 fn both_blocks_are_told_of_the_end() {
     assert!(found(Slip::CommitToOne).contains(&"deadlock"));
+    assert!(found(Slip::CommitTo(2)).contains(&"deadlock"));
+    assert!(found(Slip::CommitTo(7)).contains(&"bad operand"));
+}
+
+#[test]
+fn the_other_block_must_have_begun_and_still_be_there() {
+    let greeting = found(Slip::NoGreeting);
+    assert!(greeting.len() == 8 && greeting.iter().all(|name| *name == "block not started"), "{greeting:?}");
+    let leaving = found(Slip::SecondLeaves);
+    assert!(leaving.len() == 8, "{leaving:?}");
 }
 
 #[test]

@@ -99,7 +99,10 @@ pub fn kernel() -> Result<Kernel, Error> {
         k.tensor_fence_before_sync();
         k.sync_threads();
         let leader = k.eq(warp, 0);
-        k.if_(leader, |k| k.tensor_dealloc(group, base, COLUMNS));
+        k.if_(leader, |k| {
+            k.tensor_fence_after_sync();
+            k.tensor_dealloc(group, base, COLUMNS);
+        });
     });
     k.finish()
 }

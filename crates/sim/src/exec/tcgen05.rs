@@ -15,11 +15,12 @@ use crate::clock::{Knowledge, PREDECESSOR};
 use crate::error::FaultKind;
 use crate::flight::{Job, TensorOp, TensorPipe, Work};
 use crate::lanes::{FULL, lanes};
+use crate::limits::Rules;
 use crate::memory::SharedMemory;
 use crate::race::Piece;
 use crate::race::{Observer, Proxy, RecordId};
 use crate::tensor_core;
-use crate::tensor_memory::{BlockScaled, Collected, Halves, LANES, TensorMemory};
+use crate::tensor_memory::{Allocation, BlockScaled, Collected, Halves, LANES, TensorMemory};
 use crate::warp::Wait;
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
@@ -102,8 +103,17 @@ impl Exec<'_, '_> {
             let (what, found) = ("an allocation of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
         }
-        let Some(start) = memory.room(columns) else { return Ok(Flow::Wait(Wait::Tensor { columns })) };
-        memory.allocate(start, columns);
+        let places: Vec<u32> = memory.room(columns).collect();
+        if places.is_empty() {
+            return Ok(Flow::Wait(Wait::Tensor { columns }));
+        }
+        // By the letter columns may be any; published kernels that are alone on a multiprocessor count on the first.
+        let start = match self.core.rules {
+            Rules::Letter => places[self.core.chooser.place(places.len())],
+            Rules::Practice => places[0],
+        };
+        let allocation = Allocation { column: start, columns, warp: self.warp.index };
+        self.tensor_memory().allocate(allocation);
         let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
         let record = self.record(None);
         self.touch_shared(span, 4, true, Some(0), record)?;
@@ -138,12 +148,30 @@ impl Exec<'_, '_> {
         }
         let start = self.uniform("the address of tensor memory", Operand::Reg(addr))? as u32;
         let columns = self.uniform("columns of tensor memory", columns)? as u32;
-        let found = self.tensor_memory().allocated.iter().position(|found| *found == (start, columns));
-        let Some(found) = found else {
+        let allocated = &self.tensor_memory().allocated;
+        let Some(found) = allocated.iter().position(|found| (found.column, found.columns) == (start, columns)) else {
             return Err(FaultKind::TensorMemory { column: start & 0xffff, columns });
         };
+        let (by, own) = (allocated[found].warp, self.warp.index);
+        if by != own && self.core.rules == Rules::Letter {
+            let what = "the warp that gives tensor memory back";
+            return Err(FaultKind::BadOperand { what, found: own as u64, wanted: "the one that has allocated it" });
+        }
         // Giving columns back is the last access to them: everything else must be known to be over, of a pair in both blocks.
-        self.warp.learn(FULL, |known| known.tensor.join(&known.generic));
+        // Published kernels count on any barrier for that; by the letter it takes the fences as of every other access.
+        let before = self.warp.known.tensor.clone();
+        if self.core.rules == Rules::Practice {
+            let Knowledge { tensor, executed, .. } = &mut self.warp.known;
+            tensor.join(executed);
+        }
+        self.touch_freed(start, columns, group)?;
+        self.warp.known.tensor = before;
+        self.tensor_memory().allocated.remove(found);
+        Ok(Flow::Next)
+    }
+
+    /// Notes the last access to columns, of a pair in both blocks, and forgets all before it.
+    fn touch_freed(&mut self, start: u32, columns: u32, group: CtaGroup) -> Result<(), FaultKind> {
         let (slot, count) = self.number(STORES);
         let record = self.detached(Proxy::Generic, FULL, slot, count);
         let pair = self.rank & !1..(self.rank | 1) + 1;
@@ -157,8 +185,7 @@ impl Exec<'_, '_> {
                 memory.shadow.clear(TensorMemory::byte(0, start), TensorMemory::byte(0, columns));
             }
         }
-        self.tensor_memory().allocated.remove(found);
-        Ok(Flow::Next)
+        Ok(())
     }
 
     /// The slot and the next number of the warp's loads or stores.
@@ -265,7 +292,10 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let (slot, issued) = self.warp.tensor[way];
-        self.warp.learn(FULL, |known| known.tensor.raise(slot, issued));
+        self.warp.learn(FULL, |known| {
+            known.tensor.raise(slot, issued);
+            known.executed.raise(slot, issued);
+        });
         if way == LOADS {
             self.warp.loading.clear();
         }

@@ -8,6 +8,7 @@ mod memory;
 mod tensor_cores;
 mod tensor_memory;
 mod thread_copies;
+mod tiles;
 mod warp_tensor_cores;
 
 use ptx::{Addr, Builder, Global, Kernel, LaunchBounds as Shape, Reg, SpecialRegister, Target, U32, U64};

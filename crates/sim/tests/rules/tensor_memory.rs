@@ -6,7 +6,7 @@ use ptx::{
     Addr, CopyOptions, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32,
 };
 
-use crate::{Bench, Kept, rule};
+use crate::{Bench, Kept, rule, rule_of_the_letter};
 
 const COLUMNS: u32 = 32;
 
@@ -70,6 +70,68 @@ fn columns_allocated_anew_hold_nothing_of_their_former_owners() {
         free(&mut b, base);
         b.finish()
     });
+}
+
+/// What is done between a warp's last access to columns and their return.
+#[derive(Clone, Copy)]
+struct Return {
+    /// Whether stores are waited for.
+    waits: bool,
+    before: bool,
+    after: bool,
+    /// The warp that does it; the first has allocated them.
+    warp: u32,
+    /// Whether accesses go to the columns that were allocated, or to those from 0 on.
+    named: bool,
+}
+
+const RETURN: Return = Return { waits: true, before: true, after: true, warp: 0, named: true };
+
+/// Every warp stores to its lanes, and one gives the columns back.
+fn give_back(how: Return) -> Kernel {
+    let (mut b, address) = bench();
+    let base = allocate(&mut b, address);
+    let first_column = b.k.variable::<U32>(0).cast::<TensorAddress>();
+    let at = mine(&mut b, if how.named { base } else { first_column });
+    let value = b.k.variable::<U32>(7);
+    b.k.tensor_store_columns(at, &[value]);
+    if how.waits {
+        b.k.tensor_wait_store();
+    }
+    if how.before {
+        b.k.tensor_fence_before_sync();
+    }
+    b.k.sync_threads();
+    let warp = b.k.shr(b.thread, 5);
+    let frees = b.k.eq(warp, how.warp);
+    b.k.if_(frees, |k| {
+        if how.after {
+            k.tensor_fence_after_sync();
+        }
+        k.tensor_dealloc(CtaGroup::One, base, COLUMNS);
+    });
+    b.finish()
+}
+
+#[test]
+fn columns_are_given_back_when_all_accesses_to_them_are_over() {
+    rule("race", |kept| give_back(Return { waits: kept == Kept::Yes, ..RETURN }));
+}
+
+#[test]
+fn columns_are_given_back_between_fences_as_any_access_is() {
+    rule_of_the_letter("race", |kept| give_back(Return { before: kept == Kept::Yes, ..RETURN }));
+    rule_of_the_letter("race", |kept| give_back(Return { after: kept == Kept::Yes, ..RETURN }));
+}
+
+#[test]
+fn the_warp_that_allocated_columns_gives_them_back() {
+    rule_of_the_letter("bad operand", |kept| give_back(Return { warp: u32::from(kept == Kept::No), ..RETURN }));
+}
+
+#[test]
+fn columns_are_where_the_allocation_says() {
+    rule_of_the_letter("tensor memory not allocated", |kept| give_back(Return { named: kept == Kept::Yes, ..RETURN }));
 }
 
 /// Where a multiplication's operands are: steps of 32 bytes along A and B, and columns of tensor memory.

@@ -57,6 +57,8 @@ pub(super) const TARGET: Target = Target::Sm100f;
 /// the one that multiplies.
 const FINISHING_WARPS: u32 = 4;
 const FINISHING_THREADS: u32 = FINISHING_WARPS * 32;
+/// The warp, one of those that finish, that allocates tensor memory and gives it back.
+const FREEING_WARP: u32 = 0;
 /// Warps that bring weights where they are dequantised.
 const EXPANDING_WARPS: u32 = 4;
 const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
@@ -411,7 +413,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
             parts.pipe.prepare(k, rank);
             k.fence_barrier_init();
         });
-        let allocates = k.eq(warp, config.multiplying_warp());
+        let allocates = k.eq(warp, FREEING_WARP);
         k.if_(allocates, |k| {
             k.tensor_alloc(config.group(), address, config.tensor_columns());
             k.tensor_relinquish(config.group());
@@ -451,7 +453,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
             } else {
                 k.named_sync(FINISHING_BARRIER, FINISHING_THREADS);
             }
-            let frees = k.eq(warp, 0);
+            let frees = k.eq(warp, FREEING_WARP);
             k.if_(frees, |k| {
                 k.tensor_fence_after_sync();
                 k.tensor_dealloc(config.group(), base, config.tensor_columns());
