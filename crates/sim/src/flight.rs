@@ -12,8 +12,9 @@ use ptx::instr::MatrixElement;
 
 use crate::clock::Knowledge;
 use crate::lanes::Lanes;
-use crate::race::{Piece, RecordId};
-use crate::tensor_memory::{BlockScaled, Halves};
+use crate::race::{Piece, RecordId, Writers};
+use crate::tensor_core;
+use crate::tensor_memory::{BlockScaled, Halves, LANES};
 
 /// A piece of work, and the instruction that issued it.
 #[derive(Debug)]
@@ -156,6 +157,8 @@ pub(crate) struct Mma {
     /// The addresses of the pieces of A, if it is in shared memory, and of B; and the ranges that they come to.
     pub(crate) pieces: [Vec<u32>; 2],
     pub(crate) ranges: Vec<(u32, u32)>,
+    /// The writes that made them what they are, once a warp has noted them.
+    pub(crate) writers: Option<Writers>,
     pub(crate) accumulate: bool,
     pub(crate) negate: [bool; 2],
     pub(crate) record: RecordId,
@@ -177,6 +180,19 @@ impl Warpgroup {
     }
 }
 
+/// The shared addresses of the sixteen-byte pieces of a multiplication's operands in each block: of A, and of its part of B.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    pub(crate) a: Vec<u32>,
+    pub(crate) b: Vec<u32>,
+}
+
+impl Pieces {
+    pub(crate) fn of(a: &WgmmaDescriptor, b: &WgmmaDescriptor, rows_of_b: u32) -> Self {
+        Pieces { a: tensor_core::pieces(a, LANES, false), b: tensor_core::pieces(b, rows_of_b, false) }
+    }
+}
+
 /// A piece of work for Blackwell's tensor cores.
 #[derive(Debug)]
 pub(crate) enum TensorOp {
@@ -188,9 +204,9 @@ pub(crate) enum TensorOp {
         pieces: Vec<u32>,
     },
     /// By the blocks that do it: each has its rows of A, and all of them together those of B.
-    Multiply(Range<usize>, BlockScaled),
+    Multiply(Range<usize>, BlockScaled, Pieces),
     /// The same of 16-bit numbers.
-    MultiplyHalves(Range<usize>, Halves),
+    MultiplyHalves(Range<usize>, Halves, Pieces),
     /// Tells barriers (by block and offset) that all before it is done, and so is what that had been waited for.
     Commit { barriers: Vec<(usize, u32)>, known: Box<Knowledge> },
 }
@@ -200,8 +216,8 @@ impl TensorOp {
     pub(crate) fn piece(&self) -> Option<Piece> {
         match self {
             TensorOp::CopyScales { .. } => Some(Piece::Copy),
-            TensorOp::Multiply(_, mma) => Some(Piece::Multiply(mma.d, mma.n)),
-            TensorOp::MultiplyHalves(_, mma) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::Multiply(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::MultiplyHalves(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
             TensorOp::Commit { .. } => None,
         }
     }
@@ -210,8 +226,8 @@ impl TensorOp {
     pub(crate) fn blocks(&self) -> u32 {
         match self {
             TensorOp::CopyScales { workers, .. }
-            | TensorOp::Multiply(workers, _)
-            | TensorOp::MultiplyHalves(workers, _) => workers.clone().fold(0, |blocks, rank| blocks | 1 << rank),
+            | TensorOp::Multiply(workers, ..)
+            | TensorOp::MultiplyHalves(workers, ..) => workers.clone().fold(0, |blocks, rank| blocks | 1 << rank),
             TensorOp::Commit { barriers, .. } => barriers.iter().fold(0, |blocks, (rank, _)| blocks | 1 << rank),
         }
     }

@@ -5,7 +5,7 @@ use ptx::RegId;
 use crate::barrier::Carry;
 use crate::blocks::{Block, Cluster, Core};
 use crate::error::FaultKind;
-use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, TensorOp, Work};
+use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, Pieces, TensorOp, Work};
 use crate::lanes::lanes;
 use crate::memory::SharedMemory;
 use crate::mma;
@@ -65,10 +65,15 @@ impl Core<'_> {
             let (offset, bytes) = (offset as usize, bytes as usize);
             if let CopySource::Shared(from) = source {
                 let (shared, from) = (&cluster.blocks[block].shared, from as usize);
-                let (data, written) = (shared.data[from..from + bytes].to_vec(), shared.written.clone());
+                let data = shared.data[from..from + bytes].to_vec();
+                let missing: Vec<usize> = match shared.written.missing(from, bytes) {
+                    None => Vec::new(),
+                    Some(_) => (0..bytes).filter(|byte| shared.written.missing(from + byte, 1).is_some()).collect(),
+                };
                 let shared = &mut cluster.blocks[target].shared;
                 shared.data[offset..offset + bytes].copy_from_slice(&data);
-                shared.written.copy(offset, &written, from, bytes);
+                shared.written.set(offset, bytes);
+                missing.into_iter().for_each(|byte| shared.written.clear(offset + byte, 1));
                 continue;
             }
             let shared = &mut cluster.blocks[target].shared;
@@ -187,32 +192,26 @@ impl Core<'_> {
                     }
                 }
             }
-            TensorOp::Multiply(workers, mma) => {
+            TensorOp::Multiply(workers, mma, Pieces { a, b }) => {
                 let blocks = &mut cluster.blocks[workers];
-                let rows_of_b = mma.n / blocks.len() as u32;
-                let operand =
-                    |block: &Block, desc, rows| bytes_at(&block.shared.data, &tensor_core::pieces(desc, rows, false));
-                let b: Vec<u8> = blocks.iter().flat_map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                let b: Vec<u8> = blocks.iter().flat_map(|block| bytes_at(&block.shared.data, &b)).collect();
                 for block in blocks {
-                    let a = operand(block, &mma.a, tensor_memory::LANES);
+                    let a = bytes_at(&block.shared.data, &a);
                     let memory = block.tensor.get_or_insert_default();
                     memory.check_operands(block.id, &mma)?;
                     memory.multiply(&mma, &a, &b);
                     self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
                 }
             }
-            TensorOp::MultiplyHalves(workers, mma) => {
+            TensorOp::MultiplyHalves(workers, mma, Pieces { a, b }) => {
                 let blocks = &mut cluster.blocks[workers];
-                let rows_of_b = mma.n / blocks.len() as u32;
-                let operand = |block: &Block, desc, rows| {
-                    let pieces = tensor_core::pieces(desc, rows, false);
-                    let shape = (rows as usize, false);
-                    let from = (&pieces[..], SharedMemory::START);
+                let operand = |block: &Block, pieces: &[u32]| {
+                    let (shape, from) = ((pieces.len() / 2, false), (pieces, SharedMemory::START));
                     tensor_core::by_depth(mma.element, &block.shared.data, from, shape, false)
                 };
-                let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &mma.b, rows_of_b)).collect();
+                let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &b)).collect();
                 for block in blocks {
-                    let a = operand(block, &mma.a, tensor_memory::LANES);
+                    let a = operand(block, &a);
                     let memory = block.tensor.get_or_insert_default();
                     memory.multiply_halves(block.id, &mma, &a, &b)?;
                     self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_core::DEPTH as u64;

@@ -243,10 +243,12 @@ impl Core<'_> {
                 if !overlaps {
                     known.raise(PREDECESSOR, 1);
                 }
-                let mut warp = Warp::new(warp as usize, slot, kernel.registers, known, budget);
+                let mut warp = Warp::new(warp as usize, slot, &self.program, known, budget);
                 warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
-                warp.copies_from(cluster.slots);
-                cluster.slots += 32;
+                if self.program.copies_by_threads {
+                    warp.copies_from(cluster.slots);
+                    cluster.slots += 32;
+                }
                 block.warps.push(Some(Box::new(warp)));
             }
             block.slots.end = cluster.slots;

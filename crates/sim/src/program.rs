@@ -1,7 +1,11 @@
 //! A kernel made ready to run: branch targets, the registers of each instruction, and how finely its accesses must be told
 //! apart are worked out once.
 
-use ptx::instr::{Access, Barrier, Control, Guard, MatrixA, Memory, Wgmma};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+use ptx::instr::{Access, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Wgmma};
 use ptx::{Bank, Instr, Kernel, Op, RegId, Space};
 
 use crate::error::{FaultKind, Site};
@@ -14,8 +18,12 @@ pub(crate) struct Program<'k> {
     /// The registers of all instructions, and where each one's begin.
     registers: Vec<(RegId, Access)>,
     starts: Vec<u32>,
-    /// Whether it has multiplications that own registers.
-    pub(crate) multiplies: bool,
+    /// Whether each instruction touches registers that multiplications own at times.
+    multiplied: Vec<bool>,
+    /// Where the values of registers are kept.
+    pub(crate) storage: Rc<Storage>,
+    /// Whether its threads copy one by one.
+    pub(crate) copies_by_threads: bool,
     /// Whether the instruction is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
     spins: Vec<bool>,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
@@ -36,21 +44,31 @@ impl<'k> Program<'k> {
         if let Some((reg, _)) = registers.iter().find(beyond) {
             return Err(refuse(format!("register {reg} is not declared")));
         }
-        let words = |instr: &'k Instr| -> (&'k [RegId], &'k [RegId]) {
-            match &instr.op {
-                Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => (d, a),
-                Op::Wgmma(Wgmma::Mma { d, .. }) => (d, &[]),
-                _ => (&[], &[]),
-            }
-        };
-        let mut multiplied = kernel.body.iter().map(words).flat_map(|(d, a)| d.iter().chain(a));
-        if let Some(reg) = multiplied.find(|reg| reg.bank != Bank::B32) {
+        if let Some(reg) = multiplied_by(kernel).find(|reg| reg.bank != Bank::B32) {
             return Err(refuse(format!("register {reg} is no 32-bit register, and is multiplied")));
         }
         let spins = (0..kernel.body.len()).map(|at| spins(kernel, &labels, at)).collect();
-        let multiplies = kernel.body.iter().any(|instr| matches!(instr.op, Op::Wgmma(_)));
+        let mut own = vec![false; kernel.register_count(Bank::B32) as usize];
+        multiplied_by(kernel).for_each(|reg| own[reg.index as usize] = true);
+        let owned = |reg: &RegId| reg.bank == Bank::B32 && own[reg.index as usize];
+        let touches = |regs: &[(RegId, Access)]| regs.iter().any(|(reg, _)| owned(reg));
+        let all = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize])).collect();
+        let storage = Rc::new(Storage::new(kernel, &registers, &starts, owned));
+        let copies_by_threads = kernel.body.iter().any(|instr| is_of_threads(&instr.op));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
-        Ok(Program { kernel, labels, registers, starts, multiplies, spins, shared_unit, global_unit })
+        let multiplied = all;
+        Ok(Program {
+            kernel,
+            labels,
+            registers,
+            starts,
+            multiplied,
+            storage,
+            copies_by_threads,
+            spins,
+            shared_unit,
+            global_unit,
+        })
     }
 
     pub(crate) fn instr(&self, pc: u32) -> Option<&'k Instr> {
@@ -63,6 +81,11 @@ impl<'k> Program<'k> {
 
     pub(crate) fn registers(&self, pc: u32) -> &[(RegId, Access)] {
         &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
+    }
+
+    /// Whether an instruction touches registers that multiplications own at times.
+    pub(crate) fn touches_multiplied(&self, pc: u32) -> bool {
+        self.multiplied[pc as usize]
     }
 
     pub(crate) fn spins(&self, pc: u32) -> bool {
@@ -112,6 +135,100 @@ impl<'k> Program<'k> {
     }
 }
 
+/// The registers of multiplications that own them while they run: accumulators and parts of A.
+fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
+    let words = |instr: &Instr| -> Vec<RegId> {
+        match &instr.op {
+            Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => d.iter().chain(a).copied().collect(),
+            Op::Wgmma(Wgmma::Mma { d, .. }) => d.clone(),
+            _ => Vec::new(),
+        }
+    };
+    kernel.body.iter().flat_map(words)
+}
+
+/// Where the values of registers are kept: by bank, the place of each register, and how many places there are.
+///
+/// Kernels have thousands of registers, most of which are written once and read a few instructions later. Those of which that is certain
+/// take turns in a few places, so that a warp's values fit a cache: the first instruction that has such a register writes it in every lane
+/// that gets there, and no branch leads in or out before the last. Of whoever may be read otherwise, the place is its own.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    places: [Vec<u32>; 4],
+    pub(crate) counts: [u32; 4],
+}
+
+impl Storage {
+    fn new(kernel: &Kernel, registers: &[(RegId, Access)], starts: &[u32], owned: impl Fn(&RegId) -> bool) -> Self {
+        const NOWHERE: u32 = u32::MAX;
+        // The first and the last instruction of each register; none where it needs a place of its own.
+        let mut spans = kernel.registers.map(|count| vec![(NOWHERE, NOWHERE); count as usize]);
+        // The number of the stretch without branches that an instruction is in.
+        let mut stretch = 0;
+        let mut stretches = spans.each_ref().map(|spans| vec![0u32; spans.len()]);
+        let mut lasting = spans.each_ref().map(|spans| vec![false; spans.len()]);
+        for (at, instr) in kernel.body.iter().enumerate() {
+            stretch += u32::from(matches!(instr.op, Op::Control(Control::Label(_))));
+            for (reg, access) in &registers[starts[at] as usize..starts[at + 1] as usize] {
+                let (bank, index) = (reg.bank.index(), reg.index as usize);
+                let span = &mut spans[bank][index];
+                if span.0 == NOWHERE {
+                    *span = (at as u32, at as u32);
+                    stretches[bank][index] = stretch;
+                    lasting[bank][index] = *access != Access::Write || instr.guard.is_some() || owned(reg);
+                } else {
+                    span.1 = at as u32;
+                    lasting[bank][index] |= stretches[bank][index] != stretch;
+                }
+            }
+            stretch +=
+                u32::from(matches!(instr.op, Op::Control(Control::Branch { .. } | Control::Exit | Control::Trap)));
+        }
+        let mut storage = Storage { places: Default::default(), counts: [0; 4] };
+        for (bank, spans) in spans.iter().enumerate() {
+            storage.settle(bank, spans, &lasting[bank]);
+        }
+        storage
+    }
+
+    /// Gives the registers of a bank their places.
+    fn settle(&mut self, bank: usize, spans: &[(u32, u32)], lasting: &[bool]) {
+        let mut places = vec![0; spans.len()];
+        let mut order: Vec<u32> = (0..spans.len() as u32).collect();
+        order.sort_unstable_by_key(|index| spans[*index as usize].0);
+        // Those in use, the one that is free soonest first, and those that are free.
+        let (mut busy, mut free) = (BinaryHeap::new(), Vec::new());
+        for index in order {
+            let (first, last) = spans[index as usize];
+            while let Some(&Reverse((until, place))) = busy.peek()
+                && until < first
+            {
+                busy.pop();
+                free.push(place);
+            }
+            let place = free.pop().filter(|_| !lasting[index as usize]).unwrap_or_else(|| {
+                self.counts[bank] += 1;
+                self.counts[bank] - 1
+            });
+            if !lasting[index as usize] {
+                busy.push(Reverse((last, place)));
+            }
+            places[index as usize] = place;
+        }
+        self.places[bank] = places;
+    }
+
+    pub(crate) fn place(&self, reg: RegId) -> usize {
+        self.places[reg.bank.index()][reg.index as usize] as usize
+    }
+}
+
+/// Whether an instruction is about copies that threads make one by one.
+fn is_of_threads(op: &Op) -> bool {
+    use AsyncCopy::{CommitThreadGroup, ThreadCopy, WaitThreadGroup};
+    matches!(op, Op::Copy(ThreadCopy { .. } | CommitThreadGroup | WaitThreadGroup { .. }))
+}
+
 /// Whether the instruction is a wait, followed by a branch back to it while it fails.
 fn spins(kernel: &Kernel, labels: &[usize], at: usize) -> bool {
     let Op::Barrier(Barrier::TryWait { done, .. }) = &kernel.body[at].op else { return false };
@@ -137,8 +254,8 @@ fn unit(kernel: &Kernel, global: bool) -> u32 {
         Op::Memory(Memory::Atomic { space, ty, .. }) if (*space == Space::Global) == global => {
             Some(if ty.bank() == Bank::B64 { 8 } else { 4 })
         }
-        Op::Copy(ptx::instr::AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
-        Op::Copy(ptx::instr::AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
+        Op::Copy(AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
+        Op::Copy(AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
         Op::Barrier(Barrier::Init { .. }) if !global => Some(8),
         _ => None,
     };

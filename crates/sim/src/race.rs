@@ -209,6 +209,17 @@ impl Mark {
     }
 }
 
+/// Writes, by thread.
+#[derive(Debug, Default)]
+pub(crate) struct Writers(Vec<Mark>);
+
+impl Writers {
+    /// Whether all of them are ordered before what an observer does.
+    pub(crate) fn precede(&self, log: &Log, who: &mut Observer<'_>) -> bool {
+        self.0.iter().all(|mark| who.knows(log, *mark, false))
+    }
+}
+
 /// Who makes an access, and what it knows.
 pub(crate) struct Observer<'a> {
     pub(crate) knowledge: &'a Knowledge,
@@ -393,7 +404,8 @@ struct Unit {
     crowd: u32,
 }
 
-/// Sixteen bytes: what bulk copies, tensor cores and wide loads move at once.
+/// Bytes that are mostly accessed together: the sixteen that bulk copies, tensor cores and wide loads move at once, or a warp's lanes of a
+/// column of tensor memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     /// What is remembered of all of them, unless they are told apart.
@@ -403,7 +415,7 @@ struct Line {
     split: bool,
 }
 
-/// Bytes of a line.
+/// Bytes of a line of shared and of global memory.
 const LINE: usize = 16;
 
 /// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of units.
@@ -443,6 +455,8 @@ impl Crowds {
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     shift: u32,
+    /// Bytes of a line: two to this power.
+    line_shift: u32,
     lines: Vec<Line>,
     units: Vec<Unit>,
     crowds: Crowds,
@@ -542,13 +556,19 @@ impl Noting<'_, '_> {
 impl Shadow {
     /// For `bytes` bytes, told apart in units of `unit` bytes.
     pub(crate) fn new(bytes: usize, unit: u32) -> Self {
-        let lines = vec![Line::default(); bytes.div_ceil(LINE)];
-        Shadow { shift: unit.trailing_zeros(), lines, units: Vec::new(), crowds: Crowds::default() }
+        Self::by_lines(bytes, unit, LINE)
+    }
+
+    /// The same with lines of so many bytes.
+    pub(crate) fn by_lines(bytes: usize, unit: u32, line: usize) -> Self {
+        let (shift, line_shift) = (unit.trailing_zeros(), line.trailing_zeros());
+        let lines = vec![Line::default(); bytes.div_ceil(line)];
+        Shadow { shift, line_shift, lines, units: Vec::new(), crowds: Crowds::default() }
     }
 
     /// Units of a line.
     fn per_line(&self) -> usize {
-        LINE >> self.shift
+        1 << (self.line_shift - self.shift)
     }
 
     /// Tells the parts of a line apart: the position of its first unit.
@@ -579,18 +599,18 @@ impl Shadow {
         let none = Mark::default();
         let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
         let mut noting = Noting { log, who, mark, strong, write, ordered, replaced, joined };
-        let end = start + bytes;
-        for at in start / LINE..end.div_ceil(LINE).min(self.lines.len()) {
-            let (from, to) = (start.max(at * LINE), end.min((at + 1) * LINE));
-            let whole = to - from == LINE;
+        let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
+        for at in start >> shift..((end + length - 1) >> shift).min(self.lines.len()) {
+            let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
+            let whole = to - from == length;
             let line = &mut self.lines[at];
-            if !line.split && (whole || self.shift == LINE.trailing_zeros()) {
-                noting.note(&mut line.whole, &mut self.crowds, from & !(LINE - 1))?;
+            if !line.split && (whole || self.shift == shift) {
+                noting.note(&mut line.whole, &mut self.crowds, at << shift)?;
                 continue;
             }
             let first = self.split(at);
-            for part in (from % LINE) >> self.shift..(to - at * LINE).div_ceil(1 << self.shift) {
-                let byte = at * LINE + (part << self.shift);
+            for part in (from - (at << shift)) >> self.shift..(to - (at << shift)).div_ceil(1 << self.shift) {
+                let byte = (at << shift) + (part << self.shift);
                 noting.note(&mut self.units[first + part], &mut self.crowds, byte)?;
             }
             if write && whole && !strong {
@@ -611,6 +631,17 @@ impl Shadow {
         })
     }
 
+    /// Adds the writes that made some bytes what they are.
+    pub(crate) fn writers(&self, start: usize, bytes: usize, writers: &mut Writers) {
+        for unit in self.history(start, bytes) {
+            for mark in [unit.write, unit.plain] {
+                if !mark.is_none() && !writers.0.contains(&mark) {
+                    writers.0.push(mark);
+                }
+            }
+        }
+    }
+
     /// What is remembered of a line.
     fn parts<'s>(&'s self, line: &'s Line) -> &'s [Unit] {
         match line.split {
@@ -621,7 +652,7 @@ impl Shadow {
 
     /// Forgets all accesses to some lines.
     pub(crate) fn clear(&mut self, start: usize, bytes: usize) {
-        for line in &mut self.lines[start / LINE..(start + bytes) / LINE] {
+        for line in &mut self.lines[start >> self.line_shift..(start + bytes) >> self.line_shift] {
             (line.whole, line.split) = (Unit::default(), false);
         }
     }

@@ -19,8 +19,14 @@ pub(crate) const LANES: u32 = 128;
 pub(crate) const COLUMNS: u32 = 512;
 /// Depth of one block-scaled multiplication.
 pub(crate) const DEPTH: usize = 64;
+/// Scales of a row in one: a cell has one byte for each sixteen along k.
+const SCALES: usize = 4;
 /// Bytes of a cell.
 const CELL: usize = 4;
+/// Lanes that a warp reaches: what of a column is accessed together.
+const WARP_LANES: usize = 32;
+/// Lanes that are summed at a time: their sums stay in registers.
+const BLOCK: usize = 32;
 
 /// Columns that a warp has allocated.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +58,7 @@ impl Default for TensorMemory {
         TensorMemory {
             data: vec![0; cells],
             written: Written::new(cells * CELL, false),
-            shadow: Shadow::new(cells * CELL, CELL as u32),
+            shadow: Shadow::by_lines(cells * CELL, (WARP_LANES * CELL) as u32, WARP_LANES * CELL),
             allocated: Vec::new(),
             least: None,
             closed: false,
@@ -118,30 +124,54 @@ impl TensorMemory {
         self.written.set(Self::byte(lane, column), CELL);
     }
 
-    /// A scale of a row, for one block of sixteen along k.
-    fn scale(&self, column: u32, row: u32, block: usize) -> f32 {
-        ue4m3((self.get(row % 32, column + row / 32) >> (8 * block)) as u8)
+    /// The scales of so many rows from a column on, for each block of sixteen along k.
+    fn scales(&self, column: u32, rows: u32) -> Vec<[f32; SCALES]> {
+        let row = |row: u32| self.get(row % 32, column + row / 32).to_le_bytes().map(ue4m3);
+        (0..rows).map(row).collect()
+    }
+
+    /// The elements of an operand by k, then row, from 32 bytes per row.
+    fn expand(&self, bytes: &[u8], rows: u32, scales: u32) -> Vec<f32> {
+        let (scales, rows) = (self.scales(scales, rows), rows as usize);
+        let mut elements = vec![0.0; rows * DEPTH];
+        for (row, (bytes, scales)) in bytes.chunks_exact(DEPTH / 2).zip(&scales).enumerate() {
+            for (at, byte) in bytes.iter().enumerate() {
+                let scale = scales[at / (DEPTH / 2 / SCALES)];
+                elements[2 * at * rows + row] = e2m1(byte & 15) * scale;
+                elements[(2 * at + 1) * rows + row] = e2m1(byte >> 4) * scale;
+            }
+        }
+        elements
     }
 
     /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 per row.
     pub(crate) fn multiply(&mut self, mma: &BlockScaled, a: &[u8], b: &[u8]) {
-        let expand = |bytes: &[u8], rows: u32, scales: u32| -> Vec<f32> {
-            let element = |i: usize| {
-                let (row, k) = (i / DEPTH, i % DEPTH);
-                let byte = bytes[row * DEPTH / 2 + k / 2];
-                let code = if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                e2m1(code) * self.scale(scales, row as u32, k / 16)
-            };
-            (0..rows as usize * DEPTH).map(element).collect()
-        };
-        let (a, b) = (expand(a, LANES, mma.scale_a), expand(b, mma.n, mma.scale_b));
-        for (row, a) in (0..LANES).zip(a.chunks_exact(DEPTH)) {
-            for (column, b) in (mma.d..mma.d + mma.n).zip(b.chunks_exact(DEPTH)) {
-                let before = if mma.accumulate { f32::from_bits(self.get(row, column)) } else { 0.0 };
-                let sum = a.iter().zip(b).fold(before, |sum, (a, b)| sum + a * b);
-                self.put(row, column, sum.to_bits());
+        let (a, b) = (self.expand(a, LANES, mma.scale_a), self.expand(b, mma.n, mma.scale_b));
+        self.accumulate((mma.d, mma.accumulate), &a, &[b]);
+    }
+
+    /// Adds products to accumulators from a column on, or replaces them; A and the parts of B by k, then row. Of each element the products
+    /// are added one by one, by rising k.
+    fn accumulate(&mut self, (first, accumulate): (u32, bool), a: &[f32], parts: &[Vec<f32>]) {
+        let depth = a.len() / LANES as usize;
+        let mut column = first as usize;
+        for part in parts {
+            let columns = part.len() / depth;
+            for at in 0..columns {
+                let cells = &mut self.data[column * LANES as usize..(column + 1) * LANES as usize];
+                for (lane, cells) in cells.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                    let mut sums = if accumulate { cells.map(f32::from_bits) } else { [0.0; BLOCK] };
+                    for k in 0..depth {
+                        let (a, b) = (&a[k * LANES as usize + lane * BLOCK..][..BLOCK], part[k * columns + at]);
+                        sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += a * b);
+                    }
+                    *cells = sums.map(f32::to_bits);
+                }
+                column += 1;
             }
         }
+        let bytes = Self::byte(0, column as u32) - Self::byte(0, first);
+        self.written.set(Self::byte(0, first), bytes);
     }
 }
 
@@ -157,20 +187,7 @@ impl TensorMemory {
         if mma.accumulate {
             self.check(block, mma.d, mma.n)?;
         }
-        let columns_of_part = mma.n as usize / b.len();
-        for row in 0..LANES {
-            for (part, first) in b.iter().zip((mma.d..).step_by(columns_of_part)) {
-                let columns = first..first + columns_of_part as u32;
-                let mut sums: Vec<f32> = match mma.accumulate {
-                    true => columns.clone().map(|column| f32::from_bits(self.get(row, column))).collect(),
-                    false => vec![0.0; columns_of_part],
-                };
-                for (a, b) in a.chunks_exact(LANES as usize).zip(part.chunks_exact(columns_of_part)) {
-                    sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a[row as usize] * b);
-                }
-                columns.zip(sums).for_each(|(column, sum)| self.put(row, column, sum.to_bits()));
-            }
-        }
+        self.accumulate((mma.d, mma.accumulate), a, b);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use ptx::{Bank, Operand, RegId};
 use crate::clock::{Cleared, Knowledge};
 use crate::flag::Publication;
 use crate::lanes::{FULL, Lanes, lanes};
+use crate::program::{Program, Storage};
 
 /// What a lane waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ pub(crate) enum Rest {
 /// memory that was never written, and the instruction that read that.
 #[derive(Debug, Default)]
 struct Registers {
-    /// Lane by lane, register by register.
+    /// Lane by lane, place by place.
     values: Vec<u64>,
     defined: Vec<u32>,
     tainted: Vec<u32>,
@@ -81,12 +82,12 @@ struct Registers {
 }
 
 impl Registers {
-    fn get(&self, index: u32) -> &Lanes {
-        &self.values.as_chunks().0[index as usize]
+    fn at(&self, place: usize) -> &Lanes {
+        &self.values.as_chunks().0[place]
     }
 
-    fn get_mut(&mut self, index: u32) -> &mut Lanes {
-        &mut self.values.as_chunks_mut().0[index as usize]
+    fn at_mut(&mut self, place: usize) -> &mut Lanes {
+        &mut self.values.as_chunks_mut().0[place]
     }
 }
 
@@ -158,6 +159,7 @@ pub(crate) struct Warp {
     /// The instructions all of whose registers were seen to be defined in all lanes, one bit each: what is defined remains so.
     sound: Vec<u64>,
     banks: [Registers; 4],
+    storage: Rc<Storage>,
     /// Whether any register was ever tainted.
     pub(crate) taints: bool,
     /// Common knowledge of the lanes.
@@ -195,11 +197,12 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
-    pub(crate) fn new(index: usize, slot: u32, counts: [u32; 4], known: Knowledge, budget: u32) -> Self {
+    pub(crate) fn new(index: usize, slot: u32, program: &Program<'_>, known: Knowledge, budget: u32) -> Self {
+        let (counts, storage) = (program.kernel.registers, program.storage.clone());
         let bank = |bank: Bank| {
-            let count = counts[bank.index()] as usize;
+            let (count, places) = (counts[bank.index()] as usize, storage.counts[bank.index()] as usize);
             let none = vec![0; count];
-            Registers { values: vec![0; 32 * count], defined: none.clone(), tainted: none.clone(), origin: none }
+            Registers { values: vec![0; 32 * places], defined: none.clone(), tainted: none.clone(), origin: none }
         };
         let words = counts[Bank::B32.index()] as usize;
         Warp {
@@ -211,6 +214,7 @@ impl Warp {
             together: None,
             sound: Vec::new(),
             banks: Bank::ALL.map(bank),
+            storage,
             taints: false,
             known,
             apart: Default::default(),
@@ -281,7 +285,7 @@ impl Warp {
 
     /// The values of a register.
     pub(crate) fn get(&self, reg: RegId) -> &Lanes {
-        self.banks[reg.bank.index()].get(reg.index)
+        self.banks[reg.bank.index()].at(self.storage.place(reg))
     }
 
     /// The same without a copy, where the operand is a register.
@@ -326,9 +330,9 @@ impl Warp {
 
     /// Replaces a register's value in the lanes of `mask`.
     pub(crate) fn set(&mut self, reg: RegId, mask: u32, values: &Lanes) {
-        let bank = &mut self.banks[reg.bank.index()];
+        let (bank, place) = (&mut self.banks[reg.bank.index()], self.storage.place(reg));
         let (index, keep) = (reg.index as usize, bits_of(reg.bank));
-        let old = bank.get_mut(reg.index);
+        let old = bank.at_mut(place);
         if mask == FULL {
             for (old, new) in old.iter_mut().zip(values) {
                 *old = new & keep;
@@ -345,8 +349,8 @@ impl Warp {
 
     /// Replaces a word register's value in all lanes, as the tensor cores do.
     pub(crate) fn deposit(&mut self, reg: RegId, values: &Lanes) {
-        let bank = &mut self.banks[reg.bank.index()];
-        *bank.get_mut(reg.index) = *values;
+        let (bank, place) = (&mut self.banks[reg.bank.index()], self.storage.place(reg));
+        *bank.at_mut(place) = *values;
         bank.defined[reg.index as usize] = FULL;
         bank.tainted[reg.index as usize] = 0;
     }

@@ -167,7 +167,7 @@ impl Exec<'_, '_> {
             self.check_taints(op)?;
         }
         let in_flight = self.warp.issued > self.warp.retired;
-        let by_threads = self.core.program.multiplies && !matches!(op, Op::Wgmma(_));
+        let by_threads = self.core.program.touches_multiplied(self.pc) && !matches!(op, Op::Wgmma(_));
         let sound = self.warp.is_sound(self.pc);
         if sound && self.warp.loading.is_empty() && !by_threads {
             return Ok(());

@@ -13,7 +13,7 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::clock::{Knowledge, PREDECESSOR};
 use crate::error::FaultKind;
-use crate::flight::{Job, TensorOp, TensorPipe, Work};
+use crate::flight::{Job, Pieces, TensorOp, TensorPipe, Work};
 use crate::lanes::{FULL, lanes};
 use crate::limits::Rules;
 use crate::memory::SharedMemory;
@@ -341,7 +341,11 @@ impl Exec<'_, '_> {
     }
 
     fn read_operand(&mut self, block: usize, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {
-        for (address, bytes) in tensor_core::joined(pieces) {
+        let ranges = tensor_core::joined(pieces);
+        if block == self.rank && self.note_operand(&ranges, lane, record).is_some() {
+            return Ok(());
+        }
+        for (address, bytes) in ranges {
             let span = self.described_span(address, bytes)?;
             let span = self.elsewhere(span, block, bytes)?;
             self.touch_shared(span, bytes, false, Some(lane), record)?;
@@ -350,6 +354,22 @@ impl Exec<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Notes that this block's tensor cores read some ranges, if there is nothing to say against any of them. What was noted when there
+    /// is does no harm: the same is noted again by whoever says what it is.
+    fn note_operand(&mut self, ranges: &[(u32, u32)], lane: usize, record: RecordId) -> Option<()> {
+        let (index, rules) = (self.cluster.index, self.core.rules);
+        let mut who = super::observer(self.warp, index, Some(lane), record, Proxy::Async, (false, rules));
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        for &(address, bytes) in ranges {
+            let offset = address.checked_sub(SharedMemory::START)?;
+            shared.note(&self.core.log, &mut who, offset, bytes, false)?;
+            if shared.written.missing(offset as usize, bytes as usize).is_some() {
+                return None;
+            }
+        }
+        Some(())
     }
 
     fn copy_scales(&mut self, dst: RegId, src: RegId, group: CtaGroup, lane: usize) -> Result<(), FaultKind> {
@@ -399,11 +419,12 @@ impl Exec<'_, '_> {
             accumulate: self.warp.get(*accumulate)[lane] == 1,
         };
         let (slot, record) = self.pipe(lane);
+        let pieces = Pieces::of(&mma.a, &mma.b, mma.n / blocks);
         for block in workers.clone() {
-            self.touch_multiplied(block, &mma, mma.n / blocks, lane, record)?;
+            self.touch_multiplied(block, &mma, &pieces, lane, record)?;
         }
-        self.collect(slot, mma.a, *collector, workers.clone())?;
-        self.enqueue_tensor(lane, TensorOp::Multiply(workers, mma));
+        self.collect(slot, mma.a, &pieces, *collector, workers.clone())?;
+        self.enqueue_tensor(lane, TensorOp::Multiply(workers, mma, pieces));
         Ok(())
     }
 
@@ -427,13 +448,14 @@ impl Exec<'_, '_> {
             element: if shape.bf16 { MatrixElement::Bf16 } else { MatrixElement::F16 },
         };
         let (slot, record) = self.pipe(lane);
+        let pieces = Pieces::of(&mma.a, &mma.b, mma.n / blocks);
         for block in workers.clone() {
-            self.read_operand(block, &tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
-            self.read_operand(block, &tensor_core::pieces(&mma.b, mma.n / blocks, false), lane, record)?;
+            self.read_operand(block, &pieces.a, lane, record)?;
+            self.read_operand(block, &pieces.b, lane, record)?;
             self.touch_sums(block, (mma.d, mma.n), mma.accumulate, lane, record)?;
         }
-        self.collect(slot, mma.a, *collector, workers.clone())?;
-        self.enqueue_tensor(lane, TensorOp::MultiplyHalves(workers, mma));
+        self.collect(slot, mma.a, &pieces, *collector, workers.clone())?;
+        self.enqueue_tensor(lane, TensorOp::MultiplyHalves(workers, mma, pieces));
         Ok(())
     }
 
@@ -460,12 +482,12 @@ impl Exec<'_, '_> {
         &mut self,
         block: usize,
         mma: &BlockScaled,
-        rows_of_b: u32,
+        pieces: &Pieces,
         lane: usize,
         record: RecordId,
     ) -> Result<(), FaultKind> {
-        self.read_operand(block, &tensor_core::pieces(&mma.a, LANES, false), lane, record)?;
-        self.read_operand(block, &tensor_core::pieces(&mma.b, rows_of_b, false), lane, record)?;
+        self.read_operand(block, &pieces.a, lane, record)?;
+        self.read_operand(block, &pieces.b, lane, record)?;
         let piece = Some(Piece::Multiply(mma.d, mma.n));
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
             let cells = Cells { block, lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
@@ -480,12 +502,17 @@ impl Exec<'_, '_> {
         &mut self,
         pipe: u32,
         a: WgmmaDescriptor,
+        pieces: &Pieces,
         collector: Collector,
         workers: Range<usize>,
     ) -> Result<(), FaultKind> {
-        let mut writes = 0u64;
+        if collector == Collector::Discard {
+            self.tensor_memory().collected = None;
+            return Ok(());
+        }
+        let (mut writes, ranges) = (0u64, tensor_core::joined(&pieces.a));
         for shared in self.cluster.blocks[workers].iter().map(|block| &block.shared) {
-            for (address, bytes) in tensor_core::joined(&tensor_core::pieces(&a, LANES, false)) {
+            for &(address, bytes) in &ranges {
                 let start = (address - SharedMemory::START) as usize;
                 writes = writes.rotate_left(7) ^ shared.shadow.fingerprint(start, bytes as usize);
             }

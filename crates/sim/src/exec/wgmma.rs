@@ -9,7 +9,7 @@ use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
 use crate::lanes::{FULL, Lanes};
 use crate::memory::SharedMemory;
-use crate::race::{Proxy, RecordId};
+use crate::race::{Proxy, RecordId, Writers};
 use crate::tensor_core;
 use crate::warp::{Owned, Use, Wait};
 
@@ -155,8 +155,10 @@ impl Exec<'_, '_> {
             mma.tainted[part] = fragments.map(|(_, tainted)| tainted);
         }
         let (complete, record, ranges) = (mma.issued == 15, mma.record, std::mem::take(&mut mma.ranges));
-        self.read_ranges(&ranges, record)?;
-        self.cluster.blocks[self.rank].warpgroups[group].queue[at].ranges = ranges;
+        let writers = mma.writers.take();
+        let writers = self.read_ranges(&ranges, writers, record)?;
+        let mma = &mut self.cluster.blocks[self.rank].warpgroups[group].queue[at];
+        (mma.ranges, mma.writers) = (ranges, writers);
         if complete {
             let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
             self.cluster.jobs.push(Job { block, warp, lanes: FULL, pc, work: Work::Multiply { group } });
@@ -164,8 +166,21 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Notes that the tensor cores read some ranges of this block's shared memory.
-    fn read_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Result<(), FaultKind> {
+    /// Notes that the tensor cores read some ranges of this block's shared memory. The four warps of a warpgroup do so together: what the
+    /// first has found there remains, for whoever changed it now would be reported; so the others look only at who wrote it.
+    fn read_ranges(
+        &mut self,
+        ranges: &[(u32, u32)],
+        writers: Option<Writers>,
+        record: RecordId,
+    ) -> Result<Option<Writers>, FaultKind> {
+        let (index, rules) = (self.cluster.index, self.core.rules);
+        if let Some(writers) = writers {
+            let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
+            if writers.precede(&self.core.log, &mut who) {
+                return Ok(Some(writers));
+            }
+        }
         let noted = self.note_ranges(ranges, record);
         for &(address, bytes) in ranges {
             let span = self.described_span(address, bytes)?;
@@ -177,18 +192,21 @@ impl Exec<'_, '_> {
                 self.core.origins.entry(self.pc).or_insert(fault);
             }
         }
-        Ok(())
+        Ok(noted)
     }
 
     /// The same, if there is nothing to say against any of them.
-    fn note_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Option<()> {
+    fn note_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Option<Writers> {
         let (index, rules) = (self.cluster.index, self.core.rules);
         let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
         let shared = &mut self.cluster.blocks[self.rank].shared;
+        let mut writers = Writers::default();
         for &(address, bytes) in ranges {
-            shared.note(&self.core.log, &mut who, address.checked_sub(SharedMemory::START)?, bytes, false)?;
+            let offset = address.checked_sub(SharedMemory::START)?;
+            shared.note(&self.core.log, &mut who, offset, bytes, false)?;
+            shared.shadow.writers(offset as usize, bytes as usize, &mut writers);
         }
-        Some(())
+        Some(writers)
     }
 }
 
@@ -214,6 +232,7 @@ fn first_issued(pc: u32, op: &Wgmma, (a, b, accumulate): Operands, record: Recor
         b,
         pieces,
         ranges,
+        writers: None,
         accumulate,
         negate: [*negate_a, *negate_b],
         record,
