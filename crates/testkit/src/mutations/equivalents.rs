@@ -34,6 +34,7 @@ pub(super) fn of(way: &'static str) -> impl Iterator<Item = (&'static Excuse, &'
 /// Every way on data-centre Blackwell.
 const BLACKWELL: &[&str] = &[
     "weights as rows",
+    "tokens as rows, 96 columns",
     "tokens as rows, several tiles per block",
     "gate, then up, two blocks per tile",
     "two sets of accumulators, groups",
@@ -48,7 +49,7 @@ const BLACKWELL: &[&str] = &[
 ];
 
 /// All of them: as many as are counted.
-pub const COUNT: usize = 374;
+pub const COUNT: usize = 387;
 /// The list, by reason.
 pub const EQUIVALENT: &[Equivalent] = &[
     (
@@ -57,6 +58,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
             Excuse {
                 ways: &[
                     "weights as rows",
+                    "tokens as rows, 96 columns",
                     "tokens as rows, several tiles per block",
                     "gate, then up, two blocks per tile",
                     "two sets of accumulators, groups",
@@ -165,6 +167,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
             Excuse {
                 ways: &[
                     "weights as rows",
+                    "tokens as rows, 96 columns",
                     "tokens as rows, several tiles per block",
                     "two sets of accumulators, groups",
                     "two passes on tensor memory",
@@ -194,6 +197,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
             Excuse {
                 ways: &[
                     "weights as rows",
+                    "tokens as rows, 96 columns",
                     "tokens as rows, several tiles per block",
                     "two sets of accumulators, groups",
                     "two passes on tensor memory",
@@ -208,6 +212,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
             Excuse {
                 ways: &[
                     "weights as rows",
+                    "tokens as rows, 96 columns",
                     "tokens as rows, several tiles per block",
                     "two sets of accumulators, groups",
                     "two passes on tensor memory",
@@ -302,6 +307,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
             Excuse {
                 ways: &[
                     "weights as rows",
+                    "tokens as rows, 96 columns",
                     "tokens as rows, several tiles per block",
                     "two sets of accumulators, groups",
                     "two passes on tensor memory",

@@ -46,7 +46,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
 /// first two.
-pub static WAYS: [Way; 20] = [
+pub static WAYS: [Way; 21] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -135,6 +135,14 @@ pub static WAYS: [Way; 20] = [
         request: "strategy=two-pass,tile=128x64,depth=256,stages=3,epilogue=direct,schedule=tile",
         gate: Gate::Silu,
         problems: &[&[(3, 8, 16)], &[(9, 136, 1616)]],
+        ..BLACKWELL
+    },
+    Way {
+        name: "tokens as rows, 96 columns",
+        request: "strategy=interleaved,tile=128x96,depth=256,stages=2,epilogue=direct,schedule=tile",
+        gate: Gate::Silu,
+        output: Output::F16,
+        problems: &[&[(3, 8, 16)], &[(9, 168, 1104)]],
         ..BLACKWELL
     },
     Way {

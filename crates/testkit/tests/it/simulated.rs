@@ -187,7 +187,7 @@ const DESKTOP_WAYS: [Way; 9] = [
 
 /// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
 /// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
-const BLACKWELL_WAYS: [Way; 20] = [
+const BLACKWELL_WAYS: [Way; 22] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
     ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
     ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
@@ -215,6 +215,12 @@ const BLACKWELL_WAYS: [Way; 20] = [
     ("strategy=sequential,tile=16x256,depth=256,stages=2,epilogue=direct,schedule=split-k", &[(17, 140, 592)]),
     ("strategy=interleaved,tile=128x32,depth=256,stages=2,epilogue=bulk,schedule=persistent", &[(40, 72, 336)]),
     ("strategy=interleaved,tile=256x64,depth=256,stages=2,epilogue=bulk,schedule=tile", &[(140, 72, 80)]),
+    // 96 columns: the second and third tile take scales from two blocks each, the fourth ends with one.
+    ("strategy=interleaved,tile=256x96,depth=256,stages=3,epilogue=direct,schedule=persistent", &[(9, 376, 336)]),
+    (
+        "strategy=ping-pong,tile=128x96,depth=256,stages=1,epilogue=bulk,schedule=persistent",
+        &[(20, 184, 80), (3, 8, 16)],
+    ),
 ];
 
 /// The same for tokens of 16 bits: threads with one, two and four pieces of weights, and with none.

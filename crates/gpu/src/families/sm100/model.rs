@@ -6,12 +6,12 @@
 //! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
 //! says, if 64 KB are asked for ahead (the same microbenchmarks). How far it may be off is said in docs/blackwell.md.
 
-use op::{Activation, Config, Cost, Epilogue, Problem, Result, Schedule, Strategy, Tile};
+use op::{Activation, Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 use super::choice::{blocks_leaving_sums, depth, joins, kernel_of};
 use super::kernel::TensorMultiplySpec;
 use super::multiply::arranged_bytes;
-use super::slabs::UNIT;
+use super::slabs::{BLOCK_ROWS, UNIT};
 use crate::facts::Facts;
 use crate::families::choice::passes_twice;
 use crate::families::streams::{FINISH, Rates, Streams};
@@ -27,7 +27,7 @@ const MOST_ROWS: usize = u32::MAX as usize / 256;
 
 /// Sizes worth trying: tokens of swapped tiles, columns of the others.
 const TOKENS: [usize; 9] = [8, 16, 24, 32, 48, 64, 80, 96, 112];
-const COLUMNS: [usize; 3] = [32, 64, 128];
+const COLUMNS: [usize; 4] = [32, 64, 96, 128];
 
 /// Every configuration worth trying, with as many stages as there is room for.
 pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
@@ -68,6 +68,16 @@ pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result
             kernel.shared_bytes(),
             facts.name,
             facts.shared_bytes
+        ));
+    }
+    let reach = |shape: &Shape| shape.n.div_ceil(config.tile.columns) * config.tile.columns;
+    let beyond = |shape: &&Shape| reach(shape) > shape.n.next_multiple_of(BLOCK_ROWS as usize);
+    if let Some(shape) = problem.groups().iter().find(beyond).filter(|_| !kernel.swapped()) {
+        return Err(format!(
+            "tiles of {} columns of {shape} reach to column {}, and weights are packed in blocks of {BLOCK_ROWS} rows; ask for tiles of 128 \
+             columns or fewer that divide it",
+            config.tile.columns,
+            reach(shape)
         ));
     }
     if let Some(shape) = problem.groups().iter().find(|shape| shape.n > MOST_ROWS || shape.m > MOST_ROWS) {
@@ -150,4 +160,28 @@ fn unit_bytes(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
 /// How many times a block takes a step over 64 of K, in all.
 pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
     crate::families::choice::steps(problem, config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use op::{Gate, Output};
+
+    /// Whether a configuration is legal for one group of such columns.
+    fn judged(config: &str, n: usize) -> Result<(), String> {
+        let problem = Problem::new(vec![Shape::new(300, n, 512)], Gate::Silu, Activation::NvFp4, Output::F16);
+        let problem = problem.expect("a problem");
+        let request: op::Request = config.parse().expect("a request");
+        let candidate = candidates(&problem, &Facts::b200())[0];
+        legal(&problem, &request.applied_to(candidate), &Facts::b200()).map(drop)
+    }
+
+    #[test]
+    fn tiles_of_96_columns_do_not_reach_beyond_the_last_block_of_weights() {
+        let tile = "strategy=interleaved,tile=256x96,stages=4,epilogue=direct,schedule=tile";
+        assert_eq!(judged(tile, 3072), Ok(()));
+        assert_eq!(judged(tile, 190), Ok(()));
+        let reason = judged(tile, 4096).expect_err("43 tiles of 96 are more than 32 blocks of 128");
+        assert!(reason.contains("to column 4128") && reason.contains("blocks of 128 rows"), "{reason}");
+    }
 }

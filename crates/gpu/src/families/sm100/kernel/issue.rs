@@ -10,7 +10,7 @@ use ptx::{Builder, MmaShape, Multiply, MultiplyHalves, Pred, Reg, Tcgen05Matrix,
 
 use super::pipeline::Turn;
 use super::work::Tile;
-use super::{OPERAND_COLUMNS, Parts, Tokens};
+use super::{BLOCK_COLUMNS, Parts, Tokens};
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT, UNIT_SCALES, UNITS};
 
 /// Scales in shared memory: eight rows of sixteen bytes after eight rows.
@@ -158,7 +158,7 @@ impl Stage {
         let scales = k.descriptor_low(SCALE_LAYOUT, scales);
         let [tokens, weights] = parts.pipe.codes(k, turn).map(|at| k.descriptor_low(CODE_LAYOUT, at));
         let first = k.add(base.cast::<U32>(), parts.config.scale_column());
-        let columns = k.mul_add(turn.stage, parts.config.scaled_operands() * OPERAND_COLUMNS, first);
+        let columns = k.mul_add(turn.stage, parts.config.scale_blocks() * BLOCK_COLUMNS, first);
         let skipped = (parts.config.columns < BLOCK_ROWS).then(|| {
             let row = k.and(tile.column, BLOCK_ROWS - 1);
             k.shr(row, 5)
@@ -180,22 +180,28 @@ impl Stage {
         k.set(left, rest);
     }
 
-    /// Copies the scales of an operand's unit to tensor memory, and says where they are.
-    fn copy_scales(&self, k: &mut Builder, parts: &Parts, [operand, unit]: [u32; 2]) -> Reg<U32> {
-        let to = k.add(self.columns, operand * OPERAND_COLUMNS + unit * UNIT_COLUMNS);
-        let from = k.add(self.scales, (operand * SCALE_BYTES + unit * UNIT_SCALES) / 16);
-        let from = k.tcgen05_descriptor(SCALE_LAYOUT, from);
-        k.tensor_copy_scales(parts.config.group(), to.cast(), from);
-        to
+    /// Copies the scales of an operand's unit to tensor memory, block beside block, and says where they are. `first` is the operand's first
+    /// block among the stage's.
+    fn copy_scales(&self, k: &mut Builder, parts: &Parts, [first, blocks, unit]: [u32; 3]) -> Reg<U32> {
+        let start = k.add(self.columns, first * BLOCK_COLUMNS + unit * blocks * UNIT_COLUMNS);
+        for block in 0..blocks {
+            let to = if block == 0 { start } else { k.add(start, block * UNIT_COLUMNS) };
+            let from = k.add(self.scales, ((first + block) * SCALE_BYTES + unit * UNIT_SCALES) / 16);
+            let from = k.tcgen05_descriptor(SCALE_LAYOUT, from);
+            k.tensor_copy_scales(parts.config.group(), to.cast(), from);
+        }
+        start
     }
 
     /// The products of one unit of k.
     fn step(&self, k: &mut Builder, parts: &Parts, target: &Target, unit: u32, accumulate: Pred) {
         let config = &parts.config;
         let tokens = descriptor(k, self.tokens, unit * UNIT / 2);
-        let token_scales: Reg<TensorAddress> = self.copy_scales(k, parts, [0, unit]).cast();
-        let scales: Vec<Reg<U32>> =
-            (0..config.matrices()).map(|matrix| self.copy_scales(k, parts, [1 + matrix, unit])).collect();
+        let token_scales: Reg<TensorAddress> = self.copy_scales(k, parts, [0, 1, unit]).cast();
+        let blocks = config.weight_blocks();
+        let scales: Vec<Reg<U32>> = (0..config.matrices())
+            .map(|matrix| self.copy_scales(k, parts, [1 + matrix * blocks, blocks, unit]))
+            .collect();
         for (matrix, weight_scales) in (0..).zip(scales) {
             let weights = descriptor(k, self.weights, matrix * parts.pipe.matrix_bytes() + unit * UNIT / 2);
             let weight_scales = self.skipped.map_or(weight_scales, |skipped| k.add(weight_scales, skipped)).cast();

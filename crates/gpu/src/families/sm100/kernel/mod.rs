@@ -69,8 +69,8 @@ const PAIR_ROWS: u32 = 2 * BLOCK_ROWS;
 const BOTH_BLOCKS: u16 = 3;
 /// The hardware barrier of the finishing warps.
 const FINISHING_BARRIER: u32 = 1;
-/// Columns of tensor memory that an operand's scales of one stage take: four for each unit.
-const OPERAND_COLUMNS: u32 = 16;
+/// Columns of tensor memory that a block of scales of one stage takes: four for each unit.
+const BLOCK_COLUMNS: u32 = 16;
 /// Columns of tensor memory, and what allocations of them are at least.
 const TENSOR_COLUMNS: u32 = 512;
 const LEAST_COLUMNS: u32 = 32;
@@ -90,7 +90,7 @@ pub struct TensorMultiplySpec {
     pub element: Option<Tokens>,
     /// Tokens of a tile: 128, or 256 for a pair of blocks; or a multiple of 8 (of 16 bits, or for a pair: of 16) below.
     pub tokens: u32,
-    /// Columns of C of a tile: 32, 64 or 128; with fewer than 128 tokens 128, or 256 for a pair of blocks.
+    /// Columns of C of a tile: 32, 64, 96 or 128; with fewer than 128 tokens 128, or 256 for a pair of blocks.
     pub columns: u32,
     /// Stages of the pipeline, each 256 of k (of 16 bits: 64).
     pub stages: u32,
@@ -205,9 +205,14 @@ impl TensorMultiplySpec {
         self.matrices() * self.passes()
     }
 
-    /// Operands of a stage that have scales in tensor memory.
-    fn scaled_operands(&self) -> u32 {
-        if self.element.is_some() { 0 } else { 1 + self.matrices() }
+    /// Blocks of 128 rows that the scales of a tile's weights are in: a tile of 96 columns may reach from one into the next.
+    fn weight_blocks(&self) -> u32 {
+        if self.columns.is_multiple_of(BLOCK_ROWS) || BLOCK_ROWS.is_multiple_of(self.columns) { 1 } else { 2 }
+    }
+
+    /// Blocks of scales of a stage: of tokens one, and those of each matrix.
+    fn scale_blocks(&self) -> u32 {
+        if self.element.is_some() { 0 } else { 1 + self.matrices() * self.weight_blocks() }
     }
 
     /// Columns of tensor memory of one set of accumulators.
@@ -222,14 +227,14 @@ impl TensorMultiplySpec {
 
     /// Columns of tensor memory.
     pub fn tensor_columns(&self) -> u32 {
-        let used = self.scale_column() + self.stages * self.scaled_operands() * OPERAND_COLUMNS;
+        let used = self.scale_column() + self.stages * self.scale_blocks() * BLOCK_COLUMNS;
         used.next_power_of_two().max(LEAST_COLUMNS)
     }
 
     /// Bytes of a stage: codes of tokens, codes of weights, scales.
     pub fn stage_bytes(&self) -> [u32; 3] {
         let weights = self.matrices() * self.weight_rows() * ROW_BYTES;
-        [self.token_rows() * ROW_BYTES * self.parts(), weights, self.scaled_operands() * SCALE_BYTES]
+        [self.token_rows() * ROW_BYTES * self.parts(), weights, self.scale_blocks() * SCALE_BYTES]
     }
 
     /// Bytes from one row of C to the next in shared memory, where the copy engine takes them from there: sixteen more than a row has, so
@@ -330,8 +335,13 @@ impl TensorMultiplySpec {
                 or ask for 128 tokens";
             return refuse("columns of a tile", self.columns, wanted);
         }
-        if !self.swapped() && ![32, 64, 128].contains(&self.columns) {
-            let wanted = "32, 64 or 128: scales of weights lie in blocks of 128 rows, 32 to a column of tensor memory";
+        if !self.swapped() && ![32, 64, 96, 128].contains(&self.columns) {
+            let wanted =
+                "32, 64, 96 or 128: scales of weights lie in blocks of 128 rows, 32 to a column of tensor memory";
+            return refuse("columns of a tile", self.columns, wanted);
+        }
+        if self.columns == 96 && self.element.is_some() {
+            let wanted = "32, 64 or 128 with tokens of 16 bits: four warps dequantise as many rows each";
             return refuse("columns of a tile", self.columns, wanted);
         }
         if !(1..=MOST_STAGES).contains(&self.stages) {

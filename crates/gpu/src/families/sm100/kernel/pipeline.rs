@@ -127,7 +127,7 @@ impl Pipeline {
     /// Where a stage's scales are, if there are some: of tokens, and behind them of each matrix.
     pub fn scales(&self, k: &mut Builder, turn: &Turn) -> Option<Reg<U32>> {
         let base = k.shared_address(self.scales?);
-        Some(k.mul_add(turn.stage, self.config.scaled_operands() * SCALE_BYTES, base))
+        Some(k.mul_add(turn.stage, self.config.scale_blocks() * SCALE_BYTES, base))
     }
 
     /// A producer waits until nobody reads the stage any more; in the first round nobody has.

@@ -73,7 +73,7 @@ struct Boxes {
 /// The same rows of each of some operands.
 struct Slabs {
     operands: Vec<Rows>,
-    /// The place of the first among a stage's scales.
+    /// The place of the first one's among a stage's blocks of scales.
     first_operand: u32,
     rows: Reg<U32>,
 }
@@ -101,12 +101,13 @@ fn fill(k: &mut Builder, parts: &Parts, feed: impl Fn(&mut Builder, &Tile, u32) 
 }
 
 impl Feed {
-    /// Where the next slab's codes and scales of each operand are.
-    fn places(&self, k: &mut Builder) -> Vec<[Reg<U64>; 2]> {
+    /// Where the next slab's codes, and behind them its blocks of scales, are of each operand.
+    fn places(&self, k: &mut Builder) -> Vec<Vec<Reg<U64>>> {
         match self {
-            Feed::Slabs(Slabs { operands, .. }) => {
-                operands.iter().map(|rows| [k.variable(rows.codes), k.variable(rows.scales)]).collect()
-            }
+            Feed::Slabs(Slabs { operands, .. }) => operands
+                .iter()
+                .map(|rows| [rows.codes].iter().chain(&rows.scales).map(|at| k.variable(*at)).collect())
+                .collect(),
             Feed::Boxes(_) => Vec::new(),
         }
     }
@@ -135,24 +136,27 @@ impl Boxes {
 }
 
 impl Slabs {
-    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[[Reg<U64>; 2]]) {
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[Vec<Reg<U64>>]) {
         let codes = k.mul(self.rows, ROW_BYTES);
-        let each = k.add(codes, SCALE_BYTES);
+        let blocks = self.operands.iter().map(|rows| rows.scales.len() as u32).max().unwrap_or(0);
+        let each = k.add(codes, blocks * SCALE_BYTES);
         let all = k.mul(each, places.len() as u32);
         let full = parts.pipe.announce(k, turn, all);
         let [tokens, weights] = parts.pipe.codes(k, turn);
         let to = if self.first_operand == 0 { tokens } else { weights };
         let Some(scales) = parts.pipe.scales(k, turn).map(Addr::<Shared>::of) else { return };
-        for (index, [from, scales_from]) in (0..).zip(places) {
+        for (index, place) in (0..).zip(places) {
             let to = Addr::<Shared>::of(to).plus((index * parts.pipe.matrix_bytes()).cast_signed());
-            k.bulk_load(to, Addr::of(*from), codes, full, CopyOptions::default());
-            let to = scales.plus(((self.first_operand + index) * SCALE_BYTES).cast_signed());
-            k.bulk_load(to, Addr::of(*scales_from), SCALE_BYTES, full, CopyOptions::default());
+            k.bulk_load(to, Addr::of(place[0]), codes, full, CopyOptions::default());
+            for (block, from) in (self.first_operand + index * blocks..).zip(&place[1..]) {
+                let to = scales.plus((block * SCALE_BYTES).cast_signed());
+                k.bulk_load(to, Addr::of(*from), SCALE_BYTES, full, CopyOptions::default());
+            }
         }
         for (place, rows) in places.iter().zip(&self.operands) {
-            for at in *place {
-                let next = k.add(at, rows.stride);
-                k.set(at, next);
+            for at in place {
+                let next = k.add(*at, rows.stride);
+                k.set(*at, next);
             }
         }
     }

@@ -57,11 +57,11 @@ pub(super) struct Tile {
     pub half: Option<Reg<U32>>,
 }
 
-/// Where rows of an operand are: the first row, codes and scales of the first slab, and bytes from slab to slab.
+/// Where rows of an operand are: the first row, codes and the blocks of scales of the first slab, and bytes from slab to slab.
 pub(super) struct Rows {
     pub first: Reg<U32>,
     pub codes: Reg<U64>,
-    pub scales: Reg<U64>,
+    pub scales: Vec<Reg<U64>>,
     pub stride: Reg<U64>,
 }
 
@@ -185,7 +185,7 @@ impl Work {
         Some(Rows {
             first,
             codes: k.mul_wide_add(first, ROW_BYTES, start),
-            scales: k.mul_wide_add(scale_tile, SCALE_BYTES, scales),
+            scales: vec![k.mul_wide_add(scale_tile, SCALE_BYTES, scales)],
             stride,
         })
     }
@@ -199,7 +199,8 @@ impl Work {
         k.mul_add(first, stride, address)
     }
 
-    /// Where a block's weights of a tile are: matrix 0 is the gate's, 1 the up matrix's. Scales are those of a whole block of rows.
+    /// Where a block's weights of a tile are: matrix 0 is the gate's, 1 the up matrix's. Scales are those of whole blocks of rows: of this
+    /// block's, where weights are the rows of a multiplication, and of the whole tile's where they are its columns.
     pub fn weights(&self, k: &mut Builder, parts: &Parts, tile: &Tile, matrix: u32) -> Rows {
         let blocks = k.add(tile.n, BLOCK_ROWS - 1);
         let blocks = k.shr(blocks, BLOCK_ROWS.trailing_zeros());
@@ -214,13 +215,16 @@ impl Work {
             let last = k.shl(last, BLOCK_ROWS.trailing_zeros());
             first = k.min(first, last);
         }
-        let block = k.shr(first, BLOCK_ROWS.trailing_zeros());
-        Rows {
-            first,
-            codes: k.mul_wide_add(first, ROW_BYTES, start),
-            scales: k.mul_wide_add(block, SCALE_BYTES, scales),
-            stride,
+        let scaled = if self.config.swapped() { first } else { tile.column };
+        let block = k.shr(scaled, BLOCK_ROWS.trailing_zeros());
+        let mut of_blocks = vec![k.mul_wide_add(block, SCALE_BYTES, scales)];
+        if self.config.weight_blocks() > 1 {
+            // Behind the last block there is none: it is brought again, for nobody.
+            let (next, last) = (k.add(block, 1), k.sub(blocks, 1));
+            let next = k.min(next, last);
+            of_blocks.push(k.mul_wide_add(next, SCALE_BYTES, scales));
         }
+        Rows { first, codes: k.mul_wide_add(first, ROW_BYTES, start), scales: of_blocks, stride }
     }
 }
 
