@@ -45,12 +45,13 @@ fn not_finite<'a>(key: &'a str, value: &'a toml::Value) -> Option<(&'a str, f64)
     }
 }
 
-/// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for there.
+/// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for there. It is the same whether that is there
+/// already or is still to be built.
 pub fn anchor(folder: &Path, command: &mut [String]) {
     for (index, word) in command.iter_mut().enumerate() {
         if word.starts_with("./") || word.starts_with("../") || (index == 0 && word.contains('/')) {
             let path = folder.join(&*word);
-            *word = path.canonicalize().unwrap_or(path).to_string_lossy().into_owned();
+            *word = std::path::absolute(&path).unwrap_or(path).to_string_lossy().into_owned();
         }
     }
 }
