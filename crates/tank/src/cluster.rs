@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hammerhead::machine::Machine;
 use serde::{Deserialize, Serialize};
@@ -154,6 +154,8 @@ struct Answer {
     class: String,
     /// What was found, as text, so that there is one way to write it.
     found: String,
+    /// How long it took.
+    seconds: f64,
 }
 
 impl Answer {
@@ -202,7 +204,7 @@ pub fn class(machine: &Machine) -> String {
 
 /// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it, unless there is one. Where it begins it leaves the node's name.
 pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Referee>>) -> Result<()> {
-    let text = read(job)?;
+    let (text, began) = (read(job)?, Instant::now());
     if Answer::read(&job.with_extension("answer"), &text).is_ok() {
         return Ok(());
     }
@@ -224,7 +226,8 @@ pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Refere
     let found = found.unwrap_or_else(|error| Finding::Blocked(error.to_string()));
     let found = serde_json::to_string(&found).map_err(|source| garbled(job, &source))?;
     let class = class(&Machine::detect());
-    let answer = Answer { digest: Answer::digest_of(&text, &class, &found), class, found };
+    let seconds = began.elapsed().as_secs_f64();
+    let answer = Answer { digest: Answer::digest_of(&text, &class, &found), class, found, seconds };
     let answer = serde_json::to_string(&answer).map_err(|source| garbled(job, &source))?;
     write_whole(&job.with_extension("answer"), &answer)
 }
@@ -246,6 +249,8 @@ pub struct Cluster {
     watcher: Box<dyn Fn(&str)>,
     /// The wait after the first try that came to nothing; it doubles with each.
     wait: Duration,
+    /// How much of the last question's time nobody was at it.
+    waited: Duration,
 }
 
 impl Cluster {
@@ -258,10 +263,19 @@ impl Cluster {
         watcher: impl Fn(&str) + 'static,
     ) -> Result<Self> {
         let (season, folder) = (season.clone(), make(folder)?);
-        Ok(Self { season, launcher, worker, folder, watcher: Box::new(watcher), wait: WAIT })
+        let watcher = Box::new(watcher);
+        Ok(Self { season, launcher, worker, folder, watcher, wait: WAIT, waited: Duration::ZERO })
     }
 
-    fn ask(&self, champion: Swimmer<'_>, question: Question, seed: u64) -> Result<Finding> {
+    /// Asks, and notes how much of the time nobody was at it.
+    fn ask(&mut self, champion: Swimmer<'_>, question: Question, seed: u64) -> Result<Finding> {
+        let began = Instant::now();
+        let (found, seconds) = self.answered(champion, question, seed)?;
+        self.waited = began.elapsed().saturating_sub(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        Ok(found)
+    }
+
+    fn answered(&self, champion: Swimmer<'_>, question: Question, seed: u64) -> Result<(Finding, f64)> {
         let champion = (champion.name.to_owned(), champion.entry.clone());
         let job = Job { season: self.season.clone(), champion, question, seed };
         let name = job.name()?;
@@ -309,15 +323,15 @@ impl Cluster {
         Ok((format!("{program} ended with {status}"), status))
     }
 
-    /// The answer to a job, if a good one is there; why not otherwise.
-    fn found(&self, job: &Path, text: &str) -> Result<Result<Finding, String>> {
+    /// The answer to a job, if a good one is there, and how long it took; why not otherwise.
+    fn found(&self, job: &Path, text: &str) -> Result<Result<(Finding, f64), String>> {
         let path = job.with_extension("answer");
         let refused = |why: String| {
             let _ = fs::remove_file(&path);
             Ok(Err(why))
         };
-        let (class, found) = match Answer::read(&path, text) {
-            Ok(Answer { class, found, .. }) => (class, found),
+        let (class, found, seconds) = match Answer::read(&path, text) {
+            Ok(Answer { class, found, seconds, .. }) => (class, found, seconds),
             Err(why) => return refused(why.to_owned()),
         };
         let first = self.folder.join(format!("{}.class", &self.season.digest()[..24]));
@@ -328,7 +342,8 @@ impl Cluster {
             Ok(_) => {}
             Err(_) => write_whole(&first, &class)?,
         }
-        serde_json::from_str(&found).map(Ok).map_err(|source| garbled(&path, &source))
+        let found = serde_json::from_str(&found).map_err(|source| garbled(&path, &source))?;
+        Ok(Ok((found, seconds)))
     }
 }
 
@@ -354,6 +369,10 @@ impl Referee for Cluster {
             Finding::Sat(found) => Ok(*found),
             other => Err(unasked(other)),
         }
+    }
+
+    fn waited(&self) -> Duration {
+        self.waited
     }
 }
 
@@ -418,18 +437,25 @@ mod tests {
         let (job, class) = (serde_json::to_string(&job).unwrap(), "a class".to_owned());
         let baseline = Baseline { shapes: Vec::new(), flops_per_second: Some(2.0), bytes_per_second: None };
         let found = serde_json::to_string(&Finding::Baseline(baseline.clone())).unwrap();
-        let good = Answer { digest: Answer::digest_of(&job, &class, &found), class, found };
+        let good = Answer { digest: Answer::digest_of(&job, &class, &found), class, found, seconds: 1e9 };
         fs::write(folder.path().join("good"), serde_json::to_string(&good).unwrap()).unwrap();
 
         let hosts = ["one", "two", "three"];
-        assert_eq!(cluster(folder.path(), &hosts).baseline(swimmer, 7).unwrap(), baseline);
+        let mut first = cluster(folder.path(), &hosts);
+        assert_eq!(first.baseline(swimmer, 7).unwrap(), baseline);
+        assert_eq!(first.waited(), Duration::ZERO, "somebody was at it for longer than all of that");
         let launches = || fs::read_to_string(folder.path().join("launches")).unwrap();
         let asked: Vec<String> = launches().lines().map(str::to_owned).collect();
         assert_eq!(asked.len(), 3, "{asked:?}");
         assert!(asked[1] != asked[0] && asked[2] != asked[0], "elsewhere: {asked:?}");
-        // Who goes on with the season finds the answer.
-        assert_eq!(cluster(folder.path(), &hosts).baseline(swimmer, 7).unwrap(), baseline);
+        // Who goes on with the season finds the answer. If it took no time, all of the time was waited.
+        let answer = fs::read_dir(folder.path()).unwrap().flatten().map(|file| file.path());
+        let answer = answer.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "answer")).unwrap();
+        fs::write(&answer, serde_json::to_string(&Answer { seconds: 0.0, ..good }).unwrap()).unwrap();
+        let mut second = cluster(folder.path(), &hosts);
+        assert_eq!(second.baseline(swimmer, 7).unwrap(), baseline);
         assert_eq!(launches().lines().count(), 3);
+        assert!(second.waited() > Duration::ZERO);
         // To another question this is no answer, nor is it one of another class.
         let error = cluster(folder.path(), &hosts).baseline(swimmer, 8).unwrap_err().to_string();
         assert!(error.contains("wrong digest"), "{error}");
@@ -485,7 +511,8 @@ mod tests {
         assert_eq!(fs::read_to_string(path.with_extension("answer")).unwrap(), first);
         fs::write(path.with_extension("answer"), &first[..first.len() / 2]).unwrap();
         answer(&path, blocked).unwrap();
-        assert_eq!(fs::read_to_string(path.with_extension("answer")).unwrap(), first, "a piece is no answer");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(Answer::read(&path.with_extension("answer"), &text).is_ok(), "a piece is no answer");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! tested with a referee that reads its answers from a script.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,11 @@ pub trait Referee {
 
     /// Times a challenger against the champion.
     fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting>;
+
+    /// How much of the time that the last question took nobody was at it: on other machines it may wait for its turn, or be asked again.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// The champion alone, before the first round.

@@ -1,6 +1,6 @@
 //! What becomes of a round's winner: it is built, examined, timed and judged, and where it fails the next one is.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::round::Candidate;
 use super::{Champion, Choices, Coronation, Play};
@@ -273,13 +273,15 @@ impl Play<'_> {
                 self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
             }
             let seed = self.seed("sit")?;
-            let (referee, began) = (&mut self.referee, Instant::now());
+            let (referee, began, mut waited) = (&mut self.referee, Instant::now(), Duration::ZERO);
             let make = |_: &Ledger| {
-                let (sitting, blocked) = split(referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed))?;
+                let found = referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed);
+                waited = referee.waited();
+                let (sitting, blocked) = split(found)?;
                 Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
-            self.timed += began.elapsed();
+            self.timed += began.elapsed().saturating_sub(waited);
             if let Some(blocked) = sat.blocked {
                 return Ok((Judgement::because(Verdict::Blocked, blocked), None));
             }
