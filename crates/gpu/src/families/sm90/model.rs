@@ -26,6 +26,9 @@ const IN_FLIGHT: f64 = 30e3;
 /// Seconds that a launch takes besides, and how many fewer where its blocks begin while others compute.
 const LAUNCH: f64 = 2.5e-6;
 const OVERLAP: f64 = 1.0e-6;
+/// The share of multiprocessors that must have a block of a launch for the next one to gain from beginning beside it: those without one repeat a tile,
+/// and the next launch loses as much as it would have gained.
+const NEARLY_ALL: f64 = 0.9;
 /// Cycles until a tile's first multiplication, and from its last one to C; per token for the latter.
 const FILL: f64 = 1900.0;
 const FINISH: f64 = 700.0;
@@ -124,7 +127,7 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
     let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
     let finishing = finish_cycles(&kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
-    if kernel.resident() > 1 && waves > 0.5 {
+    if kernel.resident() > 1 && waves > NEARLY_ALL {
         memory += finishing;
         let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
         let little_before = |source| expand::by_few_blocks(source, elements);
@@ -138,6 +141,9 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
         // Memory idles at both ends of every block.
         let times = if kernel.schedule == Schedule::Persistent { 1.0 } else { waves.ceil() };
         memory += times * finishing + (times - 1.0).max(0.0) * FILL / facts.clock;
+        if kernel.resident() > 1 {
+            launching += OVERLAP;
+        }
     }
     Ok(Cost {
         seconds: compute.max(memory) + launching,
