@@ -33,6 +33,7 @@ pub mod experts;
 pub mod facts;
 pub mod families;
 mod family;
+pub mod foretold;
 pub mod gating;
 pub mod join;
 mod launch;
@@ -48,6 +49,7 @@ pub mod table;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands, Phase};
+pub use foretold::Foretold;
 pub use launch::{Argument, KernelSpec, Launch, Spec};
 pub use operands::{DeviceOutput, DeviceTokens};
 pub use queue::{LaunchQueue, Prepared};

@@ -28,10 +28,11 @@ pub(crate) fn is_sensible(backend: &dyn Backend) -> bool {
 }
 
 /// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on; `sim:sm80` is the simulator with the
-/// kernels of that family.
+/// kernels of that family; `foretold:b200` is a GPU that need not be there, and computes nothing.
 pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     let listed = all().iter().copied().find(|b| b.name() == name);
-    let device = || gpu::Cuda::by_name(name).map(|cuda| cuda as &'static dyn Backend);
+    let foretold = || gpu::Foretold::by_name(name).map(|foretold| foretold as &'static dyn Backend);
+    let device = || gpu::Cuda::by_name(name).map(|cuda| cuda as &'static dyn Backend).or_else(foretold);
     #[cfg(feature = "sim")]
     let device = || device().or_else(|| gpu::Simulated::by_name(name).map(|sim| sim as &'static dyn Backend));
     listed.or_else(device).ok_or_else(|| Error::UnknownName {

@@ -1,8 +1,7 @@
-//! What NVIDIA's assembler makes of a configuration's kernels, as for an H200: evidence that needs no GPU.
+//! What NVIDIA's assembler makes of a configuration's kernels for a device: evidence that needs no GPU.
 
 use gpu::Family;
 use gpu::facts::Facts;
-use gpu::families::sm90::Sm90;
 use op::{Config, Problem};
 use ptx::assemble::Assembler;
 
@@ -36,11 +35,15 @@ pub struct Assembled {
     pub occupancy: f64,
 }
 
-/// Assembles the kernels that a configuration runs for a problem, or says why it cannot.
-pub fn assembled(problem: &Problem, config: &Config) -> Result<Vec<Assembled>, String> {
+/// Assembles the kernels of a family that a configuration runs for a problem on a device, or says why it cannot.
+pub fn assembled(
+    family: &dyn Family,
+    facts: &Facts,
+    problem: &Problem,
+    config: &Config,
+) -> Result<Vec<Assembled>, String> {
     let assembler = Assembler::find(None).map_err(|error| error.to_string())?;
-    let facts = Facts::h200();
-    let kernels = Sm90.kernels(problem, config).map_err(|error| error.to_string())?;
+    let kernels = family.kernels(problem, config).map_err(|error| error.to_string())?;
     let one = |kernel: &ptx::Kernel| {
         let report = assembler.assemble(kernel).map_err(|error| error.to_string())?;
         let warps = kernel.launch.threads.div_ceil(WARP).max(1);

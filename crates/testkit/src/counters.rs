@@ -1,19 +1,21 @@
-//! What kernels do, counted in the simulator: evidence that needs no GPU.
+//! What kernels do, counted in the simulator, and whether it is right: evidence that needs no GPU.
 
+use format::Dense;
 use hammerhead::gpu::Simulated;
 use op::operands::largest_of;
 use op::{Backend, Config, Operands, Problem, Result, Shape, Target};
 use sim::Profile;
 
 use crate::cases::{Case, Inputs, Suite};
-use crate::verify::poisoned;
+use crate::verify::{Expected, Report, poisoned};
 
 /// K of a tile that is counted, at most.
 const MOST_TILE_DEPTH: usize = 512;
 
-/// What a configuration's kernels do for one tile of a problem's first group, counted: instructions by warp, turns lost to
-/// bank conflicts, and so on, each with its name. No GPU is needed, and nothing is said about time.
-pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str, u64)>> {
+/// What a configuration's kernels do for one tile of a problem's first group on a simulator, counted: instructions by warp, turns lost to
+/// bank conflicts, and so on, each with its name; and how far their results are from the reference. No GPU is needed, and nothing is said
+/// about time.
+pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Result<(Vec<(&'static str, u64)>, Report)> {
     let whole = problem.groups()[0];
     let tile =
         Shape::new(whole.m.min(config.tile.tokens), whole.n.min(config.tile.columns), whole.k.min(MOST_TILE_DEPTH));
@@ -28,17 +30,21 @@ pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str,
         timed: false,
     };
     let instance = case.instance(1)?;
-    let backend = Simulated::DEFAULT;
     backend.check(&instance.problem, config, 1)?;
-    let weights = backend.prepack(&instance.weights, &hammerhead::cpu::team(Some(1))?)?;
+    let team = hammerhead::cpu::team(Some(1))?;
+    let weights = backend.prepack(&instance.weights, &team)?;
     let largest = largest_of(&instance.activations)?;
     let mut results = poisoned(&instance);
     let targets = &mut Target::all(&mut results);
     let (weights, activations) = (weights.as_ref(), &instance.activations[..]);
     let operands = Operands { weights, activations, largest: &largest, targets };
     let profiles = backend.launch_all(&instance.problem, config, operands)?;
+    let shapes = instance.problem.groups().iter().zip(results);
+    let results: Vec<Dense<'_>> =
+        shapes.map(|(shape, values)| Dense::new(shape.m, shape.n, values, 1.0)).collect::<Result<_, _>>()?;
+    let report = Expected::new(&instance, false, 1, &team).check(&results, backend.arithmetic(problem.activation()));
     let sum = |count: fn(&Profile) -> u64| profiles.iter().map(count).sum();
-    Ok(vec![
+    let counted = vec![
         ("kernels", profiles.len() as u64),
         ("instructions by warp", sum(Profile::instructions)),
         ("multiply-adds on tensor cores", sum(|p| p.tensor_macs)),
@@ -48,5 +54,6 @@ pub fn counters(problem: &Problem, config: &Config) -> Result<Vec<(&'static str,
         ("barriers and fences", sum(|p| p.synchronisation)),
         ("bytes brought in by copies", sum(|p| p.copied_in)),
         ("bytes read by threads", sum(|p| p.global_read)),
-    ])
+    ];
+    Ok((counted, report))
 }

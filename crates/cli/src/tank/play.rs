@@ -9,6 +9,7 @@ use clap::Args as ClapArgs;
 use hammerhead::tuning;
 use tank::cluster::{self, Cluster, Launcher};
 use tank::court::Referee;
+use tank::foretold::Foretold;
 use tank::operations::dual_gemm::{Builtin, serve as serve_contestant};
 use tank::operations::folder::Folder;
 use tank::pitch::Pitch;
@@ -207,6 +208,9 @@ pub(super) fn run(
     mut options: Options,
     elsewhere: &Elsewhere,
 ) -> Result<()> {
+    if let Some(mut referee) = Foretold::of(season)? {
+        return run_with(season, place, page, &options, &mut referee);
+    }
     let told = |line: &str| console::remark(&format!("    {line}"));
     let Some(machines) = elsewhere.machines(season) else {
         let worker = this_program("serve")?;
@@ -280,7 +284,8 @@ impl Watch for Progress {
 }
 
 fn tell(report: &Report, page: &Path) -> Result<()> {
-    let mut table = Table::new(&["round", "pitch", "by", ">claimed", ">measured", ">interval", "verdict"]);
+    let found = if report.foretold.is_some() { ">predicted" } else { ">measured" };
+    let mut table = Table::new(&["round", "pitch", "by", ">claimed", found, ">interval", "verdict"]);
     for attempt in &report.attempts {
         table.row([
             attempt.round.clone(),
@@ -289,12 +294,12 @@ fn tell(report: &Report, page: &Path) -> Result<()> {
             attempt.claimed.map_or("-".to_owned(), |(claim, ..)| format!("{claim:.2}×")),
             attempt.measured.map_or("-".to_owned(), |m| format!("{:.3}×", m.estimate)),
             attempt.measured.map_or("-".to_owned(), |m| format!("{:.3}–{:.3}", m.low, m.high)),
-            attempt.verdict.to_string(),
+            report.word(attempt.verdict),
         ]);
     }
     let mut text = table.text();
     for round in report.rounds.iter().filter(|r| !report.attempts.iter().any(|a| a.round == r.name)) {
-        let verdict = round.verdict.map_or("-".to_owned(), |v| v.to_string());
+        let verdict = round.verdict.map_or("-".to_owned(), |v| report.word(v));
         text += &format!("{}: {verdict} ({})\n", round.name, round.note);
     }
     let champion = report.champion.as_deref().unwrap_or("the baseline");

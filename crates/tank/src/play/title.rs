@@ -22,6 +22,10 @@ impl Play<'_> {
     /// coronation, its figures say so already; otherwise the champion has to meet it now.
     pub(super) fn title(&mut self) -> Result<()> {
         let Some(last) = self.crowned.last() else { return Ok(()) };
+        if self.season.foretold().is_some() {
+            self.say("what is only predicted wins no title: the tuning cache stays as it is");
+            return Ok(());
+        }
         let (Entry::Builtin { ways }, Entry::Builtin { ways: planned }) = (&self.champion.entry, &self.opened.planned)
         else {
             self.say(

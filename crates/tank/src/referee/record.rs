@@ -262,6 +262,9 @@ pub struct CourseReport {
     /// The GPU on which both sides computed, where its clock decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
+    /// The GPU that was not there, where nothing was timed and all of it is predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foretold: Option<String>,
     /// What a reader should know of the conditions, for example a fence that this machine does not allow.
     pub remarks: Vec<String>,
 }

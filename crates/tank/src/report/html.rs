@@ -90,7 +90,8 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 pub(super) fn badge(verdict: &str) -> String {
-    format!("<span class=\"badge {}\">{verdict}</span>", verdict.to_lowercase())
+    let class = verdict.split(',').next().unwrap_or_default().to_lowercase();
+    format!("<span class=\"badge {class}\">{verdict}</span>")
 }
 
 fn bounds(speedup: &Speedup) -> (f64, f64, f64) {
@@ -106,9 +107,13 @@ fn headline(report: &Report) -> String {
             } else {
                 format!("{} coronations", report.coronations)
             };
+            let how = match &report.foretold {
+                Some(device) => format!("predicted for a {} and not measured", escape(device)),
+                None => "measured a second time with new seeds".to_owned(),
+            };
             format!(
                 "<p class=\"headline\"><strong>{:.2}×</strong> the baseline’s speed</p>\n<p>Champion: <strong>{}</strong>. The gain lies between {:.2}× and \
-                 {:.2}×, measured a second time with new seeds; it is the product of {times}.</p>\n",
+                 {:.2}×, {how}; it is the product of {times}.</p>\n",
                 gained.estimate,
                 escape(name),
                 gained.low,
@@ -199,7 +204,7 @@ fn scorecard(report: &Report) -> String {
              <div>{}</div><div class=\"figures\">claimed {}<br>measured {told}</div>\
              <div class=\"why\">{}</div></div>\n",
             escape(&a.pitch),
-            badge(&a.verdict.to_string()),
+            badge(&report.word(a.verdict)),
             escape(&a.contestant),
             escape(&a.round),
             strip(&axis, &label, a.claimed, a.measured.as_ref().map(bounds)),
@@ -224,7 +229,7 @@ fn shapes(report: &Report) -> String {
     let axis = Axis::of(all);
     let mut body = String::new();
     for attempt in timed {
-        body += &format!("<h3>{} {}</h3>\n", escape(&attempt.pitch), badge(&attempt.verdict.to_string()));
+        body += &format!("<h3>{} {}</h3>\n", escape(&attempt.pitch), badge(&report.word(attempt.verdict)));
         for shape in &attempt.shapes {
             let label = format!("{}: {}", escape(&shape.problem), interval(&shape.speedup));
             body += &format!(

@@ -8,11 +8,17 @@ pub fn markdown(report: &Report) -> String {
     let mut text = format!("# The tank: season {} “{}”\n\n{}\n\n", report.number, report.season, report.context);
     let ended = report.closed.as_deref().unwrap_or("not finished");
     text += &format!("{} – {ended}. Metric: {}. Baseline: `{}`.\n\n", report.opened, report.metric, report.baseline);
+    if let Some(device) = &report.foretold {
+        text += &format!(
+            "**All of this is predicted for a {device} by the model of the kernels; nothing was measured.**\n\n"
+        );
+    }
     let champion = report.champion.as_deref().unwrap_or("the baseline");
     let gained =
         report.gained.as_ref().map(|gained| format!(", {} over the baseline", interval(gained))).unwrap_or_default();
-    text += &format!("**Champion: {champion}{gained}**\n\n## Claimed against measured\n\n");
-    let head = ["round", "pitch", "by", "claimed", "measured", "verdict", "why"];
+    let found = if report.foretold.is_some() { "predicted" } else { "measured" };
+    text += &format!("**Champion: {champion}{gained}**\n\n## Claimed against {found}\n\n");
+    let head = ["round", "pitch", "by", "claimed", found, "verdict", "why"];
     let rows = report.attempts.iter().map(|a| {
         vec![
             a.round.clone(),
@@ -20,13 +26,13 @@ pub fn markdown(report: &Report) -> String {
             a.contestant.clone(),
             claim(a.claimed),
             a.measured.as_ref().map_or("—".to_owned(), interval),
-            a.verdict.to_string(),
+            report.word(a.verdict),
             a.reasons.join("; "),
         ]
     });
     text += &table(&head, rows);
     for attempt in report.attempts.iter().filter(|a| !a.shapes.is_empty()) {
-        text += &format!("\n### {} ({})\n\n", attempt.pitch, attempt.verdict);
+        text += &format!("\n### {} ({})\n\n", attempt.pitch, report.word(attempt.verdict));
         let rows = attempt.shapes.iter().map(|s| {
             vec![
                 s.problem.clone(),
@@ -50,7 +56,7 @@ pub fn markdown(report: &Report) -> String {
     let rows = report
         .rounds
         .iter()
-        .map(|r| vec![r.name.clone(), r.verdict.map_or("—".to_owned(), |v| v.to_string()), r.note.clone()]);
+        .map(|r| vec![r.name.clone(), r.verdict.map_or("—".to_owned(), |v| report.word(v)), r.note.clone()]);
     text += &table(&["round", "verdict", "what happened"], rows);
     let disqualified =
         report.rounds.iter().flat_map(|r| &r.pitches).filter_map(|p| Some((p, p.disqualified.as_ref()?)));

@@ -48,6 +48,8 @@ pub struct Report {
     pub metric: String,
     /// What was to be beaten first.
     pub baseline: String,
+    /// The GPU that was not there, where all of it is a prediction.
+    pub foretold: Option<String>,
     /// When it began and ended; no end where it is not finished.
     pub opened: String,
     /// When it ended.
@@ -222,6 +224,11 @@ pub struct ControlReport {
 }
 
 impl Report {
+    /// A verdict as it is told: one that nothing was measured for says so.
+    pub fn word(&self, verdict: Verdict) -> String {
+        if self.foretold.is_some() { format!("{verdict}, predicted") } else { verdict.to_string() }
+    }
+
     /// Assembles the report of a season, the last one where none is named.
     pub fn new(records: &[Record], season: Option<u32>) -> Result<Self> {
         let nothing = |what: &str| Error::Rules {
@@ -240,6 +247,7 @@ impl Report {
             number,
             context: season.context.clone(),
             metric: season.metric.clone(),
+            foretold: season.foretold().map(str::to_owned),
             baseline: season.baseline.clone(),
             opened: of_season.first().map(|r| r.at.clone()).unwrap_or_default(),
             closed: None,
@@ -460,7 +468,7 @@ impl AttemptReport {
             control.as_ref().map(|c| c.measurement.at(sitting.settings.timing.decides).geomean)
         };
         let passed = |control: &Option<crate::referee::Control>| control.as_ref().is_some_and(|c| c.passed);
-        self.controls.push(ControlReport {
+        let controls = ControlReport {
             same: geomean(&sitting.control),
             planted: geomean(&sitting.plant),
             passed: passed(&sitting.control) && passed(&sitting.plant),
@@ -469,7 +477,9 @@ impl AttemptReport {
             scout: sitting.scout.clone(),
             waited_seconds: sitting.course.waited_seconds,
             device: sitting.course.device.clone(),
-        });
+        };
+        // What was not timed has no controls.
+        self.controls.extend(sitting.course.foretold.is_none().then_some(controls));
         self.guards.clone_from(&sitting.course.guards);
         self.remarks.clone_from(&sitting.course.remarks);
         let shape = |s: &ShapeResult| ShapeReport {

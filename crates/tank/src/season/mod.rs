@@ -25,6 +25,9 @@ use crate::{Error, Result, written};
 /// The baseline that is whatever the planner chooses today.
 pub const PLANNED: &str = "planned";
 
+/// How the names of backends begin that are GPUs which are not there.
+const FORETOLD: &str = "foretold:";
+
 /// The name of the round in which a season's champion meets the planner's choice.
 pub(crate) const TITLE: &str = "title";
 
@@ -329,6 +332,11 @@ impl Season {
     pub fn described(&self) -> Described<'_> {
         let (problems, folder) = (self.problems.as_slice(), self.operation.as_ref());
         Described { problems, folder, backend: &self.backend, threads: self.threads }
+    }
+
+    /// The GPU for which it is played without being there, if that is how: then every verdict is a prediction.
+    pub fn foretold(&self) -> Option<&str> {
+        self.backend.strip_prefix(FORETOLD)
     }
 
     /// The names of its problems.

@@ -5,6 +5,7 @@ mod cheats;
 mod common;
 mod contestants;
 mod evolve;
+mod foretold;
 mod format;
 mod operations;
 mod report;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hammerhead::gpu::facts::Facts;
-use hammerhead::gpu::{Phase, device, families, simulated};
+use hammerhead::gpu::{Foretold, Phase, Simulated, device, simulated};
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 use hammerhead::{Backend, Config, Engine, Options, Plan, Problem, Request, backends};
 use sha2::{Digest, Sha256};
@@ -17,8 +16,8 @@ use crate::pitch::Run;
 use crate::written::hex;
 use crate::{Error, Result};
 
-/// The GPU that kernels are assembled for, and whose phases are predicted, whether it is there or not.
-const PROFILED: &str = "h200";
+/// The GPU that kernels are assembled for, and whose phases are predicted, where a season is not for another that is not there.
+const PROFILED: &str = "foretold:h200";
 
 impl Way {
     /// The way of a plan.
@@ -28,7 +27,7 @@ impl Way {
     }
 
     /// The plan for its problem: this backend and this configuration, or why that cannot be run here.
-    fn plan(&self, problem: Problem, threads: usize) -> Result<Plan> {
+    pub(crate) fn plan(&self, problem: Problem, threads: usize) -> Result<Plan> {
         let request = self.config.parse::<Request>()?;
         Ok(Plan::best(problem, &[backends::by_name(&self.backend)?], &request, threads)?)
     }
@@ -80,11 +79,17 @@ impl Planner {
         Ok(Self { problems: problems.to_vec(), backends, threads })
     }
 
-    /// The plan of a GPU's configuration for the first problem, whether a GPU is there or not.
-    fn plan_of_a_gpu(&self, run: &Run) -> Option<Plan> {
-        run.backend.as_deref().filter(|name| [device::NAME, simulated::NAME].contains(name))?;
+    /// The plan of a GPU's configuration for the first problem, and what it is looked at for, whether a GPU is there or not.
+    fn plan_of_a_gpu(&self, run: &Run) -> Option<(Plan, &'static Foretold)> {
+        let named = run.backend.as_deref().or_else(|| self.backends.first().map(|backend| backend.name()))?;
+        let (backend, profiled) = match (Foretold::by_name(named), run.backend.as_deref()) {
+            (Some(foretold), _) => (named, foretold),
+            (None, Some(device::NAME | simulated::NAME)) => (device::NAME, Foretold::by_name(PROFILED)?),
+            _ => return None,
+        };
         let problem = self.problems.first()?.problem().ok()?;
-        Plan::best(problem, &[backends::by_name(device::NAME).ok()?], &request(run).ok()?, self.threads).ok()
+        let plan = Plan::best(problem, &[backends::by_name(backend).ok()?], &request(run).ok()?, self.threads).ok()?;
+        Some((plan, profiled))
     }
 }
 
@@ -113,7 +118,11 @@ impl Configurations for Planner {
         let Entry::Builtin { ways } = entry else { return Ok(entry.clone()) };
         let mut unforced = Vec::new();
         for (way, spec) in ways.iter().zip(&self.problems) {
-            let among = backends::sharing(backends::by_name(&way.backend)?);
+            let own = backends::by_name(&way.backend)?;
+            let mut among = backends::sharing(own);
+            if among.is_empty() {
+                among.push(own);
+            }
             let plan = Plan::best(spec.problem()?, &among, &Request::default(), self.threads)?;
             unforced.push(Way::of(spec, &plan)?);
         }
@@ -130,10 +139,12 @@ impl Configurations for Planner {
     }
 
     fn profile(&self, run: &Run) -> Profile {
-        let Some(plan) = self.plan_of_a_gpu(run) else { return Profile::default() };
-        let counted = counters::counters(plan.problem(), plan.config()).unwrap_or_default().into_iter();
+        let Some((plan, profiled)) = self.plan_of_a_gpu(run) else { return Profile::default() };
+        let (problem, config, family) = (plan.problem(), plan.config(), profiled.family());
+        let counted = simulator(profiled).and_then(|simulator| counters::counters(simulator, problem, config).ok());
+        let counted = counted.map(|(counted, _)| counted).unwrap_or_default().into_iter();
         // Where there is no assembler, nothing is known by it, and a gate on that stays shut.
-        let kernels = assembled::assembled(plan.problem(), plan.config()).unwrap_or_default().into_iter();
+        let kernels = assembled::assembled(family, profiled.facts(), problem, config).unwrap_or_default().into_iter();
         let kernel = |kernel: assembled::Assembled| KernelEvidence {
             kernel: kernel.kernel,
             registers: kernel.registers,
@@ -145,7 +156,7 @@ impl Configurations for Planner {
         Profile {
             simulated: counted.map(|(what, count)| Counter { what: what.to_owned(), count }).collect(),
             assembled: kernels.map(kernel).collect(),
-            phases: phases(plan.problem(), plan.config()).unwrap_or_default(),
+            phases: phases(profiled, problem, config).unwrap_or_default(),
         }
     }
 
@@ -203,11 +214,14 @@ impl Configurations for Planner {
     }
 }
 
+/// The simulator of a GPU's kernels.
+pub(crate) fn simulator(device: &Foretold) -> Option<&'static Simulated> {
+    Simulated::by_name(&format!("{}:{}", simulated::NAME, device.family().name()))
+}
+
 /// The share of a run's time that each of its phases takes, by the model from first principles.
-fn phases(problem: &Problem, config: &Config) -> Option<Vec<PhaseShare>> {
-    let facts = Facts::named(PROFILED).ok()?;
-    let family = families::choose(facts.capability, i32::MAX, None).ok()?.family;
-    let phases = family.phases(problem, config, &facts).ok()?;
+fn phases(device: &Foretold, problem: &Problem, config: &Config) -> Option<Vec<PhaseShare>> {
+    let phases = device.family().phases(problem, config, device.facts()).ok()?;
     let all: f64 = phases.iter().map(|phase| phase.seconds).sum();
     let share = |phase: &Phase| PhaseShare {
         phase: phase.what.to_owned(),

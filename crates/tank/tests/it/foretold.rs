@@ -1,0 +1,86 @@
+//! A season for a GPU that is not there: nothing is timed, and every verdict is a prediction and says so.
+
+use std::path::Path;
+
+use tank::event::Event;
+use tank::foretold::Foretold;
+use tank::ledger::Ledger;
+use tank::play::{Options, play};
+use tank::report::{Report, markdown};
+use tank::season::Season;
+use tank::verdict::Verdict;
+
+use crate::scripted::Heard;
+
+const SEASON: &str = r#"
+name = "small"
+metric = "predicted time"
+baseline = "strategy=two-pass,tile=128x32"
+backend = "foretold:b200"
+sharks = ["skeptic", "pragmatist", "theorist"]
+
+[[problem]]
+groups = [[128, 4096, 1024]]
+
+[[round]]
+name = "only"
+context = "small"
+
+[[round.pitch]]
+name = "interleaved"
+contestant = "house"
+problem = "3 launches"
+solution = "one launch"
+rollback = "two-pass"
+claim = { speedup = 1.3, low = 1.1, high = 1.6, reasoning = "fewer launches" }
+complexity = { level = "low", hours = 1 }
+risk = [{ what = "none", mitigation = "none" }]
+evidence = [{ kind = "theory", what = "3 launches become 1" }]
+run = { config = "strategy=interleaved,tile=128x32" }
+
+[[round.pitch]]
+name = "half the rows"
+contestant = "house"
+problem = "128 rows"
+solution = "64 rows"
+rollback = "two-pass"
+claim = { speedup = 1.2, low = 1.0, high = 1.5, reasoning = "twice the blocks" }
+complexity = { level = "low", hours = 1 }
+risk = [{ what = "none", mitigation = "none" }]
+evidence = [{ kind = "theory", what = "64 rows are half of 128" }]
+run = { config = "strategy=interleaved,tile=64x32" }
+
+[[round.pitch]]
+name = "stages"
+contestant = "house"
+problem = "2 stages"
+solution = "3 stages"
+rollback = "two-pass"
+claim = { speedup = 1.01, low = 0.9, high = 1.1, reasoning = "more in flight" }
+complexity = { level = "low", hours = 1 }
+risk = [{ what = "none", mitigation = "none" }]
+evidence = [{ kind = "theory", what = "3 are more than 2" }]
+run = { config = "strategy=two-pass,tile=128x32,stages=3" }
+"#;
+
+#[test]
+fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
+    let season = Season::from_text(Path::new("small.toml"), SEASON).unwrap();
+    let mut referee = Foretold::of(&season).unwrap().expect("the backend is foretold");
+    let folder = tempfile::tempdir().unwrap();
+    let mut ledger = Ledger::open(&folder.path().join("ledger.jsonl")).unwrap();
+    let options = Options { seed: Some(1), ..Options::default() };
+    play(&season, &mut ledger, &mut referee, &options, &mut Heard::default()).unwrap();
+    let report = Report::new(ledger.records(), None).unwrap();
+    let attempt = &report.attempts[0];
+    assert_eq!((attempt.pitch.as_str(), attempt.verdict), ("interleaved", Verdict::Success), "{:?}", attempt.reasons);
+    assert!(attempt.reasons[0].contains("predicted for a b200"), "{:?}", attempt.reasons);
+    assert!(attempt.examined.as_ref().is_some_and(|examined| examined.passed() && examined.compared > 0));
+    let pitches = &report.rounds[0].pitches;
+    let refused = pitches.iter().find(|pitch| pitch.pitch.name == "half the rows").unwrap();
+    assert!(refused.disqualified.as_ref().is_some_and(|why| why.contains("no multiplication of 64 rows")));
+    let counted = pitches.iter().find(|pitch| pitch.pitch.name == "interleaved").unwrap();
+    assert!(!counted.simulated.is_empty(), "the simulator's counts stand beside the pitch");
+    assert!(markdown(&report).contains("SUCCESS, predicted"));
+    assert!(!ledger.records().iter().any(|record| matches!(record.event, Event::Installed(_))));
+}
