@@ -1,9 +1,9 @@
 //! Limits of the device, of registers and of launches.
 
-use ptx::instr::{LoadOrder, StoreOrder};
+use ptx::instr::{LoadOrder, Semantics, StoreOrder};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
-    Addr, Builder, CtaGroup, Global, LaunchBounds as Shape, RegisterChange, Scope, SpecialRegister, Target, U32,
+    Addr, Builder, CtaGroup, Global, LaunchBounds as Shape, RegisterChange, Scope, Shared, SpecialRegister, Target, U32,
 };
 use sim::{Arg, FaultKind, Gpu, Invocation, Limits, Schedule};
 
@@ -107,20 +107,87 @@ fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>
             *cta_group = group;
         }
     }
+    run_boxes(&kernel, 1, Schedule::Latest)
+}
+
+/// Runs a kernel of so many blocks, each with eight rows of numbers, and gives what it wrote.
+fn run_boxes(kernel: &ptx::Kernel, blocks: u32, schedule: Schedule) -> Result<Vec<u8>, Box<sim::Fault>> {
     let mut gpu = Gpu::new(Limits::h200());
-    let numbers: Vec<u8> = (0..1024).map(|i| (i / 16) as u8).collect();
-    let (data, out) = (gpu.upload("data", &numbers), gpu.alloc("out", 1024));
+    let bytes = 1024 * blocks as usize;
+    let numbers: Vec<u8> = (0..bytes).map(|i| (i / 16) as u8).collect();
+    let (data, out) = (gpu.upload("data", &numbers), gpu.alloc("out", bytes));
     let map = TensorMap {
         element: Element::U16,
         address: data.address,
-        dims: vec![64, 8],
+        dims: vec![64, 8 * u64::from(blocks)],
         strides: vec![128],
         tile: vec![64, 8],
         swizzle: ptx::descriptor::Swizzle::B128,
     };
-    let launch = Invocation { grid: [1, 1, 1], args: vec![map.into(), out.into()] };
-    gpu.run(&kernel, &launch, Schedule::Latest)?;
+    let launch = Invocation { grid: [blocks, 1, 1], args: vec![map.into(), out.into()] };
+    gpu.run(kernel, &launch, schedule)?;
     Ok(gpu.download(out).expect("all was written").to_vec())
+}
+
+/// Each block of a pair brings rows of its own, and the first one's barrier counts all of them.
+fn at_the_leaders_barrier(group: Option<CtaGroup>, expected: u32, waits: bool) -> ptx::Kernel {
+    let mut k = Builder::new("pair", Target::Sm100a, Shape { threads: 32, cluster: Some([2, 1, 1]), min_blocks: None });
+    let (map, out) = (k.tensor_map("map"), k.pointer("out"));
+    let (tile, bars) = (k.shared("tile", 1024, 1024), k.barriers("bars", 1));
+    let map = k.tensor_map_address(map);
+    let (thread, rank) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::ClusterCtaRank));
+    let (lead, first) = (k.eq(thread, 0), k.eq(rank, 0));
+    let leader = k.both(lead, first);
+    k.if_(lead, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.fence_barrier_init();
+    });
+    k.when(leader, |k| k.arrive_expecting(bars.at(0), expected));
+    k.cluster_arrive(Semantics::Ordered, true);
+    k.cluster_wait(true);
+    let own = k.shared_address(bars.region());
+    let bar = k.map_shared(own, 0u32);
+    let row = k.mul(rank, 8);
+    k.when(lead, |k| {
+        let at = [0.into(), row.cast().into()];
+        k.tensor_load(tile.at(0), map, &at, Addr::<Shared>::of(bar), Default::default());
+    });
+    if waits {
+        k.if_(leader, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
+    }
+    k.cluster_arrive(Semantics::Ordered, true);
+    k.cluster_wait(true);
+    k.if_(lead, |k| {
+        let to = k.mul_wide_add(rank, 1024, out);
+        k.bulk_store(Addr::of(to), tile.at(0), 1024, None);
+        k.bulk_commit();
+        k.bulk_wait(0);
+    });
+    let mut kernel = k.finish().expect("well formed");
+    for instr in &mut kernel.body {
+        if let ptx::Op::Copy(ptx::instr::AsyncCopy::TensorLoad { cta_group, .. }) = &mut instr.op {
+            *cta_group = group;
+        }
+    }
+    kernel
+}
+
+#[test]
+fn copies_of_a_pair_are_counted_by_the_first_blocks_barrier() {
+    let names = |kernel: ptx::Kernel| -> Vec<&'static str> {
+        let faults = Schedule::several(6).into_iter().filter_map(|schedule| run_boxes(&kernel, 2, schedule).err());
+        faults.map(|fault| fault.kind.name()).collect()
+    };
+    let pair = Some(CtaGroup::Two);
+    let right = at_the_leaders_barrier(pair, 2048, true);
+    for schedule in Schedule::several(6) {
+        let bytes = run_boxes(&right, 2, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        let pieces = bytes.chunks_exact(16).map(|piece| u32::from(piece[0]));
+        assert!(pieces.eq((0..128).map(|at| at ^ (at / 8 % 8))), "{schedule}");
+    }
+    assert_eq!(names(at_the_leaders_barrier(None, 2048, true)), ["bad operand"; 8]);
+    assert_eq!(names(at_the_leaders_barrier(pair, 1024, true)).len(), 8, "half of the bytes are not waited for");
+    assert_eq!(names(at_the_leaders_barrier(pair, 2048, false)), ["race"; 8]);
 }
 
 #[test]
