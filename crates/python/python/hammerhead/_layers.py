@@ -88,8 +88,8 @@ class Linear(PackedLayer):
     _layer: _native.Layer
     _late_bias: list[float] | None
     """What the backend leaves to us to add."""
-    _late_biases: dict[str, Any]
-    """The same as vectors, by where they lie."""
+    _late_biases: dict[tuple[type[Any], str], Any]
+    """The same as vectors, by whose they are and where they lie."""
 
     @classmethod
     def _of(cls, layer: _native.Layer) -> Linear:
@@ -138,7 +138,7 @@ class Linear(PackedLayer):
             # Sums in single precision, so that the one rounding comes after the bias.
             sums = library.empty(x, (int(x.shape[0]), self.out_features), "float32")
             self._layer.run([(library.loan(x), element)], [_lent(library, (sums, "float32"))], library.stream(x))
-            place = str(getattr(x, "device", "cpu"))
+            place = type(library), str(getattr(x, "device", "cpu"))
             if place not in self._late_biases:
                 self._late_biases[place] = library.vector(x, self._late_bias)
             library.add(sums, self._late_biases[place], room[0].reshape(sums.shape))
