@@ -132,10 +132,9 @@ fn add_rows(
             k.when(somebodys, |k| {
                 let values = floats(k, spec.rows, &words);
                 for (&sum, value) in sums.iter().zip(values) {
-                    let total = match *weight {
-                        Some(weight) => k.fma(weight, value, sum),
-                        None => k.add(sum, value),
-                    };
+                    // Two roundings, as on a CPU and where experts are spread over machines: the sum has the same bits however it is put together.
+                    let weighted = weight.map_or(value, |weight| k.mul(value, weight));
+                    let total = k.add(sum, weighted);
                     k.set(sum, total);
                 }
             });
