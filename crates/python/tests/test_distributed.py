@@ -29,29 +29,36 @@ def tokens_of(rank, tokens):
     return x, ids, torch.rand(tokens, TOP, generator=generator)
 
 
-def alone():
-    return hammerhead.Experts.from_checkpoint(MODEL, 0, batch_invariant=True)
+def alone(**options):
+    return hammerhead.Experts.from_checkpoint(MODEL, 0, batch_invariant=True, **options)
 
 
-def joined(rank, ranks, folder):
+def joined(rank, ranks, folder, over="gloo"):
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group(over, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
 
 
-def compare(rank, ranks, folder, counts, tokens):
-    joined(rank, ranks, folder)
-    layer = Experts.from_checkpoint(MODEL, 0, counts=counts)
-    expected = alone()
+def compare(rank, ranks, folder, counts, tokens, over="gloo"):
+    device, options = torch.device("cpu"), {}
+    if over == "nccl":
+        # NCCL refuses two ranks on one GPU of a host: these say that they are on hosts of their own.
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        options = {"backend": f"cuda:{device.index}"}
+    joined(rank, ranks, folder, over)
+    layer = Experts.from_checkpoint(MODEL, 0, counts=counts, **options)
+    expected = alone(**options)
     for number, amount in enumerate(tokens[rank]):
-        x, ids, weights = tokens_of(rank + 10 * number, amount)
+        x, ids, weights = (tensor.to(device) for tensor in tokens_of(rank + 10 * number, amount))
         y = layer(x, ids, weights)
         assert y.dtype == x.dtype and y.shape == x.shape
         assert torch.equal(y, expected(x, ids, weights)), f"rank {rank}, call {number}"
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
+LAYOUTS = pytest.mark.parametrize(
     ("ranks", "counts", "tokens"),
     [
         (2, None, [[5, 1], [3, 40]]),
@@ -60,8 +67,17 @@ def compare(rank, ranks, folder, counts, tokens):
     ],
     ids=["two even ranks", "a rank without experts, and ranks without tokens", "four uneven ranks"],
 )
+
+
+@LAYOUTS
 def test_results_are_those_of_one_process_to_the_bit(tmp_path, ranks, counts, tokens):
     mp.spawn(compare, (ranks, str(tmp_path), counts, tokens), nprocs=ranks)
+
+
+@pytest.mark.skipif(hammerhead.backends().get("cuda", "not built in") is not None or not torch.cuda.is_available(), reason="no GPU that this package can use")
+@LAYOUTS
+def test_results_over_nccl_are_those_of_one_gpu_to_the_bit(tmp_path, ranks, counts, tokens):
+    mp.spawn(compare, (ranks, str(tmp_path), counts, tokens, "nccl"), nprocs=ranks)
 
 
 def survive(rank, ranks, folder):

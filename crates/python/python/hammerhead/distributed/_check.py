@@ -62,9 +62,9 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         room = torch.empty(elements * ranks)
         dist.all_to_all_single(room, torch.ones(elements * ranks))
 
-    # All ranks measure at once: on one machine they share its memory.
+    # All ranks measure at once, with as many experts as they have: on one machine they share its memory and its caches.
     sizes = (options.hidden, options.intermediate, options.experts, options.top_k)
-    layer = measure_layer(*sizes)
+    layer = measure_layer(*sizes, sample=max(counts), rounds=15, together=dist.barrier)
     size = 1 << 18
     nothing, much = median(lambda: exchange(1)), median(lambda: exchange(size))
     network = Network(nothing, 4.0 * size * (ranks - 1) / max(much - nothing, 1e-9))

@@ -8,8 +8,9 @@ ranks, and slow ranks.
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,9 +106,19 @@ def predict(
 
 
 def measure_layer(
-    hidden: int, intermediate: int, experts: int, top_k: int, *, sample: int = 8, rounds: int = 5
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    *,
+    sample: int = 8,
+    rounds: int = 5,
+    together: Callable[[], object] | None = None,
 ) -> Layer:
-    """Measures a layer of random experts of this size on this machine. ``sample`` of them are made, and speeds are per expert and per row."""
+    """Measures a layer of random experts of this size on this machine. ``sample`` of them are made, and speeds are per expert and per row.
+
+    ``together``: a barrier of ranks that share the machine and measure at the same time, so that each is as slow as the others make it.
+    """
     sample = min(sample, experts)
     generator = torch.Generator().manual_seed(0)
 
@@ -123,19 +134,22 @@ def measure_layer(
         x = torch.randn(rows * active, hidden, generator=generator).to(torch.bfloat16)
         ids = torch.arange(active).repeat_interleave(rows)[:, None]
         weights = torch.ones(ids.shape)
-        points.append((1.0, float(active), float(rows * active), _least(lambda: layer(x, ids, weights), rounds)))
+        seconds = _seconds(lambda: layer(x, ids, weights), rounds, together)
+        points.append((1.0, float(active), float(rows * active), seconds))
     return Layer(hidden, experts, top_k, *_fit(points))
 
 
-def _least(call: object, rounds: int) -> float:
-    assert callable(call)
+def _seconds(call: Callable[[], object], rounds: int, together: Callable[[], object] | None) -> float:
+    """The least time of a call, or the median of those that begin with other ranks' calls."""
     call()
-    best = math.inf
+    times = []
     for _ in range(rounds):
+        if together is not None:
+            together()
         begun = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - begun)
-    return best
+        times.append(time.perf_counter() - begun)
+    return min(times) if together is None else statistics.median(times)
 
 
 def _fit(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:

@@ -49,8 +49,13 @@ class Experts:
         self.num_experts = sum(self.counts)
         owners = torch.repeat_interleave(torch.arange(self.ranks), torch.tensor(self.counts, dtype=torch.int64))
         starts = torch.tensor([sum(self.counts[:rank]) for rank in range(self.ranks)], dtype=torch.int64)
-        self._owner = owners
-        self._number = torch.arange(self.num_experts) - starts[owners]
+        self._places = {torch.device("cpu"): torch.stack([owners, torch.arange(self.num_experts) - starts[owners]])}
+
+    def _places_on(self, device: torch.device) -> torch.Tensor:
+        """Of every expert its rank and its number there."""
+        if device not in self._places:
+            self._places[device] = self._places[torch.device("cpu")].to(device)
+        return self._places[device]
 
     @classmethod
     def from_checkpoint(
@@ -86,8 +91,9 @@ class Experts:
                 f"x, ids, weights: their shapes are {list(x.shape)}, {list(ids.shape)}, {list(weights.shape)}, where [tokens, k] and twice "
                 "[tokens, top_k] are expected"
             )
+        ids, weights = ids.to(x.device), weights.to(x.device)
         route = _Route(self, ids)
-        there = self._exchange_counts(route)
+        there = self._exchange_counts(route, x.device)
         rows = self._start(x[route.token_of_row], route.rows_for, there[0], "tokens")
         pairs = self._start(route.pairs, route.pairs_for, there[1], "experts of tokens")
         added = None if self.shared is None else self.shared(x)
@@ -96,9 +102,9 @@ class Experts:
         back = self._start(results, there[1], route.pairs_for, "results")()
         return route.combined(back, weights, added, x)
 
-    def _exchange_counts(self, route: _Route) -> list[list[int]]:
+    def _exchange_counts(self, route: _Route, device: torch.device) -> list[list[int]]:
         """How many rows and pairs every rank sends here."""
-        out = torch.tensor([route.rows_for, route.pairs_for], dtype=torch.int64).t().contiguous()
+        out = torch.tensor([route.rows_for, route.pairs_for], dtype=torch.int64).t().contiguous().to(device)
         here = torch.empty_like(out)
         self._guarded("counts", lambda: dist.all_to_all_single(here, out, group=self.group))
         return [[int(number) for number in column] for column in here.t().tolist()]
@@ -106,7 +112,7 @@ class Experts:
     def _start(self, values: torch.Tensor, out: list[int], here: list[int], what: str) -> Callable[[], torch.Tensor]:
         """Sends rows off and receives others', which the returned function waits for."""
         width = values.shape[1]
-        room = torch.empty((sum(here), width), dtype=values.dtype)
+        room = values.new_empty((sum(here), width))
         sent = values.contiguous()
         work = self._guarded(
             what, lambda: dist.all_to_all_single(room, sent, here, out, group=self.group, async_op=True)
@@ -121,12 +127,12 @@ class Experts:
     def _compute(self, rows: torch.Tensor, pairs: torch.Tensor, there: list[list[int]]) -> torch.Tensor:
         """The result of every pair that was asked of this rank, unweighted, in float32."""
         if self.local is None or len(pairs) == 0:
-            return torch.empty((0, rows.shape[1]), dtype=torch.float32)
+            return rows.new_empty((0, rows.shape[1]), dtype=torch.float32)
         # A sender numbers the rows that it sends us; before them come those of the senders before it.
         before = torch.tensor([0, *there[0][:-1]]).cumsum(0)
-        tokens = rows[pairs[:, 0] + before.repeat_interleave(torch.tensor(there[1]))]
+        tokens = rows[pairs[:, 0] + before.repeat_interleave(torch.tensor(there[1])).to(rows.device)]
         ids = pairs[:, 1:].contiguous()
-        return self.local(tokens, ids, torch.ones(ids.shape, dtype=torch.float32), dtype="float32")
+        return self.local(tokens, ids, rows.new_ones(ids.shape, dtype=torch.float32), dtype="float32")
 
     def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
         try:
@@ -145,8 +151,7 @@ class _Route:
         tokens, self.top_k = ids.shape
         flat = ids.reshape(-1).to(torch.int64)
         mine = ((flat >= 0) & (flat < layer.num_experts)).nonzero().reshape(-1)
-        chosen = flat[mine]
-        owner = layer._owner[chosen]
+        owner, number = layer._places_on(ids.device)[:, flat[mine]]
         order = torch.sort(owner, stable=True).indices
         self.place = mine[order]
         """Of every pair, in the order in which they are sent: token · top_k + j."""
@@ -156,8 +161,8 @@ class _Route:
         self.token_of_row = keys % max(tokens, 1)
         self.rows_for = torch.bincount(keys // max(tokens, 1), minlength=layer.ranks).tolist()
         self.pairs_for = torch.bincount(owner, minlength=layer.ranks).tolist()
-        before = torch.tensor([0, *self.rows_for]).cumsum(0)
-        self.pairs = torch.stack([row - before[owner], layer._number[chosen[order]]], 1)
+        before = torch.tensor([0, *self.rows_for], device=ids.device).cumsum(0)
+        self.pairs = torch.stack([row - before[owner], number[order]], 1)
         """Of every pair, the row among those for its rank, and the expert's number there."""
         self.tokens = tokens
 
@@ -165,13 +170,15 @@ class _Route:
         self, back: torch.Tensor, weights: torch.Tensor, added: torch.Tensor | None, x: torch.Tensor
     ) -> torch.Tensor:
         """Adds up every token's results in the order of its experts, then the shared one's, and rounds once."""
-        width = back.shape[1]
-        results = torch.zeros((self.tokens * self.top_k, width), dtype=torch.float32)
-        results[self.place] = back.mul_(weights.reshape(-1).to(torch.float32)[self.place, None])
-        results = results.reshape(self.tokens, self.top_k, width)
-        total = torch.zeros((self.tokens, width), dtype=torch.float32)
+        row = torch.full((self.tokens * self.top_k,), len(back), device=back.device)
+        row[self.place] = torch.arange(len(back), device=back.device)
+        if len(back) < len(row):
+            # What is nobody's adds zero.
+            back = torch.cat([back, back.new_zeros((1, back.shape[1]))])
+        row, weights = row.reshape(self.tokens, self.top_k), weights.to(torch.float32)
+        total = back.new_zeros((self.tokens, back.shape[1]))
         for j in range(self.top_k):
-            total += results[:, j]
+            total += back[row[:, j]].mul_(weights[:, j, None])
         if added is not None:
             total += added
         return total.to(x.dtype)
@@ -181,7 +188,7 @@ def _alone(layer: hammerhead.Experts) -> Callable[[torch.Tensor], torch.Tensor]:
     """The shared expert of a layer by itself: what is left if no expert is asked."""
 
     def shared(x: torch.Tensor) -> torch.Tensor:
-        nobody = torch.full((x.shape[0], 1), -1, dtype=torch.int32)
-        return layer(x, nobody, torch.zeros(nobody.shape), dtype="float32")
+        nobody = torch.full((x.shape[0], 1), -1, dtype=torch.int32, device=x.device)
+        return layer(x, nobody, torch.zeros(nobody.shape, device=x.device), dtype="float32")
 
     return shared
