@@ -8,8 +8,10 @@ use candle_core::{
 };
 use hammerhead::feed_forward::{expert_weights, router};
 use hammerhead::format::checkpoint::Checkpoint;
+use hammerhead::gpu::experts::host::DeviceRouting;
 use hammerhead::{Engine, ExpertWeights, Ids, LayerOptions, Routed, Router};
 
+use crate::cuda::{self, Beside};
 use crate::tokens::{compute, contiguous, elsewhere, theirs};
 
 /// A layer of experts, `Σ_j w[t,j]·MLP_e(x[t])` with a shared expert if there is one. Clones share the weights.
@@ -100,6 +102,33 @@ impl Parts {
             self.experts.run_into(&self.engine, tokens, routed, target)
         })
     }
+
+    /// Queues tokens in a GPU's memory, whose experts are found by tensors that lie there too.
+    fn queue<'a, const N: usize>(
+        &'a self,
+        name: &'static str,
+        tokens: (&CudaStorage, &Layout),
+        beside: [Beside<'_>; N],
+        routing: impl FnOnce([u64; N]) -> DeviceRouting<'a>,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.experts.queueable().map_err(theirs)?;
+        cuda::compute(name, tokens, beside, self.experts.widths()[2], |queue, tokens, addresses, output| {
+            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            #[allow(unsafe_code, reason = "lends tensors by their addresses")]
+            unsafe {
+                queue.enqueue_experts(&self.experts, tokens, routing(addresses), output, None)
+            }
+        })
+    }
+
+    fn rule(&self, name: &'static str) -> Result<&Router> {
+        match &self.router {
+            Some(router) => Ok(router),
+            None => bail!(
+                "{name}: this layer has no rule for logits: give a Router to Experts::new, or call forward_routed with ids and weights"
+            ),
+        }
+    }
 }
 
 impl CustomOp3 for Given {
@@ -118,13 +147,7 @@ impl CustomOp3 for Given {
     ) -> Result<(CpuStorage, Shape)> {
         let name = self.name();
         let rows = rows_beside(name, layout, "ids", ids_layout)?;
-        if weights_layout.dims() != ids_layout.dims() {
-            bail!(
-                "{name}: weights are {:?} and ids {:?}: give one weight per id",
-                weights_layout.dims(),
-                ids_layout.dims()
-            );
-        }
+        weight_per_id(name, ids_layout, weights_layout)?;
         let (start, end) = contiguous(name, "ids", ids_layout)?;
         let ids: Vec<i64> = match ids {
             CpuStorage::U32(ids) => ids[start..end].iter().map(|&id| id.into()).collect(),
@@ -142,14 +165,27 @@ impl CustomOp3 for Given {
 
     fn cuda_fwd(
         &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
+        tokens: &CudaStorage,
+        layout: &Layout,
+        ids: &CudaStorage,
+        ids_layout: &Layout,
+        weights: &CudaStorage,
+        weights_layout: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        elsewhere(self.name(), "a CUDA device")
+        let name = self.name();
+        rows_beside(name, layout, "ids", ids_layout)?;
+        weight_per_id(name, ids_layout, weights_layout)?;
+        // A number in u32 has the bits of one in i32, and above its largest one no layer has experts.
+        let wide = match ids.dtype() {
+            DType::U32 | DType::I32 => false,
+            DType::I64 => true,
+            other => bail!("{name} takes ids in u32, i32 or i64, and these are {other:?}: convert them with to_dtype"),
+        };
+        let top = ids_layout.dims().last().copied().unwrap_or(0);
+        let beside = [("ids", ids, ids_layout), ("weights", weights, weights_layout)];
+        self.0.queue(name, (tokens, layout), beside, |[ids, weights]| {
+            DeviceRouting::Given { ids, wide, weights, top, on_input: false }
+        })
     }
 
     fn metal_fwd(
@@ -178,18 +214,32 @@ impl CustomOp2 for FromLogits {
         logits_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let name = self.name();
-        let Some(router) = &self.0.router else {
-            bail!(
-                "{name}: this layer has no rule for logits: give a Router to Experts::new, or call forward_routed with ids and weights"
-            );
-        };
+        let router = self.0.rule(name)?;
         let rows = rows_beside(name, layout, "logits", logits_layout)?;
         let routed = router.route(numbers(name, "logits", logits, logits_layout)?, rows).map_err(theirs)?;
         self.0.run(name, (tokens, layout), &routed)
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        elsewhere(self.name(), "a CUDA device")
+    fn cuda_fwd(
+        &self,
+        tokens: &CudaStorage,
+        layout: &Layout,
+        logits: &CudaStorage,
+        logits_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let name = self.name();
+        let router = self.0.rule(name)?;
+        rows_beside(name, layout, "logits", logits_layout)?;
+        if logits_layout.dims().last() != Some(&router.experts()) {
+            bail!(
+                "{name}: logits are {:?}, and there are {} experts: give one logit per expert",
+                logits_layout.dims(),
+                router.experts()
+            );
+        }
+        self.0.queue(name, (tokens, layout), [("logits", logits, logits_layout)], |[logits]| {
+            DeviceRouting::Logits { logits, router }
+        })
     }
 
     fn metal_fwd(&self, _: &MetalStorage, _: &Layout, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
@@ -208,6 +258,13 @@ fn rows_beside(name: &'static str, tokens: &Layout, what: &str, other: &Layout) 
             tokens.dims()
         ),
     }
+}
+
+fn weight_per_id(name: &'static str, ids: &Layout, weights: &Layout) -> Result<()> {
+    if weights.dims() != ids.dims() {
+        bail!("{name}: weights are {:?} and ids {:?}: give one weight per id", weights.dims(), ids.dims());
+    }
+    Ok(())
 }
 
 /// A tensor's numbers.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, MetalStorage, Result, Shape, Tensor, bail};
 use hammerhead::{Activations, Engine, Gate, Layer, Weights};
 
+use crate::cuda;
 use crate::tokens::{compute_groups, elsewhere, theirs};
 
 /// One NVFP4 matrix per expert, all of one shape. Clones share the weights.
@@ -78,8 +79,16 @@ impl CustomOp1 for Sorted {
         })
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        elsewhere(self.name(), "a CUDA device")
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let layer = &self.parts.layer;
+        let (operand, width) = ((storage, layout), layer.shapes()[0].0);
+        cuda::compute_groups(self.name(), operand, [], width, &self.counts, |queue, tokens, [], outputs| {
+            // SAFETY: `compute_groups` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            #[allow(unsafe_code, reason = "lends tensors by their addresses")]
+            unsafe {
+                queue.enqueue(layer, tokens, outputs)
+            }
+        })
     }
 
     fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {

