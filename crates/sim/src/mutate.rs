@@ -222,7 +222,25 @@ impl Nursery<'_> {
         self.relax(at);
     }
 
+    /// Work of which several blocks hear, or that goes to several: only this one does, or others do.
+    fn multicasts(&mut self, at: usize, [one, others]: [&'static str; 2]) {
+        if multicast_of(&mut self.kernel.body[at].op.clone()).is_some_and(|mask| mask.is_some()) {
+            self.add(at, one, |kernel| {
+                if let Some(mask) = multicast_of(&mut kernel.body[at].op) {
+                    *mask = None;
+                }
+            });
+        }
+        self.offset_register(at, others, (BinaryOp::Shr, 1), |op| multicast_of(op)?.as_mut());
+    }
+
     fn copies(&mut self, at: usize, op: &AsyncCopy) {
+        match op {
+            AsyncCopy::TensorLoad { .. } | AsyncCopy::BulkLoad { .. } => {
+                self.multicasts(at, ["copied to one block", "copied to other blocks"]);
+            }
+            _ => {}
+        }
         match op {
             AsyncCopy::TensorLoad { coords, .. } => {
                 self.remove(at, "copy dropped", 1);
@@ -374,7 +392,7 @@ impl Nursery<'_> {
             Tcgen05::MmaHalves { a, b, accumulate, collector, .. } => {
                 self.tensor_multiplications(at, [*a, *b, *accumulate], *collector, 2 << SHAPE_COLUMNS);
             }
-            Tcgen05::Commit { multicast, .. } => self.commits(at, multicast.is_some()),
+            Tcgen05::Commit { .. } => self.commits(at),
             Tcgen05::Load { .. } | Tcgen05::Store { .. } => {
                 self.offset_register(at, "one column on", (BinaryOp::Add, 1), tensor_address);
                 self.offset_register(at, "another warp's lanes", (BinaryOp::Xor, 32 << 16), tensor_address);
@@ -448,20 +466,14 @@ impl Nursery<'_> {
     }
 
     /// A commit that tells twice, tells another barrier or fewer blocks, or comes before the multiplication that it is there for.
-    fn commits(&mut self, at: usize, multicast: bool) {
+    fn commits(&mut self, at: usize) {
         self.double(at, "commit doubled");
         self.add(at, "committed to the next barrier", |kernel| {
             if let Op::Tcgen05(Tcgen05::Commit { bar, .. }) = &mut kernel.body[at].op {
                 bar.offset += 8;
             }
         });
-        if multicast {
-            self.add(at, "committed to one block", |kernel| {
-                if let Op::Tcgen05(Tcgen05::Commit { multicast, .. }) = &mut kernel.body[at].op {
-                    *multicast = None;
-                }
-            });
-        }
+        self.multicasts(at, ["committed to one block", "committed to other blocks"]);
         let multiplies =
             |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. }));
         let commits = |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Commit { .. }));
@@ -540,6 +552,15 @@ fn tensor_address(op: &mut Op) -> Option<&mut RegId> {
     }
 }
 
+/// The blocks that receive a copy, or hear of a commit.
+fn multicast_of(op: &mut Op) -> Option<&mut Option<RegId>> {
+    match op {
+        Op::Copy(AsyncCopy::TensorLoad { multicast, .. } | AsyncCopy::BulkLoad { multicast, .. })
+        | Op::Tcgen05(Tcgen05::Commit { multicast, .. }) => Some(multicast),
+        _ => None,
+    }
+}
+
 fn tensor_shape(op: &mut Op) -> Option<&mut RegId> {
     match op {
         Op::Tcgen05(Tcgen05::Mma { shape, .. } | Tcgen05::MmaHalves { shape, .. }) => Some(shape),
@@ -566,7 +587,11 @@ fn expected_bytes(op: &mut Op) -> Option<&mut Operand> {
 fn compute(kernel: &mut Kernel, at: usize, op: BinaryOp, reg: RegId, literal: u64) -> RegId {
     let dst = RegId { bank: reg.bank, index: kernel.registers[reg.bank.index()] };
     kernel.registers[reg.bank.index()] += 1;
-    let ty = if reg.bank == Bank::B64 { DataType::U64 } else { DataType::U32 };
+    let ty = match reg.bank {
+        Bank::B64 => DataType::U64,
+        Bank::B16 => DataType::U16,
+        _ => DataType::U32,
+    };
     let arith = Arith::Binary { op, ty, dst, a: Operand::Reg(reg), b: Operand::Imm(literal) };
     let labels = kernel.body[..at].iter().rev().take_while(|i| matches!(i.op, Op::Control(Control::Label(_)))).count();
     let instr = Instr { guard: None, op: arith.into(), phase: kernel.body[at].phase };

@@ -140,6 +140,56 @@ fn a_remote_arrive_at_cluster_scope_lets_a_copy_overwrite_what_was_read() {
     rule_of_the_letter("race", |kept| kernel(true, if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
 }
 
+/// Two pairs of blocks share what is copied: the first block of each brings half of a tile for both, again and again, and the second block of each
+/// pair has nothing to do with it.
+#[test]
+fn what_blocks_of_two_pairs_share_is_overwritten_when_both_have_released_it() {
+    let kernel = |told: u32| {
+        let mut b = Bench::on(Target::Sm100a, 32, Some([4, 1, 1]));
+        let rank = b.k.special(SpecialRegister::ClusterCtaRank);
+        let tile = b.k.shared("tile", 128, 128);
+        let (full, empty) = (b.k.barriers("full", 1), b.k.barriers("empty", 1));
+        let lead = b.k.eq(b.thread, 0);
+        b.k.if_(lead, |k| {
+            k.barrier_init(full.at(0), 1);
+            k.barrier_init(empty.at(0), told);
+            k.fence_barrier_init();
+        });
+        cluster_barrier(&mut b);
+        let (pair, place) = (b.k.shr(rank, 1), b.k.and(rank, 1));
+        let shares = b.k.eq(place, 0);
+        let sender = b.k.both(shares, lead);
+        let (half, base) = (b.k.mul(pair, 64), b.k.shared_address(tile));
+        let (own_half, word) = (b.k.add(base, half), b.k.mul_add(b.thread, 4, base));
+        for round in 0..2 {
+            b.k.if_(sender, |k| {
+                k.wait_at(empty.at(0), 1 - round, Scope::Cluster);
+                k.fence_async_shared();
+                // Both halves are awaited here, whoever brings them.
+                k.arrive_expecting(full.at(0), 128);
+                let options = CopyOptions { multicast: Some(k.variable::<U16>(0b0101u16)), policy: None };
+                k.bulk_load(Addr::of(own_half), Addr::of(b.input), 64, full.at(0), options);
+            });
+            b.k.if_(shares, |k| {
+                k.wait(full.at(0), round);
+                k.load::<U32, Shared>(Addr::of(word));
+            });
+            b.k.sync_warp();
+            b.k.if_(sender, |k| {
+                let own = k.shared_address(empty.region());
+                // One that tells its own block alone leaves the other's copy to overwrite what is still read.
+                for other in [0u32, 2].into_iter().take(told as usize) {
+                    let to = if told == 1 { k.map_shared(own, rank) } else { k.map_shared(own, other) };
+                    k.arrive_remote(Addr::of(to), Semantics::Ordered, Scope::Cluster);
+                }
+            });
+        }
+        cluster_barrier(&mut b);
+        b.finish()
+    };
+    rule("race", |kept| kernel(if kept == Kept::Yes { 2 } else { 1 }));
+}
+
 #[test]
 fn a_rank_beyond_the_cluster_is_refused() {
     let (mut b, _) = pair();
