@@ -223,12 +223,13 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
 
 /// A configuration with the epilogue and the schedule that are simplest: the model does not tell the others from them.
 fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config {
-    Config { strategy, tile, depth, stages, epilogue: Epilogue::Direct, schedule: Schedule::PerTile }
+    let (epilogue, schedule) = (Epilogue::Direct, Schedule::PerTile);
+    Config { strategy, tile, depth, stages, epilogue, schedule, multicast: 1 }
 }
 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages, epilogue, schedule } = *config;
+    let Config { strategy, tile, depth, stages, epilogue, schedule, multicast } = *config;
     // Whatever was asked for: only what is left over whole groups of rows decides.
     let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
     if tile.tokens == 0 || !whole_groups(tile.tokens) {
@@ -255,6 +256,11 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
     }
     if schedule == Schedule::SplitK {
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());
+    }
+    if multicast != 1 {
+        return Err(
+            "threads share tokens through the caches, and nothing copies them to several; take multicast=1".into()
+        );
     }
     let sums = tile.tokens.checked_mul(rates.parts * 8).and_then(|bytes| bytes.checked_mul(tile.columns));
     let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));

@@ -236,6 +236,7 @@ mod tests {
         stages: 1,
         epilogue: Epilogue::Direct,
         schedule: Schedule::PerTile,
+        multicast: 1,
     };
 
     fn problem(tokens: [usize; 2]) -> Problem {

@@ -113,13 +113,17 @@ pub struct Config {
     pub epilogue: Epilogue,
     /// Who computes which tile.
     pub schedule: Schedule,
+    /// Tiles side by side whose tokens come by one copy for all of them; 1 where every tile has its own brought.
+    pub multicast: usize,
 }
 
 impl fmt::Display for Config {
+    /// What a request reads back as this configuration: tiles that share nothing are not worth a word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { strategy, tile, depth, stages, epilogue, schedule } = self;
+        let Config { strategy, tile, depth, stages, epilogue, schedule, multicast } = self;
+        let shared = if *multicast == 1 { String::new() } else { format!(",multicast={multicast}") };
         f.pad(&format!(
-            "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}"
+            "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}{shared}"
         ))
     }
 }

@@ -23,24 +23,28 @@ pub struct Request {
     pub epilogue: Option<Epilogue>,
     /// Who computes which tile.
     pub schedule: Option<Schedule>,
+    /// Tiles side by side whose tokens come by one copy.
+    pub multicast: Option<usize>,
 }
 
 impl Request {
-    /// The configuration with every wish of this request in place of its own value.
+    /// The configuration with every wish of this request in place of its own value; or the one that is asked for, where nothing is left open.
     pub fn applied_to(&self, config: Config) -> Config {
-        Config {
+        self.complete().unwrap_or(Config {
             strategy: self.strategy.unwrap_or(config.strategy),
             tile: self.tile.unwrap_or(config.tile),
             depth: self.depth.unwrap_or(config.depth),
             stages: self.stages.unwrap_or(config.stages),
             epilogue: self.epilogue.unwrap_or(config.epilogue),
             schedule: self.schedule.unwrap_or(config.schedule),
-        }
+            multicast: self.multicast.unwrap_or(config.multicast),
+        })
     }
 }
 
 impl Request {
-    /// The configuration that this asks for, where it leaves nothing to be planned.
+    /// The configuration that this asks for, where it leaves nothing to be planned. Of tiles that share copies nothing need be said: then
+    /// none do.
     pub fn complete(&self) -> Option<Config> {
         Some(Config {
             strategy: self.strategy?,
@@ -49,6 +53,7 @@ impl Request {
             stages: self.stages?,
             epilogue: self.epilogue?,
             schedule: self.schedule?,
+            multicast: self.multicast.unwrap_or(1),
         })
     }
 }
@@ -62,6 +67,7 @@ impl From<Config> for Request {
             stages: Some(config.stages),
             epilogue: Some(config.epilogue),
             schedule: Some(config.schedule),
+            multicast: Some(config.multicast),
         }
     }
 }
@@ -85,7 +91,12 @@ impl FromStr for Request {
                 "stages" => request.stages = Some(number()?),
                 "epilogue" => request.epilogue = Some(value.parse()?),
                 "schedule" => request.schedule = Some(value.parse()?),
-                _ => return Err(refuse("known keys are strategy, tile, depth, stages, epilogue and schedule")),
+                "multicast" => request.multicast = Some(number()?),
+                _ => {
+                    return Err(refuse(
+                        "known keys are strategy, tile, depth, stages, epilogue, schedule and multicast",
+                    ));
+                }
             }
         }
         Ok(request)
@@ -153,10 +164,16 @@ mod tests {
             stages: 2,
             epilogue: Epilogue::Staged,
             schedule: Schedule::SplitK,
+            multicast: 2,
         };
         let request = config.to_string().parse::<Request>().unwrap();
         assert_eq!((request, request.complete()), (Request::from(config), Some(config)));
         assert_eq!(Request { depth: None, ..request }.complete(), None);
+        let older = Request { multicast: None, ..request };
+        let plain = Config { multicast: 1, ..config };
+        assert_eq!(plain.to_string().parse::<Request>().unwrap(), older, "what is plain is left unsaid");
+        assert_eq!(older.complete(), Some(plain));
+        assert_eq!(older.applied_to(config), plain, "nothing is left open");
     }
 
     #[test]
@@ -174,6 +191,7 @@ mod tests {
             ("tile=0x16", "tile=0x16"),
             ("stages=0", "stages=0"),
             ("stages=-1", "stages=-1"),
+            ("multicast=0", "multicast=0"),
             ("colour=red", "colour=red"),
             ("strategy=fast", "fast"),
             ("epilogue=tma", "direct, staged"),

@@ -304,7 +304,7 @@ fn way(plan: &Plan) -> (&'static str, Config) {
 }
 
 /// Every strategy as planned; and, if that is not enough, with tiles that cut small problems in many pieces, in a few
-/// and not at all, with one to four stages, persistent, and with every epilogue.
+/// and not at all, with one to four stages, persistent, with every epilogue, and with shared tokens.
 fn requests(many: bool) -> Vec<Request> {
     let mut requests = Vec::new();
     for strategy in Strategy::ALL {
@@ -320,6 +320,9 @@ fn requests(many: bool) -> Vec<Request> {
         let epilogues = Epilogue::ALL.into_iter().filter(|_| many);
         let schedule = Some(Schedule::Persistent);
         requests.extend(epilogues.map(|epilogue| Request { epilogue: Some(epilogue), schedule, ..as_planned }));
+        // Two pairs of blocks that share tokens, where there are such.
+        let pairs = Some(Tile { tokens: 256, columns: 32 });
+        requests.push(Request { tile: pairs, multicast: Some(2), ..as_planned });
     }
     requests
 }

@@ -92,6 +92,9 @@ pub(super) fn ending(problem: &Problem, strategy: Strategy) -> (Function, Output
 
 /// The sizes of a configuration as kernels count them: tokens and columns of a tile, chunks of weights along k in a stage, and stages.
 pub(super) fn sizes(config: &Config) -> Result<[u32; 4], String> {
+    if config.multicast != 1 {
+        return Err("only pairs of blocks on data-centre Blackwell share copies of tokens; ask for multicast=1".into());
+    }
     if !config.depth.is_multiple_of(CHUNK_DEPTH) {
         return Err(format!("a stage holds chunks of {CHUNK_DEPTH} of K; ask for depth=64, 128 or 256"));
     }

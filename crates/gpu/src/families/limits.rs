@@ -15,7 +15,7 @@
 //!
 //! Elements of C are counted with 64 bits.
 
-use op::{Config, Problem};
+use op::{Config, Problem, Shape};
 
 use crate::expand::{self, TokenForm};
 use crate::{join, pack};
@@ -50,7 +50,9 @@ pub(super) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<u
         ));
     }
     let tile = config.tile;
-    let tiles: usize = groups().map(|shape| shape.m.div_ceil(tile.tokens) * shape.n.div_ceil(tile.columns)).sum();
+    // Where tiles share tokens, there are as many of them whether the last have columns or not.
+    let across = |shape: &Shape| shape.n.div_ceil(tile.columns).next_multiple_of(config.multicast);
+    let tiles: usize = groups().map(|shape| shape.m.div_ceil(tile.tokens) * across(shape)).sum();
     if tiles > MOST_TILES {
         return Err(format!("{tiles} tiles are more than the {MOST_TILES} of one launch; make tiles larger"));
     }
@@ -65,7 +67,7 @@ pub(super) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<u
 
 #[cfg(test)]
 mod tests {
-    use op::{Activation, Gate, Output, Request, Shape};
+    use op::{Activation, Gate, Output, Request};
 
     use super::*;
     use crate::Family;

@@ -45,11 +45,12 @@ const BLACKWELL: &[&str] = &[
     "halves, gate, then up",
     "tokens as rows, by the copy engine",
     "pairs, tokens as rows",
+    "two pairs that share tokens",
     "pairs, weights as rows, halves",
 ];
 
 /// All of them: as many as are counted.
-pub const COUNT: usize = 387;
+pub const COUNT: usize = 404;
 /// The list, by reason.
 pub const EQUIVALENT: &[Equivalent] = &[
     (
@@ -74,7 +75,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 which: &[0],
             },
             Excuse {
-                ways: &["pairs, tokens as rows", "pairs, weights as rows, halves"],
+                ways: &["pairs, tokens as rows", "two pairs that share tokens", "pairs, weights as rows, halves"],
                 mistake: "permit not relinquished",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
                 which: &[0],
@@ -108,6 +109,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "halves, gate, then up",
                 "tokens as rows, by the copy engine",
                 "pairs, tokens as rows",
+                "two pairs that share tokens",
             ],
             mistake: "tensor memory fence dropped",
             place: "nvfp4_dual_gemm_tcgen05/leave: tcgen05.fence::before_thread_sync;",
@@ -125,6 +127,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "bfloat16, two blocks per tile",
                     "tokens as rows, by the copy engine",
                     "pairs, tokens as rows",
+                    "two pairs that share tokens",
                     "pairs, weights as rows, halves",
                 ],
                 mistake: "tensor memory fence dropped",
@@ -155,6 +158,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "halves, gate, then up",
                 "tokens as rows, by the copy engine",
                 "pairs, tokens as rows",
+                "two pairs that share tokens",
             ],
             mistake: "warp barrier dropped",
             place: "nvfp4_dual_gemm_tcgen05/finish: bar.warp.sync 0xffffffff;",
@@ -184,7 +188,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 which: &[1, 2, 3, 4, 5, 6],
             },
             Excuse {
-                ways: &["pairs, tokens as rows"],
+                ways: &["pairs, tokens as rows", "two pairs that share tokens"],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
                 which: &[2, 3, 4],
@@ -204,6 +208,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "halves, gate, then up",
                     "tokens as rows, by the copy engine",
                     "pairs, tokens as rows",
+                    "two pairs that share tokens",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
@@ -242,6 +247,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "gate, then up, two blocks per tile",
                     "halves, gate, then up",
                     "pairs, tokens as rows",
+                    "two pairs that share tokens",
                     "pairs, weights as rows, halves",
                 ],
                 mistake: "condition dropped",
@@ -314,6 +320,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "halves, gate, then up",
                     "tokens as rows, by the copy engine",
                     "pairs, tokens as rows",
+                    "two pairs that share tokens",
                 ],
                 mistake: "ordering relaxed",
                 place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",

@@ -46,7 +46,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
 /// first two.
-pub static WAYS: [Way; 21] = [
+pub static WAYS: [Way; 22] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -192,6 +192,14 @@ pub static WAYS: [Way; 21] = [
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(260, 40, 592)]],
+        ..BLACKWELL
+    },
+    Way {
+        name: "two pairs that share tokens",
+        request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent,multicast=2",
+        gate: Gate::Silu,
+        output: Output::F16,
+        problems: &[&[(3, 8, 16)], &[(260, 72, 592)]],
         ..BLACKWELL
     },
     Way {

@@ -56,6 +56,7 @@ fn config(rng: &mut Rng) -> Config {
         stages: number(rng),
         epilogue: Epilogue::ALL[rng.usize(..3)],
         schedule: Schedule::ALL[rng.usize(..3)],
+        multicast: if rng.bool() { 1 } else { number(rng) },
     }
 }
 
@@ -107,6 +108,7 @@ fn one_number_out_of_range_in_a_legal_configuration_is_refused_and_no_more() {
                     tile(number, number),
                     Config { depth: number, ..candidate },
                     Config { stages: number, ..candidate },
+                    Config { multicast: number, ..candidate },
                 ] {
                     let text = config.to_string().parse::<Request>();
                     assert_eq!(text.is_ok(), number > 0, "{config}");

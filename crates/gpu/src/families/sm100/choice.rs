@@ -49,6 +49,7 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMult
         stages: narrow(config.stages),
         epilogue: config.epilogue,
         schedule: config.schedule,
+        multicast: narrow(config.multicast),
         aligned: problem.groups().iter().all(aligned),
         function,
         output,

@@ -11,7 +11,7 @@ use op::{Activation, Config, Cost, Epilogue, Problem, Result, Schedule, Shape, S
 use super::choice::{blocks_leaving_sums, depth, joins, kernel_of};
 use super::kernel::TensorMultiplySpec;
 use super::multiply::arranged_bytes;
-use super::slabs::{BLOCK_ROWS, UNIT};
+use super::slabs::{BLOCK_ROWS, SCALE_BYTES, UNIT};
 use crate::facts::Facts;
 use crate::families::choice::passes_twice;
 use crate::families::streams::{FINISH, Rates, Streams};
@@ -40,20 +40,15 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     // A tile of 256 is a pair's: half of it would be empty with fewer tokens.
     let rows = [(128, 64), (256, 128)].into_iter().filter(|(_, beyond)| longest > *beyond);
     let upright = rows.flat_map(|(tokens, _)| COLUMNS.map(|columns| Tile { tokens, columns }));
+    let tiles: Vec<Tile> = swapped.chain(upright).collect();
     let mut configs = Vec::new();
-    for tile in swapped.chain(upright) {
-        for strategy in Strategy::ALL {
-            for schedule in Schedule::ALL {
-                let with = |stages| Config {
-                    strategy,
-                    tile,
-                    depth: depth(problem.activation()),
-                    stages,
-                    epilogue: Epilogue::Direct,
-                    schedule,
-                };
-                configs.extend((2..=8).rev().map(with).find(|config| legal(problem, config, facts).is_ok()));
-            }
+    // What shares tokens comes last: of two that should take as long, the simpler one is taken.
+    for (multicast, tile) in [1, 2].into_iter().flat_map(|multicast| tiles.iter().map(move |tile| (multicast, *tile))) {
+        for (strategy, schedule) in Strategy::ALL.into_iter().flat_map(|s| Schedule::ALL.map(|schedule| (s, schedule)))
+        {
+            let (depth, epilogue) = (depth(problem.activation()), Epilogue::Direct);
+            let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, multicast };
+            configs.extend((2..=8).rev().map(with).find(|config| legal(problem, config, facts).is_ok()));
         }
     }
     configs
@@ -111,7 +106,8 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
     let (mut blocks, mut cache_bytes) = (Vec::new(), 0.0);
     for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
         let (tiles, tokens) = kernel.cut(shape.m as u32);
-        let count = tiles as usize * shape.n.div_ceil(kernel.columns as usize) * kernel.blocks_per_tile() as usize;
+        let across = shape.n.div_ceil(kernel.shared_columns() as usize);
+        let count = tiles as usize * across * kernel.blocks_per_tile() as usize;
         let units = (shape.k.div_ceil(UNIT as usize) as f64 / f64::from(kernel.splits())).ceil();
         blocks.push((units * unit_cycles(&kernel, tokens), count));
         cache_bytes += count as f64 * units * unit_bytes(&kernel, tokens);
@@ -153,7 +149,10 @@ fn unit_bytes(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
     let token_bytes =
         if kernel.swapped() { token_bytes * f64::from(tokens) / f64::from(kernel.tokens) } else { token_bytes };
     let weight_bytes = if kernel.element.is_some() { weight_bytes * 9.0 / 32.0 } else { weight_bytes };
-    let stage = token_bytes + weight_bytes + scale_bytes;
+    // Tokens that two blocks share are read once for both, with their scales.
+    let token_scales = if kernel.element.is_some() { 0.0 } else { f64::from(SCALE_BYTES) };
+    let shared = (token_bytes + token_scales) * (1.0 - 1.0 / f64::from(kernel.multicast));
+    let stage = token_bytes + weight_bytes + scale_bytes - shared;
     f64::from(kernel.passes()) * stage * f64::from(UNIT) / f64::from(kernel.depth())
 }
 
@@ -174,6 +173,28 @@ mod tests {
         let request: op::Request = config.parse().expect("a request");
         let candidate = candidates(&problem, &Facts::b200())[0];
         legal(&problem, &request.applied_to(candidate), &Facts::b200()).map(drop)
+    }
+
+    /// Seconds of the products of a problem, and what bounds them.
+    fn products(shape: Shape, config: &str) -> (f64, &'static str) {
+        let problem = Problem::new(vec![shape], Gate::Silu, Activation::NvFp4, Output::F16).expect("a problem");
+        let request: op::Request = config.parse().expect("a request");
+        let config = request.complete().expect("a configuration");
+        let phases = phases(&problem, &config, &Facts::b200()).expect("a legal configuration");
+        let products = phases.iter().find(|phase| phase.what == "products").expect("products");
+        (products.seconds, products.bound_by)
+    }
+
+    #[test]
+    fn tokens_that_two_pairs_share_are_read_once_for_both() {
+        let pairs = "strategy=interleaved,tile=256x96,depth=256,stages=4,epilogue=direct,schedule=tile";
+        let shape = Shape::new(512, 3072, 7168);
+        let (apart, bound_by) = products(shape, pairs);
+        assert_eq!(bound_by, "the L2 cache");
+        let (shared, bound_by) = products(shape, &format!("{pairs},multicast=2"));
+        // Of 128 rows of tokens, 96 of weights and five blocks of scales half of the tokens and of their scales.
+        let bytes = [16384.0 + 12288.0 + 10240.0, 8192.0 + 12288.0 + 9216.0];
+        assert!(shared < apart && shared >= apart * bytes[1] / bytes[0] - 1e-12, "{shared} of {apart}, {bound_by}");
     }
 
     #[test]

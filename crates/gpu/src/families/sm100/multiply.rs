@@ -24,7 +24,7 @@ impl MultiplyKernel for TensorMultiplySpec {
     }
 
     fn columns(&self) -> u32 {
-        self.columns
+        self.shared_columns()
     }
 
     fn cut(&self, m: u32) -> (u32, u32) {
@@ -34,8 +34,8 @@ impl MultiplyKernel for TensorMultiplySpec {
     fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32 {
         match self.schedule {
             Schedule::Persistent => {
-                let partners = self.partners();
-                tiles.min((multiprocessors / partners).max(1)) * partners
+                let together = self.cluster_blocks();
+                tiles.min((multiprocessors / together).max(1)) * together
             }
             Schedule::PerTile | Schedule::SplitK => tiles * self.blocks_per_tile(),
         }

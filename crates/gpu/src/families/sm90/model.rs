@@ -78,7 +78,8 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
                 let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
                 // Deep stages cost fewer instructions, but several of them are needed.
                 let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
-                let with = |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule };
+                let with =
+                    |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule, multicast: 1 };
                 let with_room =
                     |resident| depths.iter().map(with).find_map(|config| deepest(problem, config, resident, facts));
                 configs.extend([1, 2].into_iter().filter_map(with_room));

@@ -28,7 +28,7 @@ const SHAPE_COLUMNS: u32 = 17;
 /// One lane of a warp issues everything; in the second block of a pair it tells the first what is there.
 pub(super) fn multiply(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>) {
     let elected = k.elect();
-    k.if_(elected, |k| match parts.rank {
+    k.if_(elected, |k| match parts.place.rank {
         None => lead(k, parts, base),
         Some(rank) => {
             let (leads, follows) = (k.eq(rank, 0), k.ne(rank, 0));

@@ -15,6 +15,9 @@
 //! their accumulators, and brings half of the columns' operand, which the other one's tensor cores read as well: so half of it is read from
 //! memory for each. The first block of a pair gives the work to both.
 //!
+//! Two pairs side by side may share their tokens (`multicast`): a cluster of four blocks computes two tiles with the same tokens, of which
+//! each block brings a quarter, half of what it needs itself, and the copy engine delivers it to the block of the other pair with the same rows as well.
+//!
 //! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
@@ -67,6 +70,9 @@ const WIDE_STEP: u32 = 16;
 /// Tokens, or columns, of a pair's tile, and the blocks of it.
 const PAIR_ROWS: u32 = 2 * BLOCK_ROWS;
 const BOTH_BLOCKS: u16 = 3;
+/// The blocks of a cluster of two pairs, and of those the ones that have the same tokens as the first.
+const ALL_BLOCKS: u16 = 0b1111;
+const SAME_TOKENS: u16 = 0b0101;
 /// The hardware barrier of the finishing warps.
 const FINISHING_BARRIER: u32 = 1;
 /// Columns of tensor memory that a block of scales of one stage takes: four for each unit.
@@ -98,6 +104,8 @@ pub struct TensorMultiplySpec {
     pub epilogue: Epilogue,
     /// Which block computes which tile.
     pub schedule: Schedule,
+    /// Tiles side by side that share their tokens' copies: two pairs, or 1.
+    pub multicast: u32,
     /// Whether rows of every group's C are a multiple of 16 bytes.
     pub aligned: bool,
     /// What becomes of gate and up.
@@ -122,6 +130,21 @@ impl TensorMultiplySpec {
     /// Blocks that compute a tile together.
     pub fn partners(&self) -> u32 {
         if self.paired() { 2 } else { 1 }
+    }
+
+    /// Whether two pairs share the copies of their tokens.
+    fn shares(&self) -> bool {
+        self.multicast > 1
+    }
+
+    /// Blocks of a cluster.
+    pub fn cluster_blocks(&self) -> u32 {
+        self.partners() * self.multicast
+    }
+
+    /// Columns of C of the tiles that share tokens.
+    pub fn shared_columns(&self) -> u32 {
+        self.columns * self.multicast
     }
 
     /// Blocks that each sum a part of k.
@@ -188,6 +211,11 @@ impl TensorMultiplySpec {
 
     fn weight_rows(&self) -> u32 {
         self.columns / self.partners()
+    }
+
+    /// Rows of tokens that a block brings: all that it has in a stage, or its half of those that two blocks share.
+    fn brought_rows(&self) -> u32 {
+        self.token_rows() / self.multicast
     }
 
     /// Matrices of weights in a stage.
@@ -260,9 +288,9 @@ impl TensorMultiplySpec {
         self.schedule == Schedule::Persistent
     }
 
-    /// Blocks that take part in one tile.
+    /// Blocks that take part in one tile, or in those that share tokens.
     pub fn blocks_per_tile(&self) -> u32 {
-        self.splits() * self.partners()
+        self.splits() * self.cluster_blocks()
     }
 
     /// Whether sums are left in planes of their own, neither gated nor rounded, for others to join.
@@ -302,7 +330,7 @@ impl TensorMultiplySpec {
             address,
             dims: vec![k.into(), m.into()],
             strides: vec![u64::from(k) * 2],
-            tile: vec![UNIT, self.token_rows()],
+            tile: vec![UNIT, self.brought_rows()],
             swizzle: Swizzle::B128,
         };
         if self.parts() > 1 {
@@ -344,6 +372,11 @@ impl TensorMultiplySpec {
             let wanted = "32, 64 or 128 with tokens of 16 bits: four warps dequantise as many rows each";
             return refuse("columns of a tile", self.columns, wanted);
         }
+        if self.multicast != 1 && (self.multicast != 2 || self.tokens != PAIR_ROWS) {
+            let wanted = "1, or 2 with tiles of 256 tokens: two pairs, a cluster of four blocks, have the same tokens as rows; where \
+                tokens are columns, weights are most of what is read";
+            return refuse("tiles that share tokens (multicast)", self.multicast, wanted);
+        }
         if !(1..=MOST_STAGES).contains(&self.stages) {
             return refuse("pipeline stages", self.stages, "1 to 16");
         }
@@ -380,14 +413,35 @@ struct Parts {
     config: TensorMultiplySpec,
     work: Work,
     pipe: Pipeline,
-    /// Which block of a pair this is.
+    place: Place,
+}
+
+/// Where a block is in its cluster.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Which block of its pair.
     rank: Option<Reg<U32>>,
+    /// Which of two pairs.
+    pair: Option<Reg<U32>>,
+}
+
+impl Place {
+    fn new(k: &mut Builder, config: TensorMultiplySpec) -> Self {
+        if !config.paired() {
+            return Place { rank: None, pair: None };
+        }
+        let rank = k.special(SpecialRegister::ClusterCtaRank);
+        if !config.shares() {
+            return Place { rank: Some(rank), pair: None };
+        }
+        Place { rank: Some(k.and(rank, 1)), pair: Some(k.shr(rank, 1)) }
+    }
 }
 
 impl Parts {
     /// `rows` times this block's place in its pair, added to `first`.
     fn own(&self, k: &mut Builder, rows: impl Into<Value<U32>>, first: Reg<U32>) -> Reg<U32> {
-        match self.rank {
+        match self.place.rank {
             Some(rank) => k.mul_add(rank, rows, first),
             None => first,
         }
@@ -407,12 +461,12 @@ impl Spec for TensorMultiplySpec {
 /// memory is given back.
 pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
-    let cluster = config.paired().then_some([2, 1, 1]);
+    let cluster = config.paired().then_some([config.cluster_blocks(), 1, 1]);
     let launch = LaunchBounds { threads: config.threads(), cluster, min_blocks: Some(1) };
     let mut k = Builder::new("nvfp4_dual_gemm_tcgen05", TARGET, launch);
-    let (work, pipe) = (Work::declare(&mut k, config), Pipeline::declare(&mut k, config));
-    let rank = config.paired().then(|| k.special(SpecialRegister::ClusterCtaRank));
-    let parts = Parts { config, work, pipe, rank };
+    let place = Place::new(&mut k, config);
+    let (work, pipe) = (Work::declare(&mut k, config, place), Pipeline::declare(&mut k, config, place));
+    let parts = Parts { config, work, pipe, place };
     let thread = k.special(SpecialRegister::TidX);
     let warp = k.shr(thread, 5);
     let warp = k.broadcast(warp);
@@ -420,7 +474,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     let base = k.phase("prepare", |k| {
         let first = k.eq(thread, 0);
         k.if_(first, |k| {
-            parts.pipe.prepare(k, rank);
+            parts.pipe.prepare(k);
             k.fence_barrier_init();
         });
         let allocates = k.eq(warp, FREEING_WARP);
@@ -430,7 +484,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
         });
         k.tensor_fence_before_sync();
         if config.paired() {
-            // Both blocks' barriers and columns are there before either is told of anything.
+            // All blocks' barriers and columns are there before either is told of anything.
             k.cluster_arrive(Semantics::Ordered, true);
             k.cluster_wait(true);
         } else {

@@ -10,6 +10,9 @@
 //! In a pair the first block multiplies for both, so it is told when both are full and drained, and tells both when they are empty and
 //! summed. The other block's idle multiplying warp waits for its own stages and passes that on: one arrival more at the first block's *full*.
 //!
+//! Where two pairs share tokens, every block brings half of its own and the other half comes from the other pair's block with the same
+//! rows: each announces all of it at its own *full*, whoever brings it. A stage is *empty* when both pairs are done with it, in all four blocks: two arrivals.
+//!
 //! Stages are used in a ring through all tiles of a block, and so are sets. Every stage has columns of its own in tensor memory for its
 //! scales: the ISA does not order a copy of scales behind a multiplication that reads what the copy overwrites, but a stage that is full
 //! again has been empty, and so its multiplications are done.
@@ -18,7 +21,9 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Semantics;
 use ptx::{Addr, Barriers, Builder, Cluster, Reg, Scope, Shared, SharedRegion, TensorAddress, U16, U32, Value};
 
-use super::{BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, STORE_BYTES, TensorMultiplySpec};
+use super::{
+    ALL_BLOCKS, BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, Place, SAME_TOKENS, STORE_BYTES, TensorMultiplySpec,
+};
 use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES};
 
 /// What the copies of scales are aligned to.
@@ -27,6 +32,7 @@ const SCALE_ALIGN: u32 = 128;
 /// The stages, the accumulators and their barriers.
 pub(super) struct Pipeline {
     config: TensorMultiplySpec,
+    place: Place,
     /// Codes of tokens, by stage.
     tokens: SharedRegion,
     /// Codes of weights, by stage and matrix.
@@ -50,10 +56,11 @@ pub(super) struct Turn {
 }
 
 impl Pipeline {
-    pub fn declare(k: &mut Builder, config: TensorMultiplySpec) -> Self {
+    pub fn declare(k: &mut Builder, config: TensorMultiplySpec, place: Place) -> Self {
         let [tokens, weights, scales] = config.stage_bytes().map(|bytes| bytes * config.stages);
         Pipeline {
             config,
+            place,
             tokens: k.shared("tokens", tokens, Swizzle::B128.period()),
             weights: k.shared("weights", weights, Swizzle::B128.period()),
             scales: (scales > 0).then(|| k.shared("scales", scales, SCALE_ALIGN)),
@@ -67,10 +74,10 @@ impl Pipeline {
     }
 
     /// One thread makes all barriers.
-    pub fn prepare(&self, k: &mut Builder, rank: Option<Reg<U32>>) {
+    pub fn prepare(&self, k: &mut Builder) {
         // Of tokens one thread, and of weights one or all of those that dequantise them; of a pair, the other block.
         let producers = 1 + if self.config.element.is_some() { EXPANDING_THREADS } else { 1 };
-        let fillers: Value<U32> = match rank {
+        let fillers: Value<U32> = match self.place.rank {
             None => producers.into(),
             Some(rank) => {
                 let leads = k.eq(rank, 0);
@@ -80,7 +87,7 @@ impl Pipeline {
         };
         for stage in 0..self.config.stages {
             k.barrier_init(self.full.at(stage), fillers);
-            k.barrier_init(self.empty.at(stage), 1);
+            k.barrier_init(self.empty.at(stage), self.config.multicast);
         }
         for set in 0..self.config.sets {
             k.barrier_init(self.summed.at(set), 1);
@@ -170,19 +177,36 @@ impl Pipeline {
     fn leaders(&self, k: &mut Builder, which: Barriers, index: Reg<U32>) -> Addr<Cluster> {
         let base = k.shared_address(which.region());
         let own = k.mul_add(index, Barriers::STRIDE, base);
-        Addr::of(k.map_shared(own, 0u32))
+        let leader: Value<U32> = match self.place.pair {
+            None => 0u32.into(),
+            Some(pair) => k.shl(pair, 1).into(),
+        };
+        Addr::of(k.map_shared(own, leader))
     }
 
-    /// Tells a barrier, of a pair those of both blocks, when all that has been issued is done.
-    fn commit(&self, k: &mut Builder, barrier: Addr<Shared>) {
-        let both = self.config.paired().then(|| k.variable::<U16>(BOTH_BLOCKS));
-        k.tensor_commit(self.config.group(), barrier, both);
+    /// The blocks of this block's pair, if it is in one.
+    fn partners(&self, k: &mut Builder) -> Option<Reg<U16>> {
+        match self.place.pair {
+            None => self.config.paired().then(|| k.variable::<U16>(BOTH_BLOCKS)),
+            Some(pair) => {
+                let (first, both) = (k.shl(pair, 1), k.variable::<U16>(BOTH_BLOCKS));
+                Some(k.shl(both, first))
+            }
+        }
     }
 
-    /// The stage is empty when all that has been issued is done.
+    /// The blocks that get what this one brings of tokens, if others do.
+    pub fn receivers(&self, k: &mut Builder) -> Option<Reg<U16>> {
+        let rank = self.place.rank.filter(|_| self.config.shares())?;
+        let same = k.variable::<U16>(SAME_TOKENS);
+        Some(k.shl(same, rank))
+    }
+
+    /// The stage is empty, of a pair in both blocks and where two share tokens in those of both, when all that has been issued is done.
     pub fn release(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn.stage);
-        self.commit(k, empty);
+        let all = if self.config.shares() { Some(k.variable::<U16>(ALL_BLOCKS)) } else { self.partners(k) };
+        k.tensor_commit(self.config.group(), empty, all);
     }
 
     /// The set of accumulators of a block's tile, and the parity of the round in which it is used.
@@ -205,7 +229,8 @@ impl Pipeline {
     pub fn hand_over(&self, k: &mut Builder, round: Reg<U32>) {
         let [set, _] = self.set(k, round);
         let summed = self.barrier(k, self.summed, set);
-        self.commit(k, summed);
+        let partners = self.partners(k);
+        k.tensor_commit(self.config.group(), summed, partners);
     }
 
     /// Who finishes waits for a tile's sums.

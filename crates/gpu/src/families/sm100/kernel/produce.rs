@@ -3,7 +3,7 @@
 //!
 //! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not.
 
-use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
+use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U16, U32, U64, Value};
 
 use super::Parts;
 use super::pipeline::Turn;
@@ -18,7 +18,7 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
         let matrices: Vec<Rows> =
             (0..config.matrices()).map(|i| parts.work.weights(k, parts, tile, first + i)).collect();
         let rows = k.variable(config.weight_rows());
-        Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows })
+        Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows, share: None })
     });
 }
 
@@ -35,13 +35,44 @@ pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
         }
         let rows = own_tokens(k, parts, tile);
         let first_token = parts.own(k, rows, tile.first_token);
+        let share = Share::new(k, parts);
         if let Some(map) = map {
+            let first_token = share.as_ref().map_or(first_token, |share| k.add(first_token, share.row));
             let unit = k.variable(tile.first_step);
-            return Feed::Boxes(Boxes { map, first_token, unit });
+            return Feed::Boxes(Boxes { map, first_token, unit, share });
         }
-        let operands = parts.work.tokens(k, parts, tile, first_token).into_iter().collect();
-        Feed::Slabs(Slabs { operands, first_operand: 0, rows })
+        let mut operands: Vec<Rows> = parts.work.tokens(k, parts, tile, first_token).into_iter().collect();
+        if let Some(share) = &share {
+            operands = operands.into_iter().map(|rows| share.of(k, rows)).collect();
+        }
+        Feed::Slabs(Slabs { operands, first_operand: 0, rows, share })
     });
+}
+
+/// What of a stage's tokens this block brings, and for whom, where it shares them with another.
+struct Share {
+    /// The first of its rows, and the bytes before it: of codes, or numbers, and of scales.
+    row: Reg<U32>,
+    codes: Reg<U32>,
+    scales: Reg<U32>,
+    receivers: Reg<U16>,
+}
+
+impl Share {
+    fn new(k: &mut Builder, parts: &Parts) -> Option<Self> {
+        let (pair, config) = (parts.place.pair?, &parts.config);
+        let row = k.mul(pair, config.brought_rows());
+        let (codes, scales) = (k.mul(row, ROW_BYTES), k.mul(pair, SCALE_BYTES / config.multicast));
+        Some(Share { row, codes, scales, receivers: parts.pipe.receivers(k)? })
+    }
+
+    /// Where its part of a block's rows is.
+    fn of(&self, k: &mut Builder, rows: Rows) -> Rows {
+        let further = |k: &mut Builder, at: Reg<U64>, bytes: Reg<U32>| k.mul_wide_add(bytes, 1u32, at);
+        let codes = further(k, rows.codes, self.codes);
+        let scales = rows.scales.iter().map(|at| further(k, *at, self.scales)).collect();
+        Rows { codes, scales, ..rows }
+    }
 }
 
 /// Tokens of a tile that this block brings: where they are columns, as many as the multiplication has, or half of them.
@@ -68,6 +99,7 @@ struct Boxes {
     first_token: Reg<U32>,
     /// The next unit of 64 of k.
     unit: Reg<U32>,
+    share: Option<Share>,
 }
 
 /// The same rows of each of some operands.
@@ -76,6 +108,7 @@ struct Slabs {
     /// The place of the first one's among a stage's blocks of scales.
     first_operand: u32,
     rows: Reg<U32>,
+    share: Option<Share>,
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
@@ -121,6 +154,8 @@ impl Boxes {
         let bytes = k.variable(bytes);
         let full = parts.pipe.announce(k, turn, bytes);
         let [to, _] = parts.pipe.codes(k, turn);
+        let to = self.share.as_ref().map_or(to, |share| k.add(to, share.codes));
+        let multicast = self.share.as_ref().map(|share| share.receivers);
         let depth = k.mul(self.unit, UNIT);
         for part in 0..config.parts() {
             let to = Addr::<Shared>::of(to).plus((part * config.token_rows() * ROW_BYTES).cast_signed());
@@ -128,14 +163,38 @@ impl Boxes {
             if config.parts() > 1 {
                 at.push(part.cast_signed().into());
             }
-            k.tensor_load(to, self.map, &at, full, CopyOptions::default());
+            k.tensor_load(to, self.map, &at, full, CopyOptions { multicast, ..CopyOptions::default() });
         }
         let next = k.add(self.unit, 1);
         k.set(self.unit, next);
     }
 }
 
+/// What one thread copies of a stage: where codes and scales go, and how many bytes of each.
+struct Piece {
+    to: Reg<U32>,
+    scales: Reg<U32>,
+    codes: Reg<U32>,
+    scale_bytes: u32,
+    options: CopyOptions,
+}
+
 impl Slabs {
+    /// All of a stage, or this block's share of it.
+    fn piece(&self, k: &mut Builder, parts: &Parts, [to, scales, codes]: [Reg<U32>; 3]) -> Piece {
+        let Some(share) = &self.share else {
+            return Piece { to, scales, codes, scale_bytes: SCALE_BYTES, options: CopyOptions::default() };
+        };
+        let blocks = parts.config.multicast;
+        Piece {
+            to: k.add(to, share.codes),
+            scales: k.add(scales, share.scales),
+            codes: k.shr(codes, blocks.trailing_zeros()),
+            scale_bytes: SCALE_BYTES / blocks,
+            options: CopyOptions { multicast: Some(share.receivers), policy: None },
+        }
+    }
+
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[Vec<Reg<U64>>]) {
         let codes = k.mul(self.rows, ROW_BYTES);
         let blocks = self.operands.iter().map(|rows| rows.scales.len() as u32).max().unwrap_or(0);
@@ -144,13 +203,14 @@ impl Slabs {
         let full = parts.pipe.announce(k, turn, all);
         let [tokens, weights] = parts.pipe.codes(k, turn);
         let to = if self.first_operand == 0 { tokens } else { weights };
-        let Some(scales) = parts.pipe.scales(k, turn).map(Addr::<Shared>::of) else { return };
+        let Some(scales) = parts.pipe.scales(k, turn) else { return };
+        let Piece { to, scales, codes, scale_bytes, options } = self.piece(k, parts, [to, scales, codes]);
         for (index, place) in (0..).zip(places) {
             let to = Addr::<Shared>::of(to).plus((index * parts.pipe.matrix_bytes()).cast_signed());
-            k.bulk_load(to, Addr::of(place[0]), codes, full, CopyOptions::default());
+            k.bulk_load(to, Addr::of(place[0]), codes, full, options);
             for (block, from) in (self.first_operand + index * blocks..).zip(&place[1..]) {
-                let to = scales.plus((block * SCALE_BYTES).cast_signed());
-                k.bulk_load(to, Addr::of(*from), SCALE_BYTES, full, CopyOptions::default());
+                let to = Addr::<Shared>::of(scales).plus((block * SCALE_BYTES).cast_signed());
+                k.bulk_load(to, Addr::of(*from), scale_bytes, full, options);
             }
         }
         for (place, rows) in places.iter().zip(&self.operands) {

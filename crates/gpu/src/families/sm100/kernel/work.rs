@@ -3,7 +3,7 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
-use super::{Parts, TensorMultiplySpec};
+use super::{Parts, Place, TensorMultiplySpec};
 use crate::families::sm100::arrange;
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
 use crate::table::{RECORD_BYTES, address, at, factors, locate};
@@ -15,6 +15,7 @@ pub const TOKEN_WORDS: u32 = 2;
 /// The arguments that describe the work.
 pub(super) struct Work {
     config: TensorMultiplySpec,
+    place: Place,
     table: ParamTable,
     tokens: TokenPlaces,
     tiles: Reg<U32>,
@@ -66,13 +67,14 @@ pub(super) struct Rows {
 }
 
 impl Work {
-    pub fn declare(k: &mut Builder, config: TensorMultiplySpec) -> Self {
+    pub fn declare(k: &mut Builder, config: TensorMultiplySpec, place: Place) -> Self {
         let tokens = match config.element {
             None => TokenPlaces::Slabs(k.table("tokens", config.groups * TOKEN_WORDS)),
             Some(_) => TokenPlaces::Maps(k.tensor_maps("tokens", config.groups)),
         };
         Work {
             config,
+            place,
             tokens,
             table: k.table("groups", config.groups * RECORD_BYTES / 4),
             tiles: k.param("tiles"),
@@ -83,8 +85,8 @@ impl Work {
     /// `body` for each tile of this block: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let block = k.special(SpecialRegister::CtaidX);
-        // Blocks of a pair have the same tiles.
-        let pairing = self.config.partners().trailing_zeros();
+        // Blocks of a pair have the same tiles, and pairs that share tokens neighbouring ones.
+        let pairing = self.config.cluster_blocks().trailing_zeros();
         let block = if self.config.paired() { k.shr(block, pairing) } else { block };
         let round = k.variable(0);
         match self.config.schedule {
@@ -123,6 +125,8 @@ impl Work {
         let first_token = k.mul(token_tile, tile_tokens);
         let left = k.sub(m, first_token);
         let [first_step, steps, units] = self.share(k, depth, half);
+        let (first_column, tokens) = (k.mul(column_tile, self.config.shared_columns()), k.min(left, tile_tokens));
+        let (column, tokens) = self.own_columns(k, n, first_column, tokens);
         Tile {
             record,
             round,
@@ -130,15 +134,24 @@ impl Work {
             token_tile,
             token_tiles,
             first_token,
-            tokens: k.min(left, tile_tokens),
+            tokens,
             m,
             n,
-            column: k.mul(column_tile, self.config.columns),
+            column,
             first_step,
             steps,
             units,
             half,
         }
+    }
+
+    /// The first column of this pair's tile, and its tokens. Where the other pair has the group's last columns there are none left for this
+    /// one, which still brings its part of the tokens: it computes the other one's tile as well, of no tokens.
+    fn own_columns(&self, k: &mut Builder, n: Reg<U32>, first: Reg<U32>, tokens: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let Some(pair) = self.place.pair else { return (first, tokens) };
+        let own = k.mul_add(pair, self.config.columns, first);
+        let there = k.lt(own, n);
+        (k.select(there, own, first), k.select(there, tokens, 0u32))
     }
 
     /// What of k this block sums, in whole stages: all, or one half.
