@@ -110,6 +110,13 @@ pub fn play(
             remedy: "go on there, or play on this machine in a ledger of its own".to_owned(),
         });
     }
+    let kernels = arena.configurations.as_ref().map(|all| all.kernels()).unwrap_or_default();
+    if opened.kernels != kernels {
+        watch.say(
+            "kernels have changed since the season began: its champions go into the tuning cache as those of other kernels, which no plan uses; \
+             --again plays it with these",
+        );
+    }
     let champion = Champion { name: format!("baseline ({})", season.baseline), entry: opened.champion.clone() };
     let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
     let fingerprint = machine.fingerprint;

@@ -4,11 +4,11 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use crate::scripted::{Fate, Scripted, champion, pitch, played, season, two, verdicts};
+use crate::scripted::{Fate, Heard, Scripted, champion, pitch, played, season, two, verdicts};
 use tank::Error;
 use tank::event::Event;
-use tank::ledger;
-use tank::play::Options;
+use tank::ledger::{self, Ledger};
+use tank::play::{Options, play};
 use tank::season::Season;
 
 const FATES: [(&str, Fate); 4] =
@@ -210,4 +210,23 @@ fn what_no_machine_answers_is_asked_again_with_the_same_seed_and_never_written_d
     assert_ne!(play(&elsewhere, &other, Fate::Unanswered, Some(5)).1, seeds);
     let [once, twice] = [(); 2].map(|()| play(&elsewhere, &other, Fate::Unanswered, None).1);
     assert_ne!(once, twice);
+}
+
+#[test]
+fn a_season_that_goes_on_with_other_kernels_says_that_no_plan_will_use_its_champions() {
+    let season = two_rounds();
+    let said = |kernels: Option<&str>| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+        let Event::SeasonOpened(mut opened) = ledger::read(&path).unwrap().records.remove(0).event else { panic!() };
+        opened.kernels.values_mut().for_each(|version| *version = kernels.unwrap_or(version).to_owned());
+        fs::remove_file(&path).unwrap();
+        let (mut ledger, mut heard) = (Ledger::open(&path).unwrap(), Heard::default());
+        ledger.append(1, Event::SeasonOpened(opened)).unwrap();
+        let mut referee = Scripted::new(&season, &FATES);
+        play(&season, &mut ledger, &mut referee, &options(folder.path()), &mut heard).unwrap();
+        heard.0.iter().filter(|line| line.contains("kernels have changed") && line.contains("no plan")).count()
+    };
+    assert_eq!((said(Some("older")), said(None)), (1, 0));
 }
