@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, and no cycles between the modules of a crate.
+"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a crate, and the tank's operation behind
+its seam.
 
 Crates are read from `cargo metadata`, development dependencies included. Modules are read from the sources: a path that begins with `crate`,
 `super` or `self` is an arrow to the module that defines what it names, through re-exports; tests do not count. A module and those inside
@@ -30,6 +31,10 @@ ARROWS = {
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}
+# The tank's game and its referee know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
+OPERATION = Path("crates/tank/src/operations/dual_gemm")
+WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
+NEUTRAL = {"Error", "Team", "cpu", "gpu", "machine"}
 
 
 def crates_at_fault():
@@ -147,8 +152,20 @@ def modules_at_fault():
                 yield f"modules of {place} use each other: {' '.join(cycle)}"
 
 
+def seam_at_fault():
+    for path in sorted(Path("crates/tank/src").rglob("*.rs")):
+        if OPERATION in path.parents or path == OPERATION.parent / "mod.rs":
+            continue
+        text = path.read_text().split("mod tests {")[0]
+        for word in sorted(set(WORDS.findall(text))):
+            yield f"{path} speaks of {word}, which is the operation's: {OPERATION}"
+        named = [path for _, tree in USE.findall(text) for path in paths_of(tree)] + re.findall(r"\bhammerhead::\w+", text)
+        for name in sorted({name.split("::")[1] for name in named if name.startswith("hammerhead::")} - NEUTRAL):
+            yield f"{path} uses hammerhead::{name}, which is the operation's: {OPERATION}"
+
+
 def main():
-    faults = [*crates_at_fault(), *modules_at_fault()]
+    faults = [*crates_at_fault(), *modules_at_fault(), *seam_at_fault()]
     if Path("crates/cpu/build.rs").read_bytes() != Path("crates/gpu/build.rs").read_bytes():
         faults.append("crates/cpu/build.rs and crates/gpu/build.rs differ; they must be the same file")
     for fault in faults:

@@ -8,8 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::entry::{Entry, Way};
-use crate::pitch::Run;
+use crate::entry::{Entry, Run, Way};
 
 /// The configurations that an operation has on this machine, for the problems of a season.
 pub trait Configurations: fmt::Debug {

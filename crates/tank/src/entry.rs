@@ -37,3 +37,27 @@ pub enum Entry {
         sealed: Option<String>,
     },
 }
+
+/// What a pitch wants run: a configuration of ours, any part of one, or a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Run {
+    /// A configuration as on a command line; what it leaves out is planned for each problem. Empty: all of it is planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// The backend, where it is not the season's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// A program that speaks the tank's protocol, and its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub program: Vec<String>,
+    /// What builds that program, and its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub build: Vec<String>,
+    /// Configurations that are tried one after the other, each measured; the best that keeps the deal is taken.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sweep: Vec<String>,
+    /// Which of them is kept, if it is faster by the rules, where none keeps the deal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+}

@@ -4,7 +4,7 @@
 //! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
 //!
 //! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is what is brought, [`evidence`] what the tank
-//! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`], on this machine or over a [`cluster`]; for a GPU that is not there, [`foretold`])
+//! computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts, the [`referee`] (behind [`court`], on this machine or over a [`cluster`]; for a GPU that is not there one that predicts)
 //! examines and times what an [`operation`] asks (tensors by name, [`task`]; [`configurations`] of our own, where it has them), [`verdict`] judges. [`history`] reads the ledger: who was right, and what lies in the graveyard; [`board`]: who was champion when.
 
 pub mod board;
@@ -16,7 +16,6 @@ pub mod entry;
 mod error;
 pub mod event;
 pub mod evidence;
-pub mod foretold;
 pub mod history;
 pub mod ledger;
 pub mod mortem;

@@ -1,6 +1,6 @@
 //! What an operation is to the game: problems that are timed, questions that are asked, and, where it has them, configurations of our own.
 //!
-//! [`crate::operations`] has those that there are: the gated dual GEMM, which comes with this program, and any that a folder describes.
+//! [`crate::operations`] has those that there are: one that comes with this program, and any that a folder describes.
 
 use std::sync::Arc;
 

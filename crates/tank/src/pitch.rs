@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hammerhead::Request;
 use serde::{Deserialize, Serialize};
 
+pub use crate::entry::Run;
 use crate::settings::Settings;
-use crate::{Error, Result, written};
+use crate::{Error, Result, operations, written};
 
 /// What kind of pitch it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,30 +173,6 @@ pub struct EvidenceCited {
     /// Figures of a profile, by name: shares of time by phase, registers, occupancy, bytes of shared memory.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub figures: BTreeMap<String, f64>,
-}
-
-/// What is to be run: a configuration of ours, any part of one, or a program.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Run {
-    /// A configuration as on a command line; what it leaves out is planned for each problem. Empty: all of it is planned.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub config: Option<String>,
-    /// The backend, where it is not the season's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backend: Option<String>,
-    /// A program that speaks the tank's protocol, and its arguments.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub program: Vec<String>,
-    /// What builds that program, and its arguments.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub build: Vec<String>,
-    /// Configurations that are tried one after the other, each measured; the best that keeps the deal is taken.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub sweep: Vec<String>,
-    /// Which of them is kept, if it is faster by the rules, where none keeps the deal.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fallback: Option<String>,
 }
 
 /// A condition on a profile that has to hold before anything is built.
@@ -419,16 +395,16 @@ impl Pitch {
     }
 
     fn run_faults(&self, fault: &mut impl FnMut(&'static str, String, &'static str)) {
-        let remedy = "write [run] with config = \"strategy=ping-pong\", or with program = [\"./kernel\"]";
+        let fault_of = |words: &String| operations::check_words(words).err().map(|error| error.to_string());
         match &self.run {
             Some(Run { config: Some(config), program, .. }) if program.is_empty() => {
-                if let Err(error) = config.parse::<Request>() {
-                    fault("config", error.to_string(), "see `hammerhead run --help` for the keys of --config");
+                if let Some(problem) = fault_of(config) {
+                    fault("config", problem, operations::WORDS);
                 }
             }
             Some(Run { config: None, program, sweep, fallback, .. }) if program.is_empty() && !sweep.is_empty() => {
-                for error in sweep.iter().filter_map(|config| config.parse::<Request>().err()) {
-                    fault("sweep", error.to_string(), "see `hammerhead run --help` for the keys of --config");
+                for problem in sweep.iter().filter_map(fault_of) {
+                    fault("sweep", problem, operations::WORDS);
                 }
                 if fallback.as_ref().is_some_and(|fallback| !sweep.contains(fallback)) {
                     fault("fallback", "the fallback is not among the sweep".into(), "name one of its configurations");
@@ -442,7 +418,7 @@ impl Pitch {
                     "bring them as two pitches",
                 );
             }
-            _ => fault("run", "the pitch names nothing to run".into(), remedy),
+            _ => fault("run", "the pitch names nothing to run".into(), operations::RUN),
         }
     }
 
@@ -472,59 +448,7 @@ impl Pitch {
 
     /// A pitch that is complete, to write one's own from.
     pub fn example(name: &str) -> String {
-        let name = toml::Value::from(name).to_string();
-        format!(
-            r#"# A pitch for the tank. `hammerhead tank check-pitch FILE` says whether it is complete;
-# `hammerhead tank play --pitch FILE --pitch ANOTHER` plays a round with it.
-
-name = {name}
-contestant = "your name"
-# change, research (measured, never champion), wild-card (needs no evidence) or minimal-fix
-kind = "change"
-
-# What is slow now, with a number that can be measured.
-problem = "dequantised panels of 256 columns of K are read 3 times from L2"
-solution = "expand the next panel while this one is multiplied (ping-pong, two stages)"
-rollback = "none needed: the champion stays in the tuning cache until this wins"
-
-# How many times as fast as the champion, as the geometric mean over the season's problems, with an interval that will
-# hold the measurement four times in five. The tank remembers how often it did.
-[claim]
-speedup = 1.05
-low = 0.98
-high = 1.12
-reasoning = "expansion takes a tenth of the time and would hide behind the products"
-
-# low: under 2 hours, medium: 2 to 6, high: more (then with challenges)
-[complexity]
-level = "low"
-hours = 0.5
-challenges = []
-
-[[risk]]
-what = "two panels no longer fit L1"
-mitigation = "the referee measures every problem, and none may lose more than 5 %"
-
-# prior-success, profile, literature or theory; at least one
-[[evidence]]
-kind = "theory"
-what = "expansion and products use different units of the processor"
-
-# Any part of a configuration, as for `hammerhead run --config`; the rest is planned for each problem.
-# Or several that are tried in turn: sweep = ["stages=2", "stages=3"], with fallback = "stages=2".
-# Or a program of your own: program = ["./kernel"], and what builds it: build = ["make"].
-[run]
-config = "strategy=ping-pong"
-
-# Terms that are stricter than the rules, where you want them:
-# [deal]
-# min_geomean = 1.03
-# max_loss = 0.02
-# max_scratch_bytes = 50000000
-# staged = true
-# gates = [{{ figure = "epilogue share", at_least = 0.03 }}]   # of the tank's evidence, or of a profile in [[evidence]] figures
-"#
-        )
+        operations::EXAMPLE.replace("name = NAME", &format!("name = {}", toml::Value::from(name)))
     }
 }
 
@@ -544,6 +468,7 @@ mod tests {
     fn the_example_is_complete() {
         assert_eq!(problems(&example()), "");
         assert_eq!(example().name, "mine");
+        assert!(operations::EXAMPLE.contains(operations::EXAMPLE_RUN), "the line that others replace");
     }
 
     #[test]

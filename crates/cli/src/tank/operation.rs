@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args as ClapArgs;
+use tank::operations;
 use tank::operations::folder::{example, import};
 use tank::pitch::Pitch;
 
@@ -109,7 +110,7 @@ pub fn import(args: &Import) -> Result<()> {
     let baseline = format!("./{}", import::BASELINE);
     fs::write(folder.join("operation.toml"), task.description(&name, &python, &readable, &baseline)).map_err(failed)?;
     let run = format!("program = [{:?}, \"./contestant.py\", \"./submission.py\"]", python);
-    let pitch = Pitch::example("submission").replace("config = \"strategy=ping-pong\"", &run);
+    let pitch = Pitch::example("submission").replace(operations::EXAMPLE_RUN, &run);
     fs::write(folder.join("submission.toml"), pitch).map_err(failed)?;
     let shown = folder.display();
     console::print(&format!("{shown}\n"))?;

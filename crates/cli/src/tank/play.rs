@@ -9,7 +9,6 @@ use clap::Args as ClapArgs;
 use hammerhead::tuning;
 use tank::cluster::{self, Cluster, Launcher};
 use tank::court::Referee;
-use tank::foretold::Foretold;
 use tank::operations::dual_gemm::{Builtin, serve as serve_contestant};
 use tank::operations::folder::Folder;
 use tank::pitch::Pitch;
@@ -208,8 +207,8 @@ pub(super) fn run(
     mut options: Options,
     elsewhere: &Elsewhere,
 ) -> Result<()> {
-    if let Some(mut referee) = Foretold::of(season)? {
-        return run_with(season, place, page, &options, &mut referee);
+    if let Some(mut referee) = season.foretelling()? {
+        return run_with(season, place, page, &options, referee.as_mut());
     }
     let told = |line: &str| console::remark(&format!("    {line}"));
     let Some(machines) = elsewhere.machines(season) else {

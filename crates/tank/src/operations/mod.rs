@@ -1,22 +1,62 @@
 //! The operations that there are, and which of them a season plays: nobody else in the game knows one from the other.
+//!
+//! One comes with this program and has configurations of its own. What pitches and seasons say of those, in words that only it understands, is asked here.
 
 pub mod dual_gemm;
 pub mod folder;
 
 use std::rc::Rc;
 
-pub use dual_gemm::ProblemSpec;
+use serde::{Deserialize, Serialize};
 
 use self::folder::{Folder, FolderOperation};
 use crate::Result;
 use crate::configurations::Configurations;
+use crate::court::Referee;
 use crate::operation::Operation;
+use crate::referee::RefereeSettings;
+
+/// A pitch that is complete, with `NAME` for its name.
+pub const EXAMPLE: &str = dual_gemm::PITCH;
+/// The line of it that says what is run.
+pub const EXAMPLE_RUN: &str = dual_gemm::PITCH_RUN;
+/// The season that is played when no other is named.
+pub const SEASON: &str = dual_gemm::SEASON;
+/// What to write where a pitch names nothing to run.
+pub const RUN: &str = dual_gemm::RUN;
+/// Where the words of configurations are explained.
+pub const WORDS: &str = "see `hammerhead run --help` for the keys of --config";
+/// What to write where a season has no problems.
+pub const PROBLEM: &str = dual_gemm::PROBLEM;
+
+/// Refuses words that are no part of a configuration.
+pub fn check_words(words: &str) -> Result<()> {
+    dual_gemm::check_words(words)
+}
+
+/// A problem as a season's file writes it, of the operation that comes with this program. What is in it is the operation's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Problem(dual_gemm::ProblemSpec);
+
+impl Problem {
+    /// Its name in the ledger and in reports.
+    pub fn name(&self) -> Result<String> {
+        self.0.name()
+    }
+}
+
+impl From<dual_gemm::ProblemSpec> for Problem {
+    fn from(written: dual_gemm::ProblemSpec) -> Self {
+        Self(written)
+    }
+}
 
 /// What a season says of what it computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Described<'a> {
     /// The problems of the operation that comes with this program; none where another is played.
-    pub problems: &'a [ProblemSpec],
+    pub problems: &'a [Problem],
     /// Another operation, with its problems.
     pub folder: Option<&'a Folder>,
     /// The backend, or `auto`, of an operation that has such.
@@ -35,24 +75,28 @@ impl Described<'_> {
     pub fn problem_names(&self) -> Result<Vec<String>> {
         match self.folder {
             Some(folder) => Ok(folder.problem_names()),
-            None => self.problems.iter().map(ProblemSpec::name).collect(),
+            None => self.problems.iter().map(Problem::name).collect(),
         }
     }
 
     /// Refuses problems that are none, and words of a baseline that nobody understands.
     pub fn check(&self, baseline: Option<&str>) -> Result<()> {
-        self.problems.iter().try_for_each(|problem| problem.problem().map(drop))?;
+        self.problems.iter().try_for_each(|problem| problem.0.problem().map(drop))?;
         match (self.folder, baseline) {
-            (None, Some(words)) => dual_gemm::check_words(words),
+            (None, Some(words)) => check_words(words),
             _ => Ok(()),
         }
+    }
+
+    fn written(&self) -> Vec<dual_gemm::ProblemSpec> {
+        self.problems.iter().map(|problem| problem.0.clone()).collect()
     }
 
     /// The operation with its problems.
     pub fn operation(&self) -> Result<Box<dyn Operation>> {
         Ok(match self.folder {
             Some(folder) => Box::new(FolderOperation::new(folder)?),
-            None => Box::new(dual_gemm::DualGemm::new(self.problems)?),
+            None => Box::new(dual_gemm::DualGemm::new(&self.written())?),
         })
     }
 
@@ -60,7 +104,13 @@ impl Described<'_> {
     pub fn configurations(&self) -> Result<Option<Rc<dyn Configurations>>> {
         Ok(match self.folder {
             Some(_) => None,
-            None => Some(Rc::new(dual_gemm::Planner::new(self.problems, self.backend, self.threads)?)),
+            None => Some(Rc::new(dual_gemm::Planner::new(&self.written(), self.backend, self.threads)?)),
         })
+    }
+
+    /// A referee that predicts, where the backend is a GPU that is not there.
+    pub fn foretelling(&self, settings: &RefereeSettings) -> Result<Option<Box<dyn Referee>>> {
+        let foretold = dual_gemm::Foretold::of(self.written(), self.backend, self.threads, settings)?;
+        Ok(foretold.map(|foretold| Box::new(foretold) as Box<dyn Referee>))
     }
 }

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use super::Season;
-use crate::Result;
 use crate::entry::Entry;
 use crate::evidence::Arena;
 use crate::pitch::{Claim, Complexity, Kind, Level, Pitch, Risk, Run};
+use crate::{Result, operations};
 
-/// The built-in season's file. It is an example of how seasons are written too.
-pub const TEXT: &str = include_str!("../../seasons/cpu.toml");
+/// The built-in season's file.
+pub const TEXT: &str = operations::SEASON;
 
 /// The built-in season.
 pub fn builtin() -> Result<Season> {

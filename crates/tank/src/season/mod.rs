@@ -10,11 +10,12 @@ use sha2::{Digest, Sha256};
 pub(crate) use builtin::wild_card;
 pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 
+use crate::court::Referee;
 use crate::entry::Entry;
 use crate::evidence::Arena;
 use crate::operation::{Operation, no_configurations};
 use crate::operations::folder::Folder;
-use crate::operations::{Described, ProblemSpec};
+use crate::operations::{self, Described, Problem};
 use crate::pitch::{Deal, Pitch};
 use crate::round::RoundKind;
 use crate::settings::Settings;
@@ -76,8 +77,8 @@ pub struct Season {
     pub backend: String,
     /// The threads; none for as many as this process may run on.
     pub threads: Option<usize>,
-    /// The problems of the dual GEMM; none where another operation is played.
-    pub problems: Vec<ProblemSpec>,
+    /// The problems of the operation that comes with this program; none where another is played.
+    pub problems: Vec<Problem>,
     /// Another operation, with its problems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<Folder>,
@@ -124,7 +125,7 @@ struct SeasonFile {
     #[serde(default = "auto")]
     backend: String,
     threads: Option<usize>,
-    problem: Vec<ProblemSpec>,
+    problem: Vec<Problem>,
     #[serde(default)]
     settings: Settings,
     #[serde(default)]
@@ -234,11 +235,10 @@ impl Season {
             return refuse("it has no success metric".into(), "metric = \"what is to become better\"");
         }
         if self.problems.is_empty() == self.operation.is_none() {
-            let remedy = "write [[problem]] with groups = [[m, n, k]], or name an operation, which brings its own";
-            return refuse("it has no problems, or those of two operations".into(), remedy);
+            return refuse("it has no problems, or those of two operations".into(), operations::PROBLEM);
         }
         self.described().check(Some(self.baseline.as_str()).filter(|words| *words != PLANNED))?;
-        let twice = |(index, problem): &(usize, &ProblemSpec)| self.problems[..*index].contains(problem);
+        let twice = |(index, problem): &(usize, &Problem)| self.problems[..*index].contains(problem);
         if let Some((_, problem)) = self.problems.iter().enumerate().find(twice) {
             return refuse(format!("{} is there twice", problem.name()?), "name each problem once");
         }
@@ -337,6 +337,11 @@ impl Season {
     /// The GPU for which it is played without being there, if that is how: then every verdict is a prediction.
     pub fn foretold(&self) -> Option<&str> {
         self.backend.strip_prefix(FORETOLD)
+    }
+
+    /// The referee that predicts its verdicts, if that is how.
+    pub fn foretelling(&self) -> Result<Option<Box<dyn Referee>>> {
+        self.described().foretelling(&self.settings.referee)
     }
 
     /// The names of its problems.

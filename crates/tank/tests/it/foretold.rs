@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use tank::event::Event;
-use tank::foretold::Foretold;
 use tank::ledger::Ledger;
 use tank::play::{Options, play};
 use tank::report::{Report, markdown};
@@ -66,11 +65,11 @@ run = { config = "strategy=two-pass,tile=128x32,stages=3" }
 #[test]
 fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
     let season = Season::from_text(Path::new("small.toml"), SEASON).unwrap();
-    let mut referee = Foretold::of(&season).unwrap().expect("the backend is foretold");
+    let mut referee = season.foretelling().unwrap().expect("the backend is foretold");
     let folder = tempfile::tempdir().unwrap();
     let mut ledger = Ledger::open(&folder.path().join("ledger.jsonl")).unwrap();
     let options = Options { seed: Some(1), ..Options::default() };
-    play(&season, &mut ledger, &mut referee, &options, &mut Heard::default()).unwrap();
+    play(&season, &mut ledger, referee.as_mut(), &options, &mut Heard::default()).unwrap();
     let report = Report::new(ledger.records(), None).unwrap();
     let attempt = &report.attempts[0];
     assert_eq!((attempt.pitch.as_str(), attempt.verdict), ("interleaved", Verdict::Success), "{:?}", attempt.reasons);

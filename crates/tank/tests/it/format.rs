@@ -276,6 +276,15 @@ fn a_round_with_a_verdict_of_the_record_and_one_of_the_mean_shows_both() {
 }
 
 #[test]
+fn problems_are_read_from_ledgers_and_written_as_they_always_were() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benchmarks/h200/tank-ledger.jsonl");
+    let Event::SeasonOpened(opened) = ledger::read(&path).unwrap().records.remove(0).event else { panic!() };
+    assert_eq!(opened.season.problem_names().unwrap().len(), 3);
+    let problems = format!("\"problems\":{}", serde_json::to_string(&opened.season.problems).unwrap());
+    assert!(fs::read_to_string(&path).unwrap().contains(&problems), "{problems}");
+}
+
+#[test]
 fn where_a_season_is_held_is_not_a_part_of_what_is_played() {
     let cluster = "\n[cluster]\nkind = \"slurm\"\noptions = [\"--partition=gpu\"]\nshared = \"/shared/tank\"\n";
     let read = |text: &str| Season::from_text(Path::new("season.toml"), text).unwrap();

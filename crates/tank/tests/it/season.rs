@@ -1,6 +1,8 @@
 //! Seasons played with a scripted referee: what each verdict leads to.
 
-use crate::scripted::{Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, two, verdicts};
+use crate::scripted::{
+    Fate, Scripted, champion, claiming, pitch, played, records, rounds, season, small_problems, two, verdicts,
+};
 use hammerhead::tuning::{Standing, Tuning};
 use hammerhead::{Backend, Basis, Plan, Request, backends};
 use tank::entry::Entry;
@@ -402,7 +404,7 @@ fn forced(title: Fate, among: &[&'static dyn Backend]) -> (Vec<Record>, Vec<Plan
         let modelled = Plan::modelled(spec.problem().unwrap(), among, &Request::default(), 1).unwrap();
         modelled.tuned(&tuning, among, &Request::default(), 1)
     };
-    (ledger::read(&path).unwrap().records, season.problems.iter().map(plan).collect())
+    (ledger::read(&path).unwrap().records, small_problems().iter().map(plan).collect())
 }
 
 /// What the planner chooses among on this machine if nobody forces anything. The tests here mean something where that is more than
@@ -422,8 +424,7 @@ fn the_best_on_a_forced_backend_meets_what_the_planner_chooses_among_all() {
             _ => None,
         })
         .collect();
-    let problems = [ProblemSpec::single(4, 32, 64), ProblemSpec::single(16, 64, 128)];
-    let choice = Entry::planned(&problems, &all, &Request::default(), 1).unwrap();
+    let choice = Entry::planned(&small_problems(), &all, &Request::default(), 1).unwrap();
     let needed = if all.len() > 1 { vec![&choice] } else { Vec::new() };
     assert_eq!(opponents, needed);
 }

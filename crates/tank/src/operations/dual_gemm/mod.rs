@@ -1,10 +1,11 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
 //! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
-//! [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
+//! [`foretold`] a referee for a GPU that is not there, [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
 //! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
+mod foretold;
 pub mod on_device;
 pub mod planner;
 pub mod problem;
@@ -23,6 +24,7 @@ use serde_json::Value;
 use testkit::cases::Case;
 
 pub use builtin::{Bench, Builtin};
+pub use foretold::Foretold;
 pub use on_device::OnDevice;
 pub use planner::Planner;
 pub use problem::ProblemSpec;
@@ -40,6 +42,16 @@ use crate::{Error, Result};
 
 /// Its name.
 pub const NAME: &str = "dual-gemm";
+/// A pitch that is complete, with `NAME` for its name.
+pub const PITCH: &str = include_str!("pitch.toml");
+/// The line of it that says what is run.
+pub const PITCH_RUN: &str = "config = \"strategy=ping-pong\"";
+/// The season that is played when no other is named. It is an example of how seasons are written too.
+pub const SEASON: &str = include_str!("../../../seasons/cpu.toml");
+/// What to write where a pitch names nothing to run.
+pub const RUN: &str = "write [run] with config = \"strategy=ping-pong\", or with program = [\"./kernel\"]";
+/// What to write where a season has no problems.
+pub const PROBLEM: &str = "write [[problem]] with groups = [[m, n, k]], or name an operation, which brings its own";
 
 /// Refuses words that are no part of a configuration.
 pub fn check_words(words: &str) -> Result<()> {

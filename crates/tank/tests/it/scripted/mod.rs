@@ -234,6 +234,11 @@ pub fn claiming(mut pitch: Pitch, speedup: f64) -> Pitch {
     pitch
 }
 
+/// Two small problems.
+pub fn small_problems() -> [ProblemSpec; 2] {
+    [ProblemSpec::single(4, 32, 64), ProblemSpec::single(16, 64, 128)]
+}
+
 /// A season of these rounds on two small problems of the portable backend.
 pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
     let round = |(name, pitches): &(&str, Vec<Pitch>)| Round {
@@ -248,7 +253,7 @@ pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
         baseline: "strategy=two-pass,tile=16x32,depth=64,stages=1".into(),
         backend: "scalar".into(),
         threads: Some(1),
-        problems: vec![ProblemSpec::single(4, 32, 64), ProblemSpec::single(16, 64, 128)],
+        problems: small_problems().map(Into::into).to_vec(),
         operation: None,
         settings: Settings { research_below: 0.5, ..Settings::default() },
         deal: Default::default(),

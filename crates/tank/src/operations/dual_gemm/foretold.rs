@@ -9,15 +9,15 @@ use testkit::counters::counters;
 use crate::contestant::Fault;
 use crate::court::{Baseline, BaselineShape, Referee, Swimmer};
 use crate::entry::{Entry, Way};
-use crate::operations::dual_gemm::ProblemSpec;
-use crate::operations::dual_gemm::planner::simulator;
 use crate::referee::{
     Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, RefereeSettings, ShapeResult, Sitting,
     Speedup, Stop, Summary, Terms, Wrong,
 };
-use crate::season::Season;
 use crate::task::Task;
 use crate::{Error, Result};
+
+use super::planner::simulator;
+use super::{ProblemSpec, tasks};
 
 /// What a predicted time may be off by, either way: docs/blackwell.md says where that is from.
 const ERROR: f64 = 1.25;
@@ -32,16 +32,17 @@ pub struct Foretold {
 }
 
 impl Foretold {
-    /// The referee of a season, if that is what its backend asks for.
-    pub fn of(season: &Season) -> Result<Option<Self>> {
-        let Some(device) = gpu::Foretold::by_name(&season.backend) else { return Ok(None) };
-        Ok(Some(Self {
-            device,
-            tasks: season.operation()?.problems().to_vec(),
-            problems: season.problems.clone(),
-            settings: season.settings.referee.clone(),
-            threads: season.threads.unwrap_or(1),
-        }))
+    /// The referee for these problems, if that is what the backend asks for.
+    pub fn of(
+        problems: Vec<ProblemSpec>,
+        backend: &str,
+        threads: Option<usize>,
+        settings: &RefereeSettings,
+    ) -> Result<Option<Self>> {
+        let Some(device) = gpu::Foretold::by_name(backend) else { return Ok(None) };
+        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>>>()?;
+        let (tasks, settings) = (tasks(&cases)?, settings.clone());
+        Ok(Some(Self { device, tasks, problems, settings, threads: threads.unwrap_or(1) }))
     }
 
     /// An entry's ways; a program cannot be foretold.
