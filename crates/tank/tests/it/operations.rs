@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tank::entry::Entry;
 use tank::event::Event;
 use tank::ledger::Ledger;
-use tank::operations::folder::{Folder, FolderOperation};
+use tank::operations::folder::{Folder, FolderOperation, Given};
 use tank::pitch::Pitch;
 use tank::play::{Options, Watch, play};
 use tank::referee::{Correctness, Official, RefereeSettings, Timing};
@@ -48,6 +48,12 @@ impl Watch for Silence {
     fn say(&mut self, _: &str) {}
 }
 
+fn at_most_a_hundred(size: &mut Given) {
+    if let Given::Whole(size) = size {
+        *size = (*size).min(100);
+    }
+}
+
 fn played(name: &str, pitches: [&str; 2]) {
     let copied = copy(name);
     let mut folder = Folder::read(copied.path()).unwrap();
@@ -55,7 +61,7 @@ fn played(name: &str, pitches: [&str; 2]) {
     folder.about.settings.void_retries = 0;
     // What is timed by so few quartets is small too.
     for problem in &mut folder.about.problem {
-        problem.sizes.values_mut().for_each(|size| *size = (*size).min(100));
+        problem.sizes.values_mut().for_each(at_most_a_hundred);
     }
     let pitch = |name: &str| Pitch::read(&copied.path().join(name)).unwrap();
     let season = Season::of_operation(folder, pitches.map(pitch).to_vec()).unwrap();
@@ -144,7 +150,8 @@ fn examined(compute: &str) -> Correctness {
     }
     let mut folder = Folder::read(copied.path()).unwrap();
     folder.about.problem.truncate(1);
-    folder.about.problem[0].sizes = [("rows".to_owned(), 3), ("columns".to_owned(), 7)].into();
+    folder.about.problem[0].sizes =
+        [("rows".to_owned(), Given::Whole(3)), ("columns".to_owned(), Given::Whole(7))].into();
     let settings = settings(&folder);
     let mut referee =
         Official::new(Box::new(FolderOperation::new(&folder).unwrap()), settings, Vec::new(), None).unwrap();

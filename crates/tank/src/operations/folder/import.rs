@@ -2,9 +2,13 @@
 //! submissions with `custom_kernel`. They become an operation: the task's own generator makes the numbers, its own check judges, and a submission
 //! runs as a contestant in a process of its own.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::yaml::{self, Item};
+use super::{Given, Sizes};
 use crate::{Error, Result, written};
 
 /// The task's own reference as a submission.
@@ -25,42 +29,31 @@ pub struct Task {
     /// The task's own files: their names, and where they lie from the task's folder.
     pub files: Vec<(String, String)>,
     /// What is asked.
-    pub tests: Vec<BTreeMap<String, usize>>,
+    pub tests: Vec<Sizes>,
     /// What is timed.
-    pub benchmarks: Vec<BTreeMap<String, usize>>,
+    pub benchmarks: Vec<Sizes>,
 }
 
 impl Task {
-    /// Reads `task.yml`: of all of it, the lists of tests and benchmarks, which are written a problem per line.
+    /// Reads `task.yml`: of all of it, the lists of files, tests and benchmarks.
     pub fn read(path: &Path) -> Result<Self> {
         let text = written::read(path)?;
-        let mut task = Task::default();
-        let mut list: Option<&str> = None;
-        for (index, line) in text.lines().enumerate() {
-            let item = line.trim();
-            if !line.starts_with([' ', '-', '#']) && !item.is_empty() {
-                let lists = ["tests", "benchmarks", "files"];
-                list = item.split_once(':').map(|(key, _)| key).filter(|key| lists.contains(key));
-            } else if let (Some("files"), Some(item)) = (list, item.strip_prefix("- ")) {
-                task.files.extend(file(item));
-            } else if let (Some(list), Some(item)) = (list, item.strip_prefix("- ")) {
-                let sizes = sizes(item).map_err(|problem| Error::Written {
-                    path: path.to_owned(),
-                    line: index + 1,
-                    problem,
-                    remedy: "problems are whole numbers by name, a line each: - {\"size\": 1024, \"seed\": 1}"
-                        .to_owned(),
-                })?;
-                if list == "tests" { task.tests.push(sizes) } else { task.benchmarks.push(sizes) }
-            }
-        }
+        let refuse = |line: usize, problem: String| Error::Written {
+            path: path.to_owned(),
+            line,
+            problem,
+            remedy:
+                "write `benchmarks:` with a problem per line, what it is told by name: - {\"size\": 1024, \"seed\": 1}"
+                    .to_owned(),
+        };
+        let problems = |key: &str| -> Result<Vec<Sizes>> {
+            let of = |(line, item): Item| item.and_then(|item| sizes(&item)).map_err(|problem| refuse(line, problem));
+            yaml::list(&text, key).into_iter().map(of).collect()
+        };
+        let files = yaml::list(&text, "files").into_iter().filter_map(|(_, item)| file(&item.ok()?)).collect();
+        let task = Self { files, tests: problems("tests")?, benchmarks: problems("benchmarks")? };
         if task.benchmarks.is_empty() && task.tests.is_empty() {
-            return Err(Error::Written {
-                path: path.to_owned(),
-                line: 1,
-                problem: "it lists neither tests nor benchmarks".to_owned(),
-                remedy: "write `benchmarks:` with a problem per line: - {\"size\": 1024, \"seed\": 1}".to_owned(),
-            });
+            return Err(refuse(1, "it lists neither tests nor benchmarks".to_owned()));
         }
         Ok(task)
     }
@@ -69,8 +62,10 @@ impl Task {
     pub fn description(&self, name: &str, python: &str, readable: &[String], baseline: &str) -> String {
         let timed = if self.benchmarks.is_empty() { &self.tests } else { &self.benchmarks };
         let text = |value: &str| toml::Value::from(value).to_string();
-        let problem = |table: &str, why: &str, sizes: &BTreeMap<String, usize>| {
-            let sizes: Vec<String> = sizes.iter().map(|(name, size)| format!("{} = {size}", text(name))).collect();
+        let value = |given: &Given| toml::Value::try_from(given).map(|value| value.to_string()).unwrap_or_default();
+        let problem = |table: &str, why: &str, sizes: &Sizes| {
+            let sizes: Vec<String> =
+                sizes.iter().map(|(name, size)| format!("{} = {}", text(name), value(size))).collect();
             format!("\n[[{table}]]\nwhy = {}\nsizes = {{ {} }}\n", text(why), sizes.join(", "))
         };
         let timed_text: String =
@@ -93,31 +88,20 @@ impl Task {
     }
 }
 
-/// A file as a line writes it: `{"name": "utils.py", "source": "../utils.py"}`. Submissions, whose source is a word in @, are none of the task's.
-fn file(item: &str) -> Option<(String, String)> {
-    let value = |key: &str| {
-        let after = item.split_once(&format!("\"{key}\""))?.1.split_once(':')?.1;
-        let value = after.split([',', '}']).next()?.trim().trim_matches(['"', '\'']);
-        (!value.is_empty() && !value.starts_with('@')).then(|| value.to_owned())
-    };
+/// A file as an item writes it: `{"name": "utils.py", "source": "../utils.py"}`. Submissions, whose source is a word in @, are none of the task's.
+fn file(item: &Value) -> Option<(String, String)> {
+    let value = |key: &str| Some(item.get(key)?.as_str().filter(|value| !value.starts_with('@'))?.to_owned());
     Some((value("name")?, value("source")?))
 }
 
-/// A problem as a line writes it: `{"size": 127, "seed": 4242}`, with or without quotes. The seed is the referee's.
-fn sizes(item: &str) -> Result<BTreeMap<String, usize>, String> {
-    let inner = item.trim().strip_prefix('{').and_then(|item| item.strip_suffix('}'));
-    let inner = inner.ok_or_else(|| format!("{item} is no problem"))?;
-    let mut sizes = BTreeMap::new();
-    for pair in inner.split([',', ';']).filter(|pair| !pair.trim().is_empty()) {
-        let (name, value) = pair.split_once(':').ok_or_else(|| format!("{pair} has no value"))?;
-        let name = name.trim().trim_matches(['"', '\'']);
-        let value =
-            value.trim().parse().map_err(|_| format!("{name} is {}, which is no whole number", value.trim()))?;
-        if name != "seed" {
-            sizes.insert(name.to_owned(), value);
-        }
-    }
-    Ok(sizes)
+/// A problem as an item writes it: `{"size": 127, "seed": 4242}`. The seed is the referee's.
+fn sizes(item: &Value) -> Result<Sizes, String> {
+    let map = item.as_object().ok_or_else(|| format!("{item} is no problem"))?;
+    let given = |(name, value): (&String, &Value)| match Given::deserialize(value) {
+        Ok(given) => Ok((name.clone(), given)),
+        Err(_) => Err(format!("{name} is {value}, which is no number, no word and no list of them")),
+    };
+    map.iter().filter(|(name, _)| *name != "seed").map(given).collect()
 }
 
 #[cfg(test)]
@@ -143,14 +127,32 @@ mod tests {
         let text = task.description("vector \"add\"", "/usr/bin/python3", &["/opt/venv".to_owned()], "./submission.py");
         let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
         assert_eq!((about.name.as_str(), about.problem.len(), about.edge.len()), ("vector \"add\"", 1, 2));
-        assert_eq!(about.problem[0].sizes["size"], 1024);
+        assert_eq!(about.problem[0].sizes["size"], Given::Whole(1024));
         assert!(!about.problem[0].sizes.contains_key("seed"), "seeds are the referee's");
     }
 
     #[test]
-    fn what_is_no_whole_number_is_refused_with_its_line() {
-        let error = read(&TASK.replace("\"size\": 128", "\"size\": \"big\"")).unwrap_err().to_string();
-        assert!(error.contains("line 16") && error.contains("big"), "{error}");
+    fn words_flags_lists_and_comments_become_what_they_mean_however_a_mapping_is_written() {
+        let text = "tests:\n  - {\"m\": [96, 128], \"case\": \"a, b\", \"nomask\": True, \"p\": 0.5, \"seed\": 1} # fits\n\
+                    benchmarks:\n- m: [8, 16]\n  case: dense # most\n  nomask: false\n  p: 1e-3\n  seed: 2\n- {\"m\": 1,\n   \"n\": -2}\ngpus:\n  - A100\n";
+        let task = read(text).unwrap();
+        let told: Vec<String> =
+            task.tests.iter().chain(&task.benchmarks).map(|sizes| super::super::name_of("t", sizes)).collect();
+        let expected =
+            ["t case=a, b m=[96,128] nomask=true p=0.5", "t case=dense m=[8,16] nomask=false p=0.001", "t m=1 n=-2"];
+        assert_eq!(told, expected);
+        let text = task.description("t", "python3", &[], "./b.py");
+        let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        assert_eq!((&about.problem[0].sizes, &about.edge[0].sizes), (&task.benchmarks[0], &task.tests[0]));
+        assert_eq!(read("tests: [{\"n\": 1}, {\"n\": 2}]\n").unwrap().tests.len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_problem_is_refused_with_its_line() {
+        let error = read(&TASK.replace("{\"size\": 128", "{\"size\" 128")).unwrap_err().to_string();
+        assert!(error.contains("line 16") && error.contains("has no value"), "{error}");
+        let error = read(&TASK.replace("\"size\": 128", "\"size\": {\"n\": 1}")).unwrap_err().to_string();
+        assert!(error.contains("line 16") && error.contains("size is"), "{error}");
         assert!(read("lang: py\n").unwrap_err().to_string().contains("neither tests nor benchmarks"));
     }
 }

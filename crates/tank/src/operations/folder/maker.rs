@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::{Folder, TensorText};
+use super::{Folder, Sizes, TensorText};
 use crate::contestant::protocol::Placed;
 use crate::task::{Spec, Tensor};
 use crate::{Error, Result};
@@ -50,29 +50,18 @@ impl Drop for Running {
 #[serde(tag = "type", rename_all = "kebab-case")]
 enum Question<'a> {
     /// Which tensors a problem has.
-    Describe { problem: &'a BTreeMap<String, usize> },
+    Describe { problem: &'a Sizes },
     /// Numbers for some tensors.
-    Generate {
-        problem: &'a BTreeMap<String, usize>,
-        numbers: &'a str,
-        seed: u64,
-        file: &'a str,
-        tensors: BTreeMap<String, Placed>,
-    },
+    Generate { problem: &'a Sizes, numbers: &'a str, seed: u64, file: &'a str, tensors: BTreeMap<String, Placed> },
     /// What should come out, in double precision.
     Reference {
-        problem: &'a BTreeMap<String, usize>,
+        problem: &'a Sizes,
         file: &'a str,
         tensors: BTreeMap<String, Placed>,
         outputs: BTreeMap<String, Placed>,
     },
     /// Whether what came out is right.
-    Judge {
-        problem: &'a BTreeMap<String, usize>,
-        file: &'a str,
-        tensors: BTreeMap<String, Placed>,
-        outputs: BTreeMap<String, Placed>,
-    },
+    Judge { problem: &'a Sizes, file: &'a str, tensors: BTreeMap<String, Placed>, outputs: BTreeMap<String, Placed> },
 }
 
 /// What it answers.
@@ -157,7 +146,7 @@ impl Maker {
     }
 
     /// Which tensors a problem has.
-    pub(super) fn describe(&self, problem: &BTreeMap<String, usize>) -> Result<Vec<TensorText>> {
+    pub(super) fn describe(&self, problem: &Sizes) -> Result<Vec<TensorText>> {
         match self.ask(&Question::Describe { problem })? {
             Reply::Tensors { tensors } => Ok(tensors),
             _ => Err(self.failed("does not tell which tensors a problem has")),
@@ -165,13 +154,7 @@ impl Maker {
     }
 
     /// Numbers of one kind for these tensors.
-    pub(super) fn generate(
-        &self,
-        problem: &BTreeMap<String, usize>,
-        numbers: &str,
-        seed: u64,
-        specs: Vec<Spec>,
-    ) -> Result<Vec<Tensor>> {
+    pub(super) fn generate(&self, problem: &Sizes, numbers: &str, seed: u64, specs: Vec<Spec>) -> Result<Vec<Tensor>> {
         if specs.is_empty() {
             return Ok(Vec::new());
         }
@@ -183,12 +166,7 @@ impl Maker {
     }
 
     /// What should come out of these tensors, in double precision.
-    pub(super) fn reference(
-        &self,
-        problem: &BTreeMap<String, usize>,
-        given: &[&Tensor],
-        outputs: &[Spec],
-    ) -> Result<Vec<Vec<f64>>> {
+    pub(super) fn reference(&self, problem: &Sizes, given: &[&Tensor], outputs: &[Spec]) -> Result<Vec<Vec<f64>>> {
         let element = crate::task::Element::F64;
         let wide = outputs.iter().map(|spec| Spec { element, ..spec.clone() });
         let specs: Vec<Spec> = given.iter().map(|tensor| tensor.spec.clone()).chain(wide).collect();
@@ -204,7 +182,7 @@ impl Maker {
     /// Whether what came out of these tensors is right: what is wrong, and the largest error as a part of what is allowed.
     pub(super) fn judge(
         &self,
-        problem: &BTreeMap<String, usize>,
+        problem: &Sizes,
         given: &[&Tensor],
         outputs: &[Spec],
         found: &[Vec<u8>],

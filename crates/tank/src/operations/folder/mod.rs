@@ -8,6 +8,7 @@ pub mod example;
 pub mod import;
 mod maker;
 mod tolerance;
+mod yaml;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -123,7 +124,50 @@ pub struct ProblemText {
     /// Why it is there.
     pub why: String,
     /// Its sizes.
-    pub sizes: BTreeMap<String, usize>,
+    pub sizes: Sizes,
+}
+
+/// What a problem is told by: its sizes by name, and whatever else its program wants to know.
+pub type Sizes = BTreeMap<String, Given>;
+
+/// One of them: mostly a whole number. Tasks of others have words, yes and no, and lists too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Given {
+    /// A whole number; a size of a tensor is one that is not below zero.
+    Whole(i64),
+    /// Yes or no.
+    Flag(bool),
+    /// Any number.
+    Real(f64),
+    /// A word.
+    Word(String),
+    /// Some of these.
+    List(Vec<Given>),
+}
+
+impl Given {
+    fn size(&self) -> Option<usize> {
+        match self {
+            Given::Whole(size) => usize::try_from(*size).ok(),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Given {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Given::Whole(number) => write!(f, "{number}"),
+            Given::Flag(flag) => write!(f, "{flag}"),
+            Given::Real(number) => write!(f, "{number}"),
+            Given::Word(word) => f.write_str(word),
+            Given::List(parts) => {
+                let parts: Vec<String> = parts.iter().map(Given::to_string).collect();
+                write!(f, "[{}]", parts.join(","))
+            }
+        }
+    }
 }
 
 /// What is to be beaten first.
@@ -231,10 +275,10 @@ impl Description {
 
 impl TensorText {
     /// The tensor for a problem of these sizes, or the size that is not known, or with which it could not be counted.
-    fn spec(&self, sizes: &BTreeMap<String, usize>) -> Result<Spec, String> {
+    fn spec(&self, sizes: &Sizes) -> Result<Spec, String> {
         let size = |size: &Size| match size {
             Size::Fixed(size) => Ok(*size),
-            Size::Named(name) => sizes.get(name).copied().ok_or_else(|| name.clone()),
+            Size::Named(name) => sizes.get(name).and_then(Given::size).ok_or_else(|| name.clone()),
         };
         let shape: Vec<usize> = self.shape.iter().map(size).collect::<Result<_, _>>()?;
         let bytes = shape.iter().try_fold(self.element.bytes(), |bytes, size| bytes.checked_mul(*size));
@@ -243,7 +287,7 @@ impl TensorText {
     }
 }
 
-fn name_of(operation: &str, sizes: &BTreeMap<String, usize>) -> String {
+fn name_of(operation: &str, sizes: &Sizes) -> String {
     let sizes: Vec<String> = sizes.iter().map(|(name, size)| format!("{name}={size}")).collect();
     format!("{operation} {}", sizes.join(" "))
 }
@@ -275,7 +319,7 @@ impl FolderOperation {
         Ok(operation)
     }
 
-    fn task(&self, sizes: &BTreeMap<String, usize>, numbers: &str) -> Result<Arc<dyn Task>> {
+    fn task(&self, sizes: &Sizes, numbers: &str) -> Result<Arc<dyn Task>> {
         let told = match self.about.tensor.as_slice() {
             [] => self.maker.describe(sizes)?,
             written => written.to_vec(),
@@ -317,7 +361,9 @@ impl Operation for FolderOperation {
         }
         let mut lots = Rng::with_seed(derive(seed, &[0x4e1d]));
         for _ in 0..if about.held_out.is_empty() { 0 } else { held_out } {
-            let size = |(name, [low, high]): (&String, &[usize; 2])| (name.clone(), lots.usize(*low..=*high));
+            let size = |(name, [low, high]): (&String, &[usize; 2])| {
+                (name.clone(), Given::Whole(i64::try_from(lots.usize(*low..=*high)).unwrap_or(i64::MAX)))
+            };
             let sizes = about.held_out.iter().map(size).collect();
             asked.push(self.task(&sizes, &about.numbers[lots.usize(..about.numbers.len())])?);
         }
@@ -329,7 +375,7 @@ impl Operation for FolderOperation {
 struct FolderTask {
     maker: Arc<Maker>,
     about: Arc<Description>,
-    sizes: BTreeMap<String, usize>,
+    sizes: Sizes,
     numbers: String,
     tensors: Vec<(Role, Spec)>,
 }

@@ -6,11 +6,12 @@ import task_tensors
 import tank
 
 submission = task_tensors.module("submission", sys.argv[1])
+patterns = task_tensors.Patterns(task_tensors.module("reference"))
 
 
-def compute(problem, constants, inputs, outputs):
-    task_tensors.write("out", submission.custom_kernel(task_tensors.read("in", inputs)), outputs)
+def compute(problem, like, inputs, outputs):
+    task_tensors.write("out", submission.custom_kernel(task_tensors.read("in", like, inputs)), outputs)
 
 
 # What a GPU computes need not come out the same to the last bit.
-tank.serve_contestant(sys.argv[1], compute, deterministic=False)
+tank.serve_contestant(sys.argv[1], compute, prepare=lambda problem, _: patterns.of(problem), deterministic=False)
