@@ -7,7 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop,
+};
 use candle_core::{CudaStorage, Error, Layout, Result, Shape, bail};
 use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
 

@@ -183,8 +183,12 @@ impl CustomOp3 for Given {
         };
         let top = ids_layout.dims().last().copied().unwrap_or(0);
         let beside = [("ids", ids, ids_layout), ("weights", weights, weights_layout)];
-        self.0.queue(name, (tokens, layout), beside, |[ids, weights]| {
-            DeviceRouting::Given { ids, wide, weights, top, on_input: false }
+        self.0.queue(name, (tokens, layout), beside, |[ids, weights]| DeviceRouting::Given {
+            ids,
+            wide,
+            weights,
+            top,
+            on_input: false,
         })
     }
 
@@ -237,8 +241,9 @@ impl CustomOp2 for FromLogits {
                 router.experts()
             );
         }
-        self.0.queue(name, (tokens, layout), [("logits", logits, logits_layout)], |[logits]| {
-            DeviceRouting::Logits { logits, router }
+        self.0.queue(name, (tokens, layout), [("logits", logits, logits_layout)], |[logits]| DeviceRouting::Logits {
+            logits,
+            router,
         })
     }
 
