@@ -8,6 +8,7 @@ mod cases;
 
 use std::time::Instant;
 
+use ptx::Kernel;
 use sim::{Schedule, mutate};
 
 fn main() {
@@ -19,8 +20,9 @@ fn main() {
     }
     let mutants = mutate::mutants(&kernel);
     let mut survivors = 0;
-    for mutant in &mutants {
-        let (found, schedule) = match cases::examine(&cases, &mutant.kernel, &schedules) {
+    let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+    for (mutant, found) in mutants.iter().zip(cases::examine_mutants(&cases, (&kernel, &kernels), &schedules)) {
+        let (found, schedule) = match found {
             Ok(_) => ("survives", String::new()),
             Err(finding) => (finding.name(), finding.schedule().to_string()),
         };

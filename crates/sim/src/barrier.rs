@@ -43,7 +43,7 @@ pub(crate) enum Carry {
 }
 
 /// A barrier in shared memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mbarrier {
     pub(crate) expected: u32,
     pub(crate) pending: u32,
@@ -151,7 +151,7 @@ impl Mbarrier {
 }
 
 /// One of a block's sixteen hardware barriers.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct NamedBarrier {
     /// Threads that must meet, as the first to come said; `None` for all of the block.
     pub(crate) threads: Option<u32>,
@@ -162,7 +162,7 @@ pub(crate) struct NamedBarrier {
 }
 
 /// The barrier of a cluster.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ClusterBarrier {
     pub(crate) phase: u32,
     pub(crate) arrived: u32,

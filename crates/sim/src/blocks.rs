@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::rc::Rc;
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
+use crate::branch::Stops;
 use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
@@ -19,17 +21,21 @@ use crate::tensor_memory::TensorMemory;
 use crate::warp::{Rest, Warp};
 
 /// A kernel and its launch, ready to run.
+#[derive(Clone)]
 pub(crate) struct Grid<'k> {
-    pub(crate) program: Program<'k>,
+    pub(crate) program: Rc<Program<'k>>,
     pub(crate) launch: &'k Invocation,
 }
 
 /// What all clusters share.
+#[derive(Clone)]
 pub(crate) struct Core<'k> {
     pub(crate) rules: Rules,
-    pub(crate) program: Program<'k>,
+    pub(crate) program: Rc<Program<'k>>,
     pub(crate) launch: &'k Invocation,
     pub(crate) cluster_shape: [u32; 3],
+    /// Bytes by which accesses to global memory are told apart, in all grids.
+    pub(crate) global_unit: u32,
     /// Number of the grid's first cluster: they are counted through all grids of a sequence.
     pub(crate) first_cluster: u32,
     /// The grids before this one.
@@ -38,7 +44,7 @@ pub(crate) struct Core<'k> {
     pub(crate) waited: bool,
     /// Whether a block of this grid let the next one begin, or ended, before it had waited.
     pub(crate) hasty: bool,
-    pub(crate) memory: &'k mut GlobalMemory,
+    pub(crate) memory: GlobalMemory,
     pub(crate) trace: GlobalTrace,
     pub(crate) log: Log,
     pub(crate) profile: Profile,
@@ -56,9 +62,14 @@ pub(crate) struct Core<'k> {
     pub(crate) published: Knowledge,
     /// What a load brings, while it is put together.
     pub(crate) loaded: Vec<Lanes>,
+    /// Where the run stops, unless it goes on to its end.
+    pub(crate) stops: Option<Stops<'k>>,
+    /// Whether it has mattered which instructions can be reached from which.
+    pub(crate) looked_ahead: bool,
 }
 
 /// Blocks that may synchronise with each other.
+#[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) index: u32,
     pub(crate) blocks: Vec<Block>,
@@ -81,6 +92,7 @@ impl Cluster {
 }
 
 /// A block.
+#[derive(Clone)]
 pub(crate) struct Block {
     pub(crate) id: [u32; 3],
     pub(crate) shared: SharedMemory,

@@ -189,7 +189,7 @@ impl Knowledge {
 
 /// Records of which a warp knows every lane's write, and every lane's read, to be ordered before whatever it does: some that were found
 /// to be so. Knowledge grows, so they remain so, until their names are given to others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cleared([[Cell<u32>; Self::PLACES]; 2]);
 
 impl Default for Cleared {

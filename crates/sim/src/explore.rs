@@ -43,6 +43,28 @@ impl Finding {
     }
 }
 
+/// Runs mutants of a kernel as [`explore`] would each of them; see [`Gpu::run_mutants`].
+pub fn explore_mutants(
+    (original, mutants): (&Kernel, &[&Kernel]),
+    schedules: &[Schedule],
+    mut prepare: impl FnMut() -> (Gpu, Invocation),
+    verify: impl Fn(&Gpu) -> Result<(), String>,
+) -> Vec<Result<Profile, Finding>> {
+    let mut found: Vec<Result<Profile, Finding>> = mutants.iter().map(|_| Ok(Profile::default())).collect();
+    for &schedule in schedules {
+        let left: Vec<usize> = (0..mutants.len()).filter(|number| found[*number].is_ok()).collect();
+        let kernels: Vec<&Kernel> = left.iter().map(|number| mutants[*number]).collect();
+        let (gpu, launch) = prepare();
+        let outcomes = gpu.run_mutants(&[(original, &launch)], (original, &kernels), schedule, |run| {
+            let (gpu, profiles) = run.map_err(Finding::Fault)?;
+            verify(gpu).map_err(|what| Finding::WrongResult { schedule, what })?;
+            Ok(profiles.first().cloned().unwrap_or_default())
+        });
+        left.into_iter().zip(outcomes).for_each(|(number, outcome)| found[number] = outcome);
+    }
+    found
+}
+
 /// Runs a kernel under each schedule, on a fresh device from `prepare`, and has `verify` judge what it left in memory. Stops at
 /// the first thing found; gives the profile of the last run if nothing is.
 pub fn explore(

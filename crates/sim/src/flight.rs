@@ -17,7 +17,7 @@ use crate::tensor_core;
 use crate::tensor_memory::{BlockScaled, Halves, LANES};
 
 /// A piece of work, and the instruction that issued it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) block: usize,
     pub(crate) warp: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Job {
     pub(crate) work: Work,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// Bytes on their way into a block's shared memory.
     Incoming(Incoming),
@@ -80,7 +80,7 @@ pub(crate) enum CopySource {
 }
 
 /// A copy into shared memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Incoming {
     pub(crate) target: usize,
     /// (offset, bytes, source) of each part.
@@ -94,7 +94,7 @@ pub(crate) struct Incoming {
 }
 
 /// Copies that the lanes of a warp have issued with one instruction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ByThreads {
     /// Its name among those of the warp that are in flight.
     pub(crate) name: u64,
@@ -103,7 +103,7 @@ pub(crate) struct ByThreads {
 }
 
 /// A copy out of shared memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     /// (offset, bytes, global address) of each part.
     pub(crate) parts: Vec<(u32, u32, u64)>,
@@ -113,7 +113,7 @@ pub(crate) struct Outgoing {
 }
 
 /// A thread's bulk stores.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Stores {
     pub(crate) read_slot: u32,
     pub(crate) write_slot: u32,
@@ -140,7 +140,7 @@ impl Stores {
 }
 
 /// A multiplication that a warpgroup has issued, at least in part.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mma {
     pub(crate) pc: u32,
     /// One bit for each warp that has issued it.
@@ -165,7 +165,7 @@ pub(crate) struct Mma {
 }
 
 /// The queue of a warpgroup's tensor core.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Warpgroup {
     /// Slot that counts finished multiplications.
     pub(crate) slot: u32,
@@ -181,7 +181,7 @@ impl Warpgroup {
 }
 
 /// The shared addresses of the sixteen-byte pieces of a multiplication's operands in each block: of A, and of its part of B.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pieces {
     pub(crate) a: Vec<u32>,
     pub(crate) b: Vec<u32>,
@@ -194,7 +194,7 @@ impl Pieces {
 }
 
 /// A piece of work for Blackwell's tensor cores.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum TensorOp {
     /// 32 rows of 16 bytes at these shared addresses, to four columns from this one on, for each quarter of the lanes.
     CopyScales {
@@ -235,7 +235,7 @@ impl TensorOp {
 
 /// The work that one thread has issued to Blackwell's tensor cores. It is done in order here; what may rely on that is
 /// for [`Piece::precedes`] to say.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TensorPipe {
     pub(crate) slot: u32,
     pub(crate) queue: VecDeque<TensorOp>,

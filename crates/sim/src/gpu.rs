@@ -1,13 +1,18 @@
 //! A device: limits, rules and memory, on which kernels run.
 
+use std::collections::VecDeque;
+
 use ptx::Kernel;
 
+use crate::blocks::Grid;
+use crate::branch::{self, Branch};
 use crate::error::Fault;
 use crate::invocation::Invocation;
 use crate::limits::{Limits, Rules};
-use crate::machine;
+use crate::machine::{self, Machine};
 use crate::memory::{Buffer, GlobalMemory};
 use crate::profile::Profile;
+use crate::program::Program;
 use crate::schedule::Schedule;
 
 /// A device: limits and memory. Buffers stay as a kernel left them, so kernels can follow each other.
@@ -83,7 +88,67 @@ impl Gpu {
         sequence: &[(&Kernel, &Invocation)],
         schedule: Schedule,
     ) -> Result<Vec<Profile>, Box<Fault>> {
-        machine::run(sequence, (&self.limits, self.rules), &mut self.memory, schedule)
+        let mut grids = machine::grids(sequence, &self.limits, schedule)?;
+        let Some(first) = grids.pop_front() else { return Ok(Vec::new()) };
+        let memory = std::mem::take(&mut self.memory);
+        let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
+        let run = machine.run();
+        self.memory = machine.core.memory;
+        run.map(|_| machine.profiles)
+    }
+
+    /// Runs each mutant of a kernel as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that refers to `original`
+    /// itself) and on a device like this; has `judge` look at the device and the profiles, or at the fault, and gives what it says of each.
+    /// What mutants have in common with the original is run once for all of them.
+    pub fn run_mutants<T>(
+        &self,
+        sequence: &[(&Kernel, &Invocation)],
+        (original, mutants): (&Kernel, &[&Kernel]),
+        schedule: Schedule,
+        judge: impl Fn(Result<(&Gpu, &[Profile]), Box<Fault>>) -> T,
+    ) -> Vec<T> {
+        let mut found: Vec<Option<T>> = mutants.iter().map(|_| None).collect();
+        if let Ok(mut grids) = machine::grids(sequence, &self.limits, schedule) {
+            let branches = self.branches(&grids, (original, mutants));
+            if let Some(first) = grids.pop_front() {
+                let device = (&self.limits, self.rules);
+                let trunk = Machine::new((first, grids), device, self.memory.clone(), schedule);
+                branch::run_all(trunk, branches, |number, machine, run| {
+                    let memory = std::mem::take(&mut machine.core.memory);
+                    let gpu = Gpu { limits: self.limits, rules: self.rules, memory };
+                    found[number] = Some(judge(run.map(|()| (&gpu, &machine.profiles[..]))));
+                    machine.core.memory = gpu.memory;
+                });
+            }
+        }
+        let alone = |mutant: &Kernel| {
+            let launches = sequence.iter().map(|(kernel, launch)| match std::ptr::eq(*kernel, original) {
+                true => (mutant, *launch),
+                false => (*kernel, *launch),
+            });
+            let sequence: Vec<(&Kernel, &Invocation)> = launches.collect();
+            let mut gpu = self.clone();
+            match gpu.run_sequence(&sequence, schedule) {
+                Ok(profiles) => judge(Ok((&gpu, &profiles))),
+                Err(fault) => judge(Err(fault)),
+            }
+        };
+        found.into_iter().zip(mutants).map(|(found, mutant)| found.unwrap_or_else(|| alone(mutant))).collect()
+    }
+
+    /// The mutants that can go on from where the original is, by number.
+    fn branches<'k>(
+        &self,
+        grids: &VecDeque<Grid<'k>>,
+        (original, mutants): (&Kernel, &[&'k Kernel]),
+    ) -> Vec<(usize, Branch<'k>)> {
+        let of_original: Vec<_> = grids.iter().filter(|grid| std::ptr::eq(grid.program.kernel, original)).collect();
+        let branch = |mutant: &'k Kernel| {
+            let program = Program::new(mutant).ok()?;
+            let runs = of_original.iter().all(|grid| grid.launch.check(mutant, &self.limits).is_ok());
+            Branch::new(&of_original.first()?.program, program).filter(|_| runs)
+        };
+        mutants.iter().enumerate().filter_map(|(number, mutant)| Some((number, branch(mutant)?))).collect()
     }
 
     /// Runs a kernel to its end under a schedule.

@@ -1,5 +1,7 @@
 //! Work in flight, as it is completed: copies land, products are added up, and whoever waits is told.
 
+use std::sync::Arc;
+
 use ptx::RegId;
 
 use crate::barrier::Carry;
@@ -120,8 +122,9 @@ impl Core<'_> {
             let span = self.memory.find(address, bytes.into()).ok_or_else(|| self.beyond(address, bytes.into()))?;
             let buffer = &mut self.memory.buffers[span.buffer];
             let bytes = bytes as usize;
-            buffer.data[span.offset..span.offset + bytes].copy_from_slice(&data[at..at + bytes]);
-            buffer.written.set(span.offset, bytes);
+            let to = &mut Arc::make_mut(&mut buffer.data)[span.offset..span.offset + bytes];
+            to.copy_from_slice(&data[at..at + bytes]);
+            Arc::make_mut(&mut buffer.written).set(span.offset, bytes);
             at += bytes;
         }
         Ok(())

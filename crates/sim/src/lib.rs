@@ -92,7 +92,8 @@
 //!
 //! **Break** it: [`mutate::mutants`] makes every kernel with one plausible mistake more. The kernel as written must pass under
 //! every schedule, and every mutant must be caught under some; `cargo run -p hammerhead-sim --example mutations` prints the
-//! table for a pipelined GEMM. A mutant that survives is either equivalent, or your test does not exercise what it breaks: try
+//! table for a pipelined GEMM. [`explore_mutants`] tries all of them at once, and runs once what they have in common with the
+//! original. A mutant that survives is either equivalent, or your test does not exercise what it breaks: try
 //! more steps, an odd shape, no steps at all.
 //!
 //! **Read** a [`Fault`] from the top: the rule that was broken and on which bytes (by the names of your regions and
@@ -141,6 +142,7 @@
 mod arith;
 mod barrier;
 mod blocks;
+mod branch;
 mod clock;
 mod deadlock;
 mod error;
@@ -167,7 +169,7 @@ mod tma;
 mod warp;
 
 pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
-pub use explore::{Finding, explore};
+pub use explore::{Finding, explore, explore_mutants};
 pub use gpu::Gpu;
 pub use invocation::{Arg, Invocation};
 pub use limits::{Limits, Rules};

@@ -1,6 +1,7 @@
 //! The loop that lets a schedule decide who goes on: a warp, or the work in flight beside them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 use ptx::instr::{Access, Barrier, Control, Memory};
 use ptx::{Feature, Kernel, Op};
@@ -63,60 +64,170 @@ impl Block {
     }
 }
 
-/// Runs kernels to their end, one after the other. Of what an earlier one did, a later one knows what its waits tell it.
-pub(crate) fn run(
-    sequence: &[(&Kernel, &Invocation)],
-    (limits, rules): (&Limits, Rules),
-    memory: &mut GlobalMemory,
-    schedule: Schedule,
-) -> Result<Vec<Profile>, Box<Fault>> {
-    let mut grids = Vec::new();
-    for (kernel, launch) in sequence {
-        let refused =
-            |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
-        launch.check(kernel, limits).map_err(refused)?;
-        grids.push(Grid { program: Program::new(kernel).map_err(refused)?, launch });
-    }
-    let unit = grids.iter().map(|grid| grid.program.global_unit).min().unwrap_or(16);
-    grids.iter_mut().for_each(|grid| grid.program.global_unit = unit);
-    let trace = GlobalTrace::new(memory, unit);
-    let mut grids = grids.into_iter();
-    let Some(Grid { program, launch }) = grids.next() else { return Ok(Vec::new()) };
-    let mut core = Core {
-        rules,
-        cluster_shape: program.kernel.launch.cluster.unwrap_or([1, 1, 1]),
-        program,
-        launch,
-        first_cluster: 0,
-        earlier: Vec::new(),
-        waited: false,
-        hasty: false,
-        memory,
-        trace,
-        log: Log::default(),
-        origins: BTreeMap::new(),
-        profile: Profile::default(),
-        schedule,
-        chooser: Chooser::new(schedule),
-        idle: 0,
-        clock: 0,
-        instructions: limits.instructions,
-        multiprocessors: limits.multiprocessors.max(1),
-        published: Knowledge::default(),
-        loaded: Vec::new(),
-    };
-    let mut profiles = Vec::new();
-    loop {
-        core.run(limits)?;
-        profiles.push(std::mem::take(&mut core.profile));
-        match grids.next() {
-            Some(grid) => core.succeed(grid, limits),
-            None => return Ok(profiles),
+impl Cluster {
+    /// Looks up the warps that can go on, by block and place there.
+    fn ready(&self, ready: &mut Vec<(usize, usize)>) {
+        ready.clear();
+        for (rank, block) in self.blocks.iter().enumerate() {
+            let warps = (0..block.rests.len()).filter(|index| block.awake(self.barrier.phase, *index));
+            ready.extend(warps.map(|index| (rank, index)));
         }
     }
 }
 
+/// Kernels that run one after the other. Of what an earlier one did, a later one knows what its waits tell it.
+///
+/// Between any two instructions it can be stopped, copied and gone on with: whatever the run depends on is in here.
+#[derive(Clone)]
+pub(crate) struct Machine<'k> {
+    pub(crate) core: Core<'k>,
+    limits: Limits,
+    /// Grids to come.
+    pub(crate) grids: VecDeque<Grid<'k>>,
+    /// What those that are over did.
+    pub(crate) profiles: Vec<Profile>,
+    /// Clusters of the present one to come, in the order in which they start, and those that run.
+    waiting: std::vec::IntoIter<u32>,
+    pub(crate) running: Vec<Cluster>,
+    /// The turns that one of them has, if it has some.
+    advance: Option<Advance>,
+}
+
+/// Some turns of a cluster.
+#[derive(Clone)]
+struct Advance {
+    /// The cluster, by its place among those that run.
+    chosen: usize,
+    /// Turns left.
+    turns: u32,
+    /// The warps that can go on, by block and place there, unless that is to be looked up again.
+    ready: Vec<(usize, usize)>,
+    stale: bool,
+    /// The warp whose turn was stopped, and whether others may have been woken by it.
+    stopped: Option<(usize, usize, bool)>,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// To its end.
+    Over,
+    /// To an instruction before which it is to stop: this one, of the present grid.
+    Stopped(u32),
+}
+
+/// Makes launches ready to run, and checks them.
+pub(crate) fn grids<'k>(
+    sequence: &[(&'k Kernel, &'k Invocation)],
+    limits: &Limits,
+    schedule: Schedule,
+) -> Result<VecDeque<Grid<'k>>, Box<Fault>> {
+    let mut grids = VecDeque::new();
+    for (kernel, launch) in sequence {
+        let refused =
+            |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
+        launch.check(kernel, limits).map_err(refused)?;
+        let again = grids.iter().find(|grid: &&Grid<'_>| std::ptr::eq(grid.program.kernel, *kernel));
+        let program = match again {
+            Some(grid) => grid.program.clone(),
+            None => Rc::new(Program::new(kernel).map_err(refused)?),
+        };
+        grids.push_back(Grid { program, launch });
+    }
+    Ok(grids)
+}
+
+impl<'k> Machine<'k> {
+    /// A machine before its first instruction.
+    pub(crate) fn new(
+        (Grid { program, launch }, grids): (Grid<'k>, VecDeque<Grid<'k>>),
+        (limits, rules): (&Limits, Rules),
+        memory: GlobalMemory,
+        schedule: Schedule,
+    ) -> Self {
+        let unit = grids.iter().map(|grid| grid.program.global_unit).fold(program.global_unit, u32::min);
+        let trace = GlobalTrace::new(&memory, unit);
+        let mut core = Core {
+            rules,
+            cluster_shape: program.kernel.launch.cluster.unwrap_or([1, 1, 1]),
+            program,
+            launch,
+            global_unit: unit,
+            first_cluster: 0,
+            earlier: Vec::new(),
+            waited: false,
+            hasty: false,
+            memory,
+            trace,
+            log: Log::default(),
+            origins: BTreeMap::new(),
+            profile: Profile::default(),
+            schedule,
+            chooser: Chooser::new(schedule),
+            idle: 0,
+            clock: 0,
+            instructions: limits.instructions,
+            multiprocessors: limits.multiprocessors.max(1),
+            published: Knowledge::default(),
+            loaded: Vec::new(),
+            stops: None,
+            looked_ahead: false,
+        };
+        let (waiting, running) = (core.starts(), Vec::new());
+        Machine { core, limits: *limits, grids, profiles: Vec::new(), waiting, running, advance: None }
+    }
+
+    /// Goes on to the end, or to an instruction before which the core says to stop.
+    pub(crate) fn run(&mut self) -> Result<Progress, Box<Fault>> {
+        loop {
+            let Some(mut advance) = self.advance.take().or_else(|| self.choose()) else {
+                self.profiles.push(std::mem::take(&mut self.core.profile));
+                let Some(grid) = self.grids.pop_front() else { return Ok(Progress::Over) };
+                self.core.succeed(grid, &self.limits);
+                self.waiting = self.core.starts();
+                continue;
+            };
+            if self.core.log.crowded() && advance.stopped.is_none() {
+                self.core.forget(&self.running)?;
+            }
+            let chosen = advance.chosen;
+            if let Some(pc) = self.core.advance(&mut self.running[chosen], &mut advance)? {
+                self.advance = Some(advance);
+                return Ok(Progress::Stopped(pc));
+            }
+            if self.running[chosen].running() {
+                // The extremes stay with the first or last cluster; going round lets those that poll others' flags be served.
+                self.running.rotate_left(1);
+            } else {
+                self.running.remove(chosen);
+            }
+        }
+    }
+
+    /// Starts clusters where there is room, and gives one of them some turns, if there is one left.
+    fn choose(&mut self) -> Option<Advance> {
+        let room = (self.limits.multiprocessors / self.core.cluster_shape.iter().product::<u32>()).max(1) as usize;
+        while self.running.len() < room
+            && let Some(index) = self.waiting.next()
+        {
+            self.running.push(self.core.cluster(self.core.first_cluster + index, &self.limits));
+        }
+        if self.running.is_empty() {
+            return None;
+        }
+        let chosen = self.core.chooser.cluster(self.running.len());
+        let turns = if self.running.len() > 1 { 64 } else { u32::MAX };
+        Some(Advance { chosen, turns, ready: Vec::new(), stale: true, stopped: None })
+    }
+}
+
 impl<'k> Core<'k> {
+    /// The order in which the clusters of the present grid start.
+    fn starts(&mut self) -> std::vec::IntoIter<u32> {
+        let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
+        self.chooser.starts(x * y * z).into_iter()
+    }
+
     /// Goes on to the next grid of the sequence.
     fn succeed(&mut self, next: Grid<'k>, limits: &Limits) {
         self.first_cluster += self.launch.grid.iter().product::<u32>() / self.cluster_shape.iter().product::<u32>();
@@ -133,35 +244,6 @@ impl<'k> Core<'k> {
 }
 
 impl Core<'_> {
-    fn run(&mut self, limits: &Limits) -> Result<(), Box<Fault>> {
-        let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
-        let mut waiting = self.chooser.starts(x * y * z).into_iter();
-        let room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
-        let mut running: Vec<Cluster> = Vec::new();
-        loop {
-            while running.len() < room
-                && let Some(index) = waiting.next()
-            {
-                running.push(self.cluster(self.first_cluster + index, limits));
-            }
-            if running.is_empty() {
-                return Ok(());
-            }
-            if self.log.crowded() {
-                self.forget(&running)?;
-            }
-            let chosen = self.chooser.cluster(running.len());
-            let turns = if running.len() > 1 { 64 } else { u32::MAX };
-            self.advance(&mut running[chosen], turns)?;
-            if running[chosen].running() {
-                // The extremes stay with the first or last cluster; going round lets those that poll others' flags be served.
-                running.rotate_left(1);
-            } else {
-                running.remove(chosen);
-            }
-        }
-    }
-
     /// Makes room in the log of accesses.
     fn forget(&mut self, running: &[Cluster]) -> Result<(), Box<Fault>> {
         let mut remembered = self.log.nobody();
@@ -258,64 +340,82 @@ impl Core<'_> {
         cluster
     }
 
-    /// Lets a cluster go on for some turns, or to its end.
-    fn advance(&mut self, cluster: &mut Cluster, turns: u32) -> Result<(), Box<Fault>> {
-        let (mut ready, mut stale): (Vec<(usize, usize)>, bool) = (Vec::new(), true);
-        for _ in 0..turns {
-            if self.log.crowded() {
-                return Ok(());
-            }
-            if std::mem::take(&mut stale) {
-                ready.clear();
-                for (rank, block) in cluster.blocks.iter().enumerate() {
-                    let phase = cluster.barrier.phase;
-                    let warps = (0..block.rests.len()).filter(|index| block.awake(phase, *index));
-                    ready.extend(warps.map(|index| (rank, index)));
+    /// Lets a cluster go on for its turns, or to its end, or to an instruction before which it is to stop: gives that one.
+    fn advance(&mut self, cluster: &mut Cluster, on: &mut Advance) -> Result<Option<u32>, Box<Fault>> {
+        loop {
+            let (warp, woken) = match on.stopped.take() {
+                Some((rank, index, woken)) => ((rank, index), woken),
+                None if on.turns == 0 || self.log.crowded() => return Ok(None),
+                None => {
+                    on.turns -= 1;
+                    if std::mem::take(&mut on.stale) {
+                        cluster.ready(&mut on.ready);
+                    }
+                    if on.ready.is_empty() && cluster.jobs.is_empty() {
+                        return match cluster.running() {
+                            true => Err(self.fault(self.deadlock(cluster), None, Vec::new())),
+                            false => Ok(None),
+                        };
+                    }
+                    match self.chooser.choose(on.ready.len(), cluster.jobs.len(), (self.idle / POLL) as usize) {
+                        Choice::Warp(chosen) => (on.ready[chosen], false),
+                        Choice::Complete(chosen) => {
+                            on.stale = true;
+                            self.complete_job(cluster, chosen)?;
+                            continue;
+                        }
+                    }
                 }
-            }
-            if ready.is_empty() && cluster.jobs.is_empty() {
-                return if cluster.running() {
-                    Err(self.fault(self.deadlock(cluster), None, Vec::new()))
-                } else {
-                    Ok(())
-                };
-            }
-            match self.chooser.choose(ready.len(), cluster.jobs.len(), (self.idle / POLL) as usize) {
-                Choice::Warp(chosen) => stale = self.turn(cluster, ready[chosen])?,
-                Choice::Complete(chosen) => {
-                    stale = true;
-                    let job = cluster.jobs.remove(chosen);
-                    let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
-                    self.idle = 0;
-                    self.complete(cluster, job).map_err(|kind| {
-                        let site = self.program.site(cluster.blocks[block].id, warp, lanes, pc);
-                        self.fault(kind, Some(site), Vec::new())
-                    })?;
+            };
+            match self.turn(cluster, warp, woken)? {
+                (None, stale) => on.stale = stale,
+                (stop, woken) => {
+                    on.stopped = Some((warp.0, warp.1, woken));
+                    return Ok(stop);
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Does a piece of asynchronous work.
+    fn complete_job(&mut self, cluster: &mut Cluster, chosen: usize) -> Result<(), Box<Fault>> {
+        let job = cluster.jobs.remove(chosen);
+        let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
+        self.idle = 0;
+        self.complete(cluster, job).map_err(|kind| {
+            let site = self.program.site(cluster.blocks[block].id, warp, lanes, pc);
+            self.fault(kind, Some(site), Vec::new())
+        })
     }
 
     fn job_site(&self, cluster: &Cluster, job: &Job) -> Site {
         self.program.site(cluster.blocks[job.block].id, job.warp, job.lanes, job.pc)
     }
 
-    /// One warp's turn: until it must wait, or gives way after doing something that others can see. Says whether it, or another one,
-    /// may have fallen asleep or been woken.
-    fn turn(&mut self, cluster: &mut Cluster, (rank, index): (usize, usize)) -> Result<bool, Box<Fault>> {
-        let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok(true) };
+    /// One warp's turn: until it must wait, or gives way after doing something that others can see, or is to stop. Says where it is to
+    /// stop, if it is, and whether it, or another one, may have fallen asleep or been woken; `wakes` is whether that was so when it stopped.
+    fn turn(
+        &mut self,
+        cluster: &mut Cluster,
+        (rank, index): (usize, usize),
+        mut wakes: bool,
+    ) -> Result<(Option<u32>, bool), Box<Fault>> {
+        let Some(mut warp) = cluster.blocks[rank].warps[index].take() else { return Ok((None, true)) };
         let mut together = warp.together.take();
-        let mut wakes = false;
         let result = loop {
             let (pc, mask) = match together {
                 Some(pc) => (pc, warp.live),
                 None => {
-                    let Some(next) = cluster.blocks[rank].next(cluster.barrier.phase, &warp) else { break Ok(()) };
-                    lanes(next.1).for_each(|lane| warp.waits[lane] = Wait::None);
+                    let Some(next) = cluster.blocks[rank].next(cluster.barrier.phase, &warp) else { break Ok(None) };
                     next
                 }
             };
+            if self.stops.as_ref().is_some_and(|stops| stops.has(&self.program, pc)) {
+                break Ok(Some(pc));
+            }
+            if together.is_none() {
+                lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
+            }
             let jobs = cluster.jobs.len();
             let exec = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask, spread: 0, origin: 0 };
             let step = { exec }.step();
@@ -334,7 +434,7 @@ impl Core<'_> {
                     recent.pop_front();
                 }
                 if self.chooser.yields(cluster.jobs.len() > jobs) {
-                    break Ok(());
+                    break Ok(None);
                 }
             }
             self.idle += 1;
@@ -344,10 +444,14 @@ impl Core<'_> {
             }
             if self.idle.is_multiple_of(POLL) || self.log.crowded() {
                 // A warp that polls must not keep the others from their turn, nor one that works the log from its sweep.
-                break Ok(());
+                break Ok(None);
             }
         };
         warp.together = together;
+        if let Ok(stop @ Some(_)) = result {
+            cluster.blocks[rank].warps[index] = Some(warp);
+            return Ok((stop, wakes));
+        }
         let (live, rest) = (warp.live, warp.rest());
         cluster.blocks[rank].rests[index] = rest;
         cluster.blocks[rank].warps[index] = Some(warp);
@@ -355,7 +459,7 @@ impl Core<'_> {
         if live == 0 {
             self.warp_ended(cluster, rank)?;
         }
-        Ok(wakes || rest != Rest::Awake)
+        Ok((None, wakes || rest != Rest::Awake))
     }
 
     fn fault(&self, kind: FaultKind, site: Option<Site>, recent: Vec<Site>) -> Box<Fault> {

@@ -2,6 +2,7 @@
 //! held to the bounds of what was set aside.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::barrier::Mbarrier;
 use crate::flag::Flag;
@@ -83,8 +84,9 @@ pub struct Buffer {
 pub(crate) struct Contents {
     pub(crate) name: String,
     pub(crate) address: u64,
-    pub(crate) data: Vec<u8>,
-    pub(crate) written: Written,
+    /// What it holds, and which of it was written: shared with copies of the device until it is written to.
+    pub(crate) data: Arc<Vec<u8>>,
+    pub(crate) written: Arc<Written>,
     /// Produced by the grid before this one: may be touched only after waiting for it.
     pub(crate) awaited: bool,
 }
@@ -110,7 +112,7 @@ impl GlobalMemory {
     pub(crate) fn add(&mut self, name: &str, data: Vec<u8>, written: bool) -> Buffer {
         let end = self.buffers.last().map_or(Self::START, |last| last.address + last.data.len() as u64);
         let address = (end + Self::GAP).next_multiple_of(1 << 16);
-        let written = Written::new(data.len(), written);
+        let (written, data) = (Arc::new(Written::new(data.len(), written)), Arc::new(data));
         let buffer = Buffer { address, bytes: data.len() as u64 };
         self.buffers.push(Contents { name: name.into(), address, data, written, awaited: false });
         buffer
@@ -142,7 +144,7 @@ impl GlobalMemory {
 }
 
 /// What a run keeps about device memory: who touched it, and what flags in it have published.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GlobalTrace {
     pub(crate) shadows: Vec<Shadow>,
     pub(crate) flags: BTreeMap<u64, Flag>,
@@ -156,7 +158,7 @@ impl GlobalTrace {
 }
 
 /// A block's shared memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SharedMemory {
     pub(crate) data: Vec<u8>,
     pub(crate) written: Written,

@@ -53,7 +53,7 @@ impl<'k> Program<'k> {
         let owned = |reg: &RegId| reg.bank == Bank::B32 && own[reg.index as usize];
         let touches = |regs: &[(RegId, Access)]| regs.iter().any(|(reg, _)| owned(reg));
         let all = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize])).collect();
-        let storage = Rc::new(Storage::new(kernel, &registers, &starts, owned));
+        let storage = Rc::new(Storage::new(Lives::new(kernel, &registers, &starts, owned)));
         let copies_by_threads = kernel.body.iter().any(|instr| is_of_threads(&instr.op));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
         let multiplied = all;
@@ -136,7 +136,7 @@ impl<'k> Program<'k> {
 }
 
 /// The registers of multiplications that own them while they run: accumulators and parts of A.
-fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
+pub(crate) fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
     let words = |instr: &Instr| -> Vec<RegId> {
         match &instr.op {
             Op::Wgmma(Wgmma::Mma { d, a: MatrixA::Registers(a), .. }) => d.iter().chain(a).copied().collect(),
@@ -145,6 +145,14 @@ fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
         }
     };
     kernel.body.iter().flat_map(words)
+}
+
+/// From where to where registers live: by bank and register, the first and the last instruction that has it, and whether it must be
+/// thought to live throughout.
+#[derive(Debug)]
+struct Lives {
+    spans: [Vec<(u32, u32)>; 4],
+    lasting: [Vec<bool>; 4],
 }
 
 /// Where the values of registers are kept: by bank, the place of each register, and how many places there are.
@@ -156,12 +164,17 @@ fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
 pub(crate) struct Storage {
     places: [Vec<u32>; 4],
     pub(crate) counts: [u32; 4],
+    lives: Lives,
 }
 
-impl Storage {
+/// By bank, places that only a mutant has, and which place of the original's the register there had, if it was there at all.
+pub(crate) type NewPlaces = [Vec<(u32, Option<u32>)>; 4];
+
+/// An instruction that is none.
+const NOWHERE: u32 = u32::MAX;
+
+impl Lives {
     fn new(kernel: &Kernel, registers: &[(RegId, Access)], starts: &[u32], owned: impl Fn(&RegId) -> bool) -> Self {
-        const NOWHERE: u32 = u32::MAX;
-        // The first and the last instruction of each register; none where it needs a place of its own.
         let mut spans = kernel.registers.map(|count| vec![(NOWHERE, NOWHERE); count as usize]);
         // The number of the stretch without branches that an instruction is in.
         let mut stretch = 0;
@@ -184,15 +197,20 @@ impl Storage {
             stretch +=
                 u32::from(matches!(instr.op, Op::Control(Control::Branch { .. } | Control::Exit | Control::Trap)));
         }
-        let mut storage = Storage { places: Default::default(), counts: [0; 4] };
-        for (bank, spans) in spans.iter().enumerate() {
-            storage.settle(bank, spans, &lasting[bank]);
-        }
+        Lives { spans, lasting }
+    }
+}
+
+impl Storage {
+    fn new(lives: Lives) -> Self {
+        let mut storage = Storage { places: Default::default(), counts: [0; 4], lives };
+        (0..4).for_each(|bank| storage.settle(bank));
         storage
     }
 
     /// Gives the registers of a bank their places.
-    fn settle(&mut self, bank: usize, spans: &[(u32, u32)], lasting: &[bool]) {
+    fn settle(&mut self, bank: usize) {
+        let (spans, lasting) = (&self.lives.spans[bank], &self.lives.lasting[bank]);
         let mut places = vec![0; spans.len()];
         let mut order: Vec<u32> = (0..spans.len() as u32).collect();
         order.sort_unstable_by_key(|index| spans[*index as usize].0);
@@ -220,6 +238,33 @@ impl Storage {
 
     pub(crate) fn place(&self, reg: RegId) -> usize {
         self.places[reg.bank.index()][reg.index as usize] as usize
+    }
+
+    /// The same registers at the places that another kernel's have, which has become this one by a change: `moved` says where the other's
+    /// instructions are now, if they were not changed. Registers that live from and to other instructions than there have places
+    /// of their own, behind the other's; with each of these comes the place that it had there, if it was there at all.
+    pub(crate) fn following(&self, other: &Storage, moved: impl Fn(u32) -> Option<u32>) -> (Storage, NewPlaces) {
+        let Lives { spans, lasting } = &self.lives;
+        let lives = Lives { spans: spans.clone(), lasting: lasting.clone() };
+        let mut storage = Storage { places: Default::default(), counts: other.counts, lives };
+        let mut new = NewPlaces::default();
+        for bank in 0..4 {
+            for (index, &(first, last)) in spans[bank].iter().enumerate() {
+                let before = other.places[bank].get(index).copied();
+                let kept = before.filter(|_| {
+                    let (was_first, was_last) = other.lives.spans[bank][index];
+                    let same = moved(was_first) == Some(first) && moved(was_last) == Some(last);
+                    first == NOWHERE || other.lives.lasting[bank][index] || same && !lasting[bank][index]
+                });
+                let place = kept.unwrap_or_else(|| {
+                    new[bank].push((storage.counts[bank], before));
+                    storage.counts[bank] += 1;
+                    storage.counts[bank] - 1
+                });
+                storage.places[bank].push(place);
+            }
+        }
+        (storage, new)
     }
 }
 

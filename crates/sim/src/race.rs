@@ -7,6 +7,8 @@
 //! What an asynchronous operation touches is checked and remembered when it is *issued*; until its completion is known, its
 //! stamp is out of everyone's reach, so touching those bytes is a race at any time before.
 
+use std::rc::Rc;
+
 use ptx::Scope;
 
 use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
@@ -80,7 +82,7 @@ impl Record {
 
 /// The accesses that some memory remembers. Records are named by their position, from one; when there are many, those that
 /// nobody remembers any more are found, and their places used again.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Log {
     records: Vec<Record>,
     /// Places that may be used again.
@@ -155,6 +157,11 @@ impl Log {
         kept
     }
 
+    /// All of them, to be changed.
+    pub(crate) fn records_mut(&mut self) -> &mut [Record] {
+        &mut self.records
+    }
+
     pub(crate) fn get(&self, id: RecordId) -> &Record {
         &self.records[id.0 as usize - 1]
     }
@@ -210,7 +217,7 @@ impl Mark {
 }
 
 /// Writes, by thread.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Writers(Vec<Mark>);
 
 impl Writers {
@@ -404,6 +411,11 @@ struct Unit {
     crowd: u32,
 }
 
+impl Unit {
+    /// What is remembered where nothing was accessed.
+    const NONE: Unit = Unit { write: Mark(0), plain: Mark(0), read: Mark(0), crowd: 0 };
+}
+
 /// Bytes that are mostly accessed together: the sixteen that bulk copies, tensor cores and wide loads move at once, or a warp's lanes of a
 /// column of tensor memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -418,8 +430,12 @@ struct Line {
 /// Bytes of a line of shared and of global memory.
 const LINE: usize = 16;
 
+/// Lines that are set aside, and shared with copies of a machine, together.
+const PAGE: usize = 64;
+type Page = [Line; PAGE];
+
 /// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of units.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Crowds {
     marks: Vec<Mark>,
     /// First mark and number of marks of each.
@@ -452,12 +468,14 @@ impl Crowds {
 }
 
 /// The accesses to one piece of memory: by lines, and where parts of a line are accessed by units.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shadow {
     shift: u32,
     /// Bytes of a line: two to this power.
     line_shift: u32,
-    lines: Vec<Line>,
+    /// How many lines there are, and those of them that were ever accessed, by pages.
+    lines: usize,
+    pages: Vec<Option<Rc<Page>>>,
     units: Vec<Unit>,
     crowds: Crowds,
 }
@@ -562,8 +580,9 @@ impl Shadow {
     /// The same with lines of so many bytes.
     pub(crate) fn by_lines(bytes: usize, unit: u32, line: usize) -> Self {
         let (shift, line_shift) = (unit.trailing_zeros(), line.trailing_zeros());
-        let lines = vec![Line::default(); bytes.div_ceil(line)];
-        Shadow { shift, line_shift, lines, units: Vec::new(), crowds: Crowds::default() }
+        let lines = bytes.div_ceil(line);
+        let pages = vec![None; lines.div_ceil(PAGE)];
+        Shadow { shift, line_shift, lines, pages, units: Vec::new(), crowds: Crowds::default() }
     }
 
     /// Units of a line.
@@ -571,9 +590,20 @@ impl Shadow {
         1 << (self.line_shift - self.shift)
     }
 
+    /// A line that was accessed.
+    fn line(&self, at: usize) -> Option<&Line> {
+        self.pages.get(at / PAGE)?.as_ref().map(|page| &page[at % PAGE])
+    }
+
+    /// A line that is being accessed.
+    fn line_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Line {
+        let page = pages[at / PAGE].get_or_insert_with(|| Rc::new([Line::default(); PAGE]));
+        &mut Rc::make_mut(page)[at % PAGE]
+    }
+
     /// Tells the parts of a line apart: the position of its first unit.
     fn split(&mut self, at: usize) -> usize {
-        let (count, line) = (self.per_line(), &mut self.lines[at]);
+        let (count, line) = (self.per_line(), Self::line_mut(&mut self.pages, at));
         if line.parts == 0 {
             line.parts = self.units.len() as u32 + 1;
             self.units.resize(self.units.len() + count, Unit::default());
@@ -600,10 +630,10 @@ impl Shadow {
         let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
         let mut noting = Noting { log, who, mark, strong, write, ordered, replaced, joined };
         let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
-        for at in start >> shift..((end + length - 1) >> shift).min(self.lines.len()) {
+        for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
             let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
             let whole = to - from == length;
-            let line = &mut self.lines[at];
+            let line = Self::line_mut(&mut self.pages, at);
             if !line.split && (whole || self.shift == shift) {
                 noting.note(&mut line.whole, &mut self.crowds, at << shift)?;
                 continue;
@@ -614,7 +644,7 @@ impl Shadow {
                 noting.note(&mut self.units[first + part], &mut self.crowds, byte)?;
             }
             if write && whole && !strong {
-                let line = &mut self.lines[at];
+                let line = Self::line_mut(&mut self.pages, at);
                 (line.whole, line.split) = (self.units[first], false);
             }
         }
@@ -626,7 +656,8 @@ impl Shadow {
         let units = start >> self.shift..(start + bytes).div_ceil(1 << self.shift);
         let count = self.per_line();
         units.filter_map(move |unit| {
-            let line = self.lines.get(unit / count)?;
+            let untouched = (unit / count < self.lines).then_some(&Unit::NONE);
+            let Some(line) = self.line(unit / count) else { return untouched };
             Some(if line.split { &self.units[line.parts as usize - 1 + unit % count] } else { &line.whole })
         })
     }
@@ -652,14 +683,16 @@ impl Shadow {
 
     /// Forgets all accesses to some lines.
     pub(crate) fn clear(&mut self, start: usize, bytes: usize) {
-        for line in &mut self.lines[start >> self.line_shift..(start + bytes) >> self.line_shift] {
+        for at in start >> self.line_shift..(start + bytes) >> self.line_shift {
+            let line = Self::line_mut(&mut self.pages, at);
             (line.whole, line.split) = (Unit::default(), false);
         }
     }
 
     /// Tells which records it remembers.
     pub(crate) fn remember(&self, remembered: &mut Remembered) {
-        for unit in self.lines.iter().flat_map(|line| self.parts(line)) {
+        let lines = self.pages.iter().flatten().flat_map(|page| page.iter());
+        for unit in lines.flat_map(|line| self.parts(line)) {
             [unit.write, unit.plain, unit.read].into_iter().for_each(|mark| remembered.keep_mark(mark));
             self.crowds.get(unit.crowd).iter().for_each(|mark| remembered.keep_mark(*mark));
         }

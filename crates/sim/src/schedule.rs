@@ -46,7 +46,7 @@ pub(crate) enum Choice {
 }
 
 /// Draws the decisions of a schedule.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Chooser {
     schedule: Schedule,
     rng: Rng,

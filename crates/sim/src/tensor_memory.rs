@@ -38,7 +38,7 @@ pub(crate) struct Allocation {
 }
 
 /// A block's tensor memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TensorMemory {
     data: Vec<u32>,
     pub(crate) written: Written,

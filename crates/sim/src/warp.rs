@@ -11,7 +11,7 @@ use ptx::{Bank, Operand, RegId};
 use crate::clock::{Cleared, Knowledge};
 use crate::flag::Publication;
 use crate::lanes::{FULL, Lanes, lanes};
-use crate::program::{Program, Storage};
+use crate::program::{NewPlaces, Program, Storage};
 
 /// What a lane waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub(crate) enum Rest {
 
 /// A register bank's contents: values and, per register, the lanes in which it is defined, those in which its value comes of
 /// memory that was never written, and the instruction that read that.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Registers {
     /// Lane by lane, place by place.
     values: Vec<u64>,
@@ -119,7 +119,7 @@ pub(crate) enum Use {
 }
 
 /// The copies that the threads of a warp have issued one by one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Copies {
     /// Slot of lane 0's groups; the other lanes' follow.
     pub(crate) slot: u32,
@@ -145,7 +145,7 @@ impl Copies {
 }
 
 /// A warp.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Warp {
     /// Position in the block.
     pub(crate) index: usize,
@@ -239,6 +239,28 @@ impl Warp {
     /// Gives the copies of its threads slots of their own, 32 from this one on.
     pub(crate) fn copies_from(&mut self, slot: u32) {
         self.copies = Copies::new(slot);
+    }
+
+    /// Goes on as a warp of a mutant, with some registers at places of its own, each with the place that it had before, if it had one;
+    /// `stood` says where instructions are in the mutant.
+    pub(crate) fn take_over(&mut self, program: &Program<'_>, stood: impl Fn(&mut u32), places: &NewPlaces) {
+        self.storage = program.storage.clone();
+        // It will be seen again.
+        self.sound.clear();
+        for (at, bank) in self.banks.iter_mut().enumerate() {
+            let count = program.kernel.registers[at] as usize;
+            [&mut bank.defined, &mut bank.tainted, &mut bank.origin].into_iter().for_each(|of| of.resize(count, 0));
+            bank.origin.iter_mut().for_each(&stood);
+            bank.values.resize(32 * self.storage.counts[at] as usize, 0);
+            for &(place, before) in &places[at] {
+                if let Some(before) = before {
+                    *bank.at_mut(place as usize) = *bank.at(before as usize);
+                }
+            }
+        }
+        let words = program.kernel.registers[Bank::B32.index()] as usize;
+        self.owned.resize(words, Owned { number: 0, pc: 0, accumulator: false });
+        self.used.resize(words, Use::Thread);
     }
 
     /// Sums up what the lanes wait for.

@@ -4,8 +4,8 @@
 mod problem;
 
 use ptx::instr::Tcgen05;
-use ptx::{Instr, Op};
-use sim::{Fault, Gpu, Schedule, explore, mutate};
+use ptx::{Instr, Kernel, Op};
+use sim::{Fault, Gpu, Schedule, explore, explore_mutants, mutate};
 
 use problem::{kernel, prepare, product};
 
@@ -78,9 +78,10 @@ fn every_mutant_is_caught_under_some_schedule_but_those_that_change_nothing() {
         false => Err("the tile is wrong".to_string()),
     };
     let mutants = mutate::mutants(&kernel);
-    let survives = |mutant: &&mutate::Mutant| explore(&mutant.kernel, &Schedule::several(6), fresh, verify).is_ok();
-    let survivors: Vec<(&str, &str)> =
-        mutants.iter().filter(survives).map(|mutant| (mutant.mistake, &mutant.place[..])).collect();
+    let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+    let found = explore_mutants((&kernel, &kernels), &Schedule::several(6), fresh, verify);
+    let survivors = mutants.iter().zip(&found).filter(|(_, found)| found.is_ok());
+    let survivors: Vec<(&str, &str)> = survivors.map(|(mutant, _)| (mutant.mistake, &mutant.place[..])).collect();
     assert_eq!(survivors, EQUIVALENT.map(|(mistake, place, _)| (mistake, place)));
 }
 

@@ -6,8 +6,8 @@ mod kernel;
 use ptx::descriptor::Swizzle;
 use ptx::instr::Memory;
 use ptx::tensor_map::{Element, TensorMap};
-use ptx::{Instr, Op};
-use sim::{Buffer, FaultKind, Gpu, Invocation, Limits, Rules, Schedule, explore, mutate};
+use ptx::{Instr, Kernel, Op};
+use sim::{Buffer, FaultKind, Gpu, Invocation, Limits, Rules, Schedule, explore_mutants, mutate};
 
 fn is_atomic(instr: &Instr) -> bool {
     matches!(instr.op, Op::Memory(Memory::Atomic { .. }))
@@ -80,21 +80,20 @@ fn every_mutant_is_caught_under_some_schedule() {
     let mut kernel = kernel::kernel().expect("the kernel is well formed");
     kernel.body.retain(|instr| !is_atomic(instr));
     let expected: Vec<f32> = (0..1024).map(|i| (i % 512) as f32).collect();
-    let mut survivors = Vec::new();
-    for mutant in mutate::mutants(&kernel) {
-        let (_, _, [output, tensor]) = prepare();
-        let fresh = || {
-            let (gpu, launch, _) = prepare();
-            (gpu, launch)
-        };
-        let verify = |gpu: &Gpu| match [output, tensor].iter().all(|buffer| gpu.floats(*buffer) == expected) {
-            true => Ok(()),
-            false => Err("the sums are wrong".to_string()),
-        };
-        if explore(&mutant.kernel, &Schedule::several(6), fresh, verify).is_ok() {
-            survivors.push(mutant.name);
-        }
-    }
+    let (_, _, [output, tensor]) = prepare();
+    let fresh = || {
+        let (gpu, launch, _) = prepare();
+        (gpu, launch)
+    };
+    let verify = |gpu: &Gpu| match [output, tensor].iter().all(|buffer| gpu.floats(*buffer) == expected) {
+        true => Ok(()),
+        false => Err("the sums are wrong".to_string()),
+    };
+    let mutants = mutate::mutants(&kernel);
+    let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+    let found = explore_mutants((&kernel, &kernels), &Schedule::several(6), fresh, verify);
+    let survivors = mutants.iter().zip(&found).filter(|(_, found)| found.is_ok());
+    let mut survivors: Vec<&str> = survivors.map(|(mutant, _)| &mutant.name[..]).collect();
     let equivalent =
         |name: &str| EQUIVALENT.iter().any(|(what, text, _)| name.starts_with(what) && name.contains(text));
     survivors.retain(|name| !equivalent(name));

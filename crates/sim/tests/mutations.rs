@@ -5,7 +5,8 @@ mod problems;
 #[path = "problems/cases.rs"]
 mod cases;
 
-use sim::{Schedule, mutate};
+use ptx::Kernel;
+use sim::{Finding, Profile, Schedule, mutate};
 
 /// Mutants that nothing can tell from the original, in order: the mistake, where, and why.
 const EQUIVALENT: [(&str, &str, &str); 3] = [
@@ -39,10 +40,29 @@ fn every_mutant_is_caught_under_some_schedule_but_those_that_change_nothing() {
     let (cases, kernel, schedules) = (cases::all(), problems::multiply(), Schedule::several(6));
     let mutants = mutate::mutants(&kernel);
     assert!(mutants.len() >= 100, "{} mutants", mutants.len());
-    let survives = |mutant: &&mutate::Mutant| cases::examine(&cases, &mutant.kernel, &schedules).is_ok();
-    let survivors: Vec<(&str, &str)> =
-        mutants.iter().filter(survives).map(|mutant| (mutant.mistake, &mutant.place[..])).collect();
+    let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+    let found = cases::examine_mutants(&cases, (&kernel, &kernels), &schedules);
+    let survivors = mutants.iter().zip(&found).filter(|(_, found)| found.is_ok());
+    let survivors: Vec<(&str, &str)> = survivors.map(|(mutant, _)| (mutant.mistake, &mutant.place[..])).collect();
     assert_eq!(survivors, EQUIVALENT.map(|(mistake, place, _)| (mistake, place)));
+}
+
+#[test]
+fn a_mutant_that_goes_on_from_its_original_ends_as_one_that_runs_from_the_start() {
+    let (cases, kernel) = (&cases::all()[..1], problems::multiply());
+    let words = |found: &Result<Profile, Finding>| match found {
+        Ok(profile) => format!("{profile:?}"),
+        Err(finding) => finding.to_string(),
+    };
+    let mutants = mutate::mutants(&kernel);
+    let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+    for schedule in Schedule::several(1) {
+        let together = cases::examine_mutants(cases, (&kernel, &kernels), &[schedule]);
+        for (mutant, found) in mutants.iter().zip(&together) {
+            let alone = cases::examine(cases, &mutant.kernel, &[schedule]);
+            assert_eq!(words(found), words(&alone), "{}", mutant.name);
+        }
+    }
 }
 
 #[test]

@@ -28,7 +28,8 @@ use hammerhead_testkit::mutations::{Trial, WAYS, Way};
 use hammerhead_testkit::verify::poisoned;
 use op::Call;
 use ptx::Kernel;
-use sim::{Finding, Gpu, Profile, Schedule, explore, mutate};
+use sim::mutate::{self, Mutant};
+use sim::{Finding, Gpu, Profile, Schedule, explore, explore_mutants};
 
 /// One in so many mutants is run.
 const STRIDE: usize = 6;
@@ -43,10 +44,15 @@ struct Outcomes {
 impl Outcomes {
     /// Does something that counts.
     fn time(&mut self, run: impl FnOnce() -> String) {
+        self.time_all(|| vec![run()]);
+    }
+
+    /// Does several things at once.
+    fn time_all(&mut self, run: impl FnOnce() -> Vec<String>) {
         let start = busy();
         let words = run();
         self.seconds += busy() - start;
-        self.words.push(words);
+        self.words.extend(words);
     }
 }
 
@@ -79,11 +85,14 @@ fn outcome(found: &Result<Profile, Finding>) -> String {
 /// The GEMM as it is under many schedules, and some of its mutants.
 fn gemm() -> Outcomes {
     let (cases, kernel, mut found) = (cases::all(), problems::multiply(), Outcomes::default());
-    let mut run = |kernel: &Kernel, schedules: &[Schedule]| {
-        found.time(|| outcome(&cases::examine(&cases, kernel, schedules)));
-    };
-    Schedule::several(4).into_iter().for_each(|schedule| run(&kernel, &[schedule]));
-    mutate::mutants(&kernel).iter().step_by(STRIDE).for_each(|mutant| run(&mutant.kernel, &Schedule::several(2)));
+    for schedule in Schedule::several(4) {
+        found.time(|| outcome(&cases::examine(&cases, &kernel, &[schedule])));
+    }
+    let mutants = mutate::mutants(&kernel);
+    let some: Vec<&Kernel> = mutants.iter().step_by(STRIDE).map(|mutant| &mutant.kernel).collect();
+    found.time_all(|| {
+        cases::examine_mutants(&cases, (&kernel, &some), &Schedule::several(2)).iter().map(outcome).collect()
+    });
     found
 }
 
@@ -95,11 +104,15 @@ fn blackwell() -> Outcomes {
         true => Ok(()),
         false => Err("the tile is wrong".to_string()),
     };
-    let mut run = |kernel: &Kernel, schedules: &[Schedule]| {
-        found.time(|| outcome(&explore(kernel, schedules, || (gpu.clone(), launch.clone()), verify)));
-    };
-    Schedule::several(6).into_iter().for_each(|schedule| run(&kernel, &[schedule]));
-    mutate::mutants(&kernel).iter().step_by(STRIDE).for_each(|mutant| run(&mutant.kernel, &Schedule::several(2)));
+    let prepare = || (gpu.clone(), launch.clone());
+    for schedule in Schedule::several(6) {
+        found.time(|| outcome(&explore(&kernel, &[schedule], prepare, verify)));
+    }
+    let mutants = mutate::mutants(&kernel);
+    let some: Vec<&Kernel> = mutants.iter().step_by(STRIDE).map(|mutant| &mutant.kernel).collect();
+    found.time_all(|| {
+        explore_mutants((&kernel, &some), &Schedule::several(2), prepare, verify).iter().map(outcome).collect()
+    });
     found
 }
 
@@ -129,12 +142,12 @@ fn mutants() -> Outcomes {
     let mut found = Outcomes::default();
     for way in ways() {
         let trial = Trial::new(way).expect("a kernel");
-        for mutant in mutate::mutants(trial.kernel()).iter().step_by(STRIDE) {
-            found.time(|| match trial.examine(mutant, &Schedule::several(1)) {
-                Some(finding) => finding.to_string(),
-                None => "survives".into(),
-            });
-        }
+        let mutants = mutate::mutants(trial.kernel());
+        let some: Vec<&Mutant> = mutants.iter().step_by(STRIDE).collect();
+        found.time_all(|| {
+            let words = |finding: Option<Finding>| finding.map_or("survives".into(), |finding| finding.to_string());
+            trial.examine(&some, &Schedule::several(1)).into_iter().map(words).collect()
+        });
     }
     found
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ptx::instr::{AtomicOp, LoadOrder, Memory, StoreOrder};
 use ptx::{Address, DataType, RegId, Scope, Space};
@@ -119,7 +120,7 @@ impl Exec<'_, '_> {
         let (memory, written, offset) = match spot {
             Spot::Global { buffer, offset, .. } => {
                 let contents = &mut self.core.memory.buffers[buffer];
-                (&mut contents.data, &mut contents.written, offset)
+                (Arc::make_mut(&mut contents.data), Arc::make_mut(&mut contents.written), offset)
             }
             Spot::Shared(span) => {
                 let shared = &mut self.cluster.blocks[span.block].shared;

@@ -144,9 +144,11 @@ impl Exec<'_, '_> {
         if missing == 0 {
             return Ok(None);
         }
+        let (warp, core, pc) = (&*self.warp, &mut *self.core, self.pc);
         let comes = |lane: usize| {
-            let (lives, at) = (self.warp.live >> lane & 1 == 1, self.warp.pc[lane]);
-            lives && (at <= self.pc || self.core.program.reaches(at, self.pc))
+            let (lives, at) = (warp.live >> lane & 1 == 1, warp.pc[lane]);
+            core.looked_ahead |= lives && at > pc;
+            lives && (at <= pc || core.program.reaches(at, pc))
         };
         if lanes(missing).all(comes) {
             return Ok(Some(Flow::Wait(Wait::Lanes { mask: wanted })));
@@ -406,7 +408,7 @@ impl Exec<'_, '_> {
         let noted = shadow.note(&self.core.log, &mut observer, span.offset, bytes as usize, write);
         if let Err(conflict) = noted {
             let at = self.core.memory.buffers[span.buffer].address + conflict.byte as u64;
-            let place = self.core.global_place(at, self.core.program.global_unit.into());
+            let place = self.core.global_place(at, self.core.global_unit.into());
             return Err(self.race(place, conflict, record, write));
         }
         Ok(span)

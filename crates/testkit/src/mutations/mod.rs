@@ -99,17 +99,30 @@ impl Trial {
 
     /// Every so-many-th mutant from one on, and what became of it, in the order of the instructions.
     pub fn verdicts(&self, schedules: &[Schedule], first: usize, stride: usize) -> Vec<(Mutant, Verdict)> {
-        let judge = |mutant: Mutant| {
-            let verdict = self.verdict(&mutant, schedules);
+        let mutants: Vec<Mutant> = mutants(&self.kernel).into_iter().skip(first).step_by(stride).collect();
+        // Neighbours have most in common.
+        let share = mutants.len().div_ceil(2 * rayon::current_num_threads()).max(1);
+        let examine = |mutants: &[Mutant]| self.examine(&mutants.iter().collect::<Vec<_>>(), schedules);
+        let found: Vec<Option<Finding>> = mutants.par_chunks(share).flat_map_iter(examine).collect();
+        let judge = |(mutant, finding)| {
+            let verdict = self.verdict(&mutant, finding);
             (mutant, verdict)
         };
-        let mutants: Vec<Mutant> = mutants(&self.kernel).into_iter().skip(first).step_by(stride).collect();
-        mutants.into_par_iter().map(judge).collect()
+        mutants.into_iter().zip(found).map(judge).collect()
     }
 
-    /// What is found in one mutant, if anything is.
-    pub fn examine(&self, mutant: &Mutant, schedules: &[Schedule]) -> Option<Finding> {
-        self.problems.iter().find_map(|problem| problem.examine(&mutant.kernel, schedules).err())
+    /// What is found in each of some mutants, if anything is.
+    pub fn examine(&self, mutants: &[&Mutant], schedules: &[Schedule]) -> Vec<Option<Finding>> {
+        let mut found: Vec<Option<Finding>> = mutants.iter().map(|_| None).collect();
+        for problem in &self.problems {
+            for &schedule in schedules {
+                let left: Vec<usize> = (0..mutants.len()).filter(|number| found[*number].is_none()).collect();
+                let kernels: Vec<&ptx::Kernel> = left.iter().map(|number| &mutants[*number].kernel).collect();
+                let outcomes = problem.examine_mutants(&kernels, schedule);
+                left.into_iter().zip(outcomes).for_each(|(number, outcome)| found[number] = outcome.err());
+            }
+        }
+        found
     }
 
     /// Equivalents that this way's kernel does not have: the list is for another kernel.
@@ -123,10 +136,10 @@ impl Trial {
             .collect()
     }
 
-    fn verdict(&self, mutant: &Mutant, schedules: &[Schedule]) -> Verdict {
+    fn verdict(&self, mutant: &Mutant, finding: Option<Finding>) -> Verdict {
         let named = |excuse: &Excuse| excuse.is(mutant) && excuse.which.contains(&mutant.nth);
         let known = equivalents::of(self.way.name).find(|(excuse, _)| named(excuse)).map(|(_, reason)| reason);
-        match (self.examine(mutant, schedules), known) {
+        match (finding, known) {
             (Some(finding), known) => Verdict::Caught(finding, known),
             (None, Some(reason)) => Verdict::Equivalent(reason),
             (None, None) => Verdict::Missed,
@@ -183,29 +196,47 @@ impl Problem {
         self.launches.iter().map(|(kernel, _)| kernel).find(|kernel| kernel.name.starts_with(PRODUCTS))
     }
 
-    fn examine(&self, products: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {
+    /// The launches with one kernel as the kernel of products, and the place of the first such launch.
+    fn sequence<'k>(&'k self, products: &'k ptx::Kernel) -> (Vec<(&'k ptx::Kernel, &'k Invocation)>, usize) {
         let broken = |kernel: &ptx::Kernel| kernel.name.starts_with(PRODUCTS);
-        let sequence: Vec<(&ptx::Kernel, &Invocation)> = self
-            .launches
-            .iter()
-            .map(|(kernel, launch)| (if broken(kernel) { products } else { kernel }, launch))
-            .collect();
-        let first = self.launches.iter().position(|(kernel, _)| broken(kernel)).unwrap_or(0);
+        let replaced = |kernel| if broken(kernel) { products } else { kernel };
+        let sequence = self.launches.iter().map(|(kernel, launch)| (replaced(kernel), launch)).collect();
+        (sequence, self.launches.iter().position(|(kernel, _)| broken(kernel)).unwrap_or(0))
+    }
+
+    /// Whether a device holds what it should.
+    fn verify(&self, gpu: &Gpu, schedule: Schedule) -> Result<(), Finding> {
+        for (group, (result, expected)) in self.results.iter().zip(&self.expected).enumerate() {
+            let what = match gpu.download(*result) {
+                Ok(found) if found == expected => continue,
+                Ok(_) => format!("the result of group {group} is another"),
+                Err(first) => format!("byte {first} of the result of group {group} was not written"),
+            };
+            return Err(Finding::WrongResult { schedule, what });
+        }
+        Ok(())
+    }
+
+    fn examine(&self, products: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        let (sequence, first) = self.sequence(products);
         let mut profile = Profile::default();
         for &schedule in schedules {
             let mut gpu = self.gpu.clone();
             let mut profiles = gpu.run_sequence(&sequence, schedule).map_err(Finding::Fault)?;
-            for (group, (result, expected)) in self.results.iter().zip(&self.expected).enumerate() {
-                let what = match gpu.download(*result) {
-                    Ok(found) if found == expected => continue,
-                    Ok(_) => format!("the result of group {group} is another"),
-                    Err(first) => format!("byte {first} of the result of group {group} was not written"),
-                };
-                return Err(Finding::WrongResult { schedule, what });
-            }
+            self.verify(&gpu, schedule)?;
             profile = profiles.swap_remove(first);
         }
         Ok(profile)
+    }
+
+    /// The same of mutants of the kernel of products, each under one schedule.
+    fn examine_mutants(&self, mutants: &[&ptx::Kernel], schedule: Schedule) -> Vec<Result<(), Finding>> {
+        let Some(original) = self.products() else { return Vec::new() };
+        let (sequence, _) = self.sequence(original);
+        self.gpu.run_mutants(&sequence, (original, mutants), schedule, |run| {
+            let (gpu, _) = run.map_err(Finding::Fault)?;
+            self.verify(gpu, schedule)
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use op::Output;
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
-use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Rules, Schedule, explore};
+use sim::{Arg, Buffer, Finding, Gpu, Invocation, Limits, Rules, Schedule, explore, explore_mutants};
 
 /// Instructions after which a run is given up: many times what the kernels take.
 const MOST_INSTRUCTIONS: u64 = 2_000_000;
@@ -665,11 +665,20 @@ fn those_mutants_are_caught(trials: &[Trial], which: fn(&Mutant) -> bool) {
     let schedules = Schedule::several(2);
     let broken: Vec<Mutant> = mutants(&trials[0].kernel).into_iter().filter(which).collect();
     assert!(broken.len() > 8, "{}", broken.len());
-    let missed: Vec<Mutant> = broken
-        .into_par_iter()
-        .filter(|mutant| trials.iter().all(|trial| trial.examine(&mutant.kernel, &schedules).is_ok()))
-        .collect();
-    assert!(missed.is_empty(), "{}", missed.iter().map(|mutant| &mutant.name[..]).collect::<Vec<_>>().join("\n"));
+    let missed = |broken: &[Mutant]| {
+        let mut left: Vec<&Mutant> = broken.iter().collect();
+        for trial in trials {
+            let kernels: Vec<&Kernel> = left.iter().map(|mutant| &mutant.kernel).collect();
+            let prepare = || (trial.gpu.clone(), trial.launch.clone());
+            let mut found =
+                explore_mutants((&trials[0].kernel, &kernels), &schedules, prepare, &trial.verify).into_iter();
+            left.retain(|_| found.next().is_some_and(|found| found.is_ok()));
+        }
+        left.into_iter().map(|mutant| mutant.name.clone()).collect::<Vec<String>>()
+    };
+    let share = broken.len().div_ceil(2 * rayon::current_num_threads());
+    let missed: Vec<String> = broken.par_chunks(share).flat_map_iter(missed).collect();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
 #[test]
