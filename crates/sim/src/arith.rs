@@ -1,4 +1,5 @@
-//! Arithmetic on the bits of one lane, type by type.
+//! Arithmetic on the bits of one lane, type by type; and of all lanes at once, where what kernels do most is written out for words of
+//! 32 bits, so that the choice is made once for all lanes and the compiler can take several at a time.
 //!
 //! Rounding follows PTX: floats to nearest even, fused where the instruction says so. The approximate functions (ex2, rcp,
 //! tanh) give the correctly rounded value, from which hardware may differ by its documented error. Division by zero gives all
@@ -9,7 +10,7 @@ use half::{bf16, f16};
 use ptx::instr::{BinaryOp, Rounding, TernaryOp, UnaryOp};
 use ptx::{Comparison, DataType};
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, Words, mask_of, wide};
 
 fn float(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
@@ -66,10 +67,15 @@ fn larger(a: f64, b: f64) -> f64 {
 
 /// One value in, one out, in every lane.
 pub(crate) fn unary_lanes(op: UnaryOp, ty: DataType, a: &Lanes) -> Lanes {
+    a.map(|a| unary(op, ty, a))
+}
+
+/// The same for words.
+pub(crate) fn unary_words(op: UnaryOp, ty: DataType, a: &Words) -> Words {
     match op {
         UnaryOp::Move => *a,
         UnaryOp::Not => a.map(|a| !a),
-        _ => a.map(|a| unary(op, ty, a)),
+        _ => a.map(|a| unary(op, ty, a.into()) as u32),
     }
 }
 
@@ -101,38 +107,53 @@ fn flushed(value: f32) -> f32 {
     if value.is_subnormal() { 0f32.copysign(value) } else { value }
 }
 
-/// Two values in, one out, in every lane. What kernels do most is written out, so that the choice is made once for all lanes.
+/// Two values in, one out, in every lane.
 pub(crate) fn binary_lanes(op: BinaryOp, ty: DataType, a: &Lanes, b: &Lanes) -> Lanes {
-    let bits_of = width(ty);
+    match (op, ty) {
+        (BinaryOp::Add, DataType::U64) => std::array::from_fn(|lane| a[lane].wrapping_add(b[lane])),
+        _ => std::array::from_fn(|lane| binary(op, ty, a[lane], b[lane])),
+    }
+}
+
+/// The same for words.
+pub(crate) fn binary_words(op: BinaryOp, ty: DataType, a: &Words, b: &Words) -> Words {
     match (op, ty) {
         (BinaryOp::And, _) => each(a, b, |a, b| a & b),
         (BinaryOp::Or, _) => each(a, b, |a, b| a | b),
         (BinaryOp::Xor, _) => each(a, b, |a, b| a ^ b),
-        (BinaryOp::Add, DataType::F32) => each(a, b, |a, b| bits(float(a) + float(b))),
-        (BinaryOp::Mul, DataType::F32) => each(a, b, |a, b| bits(float(a) * float(b))),
-        (_, DataType::F32) => each(a, b, |a, b| binary(op, ty, a, b)),
+        (BinaryOp::Add, DataType::F32) => each(a, b, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
+        (BinaryOp::Mul, DataType::F32) => each(a, b, |a, b| (f32::from_bits(a) * f32::from_bits(b)).to_bits()),
         (BinaryOp::Mul, DataType::F16x2) => multiply_pairs(a, b),
-        (_, ty) if is_half(ty) => each(a, b, |a, b| binary(op, ty, a, b)),
-        (BinaryOp::Add, _) => each(a, b, u64::wrapping_add),
-        (BinaryOp::Sub, _) => each(a, b, u64::wrapping_sub),
-        (BinaryOp::Mul, _) => each(a, b, u64::wrapping_mul),
-        (BinaryOp::Shl, _) => each(a, b, |a, b| if (b as u32) < bits_of { a << (b & 63) } else { 0 }),
-        (BinaryOp::Shr, ty) if ty != DataType::S32 => {
-            each(a, b, |a, b| if (b as u32) < bits_of { a >> (b & 63) } else { 0 })
-        }
-        (_, ty) => each(a, b, |a, b| integer(op, ty, a, b)),
+        (BinaryOp::Add, DataType::U32 | DataType::S32) => each(a, b, u32::wrapping_add),
+        (BinaryOp::Sub, DataType::U32 | DataType::S32) => each(a, b, u32::wrapping_sub),
+        (BinaryOp::Mul, DataType::U32 | DataType::S32) => each(a, b, u32::wrapping_mul),
+        (BinaryOp::Shl, DataType::U32 | DataType::S32) => shift(a, b, |a, by| a << by),
+        (BinaryOp::Shr, DataType::U32) => shift(a, b, |a, by| a >> by),
+        _ => each(a, b, |a, b| binary(op, ty, a.into(), b.into()) as u32),
     }
 }
 
-/// A function of two values, lane by lane.
-fn each(a: &Lanes, b: &Lanes, f: impl Fn(u64, u64) -> u64) -> Lanes {
+/// A function of two words, lane by lane.
+fn each(a: &Words, b: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
+/// Shifts by less than the width, mostly in all lanes alike; zero for others.
+fn shift(a: &Words, by: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
+    let first = by[0];
+    if first < 32 && by.iter().fold(true, |all, by| all & (*by == first)) {
+        return a.map(|a| f(a, first));
+    }
+    each(a, by, |a, by| if by < 32 { f(a, by) } else { 0 })
+}
+
 /// Products of pairs of halves: exact in f32, so rounded once, and converted all at a time.
-fn multiply_pairs(a: &Lanes, b: &Lanes) -> Lanes {
-    let widened = |words: &Lanes| {
-        let halves: [f16; 64] = std::array::from_fn(|i| f16::from_bits((words[i / 2] >> (16 * (i % 2))) as u16));
+fn multiply_pairs(a: &Words, b: &Words) -> Words {
+    let widened = |words: &Words| {
+        let mut halves = [f16::ZERO; 64];
+        for (pair, word) in halves.as_chunks_mut().0.iter_mut().zip(words) {
+            *pair = [f16::from_bits(*word as u16), f16::from_bits((*word >> 16) as u16)];
+        }
         let mut wide = [0f32; 64];
         halves.convert_to_f32_slice(&mut wide);
         wide
@@ -141,9 +162,11 @@ fn multiply_pairs(a: &Lanes, b: &Lanes) -> Lanes {
     a.iter_mut().zip(b).for_each(|(a, b)| *a *= b);
     let mut products = [f16::ZERO; 64];
     products.convert_from_f32_slice(&a);
-    std::array::from_fn(|lane| {
-        u64::from(products[2 * lane].to_bits()) | u64::from(products[2 * lane + 1].to_bits()) << 16
-    })
+    let mut words = [0; 32];
+    for (word, [low, high]) in words.iter_mut().zip(products.as_chunks().0) {
+        *word = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+    }
+    words
 }
 
 /// Two values in, one out.
@@ -210,28 +233,36 @@ fn integer(op: BinaryOp, ty: DataType, a: u64, b: u64) -> u64 {
 
 /// Three values in, one out, in every lane.
 pub(crate) fn ternary_lanes(op: TernaryOp, ty: DataType, [a, b, c]: [&Lanes; 3]) -> Lanes {
+    std::array::from_fn(|lane| ternary(op, ty, [a[lane], b[lane], c[lane]]))
+}
+
+/// The same for words.
+pub(crate) fn ternary_words(op: TernaryOp, ty: DataType, [a, b, c]: [&Words; 3]) -> Words {
     match op {
         TernaryOp::MulAdd => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane])),
-        TernaryOp::Lop3(table) => {
-            let mut words = [0; 32];
-            for row in (0..8).filter(|row| table >> row & 1 == 1) {
-                let [x, y, z] = [2, 1, 0].map(|bit| if row >> bit & 1 == 1 { 0 } else { u64::MAX });
-                for (lane, word) in words.iter_mut().enumerate() {
-                    *word |= (a[lane] ^ x) & (b[lane] ^ y) & (c[lane] ^ z);
-                }
-            }
-            words
-        }
-        TernaryOp::Permute if c.iter().all(|selector| *selector == c[0] && selector & 0x8888 == 0) => {
+        TernaryOp::Lop3(table) => lop3(table, [a, b, c]),
+        TernaryOp::Permute if c.iter().fold(true, |all, by| all & (*by == c[0])) && c[0] & 0x8888 == 0 => {
             let from = [0, 1, 2, 3].map(|at| 8 * (c[0] >> (4 * at) & 7));
             each(a, b, |a, b| {
-                let bytes = b << 32 | a;
-                let [w, x, y, z] = from.map(|from| bytes >> from & 0xff);
+                let bytes = u64::from(b) << 32 | u64::from(a);
+                let [w, x, y, z] = from.map(|from| (bytes >> from) as u32 & 0xff);
                 w | x << 8 | y << 16 | z << 24
             })
         }
-        _ => std::array::from_fn(|lane| ternary(op, ty, [a[lane], b[lane], c[lane]])),
+        _ => std::array::from_fn(|lane| ternary(op, ty, [a[lane], b[lane], c[lane]].map(u64::from)) as u32),
     }
+}
+
+/// A bitwise function of three words by its table: the bits of every row that says one.
+fn lop3(table: u8, [a, b, c]: [&Words; 3]) -> Words {
+    let mut words = [0; 32];
+    for row in (0..8).filter(|row| table >> row & 1 == 1) {
+        let [x, y, z] = [2, 1, 0].map(|bit| if row >> bit & 1 == 1 { 0 } else { u32::MAX });
+        for (lane, word) in words.iter_mut().enumerate() {
+            *word |= (a[lane] ^ x) & (b[lane] ^ y) & (c[lane] ^ z);
+        }
+    }
+    words
 }
 
 /// Three values in, one out.
@@ -244,7 +275,8 @@ fn ternary(op: TernaryOp, ty: DataType, [a, b, c]: [u64; 3]) -> u64 {
         TernaryOp::FunnelLeft => ((b << 32 | a) << (c & 31)) >> 32,
         TernaryOp::FunnelRight => (b << 32 | a) >> (c & 31) & 0xffff_ffff,
         TernaryOp::BitExtract => bit_extract(ty, a, b, c),
-        TernaryOp::MulAdd | TernaryOp::Lop3(_) => ternary_lanes(op, ty, [&[a; 32], &[b; 32], &[c; 32]])[0],
+        TernaryOp::MulAdd => a.wrapping_mul(b).wrapping_add(c),
+        TernaryOp::Lop3(table) => lop3(table, [a, b, c].map(|word| [word as u32; 32]).each_ref())[0].into(),
     }
 }
 
@@ -268,18 +300,23 @@ fn bit_extract(ty: DataType, a: u64, start: u64, count: u64) -> u64 {
     (if negative { field - (1i128 << kept) } else { field }) as u64
 }
 
-/// Whether a relation holds, in every lane: one or zero.
-pub(crate) fn compare_lanes(cmp: Comparison, ty: DataType, a: &Lanes, b: &Lanes) -> Lanes {
-    if ty == DataType::F32 || ty == DataType::S32 || is_half(ty) {
-        return each(a, b, |a, b| compare(cmp, ty, a, b).into());
+/// The lanes in which a relation holds.
+pub(crate) fn compare_lanes(cmp: Comparison, ty: DataType, a: &Lanes, b: &Lanes) -> u32 {
+    mask_of(|lane| compare(cmp, ty, a[lane], b[lane]))
+}
+
+/// The same for words.
+pub(crate) fn compare_words(cmp: Comparison, ty: DataType, a: &Words, b: &Words) -> u32 {
+    if ty != DataType::U32 {
+        return compare_lanes(cmp, ty, &wide(a), &wide(b));
     }
     match cmp {
-        Comparison::Eq => each(a, b, |a, b| u64::from(a == b)),
-        Comparison::Ne => each(a, b, |a, b| u64::from(a != b)),
-        Comparison::Lt => each(a, b, |a, b| u64::from(a < b)),
-        Comparison::Le => each(a, b, |a, b| u64::from(a <= b)),
-        Comparison::Gt => each(a, b, |a, b| u64::from(a > b)),
-        Comparison::Ge => each(a, b, |a, b| u64::from(a >= b)),
+        Comparison::Eq => mask_of(|lane| a[lane] == b[lane]),
+        Comparison::Ne => mask_of(|lane| a[lane] != b[lane]),
+        Comparison::Lt => mask_of(|lane| a[lane] < b[lane]),
+        Comparison::Le => mask_of(|lane| a[lane] <= b[lane]),
+        Comparison::Gt => mask_of(|lane| a[lane] > b[lane]),
+        Comparison::Ge => mask_of(|lane| a[lane] >= b[lane]),
     }
 }
 
@@ -371,11 +408,55 @@ mod tests {
         let pair = |low: f32, high: f32| round_half(DataType::F16x2, low) | round_half(DataType::F16x2, high) << 16;
         let product = binary(BinaryOp::Mul, DataType::F16x2, pair(1.5, -2.0), pair(2.0, 0.25));
         assert_eq!(product, pair(3.0, -0.5));
-        let word = |seed: u64, lane: usize| (seed * 0x9e37_79b9 * (lane as u64 + 1)) & 0x7bff_7bff;
+        let word = |seed: u64, lane: usize| (seed * 0x9e37_79b9 * (lane as u64 + 1)) as u32 & 0x7bff_7bff;
         let (a, b) = (std::array::from_fn(|lane| word(3, lane)), std::array::from_fn(|lane| word(7, lane)));
-        let all = binary_lanes(BinaryOp::Mul, DataType::F16x2, &a, &b);
+        let all = wide(&binary_words(BinaryOp::Mul, DataType::F16x2, &a, &b));
+        let (a, b) = (wide(&a), wide(&b));
         (0..32).for_each(|lane| assert_eq!(all[lane], binary(BinaryOp::Mul, DataType::F16x2, a[lane], b[lane])));
     }
+
+    #[test]
+    fn words_are_computed_with_as_single_values_are() {
+        let word = |seed: u32| -> Words {
+            // Shift counts on both sides of the width, and all kinds of bits.
+            std::array::from_fn(|lane| if lane % 3 == 0 { lane as u32 * 5 } else { seed.rotate_left(lane as u32) })
+        };
+        let (a, b, c) = (word(0x9e37_79b9), word(0x85eb_ca6b), word(0xc2b2_ae35));
+        let same = [b, [7; 32], [40; 32]];
+        for ty in [DataType::U32, DataType::S32, DataType::F32, DataType::F16x2] {
+            for op in BINARY {
+                for b in &same {
+                    let one = |lane: usize| binary(op, ty, a[lane].into(), b[lane].into()) as u32;
+                    assert_eq!(binary_words(op, ty, &a, b), std::array::from_fn(one), "{op:?} {ty:?}");
+                }
+            }
+            for cmp in [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge] {
+                let one = |lane: usize| compare(cmp, ty, a[lane].into(), b[lane].into());
+                assert_eq!(compare_words(cmp, ty, &a, &b), mask_of(one), "{cmp:?} {ty:?}");
+            }
+        }
+        for op in [TernaryOp::MulAdd, TernaryOp::Permute, TernaryOp::FunnelLeft, TernaryOp::Lop3(0xca)] {
+            for c in [c, [0x5410; 32], [0x7632; 32]] {
+                let one = |lane: usize| ternary(op, DataType::U32, [a, b, c].map(|of| of[lane].into())) as u32;
+                assert_eq!(ternary_words(op, DataType::U32, [&a, &b, &c]), std::array::from_fn(one), "{op:?}");
+            }
+        }
+    }
+
+    const BINARY: [BinaryOp; 12] = [
+        BinaryOp::Add,
+        BinaryOp::Sub,
+        BinaryOp::Mul,
+        BinaryOp::MulHigh,
+        BinaryOp::Min,
+        BinaryOp::Max,
+        BinaryOp::And,
+        BinaryOp::Or,
+        BinaryOp::Xor,
+        BinaryOp::Shl,
+        BinaryOp::Shr,
+        BinaryOp::Div,
+    ];
 
     #[test]
     fn bit_fields_are_sign_extended_for_signed_types_only() {

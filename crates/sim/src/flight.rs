@@ -11,7 +11,7 @@ use ptx::descriptor::WgmmaDescriptor;
 use ptx::instr::MatrixElement;
 
 use crate::clock::Knowledge;
-use crate::lanes::Lanes;
+use crate::lanes::Words;
 use crate::race::{Piece, RecordId, Writers};
 use crate::tensor_core;
 use crate::tensor_memory::{BlockScaled, Halves, LANES};
@@ -149,7 +149,7 @@ pub(crate) struct Mma {
     pub(crate) element: MatrixElement,
     pub(crate) d: Vec<RegId>,
     /// Each warp's fragments, or a descriptor and whether the matrix is M-major.
-    pub(crate) fragments: Vec<[Lanes; 4]>,
+    pub(crate) fragments: Vec<[Words; 4]>,
     /// Lanes in which each fragment's register comes of what was never written.
     pub(crate) tainted: Vec<[u32; 4]>,
     pub(crate) a: Option<(WgmmaDescriptor, bool)>,

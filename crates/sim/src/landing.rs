@@ -154,7 +154,7 @@ impl Core<'_> {
             for (eight, d) in mma.d.chunks_exact(4).enumerate() {
                 let d: [RegId; 4] = [d[0], d[1], d[2], d[3]];
                 let mut sums = match mma.accumulate {
-                    true => mma::sums(d.map(|reg| warp.get(reg))),
+                    true => mma::sums(d.map(|reg| warp.words(reg)).each_ref()),
                     false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
                 mma::multiply(&mut sums, &a[16 * index..], &b[8 * eight..], [64, n]);

@@ -448,6 +448,7 @@ impl Core<'_> {
             }
         };
         warp.together = together;
+        together.into_iter().for_each(|pc| warp.stand(pc));
         if let Ok(stop @ Some(_)) = result {
             cluster.blocks[rank].warps[index] = Some(warp);
             return Ok((stop, wakes));
@@ -581,6 +582,11 @@ fn wakes(op: &Op) -> bool {
     }
 }
 
+/// Whether an instruction may ask where lanes are, or leave some where they are.
+fn may_stay(op: &Op) -> bool {
+    !matches!(op, Op::Arith(_) | Op::Memory(_) | Op::Control(Control::Label(_) | Control::Branch { uniform: false, .. }))
+}
+
 /// Whether an instruction changes nothing for others: a loop of these is no progress.
 fn looks_only(op: &Op) -> bool {
     matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
@@ -628,6 +634,9 @@ impl Exec<'_, '_> {
         };
         let (group, next) = (self.mask, self.pc + 1);
         let whole = group == self.warp.live;
+        if whole && may_stay(&instr.op) {
+            self.warp.stand(self.pc);
+        }
         if let Some(guard) = instr.guard {
             self.check_defined(guard.pred, group)?;
             if self.warp.tainted(guard.pred) & group != 0 {
@@ -637,7 +646,9 @@ impl Exec<'_, '_> {
             self.mask &= if guard.negated { !holds } else { holds };
         }
         if self.mask == 0 {
-            self.go(group, next);
+            if !whole {
+                self.go(group, next);
+            }
             return Ok(Step { visible: false, wakes: false, together: whole.then_some(next) });
         }
         self.core.profile.count(&instr.op);
@@ -647,12 +658,19 @@ impl Exec<'_, '_> {
         if self.spread != 0 {
             self.taint_results();
         }
-        self.go(group & !acting, next);
-        match flow {
-            Flow::Next => self.go(acting, next),
-            Flow::Jump(target) => self.go(acting, target),
-            Flow::Wait(wait) => lanes(acting).for_each(|lane| self.warp.waits[lane] = wait),
-            Flow::Exit | Flow::Stay => {}
+        let together = match flow {
+            Flow::Next if whole => Some(next),
+            Flow::Jump(target) if whole && acting == group => Some(target),
+            _ => None,
+        };
+        if together.is_none() {
+            self.go(group & !acting, next);
+            match flow {
+                Flow::Next => self.go(acting, next),
+                Flow::Jump(target) => self.go(acting, target),
+                Flow::Wait(wait) => lanes(acting).for_each(|lane| self.warp.waits[lane] = wait),
+                Flow::Exit | Flow::Stay => {}
+            }
         }
         match flow {
             Flow::Wait(_) | Flow::Stay => self.core.profile.barrier_waits += 1,
@@ -662,11 +680,6 @@ impl Exec<'_, '_> {
         if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        let together = match flow {
-            Flow::Next if whole => Some(next),
-            Flow::Jump(target) if whole && acting == group => Some(target),
-            _ => None,
-        };
         Ok(Step { visible, wakes: wakes(&instr.op), together })
     }
 }

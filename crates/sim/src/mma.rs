@@ -5,7 +5,7 @@
 
 use ptx::instr::MatrixElement;
 
-use crate::lanes::Lanes;
+use crate::lanes::Words;
 use crate::tensor_core::widen;
 use crate::tensor_memory::{e2m1, ue4m3};
 
@@ -25,23 +25,23 @@ pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
 }
 
 /// Accumulators from the registers of a warp.
-pub(crate) fn sums(registers: [&Lanes; 4]) -> Sums {
+pub(crate) fn sums(registers: [&Words; 4]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
     for (register, values) in registers.into_iter().enumerate() {
         for (lane, bits) in values.iter().enumerate() {
             let (row, column) = place(lane, register);
-            sums[row][column] = f32::from_bits(*bits as u32);
+            sums[row][column] = f32::from_bits(*bits);
         }
     }
     sums
 }
 
 /// Accumulators as the registers of a warp.
-pub(crate) fn fragment(sums: &Sums) -> [Lanes; 4] {
+pub(crate) fn fragment(sums: &Sums) -> [Words; 4] {
     std::array::from_fn(|register| {
         std::array::from_fn(|lane| {
             let (row, column) = place(lane, register);
-            sums[row][column].to_bits().into()
+            sums[row][column].to_bits()
         })
     })
 }
@@ -62,7 +62,7 @@ pub(crate) fn multiply(sums: &mut Sums, a: &[f32], b: &[f32], strides: [usize; 2
 }
 
 /// The halves of a fragment's registers, each at its place, by k, then row: a register covers eight rows and eight of k.
-fn spread_halves<const R: usize, const N: usize>(element: MatrixElement, registers: [&Lanes; R]) -> [f32; N] {
+fn spread_halves<const R: usize, const N: usize>(element: MatrixElement, registers: [&Words; R]) -> [f32; N] {
     let (mut bits, rows) = ([0u16; N], N / DEPTH);
     for (register, values) in registers.into_iter().enumerate() {
         for (lane, word) in values.iter().enumerate() {
@@ -78,7 +78,7 @@ fn spread_halves<const R: usize, const N: usize>(element: MatrixElement, registe
 }
 
 /// 16 × 8 × 16 with 16-bit elements.
-pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Lanes; 4], b: [&Lanes; 2]) {
+pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Words; 4], b: [&Words; 2]) {
     let a: [f32; ROWS * DEPTH] = spread_halves(element, a);
     let b: [f32; COLUMNS * DEPTH] = spread_halves(element, b);
     multiply(sums, &a, &b, [ROWS, COLUMNS]);
@@ -86,7 +86,7 @@ pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Lane
 
 /// The codes of a fragment times their scales: a register covers eight rows and 32 of k, eight codes to a lane.
 fn spread_codes<const R: usize, const N: usize>(
-    registers: [&Lanes; R],
+    registers: [&Words; R],
     scale: impl Fn(usize, usize) -> f32,
 ) -> [f32; N] {
     let (mut values, rows) = ([0.0; N], N / SCALED_DEPTH);
@@ -107,11 +107,12 @@ fn spread_codes<const R: usize, const N: usize>(
 /// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give them.
 pub(crate) fn multiply_scaled(
     sums: &mut Sums,
-    a: [&Lanes; 4],
-    b: [&Lanes; 2],
-    [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Lanes, u32); 2],
+    a: [&Words; 4],
+    b: [&Words; 2],
+    [(scales_a, lanes_a), (scales_b, lane_b)]: &[(Words, u32); 2],
 ) {
-    let decode = |word: u64, block: usize| ue4m3((word >> (8 * block)) as u8);
+    let (lanes_a, lane_b) = (*lanes_a, *lane_b);
+    let decode = |word: u32, block: usize| ue4m3((word >> (8 * block)) as u8);
     let a: [f32; ROWS * SCALED_DEPTH] =
         spread_codes(a, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
     let b: [f32; COLUMNS * SCALED_DEPTH] =
@@ -124,9 +125,9 @@ mod tests {
     use super::*;
 
     /// A register per lane, from the element at each place.
-    fn halves<const R: usize>(value: impl Fn(usize, usize) -> f32) -> [Lanes; R] {
+    fn halves<const R: usize>(value: impl Fn(usize, usize) -> f32) -> [Words; R] {
         let blocks = R / 2;
-        let bits = |x: f32| u64::from(half::f16::from_f32(x).to_bits());
+        let bits = |x: f32| u32::from(half::f16::from_f32(x).to_bits());
         let register = |r: usize, lane: usize| {
             let (row, k) = (lane / 4 + 8 * (r % blocks), 2 * (lane % 4) + 8 * (r / blocks));
             bits(value(row, k)) | bits(value(row, k + 1)) << 16
@@ -137,8 +138,8 @@ mod tests {
     #[test]
     fn a_single_one_picks_its_row_and_its_column() {
         // A has a one at (row 9, k 11) alone, so D's row 9 is B's elements at k 11.
-        let a: [Lanes; 4] = halves(|row, k| f32::from(u8::from((row, k) == (9, 11))));
-        let b: [Lanes; 2] = halves(|column, k| (column * 16 + k) as f32);
+        let a: [Words; 4] = halves(|row, k| f32::from(u8::from((row, k) == (9, 11))));
+        let b: [Words; 2] = halves(|column, k| (column * 16 + k) as f32);
         let mut found = [[0.5; COLUMNS]; ROWS];
         multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
         for (at, sum) in found.as_flattened().iter().copied().enumerate() {
@@ -169,11 +170,11 @@ mod tests {
         let (a, b) = ([[0x2222_2222; 32]; 4], [[0x2222_2222; 32]; 2]);
         let one = 0x38u64;
         let of_row = |row: usize| (one + 8 * (row as u64 % 4)) << 24;
-        let mut scales_a: Lanes = [0x7f7f_7f7f; 32];
+        let mut scales_a: Words = [0x7f7f_7f7f; 32];
         for row in 0..16 {
             scales_a[4 * (row % 8) + 2 + row / 8] = of_row(row);
         }
-        let mut scales_b: Lanes = [0x7f7f_7f7f; 32];
+        let mut scales_b: Words = [0x7f7f_7f7f; 32];
         for column in 0..8 {
             scales_b[4 * column + 3] = one * 0x0101_0101;
         }

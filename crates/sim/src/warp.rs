@@ -10,7 +10,7 @@ use ptx::{Bank, Operand, RegId};
 
 use crate::clock::{Cleared, Knowledge};
 use crate::flag::Publication;
-use crate::lanes::{FULL, Lanes, lanes};
+use crate::lanes::{self, FULL, Lanes, Words, lanes};
 use crate::program::{NewPlaces, Program, Storage};
 
 /// What a lane waits for.
@@ -38,23 +38,23 @@ pub(crate) enum Wait {
     Lanes { mask: u32 },
 }
 
-/// The values of an operand.
+/// The values of an operand of 32 bits.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives for one instruction, and a box would be an allocation per literal"
 )]
-pub(crate) enum Values<'a> {
-    Register(&'a Lanes),
-    Literal(Lanes),
+pub(crate) enum Operand32<'a> {
+    Register(&'a Words),
+    Literal(Words),
 }
 
-impl Deref for Values<'_> {
-    type Target = Lanes;
+impl Deref for Operand32<'_> {
+    type Target = Words;
 
-    fn deref(&self) -> &Lanes {
+    fn deref(&self) -> &Words {
         match self {
-            Values::Register(values) => values,
-            Values::Literal(values) => values,
+            Operand32::Register(values) => values,
+            Operand32::Literal(values) => values,
         }
     }
 }
@@ -70,24 +70,43 @@ pub(crate) enum Rest {
     Mixed,
 }
 
-/// A register bank's contents: values and, per register, the lanes in which it is defined, those in which its value comes of
-/// memory that was never written, and the instruction that read that.
-#[derive(Clone, Debug, Default)]
-struct Registers {
-    /// Lane by lane, place by place.
-    values: Vec<u64>,
+/// What is known of a bank's registers, by register.
+#[derive(Clone, Debug)]
+struct Marks {
+    /// The lanes in which it is defined.
     defined: Vec<u32>,
+    /// Those in which its value comes of memory that was never written, and the instruction that read that.
     tainted: Vec<u32>,
     origin: Vec<u32>,
 }
 
-impl Registers {
-    fn at(&self, place: usize) -> &Lanes {
-        &self.values.as_chunks().0[place]
+/// The values of registers, by place: a bit per lane of predicates, and as many bits as they have of the others.
+#[derive(Clone, Debug)]
+struct Values {
+    predicates: Vec<u32>,
+    halves: Vec<Words>,
+    words: Vec<Words>,
+    wides: Vec<Lanes>,
+}
+
+impl Values {
+    /// Room for so many places of each bank.
+    fn resize(&mut self, counts: [u32; 4]) {
+        let count = |bank: Bank| counts[bank.index()] as usize;
+        self.predicates.resize(count(Bank::Pred), 0);
+        self.halves.resize(count(Bank::B16), [0; 32]);
+        self.words.resize(count(Bank::B32), [0; 32]);
+        self.wides.resize(count(Bank::B64), [0; 32]);
     }
 
-    fn at_mut(&mut self, place: usize) -> &mut Lanes {
-        &mut self.values.as_chunks_mut().0[place]
+    /// Copies what is at one place of a bank to another.
+    fn copy(&mut self, bank: Bank, from: usize, to: usize) {
+        match bank {
+            Bank::Pred => self.predicates[to] = self.predicates[from],
+            Bank::B16 => self.halves[to] = self.halves[from],
+            Bank::B32 => self.words[to] = self.words[from],
+            Bank::B64 => self.wides[to] = self.wides[from],
+        }
     }
 }
 
@@ -151,6 +170,7 @@ pub(crate) struct Warp {
     pub(crate) index: usize,
     /// Slot of lane 0.
     pub(crate) slot: u32,
+    /// Where each lane is. During a turn in which all of them go on together, that is known to whoever has the turn, and not kept here.
     pub(crate) pc: [u32; 32],
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
@@ -158,7 +178,8 @@ pub(crate) struct Warp {
     pub(crate) together: Option<u32>,
     /// The instructions all of whose registers were seen to be defined in all lanes, one bit each: what is defined remains so.
     sound: Vec<u64>,
-    banks: [Registers; 4],
+    values: Values,
+    marks: [Marks; 4],
     storage: Rc<Storage>,
     /// Whether any register was ever tainted.
     pub(crate) taints: bool,
@@ -199,11 +220,10 @@ pub(crate) struct Warp {
 impl Warp {
     pub(crate) fn new(index: usize, slot: u32, program: &Program<'_>, known: Knowledge, budget: u32) -> Self {
         let (counts, storage) = (program.kernel.registers, program.storage.clone());
-        let bank = |bank: Bank| {
-            let (count, places) = (counts[bank.index()] as usize, storage.counts[bank.index()] as usize);
-            let none = vec![0; count];
-            Registers { values: vec![0; 32 * places], defined: none.clone(), tainted: none.clone(), origin: none }
-        };
+        let none = |bank: Bank| vec![0; counts[bank.index()] as usize];
+        let marks = |bank: Bank| Marks { defined: none(bank), tainted: none(bank), origin: none(bank) };
+        let mut values = Values { predicates: Vec::new(), halves: Vec::new(), words: Vec::new(), wides: Vec::new() };
+        values.resize(storage.counts);
         let words = counts[Bank::B32.index()] as usize;
         Warp {
             index,
@@ -213,7 +233,8 @@ impl Warp {
             live: FULL,
             together: None,
             sound: Vec::new(),
-            banks: Bank::ALL.map(bank),
+            values,
+            marks: Bank::ALL.map(marks),
             storage,
             taints: false,
             known,
@@ -247,20 +268,25 @@ impl Warp {
         self.storage = program.storage.clone();
         // It will be seen again.
         self.sound.clear();
-        for (at, bank) in self.banks.iter_mut().enumerate() {
-            let count = program.kernel.registers[at] as usize;
-            [&mut bank.defined, &mut bank.tainted, &mut bank.origin].into_iter().for_each(|of| of.resize(count, 0));
-            bank.origin.iter_mut().for_each(&stood);
-            bank.values.resize(32 * self.storage.counts[at] as usize, 0);
-            for &(place, before) in &places[at] {
+        self.values.resize(self.storage.counts);
+        for bank in Bank::ALL {
+            let (marks, count) = (&mut self.marks[bank.index()], program.kernel.registers[bank.index()] as usize);
+            [&mut marks.defined, &mut marks.tainted, &mut marks.origin].into_iter().for_each(|of| of.resize(count, 0));
+            marks.origin.iter_mut().for_each(&stood);
+            for &(place, before) in &places[bank.index()] {
                 if let Some(before) = before {
-                    *bank.at_mut(place as usize) = *bank.at(before as usize);
+                    self.values.copy(bank, before as usize, place as usize);
                 }
             }
         }
         let words = program.kernel.registers[Bank::B32.index()] as usize;
         self.owned.resize(words, Owned { number: 0, pc: 0, accumulator: false });
         self.used.resize(words, Use::Thread);
+    }
+
+    /// All lanes are at one instruction.
+    pub(crate) fn stand(&mut self, pc: u32) {
+        self.pc = [pc; 32];
     }
 
     /// Sums up what the lanes wait for.
@@ -306,34 +332,65 @@ impl Warp {
     }
 
     /// The values of a register.
-    pub(crate) fn get(&self, reg: RegId) -> &Lanes {
-        self.banks[reg.bank.index()].at(self.storage.place(reg))
+    pub(crate) fn get(&self, reg: RegId) -> Lanes {
+        let place = self.storage.place(reg);
+        match reg.bank {
+            Bank::Pred => lanes::spread(self.values.predicates[place]),
+            Bank::B16 => lanes::wide(&self.values.halves[place]),
+            Bank::B32 => lanes::wide(&self.values.words[place]),
+            Bank::B64 => self.values.wides[place],
+        }
     }
 
-    /// The same without a copy, where the operand is a register.
-    pub(crate) fn read(&self, operand: Operand) -> Values<'_> {
-        match operand {
-            Operand::Reg(reg) => Values::Register(self.get(reg)),
-            Operand::Imm(bits) => Values::Literal([bits; 32]),
+    /// The value of a register in one lane.
+    pub(crate) fn get_lane(&self, reg: RegId, lane: usize) -> u64 {
+        let place = self.storage.place(reg);
+        match reg.bank {
+            Bank::Pred => u64::from(self.values.predicates[place] >> lane & 1),
+            Bank::B16 => self.values.halves[place][lane].into(),
+            Bank::B32 => self.values.words[place][lane].into(),
+            Bank::B64 => self.values.wides[place][lane],
+        }
+    }
+
+    /// The low words of a register.
+    pub(crate) fn words(&self, reg: RegId) -> Words {
+        match reg.bank {
+            Bank::B32 => self.values.words[self.storage.place(reg)],
+            _ => lanes::narrow(&self.get(reg)),
         }
     }
 
     /// The value of an operand in every lane.
     pub(crate) fn value(&self, operand: Operand) -> Lanes {
         match operand {
-            Operand::Reg(reg) => *self.get(reg),
+            Operand::Reg(reg) => self.get(reg),
             Operand::Imm(bits) => [bits; 32],
+        }
+    }
+
+    /// The same without a copy, where it is of 32 bits.
+    pub(crate) fn read(&self, operand: Operand) -> Option<Operand32<'_>> {
+        match operand {
+            Operand::Reg(reg) if reg.bank == Bank::B32 => {
+                Some(Operand32::Register(&self.values.words[self.storage.place(reg)]))
+            }
+            Operand::Reg(_) => None,
+            Operand::Imm(bits) => Some(Operand32::Literal([u32::try_from(bits).ok()?; 32])),
         }
     }
 
     /// The lanes in which a predicate holds.
     pub(crate) fn holds(&self, pred: RegId) -> u32 {
-        self.get(pred).iter().rev().fold(0, |mask, value| mask << 1 | *value as u32 & 1)
+        match pred.bank {
+            Bank::Pred => self.values.predicates[self.storage.place(pred)],
+            _ => lanes::mask_of(|lane| self.get_lane(pred, lane) & 1 == 1),
+        }
     }
 
     /// Lanes of `mask` in which a register was never written.
     pub(crate) fn undefined(&self, reg: RegId, mask: u32) -> u32 {
-        mask & !self.banks[reg.bank.index()].defined[reg.index as usize]
+        mask & !self.marks[reg.bank.index()].defined[reg.index as usize]
     }
 
     /// Whether all registers that an instruction reads were seen to be defined in all lanes.
@@ -352,47 +409,66 @@ impl Warp {
 
     /// Replaces a register's value in the lanes of `mask`.
     pub(crate) fn set(&mut self, reg: RegId, mask: u32, values: &Lanes) {
-        let (bank, place) = (&mut self.banks[reg.bank.index()], self.storage.place(reg));
-        let (index, keep) = (reg.index as usize, bits_of(reg.bank));
-        let old = bank.at_mut(place);
-        if mask == FULL {
-            for (old, new) in old.iter_mut().zip(values) {
-                *old = new & keep;
+        let place = self.storage.place(reg);
+        match reg.bank {
+            Bank::Pred => return self.set_predicate(reg, mask, lanes::mask_of(|lane| values[lane] & 1 == 1)),
+            Bank::B16 => {
+                lanes::replace(&mut self.values.halves[place], mask, &values.map(|value| value as u32 & 0xffff));
             }
-        } else {
-            lanes(mask).for_each(|lane| old[lane] = values[lane] & keep);
+            Bank::B32 => return self.set_words(reg, mask, &lanes::narrow(values)),
+            Bank::B64 => lanes::replace(&mut self.values.wides[place], mask, values),
         }
-        bank.defined[index] |= mask;
-        bank.tainted[index] &= !mask;
-        if reg.bank == Bank::B32 {
-            self.used[index] = Use::Thread;
+        self.define(reg, mask);
+    }
+
+    /// The same for words.
+    pub(crate) fn set_words(&mut self, reg: RegId, mask: u32, words: &Words) {
+        if reg.bank != Bank::B32 {
+            return self.set(reg, mask, &lanes::wide(words));
         }
+        lanes::replace(&mut self.values.words[self.storage.place(reg)], mask, words);
+        self.define(reg, mask);
+        self.used[reg.index as usize] = Use::Thread;
+    }
+
+    /// The same for a predicate, given the lanes in which it holds.
+    pub(crate) fn set_predicate(&mut self, reg: RegId, mask: u32, holds: u32) {
+        if reg.bank != Bank::Pred {
+            return self.set(reg, mask, &lanes::spread(holds));
+        }
+        let old = &mut self.values.predicates[self.storage.place(reg)];
+        *old = *old & !mask | holds & mask;
+        self.define(reg, mask);
+    }
+
+    fn define(&mut self, reg: RegId, mask: u32) {
+        let (marks, index) = (&mut self.marks[reg.bank.index()], reg.index as usize);
+        marks.defined[index] |= mask;
+        marks.tainted[index] &= !mask;
     }
 
     /// Replaces a word register's value in all lanes, as the tensor cores do.
-    pub(crate) fn deposit(&mut self, reg: RegId, values: &Lanes) {
-        let (bank, place) = (&mut self.banks[reg.bank.index()], self.storage.place(reg));
-        *bank.at_mut(place) = *values;
-        bank.defined[reg.index as usize] = FULL;
-        bank.tainted[reg.index as usize] = 0;
+    pub(crate) fn deposit(&mut self, reg: RegId, words: &Words) {
+        self.values.words[self.storage.place(reg)] = *words;
+        self.define(reg, FULL);
     }
 
     /// Lanes in which a register's value comes of memory that was never written.
     pub(crate) fn tainted(&self, reg: RegId) -> u32 {
-        self.banks[reg.bank.index()].tainted[reg.index as usize]
+        self.marks[reg.bank.index()].tainted[reg.index as usize]
     }
 
     /// The instruction that read what was never written.
     pub(crate) fn origin(&self, reg: RegId) -> u32 {
-        self.banks[reg.bank.index()].origin[reg.index as usize]
+        self.marks[reg.bank.index()].origin[reg.index as usize]
     }
 
     /// A register's value in these lanes comes of memory that was never written, and that this instruction read.
     pub(crate) fn taint(&mut self, reg: RegId, mask: u32, origin: u32) {
         if mask != 0 {
-            let bank = &mut self.banks[reg.bank.index()];
-            bank.tainted[reg.index as usize] |= mask;
-            bank.origin[reg.index as usize] = origin;
+            let marks = &mut self.marks[reg.bank.index()];
+            marks.tainted[reg.index as usize] |= mask;
+            marks.origin[reg.index as usize] = origin;
             self.taints = true;
         }
     }
@@ -453,14 +529,5 @@ impl Warp {
         } else {
             self.learn(mask, |known| known.join(&all));
         }
-    }
-}
-
-fn bits_of(bank: Bank) -> u64 {
-    match bank {
-        Bank::Pred => 1,
-        Bank::B16 => 0xffff,
-        Bank::B32 => 0xffff_ffff,
-        Bank::B64 => u64::MAX,
     }
 }

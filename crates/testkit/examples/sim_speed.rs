@@ -1,5 +1,5 @@
-//! How long the simulator takes for a fixed suite of kernels, schedules and mutants: `sim_speed [--against PROGRAM] [--rounds N]`, or
-//! `sim_speed --outcomes`.
+//! How long the simulator takes for a fixed suite of kernels, schedules and mutants: `sim_speed [--against PROGRAM] [--rounds N]`,
+//! `sim_speed --only PART` (words that its name has), or `sim_speed --outcomes`.
 //!
 //! Prints seconds per part on one thread, by the clock that counts while the thread runs, and a digest of what came of each: profiles,
 //! results, and the whole text of every fault. Making kernels, problems and references does not count. With another build of this
@@ -208,9 +208,9 @@ fn call((name, request, (m, n, k)): Example, schedule: Schedule, found: &mut Out
     found.words.push(format!("{:?}", Dense::new(m, n, results.swap_remove(0), 1.0)));
 }
 
-/// Runs the suite, and prints each part's seconds and digest.
-fn measure() {
-    for (name, part) in PARTS {
+/// Runs the suite, or the parts with a name like this, and prints each one's seconds and digest.
+fn measure(only: &str) {
+    for (name, part) in PARTS.into_iter().filter(|(name, _)| name.contains(only)) {
         let Outcomes { words, seconds } = part();
         let mut hasher = DefaultHasher::new();
         words.hash(&mut hasher);
@@ -265,6 +265,6 @@ fn main() {
     } else if let Some(other) = after("--against") {
         compare(&args[0], other, after("--rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(3));
     } else {
-        measure();
+        measure(after("--only").map_or("", |only| &only[..]));
     }
 }

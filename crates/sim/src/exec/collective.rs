@@ -41,7 +41,7 @@ impl Exec<'_, '_> {
                     VoteMode::Any => holds != 0,
                     VoteMode::Uniform => holds == mask || holds == 0,
                 };
-                self.set(*dst, &[answer.into(); 32]);
+                self.warp.set_predicate(*dst, self.mask, if answer { FULL } else { 0 });
             }
             WarpOp::Ballot { dst, pred, .. } => {
                 let holds = self.warp.holds(*pred) & mask;
@@ -49,7 +49,7 @@ impl Exec<'_, '_> {
             }
             WarpOp::Elect { pred, .. } => {
                 let leader = self.core.chooser.elected(mask);
-                self.set(*pred, &std::array::from_fn(|lane| (lane == leader).into()));
+                self.warp.set_predicate(*pred, self.mask, 1 << leader);
             }
             WarpOp::Reduce { op, ty, dst, a, .. } => {
                 let a = self.warp.get(*a);
@@ -73,7 +73,7 @@ impl Exec<'_, '_> {
         lane: Operand,
         clamp: u32,
     ) -> Result<(), FaultKind> {
-        let (a_reg, a, by) = (a, *self.warp.get(a), self.warp.value(lane));
+        let (a_reg, a, by) = (a, self.warp.get(a), self.warp.value(lane));
         let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
         let source = |lane: usize| -> (usize, bool) {
             let (lane, by) = (lane as u32, by[lane] as u32 & 31);
@@ -155,15 +155,15 @@ impl Exec<'_, '_> {
                     *element = u16::from_le_bytes([pair[0], pair[1]]);
                 }
             }
-            let values: Lanes = std::array::from_fn(|lane| {
+            let values = std::array::from_fn(|lane| {
                 let (row, column) = (lane / 4, 2 * (lane % 4));
                 let [low, high] = match transpose {
                     false => [elements[row][column], elements[row][column + 1]],
                     true => [elements[column][row], elements[column + 1][row]],
                 };
-                u64::from(low) | u64::from(high) << 16
+                u32::from(low) | u32::from(high) << 16
             });
-            self.set(*dst, &values);
+            self.warp.set_words(*dst, self.mask, &values);
             self.taint_loaded(transpose, *dst, matrix);
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Exec<'_, '_> {
     fn store_matrix(&mut self, transpose: bool, srcs: &[RegId], addr: Address) -> Result<(), FaultKind> {
         let rows = self.rows(addr, srcs.len(), true)?;
         for (matrix, src) in rows.chunks_exact(8).zip(srcs) {
-            let (values, tainted) = (*self.warp.get(*src), self.warp.tainted(*src));
+            let (values, tainted) = (self.warp.words(*src), self.warp.tainted(*src));
             for (row, &offset) in matrix.iter().enumerate() {
                 let shared = &mut self.cluster.blocks[self.rank].shared;
                 for column in 0..8 {

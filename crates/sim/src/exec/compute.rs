@@ -7,7 +7,7 @@ use super::Exec;
 use crate::arith;
 use crate::error::FaultKind;
 use crate::invocation::Invocation;
-use crate::lanes::{Lanes, lanes};
+use crate::lanes::{self, FULL, Lanes, Words, lanes};
 use crate::memory::SharedMemory;
 
 impl Exec<'_, '_> {
@@ -15,59 +15,97 @@ impl Exec<'_, '_> {
         self.warp.set(dst, self.mask, values);
     }
 
+    fn set_words(&mut self, dst: RegId, words: &Words) {
+        self.warp.set_words(dst, self.mask, words);
+    }
+
+    fn set_predicate(&mut self, dst: RegId, holds: u32) {
+        self.warp.set_predicate(dst, self.mask, holds);
+    }
+
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
         let warp = &*self.warp;
         match *op {
-            Arith::Unary { op, ty, dst, a } => {
-                let values = arith::unary_lanes(op, ty, &warp.read(a));
-                self.set(dst, &values);
-            }
-            Arith::Binary { op, ty, dst, a, b } => {
-                let values = arith::binary_lanes(op, ty, &warp.read(a), &warp.read(b));
-                self.set(dst, &values);
-            }
-            Arith::Ternary { op, ty, dst, a, b, c } => {
-                let values = arith::ternary_lanes(op, ty, [&warp.read(a), &warp.read(b), &warp.read(c)]);
-                self.set(dst, &values);
-            }
+            Arith::Unary { op, ty, dst, a } => match warp.read(a) {
+                Some(a) if dst.bank == Bank::B32 => {
+                    let values = arith::unary_words(op, ty, &a);
+                    self.set_words(dst, &values);
+                }
+                _ => {
+                    let values = arith::unary_lanes(op, ty, &warp.value(a));
+                    self.set(dst, &values);
+                }
+            },
+            Arith::Binary { op, ty, dst, a, b } => match (warp.read(a), warp.read(b)) {
+                (Some(a), Some(b)) if dst.bank == Bank::B32 => {
+                    let values = arith::binary_words(op, ty, &a, &b);
+                    self.set_words(dst, &values);
+                }
+                _ => {
+                    let values = arith::binary_lanes(op, ty, &warp.value(a), &warp.value(b));
+                    self.set(dst, &values);
+                }
+            },
+            Arith::Ternary { op, ty, dst, a, b, c } => match (warp.read(a), warp.read(b), warp.read(c)) {
+                (Some(a), Some(b), Some(c)) if dst.bank == Bank::B32 => {
+                    let values = arith::ternary_words(op, ty, [&a, &b, &c]);
+                    self.set_words(dst, &values);
+                }
+                _ => {
+                    let values = arith::ternary_lanes(op, ty, [a, b, c].map(|of| warp.value(of)).each_ref());
+                    self.set(dst, &values);
+                }
+            },
             Arith::MulWide { dst, a, b, c } => {
-                let (a, b) = (warp.read(a), warp.read(b));
-                let c = warp.read(c.unwrap_or(Operand::Imm(0)));
+                let (a, b) = (warp.value(a), warp.value(b));
+                let c = warp.value(c.unwrap_or(Operand::Imm(0)));
                 let values = std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
                 self.set(dst, &values);
             }
             Arith::Compare { cmp, ty, dst, a, b } => {
-                let values = arith::compare_lanes(cmp, ty, &warp.read(a), &warp.read(b));
-                self.set(dst, &values);
+                let holds = match (warp.read(a), warp.read(b)) {
+                    (Some(a), Some(b)) => arith::compare_words(cmp, ty, &a, &b),
+                    _ => arith::compare_lanes(cmp, ty, &warp.value(a), &warp.value(b)),
+                };
+                self.set_predicate(dst, holds);
             }
             Arith::Select { dst, a, b, pred, .. } => {
-                let (a, b, pred) = (warp.read(a), warp.read(b), warp.get(pred));
-                let values = std::array::from_fn(|lane| if pred[lane] == 1 { a[lane] } else { b[lane] });
-                self.set(dst, &values);
+                let holds = warp.holds(pred);
+                match (warp.read(a), warp.read(b)) {
+                    (Some(a), Some(b)) => {
+                        let values = lanes::choose(holds, &a, &b);
+                        self.set_words(dst, &values);
+                    }
+                    _ => {
+                        let (mut values, a) = (warp.value(b), warp.value(a));
+                        lanes::replace(&mut values, holds, &a);
+                        self.set(dst, &values);
+                    }
+                }
             }
             Arith::Predicate { dst, op } => {
-                let values = self.predicate(op);
-                self.set(dst, &values);
+                let holds = self.predicate(op);
+                self.set_predicate(dst, holds);
             }
             Arith::Convert { to, from, rounding, dst, a } => {
                 let values = warp.get(a).map(|bits| arith::convert(to, from, rounding, bits));
                 self.set(dst, &values);
             }
             Arith::ConvertPair { to, dst, low, high } => {
-                let (low, high) = (warp.get(low), warp.get(high));
-                let half = |bits: u64| arith::round_half(to, f32::from_bits(bits as u32));
+                let (low, high) = (warp.words(low), warp.words(high));
+                let half = |bits: u32| arith::round_half(to, f32::from_bits(bits)) as u32;
                 let values = std::array::from_fn(|lane| half(low[lane]) | half(high[lane]) << 16);
-                self.set(dst, &values);
+                self.set_words(dst, &values);
             }
             Arith::Pack { dst, low, high } => {
                 let half = dst.bank.bits() / 2;
-                let (low, high) = (warp.read(low), warp.read(high));
+                let (low, high) = (warp.value(low), warp.value(high));
                 let keep = (1 << half) - 1;
                 let values = std::array::from_fn(|lane| low[lane] & keep | (high[lane] & keep) << half);
                 self.set(dst, &values);
             }
             Arith::Unpack { low, high, a } => {
-                let (half, a) = (a.bank.bits() / 2, *warp.get(a));
+                let (half, a) = (a.bank.bits() / 2, warp.get(a));
                 self.set(low, &a);
                 self.set(high, &a.map(|bits| bits >> half));
             }
@@ -88,7 +126,7 @@ impl Exec<'_, '_> {
                 self.set(dst, &[address.into(); 32]);
             }
             Arith::ToGlobal { dst, a } => {
-                let a = *warp.get(a);
+                let a = warp.get(a);
                 self.set(dst, &a);
             }
             Arith::MapShared { dst, a, rank } => self.map_shared(dst, a, rank)?,
@@ -97,19 +135,17 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn predicate(&self, op: PredicateOp) -> Lanes {
+    /// The lanes in which a function of predicates holds.
+    fn predicate(&self, op: PredicateOp) -> u32 {
+        let holds = |reg: RegId| self.warp.holds(reg);
         match op {
-            PredicateOp::Const(value) => [value.into(); 32],
-            PredicateOp::Move(a) => *self.warp.get(a),
-            PredicateOp::Not(a) => self.warp.get(a).map(|bit| bit ^ 1),
-            PredicateOp::Logic(op, a, b) => {
-                let (a, b) = (self.warp.get(a), self.warp.get(b));
-                std::array::from_fn(|lane| match op {
-                    LogicOp::And => a[lane] & b[lane],
-                    LogicOp::Or => a[lane] | b[lane],
-                    LogicOp::Xor => a[lane] ^ b[lane],
-                })
-            }
+            PredicateOp::Const(true) => FULL,
+            PredicateOp::Const(false) => 0,
+            PredicateOp::Move(a) => holds(a),
+            PredicateOp::Not(a) => !holds(a),
+            PredicateOp::Logic(LogicOp::And, a, b) => holds(a) & holds(b),
+            PredicateOp::Logic(LogicOp::Or, a, b) => holds(a) | holds(b),
+            PredicateOp::Logic(LogicOp::Xor, a, b) => holds(a) ^ holds(b),
         }
     }
 
@@ -122,7 +158,7 @@ impl Exec<'_, '_> {
     }
 
     fn param_word(&mut self, dst: RegId, at: RegId, offset: u32) -> Result<(), FaultKind> {
-        let (at, mut values) = (*self.warp.get(at), [0; 32]);
+        let (at, mut values) = (self.warp.get(at), [0; 32]);
         for lane in lanes(self.mask) {
             let address = at[lane].wrapping_add(offset.into());
             let word = self.core.launch.word_at(address).ok_or(FaultKind::BadOperand {
@@ -137,7 +173,7 @@ impl Exec<'_, '_> {
     }
 
     fn map_shared(&mut self, dst: RegId, a: RegId, rank: ptx::Operand) -> Result<(), FaultKind> {
-        let (a, rank) = (*self.warp.get(a), self.warp.value(rank));
+        let (a, rank) = (self.warp.get(a), self.warp.value(rank));
         let blocks = self.cluster.blocks.len() as u64;
         if let Some(lane) = lanes(self.mask).find(|&lane| rank[lane] >= blocks) {
             let (what, found) = ("the rank of a block in the cluster", rank[lane]);

@@ -164,7 +164,7 @@ impl<'k> Exec<'_, 'k> {
     }
 
     fn map(&self, map: RegId, lane: usize) -> Result<&'k TensorMap, FaultKind> {
-        let (address, launch): (u64, &'k Invocation) = (self.warp.get(map)[lane], self.core.launch);
+        let (address, launch): (u64, &'k Invocation) = (self.warp.get_lane(map, lane), self.core.launch);
         launch.map_at(address).ok_or(FaultKind::BadOperand {
             what: "the address of a tensor map",
             found: address,
@@ -195,7 +195,7 @@ impl<'k> Exec<'_, 'k> {
         lane: usize,
     ) -> Result<Vec<usize>, FaultKind> {
         let Some(mask) = multicast else { return Ok(vec![to.block]) };
-        let mask = self.warp.get(mask)[lane];
+        let mask = self.warp.get_lane(mask, lane);
         if mask >> self.cluster.blocks.len() != 0 || mask == 0 {
             let what = "the mask of a multicast";
             return Err(FaultKind::BadOperand { what, found: mask, wanted: "some of the blocks of the cluster" });
@@ -359,7 +359,7 @@ impl<'k> Exec<'_, 'k> {
             let bar = self.signalled(to.block, bar, None, false)?;
             let mut data = [0; 16];
             for (at, src) in srcs.iter().enumerate() {
-                let word = self.warp.get(*src)[lane] as u32;
+                let word = self.warp.get_lane(*src, lane) as u32;
                 data[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
             }
             let parts = vec![(to.offset, bytes, CopySource::Bytes(data))];

@@ -216,7 +216,7 @@ impl Exec<'_, '_> {
             };
             let mut data = [0u8; 32];
             for (src, to) in srcs.iter().zip(data.chunks_exact_mut(width as usize)) {
-                to.copy_from_slice(&self.warp.get(*src)[lane].to_le_bytes()[..width as usize]);
+                to.copy_from_slice(&self.warp.get_lane(*src, lane).to_le_bytes()[..width as usize]);
             }
             let data = &data[..total as usize];
             self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);

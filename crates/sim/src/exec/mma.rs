@@ -14,23 +14,24 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
-        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.get(reg)), b.map(|reg| self.warp.get(reg)));
-        let mut sums = mma::sums(d.map(|reg| self.warp.get(reg)));
+        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.words(reg)), b.map(|reg| self.warp.words(reg)));
+        let (fragment_a, fragment_b) = (fragment_a.each_ref(), fragment_b.each_ref());
+        let mut sums = mma::sums(d.map(|reg| self.warp.words(reg)).each_ref());
         let depth = match op {
             Mma::Half { element, .. } => {
                 mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b);
                 mma::DEPTH
             }
             Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
-                let scales = [(self.warp.get(*scale_a), *lanes_a), (self.warp.get(*scale_b), *lane_b)];
-                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, scales);
+                let scales = [(self.warp.words(*scale_a), *lanes_a), (self.warp.words(*scale_b), *lane_b)];
+                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, &scales);
                 mma::SCALED_DEPTH
             }
         };
         let missing = self.missing(op);
         for (index, (reg, values)) in d.iter().zip(mma::fragment(&sums)).enumerate() {
             let before = self.warp.tainted(*reg);
-            self.warp.set(*reg, FULL, &values);
+            self.warp.set_words(*reg, FULL, &values);
             if let Some((rows, columns, origin)) = missing {
                 let tainted = (0..32).filter(|lane| {
                     let (row, column) = mma::place(*lane, index);

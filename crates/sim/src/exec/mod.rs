@@ -236,7 +236,7 @@ impl Exec<'_, '_> {
     /// The addresses of an operand, lane by lane.
     pub(crate) fn addresses(&self, address: Address) -> Lanes {
         let base = match address.base {
-            Base::Reg(reg) => *self.warp.get(reg),
+            Base::Reg(reg) => self.warp.get(reg),
             Base::SharedStart => [SharedMemory::address(self.rank, 0).into(); 32],
         };
         let wide = matches!(address.base, Base::Reg(reg) if reg.bank == Bank::B64);

@@ -275,12 +275,12 @@ impl Exec<'_, '_> {
         )?;
         for (column, reg) in (column..).zip(regs) {
             if way == STORES {
-                let values = *self.warp.get(*reg);
-                (0..32).for_each(|i| self.tensor_memory().put(lane + i, column, values[i as usize] as u32));
+                let values = self.warp.words(*reg);
+                (0..32).for_each(|i| self.tensor_memory().put(lane + i, column, values[i as usize]));
             } else {
                 let memory = self.tensor_memory();
-                let values = std::array::from_fn(|i| memory.get(lane + i as u32, column).into());
-                self.set(*reg, &values);
+                let values = std::array::from_fn(|i| memory.get(lane + i as u32, column));
+                self.warp.set_words(*reg, self.mask, &values);
                 self.warp.loading.push((*reg, self.pc));
             }
         }
@@ -303,7 +303,7 @@ impl Exec<'_, '_> {
     }
 
     fn tensor_descriptor(&self, reg: RegId, lane: usize) -> Result<WgmmaDescriptor, FaultKind> {
-        let bits = self.warp.get(reg)[lane];
+        let bits = self.warp.get_lane(reg, lane);
         let wrong = |_| FaultKind::BadOperand {
             what: "a tcgen05 matrix descriptor",
             found: bits,
@@ -373,7 +373,7 @@ impl Exec<'_, '_> {
     }
 
     fn copy_scales(&mut self, dst: RegId, src: RegId, group: CtaGroup, lane: usize) -> Result<(), FaultKind> {
-        let column = self.warp.get(dst)[lane] as u32 & 0xffff;
+        let column = self.warp.get_lane(dst, lane) as u32 & 0xffff;
         let pieces: Vec<u32> =
             tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
         let (_, record) = self.pipe(lane);
@@ -391,7 +391,7 @@ impl Exec<'_, '_> {
         let Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = op else { return Ok(()) };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
-        let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
+        let word = |reg: &RegId| self.warp.get_lane(*reg, lane) as u32;
         let bits = word(shape);
         let decoded = BlockScaledShape::decode(bits).ok();
         if decoded.is_some_and(|shape| shape.m < LANES * blocks) {
@@ -416,7 +416,7 @@ impl Exec<'_, '_> {
             b: self.tensor_descriptor(*b, lane)?,
             scale_a: word(scale_a) & 0xffff,
             scale_b: word(scale_b) & 0xffff,
-            accumulate: self.warp.get(*accumulate)[lane] == 1,
+            accumulate: self.warp.get_lane(*accumulate, lane) == 1,
         };
         let (slot, record) = self.pipe(lane);
         let pieces = Pieces::of(&mma.a, &mma.b, mma.n / blocks);
@@ -432,7 +432,7 @@ impl Exec<'_, '_> {
         let Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector } = op else { return Ok(()) };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
-        let word = |reg: &RegId| self.warp.get(*reg)[lane] as u32;
+        let word = |reg: &RegId| self.warp.get_lane(*reg, lane) as u32;
         let bits = word(shape);
         let Some(shape) = HalvesShape::decode(bits).ok().filter(|shape| shape.m == LANES * blocks) else {
             let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
@@ -444,7 +444,7 @@ impl Exec<'_, '_> {
             n: shape.n,
             a: self.tensor_descriptor(*a, lane)?,
             b: self.tensor_descriptor(*b, lane)?,
-            accumulate: self.warp.get(*accumulate)[lane] == 1,
+            accumulate: self.warp.get_lane(*accumulate, lane) == 1,
             element: if shape.bf16 { MatrixElement::Bf16 } else { MatrixElement::F16 },
         };
         let (slot, record) = self.pipe(lane);

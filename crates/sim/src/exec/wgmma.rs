@@ -7,7 +7,7 @@ use ptx::{Operand, RegId};
 use super::{Exec, Flow};
 use crate::error::FaultKind;
 use crate::flight::{Job, Mma, Work};
-use crate::lanes::{FULL, Lanes};
+use crate::lanes::{FULL, Words};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId, Writers};
 use crate::tensor_core;
@@ -85,7 +85,7 @@ impl Exec<'_, '_> {
                 for reg in regs {
                     self.enter(*reg, Use::Fragment)?;
                 }
-                fragments = Some(regs.map(|reg| (*self.warp.get(reg), self.warp.tainted(reg))));
+                fragments = Some(regs.map(|reg| (self.warp.words(reg), self.warp.tainted(reg))));
                 regs.iter().filter(|reg| self.warp.tainted(**reg) != 0).for_each(|reg| {
                     let fault = self.core.uninitialised(self.warp.origin(*reg));
                     self.core.origins.entry(self.pc).or_insert(fault);
@@ -126,7 +126,7 @@ impl Exec<'_, '_> {
         op: &Wgmma,
         (a, b, accumulate): Operands,
         record: RecordId,
-        fragments: Option<[(Lanes, u32); 4]>,
+        fragments: Option<[(Words, u32); 4]>,
     ) -> Result<(), FaultKind> {
         let (group, part) = (self.warp.index / 4, self.warp.index % 4);
         self.warp.issued += 1;
