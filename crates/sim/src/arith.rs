@@ -430,7 +430,8 @@ mod tests {
                     assert_eq!(binary_words(op, ty, &a, b), std::array::from_fn(one), "{op:?} {ty:?}");
                 }
             }
-            for cmp in [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge] {
+            for cmp in [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge]
+            {
                 let one = |lane: usize| compare(cmp, ty, a[lane].into(), b[lane].into());
                 assert_eq!(compare_words(cmp, ty, &a, &b), mask_of(one), "{cmp:?} {ty:?}");
             }

@@ -73,7 +73,9 @@ pub(crate) struct Core<'k> {
 pub(crate) struct Cluster {
     pub(crate) index: u32,
     pub(crate) blocks: Vec<Block>,
-    pub(crate) jobs: Vec<Job>,
+    /// Work in flight, in the order in which it was issued; by reference, since any of it may be the next to be taken out.
+    #[expect(clippy::vec_box, reason = "those behind one that is taken out move up, and there can be a thousand")]
+    pub(crate) jobs: Vec<Box<Job>>,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) slots: u32,
 }

@@ -32,7 +32,7 @@ impl Core<'_> {
                 let part = |&(offset, bytes, _): &(u32, u32, u64)| &shared[offset as usize..(offset + bytes) as usize];
                 let data: Vec<u8> = copy.parts.iter().flat_map(part).copied().collect();
                 self.outstanding(cluster, block, warp, &copy, 0);
-                cluster.jobs.push(Job { block, warp, lanes, pc, work: Work::Writing(copy, data) });
+                cluster.jobs.push(Box::new(Job { block, warp, lanes, pc, work: Work::Writing(copy, data) }));
                 Ok(())
             }
             Work::Writing(copy, data) => {

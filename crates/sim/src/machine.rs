@@ -249,7 +249,7 @@ impl Core<'_> {
         let mut remembered = self.log.nobody();
         self.trace.shadows.iter().for_each(|shadow| shadow.remember(&mut remembered));
         for cluster in running {
-            cluster.jobs.iter().filter_map(Job::record).for_each(|id| remembered.keep(id));
+            cluster.jobs.iter().filter_map(|job| job.record()).for_each(|id| remembered.keep(id));
             for block in &cluster.blocks {
                 block.shared.shadow.remember(&mut remembered);
                 block.tensor.iter().for_each(|memory| memory.shadow.remember(&mut remembered));
@@ -382,7 +382,7 @@ impl Core<'_> {
         let job = cluster.jobs.remove(chosen);
         let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
         self.idle = 0;
-        self.complete(cluster, job).map_err(|kind| {
+        self.complete(cluster, *job).map_err(|kind| {
             let site = self.program.site(cluster.blocks[block].id, warp, lanes, pc);
             self.fault(kind, Some(site), Vec::new())
         })
@@ -584,7 +584,10 @@ fn wakes(op: &Op) -> bool {
 
 /// Whether an instruction may ask where lanes are, or leave some where they are.
 fn may_stay(op: &Op) -> bool {
-    !matches!(op, Op::Arith(_) | Op::Memory(_) | Op::Control(Control::Label(_) | Control::Branch { uniform: false, .. }))
+    !matches!(
+        op,
+        Op::Arith(_) | Op::Memory(_) | Op::Control(Control::Label(_) | Control::Branch { uniform: false, .. })
+    )
 }
 
 /// Whether an instruction changes nothing for others: a loop of these is no progress.

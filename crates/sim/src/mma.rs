@@ -109,9 +109,8 @@ pub(crate) fn multiply_scaled(
     sums: &mut Sums,
     a: [&Words; 4],
     b: [&Words; 2],
-    [(scales_a, lanes_a), (scales_b, lane_b)]: &[(Words, u32); 2],
+    [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Words, u32); 2],
 ) {
-    let (lanes_a, lane_b) = (*lanes_a, *lane_b);
     let decode = |word: u32, block: usize| ue4m3((word >> (8 * block)) as u8);
     let a: [f32; ROWS * SCALED_DEPTH] =
         spread_codes(a, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
@@ -168,8 +167,8 @@ mod tests {
     fn block_scales_come_from_the_lanes_that_give_them() {
         // Ones everywhere, of which A's row r has scale 2^(r % 4) in block 3 and zero elsewhere, B's columns 1.
         let (a, b) = ([[0x2222_2222; 32]; 4], [[0x2222_2222; 32]; 2]);
-        let one = 0x38u64;
-        let of_row = |row: usize| (one + 8 * (row as u64 % 4)) << 24;
+        let one = 0x38u32;
+        let of_row = |row: usize| (one + 8 * (row as u32 % 4)) << 24;
         let mut scales_a: Words = [0x7f7f_7f7f; 32];
         for row in 0..16 {
             scales_a[4 * (row % 8) + 2 + row / 8] = of_row(row);

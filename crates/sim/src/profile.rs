@@ -78,8 +78,8 @@ impl Profile {
         let (mut turns, mut least) = (0, 0);
         let mut at = 0;
         while at < addresses.len() {
-            let first = addresses[at].0 / lanes_a_turn;
-            let end = addresses[at..].iter().position(|(lane, _)| lane / lanes_a_turn != first);
+            let next_turn = (addresses[at].0 / lanes_a_turn + 1) * lanes_a_turn;
+            let end = addresses[at..].iter().position(|(lane, _)| *lane >= next_turn);
             let group = &addresses[at..end.map_or(addresses.len(), |n| at + n)];
             let (most, distinct) = bank_load(group, bytes);
             turns += most;

@@ -7,6 +7,7 @@
 //! What an asynchronous operation touches is checked and remembered when it is *issued*; until its completion is known, its
 //! stamp is out of everyone's reach, so touching those bytes is a race at any time before.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use ptx::Scope;
@@ -596,6 +597,7 @@ impl Shadow {
     }
 
     /// A line that is being accessed.
+    #[inline]
     fn line_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Line {
         let page = pages[at / PAGE].get_or_insert_with(|| Rc::new([Line::default(); PAGE]));
         &mut Rc::make_mut(page)[at % PAGE]
@@ -630,35 +632,45 @@ impl Shadow {
         let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
         let mut noting = Noting { log, who, mark, strong, write, ordered, replaced, joined };
         let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
-        for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
-            let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
-            let whole = to - from == length;
+        let first = start >> shift;
+        if end <= (first + 1) << shift && first < self.lines {
+            // Nearly all are of one line.
+            return self.note_line(&mut noting, first, start..end);
+        }
+        for at in first..((end + length - 1) >> shift).min(self.lines) {
+            self.note_line(&mut noting, at, start.max(at << shift)..end.min((at + 1) << shift))?;
+        }
+        Ok(())
+    }
+
+    /// Notes an access to bytes of one line.
+    fn note_line(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
+        let (shift, start) = (self.line_shift, at << self.line_shift);
+        let whole = bytes.len() == 1 << shift;
+        let line = Self::line_mut(&mut self.pages, at);
+        if !line.split && (whole || self.shift == shift) {
+            return noting.note(&mut line.whole, &mut self.crowds, start);
+        }
+        let first = if line.split { line.parts as usize - 1 } else { self.split(at) };
+        let behind = (bytes.end - start + (1 << self.shift) - 1) >> self.shift;
+        for part in (bytes.start - start) >> self.shift..behind {
+            noting.note(&mut self.units[first + part], &mut self.crowds, start + (part << self.shift))?;
+        }
+        if noting.write && whole && !noting.strong {
             let line = Self::line_mut(&mut self.pages, at);
-            if !line.split && (whole || self.shift == shift) {
-                noting.note(&mut line.whole, &mut self.crowds, at << shift)?;
-                continue;
-            }
-            let first = self.split(at);
-            for part in (from - (at << shift)) >> self.shift..(to - (at << shift)).div_ceil(1 << self.shift) {
-                let byte = (at << shift) + (part << self.shift);
-                noting.note(&mut self.units[first + part], &mut self.crowds, byte)?;
-            }
-            if write && whole && !strong {
-                let line = Self::line_mut(&mut self.pages, at);
-                (line.whole, line.split) = (self.units[first], false);
-            }
+            (line.whole, line.split) = (self.units[first], false);
         }
         Ok(())
     }
 
     /// What is remembered of each unit that some bytes are in.
     fn history(&self, start: usize, bytes: usize) -> impl Iterator<Item = &Unit> {
-        let units = start >> self.shift..(start + bytes).div_ceil(1 << self.shift);
-        let count = self.per_line();
+        let units = start >> self.shift..(start + bytes + (1 << self.shift) - 1) >> self.shift;
+        let (to_line, inside) = (self.line_shift - self.shift, self.per_line() - 1);
         units.filter_map(move |unit| {
-            let untouched = (unit / count < self.lines).then_some(&Unit::NONE);
-            let Some(line) = self.line(unit / count) else { return untouched };
-            Some(if line.split { &self.units[line.parts as usize - 1 + unit % count] } else { &line.whole })
+            let untouched = (unit >> to_line < self.lines).then_some(&Unit::NONE);
+            let Some(line) = self.line(unit >> to_line) else { return untouched };
+            Some(if line.split { &self.units[line.parts as usize - 1 + (unit & inside)] } else { &line.whole })
         })
     }
 

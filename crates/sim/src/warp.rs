@@ -3,7 +3,6 @@
 //! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again where
 //! their paths join. Lanes that wait let the others go on.
 
-use std::ops::Deref;
 use std::rc::Rc;
 
 use ptx::{Bank, Operand, RegId};
@@ -36,27 +35,6 @@ pub(crate) enum Wait {
     Tensor { columns: u32 },
     /// Other lanes of the warp to come here.
     Lanes { mask: u32 },
-}
-
-/// The values of an operand of 32 bits.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it lives for one instruction, and a box would be an allocation per literal"
-)]
-pub(crate) enum Operand32<'a> {
-    Register(&'a Words),
-    Literal(Words),
-}
-
-impl Deref for Operand32<'_> {
-    type Target = Words;
-
-    fn deref(&self) -> &Words {
-        match self {
-            Operand32::Register(values) => values,
-            Operand32::Literal(values) => values,
-        }
-    }
 }
 
 /// Whether a warp can go on, as far as its own lanes tell.
@@ -369,14 +347,15 @@ impl Warp {
         }
     }
 
-    /// The same without a copy, where it is of 32 bits.
-    pub(crate) fn read(&self, operand: Operand) -> Option<Operand32<'_>> {
+    /// The same where it is of 32 bits, without a copy of registers; a literal is put into `room`.
+    pub(crate) fn read<'w>(&'w self, operand: Operand, room: &'w mut Words) -> Option<&'w Words> {
         match operand {
-            Operand::Reg(reg) if reg.bank == Bank::B32 => {
-                Some(Operand32::Register(&self.values.words[self.storage.place(reg)]))
-            }
+            Operand::Reg(reg) if reg.bank == Bank::B32 => Some(&self.values.words[self.storage.place(reg)]),
             Operand::Reg(_) => None,
-            Operand::Imm(bits) => Some(Operand32::Literal([u32::try_from(bits).ok()?; 32])),
+            Operand::Imm(bits) => {
+                *room = [u32::try_from(bits).ok()?; 32];
+                Some(room)
+            }
         }
     }
 

@@ -5,7 +5,7 @@ mod problem;
 
 use ptx::instr::Tcgen05;
 use ptx::{Instr, Kernel, Op};
-use sim::{Fault, Gpu, Schedule, explore, explore_mutants, mutate};
+use sim::{Fault, Gpu, Schedule, explore_mutants, mutate};
 
 use problem::{kernel, prepare, product};
 

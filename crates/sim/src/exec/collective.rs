@@ -173,8 +173,8 @@ impl Exec<'_, '_> {
     fn taint_loaded(&mut self, transpose: bool, dst: RegId, matrix: &[usize]) {
         for (row, &offset) in matrix.iter().enumerate() {
             let span = SharedSpan { block: self.rank, offset: offset as u32 };
-            if let Some(fault) = self.unwritten(span, 16) {
-                self.core.origins.entry(self.pc).or_insert(fault);
+            if self.is_unwritten(span, 16) {
+                self.note_origin(|exec| exec.unwritten(span, 16));
                 let mask = if transpose { 0x1111_1111 << (row / 2) } else { 0xf << (4 * row) };
                 self.warp.taint(dst, mask, self.pc);
             }

@@ -24,11 +24,11 @@ impl Exec<'_, '_> {
     }
 
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
-        let warp = &*self.warp;
+        let (warp, [mut x, mut y, mut z]) = (&*self.warp, [[0; 32]; 3]);
         match *op {
-            Arith::Unary { op, ty, dst, a } => match warp.read(a) {
+            Arith::Unary { op, ty, dst, a } => match warp.read(a, &mut x) {
                 Some(a) if dst.bank == Bank::B32 => {
-                    let values = arith::unary_words(op, ty, &a);
+                    let values = arith::unary_words(op, ty, a);
                     self.set_words(dst, &values);
                 }
                 _ => {
@@ -36,9 +36,9 @@ impl Exec<'_, '_> {
                     self.set(dst, &values);
                 }
             },
-            Arith::Binary { op, ty, dst, a, b } => match (warp.read(a), warp.read(b)) {
+            Arith::Binary { op, ty, dst, a, b } => match (warp.read(a, &mut x), warp.read(b, &mut y)) {
                 (Some(a), Some(b)) if dst.bank == Bank::B32 => {
-                    let values = arith::binary_words(op, ty, &a, &b);
+                    let values = arith::binary_words(op, ty, a, b);
                     self.set_words(dst, &values);
                 }
                 _ => {
@@ -46,16 +46,18 @@ impl Exec<'_, '_> {
                     self.set(dst, &values);
                 }
             },
-            Arith::Ternary { op, ty, dst, a, b, c } => match (warp.read(a), warp.read(b), warp.read(c)) {
-                (Some(a), Some(b), Some(c)) if dst.bank == Bank::B32 => {
-                    let values = arith::ternary_words(op, ty, [&a, &b, &c]);
-                    self.set_words(dst, &values);
+            Arith::Ternary { op, ty, dst, a, b, c } => {
+                match (warp.read(a, &mut x), warp.read(b, &mut y), warp.read(c, &mut z)) {
+                    (Some(a), Some(b), Some(c)) if dst.bank == Bank::B32 => {
+                        let values = arith::ternary_words(op, ty, [a, b, c]);
+                        self.set_words(dst, &values);
+                    }
+                    _ => {
+                        let values = arith::ternary_lanes(op, ty, [a, b, c].map(|of| warp.value(of)).each_ref());
+                        self.set(dst, &values);
+                    }
                 }
-                _ => {
-                    let values = arith::ternary_lanes(op, ty, [a, b, c].map(|of| warp.value(of)).each_ref());
-                    self.set(dst, &values);
-                }
-            },
+            }
             Arith::MulWide { dst, a, b, c } => {
                 let (a, b) = (warp.value(a), warp.value(b));
                 let c = warp.value(c.unwrap_or(Operand::Imm(0)));
@@ -63,17 +65,17 @@ impl Exec<'_, '_> {
                 self.set(dst, &values);
             }
             Arith::Compare { cmp, ty, dst, a, b } => {
-                let holds = match (warp.read(a), warp.read(b)) {
-                    (Some(a), Some(b)) => arith::compare_words(cmp, ty, &a, &b),
+                let holds = match (warp.read(a, &mut x), warp.read(b, &mut y)) {
+                    (Some(a), Some(b)) => arith::compare_words(cmp, ty, a, b),
                     _ => arith::compare_lanes(cmp, ty, &warp.value(a), &warp.value(b)),
                 };
                 self.set_predicate(dst, holds);
             }
             Arith::Select { dst, a, b, pred, .. } => {
                 let holds = warp.holds(pred);
-                match (warp.read(a), warp.read(b)) {
+                match (warp.read(a, &mut x), warp.read(b, &mut y)) {
                     (Some(a), Some(b)) => {
-                        let values = lanes::choose(holds, &a, &b);
+                        let values = lanes::choose(holds, a, b);
                         self.set_words(dst, &values);
                     }
                     _ => {

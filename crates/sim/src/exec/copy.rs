@@ -118,7 +118,7 @@ impl<'k> Exec<'_, 'k> {
             self.warp.copies.flying.push((name, together, group));
             let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
             let work = Work::ByThreads(ByThreads { name, parts });
-            self.cluster.jobs.push(Job { block, warp, lanes: together, pc, work });
+            self.cluster.jobs.push(Box::new(Job { block, warp, lanes: together, pc, work }));
         }
         Ok(())
     }
@@ -288,7 +288,7 @@ impl<'k> Exec<'_, 'k> {
 
     fn launch(&mut self, lane: usize, work: Work) {
         let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
-        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work });
+        self.cluster.jobs.push(Box::new(Job { block, warp, lanes: 1 << lane, pc, work }));
     }
 
     fn bulk_load(

@@ -75,11 +75,11 @@ impl Exec<'_, '_> {
         let shared = &mut self.cluster.blocks[self.rank].shared;
         let start = u64::from(SharedMemory::address(self.rank, 0));
         let mut buffer = 0;
+        if !bytes.is_power_of_two() || lanes(self.mask).any(|lane| addresses[lane] & u64::from(bytes - 1) != 0) {
+            return None;
+        }
         for lane in lanes(self.mask) {
             let address = addresses[lane];
-            if !address.is_multiple_of(bytes.into()) {
-                return None;
-            }
             who.becomes(lane, self.warp.knowledge(lane));
             if global {
                 let span = self.core.note_global(&mut who, &mut buffer, (address, bytes.into()), write)?;
@@ -91,6 +91,15 @@ impl Exec<'_, '_> {
             }
         }
         Some(spots)
+    }
+
+    /// Whether some of the bytes from a place on were never written.
+    fn lacks(&self, spot: Spot, at: u32, bytes: u32) -> bool {
+        let (written, start) = match spot {
+            Spot::Global { buffer, offset, .. } => (&*self.core.memory.buffers[buffer].written, offset),
+            Spot::Shared(span) => (&self.cluster.blocks[span.block].shared.written, span.offset as usize),
+        };
+        written.missing(start + at as usize, bytes as usize).is_some()
     }
 
     /// What is wrong with reading some of the bytes from a place on, if they were never written.
@@ -151,18 +160,20 @@ impl Exec<'_, '_> {
         let plain = strong.is_none();
         let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
         for lane in lanes(self.mask) {
-            let spot = match spots {
+            let spot = match &spots {
                 Some(spots) => spots[lane],
                 None => self.touch(space, addresses[lane], total, false, lane, record)?,
             };
-            if let Some(fault) = self.unwritten_at(spot, 0, total) {
-                if strong.is_some() {
+            if self.lacks(spot, 0, total) {
+                if strong.is_some()
+                    && let Some(fault) = self.unwritten_at(spot, 0, total)
+                {
                     return Err(fault);
                 }
-                self.core.origins.entry(self.pc).or_insert(fault);
+                self.note_origin(|exec| exec.unwritten_at(spot, 0, total));
                 tainted.resize(dsts.len(), 0u32);
                 for (at, tainted) in (0..).step_by(width as usize).zip(&mut tainted) {
-                    *tainted |= u32::from(self.unwritten_at(spot, at, width).is_some()) << lane;
+                    *tainted |= u32::from(self.lacks(spot, at, width)) << lane;
                 }
             }
             if let (LoadOrder::ReadOnly | LoadOrder::Streaming, Spot::Global { buffer, offset, address }) =
@@ -178,8 +189,15 @@ impl Exec<'_, '_> {
                 None => None,
             };
             let bytes = seen.as_deref().unwrap_or_else(|| self.bytes(spot, total as usize));
-            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width as usize)) {
-                value[lane] = word(bytes);
+            match width {
+                4 => {
+                    let words = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+                    values.iter_mut().zip(words).for_each(|(value, word)| value[lane] = word.into());
+                }
+                _ => {
+                    let words = bytes.chunks_exact(width as usize).map(word);
+                    values.iter_mut().zip(words).for_each(|(value, word)| value[lane] = word);
+                }
             }
         }
         for (dst, values) in dsts.iter().zip(&values) {
@@ -210,13 +228,17 @@ impl Exec<'_, '_> {
         let plain = strong.is_none();
         let spots = if plain { self.touch_all(space, &addresses, total, true, record) } else { None };
         for lane in lanes(self.mask) {
-            let spot = match spots {
+            let spot = match &spots {
                 Some(spots) => spots[lane],
                 None => self.touch(space, addresses[lane], total, true, lane, record)?,
             };
             let mut data = [0u8; 32];
-            for (src, to) in srcs.iter().zip(data.chunks_exact_mut(width as usize)) {
-                to.copy_from_slice(&self.warp.get_lane(*src, lane).to_le_bytes()[..width as usize]);
+            for (at, src) in srcs.iter().enumerate() {
+                let (value, start) = (self.warp.get_lane(*src, lane).to_le_bytes(), at * width as usize);
+                match width {
+                    4 => data[start..start + 4].copy_from_slice(&value[..4]),
+                    _ => data[start..start + width as usize].copy_from_slice(&value[..width as usize]),
+                }
             }
             let data = &data[..total as usize];
             self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);

@@ -23,8 +23,8 @@ impl Exec<'_, '_> {
                 mma::DEPTH
             }
             Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
-                let scales = [(self.warp.words(*scale_a), *lanes_a), (self.warp.words(*scale_b), *lane_b)];
-                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, &scales);
+                let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| self.warp.words(reg));
+                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(&of_a, *lanes_a), (&of_b, *lane_b)]);
                 mma::SCALED_DEPTH
             }
         };

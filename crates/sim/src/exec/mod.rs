@@ -377,6 +377,21 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
+    /// Remembers what this instruction has read that was never written: the first time, in words.
+    pub(crate) fn note_origin(&mut self, fault: impl Fn(&Self) -> Option<FaultKind>) {
+        if !self.core.origins.contains_key(&self.pc)
+            && let Some(fault) = fault(self)
+        {
+            self.core.origins.insert(self.pc, fault);
+        }
+    }
+
+    /// Whether some bytes of shared memory were never written.
+    pub(crate) fn is_unwritten(&self, span: SharedSpan, bytes: u32) -> bool {
+        let written = &self.cluster.blocks[span.block].shared.written;
+        written.missing(span.offset as usize, bytes as usize).is_some()
+    }
+
     /// What is wrong with reading bytes of shared memory, if some of them were never written.
     pub(crate) fn unwritten(&self, span: SharedSpan, bytes: u32) -> Option<FaultKind> {
         let (block, start) = (&self.cluster.blocks[span.block], span.offset as usize);

@@ -337,7 +337,13 @@ impl Exec<'_, '_> {
             pipe.issued.extend(op.piece());
             pipe.queue.push_back(op);
         }
-        self.cluster.jobs.push(Job { block, warp, lanes: 1 << lane, pc, work: Work::Tensor { lane, touched } });
+        self.cluster.jobs.push(Box::new(Job {
+            block,
+            warp,
+            lanes: 1 << lane,
+            pc,
+            work: Work::Tensor { lane, touched },
+        }));
     }
 
     fn read_operand(&mut self, block: usize, pieces: &[u32], lane: usize, record: RecordId) -> Result<(), FaultKind> {

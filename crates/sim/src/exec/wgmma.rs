@@ -161,7 +161,7 @@ impl Exec<'_, '_> {
         (mma.ranges, mma.writers) = (ranges, writers);
         if complete {
             let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
-            self.cluster.jobs.push(Job { block, warp, lanes: FULL, pc, work: Work::Multiply { group } });
+            self.cluster.jobs.push(Box::new(Job { block, warp, lanes: FULL, pc, work: Work::Multiply { group } }));
         }
         Ok(())
     }
@@ -187,9 +187,9 @@ impl Exec<'_, '_> {
             if noted.is_none() {
                 self.touch_shared(span, bytes, false, None, record)?;
             }
-            if let Some(fault) = self.unwritten(span, bytes) {
+            if self.is_unwritten(span, bytes) {
                 // What was never written is in the results of its rows; that is for those to tell who use them.
-                self.core.origins.entry(self.pc).or_insert(fault);
+                self.note_origin(|exec| exec.unwritten(span, bytes));
             }
         }
         Ok(noted)
