@@ -10,11 +10,11 @@
 //! four samples cancels. A shape's figure is the median of its quartets, which a few disturbed ones do not move; the
 //! geomean's is the mean of its shapes'. Below zero is faster; speedup = exp(−d).
 //!
-//! **The interval** comes from a hierarchical bootstrap: processes are drawn with replacement, the same for all shapes
-//! because what a process is dealt (where its memory fell) it is dealt for all of them, then quartets within each. Its
-//! plain percentiles are too narrow where processes differ and are few: six of them, drawn from six, have 5/6 of the
+//! **The interval** comes from a bootstrap of processes: they are drawn with replacement, each with all of its quartets, the same for all
+//! shapes because what a process is dealt (where its memory fell) it is dealt for all of them. What quartets of a process differ by
+//! is in what processes differ by; to draw quartets too would count it twice, which on a noisy machine makes intervals half as wide again. Its plain percentiles are too narrow where processes differ and are few: six of them, drawn from six, have 5/6 of the
 //! variance, and percentiles know nothing of Student. So by default only the bootstrap's spread is used, estimate ±
-//! t(P − 1)·√(P/(P − 1))·spread, which errs on the wide side where processes are alike. [`super::calibration`] says what
+//! 1.1·t(P − 1)·√(P/(P − 1))·spread. [`super::calibration`] says what
 //! either is worth; [`Interval`] chooses.
 
 use fastrand::Rng;
@@ -107,6 +107,9 @@ pub enum Interval {
     Percentiles,
 }
 
+/// What the spread of medians of few processes is too small by: without it 96.3 to 97.1 % of shapes' intervals hold the truth where processes are alike and 97.5 % are promised.
+const SHORTFALL: f64 = 1.1;
+
 /// How sure to be, and how to find out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Method {
@@ -160,7 +163,7 @@ fn student(deviations: &[f64], alpha: f64, processes: usize) -> f64 {
     let (n, p) = (deviations.len() as f64, processes as f64);
     let mean = deviations.iter().sum::<f64>() / n;
     let variance = deviations.iter().map(|d| (d - mean) * (d - mean)).sum::<f64>() / (n - 1.0);
-    student_quantile(1.0 - alpha / 2.0, processes - 1) * (variance * p / (p - 1.0)).sqrt()
+    SHORTFALL * student_quantile(1.0 - alpha / 2.0, processes - 1) * (variance * p / (p - 1.0)).sqrt()
 }
 
 fn percentiles(deviations: &mut [f64], alpha: f64) -> f64 {
@@ -221,9 +224,7 @@ fn bootstrap(ranked: &[Ranked], processes: usize, a_process: usize, resamples: u
             counts.fill(0);
             for &process in &drawn {
                 let ranks = &shape.rank[process * a_process..][..a_process];
-                for _ in 0..a_process {
-                    counts[ranks[rng.usize(..a_process)] as usize] += 1;
-                }
+                ranks.iter().for_each(|&rank| counts[rank as usize] += 1);
             }
             let deviation = shape.median_of(&counts) - shape.median();
             deviations.push(deviation);
