@@ -12,6 +12,7 @@ mod memory;
 mod program;
 pub mod protocol;
 pub(crate) mod seal;
+pub(crate) mod turns;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,7 @@ pub use limits::Limits;
 pub use lot::{Lot, Poison, Tensors};
 pub use program::Program;
 pub use protocol::Job;
+pub use turns::Queued;
 
 /// What a contestant was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,6 +180,11 @@ pub trait Session {
     /// the caller: what it has not written when it said so it writes on the clock or not at all. Where the referee's own code has timed
     /// it on a device, that is what counts, and the caller's clock is the check.
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault>;
+
+    /// What the scheduler says of the run that it was let go for last. Not timed.
+    fn queued(&mut self) -> Option<Queued> {
+        None
+    }
 
     /// What stands around it.
     fn guards(&self) -> Vec<Guard>;

@@ -20,6 +20,7 @@ use super::fence::{self, Fence, Guard, Rules, Stillness};
 use super::lot::Tensors;
 use super::protocol::{Answer, FIRST_VERSION, Job, Request, Residence, VERSION, line, understand};
 use super::seal;
+use super::turns::{Accounts, Queued};
 use super::{About, Contestant, DeviceTime, Fault, Limits, Readiness, Session, Stage};
 use crate::{Error, Result};
 
@@ -202,6 +203,8 @@ struct Process {
     secret: RandomState,
     count: u64,
     staged: Option<Staged>,
+    /// The scheduler's accounts of it before its run.
+    accounts: Option<Accounts>,
     /// Last: it goes when nobody is left to write there.
     _scratch: TempDir,
 }
@@ -249,6 +252,7 @@ impl Process {
             secret: RandomState::new(),
             count: 0,
             staged: None,
+            accounts: None,
             _scratch: scratch,
         };
         process.greet()?;
@@ -372,7 +376,7 @@ impl Process {
         if self.trusted {
             return Ok(());
         }
-        let (bytes, processes) = (self.group.stillness.memory_in_use(), self.group.stillness.count());
+        let (bytes, processes) = (self.group.stillness.memory_in_use(), self.group.stillness.members().len());
         let what = if bytes > self.limits.memory_bytes {
             format!("{} MiB of memory, where {} may be taken", bytes >> 20, self.limits.memory_bytes >> 20)
         } else if processes as u64 > self.limits.processes {
@@ -461,7 +465,12 @@ impl Session for Process {
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
         self.check_rest()?;
         self.look_at_what_it_takes()?;
+        self.accounts = Some(Accounts::of(self.group.stillness.members()));
         self.write_run(jobs)
+    }
+
+    fn queued(&mut self) -> Option<Queued> {
+        Accounts::of(self.group.stillness.members()).since(self.accounts.as_ref()?)
     }
 
     fn sweep(&mut self, bytes: u64) -> bool {

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{getpriority_process, setpriority_process};
 
+use crate::contestant::turns::set_turn;
+
 /// How long the processors are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long is waited between looks.
@@ -14,10 +16,14 @@ const PAUSE: Duration = Duration::from_millis(450);
 /// The niceness of referee and contestants while they are timed, where the system lets them have it.
 const PRECEDENCE: i32 = -15;
 
+/// The turns that they ask for, in nanoseconds: the shortest that Linux grants.
+const TURN: u64 = 100_000;
+
 /// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back.
 ///
 /// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for longer than that. Both
-/// sides get the same, one at a time.
+/// sides get the same, one at a time. Where sessions are groups to the scheduler, each contestant's session gets the same niceness. Turns are
+/// short besides, which everyone may ask for: who wants little gets it soon.
 #[derive(Debug)]
 pub struct Precedence {
     before: Option<i32>,
@@ -27,6 +33,7 @@ impl Precedence {
     /// Takes precedence, where that is allowed.
     pub fn take() -> Self {
         let before = getpriority_process(None).ok();
+        set_turn(Some(TURN));
         Self { before: before.filter(|_| setpriority_process(None, PRECEDENCE).is_ok()) }
     }
 
@@ -40,6 +47,7 @@ impl Precedence {
 
 impl Drop for Precedence {
     fn drop(&mut self) {
+        set_turn(None);
         if let Some(before) = self.before {
             // Whoever may come first may stand back; and if not, nothing is lost but politeness.
             let _ = setpriority_process(None, before);

@@ -131,7 +131,7 @@ fn set_read_only(path: &CStr, read_only: bool) -> bool {
 }
 
 /// Writes all of a small file at once, without allocating.
-fn write(path: &CStr, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write(path: &CStr, bytes: &[u8]) -> io::Result<()> {
     // SAFETY: the path ends and lives for as long as the call; the bytes are the caller's; the descriptor is closed once.
     unsafe {
         let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);

@@ -89,13 +89,13 @@ impl Stillness {
         members(self.group).into_iter().map(resident).sum()
     }
 
-    /// How many processes it has.
-    pub(in crate::contestant) fn count(&self) -> usize {
+    /// Its processes.
+    pub(in crate::contestant) fn members(&self) -> Vec<u32> {
         #[cfg(target_os = "linux")]
         if let Some(pen) = &self.pen {
-            return pen.members().len();
+            return pen.members();
         }
-        members(self.group).len()
+        members(self.group)
     }
 
     /// Ends all of it.

@@ -13,7 +13,7 @@ use super::cgroup::Pen;
 use super::filter::Sockets;
 use super::landlock::{Grant, Ruleset};
 use super::spaces::Spaces;
-use super::{Fence, Guard, Holding, Rules, Stillness, die_with_the_referee, filter};
+use super::{Fence, Guard, Holding, Rules, Stillness, die_with_the_referee, filter, spaces};
 use crate::contestant::limits::Limits;
 
 /// What every program may read: the system's own programs and libraries, and what describes the machine.
@@ -60,6 +60,8 @@ struct Entry {
     door: Option<RawFd>,
     inherited: Vec<RawFd>,
     strict: Option<Strict>,
+    /// The niceness that its session is to have, where that is not the usual.
+    weight: Option<String>,
     tell: OwnedFd,
 }
 
@@ -83,14 +85,19 @@ pub(in crate::contestant) fn enclose(
     fence: &Fence,
     inherited: Vec<RawFd>,
 ) -> io::Result<Enclosure> {
-    command.process_group(0);
     let rules = match fence {
         Fence::Ours => None,
         Fence::Strangers(rules) => Some(rules),
     };
     let pen = Pen::new(rules.map(|rules| &rules.limits));
     let (told, tell) = pipe()?;
-    let entry = Entry { door: pen.as_ref().map(Pen::door), inherited, strict: rules.map(|rules| strict(rules)), tell };
+    let entry = Entry {
+        door: pen.as_ref().map(Pen::door),
+        inherited,
+        strict: rules.map(|rules| strict(rules)),
+        weight: weight_of_its_session(),
+        tell,
+    };
     // SAFETY: between fork and exec only system calls are made, on memory that was set up before.
     unsafe {
         command.pre_exec(move || entry.enter());
@@ -162,6 +169,13 @@ impl Enclosure {
     }
 }
 
+/// Where every session is a group to the scheduler (`sched_autogroup`), niceness counts within a session only, and whoever is to come before others needs a
+/// session that does. It is the contestant's own, and its weight ends with it.
+fn weight_of_its_session() -> Option<String> {
+    let niceness = rustix::process::getpriority_process(None).ok()?;
+    (niceness < 0).then(|| niceness.to_string())
+}
+
 fn pipe() -> io::Result<(File, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: there is room for two descriptors, and both are taken over here and nowhere else.
@@ -215,6 +229,12 @@ fn covered(rules: &Rules) -> Vec<PathBuf> {
 impl Entry {
     /// Everything between fork and exec.
     fn enter(&self) -> io::Result<()> {
+        // SAFETY: a plain system call. A process that was just forked leads no group, so that it is not refused.
+        check(unsafe { libc::setsid() })?;
+        if let Some(weight) = &self.weight {
+            // Where sessions are no groups to the scheduler there is nothing to weigh.
+            let _ = spaces::write(c"/proc/self/autogroup", weight.as_bytes());
+        }
         if let Some(door) = self.door {
             // SAFETY: one byte that lives for as long as the call, to a descriptor that the referee holds open.
             let _ = unsafe { libc::write(door, b"0".as_ptr().cast(), 1) };

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::{MatrixPlace, Prepare, TokensPlace, WeightsPlace};
 use crate::contestant::protocol::Residence;
+use crate::contestant::turns::{Accounts, Queued};
 use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
 use crate::entry::Way;
 use crate::{Error, Result};
@@ -61,7 +62,7 @@ impl Contestant for Builtin {
 
     fn start(&self) -> Result<Box<dyn Session>, Fault> {
         let tensors = Tensors::new().map_err(|error| Fault::Start { reason: error.to_string() })?;
-        Ok(Box::new(InProcess { bench: Bench::new(self.clone()), tensors, jobs: Vec::new() }))
+        Ok(Box::new(InProcess { bench: Bench::new(self.clone()), tensors, jobs: Vec::new(), accounts: None }))
     }
 }
 
@@ -70,6 +71,7 @@ struct InProcess {
     bench: Bench,
     tensors: Tensors,
     jobs: Vec<Job>,
+    accounts: Option<Accounts>,
 }
 
 impl Session for InProcess {
@@ -89,7 +91,12 @@ impl Session for InProcess {
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
         self.jobs = jobs.to_vec();
+        self.accounts = Some(Accounts::of([std::process::id()]));
         Ok(())
+    }
+
+    fn queued(&mut self) -> Option<Queued> {
+        Accounts::of([std::process::id()]).since(self.accounts.as_ref()?)
     }
 
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
