@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use op::backend::packed_as;
-use op::{Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights, Problem, Result, Team, Weights};
+use op::{
+    Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights, Phase, Problem, Result, Team, Weights,
+};
 
 use super::environment::in_default_mode;
 use super::model;
@@ -101,6 +103,12 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
         let speeds = Speeds::installed();
         let rates = T::rates(problem.activation()).at(T::NAME, speeds);
         model::check(T::NAME, problem, config, (&rates, speeds.bandwidth()), threads)
+    }
+
+    fn phases(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Vec<Phase>> {
+        let speeds = Speeds::installed();
+        let rates = T::rates(problem.activation()).at(T::NAME, speeds);
+        model::phases(T::NAME, problem, config, (&rates, speeds.bandwidth()), threads)
     }
 
     fn legal(&self, problem: &Problem, config: &Config, threads: usize) -> Result<()> {

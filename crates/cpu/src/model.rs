@@ -13,7 +13,7 @@ use super::schedule::OWN_TOKENS;
 use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
 use op::Tile;
-use op::{Config, Cost, Epilogue, Error, Problem, Result, Schedule, Shape, Strategy};
+use op::{Config, Cost, Epilogue, Error, Phase, Problem, Result, Schedule, Shape, Strategy};
 
 /// Bytes per second of sums carried from one stretch of K to the next, and of planes between passes.
 const SUM_BANDWIDTH: f64 = 30e9;
@@ -316,6 +316,30 @@ pub(super) fn check(
     Ok(Cost { seconds, bound_by, copying: 0.0, scratch_bytes })
 }
 
+/// Where the time that [`check`] predicts goes.
+pub(super) fn phases(
+    backend: &'static str,
+    problem: &Problem,
+    config: &Config,
+    rates: (&Rates, Bandwidth),
+    threads: usize,
+) -> Result<Vec<Phase>> {
+    let all = check(backend, problem, config, rates, threads)?.seconds;
+    let Work { tiles, expansion, products, traffic, results } = work(problem, config, rates.0);
+    let spread = if tiles > 0.0 { (tiles / threads as f64).ceil() / tiles } else { 1.0 };
+    let phase = |what, seconds, bound_by| Phase { what, seconds, bound_by };
+    let mut phases = vec![
+        phase("dequantising", expansion * spread, "vector units"),
+        phase("products", products * spread, "multiplying units"),
+        phase("sums and tokens", traffic * spread, "caches"),
+        phase("results", results * spread, "vector units"),
+        phase("starting", tiles * TILE_OVERHEAD * spread + RUN_OVERHEAD, "threads"),
+    ];
+    let computing: f64 = phases.iter().map(|phase| phase.seconds).sum();
+    phases.push(phase("weights that are waited for", (all - computing).max(0.0), "memory"));
+    Ok(phases)
+}
+
 /// How often each measured piece of work is done, on one thread, and the seconds that the rest takes.
 pub(super) struct Parts {
     pub expansions: f64,
@@ -410,6 +434,25 @@ mod tests {
         let rates = backend.rates(problem.activation()).at(backend.name(), &speeds);
         let config = candidates(&problem, &rates, 2)[0];
         check(backend.name(), &problem, &config, (&rates, speeds.bandwidth()), 2).unwrap().seconds
+    }
+
+    #[test]
+    fn phases_add_up_to_what_is_predicted() {
+        for (m, k) in [(1, 4096), (64, 512)] {
+            let problem =
+                Problem::new(vec![Shape::new(m, 2048, k)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap();
+            for backend in table().iter() {
+                for config in candidates(&problem, &backend.rates(problem.activation()), 2) {
+                    let phases = backend.phases(&problem, &config, 2).unwrap();
+                    let (sum, all) = (
+                        phases.iter().map(|p| p.seconds).sum::<f64>(),
+                        backend.check(&problem, &config, 2).unwrap().seconds,
+                    );
+                    assert!((sum / all - 1.0).abs() < 1e-9, "{config}: {phases:?} are not {all}");
+                    assert!(phases.iter().all(|phase| phase.seconds >= 0.0));
+                }
+            }
+        }
     }
 
     #[test]

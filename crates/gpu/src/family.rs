@@ -3,6 +3,7 @@
 use std::fmt;
 
 use format::Matrix;
+pub use op::Phase;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::{Kernel, Target};
 
@@ -26,17 +27,6 @@ pub struct GroupOperands {
     pub out: u64,
     /// The tokens' global scale times each matrix's.
     pub alphas: [f64; 2],
-}
-
-/// A part of a prediction.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Phase {
-    /// What happens.
-    pub what: &'static str,
-    /// How long it should take.
-    pub seconds: f64,
-    /// What bounds it.
-    pub bound_by: &'static str,
 }
 
 /// Kernels for one architecture, and what is known about them.

@@ -66,6 +66,17 @@ pub struct Operands<'a, 'i, 'o> {
     pub targets: &'a mut [Target<'o>],
 }
 
+/// A part of a prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Phase {
+    /// What happens.
+    pub what: &'static str,
+    /// How long it should take.
+    pub seconds: f64,
+    /// What bounds it.
+    pub bound_by: &'static str,
+}
+
 /// One way of computing.
 ///
 /// # Safety
@@ -111,6 +122,11 @@ pub unsafe trait Backend: Send + Sync {
 
     /// What a configuration costs, or why it is not legal.
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost>;
+
+    /// Where the time of a run should go, by the model that [`Backend::check`] goes by. Empty where that does not tell.
+    fn phases(&self, _problem: &Problem, _config: &Config, _threads: usize) -> Result<Vec<Phase>> {
+        Ok(Vec::new())
+    }
 
     /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once, on a team's
     /// threads; the result serves every problem with these weights.

@@ -40,7 +40,7 @@ mod target;
 mod team;
 
 pub use arithmetic::Arithmetic;
-pub use backend::{Backend, Cost, Operands, PackedWeights};
+pub use backend::{Backend, Cost, Operands, PackedWeights, Phase};
 pub use call::{Call, check_weights};
 pub use config::{Config, Epilogue, Schedule, Strategy, Tile};
 pub use error::{Error, Result};

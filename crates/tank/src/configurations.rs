@@ -62,15 +62,18 @@ pub struct Forecast {
     pub scratch_bytes: usize,
 }
 
-/// What is known of a configuration before anything is built, where it is a GPU's. Nothing for any other, and nothing of what cannot be planned: the refusal says why.
+/// What is known of a configuration before anything is built: of a GPU's all of it, of a processor's where its time should go. Nothing of what cannot be
+/// planned: the refusal says why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// What the simulator counts in one tile of the first problem.
     pub simulated: Vec<Counter>,
     /// What the assembler makes of its kernels for the first problem, where there is an assembler.
     pub assembled: Vec<KernelEvidence>,
-    /// What happens one after the other on the first problem, by the model from first principles.
+    /// What happens on the first problem, by the model.
     pub phases: Vec<PhaseShare>,
+    /// By which model, and on what, in words.
+    pub phases_by: String,
 }
 
 /// Something that the simulator counts.

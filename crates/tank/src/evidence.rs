@@ -80,9 +80,12 @@ pub struct Evidence {
     /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and there is an assembler.
     #[serde(default)]
     pub assembled: Vec<KernelEvidence>,
-    /// What happens one after the other on the first problem, where the pitch is a GPU's configuration.
+    /// What happens on the first problem, where the pitch is a configuration.
     #[serde(default)]
     pub phases: Vec<PhaseShare>,
+    /// By which model, in words.
+    #[serde(default = "of_old")]
+    pub phases_by: String,
     /// Rounds that the claim has outlived, by the ledger.
     #[serde(default)]
     pub survived: usize,
@@ -112,6 +115,11 @@ impl Evidence {
     }
 }
 
+/// Who told phases in ledgers that do not say: there was one model only.
+fn of_old() -> String {
+    "by first principles on an H200".to_owned()
+}
+
 /// Computes what can be known about a pitch.
 pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baseline, record: TrackRecord) -> Evidence {
     let resolved = resolve(pitch, arena);
@@ -136,7 +144,7 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         }
     };
     let shapes: Vec<ShapeEvidence> = arena.names.iter().enumerate().map(shape).collect();
-    let Profile { simulated, assembled, phases } = profile(pitch, arena);
+    let Profile { simulated, assembled, phases, phases_by } = profile(pitch, arena);
     let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
         predicted: geomean(shapes.iter().map(|s| s.predicted)),
@@ -146,6 +154,7 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         simulated,
         assembled,
         phases,
+        phases_by,
         survived: 0,
         shapes,
         entry,
@@ -315,8 +324,20 @@ mod tests {
     }
 
     #[test]
-    fn a_processors_configuration_is_not_counted() {
+    fn of_a_processors_configuration_is_known_where_its_time_should_go_and_nothing_is_counted() {
         let evidence = gathered("scalar", "strategy=interleaved");
-        assert_eq!((evidence.refusal, evidence.simulated), (None, Vec::new()));
+        assert_eq!((&evidence.refusal, &evidence.simulated), (&None, &Vec::new()));
+        let all: f64 = evidence.phases.iter().map(|phase| phase.share).sum();
+        assert!((all - 1.0).abs() < 1e-9 && evidence.phases_by.contains("measured on this machine"), "{evidence:?}");
+        assert!(evidence.figures["dequantising share"] > 0.0 && evidence.figures["products share"] > 0.0);
+        let gate = Gate { figure: "results share".to_owned(), at_least: Some(0.99), at_most: None };
+        assert!(evidence.shut(&gate).unwrap().contains("0.99 is the least"));
+    }
+
+    #[test]
+    fn a_ledger_that_does_not_say_who_told_phases_is_read() {
+        let mut told = serde_json::to_value(gathered("scalar", "strategy=interleaved")).unwrap();
+        told.as_object_mut().unwrap().remove("phases_by");
+        assert!(serde_json::from_value::<Evidence>(told).unwrap().phases_by.contains("H200"));
     }
 }

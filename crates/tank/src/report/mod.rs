@@ -139,6 +139,8 @@ pub struct PitchReport {
     pub assembled: Vec<KernelEvidence>,
     /// Shares of its time by phase.
     pub phases: Vec<PhaseShare>,
+    /// By which model.
+    pub phases_by: String,
     /// Rounds that the claim has outlived.
     pub survived: usize,
     /// Everything about it that is a number, by name.
@@ -362,7 +364,7 @@ fn same_problem(one: &str, other: &str) -> bool {
 }
 
 impl PitchReport {
-    /// What the simulator counted, what the assembler said and where the time should go, as sentences; empty for anything but a GPU's configuration.
+    /// What the simulator counted, what the assembler said and where the time should go, as sentences; empty for anything but a configuration.
     fn counted(&self) -> String {
         let counts: Vec<String> = self.simulated.iter().map(|c| format!("{} {}", c.count, c.what)).collect();
         let mut told = match counts.as_slice() {
@@ -375,7 +377,8 @@ impl PitchReport {
         }
         if !self.phases.is_empty() {
             let phases: Vec<String> = self.phases.iter().map(PhaseShare::to_string).collect();
-            told += &format!(" By first principles on an H200: {}.", phases.join("; "));
+            told +=
+                &format!(" Where its time should go on the first problem, {}: {}.", self.phases_by, phases.join("; "));
         }
         told
     }
@@ -401,6 +404,7 @@ impl RoundReport {
                 simulated: Vec::new(),
                 assembled: Vec::new(),
                 phases: Vec::new(),
+                phases_by: String::new(),
                 survived: 0,
                 figures: BTreeMap::new(),
                 lineage: Vec::new(),
@@ -413,6 +417,7 @@ impl RoundReport {
                     told.simulated = evidence.simulated.clone();
                     told.assembled = evidence.assembled.clone();
                     told.phases = evidence.phases.clone();
+                    told.phases_by = evidence.phases_by.clone();
                     told.survived = evidence.survived;
                     told.figures = evidence.figures.clone();
                 }

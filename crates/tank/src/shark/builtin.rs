@@ -376,6 +376,7 @@ mod tests {
             simulated: Vec::new(),
             assembled: Vec::new(),
             phases: Vec::new(),
+            phases_by: String::new(),
             survived: 0,
             figures: Default::default(),
             record,

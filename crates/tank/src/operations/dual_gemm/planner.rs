@@ -91,6 +91,17 @@ impl Planner {
         let plan = Plan::best(problem, &[backends::by_name(backend).ok()?], &request(run).ok()?, self.threads).ok()?;
         Some((plan, profiled))
     }
+
+    /// Where the time of a processor's configuration should go on the first problem, at the speeds that plans are made by.
+    fn profile_of_a_processor(&self, run: &Run) -> Profile {
+        let phases = || {
+            let Entry::Builtin { ways } = self.entry(run).ok()? else { return None };
+            let plan = ways.first()?.plan(self.problems.first()?.problem().ok()?, self.threads).ok()?;
+            Some(shares(plan.backend().phases(plan.problem(), plan.config(), self.threads).ok()?))
+        };
+        let phases_by = "by the model, at the speeds of each loop that were measured on this machine".to_owned();
+        Profile { phases: phases().unwrap_or_default(), phases_by, ..Profile::default() }
+    }
 }
 
 /// What a pitch asks of the planner. Of a sweep the first is what is judged before anything is built.
@@ -139,7 +150,7 @@ impl Configurations for Planner {
     }
 
     fn profile(&self, run: &Run) -> Profile {
-        let Some((plan, profiled)) = self.plan_of_a_gpu(run) else { return Profile::default() };
+        let Some((plan, profiled)) = self.plan_of_a_gpu(run) else { return self.profile_of_a_processor(run) };
         let (problem, config, family) = (plan.problem(), plan.config(), profiled.family());
         let counted = simulator(profiled).and_then(|simulator| counters::counters(simulator, problem, config).ok());
         let counted = counted.map(|(counted, _)| counted).unwrap_or_default().into_iter();
@@ -156,7 +167,8 @@ impl Configurations for Planner {
         Profile {
             simulated: counted.map(|(what, count)| Counter { what: what.to_owned(), count }).collect(),
             assembled: kernels.map(kernel).collect(),
-            phases: phases(profiled, problem, config).unwrap_or_default(),
+            phases: profiled.family().phases(problem, config, profiled.facts()).map(shares).unwrap_or_default(),
+            phases_by: format!("by first principles on {}", profiled.facts().name),
         }
     }
 
@@ -219,14 +231,13 @@ pub(crate) fn simulator(device: &Foretold) -> Option<&'static Simulated> {
     Simulated::by_name(&format!("{}:{}", simulated::NAME, device.family().name()))
 }
 
-/// The share of a run's time that each of its phases takes, by the model from first principles.
-fn phases(device: &Foretold, problem: &Problem, config: &Config) -> Option<Vec<PhaseShare>> {
-    let phases = device.family().phases(problem, config, device.facts()).ok()?;
+/// The share of a run's time that each of its phases takes.
+fn shares(phases: Vec<Phase>) -> Vec<PhaseShare> {
     let all: f64 = phases.iter().map(|phase| phase.seconds).sum();
     let share = |phase: &Phase| PhaseShare {
         phase: phase.what.to_owned(),
         share: phase.seconds / all,
         bound_by: phase.bound_by.to_owned(),
     };
-    (all > 0.0).then(|| phases.iter().map(share).collect())
+    if all > 0.0 { phases.iter().map(share).collect() } else { Vec::new() }
 }
