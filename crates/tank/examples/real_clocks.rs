@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hammerhead::{Request, backends};
-use tank::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Tensors};
+use tank::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Tensors};
 use tank::entry::Entry;
 use tank::operations::dual_gemm::{Builtin, ProblemSpec, tasks};
 use tank::referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, seeds, sit};
@@ -53,6 +53,10 @@ impl Session for SlowedSession {
             std::hint::spin_loop();
         }
         Ok(None)
+    }
+
+    fn queued(&mut self) -> Option<Queued> {
+        self.0.queued()
     }
 
     fn guards(&self) -> Vec<Guard> {

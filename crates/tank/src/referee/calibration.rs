@@ -6,7 +6,7 @@ use super::duel::sit;
 use super::record::{Outcome, Terms};
 use super::seeds::derive;
 use super::settings::RefereeSettings;
-use super::synthetic::{SyntheticCourse, World};
+use super::synthetic::{Neighbours, SyntheticCourse, World};
 use crate::Result;
 
 /// How often each thing happened, as fractions of all sittings but where it says otherwise.
@@ -87,6 +87,13 @@ pub fn characteristics(
     Ok(c)
 }
 
+/// Neighbours who stay for some hundred samples, and delay most of those by a turn of theirs, which is longer than a sample; whoever ran
+/// before has left its data in the caches.
+fn beside(world: &mut World, told: bool) {
+    (world.process_spread, world.sample_spread) = (0.02, 0.04);
+    world.neighbours = Some(Neighbours { chance: 0.6, turn: 4e-3, stay: 200.0, told });
+}
+
 /// The worlds that the referee is calibrated in: a machine's name, the truth in words, and the world. Four shapes each.
 pub fn worlds() -> Vec<(&'static str, &'static str, World)> {
     type Change = fn(&mut World);
@@ -102,12 +109,18 @@ pub fn worlds() -> Vec<(&'static str, &'static str, World)> {
         machine("spikes", |w| w.spikes = 0.1),
         machine("drift", |w| w.drift = 0.002),
         machine("two speeds", |w| w.phases = Some((0.25, 40.0))),
+        machine("neighbours come and go", |w| beside(w, true)),
+        machine("the same, and the system does not tell", |w| beside(w, false)),
+        machine("samples differ by 40 %, processes by 10 %", |w| (w.process_spread, w.sample_spread) = (0.1, 0.4)),
+        machine("processes differ by 40 %", |w| w.process_spread = 0.4),
     ];
-    let truths: [(&str, Change); 5] = [
+    let truths: [(&str, Change); 7] = [
         ("equal", |_| {}),
         ("1 % faster", |w| w.truth.fill(-0.01f64.ln_1p())),
         ("3 % faster", |w| w.truth.fill(-0.03f64.ln_1p())),
         ("3 % slower", |w| w.truth.fill(0.03f64.ln_1p())),
+        ("1.5 times as fast", |w| w.truth.fill(-1.5f64.ln())),
+        ("1.4 times as slow", |w| w.truth.fill(1.4f64.ln())),
         ("10 % faster, one shape 8 % slower", |w| {
             w.truth.fill(-0.10f64.ln_1p());
             w.truth[0] = -(-0.08f64).ln_1p();

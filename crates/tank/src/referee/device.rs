@@ -210,7 +210,8 @@ mod tests {
         let mut pool = pool.on_device(Watched::told(report, 1000, reading));
         pool.enter(pairing, 1)?;
         pool.prepare(0)?;
-        let samples = [pool.sample(Side::Champion, temperature)?, pool.sample(Side::Challenger, temperature)?];
+        let samples =
+            [pool.sample(Side::Champion, temperature)?.seconds, pool.sample(Side::Challenger, temperature)?.seconds];
         pool.leave()?;
         Ok((samples, pool))
     }

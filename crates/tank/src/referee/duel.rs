@@ -8,19 +8,23 @@
 //!    long one takes. From that follows how many the budget allows, when they are looked at, and which difference can be seen; it is
 //!    said before anything is decided. What was scouted is not used again, so the looks are settled before the first of them.
 //! 1. **Control.** The champion against itself, in two processes of its own each time. If its interval leaves out zero and
-//!    the difference is beyond the tolerance, it is held again; if that shows one too, the margin grows to cover it, for both sides. A
-//!    margin that nobody could clear is void.
-//! 2. **Plant.** The champion against itself with 5 % more inside the clock. If that is not found, or found at another
-//!    size, twice, the referee is blind today: void.
-//! 3. **Fence**, where one of them is a stranger: the champion's own code behind the fence against itself without. What that costs the
-//!    margin covers.
-//! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the scout found, each with its share of α, so it may stop at any of them
-//!    for any reason. It stops when the answer is known or the interval is narrow and no shape is unsettled.
+//!    the difference is beyond the tolerance, it is held again; if that shows one too, the referee favours a side, and is void if by more
+//!    than a challenger could make up for.
+//! 2. **Plant.** The champion against itself with more inside the clock: 5 %, or as much as the control's interval says that can be seen. If
+//!    that is not found, or found at another size, twice, the referee is blind today: void.
+//! 3. **Fence**, where one of them is a stranger: the champion's own code behind the fence against itself without.
+//! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the budget's rest allows, each with its share of α, so it may stop at any of
+//!    them for any reason. It stops when the answer is known or the interval is narrow and no shape is unsettled.
 //! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in part, is measured
 //!    again with new seeds, stopping for precision only, and has to be so again; that figure is the published one.
+//!
+//! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how well it knows that, taken
+//! together with the duel's own interval as the errors of two independent measurements are. A noisy machine widens both, and a gain
+//! that is large beside them is still found; noise alone is no reason for VOID.
 
 use fastrand::Rng;
 
+use super::disturbances::Disturbances;
 use super::record::{
     Control, CourseReport, Look, Measurement, Outcome, Pairing, RooflineCheck, Scout, ShapeResult, Side, Sitting,
     Speedup, Stop, Summary, Terms,
@@ -35,7 +39,15 @@ use crate::{Error, Result};
 /// Processes of a deal's quick probe.
 const PROBE_PROCESSES: usize = 2;
 /// The part of a budget that may be spent on waiting for neighbours to go.
-const WAITING: f64 = 0.25;
+const WAITING: f64 = 0.1;
+/// Seconds that are waited for neighbours at a time. Whoever has not gone by then may stay for hours.
+const PATIENCE: f64 = 2.0;
+/// Processes that are measured before they are waited for again, if that was in vain; twice as many each time.
+const UNTIL_NEXT_WAIT: usize = 4;
+/// A planted slowdown is so many half-widths of the control's interval, so that it is missed about once in a hundred times.
+const PLANT_HALF_WIDTHS: f64 = 2.0;
+/// The largest slowdown that is planted, as a fraction.
+const LARGEST_PLANT: f64 = 2.0;
 
 /// Why a course could not go on.
 #[derive(Debug)]
@@ -61,6 +73,15 @@ pub struct Floor {
     pub warm: f64,
 }
 
+/// One sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Take {
+    /// Seconds for one computation.
+    pub seconds: f64,
+    /// Seconds of it, or more where several threads did, that it waited for a processor which others had, as far as the system tells.
+    pub waited: f64,
+}
+
 /// What the clock runs over.
 pub trait Course {
     /// The names of champion and challenger.
@@ -75,8 +96,8 @@ pub trait Course {
     /// Makes both sides ready for a shape.
     fn prepare(&mut self, shape: usize) -> Result<(), Halt>;
 
-    /// Takes one sample of the shape made ready last: seconds for one computation.
-    fn sample(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt>;
+    /// Takes one sample of the shape made ready last.
+    fn sample(&mut self, side: Side, temperature: Temperature) -> Result<Take, Halt>;
 
     /// Ends both processes, with what is checked last.
     fn leave(&mut self) -> Result<(), Halt>;
@@ -94,6 +115,9 @@ pub trait Course {
 
     /// The time, in seconds since some moment, by which a budget is kept.
     fn now(&self) -> f64;
+
+    /// Has the next plants be of this size, as a fraction.
+    fn plant(&mut self, size: f64);
 
     /// Waits until the machine is quiet, for so many seconds at most. Says how long it waited.
     fn wait_for_quiet(&mut self, _most: f64) -> f64 {
@@ -129,7 +153,18 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
         outcome: Outcome::Void { why: Vec::new() },
     };
     let quiet = terms.budget_seconds.map_or(0.0, |budget| WAITING * budget);
-    let mut referee = Referee { course, timing: settings.timing.clone(), terms, bias: 0.0, allowance: None, quiet };
+    let start = course.now();
+    let mut referee = Referee {
+        course,
+        timing: settings.timing.clone(),
+        terms,
+        start,
+        least_plant: settings.timing.plant,
+        doubts: Vec::new(),
+        allowance: None,
+        neighbours: Neighbours { quiet, vain: 0, unasked: 0 },
+        disturbances: Disturbances::default(),
+    };
     match referee.proceed(&mut sitting) {
         Ok(outcome) => sitting.outcome = outcome,
         // A champion that fails is no win for the challenger.
@@ -141,6 +176,8 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
     }
     sitting.settings.timing = referee.timing.clone();
     sitting.course = referee.course.report();
+    sitting.course.retaken = referee.disturbances.retaken();
+    sitting.course.remarks.extend(referee.disturbances.remark());
     Ok(sitting)
 }
 
@@ -148,12 +185,45 @@ struct Referee<'a> {
     course: &'a mut dyn Course,
     timing: Timing,
     terms: &'a Terms,
-    /// What the control showed twice: neither side is believed below it.
-    bias: f64,
+    /// When the sitting began.
+    start: f64,
+    /// The slowdown that is planted on a quiet machine.
+    least_plant: f64,
+    /// What it has shown where there is no difference: in its control, and of the fence.
+    doubts: Vec<Doubt>,
     /// Seconds that one measurement may take, where there is a budget.
     allowance: Option<f64>,
-    /// Seconds that may still be waited for neighbours to go.
+    neighbours: Neighbours,
+    disturbances: Disturbances,
+}
+
+/// What the referee may be off by, as logarithms: what it showed where there is no difference, and half the width of that's interval.
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    shown: f64,
+    half_width: f64,
+}
+
+impl Doubt {
+    fn of(found: Speedup) -> Self {
+        Self { shown: found.estimate.ln().abs(), half_width: half_width(found) }
+    }
+
+    /// What an interval of this half-width has to leave between itself and no difference. Both are measured, each with its own error: the
+    /// difference of the two has the root of the sum of squares, of which the interval has its own part already.
+    fn beside(&self, half_width: f64) -> f64 {
+        self.shown + self.half_width.hypot(half_width) - half_width
+    }
+}
+
+/// How long neighbours were waited for.
+struct Neighbours {
+    /// Seconds that may still be waited for them to go.
     quiet: f64,
+    /// Processes that pass without waiting after the last wait in vain.
+    vain: usize,
+    /// Processes until they are waited for again.
+    unasked: usize,
 }
 
 impl Referee<'_> {
@@ -162,19 +232,19 @@ impl Referee<'_> {
             let scout = self.scout(budget, derive(sitting.seed, &[0]))?;
             self.course.say(&scout.to_string());
             self.timing.looks.clone_from(&scout.looks);
+            self.timing.quartets_per_process = scout.quartets_per_process;
             self.allowance = Some(scout.seconds_a_measurement);
             sitting.scout = Some(scout);
         }
         if let Some(void) = self.check_itself(sitting)? {
             return Ok(void);
         }
-        let (margin, rules) = (sitting.margin.max(self.terms.least_gain.unwrap_or(0.0)), sitting.margin);
-        sitting.margin = margin;
-        let first = self.measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| {
-            referee.judge(summary, margin).is_some()
-        })?;
-        let outcome = self.conclude(&first, margin);
-        let promising = first.at(self.timing.decides).geomean.low > 1.0 + rules && first.stopped != Stop::Probe;
+        self.share_the_rest(sitting);
+        let first = self
+            .measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| referee.judge(summary).is_some())?;
+        let (outcome, found) = (self.conclude(&first), first.at(self.timing.decides).geomean);
+        sitting.margin = self.margin(found);
+        let promising = found.low > 1.0 + self.margin_of_the_rules(found) && first.stopped != Stop::Probe;
         let void = self.judge_against_the_machine(sitting, &first)?;
         sitting.first = Some(first);
         if let Some(void) = void {
@@ -184,59 +254,116 @@ impl Referee<'_> {
             return Ok(outcome);
         }
         let second = self.measure(Pairing::Duel, derive(sitting.seed, &[4]), |_, _| false)?;
-        let again = self.conclude(&second, margin);
-        let (estimate, void) =
-            (second.at(self.timing.decides).geomean, self.judge_against_the_machine(sitting, &second)?);
+        let (again, confirmed) = (self.conclude(&second), second.at(self.timing.decides).geomean);
+        sitting.margin = self.margin(confirmed);
+        let void = self.judge_against_the_machine(sitting, &second)?;
         sitting.second = Some(second);
-        if let Some(void) = void {
-            return Ok(void);
-        }
-        Ok(match (outcome, again) {
-            (Outcome::Inconclusive { .. }, Outcome::Faster) => Outcome::Inconclusive {
-                why: format!("it did not clear the margin at first; measured again with new seeds it is {estimate}"),
-            },
-            (Outcome::Mixed { .. }, Outcome::Faster) => Outcome::Inconclusive {
-                why: format!("a shape was too slow at first and is not with new seeds: {estimate}"),
-            },
-            (_, Outcome::Inconclusive { .. }) => Outcome::Inconclusive {
-                why: format!("it seemed faster, but measured again with new seeds it is {estimate}"),
-            },
-            (_, other) => other,
-        })
+        Ok(void.unwrap_or_else(|| self.together((outcome, found), (again, confirmed))))
     }
 
-    /// Control, plant and fence. Sets the margin of the rules; gives an outcome if nothing can be decided today.
+    /// What two measurements come to, of which the first was promising: each an outcome with its geomean.
+    fn together(&self, first: (Outcome, Speedup), second: (Outcome, Speedup)) -> Outcome {
+        let ((outcome, found), (again, confirmed)) = (first, second);
+        let inconclusive = |why: String| Outcome::Inconclusive { why };
+        match (outcome, again) {
+            // It was faster on the whole both times, and what a shape might lose the second has settled.
+            (Outcome::Inconclusive { .. }, Outcome::Faster) if found.low > 1.0 + self.margin(found) => Outcome::Faster,
+            (Outcome::Inconclusive { .. }, Outcome::Faster) => inconclusive(format!(
+                "it has to clear {:.2} % twice, and did so the second time only: {found}, then with new seeds {confirmed}",
+                100.0 * self.margin(found)
+            )),
+            (Outcome::Mixed { shapes }, Outcome::Faster) => inconclusive(format!(
+                "{} was too slow at first and is not with new seeds: {found}, then {confirmed}",
+                shapes.join(", ")
+            )),
+            (_, Outcome::Inconclusive { why }) => inconclusive(format!(
+                "it seemed faster ({found}), and measured again with new seeds that is not settled: {why}"
+            )),
+            (_, other) => other,
+        }
+    }
+
+    /// Control, plant and fence: what the referee may be off by. Gives an outcome if nothing can be decided today.
     fn check_itself(&mut self, sitting: &mut Sitting) -> Result<Option<Outcome>, Halt> {
+        let decides = self.timing.decides;
+        let doubt = |control: &Control| Doubt::of(control.measurement.at(decides).geomean);
         let mut control = self.control(derive(sitting.seed, &[1]))?;
+        let mut own = doubt(&control);
         if !control.passed {
             self.course.say(&format!("{}; it is held again", control.finding));
             let again = self.control(derive(sitting.seed, &[1, 1]))?;
-            let far = |control: &Control| noise(&control.measurement, self.timing.decides);
-            if !again.passed {
-                self.bias = far(&again).max(far(&control));
-            }
+            // Shown once it was chance; shown twice it is believed, the larger of the two.
+            let shown = if again.passed { 0.0 } else { own.shown };
+            own = Doubt { shown: doubt(&again).shown.max(shown), ..doubt(&again) };
             control = again;
         }
-        let decides = self.timing.decides;
-        sitting.margin = sitting.margin.max(noise(&control.measurement, decides)).max(self.bias);
-        let finding = control.finding.clone();
+        self.doubts = vec![own];
+        let (passed, finding) = (control.passed, control.finding.clone());
         sitting.control = Some(control);
-        if sitting.margin > self.timing.widest_margin {
+        if !passed && own.shown.exp_m1() > self.timing.widest_margin {
             return Ok(Some(Outcome::Void { why: vec![finding] }));
         }
+        self.size_the_plant(own.half_width);
         let mut plant = self.plant(derive(sitting.seed, &[2]))?;
         if !plant.passed {
             self.course.say(&format!("{}; it is planted again", plant.finding));
+            self.size_the_plant(own.half_width.max(doubt(&plant).half_width));
             plant = self.plant(derive(sitting.seed, &[2, 1]))?;
         }
         let missed = (!plant.passed).then(|| Outcome::Void { why: vec![plant.finding.clone()] });
         sitting.plant = Some(plant);
         if missed.is_none() && self.course.has_strangers() {
             let fence = self.fence(derive(sitting.seed, &[5]))?;
-            sitting.margin = sitting.margin.max(noise(&fence.measurement, decides));
+            self.doubts.push(doubt(&fence));
             sitting.fence = Some(fence);
         }
         Ok(missed)
+    }
+
+    /// A slowdown that can be seen beside an interval of this half-width: whole multiples of the least, so that jobs can make it up.
+    fn size_the_plant(&mut self, half_width: f64) {
+        let least = self.least_plant;
+        let wanted = (PLANT_HALF_WIDTHS * half_width).exp_m1().min(LARGEST_PLANT);
+        self.timing.plant = least * (wanted / least).ceil().max(1.0);
+        self.course.plant(self.timing.plant);
+    }
+
+    /// Shares what is left of the budget between the duel and its repetition. The controls stop early on a quiet machine.
+    fn share_the_rest(&mut self, sitting: &Sitting) {
+        let Some(scout) = &sitting.scout else { return };
+        let left = scout.budget_seconds - (self.course.now() - self.start);
+        let seconds = scout.seconds_a_measurement.max(0.5 * left);
+        self.timing.looks = scout::looks_within(seconds, scout.seconds_a_process, scout.quartets_per_process);
+        self.allowance = Some(seconds);
+    }
+
+    /// The gain that an interval has to clear by the rules, as a fraction: the least that is worth a change, or what the referee may be off by.
+    fn margin_of_the_rules(&self, found: Speedup) -> f64 {
+        self.timing.least_margin.max(self.off_by(found))
+    }
+
+    /// The gain that an interval has to clear, as a fraction: by the rules, or by the deal where that asks for more.
+    fn margin(&self, found: Speedup) -> f64 {
+        self.margin_of_the_rules(found).max(self.terms.least_gain.unwrap_or(0.0))
+    }
+
+    /// What the referee may be off by beyond an interval, as a fraction.
+    fn off_by(&self, found: Speedup) -> f64 {
+        let doubts = self.doubts.iter().map(|doubt| doubt.beside(half_width(found)));
+        doubts.fold(0.0, f64::max).exp_m1()
+    }
+
+    /// Waits for neighbours to go, unless that was in vain a short while ago.
+    fn wait_for_quiet(&mut self) {
+        if self.neighbours.unasked > 0 {
+            self.neighbours.unasked -= 1;
+            return;
+        }
+        let most = self.neighbours.quiet.min(PATIENCE);
+        let waited = self.course.wait_for_quiet(most);
+        self.neighbours.quiet -= waited;
+        self.neighbours.vain = if waited < most { 0 } else { UNTIL_NEXT_WAIT.max(2 * self.neighbours.vain) };
+        self.neighbours.unasked = self.neighbours.vain;
     }
 
     /// Three pairs of the champion's processes: how much they differ, how long they take, and what follows.
@@ -263,13 +390,16 @@ impl Referee<'_> {
             return Ok(Some(void));
         }
         let Some(control) = &sitting.control else { return Ok(None) };
-        if self.slowed(&control.measurement, duel) <= self.timing.champion_tolerance {
+        // Times of two measurements are not paired: they differ by what came and went between them.
+        let unsure = [&control.measurement, duel].map(|m| half_width(m.at(self.timing.decides).geomean));
+        let tolerance = self.timing.champion_tolerance.max((2.0 * unsure[0].hypot(unsure[1])).exp_m1());
+        if self.slowed(&control.measurement, duel) <= tolerance {
             return Ok(None);
         }
         // Machines drift. Whoever was slowed by its rival is as fast as before without it.
         let after = self.measure(Pairing::Control, derive(duel.seed, &[6]), |_, _| true)?;
         let slowed = self.slowed(&after, duel);
-        Ok((slowed > self.timing.champion_tolerance).then(|| Outcome::Void {
+        Ok((slowed > tolerance).then(|| Outcome::Void {
             why: vec![format!(
                 "the champion took {:.0} % longer beside the challenger than beside itself, before and after: something slows it",
                 100.0 * slowed
@@ -288,7 +418,8 @@ impl Referee<'_> {
     /// The champion's own code behind the fence against itself without.
     fn fence(&mut self, seed: u64) -> Result<Control, Halt> {
         let wide = self.timing.least_margin;
-        let measurement = self.measure(Pairing::Fence, seed, |_, summary| half_width(summary.geomean) <= wide)?;
+        let measurement =
+            self.measure(Pairing::Fence, seed, |_, summary| half_width(summary.geomean).exp_m1() <= wide)?;
         let found = measurement.at(self.timing.decides).geomean;
         let finding = format!("the champion's own code behind the fence, against itself without: {found}");
         Ok(Control { measurement, passed: true, finding })
@@ -297,7 +428,8 @@ impl Referee<'_> {
     fn control(&mut self, seed: u64) -> Result<Control, Halt> {
         let (decides, wide) = (self.timing.decides, self.timing.least_margin);
         // Narrower than the margin is narrow enough for a control.
-        let measurement = self.measure(Pairing::Control, seed, |_, summary| half_width(summary.geomean) <= wide)?;
+        let measurement =
+            self.measure(Pairing::Control, seed, |_, summary| half_width(summary.geomean).exp_m1() <= wide)?;
         let found = measurement.at(decides).geomean;
         let shows = (found.low > 1.0 || found.high < 1.0) && found.estimate.ln().abs() > self.timing.control_tolerance;
         let finding = match shows {
@@ -314,9 +446,9 @@ impl Referee<'_> {
         let measurement = self.measure(Pairing::Plant, seed, |_, summary| summary.geomean.high < 1.0)?;
         let found = measurement.at(decides).geomean;
         let truth = 1.0 / (1.0 + self.timing.plant);
-        let near = (found.estimate / truth).ln().abs() <= self.timing.plant_tolerance + self.bias;
+        let near = (found.estimate / truth).ln().abs() <= self.timing.plant_tolerance + self.off_by(found);
         let passed = found.high < 1.0 && (near || (found.low <= truth && truth <= found.high));
-        let percent = 100.0 * self.timing.plant;
+        let percent = (100.0 * self.timing.plant).round();
         let finding = match passed {
             true => format!("the planted slowdown of {percent} % was found: {found}"),
             false => {
@@ -337,8 +469,9 @@ impl Referee<'_> {
         let mut looks = Vec::new();
         let mut rng = Rng::with_seed(seed);
         let (start, most) = (self.course.now(), self.timing.looks.last().copied().unwrap_or(0));
+        self.disturbances.begin();
         loop {
-            self.quiet -= self.course.wait_for_quiet(self.quiet);
+            self.wait_for_quiet();
             let process = samples.processes();
             self.process(pairing, derive(seed, &[process as u64]), &mut rng, &mut samples)?;
             let probed = pairing == Pairing::Duel && samples.processes() == PROBE_PROCESSES;
@@ -379,7 +512,7 @@ impl Referee<'_> {
         let limit = 1.0 - self.most_loss();
         let unsettled = |shape: &ShapeResult| shape.speedup.low < limit && limit <= shape.speedup.high;
         let settled = pairing != Pairing::Duel || !summary.shapes.iter().any(unsettled);
-        settled && half_width(summary.geomean) <= self.timing.precision
+        settled && half_width(summary.geomean).exp_m1() <= self.timing.precision
     }
 
     fn most_loss(&self) -> f64 {
@@ -407,6 +540,23 @@ impl Referee<'_> {
         Ok(samples.push(process)?)
     }
 
+    /// One sample that was not disturbed, if there is one in so many takes; otherwise the one that waited least. What a take took is not asked.
+    fn take(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
+        let mut best = self.course.sample(side, temperature)?;
+        let mut disturbed = self.disturbances.note(side, best, &self.timing);
+        for _ in 0..self.timing.retakes {
+            if !disturbed || !self.disturbances.excuse(side) {
+                break;
+            }
+            let take = self.course.sample(side, temperature)?;
+            disturbed = self.disturbances.note(side, take, &self.timing);
+            if take.waited <= best.waited {
+                best = take;
+            }
+        }
+        Ok(best.seconds)
+    }
+
     fn quartet(
         &mut self,
         shape: usize,
@@ -421,7 +571,7 @@ impl Referee<'_> {
         };
         let mut seconds = [0.0; 4];
         for (seconds, side) in seconds.iter_mut().zip([outside, inside, inside, outside]) {
-            *seconds = self.course.sample(side, temperature)?;
+            *seconds = self.take(side, temperature)?;
         }
         let (outside, inside) = ([seconds[0], seconds[3]], [seconds[1], seconds[2]]);
         let (champion, challenger) = if champion_outside { (outside, inside) } else { (inside, outside) };
@@ -430,12 +580,12 @@ impl Referee<'_> {
     }
 
     /// What a summary settles, if it settles anything.
-    fn judge(&self, summary: &Summary, margin: f64) -> Option<Outcome> {
+    fn judge(&self, summary: &Summary) -> Option<Outcome> {
         let most_loss = self.most_loss();
-        if summary.geomean.high < 1.0 / (1.0 + self.bias) {
+        if summary.geomean.high < 1.0 / (1.0 + self.off_by(summary.geomean)) {
             return Some(Outcome::Slower);
         }
-        if summary.geomean.low <= 1.0 + margin {
+        if summary.geomean.low <= 1.0 + self.margin(summary.geomean) {
             return None;
         }
         let too_slow = |s: &&ShapeResult| s.speedup.high < 1.0 - most_loss;
@@ -447,23 +597,34 @@ impl Referee<'_> {
     }
 
     /// What a finished measurement comes to.
-    fn conclude(&self, measurement: &Measurement, margin: f64) -> Outcome {
+    fn conclude(&self, measurement: &Measurement) -> Outcome {
         let summary = measurement.at(self.timing.decides);
         if measurement.stopped == Stop::Probe {
             let slowest = summary.shapes.iter().min_by(|a, b| a.speedup.estimate.total_cmp(&b.speedup.estimate));
             let (shape, loss) = slowest.map_or((String::new(), 0.0), |s| (s.shape.clone(), 1.0 - s.speedup.estimate));
             return Outcome::Stopped { shape, loss };
         }
-        self.judge(summary, margin).unwrap_or_else(|| {
-            let found = summary.geomean;
-            let why = match found.low > 1.0 + margin {
-                true => {
-                    "faster on the whole, but a shape may be slower than is allowed: the evidence does not settle it"
-                }
-                false => "the interval does not clear the margin",
-            };
-            Outcome::Inconclusive { why: format!("{why}: {found}, margin {:.2} %", 100.0 * margin) }
-        })
+        self.judge(summary).unwrap_or_else(|| Outcome::Inconclusive { why: self.unsettled(summary) })
+    }
+
+    /// Why a summary settles nothing, with what could have been seen.
+    fn unsettled(&self, summary: &Summary) -> String {
+        let (found, margin, most_loss) = (summary.geomean, self.margin(summary.geomean), self.most_loss());
+        if found.low <= 1.0 + margin {
+            let sees = (margin.ln_1p() + half_width(found)).exp_m1();
+            return format!(
+                "the interval does not clear the margin: {found}, margin {:.2} %; with this noise it could only have seen {:.1} %",
+                100.0 * margin,
+                100.0 * sees
+            );
+        }
+        let unsettled = summary.shapes.iter().filter(|s| s.speedup.low < 1.0 - most_loss);
+        let shapes: Vec<String> = unsettled.map(|s| format!("{} ({})", s.shape, s.speedup)).collect();
+        format!(
+            "faster on the whole ({found}), but none may lose more than {:.0} %, and that is not settled of {}: more time would settle it",
+            100.0 * most_loss,
+            shapes.join(" and of ")
+        )
     }
 
     fn roofline(&self, measurement: &Measurement) -> Vec<RooflineCheck> {
@@ -481,15 +642,9 @@ impl Referee<'_> {
     }
 }
 
-/// What the champion may seem to differ from itself by, as a fraction: the far end of the control's interval, or of the fence's.
-fn noise(control: &Measurement, decides: Temperature) -> f64 {
-    let found = control.at(decides).geomean;
-    found.high.ln().abs().max(found.low.ln().abs()).exp_m1()
-}
-
-/// Half the width of an interval, as a fraction.
+/// Half the width of an interval, as a logarithm.
 fn half_width(found: Speedup) -> f64 {
-    (0.5 * (found.high.ln() - found.low.ln())).exp_m1()
+    0.5 * (found.high.ln() - found.low.ln())
 }
 
 fn impossible(checks: &[RooflineCheck]) -> Option<Outcome> {

@@ -8,6 +8,7 @@
 pub mod calibration;
 pub mod clock;
 pub mod device;
+mod disturbances;
 pub mod duel;
 mod neighbours;
 pub mod official;
@@ -23,7 +24,7 @@ pub mod verify;
 
 pub use clock::{Clock, Wall};
 pub use device::Watched;
-pub use duel::{Course, Floor, Halt, sit};
+pub use duel::{Course, Floor, Halt, Take, sit};
 pub use neighbours::Precedence;
 pub use official::{Alone, Official};
 pub use pool::Pool;

@@ -300,7 +300,7 @@ fn alone(course: &mut dyn Course, shapes: usize, timing: &Timing) -> Result<Vec<
     for shape in 0..shapes {
         course.prepare(shape)?;
         let samples = 2 * timing.quartets_per_process;
-        let seconds = (0..samples).map(|_| course.sample(Side::Champion, timing.decides));
+        let seconds = (0..samples).map(|_| course.sample(Side::Champion, timing.decides).map(|take| take.seconds));
         medians.push(median(&seconds.collect::<Result<Vec<f64>, Halt>>()?));
     }
     course.leave()?;

@@ -8,7 +8,8 @@
 //! of the processors meanwhile is its fault.
 //!
 //! **Cold** jobs: between the job that does not count and the clock the referee reads through more than twice L3 of its own memory, so that
-//! whatever was fetched beforehand is gone again. Where nobody knows what a contestant computes on, layers rotate instead, in an order of their own for
+//! whatever was fetched beforehand is gone again. Where both sides are our own code one such sweep serves several samples: each takes layers that
+//! were not touched since, and jobs that do not count are done before it. Where nobody knows what a contestant computes on, layers rotate instead, in an order of their own for
 //! every process, and more than twice L3 goes through before the same layer comes again. *Warm* jobs take the layer of the job
 //! that did not count.
 //!
@@ -18,7 +19,7 @@
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
 //! the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after the run as well, has
-//! one of its outputs compared whole. A contestant that is lazy in a part of its runs has to be so in half of them to move
+//! one of its outputs compared whole (of our own code, which the examination has compared whole, one in 64). A contestant that is lazy in a part of its runs has to be so in half of them to move
 //! a median, and is then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
 //! are worth as much here as in the examination. When a process ends, its constants are compared with the originals.
 
@@ -30,7 +31,7 @@ use hammerhead::{Team, cpu};
 
 use super::clock::{Clock, jobs_a_sample};
 use super::device::{RESOLUTION, Watched};
-use super::duel::{Course, Floor, Halt};
+use super::duel::{Course, Floor, Halt, Take};
 use super::neighbours;
 use super::record::{CourseReport, Pairing, Side};
 use super::seeds::derive;
@@ -48,6 +49,13 @@ const SAMPLE_TRIPS: f64 = 20.0;
 const ENOUGH_ELEMENTS: u64 = 200;
 /// Bytes that all jobs of one sample move, about, at most.
 const SAMPLE_BYTES: f64 = (256u64 << 20) as f64;
+/// A challenger's sample takes so many times as long as the champion's at most, where fewer jobs can help.
+const SLOWER: f64 = 4.0;
+/// Samples of one side that one sweep serves at most, where it serves several, and the bytes of their layers.
+const SAMPLES_A_SWEEP: usize = 6;
+const LAYERS_BYTES: f64 = (64u64 << 20) as f64;
+/// Of timed outputs of our own code, which was compared whole in the examination, so many times fewer are compared whole as of a stranger's.
+const OWN_WHOLE: usize = 8;
 /// How much faster than the unit that the prober measures a processor's integer dot products are, at most.
 const INTEGER_FACTOR: f64 = 4.0;
 
@@ -71,6 +79,8 @@ pub struct Pool<'a> {
     shape: usize,
     processor: Option<Processor>,
     device: Option<Watched>,
+    /// The slowdown that is planted, as a fraction.
+    plant: f64,
     errors: [Errors; 2],
     report: CourseReport,
 }
@@ -79,8 +89,14 @@ struct Ground {
     lot: Lot,
     /// Jobs that make a sample.
     jobs: usize,
-    /// Where layers rotate: their order for each side, the next one first.
+    /// The champion's seconds for one of them.
+    one: f64,
+    /// Jobs that make a sample of a challenger, once it was met: fewer where it is many times as slow.
+    challenger_jobs: Option<usize>,
+    /// The order in which layers come for each side, the next one first.
     order: [Vec<usize>; 2],
+    /// Where one sweep serves several samples: how many at the head of that order were not touched since.
+    untouched: [usize; 2],
 }
 
 /// The errors of timed elements, as parts of their bounds.
@@ -140,6 +156,7 @@ impl<'a> Pool<'a> {
             shape: 0,
             processor: None,
             device: None,
+            plant: settings.timing.plant,
             errors: [Errors::default(); 2],
             report,
         })
@@ -200,6 +217,11 @@ impl<'a> Pool<'a> {
         let most = timing.most_layers.max(2);
         let (filling, swept) = ((self.turn_bytes() / layer_bytes).ceil() as usize, self.turn_bytes() as u64);
         match self.processor {
+            // For several samples of each side between two sweeps, and the job that does not count.
+            Some(_) if self.sweep_serves_several() => {
+                let room = (LAYERS_BYTES / layer_bytes) as usize;
+                (room.clamp(2 * jobs + 1, SAMPLES_A_SWEEP * jobs + 1).clamp(2, most), swept)
+            }
             // A few more than are wanted, and not always as many: their number tells nothing.
             Some(_) => ((jobs + 1 + self.lots().usize(..3)).clamp(2, most), swept),
             None => {
@@ -211,7 +233,7 @@ impl<'a> Pool<'a> {
 
     /// Jobs that are planted beside so many, where that is how a slowdown is planted.
     fn planted(&self, jobs: usize) -> usize {
-        if self.device.is_some() { (jobs as f64 * self.settings.timing.plant).round() as usize } else { 0 }
+        if self.device.is_some() { (jobs as f64 * self.plant).round() as usize } else { 0 }
     }
 
     fn ground(&mut self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
@@ -223,7 +245,7 @@ impl<'a> Pool<'a> {
         let places = jobs + 1 + more;
         let pattern = task.input(derive(self.seed, &[2, shape as u64]))?;
         let lot = Lot::new(Arc::clone(task), layers, pattern, places, places);
-        Ok(Ground { lot, jobs, order: [Vec::new(), Vec::new()] })
+        Ok(Ground { lot, jobs, one: 0.0, challenger_jobs: None, order: [Vec::new(), Vec::new()], untouched: [0; 2] })
     }
 
     /// Meets a shape for the first time: the champion's time for one job says how many make a sample, and that says how
@@ -233,7 +255,7 @@ impl<'a> Pool<'a> {
         self.make_ready(Side::Champion)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..3 {
-            fastest = fastest.min(self.swim(Side::Champion, 1, &[0], false, false)?);
+            fastest = fastest.min(self.swim(Side::Champion, Some(1), &[0], false, false)?.seconds);
         }
         let (timing, resolution) = (&self.settings.timing, self.report.clock_resolution);
         // A device's clock has no round trips in it.
@@ -252,8 +274,28 @@ impl<'a> Pool<'a> {
         }
         let (layers, passing) = self.rotation(shape, jobs);
         self.report.rotated_bytes[shape] = passing;
-        self.shapes[shape] = Some(self.ground(shape, layers, jobs)?);
+        self.shapes[shape] = Some(Ground { one: fastest, ..self.ground(shape, layers, jobs)? });
         Ok(())
+    }
+
+    /// Meets a challenger on a shape for the first time: whoever is many times as slow does fewer jobs in a sample, or nobody would live to see its end. The round trip is
+    /// then a smaller part of its sample than of the champion's, by a twentieth at most, which is nothing beside that.
+    fn meet(&mut self) -> Result<(), Halt> {
+        let mut fastest = f64::INFINITY;
+        for _ in 0..2 {
+            fastest = fastest.min(self.swim(Side::Challenger, None, &[0], false, false)?.seconds);
+        }
+        let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
+        let jobs = (ground.jobs as f64 * (SLOWER * ground.one / fastest).min(1.0)).ceil();
+        ground.challenger_jobs = Some((jobs as usize).max(1));
+        Ok(())
+    }
+
+    /// Jobs that make a sample of a side.
+    fn jobs(&self, side: Side) -> Result<usize, Halt> {
+        let ground = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?;
+        let challenges = self.pairing == Pairing::Duel && side == Side::Challenger;
+        Ok(ground.challenger_jobs.filter(|_| challenges).unwrap_or(ground.jobs))
     }
 
     /// Has a side prepare for the shape that is to be timed.
@@ -263,6 +305,8 @@ impl<'a> Pool<'a> {
         let mut order: Vec<usize> = (0..ground.lot.constants().len()).collect();
         lots.shuffle(&mut order);
         ground.order[side.index()] = order;
+        // What was just prepared is in the caches.
+        ground.untouched = [0; 2];
         let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
         session.tensors().lay(&ground.lot)?;
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
@@ -272,10 +316,40 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
+    /// Whether one sweep serves several samples of each side: layers that were not touched since are as cold for the last as for the first. Not with strangers,
+    /// who could fetch them beforehand in an earlier one. Reading through the caches takes far longer than a sample.
+    fn sweep_serves_several(&self) -> bool {
+        self.processor.is_some() && self.contestants.iter().all(|contestant| contestant.about().trusted)
+    }
+
+    /// Cold layers for a sample, where one sweep serves several. Where none are left, both sides do a job that does not count, and the caches are swept.
+    fn draw_untouched(&mut self, side: Side) -> Result<Vec<usize>, Halt> {
+        let jobs = self.jobs(side)?;
+        let ground = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?;
+        let wanted = jobs.min(ground.order[side.index()].len() - 1);
+        if ground.untouched[side.index()] < wanted {
+            for side in [Side::Champion, Side::Challenger] {
+                let (awakening, _) = self.draw_layers(side, Temperature::Warm)?;
+                self.awaken(side, awakening)?;
+            }
+            if let Some(Processor { prober, threads, .. }) = &self.processor {
+                prober.sweep(self.turn_bytes() as u64, threads);
+            }
+            let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
+            ground.untouched = [ground.order[0].len() - 1, ground.order[1].len() - 1];
+        }
+        let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
+        ground.untouched[side.index()] -= wanted;
+        let order = &mut ground.order[side.index()];
+        let layers = order[..wanted].iter().cycle().take(jobs).copied().collect();
+        order.rotate_left(wanted);
+        Ok(layers)
+    }
+
     /// The layer of the job that does not count, and those of the jobs that do.
     fn draw_layers(&mut self, side: Side, temperature: Temperature) -> Result<(usize, Vec<usize>), Halt> {
         let (mut lots, swept) = (self.lots(), self.processor.is_some());
-        let jobs = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.jobs;
+        let jobs = self.jobs(side)?;
         let planted = self.pairing == Pairing::Plant && side == Side::Challenger;
         let jobs = jobs + if planted { self.planted(jobs) } else { 0 };
         let ground = self.shapes[self.shape].as_mut().ok_or(Error::Samples)?;
@@ -295,8 +369,24 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// One run: a job that does not count, then fresh inputs and poison, the clock, and what is seen when it stands.
-    fn swim(&mut self, side: Side, awakening: usize, layers: &[usize], cold: bool, checked: bool) -> Result<f64, Halt> {
+    /// A job that does not count.
+    fn awaken(&mut self, side: Side, layer: usize) -> Result<(), Halt> {
+        let (place, poison) = (self.lots().usize(..), Poison::Ones);
+        let places = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.lot.inputs();
+        self.run(side, &[Job { layer, input: place % places, output: place % places }], poison)?;
+        Ok(())
+    }
+
+    /// One run: a job that does not count, unless one sweep serves several samples, then fresh inputs and poison, the clock, and what is seen when
+    /// it stands.
+    fn swim(
+        &mut self,
+        side: Side,
+        awakening: Option<usize>,
+        layers: &[usize],
+        cold: bool,
+        checked: bool,
+    ) -> Result<Take, Halt> {
         let mut lots = self.lots();
         let poison = if lots.bool() { Poison::Ones } else { Poison::Sevens };
         let places = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.lot.inputs();
@@ -304,24 +394,26 @@ impl<'a> Pool<'a> {
         places.iter_mut().for_each(|places| lots.shuffle(places));
         let job = |slot: usize, layer| Job { layer, input: places[0][slot], output: places[1][slot] };
         let jobs: Vec<Job> = layers.iter().enumerate().map(|(slot, &layer)| job(slot, layer)).collect();
-        self.run(side, &[job(jobs.len(), awakening)], poison)?;
-        let turn = self.turn_bytes() as u64;
-        match &self.processor {
-            Some(Processor { prober, threads, .. }) if cold => prober.sweep(turn, threads),
-            None if cold => {
-                self.sides.as_mut().ok_or(Error::Samples)?[side.index()].sweep(turn);
+        if let Some(layer) = awakening {
+            self.run(side, &[job(jobs.len(), layer)], poison)?;
+            let turn = self.turn_bytes() as u64;
+            match &self.processor {
+                Some(Processor { prober, threads, .. }) if cold => prober.sweep(turn, threads),
+                None if cold => {
+                    self.sides.as_mut().ok_or(Error::Samples)?[side.index()].sweep(turn);
+                }
+                _ => {}
             }
-            _ => {}
         }
-        let seconds = self.run(side, &jobs, poison)?;
+        let take = self.run(side, &jobs, poison)?;
         if checked {
             self.inspect(side, &jobs, poison, lots)?;
         }
-        Ok(seconds)
+        Ok(take)
     }
 
     /// Writes what some jobs need while the contestant stands still, and times them.
-    fn run(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<f64, Halt> {
+    fn run(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<Take, Halt> {
         for job in jobs {
             self.drawn += 1;
             let input = self.tasks[self.shape].input(derive(self.seed, &[8, self.drawn]))?;
@@ -336,19 +428,24 @@ impl<'a> Pool<'a> {
         let by_device = session.go().map_err(faulted)?;
         if let (Some(device), Some(time)) = (&mut self.device, by_device) {
             device.note(side, time, self.clock.now() - start).map_err(faulted)?;
-            return Ok(time.seconds);
+            return Ok(Take { seconds: time.seconds, waited: 0.0 });
         }
         if self.pairing == Pairing::Plant && side == Side::Challenger {
-            let planted = (self.clock.now() - start) * (1.0 + self.settings.timing.plant);
+            let planted = (self.clock.now() - start) * (1.0 + self.plant);
             while self.clock.now() - start < planted {
                 std::hint::spin_loop();
             }
         }
-        Ok(self.clock.now() - start)
+        let seconds = self.clock.now() - start;
+        // Whose threads are more than the processors stands in line behind itself, and that is its own time.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let queued = session.queued().filter(|queued| queued.threads <= processors);
+        Ok(Take { seconds, waited: queued.map_or(0.0, |queued| queued.seconds) })
     }
 
     /// Looks at the outputs of a sample, on copies.
     fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison, mut lots: Rng) -> Result<(), Halt> {
+        let trusted = self.contestants[self_or_champion(self.pairing, side).index()].about().trusted;
         let task = &self.tasks[self.shape];
         let tensors = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].tensors();
         let (blame, name) = (self_or_champion(self.pairing, side), task.name());
@@ -381,7 +478,8 @@ impl<'a> Pool<'a> {
             errors.squares += found.squares;
         }
         self.report.outputs_sampled += 1;
-        if lots.usize(..self.settings.checking.whole_every.max(1)) == 0 {
+        let whole_every = self.settings.checking.whole_every.max(1) * if trusted { OWN_WHOLE } else { 1 };
+        if lots.usize(..whole_every) == 0 {
             self.report.outputs_compared += 1;
             if let Some(what) = task.look_whole(timed)? {
                 return Err(wrong(format!("a timed output: {what}")));
@@ -506,14 +604,22 @@ impl Course for Pool<'_> {
         for side in [Side::Champion, Side::Challenger] {
             self.make_ready(side)?;
         }
+        let met = self.shapes[shape].as_ref().is_some_and(|ground| ground.challenger_jobs.is_some());
+        if self.pairing == Pairing::Duel && self.device.is_none() && !met {
+            self.meet()?;
+        }
         Ok(())
     }
 
-    fn sample(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
-        let (awakening, layers) = self.draw_layers(side, temperature)?;
+    fn sample(&mut self, side: Side, temperature: Temperature) -> Result<Take, Halt> {
         let cold = temperature == Temperature::Cold;
-        let jobs = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?.jobs;
-        Ok(self.swim(side, awakening, &layers, cold, true)? / jobs as f64)
+        let (awakening, layers) = match cold && self.sweep_serves_several() {
+            true => (None, self.draw_untouched(side)?),
+            false => self.draw_layers(side, temperature).map(|(awakening, layers)| (Some(awakening), layers))?,
+        };
+        let Take { seconds, waited } = self.swim(side, awakening, &layers, cold, true)?;
+        let jobs = self.jobs(side)? as f64;
+        Ok(Take { seconds: seconds / jobs, waited: waited / jobs })
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
@@ -529,6 +635,14 @@ impl Course for Pool<'_> {
 
     fn now(&self) -> f64 {
         self.clock.now()
+    }
+
+    fn plant(&mut self, size: f64) {
+        if self.device.is_some() && size != self.plant {
+            // What is planted there are jobs, and there has to be room for them.
+            self.shapes.iter_mut().for_each(|ground| *ground = None);
+        }
+        self.plant = size;
     }
 
     fn wait_for_quiet(&mut self, most: f64) -> f64 {

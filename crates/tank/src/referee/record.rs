@@ -69,6 +69,9 @@ pub struct Scout {
     pub seconds_a_process: f64,
     /// Seconds that one measurement may take.
     pub seconds_a_measurement: f64,
+    /// Quartets of every shape that a process swims.
+    #[serde(default)]
+    pub quartets_per_process: usize,
     /// What the figures of two processes of the same code differ by today, as a logarithm's deviation.
     pub spread: f64,
     /// Quartets at which the evidence is looked at.
@@ -253,6 +256,9 @@ pub struct CourseReport {
     /// Seconds that were waited for neighbours to go.
     #[serde(default)]
     pub waited_seconds: f64,
+    /// Samples of champion and challenger that were taken again, because they had waited for a processor which others had.
+    #[serde(default)]
+    pub retaken: [u64; 2],
     /// What stood around a stranger's process, and what did not; empty where nobody was a stranger.
     #[serde(default)]
     pub guards: Vec<Guard>,

@@ -77,6 +77,10 @@ pub struct Timing {
     pub sample_ticks: f64,
     /// Seconds that a sample takes at least.
     pub sample_seconds: f64,
+    /// The part of a sample that its threads may have waited for a processor which others had, before it is taken again.
+    pub waiting: f64,
+    /// How often one sample is taken again at most.
+    pub retakes: usize,
     /// Jobs in one sample at most.
     pub sample_jobs: usize,
     /// This many times L3 goes through it before the same weights come again. Above 2, so that the cache
@@ -112,6 +116,8 @@ impl Default for Timing {
             plant_tolerance: 0.01,
             sample_ticks: 1000.0,
             sample_seconds: 200e-6,
+            waiting: 0.02,
+            retakes: 3,
             sample_jobs: 256,
             rotation: 2.2,
             cache_bytes: 64 << 20,

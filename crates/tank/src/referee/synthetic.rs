@@ -6,7 +6,7 @@
 
 use fastrand::Rng;
 
-use super::duel::{Course, Floor, Halt};
+use super::duel::{Course, Floor, Halt, Take};
 use super::record::{CourseReport, Pairing, Side};
 use super::settings::Temperature;
 
@@ -27,8 +27,12 @@ pub struct World {
     pub phases: Option<(f64, f64)>,
     /// A referee that favours one side: the log-ratio it adds to every challenger's sample.
     pub bias: f64,
-    /// The slowdown that is planted, as a fraction. Zero is a plant that does not work.
+    /// How much of a planted slowdown shows: 1 is right, and zero a plant that does not work.
     pub plant: f64,
+    /// Others on the same processors.
+    pub neighbours: Option<Neighbours>,
+    /// A challenger that makes its own threads wait whenever a run goes badly.
+    pub provokes: bool,
     /// What the fence costs as a log-ratio, where the challenger is a stranger. It is in the truth of a duel already.
     pub fence: Option<f64>,
 }
@@ -44,10 +48,25 @@ impl World {
             drift: 0.0,
             phases: None,
             bias: 0.0,
-            plant: 0.05,
+            plant: 1.0,
+            neighbours: None,
+            provokes: false,
             fence: None,
         }
     }
+}
+
+/// Others who use the processors, and come and go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Neighbours {
+    /// The chance that they delay a sample while they are there.
+    pub chance: f64,
+    /// Seconds of a turn of theirs: they delay a sample by one on average.
+    pub turn: f64,
+    /// Samples for which they stay, and stay away, on average.
+    pub stay: f64,
+    /// Whether the system tells of it.
+    pub told: bool,
 }
 
 /// The course.
@@ -61,7 +80,9 @@ pub struct SyntheticCourse {
     own: [Vec<f64>; 2],
     drifted: f64,
     slow: bool,
+    beside: bool,
     passed: f64,
+    planted: f64,
 }
 
 impl SyntheticCourse {
@@ -78,7 +99,9 @@ impl SyntheticCourse {
             own,
             drifted: 0.0,
             slow: false,
+            beside: false,
             passed: 0.0,
+            planted: 0.0,
         }
     }
 
@@ -90,12 +113,19 @@ impl SyntheticCourse {
         sum as f64 / 65536.0 - 6.0
     }
 
+    /// How long neighbours delay the next sample.
+    fn delay(&mut self, neighbours: Neighbours) -> f64 {
+        self.beside ^= self.rng.f64() < 1.0 / neighbours.stay;
+        let delayed = self.beside && self.rng.f64() < neighbours.chance;
+        if delayed { -neighbours.turn * self.rng.f64().max(1e-9).ln() } else { 0.0 }
+    }
+
     fn truth(&self) -> f64 {
         self.world.bias
             + match self.pairing {
                 Pairing::Control => 0.0,
                 Pairing::Fence => self.world.fence.unwrap_or(0.0),
-                Pairing::Plant => self.world.plant.ln_1p(),
+                Pairing::Plant => (self.world.plant * self.planted).ln_1p(),
                 Pairing::Duel => self.world.truth[self.shape],
             }
     }
@@ -127,7 +157,7 @@ impl Course for SyntheticCourse {
         Ok(())
     }
 
-    fn sample(&mut self, side: Side, _temperature: Temperature) -> Result<f64, Halt> {
+    fn sample(&mut self, side: Side, _temperature: Temperature) -> Result<Take, Halt> {
         let (index, truth) = match side {
             Side::Champion => (0, 0.0),
             Side::Challenger => (1, self.truth()),
@@ -142,9 +172,17 @@ impl Course for SyntheticCourse {
             self.slow ^= self.rng.f64() < 1.0 / lasts;
             log += if self.slow { ratio } else { 0.0 };
         }
-        let seconds = 1e-3 * (1.0 + self.shape as f64) * log.exp();
-        self.passed += seconds;
-        Ok(seconds)
+        let mut take = Take { seconds: 1e-3 * (1.0 + self.shape as f64) * log.exp(), waited: 0.0 };
+        if let Some(neighbours) = self.world.neighbours {
+            let delay = self.delay(neighbours);
+            take.seconds += delay;
+            take.waited = if neighbours.told { delay } else { 0.0 };
+        }
+        if self.world.provokes && side == Side::Challenger && self.pairing == Pairing::Duel && noise > 0.0 {
+            take.waited += 0.1 * take.seconds;
+        }
+        self.passed += take.seconds;
+        Ok(take)
     }
 
     fn leave(&mut self) -> Result<(), Halt> {
@@ -153,6 +191,10 @@ impl Course for SyntheticCourse {
 
     fn has_strangers(&self) -> bool {
         self.world.fence.is_some()
+    }
+
+    fn plant(&mut self, size: f64) {
+        self.planted = size;
     }
 
     fn now(&self) -> f64 {

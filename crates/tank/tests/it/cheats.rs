@@ -96,7 +96,7 @@ fn a_patched_clock_and_a_claimed_time_change_nothing() {
     let sample = |pool: &mut Pool<'_>| -> Result<f64, Halt> {
         pool.enter(Pairing::Duel, 1)?;
         pool.prepare(0)?;
-        pool.sample(Side::Challenger, Temperature::Cold)
+        pool.sample(Side::Challenger, Temperature::Cold).map(|take| take.seconds)
     };
     let seconds = sample(&mut pool).unwrap_or_else(|halt| panic!("{halt:?}"));
     // It sleeps for 30 ms with every job: no clock of ours can have seen less.
