@@ -20,7 +20,7 @@ pub struct How {
     pub threads: Option<usize>,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
     /// depth=K, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|split-k,
-    /// multicast=N; the rest is planned
+    /// multicast=N, ahead=N; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub config: Option<Request>,
 }

@@ -224,12 +224,12 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
 /// A configuration with the epilogue and the schedule that are simplest: the model does not tell the others from them.
 fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config {
     let (epilogue, schedule) = (Epilogue::Direct, Schedule::PerTile);
-    Config { strategy, tile, depth, stages, epilogue, schedule, multicast: 1 }
+    Config { strategy, tile, depth, stages, epilogue, schedule, multicast: 1, ahead: 0 }
 }
 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages, epilogue, schedule, multicast } = *config;
+    let Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead } = *config;
     // Whatever was asked for: only what is left over whole groups of rows decides.
     let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
     if tile.tokens == 0 || !whole_groups(tile.tokens) {
@@ -261,6 +261,9 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
         return Err(
             "threads share tokens through the caches, and nothing copies them to several; take multicast=1".into()
         );
+    }
+    if ahead != 0 {
+        return Err("a thread finishes what it has multiplied, and nobody else does meanwhile; take ahead=0".into());
     }
     let sums = tile.tokens.checked_mul(rates.parts * 8).and_then(|bytes| bytes.checked_mul(tile.columns));
     let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));

@@ -91,34 +91,57 @@ pub(super) fn alone(k: &mut Builder, function: Function, value: Reg<F32>) -> Reg
 
 /// The gate of two values, as the CPU's epilogues have it.
 pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
-    let (gate, argument, up) = match function {
-        Function::Silu | Function::Relu2 | Function::None => (gate, gate, up),
+    let activation = activation(k, function, gate, clamp);
+    joined(k, function, activation, up, clamp)
+}
+
+/// What becomes of the gate's value, whatever up is.
+pub(super) fn activation(k: &mut Builder, function: Function, gate: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
+    let (gate, argument) = match function {
+        Function::Silu | Function::Relu2 | Function::None => (gate, gate),
         Function::SiluLimited => {
-            let (gate, up) = limited(k, gate, up, clamp);
-            (gate, gate, up)
+            let gate = at_most(k, gate, clamp);
+            (gate, gate)
         }
         Function::GeluTanh => {
             let cubic = k.mul(gate, GELU_CUBIC as f32);
             let cubic = k.mul(cubic, gate);
             let bent = k.fma(cubic, gate, gate);
-            (gate, k.mul(bent, GELU_SCALE as f32), up)
+            (gate, k.mul(bent, GELU_SCALE as f32))
         }
-        Function::GptOss { alpha, beta } => {
-            let (gate, up) = limited(k, gate, up, clamp);
-            (gate, k.mul(gate, f32::from_bits(alpha)), k.add(up, f32::from_bits(beta)))
+        Function::GptOss { alpha, .. } => {
+            let gate = at_most(k, gate, clamp);
+            (gate, k.mul(gate, f32::from_bits(alpha)))
         }
     };
     let sigmoid = sigmoid(k, argument);
-    let activation = k.mul(gate, sigmoid);
+    k.mul(gate, sigmoid)
+}
+
+/// The gate of two values, of which the gate's has been activated.
+pub(super) fn joined(
+    k: &mut Builder,
+    function: Function,
+    activation: Reg<F32>,
+    up: Reg<F32>,
+    clamp: Reg<F32>,
+) -> Reg<F32> {
+    let up = match function {
+        Function::Silu | Function::GeluTanh | Function::Relu2 | Function::None => up,
+        Function::SiluLimited => limited(k, up, clamp),
+        Function::GptOss { beta, .. } => {
+            let up = limited(k, up, clamp);
+            k.add(up, f32::from_bits(beta))
+        }
+    };
     k.mul(activation, up)
 }
 
-/// Gate and up within their limits.
-fn limited(k: &mut Builder, gate: Reg<F32>, up: Reg<F32>, limit: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
-    let gate = at_most(k, gate, limit);
+/// Up within its limits.
+fn limited(k: &mut Builder, up: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
     let lowest = k.neg(limit);
     let up = at_least(k, up, lowest);
-    (gate, at_most(k, up, limit))
+    at_most(k, up, limit)
 }
 
 /// The smaller of two, or NaN if the value is that: `min` would take the limit.

@@ -237,6 +237,7 @@ mod tests {
         epilogue: Epilogue::Direct,
         schedule: Schedule::PerTile,
         multicast: 1,
+        ahead: 0,
     };
 
     fn problem(tokens: [usize; 2]) -> Problem {

@@ -25,6 +25,8 @@ pub struct Request {
     pub schedule: Option<Schedule>,
     /// Tiles side by side whose tokens come by one copy.
     pub multicast: Option<usize>,
+    /// Stages at the end of K over which gate is ahead of up.
+    pub ahead: Option<usize>,
 }
 
 impl Request {
@@ -38,13 +40,14 @@ impl Request {
             epilogue: self.epilogue.unwrap_or(config.epilogue),
             schedule: self.schedule.unwrap_or(config.schedule),
             multicast: self.multicast.unwrap_or(config.multicast),
+            ahead: self.ahead.unwrap_or(config.ahead),
         })
     }
 }
 
 impl Request {
-    /// The configuration that this asks for, where it leaves nothing to be planned. Of tiles that share copies nothing need be said: then
-    /// none do.
+    /// The configuration that this asks for, where it leaves nothing to be planned. Of tiles that share copies, and of a gate that is
+    /// ahead, nothing need be said: then there are none.
     pub fn complete(&self) -> Option<Config> {
         Some(Config {
             strategy: self.strategy?,
@@ -54,6 +57,7 @@ impl Request {
             epilogue: self.epilogue?,
             schedule: self.schedule?,
             multicast: self.multicast.unwrap_or(1),
+            ahead: self.ahead.unwrap_or(0),
         })
     }
 }
@@ -68,6 +72,7 @@ impl From<Config> for Request {
             epilogue: Some(config.epilogue),
             schedule: Some(config.schedule),
             multicast: Some(config.multicast),
+            ahead: Some(config.ahead),
         }
     }
 }
@@ -81,7 +86,8 @@ impl FromStr for Request {
             let refuse = |reason: &str| Error::ConfigSyntax { entry: entry.to_owned(), reason: reason.to_owned() };
             let (key, value) = entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
             let number = || match value.parse::<usize>() {
-                Ok(number) if number > 0 => Ok(number),
+                Ok(number) if number > 0 || key == "ahead" => Ok(number),
+                _ if key == "ahead" => Err(refuse("the value must be a whole number")),
                 _ => Err(refuse("the value must be a positive whole number")),
             };
             match key {
@@ -92,9 +98,10 @@ impl FromStr for Request {
                 "epilogue" => request.epilogue = Some(value.parse()?),
                 "schedule" => request.schedule = Some(value.parse()?),
                 "multicast" => request.multicast = Some(number()?),
+                "ahead" => request.ahead = Some(number()?),
                 _ => {
                     return Err(refuse(
-                        "known keys are strategy, tile, depth, stages, epilogue, schedule and multicast",
+                        "known keys are strategy, tile, depth, stages, epilogue, schedule, multicast and ahead",
                     ));
                 }
             }
@@ -165,15 +172,17 @@ mod tests {
             epilogue: Epilogue::Staged,
             schedule: Schedule::SplitK,
             multicast: 2,
+            ahead: 3,
         };
         let request = config.to_string().parse::<Request>().unwrap();
         assert_eq!((request, request.complete()), (Request::from(config), Some(config)));
         assert_eq!(Request { depth: None, ..request }.complete(), None);
-        let older = Request { multicast: None, ..request };
-        let plain = Config { multicast: 1, ..config };
+        let older = Request { multicast: None, ahead: None, ..request };
+        let plain = Config { multicast: 1, ahead: 0, ..config };
         assert_eq!(plain.to_string().parse::<Request>().unwrap(), older, "what is plain is left unsaid");
         assert_eq!(older.complete(), Some(plain));
         assert_eq!(older.applied_to(config), plain, "nothing is left open");
+        assert_eq!("ahead=0".parse::<Request>().unwrap().ahead, Some(0));
     }
 
     #[test]
@@ -192,6 +201,7 @@ mod tests {
             ("stages=0", "stages=0"),
             ("stages=-1", "stages=-1"),
             ("multicast=0", "multicast=0"),
+            ("ahead=-1", "ahead=-1"),
             ("colour=red", "colour=red"),
             ("strategy=fast", "fast"),
             ("epilogue=tma", "direct, staged"),

@@ -95,6 +95,9 @@ pub(super) fn sizes(config: &Config) -> Result<[u32; 4], String> {
     if config.multicast != 1 {
         return Err("only pairs of blocks on data-centre Blackwell share copies of tokens; ask for multicast=1".into());
     }
+    if config.ahead != 0 {
+        return Err("gate is ahead of up only where other warps finish sums in tensor memory; ask for ahead=0".into());
+    }
     if !config.depth.is_multiple_of(CHUNK_DEPTH) {
         return Err(format!("a stage holds chunks of {CHUNK_DEPTH} of K; ask for depth=64, 128 or 256"));
     }

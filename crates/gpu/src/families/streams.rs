@@ -39,6 +39,8 @@ pub(super) struct Streams<'a> {
     /// Cycles from a tile's last multiplication to C, and whether the next tile's go on meanwhile.
     pub finish: f64,
     pub finishes_aside: bool,
+    /// Cycles of multiplications that are kept until the last bytes have come.
+    pub late: f64,
     /// Bytes that all blocks read from L2, and that are read from memory or written there.
     pub cache_bytes: f64,
     pub memory_bytes: f64,
@@ -86,11 +88,11 @@ impl Streams<'_> {
         let count: usize = blocks.iter().map(|(_, count)| count).sum();
         let used = (count as f64 / multiprocessors).clamp(0.05, 1.0);
         let starved = (self.rates.in_flight / self.stage_bytes).max(1.0).sqrt();
-        let passes = self.passes as f64;
+        let (passes, late) = (self.passes as f64, self.late / self.facts.clock);
         [
             passes * busiest.max(0.0) / self.facts.clock,
-            passes * self.cache_bytes / (self.rates.cache_bytes_per_cycle * self.facts.clock),
-            self.memory_bytes / (self.facts.bandwidth * used.sqrt()) * starved,
+            passes * self.cache_bytes / (self.rates.cache_bytes_per_cycle * self.facts.clock) + late,
+            self.memory_bytes / (self.facts.bandwidth * used.sqrt()) * starved + late,
         ]
     }
 }

@@ -47,12 +47,22 @@ const BLACKWELL: &[&str] = &[
     "pairs, tokens as rows",
     "two pairs that share tokens",
     "pairs, weights as rows, halves",
+    "gate ahead of up",
 ];
 
 /// All of them: as many as are counted.
-pub const COUNT: usize = 404;
+pub const COUNT: usize = 426;
 /// The list, by reason.
 pub const EQUIVALENT: &[Equivalent] = &[
+    (
+        "where gate is ahead, the last stage is among those over which it is: all before it are whole",
+        &[Excuse {
+            ways: &["gate ahead of up"],
+            mistake: "condition dropped",
+            place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
+            which: &[1, 2, 3],
+        }],
+    ),
     (
         "the permit is for other blocks of a multiprocessor, and a block has one to itself",
         &[
@@ -69,6 +79,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "bfloat16, two blocks per tile",
                     "halves, gate, then up",
                     "tokens as rows, by the copy engine",
+                    "gate ahead of up",
                 ],
                 mistake: "permit not relinquished",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
@@ -110,6 +121,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "tokens as rows, by the copy engine",
                 "pairs, tokens as rows",
                 "two pairs that share tokens",
+                "gate ahead of up",
             ],
             mistake: "tensor memory fence dropped",
             place: "nvfp4_dual_gemm_tcgen05/leave: tcgen05.fence::before_thread_sync;",
@@ -129,6 +141,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
                     "pairs, weights as rows, halves",
+                    "gate ahead of up",
                 ],
                 mistake: "tensor memory fence dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: tcgen05.fence::after_thread_sync;",
@@ -159,6 +172,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "tokens as rows, by the copy engine",
                 "pairs, tokens as rows",
                 "two pairs that share tokens",
+                "gate ahead of up",
             ],
             mistake: "warp barrier dropped",
             place: "nvfp4_dual_gemm_tcgen05/finish: bar.warp.sync 0xffffffff;",
@@ -168,6 +182,12 @@ pub const EQUIVALENT: &[Equivalent] = &[
     (
         "units behind the last of k are zeros under scales that are zero: their products add nothing",
         &[
+            Excuse {
+                ways: &["gate ahead of up"],
+                mistake: "condition dropped",
+                place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
+                which: &[4, 5, 6],
+            },
             Excuse {
                 ways: &[
                     "weights as rows",
@@ -199,6 +219,18 @@ pub const EQUIVALENT: &[Equivalent] = &[
         "no tile is without tokens, columns or k: the loop is never empty",
         &[
             Excuse {
+                ways: &["gate ahead of up"],
+                mistake: "condition dropped",
+                place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
+                which: &[1, 2],
+            },
+            Excuse {
+                ways: &["gate ahead of up", "halves, gate, then up"],
+                mistake: "condition dropped",
+                place: "nvfp4_dual_gemm_tcgen05/finish: @%p bra L;",
+                which: &[1],
+            },
+            Excuse {
                 ways: &[
                     "weights as rows",
                     "tokens as rows, 96 columns",
@@ -209,6 +241,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "tokens as rows, by the copy engine",
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
+                    "gate ahead of up",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
@@ -321,6 +354,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "tokens as rows, by the copy engine",
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
+                    "gate ahead of up",
                 ],
                 mistake: "ordering relaxed",
                 place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",

@@ -46,7 +46,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
 /// first two.
-pub static WAYS: [Way; 22] = [
+pub static WAYS: [Way; 23] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -192,6 +192,14 @@ pub static WAYS: [Way; 22] = [
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(260, 40, 592)]],
+        ..BLACKWELL
+    },
+    Way {
+        name: "gate ahead of up",
+        request: "strategy=interleaved,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent,ahead=2",
+        gate: Gate::Silu,
+        output: Output::F16,
+        problems: &[&[(3, 8, 16)], &[(130, 40, 592)], &[(9, 40, 1872)]],
         ..BLACKWELL
     },
     Way {

@@ -57,6 +57,7 @@ fn config(rng: &mut Rng) -> Config {
         epilogue: Epilogue::ALL[rng.usize(..3)],
         schedule: Schedule::ALL[rng.usize(..3)],
         multicast: if rng.bool() { 1 } else { number(rng) },
+        ahead: if rng.bool() { 0 } else { number(rng) },
     }
 }
 

@@ -187,7 +187,7 @@ const DESKTOP_WAYS: [Way; 9] = [
 
 /// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
 /// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
-const BLACKWELL_WAYS: [Way; 26] = [
+const BLACKWELL_WAYS: [Way; 29] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
     ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
     ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
@@ -221,6 +221,16 @@ const BLACKWELL_WAYS: [Way; 26] = [
         "strategy=ping-pong,tile=128x96,depth=256,stages=1,epilogue=bulk,schedule=persistent",
         &[(20, 184, 80), (3, 8, 16)],
     ),
+    // Gate ahead of up: over some of the stages, all of them, and more than there are steps.
+    (
+        "strategy=interleaved,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent,ahead=2",
+        &[(140, 65, 1104), (3, 8, 16)],
+    ),
+    ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile,ahead=2", &[(41, 137, 592)]),
+    (
+        "strategy=interleaved,tile=256x96,depth=256,stages=3,epilogue=bulk,schedule=tile,multicast=2,ahead=1",
+        &[(9, 184, 592)],
+    ),
     // Two pairs that share tokens: both with columns, and the second without.
     (
         "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent,multicast=2",
@@ -238,7 +248,7 @@ const BLACKWELL_WAYS: [Way; 26] = [
 ];
 
 /// The same for tokens of 16 bits: threads with one, two and four pieces of weights, and with none.
-const BLACKWELL_HALVES_WAYS: [Way; 9] = [
+const BLACKWELL_HALVES_WAYS: [Way; 10] = [
     ("strategy=interleaved,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=tile", &[(17, 40, 208)]),
     ("strategy=interleaved,tile=128x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 72, 272)]),
     ("strategy=interleaved,tile=128x64,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(130, 72, 80)]),
@@ -250,6 +260,10 @@ const BLACKWELL_HALVES_WAYS: [Way; 9] = [
     ("strategy=sequential,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(9, 40, 336)]),
     ("strategy=interleaved,tile=256x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(130, 40, 208)]),
     ("strategy=ping-pong,tile=32x256,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(20, 264, 144)]),
+    (
+        "strategy=interleaved,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=persistent,ahead=3",
+        &[(40, 137, 336)],
+    ),
     (
         "strategy=interleaved,tile=256x32,depth=64,stages=2,epilogue=direct,schedule=persistent,multicast=2",
         &[(130, 40, 208), (3, 8, 80)],

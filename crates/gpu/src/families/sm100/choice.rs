@@ -50,6 +50,7 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMult
         epilogue: config.epilogue,
         schedule: config.schedule,
         multicast: narrow(config.multicast),
+        ahead: narrow(config.ahead),
         aligned: problem.groups().iter().all(aligned),
         function,
         output,

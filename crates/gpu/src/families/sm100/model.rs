@@ -20,8 +20,10 @@ use crate::family::Phase;
 
 /// L2 at 17 TB/s and 1.69 GHz, and what must be in flight.
 const RATES: Rates = Rates { cache_bytes_per_cycle: 10_000.0, in_flight: 64e3 };
-/// Cycles of a tile's way to C per accumulator and thread of it.
+/// Cycles of a tile's way to C per accumulator and thread of it, and what of that is left to do where gate was ahead: reading, two factors,
+/// a product, rounding and storing, some four instructions per value of a warp.
 const FINISH_COLUMN: f64 = 14.0;
+const FINISH_UP: f64 = 4.0;
 /// The most rows whose slabs are counted in 32 bits.
 const MOST_ROWS: usize = u32::MAX as usize / 256;
 
@@ -47,8 +49,11 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
         for (strategy, schedule) in Strategy::ALL.into_iter().flat_map(|s| Schedule::ALL.map(|schedule| (s, schedule)))
         {
             let (depth, epilogue) = (depth(problem.activation()), Epilogue::Direct);
-            let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, multicast };
-            configs.extend((2..=8).rev().map(with).find(|config| legal(problem, config, facts).is_ok()));
+            let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead: 0 };
+            let fits = |config: &Config| legal(problem, config, facts).is_ok();
+            let Some(config) = (2..=8).rev().map(with).find(fits) else { continue };
+            let ahead = [1, config.stages].map(|ahead| Config { ahead, ..config });
+            configs.extend(std::iter::once(config).chain(ahead.into_iter().filter(fits)));
         }
     }
     configs
@@ -109,15 +114,20 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         let across = shape.n.div_ceil(kernel.shared_columns() as usize);
         let count = tiles as usize * across * kernel.blocks_per_tile() as usize;
         let units = (shape.k.div_ceil(UNIT as usize) as f64 / f64::from(kernel.splits())).ceil();
-        blocks.push((units * unit_cycles(&kernel, tokens), count));
+        blocks.push((product_cycles(&kernel, tokens, units), count));
         cache_bytes += count as f64 * units * unit_bytes(&kernel, tokens);
     }
     let arranges = matches!(problem.activation(), Activation::NvFp4 | Activation::F32);
+    let columns = f64::from(kernel.columns.min(kernel.tokens));
+    let [beside, late] = up_behind(&kernel, problem);
+    // What of the gate's function is done by the time that up is summed.
+    let hidden = beside.min((FINISH_COLUMN - FINISH_UP) * columns);
     let streams = Streams {
         facts,
         rates: RATES,
         blocks,
-        finish: FINISH + FINISH_COLUMN * f64::from(kernel.columns.min(kernel.tokens)),
+        finish: FINISH + FINISH_COLUMN * columns - hidden,
+        late,
         finishes_aside: kernel.sets > 1,
         cache_bytes,
         memory_bytes: problem.bytes() + 2.0 * workspace_bytes(problem, config) as f64,
@@ -129,18 +139,36 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
     Ok(streams.phases())
 }
 
-/// Cycles of the multiplications of 64 of k, of tiles of so many tokens.
-fn unit_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
+/// Cycles of up's products behind the last of gate's; and of those the ones that could have been done before the last bytes came, but for gate.
+fn up_behind(kernel: &TensorMultiplySpec, problem: &Problem) -> [f64; 2] {
+    let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
+    let tokens = problem.groups().iter().map(|shape| kernel.cut(shape.m.max(1) as u32).1).max().unwrap_or(1);
+    let [one, _] = matrix_cycles(kernel, tokens).map(|cycles| cycles * f64::from(kernel.depth() / UNIT));
+    let steps = longest.div_ceil(kernel.depth() as usize) as f64;
+    match (f64::from(kernel.ahead).min(steps), kernel.passes()) {
+        (_, 2) if !kernel.leaves_sums() => [steps * one, 0.0],
+        (ahead, _) => [ahead * one, (ahead - 1.0).max(0.0) * one],
+    }
+}
+
+/// Cycles of one matrix's multiplication of 64 of k, of tiles of so many tokens: with both operands from shared memory, and with tokens from the
+/// collector, where they are rows and have just met the other matrix.
+fn matrix_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> [f64; 2] {
     let width = f64::from(if kernel.swapped() { tokens } else { kernel.columns });
     let each = (width / 2.0).max(32.0 + width / if kernel.paired() { 6.0 } else { 4.0 });
-    // Where tokens are rows they come from the collector for the second matrix, and only weights from shared memory.
     let again = if kernel.swapped() { each } else { width / 2.0 };
-    let once = match (kernel.matrices(), kernel.passes()) {
-        (2, _) => each + again,
-        (_, passes) => f64::from(passes) * each,
-    };
     // Numbers of 16 bits are four times as many bytes.
-    once * kernel.element.map_or(1.0, |element| 4.0 * f64::from(element.parts()))
+    [each, again].map(|cycles| cycles * kernel.element.map_or(1.0, |element| 4.0 * f64::from(element.parts())))
+}
+
+/// Cycles of the multiplications of so many units of 64 of k, of tiles of so many tokens.
+fn product_cycles(kernel: &TensorMultiplySpec, tokens: u32, units: f64) -> f64 {
+    let [each, again] = matrix_cycles(kernel, tokens);
+    if kernel.matrices() == 1 {
+        return units * f64::from(kernel.passes()) * each;
+    }
+    let apart = f64::from(kernel.ahead * kernel.depth() / UNIT).min(units);
+    (units - apart) * (each + again) + apart * 2.0 * each
 }
 
 /// Bytes that a block reads per 64 of k, of tiles of so many tokens. Weights are codes also where they are dequantised on the way.
@@ -195,6 +223,23 @@ mod tests {
         // Of 128 rows of tokens, 96 of weights and five blocks of scales half of the tokens and of their scales.
         let bytes = [16384.0 + 12288.0 + 10240.0, 8192.0 + 12288.0 + 9216.0];
         assert!(shared < apart && shared >= apart * bytes[1] / bytes[0] - 1e-12, "{shared} of {apart}, {bound_by}");
+    }
+
+    #[test]
+    fn a_gate_that_is_ahead_hides_behind_up_and_pays_where_tensor_cores_bound() {
+        let (facts, common) =
+            (Facts::b200(), "strategy=interleaved,depth=256,epilogue=direct,schedule=tile,multicast=2");
+        let seconds = |m: usize, rest: &str| {
+            let shape = Shape::new(m, 4096, 7168);
+            let problem = Problem::new(vec![shape], Gate::Silu, Activation::NvFp4, Output::F16).expect("a problem");
+            let request: op::Request = format!("{common},{rest}").parse().expect("a request");
+            check(&problem, &request.complete().expect("a configuration"), &facts).expect("legal").seconds
+        };
+        // Ten cycles of each of 128 columns.
+        let saved = seconds(512, "tile=256x128,stages=5") - seconds(512, "tile=256x128,stages=5,ahead=5");
+        assert!((saved * facts.clock - 1280.0).abs() < 1.0, "{} cycles", saved * facts.clock);
+        let bound_by_memory = |ahead: usize| seconds(256, &format!("tile=256x64,stages=7,ahead={ahead}"));
+        assert!(bound_by_memory(1) < bound_by_memory(0) && bound_by_memory(1) < bound_by_memory(7));
     }
 
     #[test]

@@ -75,7 +75,8 @@ pub(in crate::families) fn candidates(target: Target, problem: &Problem, facts: 
                 let aligned = problem.groups().iter().all(|shape| (shape.n * bytes).is_multiple_of(16));
                 let staged = aligned && schedule != Schedule::SplitK && (tile.columns * bytes).is_multiple_of(16);
                 let epilogue = if staged { Epilogue::Staged } else { Epilogue::Direct };
-                let with = |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule, multicast: 1 };
+                let with =
+                    |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule, multicast: 1, ahead: 0 };
                 configs.extend(
                     [256, 128, 64].into_iter().filter_map(|depth| deepest(target, problem, with(depth), facts)),
                 );

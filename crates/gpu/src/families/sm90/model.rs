@@ -78,8 +78,16 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
                 let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
                 // Deep stages cost fewer instructions, but several of them are needed.
                 let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
-                let with =
-                    |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule, multicast: 1 };
+                let with = |&depth: &usize| Config {
+                    strategy,
+                    tile,
+                    depth,
+                    stages: 1,
+                    epilogue,
+                    schedule,
+                    multicast: 1,
+                    ahead: 0,
+                };
                 let with_room =
                     |resident| depths.iter().map(with).find_map(|config| deepest(problem, config, resident, facts));
                 configs.extend([1, 2].into_iter().filter_map(with_room));
@@ -180,6 +188,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         blocks,
         finish: FINISH + FINISH_TOKEN * f64::from(kernel.tokens),
         finishes_aside: kernel.ping_pong,
+        late: 0.0,
         cache_bytes,
         memory_bytes: problem.bytes() + 2.0 * workspace as f64,
         stage_bytes: f64::from(kernel.stages * kernel.units) * f64::from(kernel.unit_bytes().iter().sum::<u32>()),

@@ -25,7 +25,6 @@ const LANE_SHIFT: u32 = 16;
 pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
     let lane = k.special(SpecialRegister::LaneId);
     parts.work.each_tile(k, |k, tile| {
-        parts.pipe.wait_summed(k, tile.round);
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let first_lane = k.shl(warp, 5);
         let own = k.mul_add(first_lane, 1u32 << LANE_SHIFT, sums);
@@ -37,6 +36,11 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
         let row = parts.own(k, BLOCK_ROWS, row);
         let writer = Writer { staged, ..Writer::new(k, parts, &tile, row) };
         let steps = writer.steps(k);
+        let activated = parts.pipe.wait_gated(k, tile.round);
+        if activated {
+            activate(k, &writer.gates, own, steps);
+        }
+        parts.pipe.wait_summed(k, tile.round);
         k.repeat(steps, |k, step| {
             let first = k.mul(step, COLUMNS);
             let at = k.add(own, first);
@@ -47,11 +51,23 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
             let gate = read(k, 0);
             let up = (parts.config.accumulators() > 1).then(|| read(k, 1));
             k.tensor_wait_load();
-            writer.write(k, first, gate, up);
+            writer.write(k, first, (gate, activated), up);
         });
         parts.pipe.drain(k, tile.round);
         writer.send(k);
     });
+}
+
+/// While up is summed: gate's sums are replaced by what its function makes of them, in tensor memory, where there is room for them.
+fn activate(k: &mut Builder, gates: &Gates, own: Reg<U32>, steps: Reg<U32>) {
+    k.repeat(steps, |k, step| {
+        let at = k.mul_add(step, COLUMNS, own).cast();
+        let sums: [Reg<F32>; COLUMNS as usize] = k.tensor_load_columns(at);
+        k.tensor_wait_load();
+        let values = sums.map(|sum| gates.activate(k, sum));
+        k.tensor_store_columns(at, &values);
+    });
+    k.tensor_wait_store();
 }
 
 /// Where a thread's values go.
@@ -105,12 +121,12 @@ impl Writer {
         k.shr(beyond, COLUMNS.trailing_zeros())
     }
 
-    /// Finishes and stores what was read, from the tile's `first` column, or token, on.
+    /// Finishes and stores what was read, from the tile's `first` column, or token, on. Gate's values may be activated already.
     fn write(
         &self,
         k: &mut Builder,
         first: Reg<U32>,
-        gate: [Reg<F32>; COLUMNS as usize],
+        (gate, activated): ([Reg<F32>; COLUMNS as usize], bool),
         up: Option<[Reg<F32>; COLUMNS as usize]>,
     ) {
         match self.plane {
@@ -122,7 +138,14 @@ impl Writer {
                 }
             }
             None => {
-                let value = |index: usize| self.gates.apply(k, gate[index], up.map(|up| up[index]));
+                let value = |index: usize| match up.map(|up| up[index]) {
+                    None => self.gates.alone(k, gate[index]),
+                    Some(up) if activated => self.gates.join(k, gate[index], up),
+                    Some(up) => {
+                        let activation = self.gates.activate(k, gate[index]);
+                        self.gates.join(k, activation, up)
+                    }
+                };
                 let values: Vec<Reg<F32>> = (0..COLUMNS as usize).map(value).collect();
                 let values = std::array::from_fn(|index| values[index]);
                 self.store(k, first, self.start, values);
@@ -231,14 +254,21 @@ impl Gates {
         Gates { config: parts.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp }
     }
 
-    fn apply(&self, k: &mut Builder, gate: Reg<F32>, up: Option<Reg<F32>>) -> Reg<F32> {
-        let gate = gating::scaled(k, gate, self.gate);
-        match up {
-            None => gating::alone(k, self.config.function, gate),
-            Some(up) => {
-                let up = gating::scaled(k, up, self.up);
-                gating::apply(k, self.config.function, gate, up, self.clamp)
-            }
-        }
+    /// What becomes of the only sum.
+    fn alone(&self, k: &mut Builder, sum: Reg<F32>) -> Reg<F32> {
+        let value = gating::scaled(k, sum, self.gate);
+        gating::alone(k, self.config.function, value)
+    }
+
+    /// What becomes of a gate sum, whatever up is.
+    fn activate(&self, k: &mut Builder, sum: Reg<F32>) -> Reg<F32> {
+        let gate = gating::scaled(k, sum, self.gate);
+        gating::activation(k, self.config.function, gate, self.clamp)
+    }
+
+    /// What becomes of that and an up sum.
+    fn join(&self, k: &mut Builder, activation: Reg<F32>, sum: Reg<F32>) -> Reg<F32> {
+        let up = gating::scaled(k, sum, self.up);
+        gating::joined(k, self.config.function, activation, up, self.clamp)
     }
 }

@@ -3,6 +3,10 @@
 //! Per 64 of k a block-scaled multiplication takes 128 rows against up to 256 columns. Where tokens are the rows, they meet the weights of
 //! gate and up one after the other, and the second time may come from the collector; where they are the columns, gate and up weights are
 //! the rows of one multiplication each.
+//!
+//! Where gate is ahead of up, a tile's last stages are gone through twice: once with gate, and once more, before any of them is empty, with up.
+
+use std::ops::Range;
 
 use ptx::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
@@ -58,35 +62,94 @@ fn lead(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>) {
         parts.pipe.wait_drained(k, tile.round);
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let shape = shape(k, parts, &tile);
+        let sum = Sum { parts, tile: &tile, base, sums, shape };
         for pass in 0..parts.config.passes() {
             let left = k.variable(tile.units);
-            k.repeat(tile.steps, |k, step| {
+            let ahead = (parts.config.ahead > 0).then(|| k.min(tile.steps, parts.config.ahead));
+            let together = ahead.map_or(tile.steps, |ahead| k.sub(tile.steps, ahead));
+            let every = 0..parts.config.matrices();
+            k.repeat(together, |k, step| {
                 parts.pipe.wait_full(k, &turn);
                 let later = k.ne(step, 0);
-                let target = Target { sums, shape, pass };
-                match Stage::new(k, parts, &tile, &turn, base) {
-                    Some(stage) => stage.multiply(k, parts, &target, left, later),
-                    None => multiply_halves(k, parts, &turn, &target, later),
-                }
+                sum.products(k, &turn, (pass, every.clone()), left, later);
                 parts.pipe.release(k, &turn);
                 parts.pipe.advance(k, &turn);
             });
+            match ahead {
+                Some(ahead) => sum.gate_ahead(k, &turn, [together, ahead], left),
+                None if pass == 0 => parts.pipe.hand_gate_over(k, tile.round),
+                None => {}
+            }
         }
         parts.pipe.hand_over(k, tile.round);
     });
 }
 
-/// Where products go: the first accumulator of the tile, the multiplications' shape, and which of several passes it is.
+/// What is added to the sums of a tile: `base` is where tensor memory begins, `sums` its first accumulator.
+struct Sum<'a> {
+    parts: &'a Parts,
+    tile: &'a Tile,
+    base: Reg<TensorAddress>,
+    sums: Reg<U32>,
+    shape: Reg<MmaShape>,
+}
+
+impl Sum<'_> {
+    /// The products of a stage with some of its matrices, of which so many units of k are left.
+    fn products(&self, k: &mut Builder, turn: &Turn, (pass, matrices): (u32, Range<u32>), left: Reg<U32>, later: Pred) {
+        let target = Target { sums: self.sums, shape: self.shape, pass, matrices };
+        match Stage::new(k, self.parts, self.tile, turn, self.base) {
+            Some(stage) => stage.multiply(k, self.parts, &target, left, later),
+            None => multiply_halves(k, self.parts, turn, &target, later),
+        }
+    }
+
+    /// The last stages: gate's products of all of them, handed over, then up's. `before` is how many stages came before them.
+    fn gate_ahead(&self, k: &mut Builder, turn: &Turn, [before, ahead]: [Reg<U32>; 2], left: Reg<U32>) {
+        let pipe = &self.parts.pipe;
+        let (again, still_left) = (pipe.same(k, turn), k.variable(left));
+        let later = |k: &mut Builder, step: Reg<U32>| {
+            let number = k.add(before, step);
+            k.ne(number, 0)
+        };
+        k.repeat(ahead, |k, step| {
+            pipe.wait_full(k, turn);
+            let later = later(k, step);
+            self.products(k, turn, (0, 0..1), left, later);
+            pipe.advance(k, turn);
+        });
+        pipe.hand_gate_over(k, self.tile.round);
+        k.repeat(ahead, |k, step| {
+            let later = later(k, step);
+            self.products(k, &again, (0, 1..2), still_left, later);
+            pipe.release(k, &again);
+            pipe.advance_stage(k, &again);
+        });
+    }
+}
+
+/// Where products go: the first accumulator of the tile, the multiplications' shape, which of several passes it is, and the matrices of the
+/// stage that are multiplied with.
 struct Target {
     sums: Reg<U32>,
     shape: Reg<MmaShape>,
     pass: u32,
+    matrices: Range<u32>,
 }
 
 impl Target {
     /// The accumulator of a stage's matrix.
     fn accumulator(&self, k: &mut Builder, parts: &Parts, matrix: u32) -> Reg<TensorAddress> {
         k.add(self.sums, (matrix + self.pass) * parts.config.width()).cast()
+    }
+
+    /// What becomes of A: tokens that meet two matrices stay for the second.
+    fn collector(&self, parts: &Parts, matrix: u32) -> Collector {
+        match (parts.config.swapped() || self.matrices.len() == 1, matrix) {
+            (true, _) => Collector::Discard,
+            (false, 0) => Collector::Fill,
+            (false, _) => Collector::LastUse,
+        }
     }
 }
 
@@ -107,15 +170,6 @@ fn shape(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<MmaShape> {
     k.mul_add(further, (config.width_step() / 8) << SHAPE_COLUMNS, least).cast()
 }
 
-/// What becomes of A: tokens that meet two matrices stay for the second.
-fn collector(parts: &Parts, matrix: u32) -> Collector {
-    match (parts.config.swapped() || parts.config.matrices() == 1, matrix) {
-        (true, _) => Collector::Discard,
-        (false, 0) => Collector::Fill,
-        (false, _) => Collector::LastUse,
-    }
-}
-
 /// The products of one unit of numbers of 16 bits: four slices of sixteen, each part of the tokens against each matrix.
 fn multiply_halves(k: &mut Builder, parts: &Parts, turn: &Turn, target: &Target, later: Pred) {
     let config = &parts.config;
@@ -125,10 +179,10 @@ fn multiply_halves(k: &mut Builder, parts: &Parts, turn: &Turn, target: &Target,
             let part_bytes = config.token_rows() * ROW_BYTES;
             let tokens = descriptor(k, tokens, part * part_bytes + slice * SLICE_BYTES);
             let accumulate = if slice + part == 0 { later } else { k.bits(1) };
-            for matrix in 0..config.matrices() {
+            for matrix in target.matrices.clone() {
                 let weights = descriptor(k, weights, matrix * parts.pipe.matrix_bytes() + slice * SLICE_BYTES);
                 let (a, b) = if config.swapped() { (weights, tokens) } else { (tokens, weights) };
-                let (d, collector) = (target.accumulator(k, parts, matrix), collector(parts, matrix));
+                let (d, collector) = (target.accumulator(k, parts, matrix), target.collector(parts, matrix));
                 let (group, shape) = (config.group(), target.shape);
                 k.tensor_multiply_halves(MultiplyHalves { group, d, a, b, shape, accumulate, collector });
             }
@@ -180,10 +234,15 @@ impl Stage {
         k.set(left, rest);
     }
 
+    /// Where the scales of an operand's unit are in tensor memory.
+    fn scale_columns(&self, k: &mut Builder, [first, blocks, unit]: [u32; 3]) -> Reg<U32> {
+        k.add(self.columns, first * BLOCK_COLUMNS + unit * blocks * UNIT_COLUMNS)
+    }
+
     /// Copies the scales of an operand's unit to tensor memory, block beside block, and says where they are. `first` is the operand's first
     /// block among the stage's.
     fn copy_scales(&self, k: &mut Builder, parts: &Parts, [first, blocks, unit]: [u32; 3]) -> Reg<U32> {
-        let start = k.add(self.columns, first * BLOCK_COLUMNS + unit * blocks * UNIT_COLUMNS);
+        let start = self.scale_columns(k, [first, blocks, unit]);
         for block in 0..blocks {
             let to = if block == 0 { start } else { k.add(start, block * UNIT_COLUMNS) };
             let from = k.add(self.scales, ((first + block) * SCALE_BYTES + unit * UNIT_SCALES) / 16);
@@ -197,17 +256,20 @@ impl Stage {
     fn step(&self, k: &mut Builder, parts: &Parts, target: &Target, unit: u32, accumulate: Pred) {
         let config = &parts.config;
         let tokens = descriptor(k, self.tokens, unit * UNIT / 2);
-        let token_scales: Reg<TensorAddress> = self.copy_scales(k, parts, [0, 1, unit]).cast();
+        // With up alone, those of tokens are there: gate has been multiplied with the same stage.
+        let token_scales: Reg<TensorAddress> = match target.matrices.start {
+            0 => self.copy_scales(k, parts, [0, 1, unit]).cast(),
+            _ => self.scale_columns(k, [0, 1, unit]).cast(),
+        };
         let blocks = config.weight_blocks();
-        let scales: Vec<Reg<U32>> = (0..config.matrices())
-            .map(|matrix| self.copy_scales(k, parts, [1 + matrix * blocks, blocks, unit]))
-            .collect();
-        for (matrix, weight_scales) in (0..).zip(scales) {
+        let copied = |matrix: u32| self.copy_scales(k, parts, [1 + matrix * blocks, blocks, unit]);
+        let scales: Vec<Reg<U32>> = target.matrices.clone().map(copied).collect();
+        for (matrix, weight_scales) in target.matrices.clone().zip(scales) {
             let weights = descriptor(k, self.weights, matrix * parts.pipe.matrix_bytes() + unit * UNIT / 2);
             let weight_scales = self.skipped.map_or(weight_scales, |skipped| k.add(weight_scales, skipped)).cast();
             let (tokens, weights) = ((tokens, token_scales), (weights, weight_scales));
             let ((a, scale_a), (b, scale_b)) = if config.swapped() { (weights, tokens) } else { (tokens, weights) };
-            let (d, collector) = (target.accumulator(k, parts, matrix), collector(parts, matrix));
+            let (d, collector) = (target.accumulator(k, parts, matrix), target.collector(parts, matrix));
             let (group, shape) = (config.group(), target.shape);
             k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
         }

@@ -26,6 +26,9 @@
 //! - `dequantise`: where tokens have 16 bits, four warps fill them with weights;
 //! - `issue`: one thread gives the tensor cores their work;
 //! - `finish`: four warps bring sums to C.
+//!
+//! Where gate is *ahead* of up, over some last stages of k or over all of it, the finishing warps get its sums earlier and compute its
+//! function while up's products are summed.
 
 mod dequantise;
 mod finish;
@@ -106,6 +109,8 @@ pub struct TensorMultiplySpec {
     pub schedule: Schedule,
     /// Tiles side by side that share their tokens' copies: two pairs, or 1.
     pub multicast: u32,
+    /// Stages at the end of k over which gate is ahead of up.
+    pub ahead: u32,
     /// Whether rows of every group's C are a multiple of 16 bytes.
     pub aligned: bool,
     /// What becomes of gate and up.
@@ -135,6 +140,11 @@ impl TensorMultiplySpec {
     /// Whether two pairs share the copies of their tokens.
     fn shares(&self) -> bool {
         self.multicast > 1
+    }
+
+    /// Whether the gate's sums are handed over before the up matrix's are there: always where gate goes through k first.
+    fn gates_ahead(&self) -> bool {
+        (self.ahead > 0 || self.products == Products::Sequential) && !self.leaves_sums()
     }
 
     /// Blocks of a cluster.
@@ -278,7 +288,8 @@ impl TensorMultiplySpec {
 
     /// Bytes of shared memory: what the phases declare, added up.
     pub fn shared_bytes(&self) -> u32 {
-        let barriers = 2 * self.stages + self.sets * if self.has_several_tiles() { 2 } else { 1 };
+        let of_sets = 1 + u32::from(self.has_several_tiles()) + u32::from(self.gates_ahead());
+        let barriers = 2 * self.stages + self.sets * of_sets;
         let stages = self.stages * self.stage_bytes().iter().sum::<u32>();
         stages + self.staged_bytes() + barriers * Barriers::STRIDE + 4
     }
@@ -376,6 +387,15 @@ impl TensorMultiplySpec {
             let wanted = "1, or 2 with tiles of 256 tokens: two pairs, a cluster of four blocks, have the same tokens as rows; where \
                 tokens are columns, weights are most of what is read";
             return refuse("tiles that share tokens (multicast)", self.multicast, wanted);
+        }
+        if self.ahead > 0 && (self.products != Products::Interleaved || self.sets > 1 || self.leaves_sums()) {
+            let wanted = "0, or with strategy=interleaved and schedule=tile or persistent up to as many as there are stages: two passes and \
+                split-k leave sums as they are, sequential has gate ahead over all of k, and ping-pong finishes beside the next tile";
+            return refuse("stages over which gate is ahead", self.ahead, wanted);
+        }
+        if self.ahead > self.stages {
+            let wanted = "at most as many as the pipeline has: up finds them where gate has left them";
+            return refuse("stages over which gate is ahead", self.ahead, wanted);
         }
         if !(1..=MOST_STAGES).contains(&self.stages) {
             return refuse("pipeline stages", self.stages, "1 to 16");

@@ -4,6 +4,7 @@
 //! - *full*, per stage: an arrival by each producer, with its bytes where it copies; completes when all have landed. Who multiplies waits.
 //! - *empty*, per stage: one arrival, when all multiplications that read it are done. The producers wait.
 //! - *summed*, per set of accumulators: one arrival, when a tile's last multiplication is done. Who finishes tiles waits.
+//! - *gated*, per set: one arrival, when the last multiplication of gate is done, where that is ahead of up. Who finishes waits.
 //! - *drained*, per set: one arrival per finishing warp, when it has read the last of a tile. Who multiplies waits; only where a block
 //!   has several tiles.
 //!
@@ -19,7 +20,7 @@
 
 use ptx::descriptor::Swizzle;
 use ptx::instr::Semantics;
-use ptx::{Addr, Barriers, Builder, Cluster, Reg, Scope, Shared, SharedRegion, TensorAddress, U16, U32, Value};
+use ptx::{Addr, Barriers, Builder, Cluster, Pred, Reg, Scope, Shared, SharedRegion, TensorAddress, U16, U32, Value};
 
 use super::{
     ALL_BLOCKS, BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, Place, SAME_TOKENS, STORE_BYTES, TensorMultiplySpec,
@@ -44,6 +45,7 @@ pub(super) struct Pipeline {
     full: Barriers,
     empty: Barriers,
     summed: Barriers,
+    gated: Option<Barriers>,
     drained: Option<Barriers>,
     /// Where the address of tensor memory is left.
     pub tensor_address: SharedRegion,
@@ -68,6 +70,7 @@ impl Pipeline {
             full: k.barriers("full", config.stages),
             empty: k.barriers("empty", config.stages),
             summed: k.barriers("summed", config.sets),
+            gated: config.gates_ahead().then(|| k.barriers("gated", config.sets)),
             drained: config.has_several_tiles().then(|| k.barriers("drained", config.sets)),
             tensor_address: k.shared("tensor_address", 4, 4),
         }
@@ -91,10 +94,18 @@ impl Pipeline {
         }
         for set in 0..self.config.sets {
             k.barrier_init(self.summed.at(set), 1);
+            if let Some(gated) = self.gated {
+                k.barrier_init(gated.at(set), 1);
+            }
             if let Some(drained) = self.drained {
                 k.barrier_init(drained.at(set), FINISHING_WARPS * self.config.partners());
             }
         }
+    }
+
+    /// The same stage, to come back to: it is full, and stays so.
+    pub fn same(&self, k: &mut Builder, turn: &Turn) -> Turn {
+        Turn { stage: k.variable(turn.stage), parity: turn.parity }
     }
 
     /// The first stage of the first round.
@@ -104,12 +115,18 @@ impl Pipeline {
 
     /// Goes on to the next stage; the parity flips whenever the ring is closed.
     pub fn advance(&self, k: &mut Builder, turn: &Turn) {
+        let wrapped = self.advance_stage(k, turn);
+        let flipped = k.xor(turn.parity, 1);
+        k.when(wrapped, |k| k.set(turn.parity, flipped));
+    }
+
+    /// Goes on to the next stage, which is known to be full. Says whether the ring is closed.
+    pub fn advance_stage(&self, k: &mut Builder, turn: &Turn) -> Pred {
         let next = k.add(turn.stage, 1);
         let wrapped = k.eq(next, self.config.stages);
-        let flipped = k.xor(turn.parity, 1);
         let next = k.select(wrapped, 0u32, next);
         k.set(turn.stage, next);
-        k.when(wrapped, |k| k.set(turn.parity, flipped));
+        wrapped
     }
 
     fn barrier(&self, k: &mut Builder, which: Barriers, index: Reg<U32>) -> Addr<Shared> {
@@ -227,17 +244,39 @@ impl Pipeline {
 
     /// The tile is summed when all that has been issued is done.
     pub fn hand_over(&self, k: &mut Builder, round: Reg<U32>) {
+        self.commit_set(k, self.summed, round);
+    }
+
+    /// Gate is summed when all that has been issued is done, if anyone waits for it.
+    pub fn hand_gate_over(&self, k: &mut Builder, round: Reg<U32>) {
+        if let Some(gated) = self.gated {
+            self.commit_set(k, gated, round);
+        }
+    }
+
+    fn commit_set(&self, k: &mut Builder, which: Barriers, round: Reg<U32>) {
         let [set, _] = self.set(k, round);
-        let summed = self.barrier(k, self.summed, set);
+        let barrier = self.barrier(k, which, set);
         let partners = self.partners(k);
-        k.tensor_commit(self.config.group(), summed, partners);
+        k.tensor_commit(self.config.group(), barrier, partners);
     }
 
     /// Who finishes waits for a tile's sums.
     pub fn wait_summed(&self, k: &mut Builder, round: Reg<U32>) {
+        self.wait_set(k, self.summed, round);
+    }
+
+    /// Who finishes waits for a tile's sums of gate, where those come first. Says whether they do.
+    pub fn wait_gated(&self, k: &mut Builder, round: Reg<U32>) -> bool {
+        let Some(gated) = self.gated else { return false };
+        self.wait_set(k, gated, round);
+        true
+    }
+
+    fn wait_set(&self, k: &mut Builder, which: Barriers, round: Reg<U32>) {
         let [set, parity] = self.set(k, round);
-        let summed = self.barrier(k, self.summed, set);
-        k.wait_at(summed, parity, self.config.scope());
+        let barrier = self.barrier(k, which, set);
+        k.wait_at(barrier, parity, self.config.scope());
         k.tensor_fence_after_sync();
     }
 
