@@ -220,6 +220,9 @@ pub enum Rule {
     /// A guard on a label.
     #[error("a label cannot be guarded; branch around it")]
     GuardedLabel,
+    /// A guard on what is several instructions to the assembler.
+    #[error("a question about an answer of launch control cannot be guarded; branch around it")]
+    GuardedQuestion,
     /// A body that does not end with an unguarded `exit`.
     #[error("the last instruction is not an unguarded exit; threads would run off the end")]
     NoExit,

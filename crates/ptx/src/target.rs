@@ -35,6 +35,8 @@ pub enum Feature {
     Clusters,
     /// Copies by the copy engine, plain or through tensor maps, and fences for them.
     BulkCopies,
+    /// Clusters that take over what others of their grid would have done.
+    LaunchControl,
     /// Barriers in shared memory that can be waited at.
     MemoryBarriers,
     /// Grids that begin before their predecessors end.
@@ -68,6 +70,7 @@ impl Target {
             Feature::Wgmma => self == Target::Sm90a,
             Feature::Tcgen05 => matches!(self, Target::Sm100a | Target::Sm100f),
             Feature::BlockScaledMma => self == Target::Sm120f,
+            Feature::LaunchControl => !matches!(self, Target::Sm80 | Target::Sm90a),
             Feature::SetMaxRegisters
             | Feature::Clusters
             | Feature::BulkCopies

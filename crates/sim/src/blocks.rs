@@ -60,6 +60,10 @@ pub(crate) struct Core<'k> {
     pub(crate) multiprocessors: u32,
     /// What an arrival publishes, while it is put together.
     pub(crate) published: Knowledge,
+    /// Clusters that have not begun, in the order in which they will.
+    pub(crate) waiting: VecDeque<u32>,
+    /// How many run at a time.
+    pub(crate) room: usize,
     /// What a load brings, while it is put together.
     pub(crate) loaded: Vec<Lanes>,
     /// Where the run stops, unless it goes on to its end.
@@ -78,6 +82,8 @@ pub(crate) struct Cluster {
     pub(crate) jobs: Vec<Box<Job>>,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) slots: u32,
+    /// Whether one of its threads has seen that no further cluster's work is to be had.
+    pub(crate) refused: bool,
 }
 
 impl Cluster {

@@ -154,6 +154,7 @@ mod gpu;
 mod invocation;
 mod landing;
 mod lanes;
+mod launch_control;
 mod limits;
 mod machine;
 mod memory;

@@ -86,8 +86,7 @@ pub(crate) struct Machine<'k> {
     pub(crate) grids: VecDeque<Grid<'k>>,
     /// What those that are over did.
     pub(crate) profiles: Vec<Profile>,
-    /// Clusters of the present one to come, in the order in which they start, and those that run.
-    waiting: std::vec::IntoIter<u32>,
+    /// Clusters of the present one that run.
     pub(crate) running: Vec<Cluster>,
     /// The turns that one of them has, if it has some.
     advance: Option<Advance>,
@@ -169,12 +168,14 @@ impl<'k> Machine<'k> {
             instructions: limits.instructions,
             multiprocessors: limits.multiprocessors.max(1),
             published: Knowledge::default(),
+            waiting: VecDeque::new(),
+            room: 1,
             loaded: Vec::new(),
             stops: None,
             looked_ahead: false,
         };
-        let (waiting, running) = (core.starts(), Vec::new());
-        Machine { core, limits: *limits, grids, profiles: Vec::new(), waiting, running, advance: None }
+        core.start(limits);
+        Machine { core, limits: *limits, grids, profiles: Vec::new(), running: Vec::new(), advance: None }
     }
 
     /// Goes on to the end, or to an instruction before which the core says to stop.
@@ -184,7 +185,7 @@ impl<'k> Machine<'k> {
                 self.profiles.push(std::mem::take(&mut self.core.profile));
                 let Some(grid) = self.grids.pop_front() else { return Ok(Progress::Over) };
                 self.core.succeed(grid, &self.limits);
-                self.waiting = self.core.starts();
+                self.core.start(&self.limits);
                 continue;
             };
             if self.core.log.crowded() && advance.stopped.is_none() {
@@ -206,9 +207,8 @@ impl<'k> Machine<'k> {
 
     /// Starts clusters where there is room, and gives one of them some turns, if there is one left.
     fn choose(&mut self) -> Option<Advance> {
-        let room = (self.limits.multiprocessors / self.core.cluster_shape.iter().product::<u32>()).max(1) as usize;
-        while self.running.len() < room
-            && let Some(index) = self.waiting.next()
+        while self.running.len() < self.core.room
+            && let Some(index) = self.core.waiting.pop_front()
         {
             self.running.push(self.core.cluster(self.core.first_cluster + index, &self.limits));
         }
@@ -222,10 +222,15 @@ impl<'k> Machine<'k> {
 }
 
 impl<'k> Core<'k> {
-    /// The order in which the clusters of the present grid start.
-    fn starts(&mut self) -> std::vec::IntoIter<u32> {
+    /// Chooses in which order the clusters of the present grid start, and how many run at a time.
+    fn start(&mut self, limits: &Limits) {
         let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
-        self.chooser.starts(x * y * z).into_iter()
+        self.waiting = self.chooser.starts(x * y * z).into();
+        self.room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
+        // Where clusters do the work of others, how many begin is the launcher's to say, and it may have other things to do.
+        if self.program.claims {
+            self.room = self.chooser.room(self.room);
+        }
     }
 
     /// Goes on to the next grid of the sequence.
@@ -244,6 +249,15 @@ impl<'k> Core<'k> {
 }
 
 impl Core<'_> {
+    /// Keeps a cluster that has not begun from beginning, and says where its first block is. The launcher may refuse though there are some.
+    pub(crate) fn cancel(&mut self) -> Option<[u32; 3]> {
+        if self.chooser.refuses() {
+            return None;
+        }
+        let index = self.waiting.pop_front()?;
+        Some(block_id(self.launch.grid, self.cluster_shape, index, 0))
+    }
+
     /// Makes room in the log of accesses.
     fn forget(&mut self, running: &[Cluster]) -> Result<(), Box<Fault>> {
         let mut remembered = self.log.nobody();
@@ -300,6 +314,7 @@ impl Core<'_> {
             jobs: Vec::new(),
             barrier: ClusterBarrier::new(index),
             slots: PREDECESSOR + 1,
+            refused: false,
         };
         for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {

@@ -282,6 +282,27 @@ impl Nursery<'_> {
                     }
                 });
             }
+            AsyncCopy::TryCancel { multicast, .. } => {
+                self.remove(at, "request dropped", 1);
+                self.double(at, "request doubled");
+                self.add(at, "counted at the next barrier", |kernel| {
+                    if let Op::Copy(AsyncCopy::TryCancel { bar, .. }) = &mut kernel.body[at].op {
+                        bar.offset += 8;
+                    }
+                });
+                self.add(at, "answered in the next 16 bytes", |kernel| {
+                    if let Op::Copy(AsyncCopy::TryCancel { dst, .. }) = &mut kernel.body[at].op {
+                        dst.offset += 16;
+                    }
+                });
+                if *multicast {
+                    self.add(at, "answered to one block", |kernel| {
+                        if let Op::Copy(AsyncCopy::TryCancel { multicast, .. }) = &mut kernel.body[at].op {
+                            *multicast = false;
+                        }
+                    });
+                }
+            }
             AsyncCopy::BulkToCluster { .. } | AsyncCopy::StoreAsync { .. } => {
                 self.remove(at, "copy dropped", 1);
                 self.double(at, "copy doubled");

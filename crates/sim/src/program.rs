@@ -24,6 +24,8 @@ pub(crate) struct Program<'k> {
     pub(crate) storage: Rc<Storage>,
     /// Whether its threads copy one by one.
     pub(crate) copies_by_threads: bool,
+    /// Whether its clusters ask for each other's work.
+    pub(crate) claims: bool,
     /// Whether the instruction is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
     spins: Vec<bool>,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
@@ -55,6 +57,7 @@ impl<'k> Program<'k> {
         let all = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize])).collect();
         let storage = Rc::new(Storage::new(Lives::new(kernel, &registers, &starts, owned)));
         let copies_by_threads = kernel.body.iter().any(|instr| is_of_threads(&instr.op));
+        let claims = kernel.body.iter().any(|instr| matches!(instr.op, Op::Copy(AsyncCopy::TryCancel { .. })));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
         let multiplied = all;
         Ok(Program {
@@ -65,6 +68,7 @@ impl<'k> Program<'k> {
             multiplied,
             storage,
             copies_by_threads,
+            claims,
             spins,
             shared_unit,
             global_unit,

@@ -112,6 +112,20 @@ impl Chooser {
         order
     }
 
+    /// How many clusters, of those that there is room for, run at a time where they do each other's work.
+    pub(crate) fn room(&mut self, most: usize) -> usize {
+        match self.schedule {
+            Schedule::Earliest => most,
+            Schedule::Latest => 1,
+            Schedule::Random(_) => self.rng.usize(1..=most.min(3)),
+        }
+    }
+
+    /// Whether a cluster that asks for another's work is refused though there is some.
+    pub(crate) fn refuses(&mut self) -> bool {
+        matches!(self.schedule, Schedule::Random(_)) && self.rng.u8(..) < 32
+    }
+
     /// How many steps before the newest the value is that a load sees, of so many that it may see.
     pub(crate) fn staleness(&mut self, visible: usize) -> usize {
         match self.schedule {

@@ -235,6 +235,20 @@ impl Builder {
         self.unary(UnaryOp::TanhApprox, a)
     }
 
+    /// Whether an answer to [`Builder::try_cancel`] says that a cluster was cancelled.
+    pub fn is_canceled(&mut self, answer: [Reg<U64>; 2]) -> Pred {
+        let dst = self.register::<Bool>();
+        self.emit(Arith::IsCanceled { dst: dst.id(), answer: answer.map(Reg::id) });
+        dst
+    }
+
+    /// The first block of the cluster that was cancelled, along x, y and z.
+    pub fn first_block(&mut self, answer: [Reg<U64>; 2]) -> [Reg<U32>; 3] {
+        let dsts = self.registers::<U32, 3>();
+        self.emit(Arith::FirstBlock { dsts: dsts.map(Reg::id), answer: answer.map(Reg::id) });
+        dsts
+    }
+
     /// Number of set bits.
     pub fn count_ones(&mut self, a: Reg<U32>) -> Reg<U32> {
         self.unary(UnaryOp::CountOnes, a)

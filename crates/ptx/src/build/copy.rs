@@ -111,6 +111,12 @@ impl Builder {
         self.emit(AsyncCopy::PrefetchMap { map: map.id() });
     }
 
+    /// Asks for the work of a cluster that has not begun. The answer goes to shared memory, of every block of the cluster if `all`, and `bar`
+    /// counts its 16 bytes there.
+    pub fn try_cancel(&mut self, answer: Addr<Shared>, bar: Addr<Shared>, all: bool) {
+        self.emit(AsyncCopy::TryCancel { dst: answer.address(), bar: bar.address(), multicast: all });
+    }
+
     /// Closes a group of this thread's bulk and tensor stores.
     pub fn bulk_commit(&mut self) {
         self.emit(AsyncCopy::CommitGroup);

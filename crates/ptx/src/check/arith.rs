@@ -156,6 +156,16 @@ impl Check<'_> {
                 let half = self.half_of("the operand", a);
                 self.banks("a half", &[low, high], half.bank());
             }
+            Arith::IsCanceled { dst, answer } => {
+                self.feature("an answer of launch control", Feature::LaunchControl);
+                self.banks("a half of the answer", &answer, Bank::B64);
+                self.bank("the result", dst, Bank::Pred);
+            }
+            Arith::FirstBlock { dsts, answer } => {
+                self.feature("an answer of launch control", Feature::LaunchControl);
+                self.banks("a half of the answer", &answer, Bank::B64);
+                self.banks("a result", &dsts, Bank::B32);
+            }
             _ => self.address_arithmetic(op),
         }
     }

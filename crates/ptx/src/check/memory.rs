@@ -82,6 +82,7 @@ impl Check<'_> {
             AsyncCopy::StoreAsync { .. } | AsyncCopy::BulkToCluster { .. } => {
                 self.feature("a copy to another block", Feature::Clusters);
             }
+            AsyncCopy::TryCancel { .. } => self.feature("cancelling the launch of a cluster", Feature::LaunchControl),
             _ => self.feature("the copy engine", Feature::BulkCopies),
         }
         match op {
@@ -138,6 +139,10 @@ impl Check<'_> {
                     self.word("the bytes that a thread's copy reads", *read, "at most those it writes", |n| n <= most);
                 }
                 self.banks("the policy", policy.as_slice(), Bank::B64);
+            }
+            AsyncCopy::TryCancel { dst, bar, multicast: _ } => {
+                self.address("the answer of launch control", Space::Shared, *dst, 16, 16);
+                self.mbarrier(Space::Shared, *bar);
             }
             AsyncCopy::CommitGroup
             | AsyncCopy::WaitGroup { .. }

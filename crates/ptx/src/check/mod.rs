@@ -15,7 +15,7 @@ mod tensor_core;
 use std::collections::HashMap;
 
 use crate::error::Error;
-use crate::instr::{Control, Instr, Op};
+use crate::instr::{Arith, Control, Instr, Op};
 use crate::kernel::Kernel;
 use crate::rule::{Place, Rule, Violation, bank_name};
 use crate::target::Feature;
@@ -82,6 +82,9 @@ impl Check<'_> {
             self.bank("the guard", guard.pred, Bank::Pred);
             if matches!(instr.op, Op::Control(Control::Label(_))) {
                 self.refuse(Rule::GuardedLabel);
+            }
+            if matches!(instr.op, Op::Arith(Arith::IsCanceled { .. } | Arith::FirstBlock { .. })) {
+                self.refuse(Rule::GuardedQuestion);
             }
         }
         match &instr.op {

@@ -122,6 +122,16 @@ pub enum AsyncCopy {
         /// Groups allowed to be in flight.
         pending: u32,
     },
+    /// Asks that a cluster of the grid which has not begun never begins, so that this one can do its work (`clusterlaunchcontrol`). The answer,
+    /// 16 bytes for [`Arith::IsCanceled`](super::Arith::IsCanceled), goes to shared memory and is counted at a barrier.
+    TryCancel {
+        /// Where the answer goes: shared, 16-byte aligned.
+        dst: Address,
+        /// The barrier that counts its bytes.
+        bar: Address,
+        /// Whether every block of the cluster gets the answer, each at the same places.
+        multicast: bool,
+    },
     /// Stores 1, 2 or 4 words into a block of the cluster; the bytes are counted at a barrier of that block
     /// (`st.async`).
     StoreAsync {

@@ -119,6 +119,14 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             visit(a, Read);
             each(&[low, high], Write, visit);
         }
+        Arith::IsCanceled { dst, answer } => {
+            each(&answer, Read, visit);
+            visit(dst, Write);
+        }
+        Arith::FirstBlock { dsts, answer } => {
+            each(&answer, Read, visit);
+            each(&dsts, Write, visit);
+        }
         Arith::MapShared { dst, a, rank } => {
             visit(a, Read);
             read(rank, visit);
@@ -271,6 +279,7 @@ fn copy(op: &AsyncCopy, visit: &mut Visit<'_>) {
             coords.iter().for_each(|&c| read(c, visit));
         }
         AsyncCopy::PrefetchMap { map } => visit(*map, Read),
+        AsyncCopy::TryCancel { dst, bar, multicast: _ } => addresses(&[*dst, *bar], visit),
         AsyncCopy::CommitGroup
         | AsyncCopy::WaitGroup { .. }
         | AsyncCopy::CommitThreadGroup

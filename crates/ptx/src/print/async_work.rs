@@ -143,6 +143,12 @@ pub(super) fn copy(op: &AsyncCopy) -> String {
         ),
         AsyncCopy::CommitThreadGroup => "cp.async.commit_group".into(),
         AsyncCopy::WaitThreadGroup { pending } => format!("cp.async.wait_group {pending}"),
+        AsyncCopy::TryCancel { dst, bar, multicast } => format!(
+            "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{}.b128 {}, {}",
+            when(*multicast, ".multicast::cluster::all"),
+            address(*dst),
+            address(*bar)
+        ),
         AsyncCopy::StoreAsync { dst, srcs, bar } => {
             let count = if srcs.len() == 1 { String::new() } else { format!(".v{}", srcs.len()) };
             format!(

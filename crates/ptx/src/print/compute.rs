@@ -38,6 +38,10 @@ impl Kernel {
                 format!("mov.b{} {dst}, {{{}, {}}}", dst.bank.bits(), word(low), word(high))
             }
             Arith::Unpack { low, high, a } => format!("mov.b{} {{{low}, {high}}}, {a}", a.bank.bits()),
+            Arith::IsCanceled { dst, answer } => query(answer, "is_canceled.pred", &dst.to_string()),
+            Arith::FirstBlock { dsts: [x, y, z], answer } => {
+                query(answer, "get_first_ctaid.v4.b32", &format!("{{{x}, {y}, {z}, _}}"))
+            }
             Arith::Special { dst, which } => format!("mov.b{} {dst}, %{}", dst.bank.bits(), special(which)),
             Arith::Param { dst, param } => {
                 format!("ld.param.b{} {dst}, [{}]", dst.bank.bits(), self.param_name(param))
@@ -60,6 +64,14 @@ impl Kernel {
     fn param_name(&self, param: ParamId) -> &str {
         self.params.get(param.0 as usize).map_or("undeclared_parameter", |param| &param.name)
     }
+}
+
+/// A question about an answer of launch control, which instructions take as one register of 128 bits.
+fn query([low, high]: [RegId; 2], what: &str, dst: &str) -> String {
+    format!(
+        "{{ .reg .b128 %answer; mov.b128 %answer, {{{low}, {high}}}; \
+         clusterlaunchcontrol.query_cancel.{what}.b128 {dst}, %answer; }}"
+    )
 }
 
 /// The type as plain bits: logic, selection and moves do not care for more.

@@ -88,7 +88,8 @@ impl Kernel {
             Op::Tcgen05(op) => async_work::tcgen05(op, self.target),
             Op::Control(op) => control(*op),
         };
-        format!("\t{guard}{op};")
+        let end = if op.ends_with('}') && op.starts_with('{') { "" } else { ";" };
+        format!("\t{guard}{op}{end}")
     }
 
     fn header(&self, text: &mut String) {

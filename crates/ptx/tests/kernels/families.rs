@@ -43,6 +43,8 @@ pub fn all() -> Vec<Family> {
         blackwells("paired tcgen05", tcgen05(CtaGroup::Two)),
         blackwell("barriers", barriers()),
         blackwell("control", control()),
+        blackwell("launch control", launch_control()),
+        blackwells("launch control", launch_control()),
         ampere("arithmetic", arithmetic()),
         ampere("moves", moves()),
         ampere("memory", memory()),
@@ -58,6 +60,7 @@ pub fn all() -> Vec<Family> {
         desktop("copies", copies(&[None])),
         desktop("thread copies", thread_copies()),
         desktop("control", control()),
+        desktop("launch control", launch_control()),
     ]
 }
 
@@ -434,6 +437,15 @@ fn copies(groups: &[Option<CtaGroup>]) -> Vec<Op> {
         ops.push(AsyncCopy::StoreAsync { dst: far, srcs: rs(count), bar: far_bar }.into());
     }
     ops.push(AsyncCopy::PrefetchMap { map }.into());
+    ops
+}
+
+/// Launch control, and what is asked of its answers.
+fn launch_control() -> Vec<Op> {
+    let mut ops: Vec<Op> =
+        YES_NO.map(|multicast| AsyncCopy::TryCancel { dst: tile(), bar: bar(Space::Shared), multicast }.into()).into();
+    ops.push(Arith::IsCanceled { dst: p(0), answer: [d(1), d(2)] }.into());
+    ops.push(Arith::FirstBlock { dsts: [r(1), r(2), r(3)], answer: [d(1), d(2)] }.into());
     ops
 }
 

@@ -72,6 +72,18 @@ fn a_32_bit_multicast_mask_is_refused() {
 }
 
 #[test]
+fn launch_control_is_refused_on_hopper_and_its_questions_cannot_be_guarded() {
+    let ask = AsyncCopy::TryCancel { dst: shared(TILE), bar: shared(BARRIER), multicast: false };
+    assert!(matches!(broken(ask), Rule::Feature { feature: Feature::LaunchControl, .. }));
+    let question = || Op::from(Arith::IsCanceled { dst: p(1), answer: [d(0), d(1)] });
+    let mut kernel = kernel(Target::Sm100a);
+    kernel.body.insert(0, guarded(question(), p(0)));
+    assert!(rules(&kernel).contains(&Rule::GuardedQuestion));
+    let misplaced = AsyncCopy::TryCancel { dst: shared(TILE + 8), bar: shared(BARRIER), multicast: true };
+    assert!(matches!(broken_blackwell(misplaced), Rule::Misaligned { .. }));
+}
+
+#[test]
 fn a_paired_tensor_copy_is_refused_on_hopper() {
     let (dst, coords, bar, cta_group) = (shared(TILE), vec![imm(0)], shared(BARRIER), Some(CtaGroup::Two));
     let op = AsyncCopy::TensorLoad { dst, map: d(0), coords, bar, multicast: None, policy: None, cta_group };

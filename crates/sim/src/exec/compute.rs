@@ -8,6 +8,7 @@ use crate::arith;
 use crate::error::FaultKind;
 use crate::invocation::Invocation;
 use crate::lanes::{self, FULL, Lanes, Words, lanes};
+use crate::launch_control;
 use crate::memory::SharedMemory;
 
 impl Exec<'_, '_> {
@@ -111,6 +112,21 @@ impl Exec<'_, '_> {
                 self.set(low, &a);
                 self.set(high, &a.map(|bits| bits >> half));
             }
+            Arith::IsCanceled { dst, answer } => {
+                let answers = self.answers(answer)?;
+                self.cluster.refused |= lanes(self.mask).any(|lane| answers[lane].is_none());
+                self.set_predicate(dst, lanes::mask_of(|lane| answers[lane].is_some()));
+            }
+            Arith::FirstBlock { dsts, answer } => {
+                let answers = self.answers(answer)?;
+                if lanes(self.mask).any(|lane| answers[lane].is_none()) {
+                    let what = "clusters that an answer tells of whose first block is asked for";
+                    return Err(FaultKind::BadOperand { what, found: 0, wanted: "one: is_canceled must hold" });
+                }
+                for (axis, dst) in dsts.into_iter().enumerate() {
+                    self.set_words(dst, &answers.map(|first| first.map_or(0, |first| first[axis])));
+                }
+            }
             Arith::Special { dst, which } => {
                 let values = self.special(which);
                 self.set(dst, &values);
@@ -135,6 +151,19 @@ impl Exec<'_, '_> {
             Arith::Policy { dst, keep } => self.set(dst, &[u64::from(keep); 32]),
         }
         Ok(())
+    }
+
+    /// The answers of launch control in two registers.
+    fn answers(&self, [low, high]: [RegId; 2]) -> Result<[Option<[u32; 3]>; 32], FaultKind> {
+        let (low, high, mut answers) = (self.warp.get(low), self.warp.get(high), [None; 32]);
+        for lane in lanes(self.mask) {
+            answers[lane] = launch_control::read([low[lane], high[lane]]).ok_or(FaultKind::BadOperand {
+                what: "an answer of launch control",
+                found: high[lane],
+                wanted: "the sixteen bytes as try_cancel left them",
+            })?;
+        }
+        Ok(answers)
     }
 
     /// The lanes in which a function of predicates holds.

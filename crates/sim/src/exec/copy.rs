@@ -10,6 +10,7 @@ use crate::error::FaultKind;
 use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Stores, Work};
 use crate::invocation::Invocation;
 use crate::lanes::{Lanes, lanes};
+use crate::launch_control;
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 use crate::tma;
@@ -59,6 +60,7 @@ impl<'k> Exec<'_, 'k> {
             }
             AsyncCopy::CommitGroup => self.commit_stores(),
             AsyncCopy::WaitGroup { pending, read } => return Ok(self.wait_stores(*pending, *read)),
+            AsyncCopy::TryCancel { dst, bar, multicast } => self.try_cancel(*dst, *bar, *multicast)?,
             AsyncCopy::StoreAsync { dst, srcs, bar } => self.store_async(*dst, srcs, *bar)?,
             AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy: _ } => {
                 self.thread_copy(*dst, *src, *bytes, *source_bytes)?;
@@ -69,6 +71,30 @@ impl<'k> Exec<'_, 'k> {
             AsyncCopy::WaitThreadGroup { pending } => return Ok(self.wait_copies(*pending)),
         }
         Ok(Flow::Next)
+    }
+
+    /// Takes a cluster from those that have not begun, if there is one and the launcher agrees, and sends the answer to whoever gets it.
+    fn try_cancel(&mut self, dst: Address, bar: Address, all: bool) -> Result<(), FaultKind> {
+        let (dst, bar) = (self.addresses(dst), self.addresses(bar));
+        for lane in lanes(self.mask) {
+            if self.cluster.refused {
+                let what = "requests for another cluster behind a refusal that was seen";
+                return Err(FaultKind::BadOperand { what, found: 1, wanted: "none: what they do is undefined" });
+            }
+            Self::demand("the answer of launch control", dst[lane], 16)?;
+            let (to, bar) = self.ends(dst[lane], launch_control::BYTES, bar[lane])?;
+            let answer = self.core.cancel().map_or(launch_control::REFUSED, launch_control::cancelled);
+            let blocks = if all { 0..self.cluster.blocks.len() } else { self.rank..self.rank + 1 };
+            for target in blocks {
+                self.elsewhere(to, target, launch_control::BYTES)?;
+                let bar = self.elsewhere(bar, target, 8)?;
+                let parts = vec![(to.offset, launch_control::BYTES, CopySource::Bytes(answer))];
+                let (proxy, source_block, barrier) = (Proxy::Async, None, (bar.block, bar.offset));
+                let bytes = launch_control::BYTES;
+                self.send(Request { lane, proxy, target, barrier, parts, source_block, bytes })?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies of a few bytes by each lane. Lanes whose current groups differ in number are separate pieces of work.
