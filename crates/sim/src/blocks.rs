@@ -7,6 +7,7 @@ use std::rc::Rc;
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::branch::Stops;
 use crate::clock::{Clock, Knowledge};
+use crate::columns::{Columns, Tenancy};
 use crate::error::FaultKind;
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
 use crate::invocation::Invocation;
@@ -62,8 +63,11 @@ pub(crate) struct Core<'k> {
     pub(crate) published: Knowledge,
     /// Clusters that have not begun, in the order in which they will.
     pub(crate) waiting: VecDeque<u32>,
-    /// How many run at a time.
+    /// How many run at a time, and how many blocks a multiprocessor holds.
     pub(crate) room: usize,
+    pub(crate) residents: usize,
+    /// Who has which columns, by multiprocessors that a cluster's blocks are on together.
+    pub(crate) places: Vec<Vec<Columns>>,
     /// What a load brings, while it is put together.
     pub(crate) loaded: Vec<Lanes>,
     /// Where the run stops, unless it goes on to its end.
@@ -84,6 +88,8 @@ pub(crate) struct Cluster {
     pub(crate) slots: u32,
     /// Whether one of its threads has seen that no further cluster's work is to be had.
     pub(crate) refused: bool,
+    /// Which of the places that multiprocessors have for clusters it has.
+    pub(crate) place: usize,
 }
 
 impl Cluster {
@@ -114,6 +120,8 @@ pub(crate) struct Block {
     pub(crate) stores: BTreeMap<(usize, usize), Stores>,
     /// Tensor memory, once there is some.
     pub(crate) tensor: Option<Box<TensorMemory>>,
+    /// Whose the columns of its multiprocessor's are.
+    pub(crate) tenancy: Tenancy,
     /// Pipelines of the tensor cores, by warp and lane.
     pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
     /// Registers free for the taking.

@@ -51,7 +51,7 @@ impl Core<'_> {
             Wait::Registers { count } => {
                 format!("a budget of {count} registers per thread, with {} in the block's pool", block.pool)
             }
-            Wait::Tensor { columns } => format!("{columns} columns of tensor memory"),
+            Wait::Tensor { columns, .. } => format!("{columns} columns of tensor memory, which the blocks there have"),
             Wait::Lanes { mask } => format!("lanes {mask:#010x} of its warp"),
             Wait::None => "nothing".into(),
         };

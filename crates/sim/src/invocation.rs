@@ -134,6 +134,10 @@ impl Invocation {
         if kernel.shared_bytes() > limits.shared_bytes {
             return Err(over("bytes of shared memory", kernel.shared_bytes(), limits.shared_bytes));
         }
+        let declared = kernel.launch.min_blocks.unwrap_or(1);
+        if declared > limits.residents(kernel) {
+            return Err(over("blocks that a multiprocessor is to hold", declared, limits.residents(kernel)));
+        }
         let shape = kernel.launch.cluster.unwrap_or([1, 1, 1]);
         let blocks: u32 = shape.iter().product();
         if blocks > limits.cluster_blocks || blocks == 0 {

@@ -144,6 +144,7 @@ mod barrier;
 mod blocks;
 mod branch;
 mod clock;
+mod columns;
 mod deadlock;
 mod error;
 mod exec;

@@ -2,6 +2,10 @@
 
 use ptx::Kernel;
 
+/// Bytes of shared memory that a block costs besides its own, and the most blocks that a multiprocessor holds.
+const BLOCK_SHARED: u32 = 1024;
+const MOST_RESIDENTS: u32 = 32;
+
 /// What there is of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -37,6 +41,14 @@ impl Limits {
         Limits { multiprocessors: 148, ..Limits::h200() }
     }
 
+    /// Blocks of a kernel that a multiprocessor can hold, by shared memory and threads. It has as much shared memory as a block may have, and what a
+    /// block costs besides. Registers are the assembler's to say: what the kernel declares is what it leaves room for.
+    pub(crate) fn residents(&self, kernel: &Kernel) -> u32 {
+        let by_shared = (self.shared_bytes + BLOCK_SHARED) / (kernel.shared_bytes() + BLOCK_SHARED);
+        let by_threads = kernel.target.resident_threads() / kernel.launch.threads.max(1);
+        by_shared.min(by_threads).clamp(1, MOST_RESIDENTS)
+    }
+
     /// Registers per thread that a kernel starts with: what its declared occupancy leaves it.
     pub(crate) fn launch_registers(&self, kernel: &Kernel) -> u32 {
         let threads = kernel.launch.threads.next_multiple_of(32).max(32) * kernel.launch.min_blocks.unwrap_or(1).max(1);
@@ -49,10 +61,10 @@ impl Limits {
 pub enum Rules {
     /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
     /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope. Tensor memory is allocated from
-    /// its first column on, and given back by any warp behind any barrier.
+    /// its first column on, for a block that has a multiprocessor to itself, and given back by any warp behind any barrier.
     #[default]
     Practice,
     /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies. Tensor memory is
-    /// wherever the allocation says, and given back by the warp that allocated it, between the fences of every access.
+    /// wherever the allocation says, shared with other blocks that the multiprocessor has room for, and given back by the warp that allocated it, between the fences of every access.
     Letter,
 }

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ptx::instr::{Access, Barrier, Control, Memory};
+use ptx::instr::{Access, Barrier, Control, Memory, Tcgen05};
 use ptx::{Feature, Kernel, Op};
 
 use crate::barrier::ClusterBarrier;
 use crate::blocks::{Block, Cluster, Core, Grid, Visit};
 use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
+use crate::columns::{Columns, Copies, Tenancy};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flight::{Job, Warpgroup};
@@ -44,7 +45,7 @@ impl Block {
             }
             Wait::Copies { group } => warp.copies.landed(warp.live, group),
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
-            Wait::Tensor { columns } => self.tensor.as_ref().is_none_or(|memory| memory.room(columns).next().is_some()),
+            Wait::Tensor { columns, pair } => !self.tenancy.places(columns, pair).is_empty(),
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
         }
     }
@@ -78,7 +79,6 @@ impl Cluster {
 /// Kernels that run one after the other. Of what an earlier one did, a later one knows what its waits tell it.
 ///
 /// Between any two instructions it can be stopped, copied and gone on with: whatever the run depends on is in here.
-#[derive(Clone)]
 pub(crate) struct Machine<'k> {
     pub(crate) core: Core<'k>,
     limits: Limits,
@@ -90,6 +90,20 @@ pub(crate) struct Machine<'k> {
     pub(crate) running: Vec<Cluster>,
     /// The turns that one of them has, if it has some.
     advance: Option<Advance>,
+}
+
+impl Clone for Machine<'_> {
+    fn clone(&self) -> Self {
+        let (grids, profiles, advance) = (self.grids.clone(), self.profiles.clone(), self.advance.clone());
+        let (mut core, mut running, mut copies) = (self.core.clone(), self.running.clone(), Copies::default());
+        for block in running.iter_mut().flat_map(|cluster| &mut cluster.blocks) {
+            block.tenancy = block.tenancy.copied(&mut copies);
+        }
+        for columns in core.places.iter_mut().flatten() {
+            *columns = copies.of(columns);
+        }
+        Machine { core, limits: self.limits, grids, profiles, running, advance }
+    }
 }
 
 /// Some turns of a cluster.
@@ -170,6 +184,8 @@ impl<'k> Machine<'k> {
             published: Knowledge::default(),
             waiting: VecDeque::new(),
             room: 1,
+            residents: 1,
+            places: Vec::new(),
             loaded: Vec::new(),
             stops: None,
             looked_ahead: false,
@@ -196,6 +212,9 @@ impl<'k> Machine<'k> {
                 self.advance = Some(advance);
                 return Ok(Progress::Stopped(pc));
             }
+            if self.running[chosen].stalled() && self.running.iter().all(Cluster::stalled) {
+                return Err(self.core.fault(self.core.deadlock(&self.running[chosen]), None, Vec::new()));
+            }
             if self.running[chosen].running() {
                 // The extremes stay with the first or last cluster; going round lets those that poll others' flags be served.
                 self.running.rotate_left(1);
@@ -210,13 +229,22 @@ impl<'k> Machine<'k> {
         while self.running.len() < self.core.room
             && let Some(index) = self.core.waiting.pop_front()
         {
-            self.running.push(self.core.cluster(self.core.first_cluster + index, &self.limits));
+            let mut cluster = self.core.cluster(self.core.first_cluster + index, &self.limits);
+            if self.core.residents > 1 {
+                cluster.settle(&self.running, self.core.residents, &mut self.core.places);
+            }
+            self.running.push(cluster);
         }
         if self.running.is_empty() {
             return None;
         }
         let chosen = self.core.chooser.cluster(self.running.len());
-        let turns = if self.running.len() > 1 { 64 } else { u32::MAX };
+        // Blocks that share a multiprocessor's columns meet while they allocate them.
+        let turns = match self.running.len() {
+            1 => u32::MAX,
+            _ if self.core.residents > 1 => 8,
+            _ => 64,
+        };
         Some(Advance { chosen, turns, ready: Vec::new(), stale: true, stopped: None })
     }
 }
@@ -231,6 +259,9 @@ impl<'k> Core<'k> {
         if self.program.claims {
             self.room = self.chooser.room(self.room);
         }
+        self.residents = self.residents(limits);
+        self.room *= self.residents;
+        self.places.clear();
     }
 
     /// Goes on to the next grid of the sequence.
@@ -248,7 +279,44 @@ impl<'k> Core<'k> {
     }
 }
 
+impl Cluster {
+    /// Joins those that run, on the first multiprocessors that hold fewer blocks than they can.
+    fn settle(&mut self, running: &[Cluster], residents: usize, places: &mut Vec<Vec<Columns>>) {
+        let held = |place: usize| running.iter().filter(|other| other.place == place).count();
+        self.place = (0..).find(|&place| held(place) < residents).unwrap_or(0);
+        if places.len() <= self.place {
+            places.resize_with(self.place + 1, || self.blocks.iter().map(|_| Columns::default()).collect());
+        }
+        for (rank, block) in self.blocks.iter_mut().enumerate() {
+            block.tenancy = Tenancy::new(&places[self.place], self.index, rank);
+        }
+    }
+
+    /// Whether a warp waits for columns that blocks of others may have.
+    fn waits_for_columns(&self) -> bool {
+        let mut rests = self.blocks.iter().flat_map(|block| &block.rests);
+        rests.any(|rest| matches!(rest, Rest::Asleep(Wait::Tensor { .. })))
+    }
+
+    /// Whether nobody in it can go on before others give columns back.
+    fn stalled(&self) -> bool {
+        let awake = |block: &Block| (0..block.rests.len()).any(|warp| block.awake(self.barrier.phase, warp));
+        self.jobs.is_empty() && self.waits_for_columns() && !self.blocks.iter().any(awake)
+    }
+}
+
 impl Core<'_> {
+    /// How many blocks a multiprocessor holds, where that makes a difference: of kernels with tensor memory, by the letter. In practice who has
+    /// columns counts on being alone.
+    fn residents(&self, limits: &Limits) -> usize {
+        let allocates = |instr: &ptx::Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Alloc { .. }));
+        let kernel = self.program.kernel;
+        if self.rules == Rules::Practice || !kernel.body.iter().any(allocates) {
+            return 1;
+        }
+        self.chooser.residents(limits.residents(kernel) as usize)
+    }
+
     /// Keeps a cluster that has not begun from beginning, and says where its first block is. The launcher may refuse though there are some.
     pub(crate) fn cancel(&mut self) -> Option<[u32; 3]> {
         if self.chooser.refuses() {
@@ -315,6 +383,7 @@ impl Core<'_> {
             barrier: ClusterBarrier::new(index),
             slots: PREDECESSOR + 1,
             refused: false,
+            place: 0,
         };
         for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {
@@ -326,6 +395,7 @@ impl Core<'_> {
                 warpgroups: Vec::new(),
                 stores: BTreeMap::new(),
                 tensor: None,
+                tenancy: Tenancy::new(&[], index, rank as usize),
                 pipes: BTreeMap::new(),
                 pool: 0,
                 slots: cluster.slots..cluster.slots,
@@ -367,7 +437,7 @@ impl Core<'_> {
                         cluster.ready(&mut on.ready);
                     }
                     if on.ready.is_empty() && cluster.jobs.is_empty() {
-                        return match cluster.running() {
+                        return match cluster.running() && !cluster.waits_for_columns() {
                             true => Err(self.fault(self.deadlock(cluster), None, Vec::new())),
                             false => Ok(None),
                         };

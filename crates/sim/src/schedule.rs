@@ -121,6 +121,15 @@ impl Chooser {
         }
     }
 
+    /// How many blocks, of those that a multiprocessor can hold, it holds.
+    pub(crate) fn residents(&self, most: usize) -> usize {
+        match self.schedule {
+            Schedule::Earliest => most,
+            Schedule::Latest => 1,
+            Schedule::Random(_) => Rng::with_seed(self.seed ^ 0x51).usize(1..=most.min(3)),
+        }
+    }
+
     /// Whether a cluster that asks for another's work is refused though there is some.
     pub(crate) fn refuses(&mut self) -> bool {
         matches!(self.schedule, Schedule::Random(_)) && self.rng.u8(..) < 32

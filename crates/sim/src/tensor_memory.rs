@@ -1,6 +1,6 @@
 //! Blackwell's tensor memory, and the work of its tensor cores on it.
 //!
-//! A block has 128 lanes × 512 columns of 32-bit cells, of which it allocates some columns. Accumulators lie one row per lane, one
+//! A multiprocessor has 128 lanes × 512 columns of 32-bit cells, of which a block allocates some columns (`columns`). Accumulators lie one row per lane, one
 //! column a column. Block scales lie four to a cell: those of row r (of A, or of B) for four blocks of sixteen along k are the
 //! bytes of lane r mod 32, column r / 32, repeated for each quarter of the lanes.
 //!
@@ -92,14 +92,6 @@ impl TensorMemory {
         self.check(block, mma.scale_a, LANES / 32)?;
         self.check(block, mma.scale_b, mma.n.div_ceil(32))?;
         if mma.accumulate { self.check(block, mma.d, mma.n) } else { Ok(()) }
-    }
-
-    /// The free runs of so many columns, aligned to their size.
-    pub(crate) fn room(&self, columns: u32) -> impl Iterator<Item = u32> {
-        let free = move |start: &u32| {
-            self.allocated.iter().all(|other| other.column + other.columns <= *start || start + columns <= other.column)
-        };
-        (0..COLUMNS / columns).map(move |i| i * columns).filter(free)
     }
 
     /// Allocates columns. What another has left there is not this one's to read.
@@ -253,12 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn allocations_do_not_overlap() {
+    fn columns_are_used_within_one_allocation() {
         let mut memory = TensorMemory::default();
         memory.allocate(Allocation { column: 0, columns: 32, warp: 0 });
-        assert_eq!(memory.room(32).next(), Some(32));
-        assert_eq!(memory.room(128).collect::<Vec<u32>>(), [128, 256, 384]);
-        assert_eq!(memory.room(512).next(), None);
         assert!(memory.owns(16, 16) && !memory.owns(16, 32));
     }
 }

@@ -32,7 +32,7 @@ pub(crate) enum Wait {
     /// Registers in the block's pool.
     Registers { count: u32 },
     /// Columns of tensor memory.
-    Tensor { columns: u32 },
+    Tensor { columns: u32, pair: bool },
     /// Other lanes of the warp to come here.
     Lanes { mask: u32 },
 }

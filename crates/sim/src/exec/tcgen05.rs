@@ -41,7 +41,7 @@ struct Cells {
 impl Exec<'_, '_> {
     pub(crate) fn tcgen05(&mut self, op: &Tcgen05) -> Result<Flow, FaultKind> {
         match op {
-            Tcgen05::Alloc { dst, columns, .. } => self.tensor_alloc(*dst, *columns),
+            Tcgen05::Alloc { dst, columns, group } => self.tensor_alloc(*dst, *columns, *group == CtaGroup::Two),
             Tcgen05::Dealloc { addr, columns, group } => self.tensor_free(*addr, *columns, *group),
             Tcgen05::RelinquishAllocPermit { .. } => {
                 if let Some(wait) = self.gather(FULL)? {
@@ -85,7 +85,7 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tensor.get_or_insert_default()
     }
 
-    fn tensor_alloc(&mut self, dst: Address, columns: Operand) -> Result<Flow, FaultKind> {
+    fn tensor_alloc(&mut self, dst: Address, columns: Operand, pair: bool) -> Result<Flow, FaultKind> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
@@ -103,15 +103,16 @@ impl Exec<'_, '_> {
             let (what, found) = ("an allocation of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
         }
-        let places: Vec<u32> = memory.room(columns).collect();
+        let places = self.cluster.blocks[self.rank].tenancy.places(columns, pair);
         if places.is_empty() {
-            return Ok(Flow::Wait(Wait::Tensor { columns }));
+            return Ok(Flow::Wait(Wait::Tensor { columns, pair }));
         }
         // By the letter columns may be any; published kernels that are alone on a multiprocessor count on the first.
         let start = match self.core.rules {
             Rules::Letter => places[self.core.chooser.place(places.len())],
             Rules::Practice => places[0],
         };
+        self.cluster.blocks[self.rank].tenancy.take(start, columns, pair);
         let allocation = Allocation { column: start, columns, warp: self.warp.index };
         self.tensor_memory().allocate(allocation);
         let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
@@ -166,7 +167,8 @@ impl Exec<'_, '_> {
         }
         self.touch_freed(start, columns, group)?;
         self.warp.known.tensor = before;
-        self.tensor_memory().allocated.remove(found);
+        let freed = self.tensor_memory().allocated.remove(found);
+        self.cluster.blocks[self.rank].tenancy.give_back(freed.column);
         Ok(Flow::Next)
     }
 

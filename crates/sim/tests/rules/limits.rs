@@ -23,6 +23,21 @@ fn a_register_must_be_written_before_it_is_read() {
 }
 
 #[test]
+fn blocks_that_a_multiprocessor_is_to_hold_fit_there() {
+    let launched = |bytes: u32| {
+        let shape = Shape { threads: 128, cluster: None, min_blocks: Some(2) };
+        let mut k = Builder::new("resident", Target::Sm100a, shape);
+        k.shared("tile", bytes, 16);
+        let kernel = k.finish().expect("the kernel is well formed");
+        Gpu::new(Limits::b200()).run(&kernel, &Invocation { grid: [2, 1, 1], args: vec![] }, Schedule::Earliest)
+    };
+    // Of 228 KB a block costs one besides its own.
+    assert!(launched(113 << 10).is_ok());
+    let fault = launched((113 << 10) + 16).expect_err("a multiprocessor holds one of these");
+    assert!(matches!(fault.kind, FaultKind::OverLimit { asked: 2, limit: 1, .. }), "{fault}");
+}
+
+#[test]
 fn registers_come_from_those_that_others_gave_back() {
     let fault = rule("deadlock", |kept| {
         let mut b = Bench::new(384, None);

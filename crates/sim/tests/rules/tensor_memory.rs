@@ -6,6 +6,8 @@ use ptx::{
     Addr, CopyOptions, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32,
 };
 
+use sim::{Gpu, Invocation, Limits, Rules, Schedule};
+
 use crate::{Bench, Kept, rule, rule_of_the_letter};
 
 const COLUMNS: u32 = 32;
@@ -122,6 +124,57 @@ fn columns_are_given_back_when_all_accesses_to_them_are_over() {
 fn columns_are_given_back_between_fences_as_any_access_is() {
     rule_of_the_letter("race", |kept| give_back(Return { before: kept == Kept::Yes, ..RETURN }));
     rule_of_the_letter("race", |kept| give_back(Return { after: kept == Kept::Yes, ..RETURN }));
+}
+
+/// Blocks of a grid that allocate columns, use them and give them back: all at once, or some, and while they have those some more.
+fn shares(steps: &[u32], returns: bool) -> Kernel {
+    let (mut b, address) = bench();
+    let first = b.k.lt(b.thread, 32);
+    let mut bases = Vec::new();
+    for &columns in steps {
+        b.k.if_(first, |k| k.tensor_alloc(CtaGroup::One, address.at(0), columns));
+        b.k.tensor_fence_before_sync();
+        b.k.sync_threads();
+        b.k.tensor_fence_after_sync();
+        let base = b.k.load::<TensorAddress, Shared>(address.at(0));
+        b.k.sync_threads();
+        let at = mine(&mut b, base);
+        store(&mut b, at);
+        bases.push((base, columns));
+    }
+    b.k.tensor_fence_before_sync();
+    b.k.sync_threads();
+    b.k.tensor_fence_after_sync();
+    for (base, columns) in bases.into_iter().filter(|_| returns) {
+        b.k.if_(first, |k| k.tensor_dealloc(CtaGroup::One, base, columns));
+    }
+    b.finish()
+}
+
+/// What is found of five blocks on two multiprocessors, under some schedules.
+fn on_two_multiprocessors(kernel: &Kernel, rules: Rules) -> Vec<&'static str> {
+    let run = |schedule| {
+        let mut gpu = Gpu::new(Limits { multiprocessors: 2, ..Limits::b200() }).with_rules(rules);
+        let (input, output) = (gpu.upload("input", &[1; 16]), gpu.alloc("output", 16));
+        let launch = Invocation { grid: [5, 1, 1], args: vec![input.into(), output.into()] };
+        gpu.run(kernel, &launch, schedule).err().map(|fault| fault.kind.name())
+    };
+    Schedule::several(8).into_iter().filter_map(run).collect()
+}
+
+#[test]
+fn blocks_of_a_multiprocessor_wait_for_columns_until_others_give_theirs_back() {
+    for steps in [&[512][..], &[256], &[64, 32]] {
+        assert_eq!(on_two_multiprocessors(&shares(steps, true), Rules::Letter), [""; 0], "{steps:?}");
+    }
+    assert!(on_two_multiprocessors(&shares(&[32], false), Rules::Letter).contains(&"tensor memory leaked"));
+}
+
+#[test]
+fn blocks_that_hold_columns_and_wait_for_more_wait_for_each_other() {
+    let hoards = shares(&[256, 256], true);
+    assert!(on_two_multiprocessors(&hoards, Rules::Letter).contains(&"deadlock"));
+    assert_eq!(on_two_multiprocessors(&hoards, Rules::Practice), [""; 0], "who is alone has all of them");
 }
 
 #[test]
