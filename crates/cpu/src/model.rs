@@ -254,6 +254,9 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
     if epilogue == Epilogue::Bulk {
         return Err("a CPU has no copy engine; take epilogue=direct or epilogue=staged".into());
     }
+    if schedule == Schedule::Claimed {
+        return Err("a thread takes the next tile that is there in any case; take schedule=tile".into());
+    }
     if schedule == Schedule::SplitK {
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());
     }

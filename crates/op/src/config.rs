@@ -79,13 +79,15 @@ pub enum Schedule {
     PerTile,
     /// As many workers as the machine has room for, each with its share of the tiles, settled beforehand.
     Persistent,
+    /// A worker for each tile, of which those that are done with theirs take over the tiles of those that have not begun.
+    Claimed,
     /// Two workers a tile, each with half of K.
     SplitK,
 }
 
 impl Schedule {
     /// Every schedule, simplest first.
-    pub const ALL: [Schedule; 3] = [Schedule::PerTile, Schedule::Persistent, Schedule::SplitK];
+    pub const ALL: [Schedule; 4] = [Schedule::PerTile, Schedule::Persistent, Schedule::Claimed, Schedule::SplitK];
 }
 
 impl fmt::Display for Schedule {
@@ -93,6 +95,7 @@ impl fmt::Display for Schedule {
         f.pad(match self {
             Schedule::PerTile => "tile",
             Schedule::Persistent => "persistent",
+            Schedule::Claimed => "claimed",
             Schedule::SplitK => "split-k",
         })
     }

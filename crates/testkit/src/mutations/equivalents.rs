@@ -48,10 +48,12 @@ const BLACKWELL: &[&str] = &[
     "two pairs that share tokens",
     "pairs, weights as rows, halves",
     "gate ahead of up",
+    "tiles that are taken over",
+    "tiles that pairs take over",
 ];
 
 /// All of them: as many as are counted.
-pub const COUNT: usize = 426;
+pub const COUNT: usize = 464;
 /// The list, by reason.
 pub const EQUIVALENT: &[Equivalent] = &[
     (
@@ -64,7 +66,33 @@ pub const EQUIVALENT: &[Equivalent] = &[
         }],
     ),
     (
-        "the permit is for other blocks of a multiprocessor, and a block has one to itself",
+        "who asks for the next tile has read the answer before itself",
+        &[Excuse {
+            ways: &["tiles that are taken over"],
+            mistake: "ordering relaxed",
+            place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.shared::cta.b64 _, [%r];",
+            which: &[1],
+        }],
+    ),
+    (
+        "what threads of the other block have told is over at the cluster's last barrier, which waits for them or their end",
+        &[
+            Excuse {
+                ways: &["tiles that pairs take over"],
+                mistake: "wait dropped",
+                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
+                which: &[5],
+            },
+            Excuse {
+                ways: &["tiles that pairs take over"],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
+                which: &[5],
+            },
+        ],
+    ),
+    (
+        "the permit is for other blocks of a multiprocessor, and what they compute does not depend on when they get columns",
         &[
             Excuse {
                 ways: &[
@@ -80,13 +108,19 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "halves, gate, then up",
                     "tokens as rows, by the copy engine",
                     "gate ahead of up",
+                    "tiles that are taken over",
                 ],
                 mistake: "permit not relinquished",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
                 which: &[0],
             },
             Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens", "pairs, weights as rows, halves"],
+                ways: &[
+                    "pairs, tokens as rows",
+                    "two pairs that share tokens",
+                    "pairs, weights as rows, halves",
+                    "tiles that pairs take over",
+                ],
                 mistake: "permit not relinquished",
                 place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
                 which: &[0],
@@ -122,6 +156,8 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "pairs, tokens as rows",
                 "two pairs that share tokens",
                 "gate ahead of up",
+                "tiles that are taken over",
+                "tiles that pairs take over",
             ],
             mistake: "tensor memory fence dropped",
             place: "nvfp4_dual_gemm_tcgen05/leave: tcgen05.fence::before_thread_sync;",
@@ -142,6 +178,8 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "two pairs that share tokens",
                     "pairs, weights as rows, halves",
                     "gate ahead of up",
+                    "tiles that are taken over",
+                    "tiles that pairs take over",
                 ],
                 mistake: "tensor memory fence dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: tcgen05.fence::after_thread_sync;",
@@ -173,6 +211,8 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 "pairs, tokens as rows",
                 "two pairs that share tokens",
                 "gate ahead of up",
+                "tiles that are taken over",
+                "tiles that pairs take over",
             ],
             mistake: "warp barrier dropped",
             place: "nvfp4_dual_gemm_tcgen05/finish: bar.warp.sync 0xffffffff;",
@@ -196,6 +236,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "two sets of accumulators, groups",
                     "two passes on tensor memory",
                     "tokens as rows, by the copy engine",
+                    "tiles that are taken over",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
@@ -208,7 +249,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                 which: &[1, 2, 3, 4, 5, 6],
             },
             Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens"],
+                ways: &["pairs, tokens as rows", "two pairs that share tokens", "tiles that pairs take over"],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
                 which: &[2, 3, 4],
@@ -242,6 +283,8 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
                     "gate ahead of up",
+                    "tiles that are taken over",
+                    "tiles that pairs take over",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
@@ -258,6 +301,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "single precision, weights as rows",
                     "bfloat16, two blocks per tile",
                     "tokens as rows, by the copy engine",
+                    "tiles that are taken over",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
@@ -282,6 +326,7 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
                     "pairs, weights as rows, halves",
+                    "tiles that pairs take over",
                 ],
                 mistake: "condition dropped",
                 place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
@@ -321,6 +366,12 @@ pub const EQUIVALENT: &[Equivalent] = &[
         "who announces bytes publishes nothing by it: the copies signal for themselves",
         &[
             Excuse {
+                ways: &["tiles that are taken over", "tiles that pairs take over"],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], 16;",
+                which: &[0],
+            },
+            Excuse {
                 ways: &[
                     "a tile per block, few tokens",
                     "two blocks per tile, many tokens",
@@ -355,6 +406,8 @@ pub const EQUIVALENT: &[Equivalent] = &[
                     "pairs, tokens as rows",
                     "two pairs that share tokens",
                     "gate ahead of up",
+                    "tiles that are taken over",
+                    "tiles that pairs take over",
                 ],
                 mistake: "ordering relaxed",
                 place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",

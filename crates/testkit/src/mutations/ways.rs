@@ -46,7 +46,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
 /// first two.
-pub static WAYS: [Way; 23] = [
+pub static WAYS: [Way; 25] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -200,6 +200,21 @@ pub static WAYS: [Way; 23] = [
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(130, 40, 592)], &[(9, 40, 1872)]],
+        ..BLACKWELL
+    },
+    Way {
+        name: "tiles that are taken over",
+        request: "strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=claimed",
+        gate: Gate::Silu,
+        problems: &[&[(3, 9, 16)], &[(19, 200, 848)]],
+        ..BLACKWELL
+    },
+    Way {
+        name: "tiles that pairs take over",
+        request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=claimed",
+        gate: Gate::Silu,
+        output: Output::F16,
+        problems: &[&[(3, 8, 16)], &[(9, 136, 592)]],
         ..BLACKWELL
     },
     Way {

@@ -55,7 +55,7 @@ fn config(rng: &mut Rng) -> Config {
         depth: number(rng),
         stages: number(rng),
         epilogue: Epilogue::ALL[rng.usize(..3)],
-        schedule: Schedule::ALL[rng.usize(..3)],
+        schedule: Schedule::ALL[rng.usize(..4)],
         multicast: if rng.bool() { 1 } else { number(rng) },
         ahead: if rng.bool() { 0 } else { number(rng) },
     }

@@ -187,7 +187,7 @@ const DESKTOP_WAYS: [Way; 9] = [
 
 /// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
 /// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
-const BLACKWELL_WAYS: [Way; 29] = [
+const BLACKWELL_WAYS: [Way; 32] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
     ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
     ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
@@ -231,6 +231,19 @@ const BLACKWELL_WAYS: [Way; 29] = [
         "strategy=interleaved,tile=256x96,depth=256,stages=3,epilogue=bulk,schedule=tile,multicast=2,ahead=1",
         &[(9, 184, 592)],
     ),
+    // Tiles that are taken over, by blocks, pairs and two pairs.
+    (
+        "strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=claimed",
+        &[(33, 137, 272), (0, 8, 16), (9, 8, 64)],
+    ),
+    (
+        "strategy=ping-pong,tile=32x256,depth=256,stages=2,epilogue=direct,schedule=claimed",
+        &[(70, 260, 80), (3, 9, 592)],
+    ),
+    (
+        "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=bulk,schedule=claimed,multicast=2,ahead=1",
+        &[(260, 136, 336)],
+    ),
     // Two pairs that share tokens: both with columns, and the second without.
     (
         "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent,multicast=2",
@@ -248,7 +261,7 @@ const BLACKWELL_WAYS: [Way; 29] = [
 ];
 
 /// The same for tokens of 16 bits: threads with one, two and four pieces of weights, and with none.
-const BLACKWELL_HALVES_WAYS: [Way; 10] = [
+const BLACKWELL_HALVES_WAYS: [Way; 11] = [
     ("strategy=interleaved,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=tile", &[(17, 40, 208)]),
     ("strategy=interleaved,tile=128x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 72, 272)]),
     ("strategy=interleaved,tile=128x64,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(130, 72, 80)]),
@@ -260,6 +273,7 @@ const BLACKWELL_HALVES_WAYS: [Way; 10] = [
     ("strategy=sequential,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=split-k", &[(9, 40, 336)]),
     ("strategy=interleaved,tile=256x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(130, 40, 208)]),
     ("strategy=ping-pong,tile=32x256,depth=64,stages=2,epilogue=direct,schedule=persistent", &[(20, 264, 144)]),
+    ("strategy=interleaved,tile=16x128,depth=64,stages=2,epilogue=direct,schedule=claimed", &[(17, 300, 144)]),
     (
         "strategy=interleaved,tile=32x128,depth=64,stages=3,epilogue=direct,schedule=persistent,ahead=3",
         &[(40, 137, 336)],

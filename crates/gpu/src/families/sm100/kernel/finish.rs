@@ -10,6 +10,7 @@ use ptx::{
     U32, U64,
 };
 
+use super::claims::Worker;
 use super::work::Tile;
 use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
@@ -24,7 +25,7 @@ const LANE_SHIFT: u32 = 16;
 /// Four warps finish every tile.
 pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
     let lane = k.special(SpecialRegister::LaneId);
-    parts.work.each_tile(k, |k, tile| {
+    parts.each_tile(k, Worker::Warps, |k, tile| {
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let first_lane = k.shl(warp, 5);
         let own = k.mul_add(first_lane, 1u32 << LANE_SHIFT, sums);

@@ -21,6 +21,7 @@
 //! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
+//! - `claims`: tiles that are taken over from blocks that have not begun;
 //! - `pipeline`: the stages in shared memory, the accumulators in tensor memory, and the barriers of both;
 //! - `produce`: two threads fill the stages, one with tokens and one with weights;
 //! - `dequantise`: where tokens have 16 bits, four warps fill them with weights;
@@ -30,6 +31,7 @@
 //! Where gate is *ahead* of up, over some last stages of k or over all of it, the finishing warps get its sums earlier and compute its
 //! function while up's products are summed.
 
+mod claims;
 mod dequantise;
 mod finish;
 mod issue;
@@ -51,9 +53,10 @@ use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
 use crate::gating::Function;
 use crate::launch::Spec;
+use claims::{Claims, Worker};
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
-use work::Work;
+use work::{Tile, Work};
 
 pub(super) use work::TOKEN_WORDS;
 
@@ -291,12 +294,13 @@ impl TensorMultiplySpec {
         let of_sets = 1 + u32::from(self.has_several_tiles()) + u32::from(self.gates_ahead());
         let barriers = 2 * self.stages + self.sets * of_sets;
         let stages = self.stages * self.stage_bytes().iter().sum::<u32>();
-        stages + self.staged_bytes() + barriers * Barriers::STRIDE + 4
+        let claims = if self.schedule == Schedule::Claimed { Claims::BYTES } else { 0 };
+        stages + self.staged_bytes() + claims + barriers * Barriers::STRIDE + 4
     }
 
     /// Whether a block may have several tiles.
     fn has_several_tiles(&self) -> bool {
-        self.schedule == Schedule::Persistent
+        matches!(self.schedule, Schedule::Persistent | Schedule::Claimed)
     }
 
     /// Blocks that take part in one tile, or in those that share tokens.
@@ -389,7 +393,7 @@ impl TensorMultiplySpec {
             return refuse("tiles that share tokens (multicast)", self.multicast, wanted);
         }
         if self.ahead > 0 && (self.products != Products::Interleaved || self.sets > 1 || self.leaves_sums()) {
-            let wanted = "0, or with strategy=interleaved and schedule=tile or persistent up to as many as there are stages: two passes and \
+            let wanted = "0, or with strategy=interleaved and schedule=tile, persistent or claimed up to as many as there are stages: two passes and \
                 split-k leave sums as they are, sequential has gate ahead over all of k, and ping-pong finishes beside the next tile";
             return refuse("stages over which gate is ahead", self.ahead, wanted);
         }
@@ -404,7 +408,8 @@ impl TensorMultiplySpec {
             return refuse("sets of accumulators", self.sets, "1 or 2");
         }
         if self.sets > 1 && !self.has_several_tiles() {
-            let wanted = "schedule=persistent: a block needs several tiles to finish one while it sums the next";
+            let wanted =
+                "schedule=persistent or claimed: a block needs several tiles to finish one while it sums the next";
             return refuse("tiles of a ping-pong block", 1, wanted);
         }
         let bulky = !self.swapped() && self.aligned && !self.leaves_sums();
@@ -459,6 +464,11 @@ impl Place {
 }
 
 impl Parts {
+    /// `body` for each tile of this block.
+    fn each_tile(&self, k: &mut Builder, worker: Worker, body: impl FnOnce(&mut Builder, Tile)) {
+        self.work.each_tile(k, self.pipe.claims.as_ref().map(|claims| (claims, worker)), body);
+    }
+
     /// `rows` times this block's place in its pair, added to `first`.
     fn own(&self, k: &mut Builder, rows: impl Into<Value<U32>>, first: Reg<U32>) -> Reg<U32> {
         match self.place.rank {

@@ -3,6 +3,7 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
+use super::claims::{Claims, Worker};
 use super::{Parts, Place, TensorMultiplySpec};
 use crate::families::sm100::arrange;
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
@@ -82,15 +83,18 @@ impl Work {
         }
     }
 
-    /// `body` for each tile of this block: blocks take every so-many-th tile.
-    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
+    /// `body` for each tile of this block: its own, every so-many-th, or its own and those that it takes over.
+    pub fn each_tile(&self, k: &mut Builder, claims: Option<(&Claims, Worker)>, body: impl FnOnce(&mut Builder, Tile)) {
         let block = k.special(SpecialRegister::CtaidX);
         // Blocks of a pair have the same tiles, and pairs that share tokens neighbouring ones.
         let pairing = self.config.cluster_blocks().trailing_zeros();
         let block = if self.config.paired() { k.shr(block, pairing) } else { block };
         let round = k.variable(0);
+        if let Some((claims, worker)) = claims {
+            return self.each_claimed(k, (block, round), (claims, worker), body);
+        }
         match self.config.schedule {
-            Schedule::PerTile => {
+            Schedule::PerTile | Schedule::Claimed => {
                 let tile = self.find(k, block, round, None);
                 body(k, tile);
             }
@@ -112,6 +116,31 @@ impl Work {
                     k.lt(number, self.tiles)
                 });
             }
+        }
+    }
+
+    /// `body` for the tile of this block, and for those that it takes over.
+    fn each_claimed(
+        &self,
+        k: &mut Builder,
+        (block, round): (Reg<U32>, Reg<U32>),
+        (claims, worker): (&Claims, Worker),
+        body: impl FnOnce(&mut Builder, Tile),
+    ) {
+        let number = k.variable(block);
+        k.repeat_while(|k| {
+            if worker == Worker::Asking {
+                claims.ask(k, round);
+            }
+            let tile = self.find(k, number, round, None);
+            body(k, tile);
+            let more = claims.next(k, round, worker, number);
+            let following = k.add(round, 1);
+            k.set(round, following);
+            more
+        });
+        if worker == Worker::Asking {
+            claims.leave(k, round);
         }
     }
 

@@ -105,7 +105,7 @@ impl Work {
         };
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
-            Schedule::PerTile => {
+            Schedule::PerTile | Schedule::Claimed => {
                 let tile = self.find(k, tables, block, None);
                 body(k, tile);
             }

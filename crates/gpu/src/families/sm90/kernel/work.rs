@@ -112,7 +112,7 @@ impl Work {
         };
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
-            Schedule::PerTile => {
+            Schedule::PerTile | Schedule::Claimed => {
                 let tile = self.find(k, table, tiles, block);
                 let round = k.variable(0);
                 body(k, tile, round);
