@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """A matrix product on tensors in a GPU's memory, written from docs/protocol.md: the referee's memory becomes torch tensors, and Triton or cuBLAS computes.
 
-`contestant.py plain` is the baseline: Triton with small tiles, each loaded when the one before is multiplied. `tiles` has larger ones and loads ahead. `cublas` is torch.
+`contestant.py tiles` is the baseline: Triton with large tiles. `square` has smaller ones, of which more are on their way at a time. `cublas` is torch.
 """
 
-import ctypes
 import json
 import sys
 
@@ -12,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from lent import Lent
+
 # Of each way the tile, the warps that share one, and how many steps along K are on their way at a time.
 WAYS = {
-    "plain": {"TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "num_warps": 4, "num_stages": 1},
     "tiles": {"TILE_M": 128, "TILE_N": 256, "TILE_K": 64, "num_warps": 8, "num_stages": 3},
+    "square": {"TILE_M": 128, "TILE_N": 128, "TILE_K": 64, "num_warps": 4, "num_stages": 4},
 }
 
 
@@ -36,38 +37,8 @@ def product(a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K
     tl.store(c + rows[:, None] * n + cols[None, :], sums.to(tl.float16), mask=(rows[:, None] < m) & (cols[None, :] < n))
 
 
-class Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
-
-
-class Lent:
-    """The referee's memory, opened by its handle; the same comes again and stays open."""
-
-    def __init__(self):
-        torch.cuda.init()
-        torch.cuda.current_stream().synchronize()
-        self.driver = ctypes.CDLL("libcuda.so.1")
-        self.driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
-        self.opened = {}
-
-    def address(self, piece):
-        if piece["handle"] not in self.opened:
-            handle, address = Handle(), ctypes.c_uint64()
-            handle.bytes[:] = bytes.fromhex(piece["handle"])
-            status = self.driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, 1)
-            if status:
-                raise SystemExit(f"cuIpcOpenMemHandle failed with status {status}")
-            self.opened[piece["handle"]] = address.value
-        return self.opened[piece["handle"]]
-
-    def tensor(self, piece, place):
-        """A tensor of half precision as torch sees it."""
-        address = self.address(piece) + place["offset"]
-        return torch.as_tensor(View(address, place["shape"]), device="cuda")
-
-
 class View:
-    """Memory at an address, as every library for GPUs in Python understands it."""
+    """Numbers of half precision at an address, as every library for GPUs in Python understands it."""
 
     def __init__(self, address, shape):
         self.__cuda_array_interface__ = {"data": (address, False), "shape": tuple(shape), "typestr": "<f2", "version": 3}
@@ -84,10 +55,11 @@ def multiply(way, a, b, c):
 
 def prepare(lent, way, asked):
     """All tensors by role and number, and a product beforehand on memory of our own, in which kernels are compiled."""
-    at = {
-        role: [{name: lent.tensor(asked["memory"][role], place) for name, place in places.items()} for places in asked[role]]
-        for role in ("constants", "inputs", "outputs")
-    }
+
+    def tensor(role, place):
+        return torch.as_tensor(View(lent.address(asked["memory"][role]) + place["offset"], place["shape"]), device="cuda")
+
+    at = {role: [{name: tensor(role, place) for name, place in places.items()} for places in asked[role]] for role in ("constants", "inputs", "outputs")}
     sizes = asked["problem"]
     own = [torch.zeros(sizes[rows], sizes[cols], dtype=torch.float16, device="cuda") for rows, cols in ("mk", "nk", "mn")]
     multiply(way, *own)
@@ -95,19 +67,30 @@ def prepare(lent, way, asked):
     return at
 
 
+def run(way, at, jobs):
+    for job in jobs:
+        a, b, c = at["inputs"][job["input"]]["a"], at["constants"][job["layer"]]["b"], at["outputs"][job["output"]]["c"]
+        multiply(way, a, b, c)
+
+
 def main(way):
-    lent, at = Lent(), None
+    # A stream of our own: what waits for the latch is to hold nothing else up.
+    torch.cuda.set_stream(torch.cuda.Stream())
+    stream = torch.cuda.current_stream()
+    lent, at, latch = Lent(), None, None
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["type"] == "hello":
-            answer = {"type": "hello", "protocol": 2, "name": way, "deterministic": True, "memory": "cuda"}
+            answer = {"type": "hello", "protocol": 2, "name": way, "deterministic": True, "memory": "cuda", "queues": True}
         elif asked["type"] == "prepare":
-            at = prepare(lent, way, asked)
+            at, latch = prepare(lent, way, asked), asked["memory"].get("latch")
             answer = {"type": "ready", "id": asked["id"]}
+        elif asked["type"] == "run" and "latch" in asked:
+            with lent.latch(stream.cuda_stream, latch, asked["latch"]):
+                run(way, at, asked["jobs"])
+            answer = {"type": "queued", "id": asked["id"]}
         elif asked["type"] == "run":
-            for job in asked["jobs"]:
-                a, b, c = at["inputs"][job["input"]]["a"], at["constants"][job["layer"]]["b"], at["outputs"][job["output"]]["c"]
-                multiply(way, a, b, c)
+            run(way, at, asked["jobs"])
             torch.cuda.synchronize()
             answer = {"type": "done", "id": asked["id"]}
         else:

@@ -12,7 +12,10 @@ import sys
 import threading
 import time
 
-# One element per thread, or four; rounded to half precision on the way; and a kernel that does nothing for some time.
+from lent import DONE, Lent
+
+# One element per thread, or four; rounded to half precision on the way; a kernel that does nothing for some time, and one that does nothing until its input
+# changes, or for as long at most.
 PTX = """
 .version 7.0
 .target sm_80
@@ -55,21 +58,25 @@ slow:
 wait:
     mov.u64 %a1, %clock64; setp.lt.u64 %p, %a1, %a0; @%p bra wait; ret;
 }
+.visible .entry watch(.param .u64 x, .param .u64 y, .param .u32 count) {
+    .reg .pred %p<2>; .reg .u32 %r<2>; .reg .u64 %a<3>;
+    ld.param.u64 %a0, [x]; ld.volatile.global.u32 %r0, [%a0]; mov.u64 %a1, %clock64; add.u64 %a1, %a1, 100000000;
+wait:
+    mov.u64 %a2, %clock64; setp.ge.u64 %p1, %a2, %a1; @%p1 ret;
+    ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p0, %r0, %r1; @%p0 bra wait; ret;
+}
 """
+# Kernels of a single thread.
+ALONE = ("idle", "watch")
 # The kernel of each way, and the elements per thread.
 KERNELS = {"plain": ("scale", 1), "wide": ("wide", 4), "half": ("half", 1)}
 
 
-class Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
-
-
-class Gpu:
+class Gpu(Lent):
     """The few functions of the driver that this takes."""
 
     def __init__(self):
-        self.driver = ctypes.CDLL("libcuda.so.1")
-        self.driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
+        super().__init__()
         self.call("cuInit", 0)
         context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
@@ -77,39 +84,24 @@ class Gpu:
         self.context = context
         self.call("cuModuleLoadData", ctypes.byref(module), PTX.encode())
         self.functions = {}
-        for name in ["scale", "wide", "half", "idle"]:
+        for name in ["scale", "wide", "half", *ALONE]:
             function = ctypes.c_void_p()
             self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
             self.functions[name] = function
         self.streams = [ctypes.c_void_p(), ctypes.c_void_p()]
         for stream in self.streams:
             self.call("cuStreamCreate", ctypes.byref(stream), 1)
-        self.opened = {}
-
-    def call(self, name, *arguments):
-        status = getattr(self.driver, name)(*arguments)
-        if status:
-            raise SystemExit(f"{name} failed with status {status}")
-
-    def open(self, piece):
-        """Memory of the referee's, by its handle. The same comes again and stays open."""
-        if piece["handle"] not in self.opened:
-            handle, address = Handle(), ctypes.c_uint64()
-            handle.bytes[:] = bytes.fromhex(piece["handle"])
-            self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, 1)
-            self.opened[piece["handle"]] = address.value
-        return self.opened[piece["handle"]]
 
     def launch(self, kernel, x, y, count, stream=0):
         name, per_thread = KERNELS.get(kernel, (kernel, 1))
         blocks = max(1, math.ceil(count / (256 * per_thread)))
         values = [ctypes.c_uint64(x), ctypes.c_uint64(y), ctypes.c_uint32(count)]
         pointers = (ctypes.c_void_p * 3)(*[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values])
-        grid = (1 if kernel == "idle" else blocks, 1, 1, 1 if kernel == "idle" else 256, 1, 1)
+        grid = (1, 1, 1, 1, 1, 1) if name in ALONE else (blocks, 1, 1, 256, 1, 1)
         self.call("cuLaunchKernel", self.functions[name], *grid, 0, self.streams[stream], pointers, None)
 
-    def wait(self, stream=0):
-        self.call("cuStreamSynchronize", self.streams[stream])
+    def finish(self):
+        self.call("cuStreamSynchronize", self.streams[0])
 
 
 def swim(gpu, way, remembered, x, y, count):
@@ -135,7 +127,26 @@ def swim(gpu, way, remembered, x, y, count):
         gpu.launch("plain", x, kept.value, count)
         remembered[count] = kept
     else:
-        gpu.launch(way, x, y, count)
+        gpu.launch(way if way in KERNELS else "plain", x, y, count)
+
+
+def queue(gpu, way, remembered, words, value, jobs):
+    """Jobs behind the latch: a word to wait for, and one to write when all is done."""
+    first, second = gpu.streams
+    if way == "side-stream":
+        # The end is told where nothing is queued; the work waits for the same latch.
+        gpu.wait(second, words, value)
+    if way == "peek" and jobs:
+        # Not the latch is waited for, but the first input: when it is there, the first job can begin.
+        gpu.launch("watch", *jobs[0])
+    else:
+        gpu.wait(first, words, value)
+    for job in jobs:
+        swim(gpu, way, remembered, *job)
+    gpu.write(first, words + DONE, value)
+    if way == "left-behind" and jobs:
+        # The other side is to find a device that is at work.
+        gpu.launch("idle", *jobs[0])
 
 
 def main():
@@ -143,17 +154,24 @@ def main():
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["type"] == "hello":
-            answer = {"type": "hello", "protocol": 2, "name": way, "deterministic": True, "memory": "cuda"}
+            answer = {"type": "hello", "protocol": 2, "name": way, "deterministic": True, "memory": "cuda", "queues": True}
         elif asked["type"] == "prepare":
             prepared = asked
-            memory = {name: gpu.open(piece) for name, piece in asked["memory"].items()}
+            memory = {name: gpu.address(piece) for name, piece in asked["memory"].items()}
             answer = {"type": "ready", "id": asked["id"]}
         elif asked["type"] == "run":
+            jobs = []
             for job in asked["jobs"]:
                 x, y = prepared["inputs"][job["input"]]["x"], prepared["outputs"][job["output"]]["y"]
-                swim(gpu, way, remembered, memory["inputs"] + x["offset"], memory["outputs"] + y["offset"], x["shape"][0])
-            gpu.wait()
-            answer = {"type": "done", "id": asked["id"]}
+                jobs.append((memory["inputs"] + x["offset"], memory["outputs"] + y["offset"], x["shape"][0]))
+            if "latch" in asked:
+                queue(gpu, way, remembered, memory["latch"], asked["latch"], jobs)
+                answer = {"type": "queued", "id": asked["id"]}
+            else:
+                for job in jobs:
+                    swim(gpu, way, remembered, *job)
+                gpu.finish()
+                answer = {"type": "done", "id": asked["id"]}
         else:
             return
         sys.stdout.write(json.dumps(answer) + "\n")

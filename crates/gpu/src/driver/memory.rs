@@ -167,19 +167,26 @@ impl DeviceMemory {
         queued.and(done)
     }
 
-    /// Copies parts of other memory of the device, each so many bytes from an offset to the same, and waits for all of them.
-    pub fn copy_parts(&self, source: &DeviceMemory, parts: &[(usize, usize)], stream: &Stream) -> Result<()> {
+    /// Queues copies of parts of other memory of the device: from an offset there to one here, so many bytes.
+    ///
+    /// # Safety
+    ///
+    /// Both must stay until the stream has done the copies.
+    pub unsafe fn copy_parts(
+        &self,
+        source: &DeviceMemory,
+        parts: &[(usize, usize, usize)],
+        stream: &Stream,
+    ) -> Result<()> {
         let _entered = self.context.enter()?;
-        let queued = parts.iter().filter(|(_, bytes)| *bytes > 0).try_for_each(|&(at, bytes)| {
-            self.check_range(at, bytes)?;
-            source.check_range(at, bytes)?;
-            let (to, from) = (self.address + at as u64, source.address + at as u64);
-            // SAFETY: both sides have that many bytes, and the copy is waited for below.
+        parts.iter().filter(|(_, _, bytes)| *bytes > 0).try_for_each(|&(from, to, bytes)| {
+            source.check_range(from, bytes)?;
+            self.check_range(to, bytes)?;
+            let (from, to) = (source.address + from as u64, self.address + to as u64);
+            // SAFETY: both sides have that many bytes, and the caller keeps both until the stream has done the copies.
             let status = unsafe { (self.context.symbols.copy_within)(to, from, bytes, stream.raw()) };
             self.context.called("cuMemcpyDtoDAsync", status)
-        });
-        let done = stream.synchronize();
-        queued.and(done)
+        })
     }
 
     /// Copies a part of it to the host, and waits for the copy.

@@ -20,6 +20,12 @@ const ACTIVE: c_int = 1;
 const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the caller's reference.
 const MOVE: u32 = 1;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
+/// `CU_STREAM_WAIT_VALUE_EQ`.
+const EQUAL: u32 = 1;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: after all that was queued before is done and seen by everyone.
+const IN_ORDER: u32 = 0;
 /// The streams that have numbers instead of handles: the default one (0), and its two explicit kinds (1 and 2).
 const NUMBERED: usize = 3;
 
@@ -90,6 +96,30 @@ impl Stream {
         let _entered = self.context.enter()?;
         // SAFETY: the stream is alive.
         self.context.called("cuStreamSynchronize", unsafe { (self.context.symbols.stream_synchronize)(self.raw) })
+    }
+
+    /// Queues a wait, on the device, until a word of its memory holds a value: another stream's, or another process's, to write.
+    ///
+    /// # Safety
+    ///
+    /// The address is that of four bytes of this device's memory, a multiple of four, which stay until the wait is over.
+    pub unsafe fn wait_for_word(&self, address: u64, value: u32) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream is alive; the word is the caller's promise.
+        let status = unsafe { (self.context.symbols.stream_wait_value)(self.raw, address, value, EQUAL) };
+        self.context.called("cuStreamWaitValue32", status)
+    }
+
+    /// Queues the writing of a word, when all that was queued before is done.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::wait_for_word`].
+    pub unsafe fn write_word(&self, address: u64, value: u32) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream is alive; the word is the caller's promise.
+        let status = unsafe { (self.context.symbols.stream_write_value)(self.raw, address, value, IN_ORDER) };
+        self.context.called("cuStreamWriteValue32", status)
     }
 
     /// The graph of which what is queued now becomes a part, if it does instead of being done.
@@ -247,6 +277,16 @@ impl Event {
         // SAFETY: both are alive.
         context.called("cuEventRecord", unsafe { (context.symbols.event_record)(raw, stream.raw) })?;
         Ok(event)
+    }
+
+    /// Whether the moment has come.
+    pub fn is_reached(&self) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the event is recorded.
+        match unsafe { (self.context.symbols.event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            status => self.context.called("cuEventQuery", status).map(|()| true),
+        }
     }
 
     /// Seconds from this moment to a later one, for which it waits.

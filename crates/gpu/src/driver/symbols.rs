@@ -113,6 +113,8 @@ symbols! {
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
     stream_context = "cuStreamGetCtx" (Handle, *mut Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
+    stream_wait_value = "cuStreamWaitValue32_v2" (Handle, u64, u32, c_uint);
+    stream_write_value = "cuStreamWriteValue32_v2" (Handle, u64, u32, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Handle);
     stream_capture_info = "cuStreamGetCaptureInfo_v2" (
         Handle, *mut c_int, *mut u64, *mut Handle, *mut *const Handle, *mut usize
@@ -130,6 +132,7 @@ symbols! {
     graph_destroy = "cuGraphDestroy" (Handle);
     event_create = "cuEventCreate" (*mut Handle, c_uint);
     event_record = "cuEventRecord" (Handle, Handle);
+    event_query = "cuEventQuery" (Handle);
     event_synchronize = "cuEventSynchronize" (Handle);
     event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
     event_destroy = "cuEventDestroy_v2" (Handle);

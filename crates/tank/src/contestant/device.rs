@@ -22,7 +22,8 @@ const SWEEPS: usize = 4;
 pub struct DeviceTime {
     /// Seconds between the events.
     pub seconds: f64,
-    /// Seconds of the host's clock from when the second event was reached until the whole device had nothing left to do.
+    /// Seconds of the host's clock from when the second event was reached until the whole device had nothing left to do; of a run behind a latch, by how much
+    /// longer than ever the referee's own work took before it and after it.
     pub outside: f64,
 }
 

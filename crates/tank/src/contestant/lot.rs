@@ -11,10 +11,12 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
 use serde_json::Value;
 
+use super::latch::{Latch, Passed, Run};
 use super::memory::{Memory, OnDevice, Purpose, Unnamed, path_of};
 use super::protocol::{DeviceFiles, FIRST_VERSION, Files, Job, Placed, Prepare, Prepared};
 use crate::task::{Bundle, Places, Spec, Task, Tensor};
@@ -70,8 +72,10 @@ pub struct Tensors {
 struct Gpu {
     context: &'static Context,
     stream: Arc<Stream>,
-    /// What its cache is swept with.
+    /// What its cache is swept with, where the host's clock counts.
     swept: Option<DeviceMemory>,
+    /// What runs are queued behind, where the device's clock does.
+    latch: Option<Latch>,
 }
 
 /// What lies in them.
@@ -132,22 +136,26 @@ impl Tensors {
         })
     }
 
-    /// All of it in a GPU's memory, which another process opens.
-    pub fn shared_on_device(context: &'static Context) -> Result<Self> {
+    /// All of it in a GPU's memory, which another process opens; with a latch for those who queue their runs behind it.
+    pub fn shared_on_device(context: &'static Context, latched: bool) -> Result<Self> {
         let stream = Arc::new(Stream::new(context)?);
+        let latch = latched.then(|| Latch::new(context, &stream)).transpose()?;
         let region = |name, purpose| Region::on_device(name, context, &stream, purpose);
         Ok(Self {
             constants: region("constants", Purpose::Constants),
             inputs: region("inputs", Purpose::Inputs),
             outputs: region("outputs", Purpose::Outputs),
             laid: None,
-            gpu: Some(Gpu { context, stream, swept: None }),
+            gpu: Some(Gpu { context, stream, swept: None, latch }),
         })
     }
 
-    /// Has so many bytes go through the cache of the GPU in whose memory the tensors lie. Whether they do.
+    /// Has so many bytes go through the cache of the GPU in whose memory the tensors lie, now or when the latch is opened next. Whether they do.
     pub(super) fn sweep(&mut self, bytes: u64) -> Result<bool> {
         let Some(gpu) = &mut self.gpu else { return Ok(false) };
+        if let Some(latch) = &mut gpu.latch {
+            return latch.sweep(bytes).map(|()| true);
+        }
         if gpu.swept.as_ref().is_none_or(|swept| (swept.bytes() as u64) < bytes) {
             gpu.swept = Some(DeviceMemory::new(gpu.context, "a sweep of its cache", bytes as usize)?);
         }
@@ -159,18 +167,51 @@ impl Tensors {
 
     /// Shows a contestant the inputs of some jobs: inside the clock.
     pub(super) fn show_inputs(&self, jobs: &[Job]) -> Result<()> {
-        let Some(Laid { lot, places, .. }) = self.laid.as_ref().filter(|_| !jobs.is_empty()) else { return Ok(()) };
-        let part = |(tensor, &at): (&Tensor, &u64)| (at as usize, tensor.spec.bytes());
-        let input = |job: &Job| lot.pattern.tensors.iter().zip(&places.inputs[job.input]).map(part).collect::<Vec<_>>();
-        self.inputs.memory.pass(&jobs.iter().flat_map(input).collect::<Vec<_>>())
+        self.inputs.memory.pass(&self.read_in(jobs))
     }
 
     /// Takes what a contestant has written in some jobs. What it writes later is not there.
     pub(super) fn take_outputs(&self, jobs: &[Job]) -> Result<()> {
-        let Some(Laid { places, results, .. }) = self.laid.as_ref().filter(|_| !jobs.is_empty()) else { return Ok(()) };
+        self.outputs.memory.pass(&self.written_in(jobs))
+    }
+
+    /// The parts of the inputs that some jobs read.
+    fn read_in(&self, jobs: &[Job]) -> Vec<(usize, usize)> {
+        let Some(Laid { lot, places, .. }) = &self.laid else { return Vec::new() };
+        let part = |(tensor, &at): (&Tensor, &u64)| (at as usize, tensor.spec.bytes());
+        jobs.iter().flat_map(|job| lot.pattern.tensors.iter().zip(&places.inputs[job.input]).map(part)).collect()
+    }
+
+    /// The parts of the outputs that some jobs write.
+    fn written_in(&self, jobs: &[Job]) -> Vec<(usize, usize)> {
+        let Some(Laid { places, results, .. }) = &self.laid else { return Vec::new() };
         let part = |(spec, &at): (&Spec, &u64)| (at as usize, spec.bytes());
-        let output = |job: &Job| results.iter().zip(&places.outputs[job.output]).map(part).collect::<Vec<_>>();
-        self.outputs.memory.pass(&jobs.iter().flat_map(output).collect::<Vec<_>>())
+        jobs.iter().flat_map(|job| results.iter().zip(&places.outputs[job.output]).map(part)).collect()
+    }
+
+    /// Closes the latch for a run, if there is one: what its words are to hold next.
+    pub(super) fn close_latch(&mut self) -> Option<u32> {
+        Some(self.gpu.as_mut()?.latch.as_mut()?.close())
+    }
+
+    /// Opens the latch for jobs that were queued behind it.
+    pub(super) fn open_latch(&mut self, jobs: &[Job], limit: Duration) -> Result<Passed> {
+        let (shown, taken) = (self.read_in(jobs), self.written_in(jobs));
+        let (inputs, outputs) = (self.inputs.memory.as_ref(), self.outputs.memory.as_ref());
+        let latch = self.gpu.as_mut().and_then(|gpu| gpu.latch.as_mut()).ok_or_else(nothing_laid)?;
+        latch.open(&Run { inputs, shown, outputs, taken, limit })
+    }
+
+    /// Takes the latch away: the host's clock counts.
+    pub(super) fn forget_latch(&mut self) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.latch = None;
+        }
+    }
+
+    /// The name of the problem that is laid out.
+    pub(super) fn problem(&self) -> String {
+        self.laid.as_ref().map(|laid| laid.lot.task.name()).unwrap_or_default()
     }
 
     /// Where inputs and outputs begin in a GPU's memory, if they are there.
@@ -249,7 +290,10 @@ impl Tensors {
         let [constants, inputs, outputs] =
             [&self.constants, &self.inputs, &self.outputs].map(|region| region.memory.handle());
         Ok(match (constants?, inputs?, outputs?) {
-            (Some(constants), Some(inputs), Some(outputs)) => Some(DeviceFiles { constants, inputs, outputs }),
+            (Some(constants), Some(inputs), Some(outputs)) => {
+                let latch = self.gpu.as_ref().and_then(|gpu| gpu.latch.as_ref()).map(Latch::handle).transpose()?;
+                Some(DeviceFiles { constants, inputs, outputs, latch })
+            }
             _ => None,
         })
     }

@@ -38,6 +38,24 @@ pub(super) trait Memory {
         Ok(())
     }
 
+    /// Queues the same in the stream that its copies are made in.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay, and no more room be made in it, until the stream has done the copies.
+    unsafe fn queue_pass(&self, _parts: &[(usize, usize)]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Queues copies of pieces of what a contestant wrote: from an offset here to one there, so many bytes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Memory::queue_pass`], of both sides.
+    unsafe fn queue_pieces(&self, _to: &DeviceMemory, _pieces: &[(usize, usize, usize)]) -> Result<()> {
+        Ok(())
+    }
+
     /// What another process opens it by, where that is how it comes to the memory.
     fn handle(&self) -> Result<Option<OnGpu>> {
         Ok(None)
@@ -126,7 +144,7 @@ pub(super) enum Purpose {
 }
 
 /// What the driver allocates and names to other processes whole.
-const PAGE: u64 = 2 << 20;
+pub(super) const PAGE: u64 = 2 << 20;
 
 impl OnDevice {
     pub(super) fn create(
@@ -179,12 +197,33 @@ impl Memory for OnDevice {
     }
 
     fn pass(&self, parts: &[(usize, usize)]) -> Result<()> {
+        // SAFETY: the copies are waited for, whatever became of them.
+        let queued = unsafe { self.queue_pass(parts) };
+        let done = self.stream.synchronize();
+        queued.and(Ok(done?))
+    }
+
+    unsafe fn queue_pass(&self, parts: &[(usize, usize)]) -> Result<()> {
+        if parts.is_empty() {
+            // Runs without jobs come before there is room for anything.
+            return Ok(());
+        }
         let (to, from) = match self.purpose {
             Purpose::Inputs => (&self.memory, &self.own),
             Purpose::Outputs => (&self.own, &self.memory),
             Purpose::Here | Purpose::Constants => return Ok(()),
         };
-        Ok(self.of(to)?.copy_parts(self.of(from)?, parts, &self.stream)?)
+        let parts: Vec<_> = parts.iter().map(|&(at, bytes)| (at, at, bytes)).collect();
+        // SAFETY: the caller keeps both, which are this value's, until the stream has done the copies.
+        Ok(unsafe { self.of(to)?.copy_parts(self.of(from)?, &parts, &self.stream) }?)
+    }
+
+    unsafe fn queue_pieces(&self, to: &DeviceMemory, pieces: &[(usize, usize, usize)]) -> Result<()> {
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller keeps both sides until the stream has done the copies.
+        Ok(unsafe { to.copy_parts(self.of(&self.memory)?, pieces, &self.stream) }?)
     }
 
     fn address(&self) -> Option<u64> {

@@ -6,6 +6,7 @@
 
 pub mod device;
 mod fence;
+mod latch;
 mod limits;
 mod lot;
 mod memory;
@@ -175,6 +176,14 @@ pub trait Session {
     fn sweep(&mut self, _bytes: u64) -> bool {
         false
     }
+
+    /// Whether it queues its runs behind a latch, so that a GPU's clock can time them.
+    fn queues(&self) -> bool {
+        false
+    }
+
+    /// Has the host's clock time it although it queues, because the other side does not.
+    fn by_the_host(&mut self) {}
 
     /// Wakes it, has it do the staged jobs, and stops it where it stands, with all its threads and children. This is what is timed, by
     /// the caller: what it has not written when it said so it writes on the clock or not at all. Where the referee's own code has timed

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::fence::{self, Fence, Guard, Rules, Stillness};
+use super::latch::Passed;
 use super::lot::Tensors;
 use super::protocol::{Answer, FIRST_VERSION, Job, Request, Residence, VERSION, line, understand};
 use super::seal;
@@ -183,6 +184,7 @@ struct Staged {
     id: String,
     message: String,
     jobs: Vec<Job>,
+    latched: bool,
 }
 
 /// A program that was started.
@@ -197,6 +199,11 @@ struct Process {
     limits: Limits,
     trusted: bool,
     deterministic: bool,
+    /// Whether it queues its runs behind a latch.
+    queues: bool,
+    /// Whether it was told of a problem, and whether it has run anything of that.
+    prepared: bool,
+    at_home: bool,
     /// The version of the protocol that it speaks.
     version: u32,
     resting: bool,
@@ -247,6 +254,9 @@ impl Process {
             limits: program.limits.clone(),
             trusted: program.trusted,
             deterministic: false,
+            queues: false,
+            prepared: false,
+            at_home: false,
             version: VERSION,
             resting: false,
             secret: RandomState::new(),
@@ -263,10 +273,12 @@ impl Process {
     fn greet(&mut self) -> Result<(), Fault> {
         let message = self.write_up(Stage::Hello, &Request::Hello { protocol: VERSION })?;
         match self.ask(Stage::Hello, &message)? {
-            (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, memory, .. }, _) => {
+            (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, memory, queues, .. }, _) => {
                 (self.deterministic, self.version) = (deterministic, version);
                 if memory == Residence::Cuda {
-                    let shared = device::context(0).map_err(Error::from).and_then(Tensors::shared_on_device);
+                    self.queues = queues;
+                    let on_device = |context| Tensors::shared_on_device(context, queues);
+                    let shared = device::context(0).map_err(Error::from).and_then(on_device);
                     let refused =
                         |error: Error| Fault::Start { reason: format!("it wants its tensors on a GPU: {error}") };
                     self.tensors = shared.map_err(refused)?;
@@ -398,9 +410,33 @@ impl Process {
 
     fn write_run(&mut self, jobs: &[Job]) -> Result<(), Fault> {
         let id = self.next_id();
-        let message = self.write_up(Stage::Run, &Request::Run { id: id.clone(), jobs: jobs.to_vec() })?;
-        self.staged = Some(Staged { id, message, jobs: jobs.to_vec() });
+        // What is launched for the first time may wait for the whole device: there is no latch in the first run.
+        let latched = if jobs.is_empty() { self.prepared } else { self.at_home };
+        let latch = if latched { self.tensors.close_latch() } else { None };
+        self.at_home |= !jobs.is_empty();
+        let message = self.write_up(Stage::Run, &Request::Run { id: id.clone(), jobs: jobs.to_vec(), latch })?;
+        self.staged = Some(Staged { id, message, jobs: jobs.to_vec(), latched: latch.is_some() });
         Ok(())
+    }
+
+    /// Has it queue the staged jobs behind the latch, stops it, and opens the latch.
+    fn pass_the_latch(&mut self, Staged { id, message, jobs, .. }: &Staged) -> Result<DeviceTime, Fault> {
+        self.wake()?;
+        let answer = self.ask(Stage::Run, message)?;
+        self.rest()?;
+        match answer {
+            (Answer::Queued { id: said }, _) if said == *id => {}
+            (_, said) => return Err(garbage(Stage::Run, "queued with this id was expected", &said)),
+        }
+        let seconds = self.seconds(Stage::Run);
+        match self.tensors.open_latch(jobs, Duration::from_secs_f64(seconds)).map_err(ours)? {
+            Passed::Timed(time) => Ok(time),
+            Passed::Late => Err(Fault::Hang { stage: Stage::Run, seconds }),
+            Passed::Changed => {
+                let what = "an output was still being written when the run had said that it is over".to_owned();
+                Err(Fault::Wrong { problem: self.tensors.problem(), what })
+            }
+        }
     }
 
     fn wake(&mut self) -> Result<(), Fault> {
@@ -447,6 +483,7 @@ impl Session for Process {
     fn prepare(&mut self) -> Result<Readiness, Fault> {
         self.check_rest()?;
         self.look_at_what_it_takes()?;
+        (self.prepared, self.at_home) = (true, false);
         let id = self.next_id();
         let message = self.tensors.message(id.clone(), self.version);
         let message = message.map_err(|error| Fault::Start { reason: error.to_string() })?;
@@ -477,9 +514,20 @@ impl Session for Process {
         self.tensors.sweep(bytes).unwrap_or(false)
     }
 
+    fn queues(&self) -> bool {
+        self.queues
+    }
+
+    fn by_the_host(&mut self) {
+        self.tensors.forget_latch();
+    }
+
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
-        let Some(Staged { id, message, jobs }) = self.staged.take() else { return Ok(None) };
-        let ours = |error: Error| Fault::Start { reason: error.to_string() };
+        let Some(staged) = self.staged.take() else { return Ok(None) };
+        if staged.latched {
+            return self.pass_the_latch(&staged).map(Some);
+        }
+        let Staged { id, message, jobs, .. } = staged;
         self.tensors.show_inputs(&jobs).map_err(ours)?;
         self.wake()?;
         let answer = self.ask(Stage::Run, &message)?;
@@ -508,6 +556,11 @@ impl Drop for Process {
             }
         }
     }
+}
+
+/// A failure of ours, or of the device, while a contestant was at it.
+fn ours(error: Error) -> Fault {
+    Fault::Start { reason: error.to_string() }
 }
 
 fn unblock(pipe: RawFd) -> io::Result<()> {

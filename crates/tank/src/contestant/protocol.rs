@@ -19,6 +19,9 @@ pub const VERSION: u32 = 2;
 /// The version that it still understands.
 pub const FIRST_VERSION: u32 = 1;
 
+/// Where the second word of a latch is, in bytes from the first.
+pub const LATCH_DONE: u64 = 256;
+
 /// What the referee says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
@@ -36,6 +39,9 @@ pub enum Request {
         id: String,
         /// The jobs.
         jobs: Vec<Job>,
+        /// What the words of the latch are to hold, for whoever queues its jobs behind it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        latch: Option<u32>,
     },
     /// The last message.
     Bye,
@@ -57,6 +63,9 @@ pub enum Answer {
         /// Where it wants its tensors.
         #[serde(default, skip_serializing_if = "Residence::is_host")]
         memory: Residence,
+        /// Whether it queues runs behind a latch in a GPU's memory, so that the device's clock can time them.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        queues: bool,
     },
     /// To `prepare`.
     Ready {
@@ -73,6 +82,11 @@ pub enum Answer {
     },
     /// To `run`, when every output is written.
     Done {
+        /// The run's id.
+        id: String,
+    },
+    /// To a `run` with a latch, when all of it is queued.
+    Queued {
         /// The run's id.
         id: String,
     },
@@ -155,6 +169,9 @@ pub struct DeviceFiles {
     pub inputs: OnGpu,
     /// What is to be written.
     pub outputs: OnGpu,
+    /// The latch of whoever queues: a word to wait for, and 256 bytes further one to write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latch: Option<OnGpu>,
 }
 
 /// One piece of it.
@@ -215,7 +232,9 @@ mod tests {
 
     #[test]
     fn messages_look_as_they_are_documented() {
-        let run = Request::Run { id: "7".into(), jobs: vec![Job { layer: 0, input: 1, output: 2 }] };
+        let run = |latch| Request::Run { id: "7".into(), jobs: vec![Job { layer: 0, input: 1, output: 2 }], latch };
+        assert!(line(&run(Some(3))).unwrap().ends_with("\"latch\":3}\n"));
+        let run = run(None);
         assert_eq!(
             line(&run).unwrap(),
             "{\"type\":\"run\",\"id\":\"7\",\"jobs\":[{\"layer\":0,\"input\":1,\"output\":2}]}\n"
@@ -233,7 +252,7 @@ mod tests {
         assert!(text.contains(r#""inputs":[{"x":{"type":"f32","shape":[2,3],"offset":4096}}]"#), "{text}");
         assert_eq!(understand::<Request>(text.as_bytes()).unwrap(), prepare);
         let hello: Answer = serde_json::from_str(r#"{"type":"hello","protocol":1,"name":"x"}"#).unwrap();
-        let memory = Residence::Host;
-        assert_eq!(hello, Answer::Hello { protocol: 1, name: "x".into(), deterministic: false, memory });
+        let (memory, queues) = (Residence::Host, false);
+        assert_eq!(hello, Answer::Hello { protocol: 1, name: "x".into(), deterministic: false, memory, queues });
     }
 }

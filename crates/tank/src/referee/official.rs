@@ -179,7 +179,8 @@ impl Official {
         match place {
             Place::Processor => pool.on_the_processor(),
             Place::Device(device) => Ok(pool.on_device(Watched::open(device)?)),
-            Place::Unknown | Place::Apart => Ok(pool),
+            Place::Unknown => Ok(pool.perhaps_on_device(Watched::open(0)?)),
+            Place::Apart => Ok(pool),
         }
     }
 

@@ -14,7 +14,7 @@
 //! that did not count.
 //!
 //! **On a GPU** that both sides compute on the device's own clock counts ([`Watched`]): the host's says that it did not run fast, and the wait for the
-//! whole device that nothing ran outside of it. L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
+//! whole device that nothing ran outside of it. Programs that queue their runs behind a latch are timed by it too, less what the latch itself takes. L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
 //! slowdown is jobs more, which the clock has to find by itself.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
@@ -43,12 +43,16 @@ use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
 const ROUND_TRIPS: usize = 32;
+/// Runs without jobs by which it is told what a latch takes, each time that a side is made ready.
+const LATCHES: usize = 5;
 /// A sample lasts so many round trips at least, so that they are a small part of it.
 const SAMPLE_TRIPS: f64 = 20.0;
 /// Timed elements of each side from which their errors are compared.
 const ENOUGH_ELEMENTS: u64 = 200;
-/// Bytes that all jobs of one sample move, about, at most.
+/// Bytes of inputs and outputs that all jobs of one sample have, about, at most: they are made and looked at one by one. On a GPU they take so little time
+/// that a sample needs more of them.
 const SAMPLE_BYTES: f64 = (256u64 << 20) as f64;
+const SAMPLE_BYTES_ON_DEVICE: f64 = (1u64 << 30) as f64;
 /// A challenger's sample takes so many times as long as the champion's at most, where fewer jobs can help.
 const SLOWER: f64 = 4.0;
 /// Samples of one side that one sweep serves at most, where it serves several, and the bytes of their layers.
@@ -81,6 +85,10 @@ pub struct Pool<'a> {
     device: Option<Watched>,
     /// The slowdown that is planted, as a fraction.
     plant: f64,
+    /// A GPU whose clock decides if both sides queue their runs, until that is known.
+    perhaps: Option<Watched>,
+    /// Whether they do.
+    queued: bool,
     errors: [Errors; 2],
     report: CourseReport,
 }
@@ -157,6 +165,8 @@ impl<'a> Pool<'a> {
             processor: None,
             device: None,
             plant: settings.timing.plant,
+            perhaps: None,
+            queued: false,
             errors: [Errors::default(); 2],
             report,
         })
@@ -172,10 +182,20 @@ impl<'a> Pool<'a> {
 
     /// Has the clock of a GPU decide, and its cache swept. For contestants that compute there, with tensors in its memory.
     pub fn on_device(mut self, device: Watched) -> Self {
+        self.be_on_device(device);
+        self
+    }
+
+    fn be_on_device(&mut self, device: Watched) {
         self.report.cache_bytes = device.cache_bytes;
         self.report.clock_resolution = RESOLUTION;
         self.report.remarks.extend(device.unread.clone());
         self.device = Some(device);
+    }
+
+    /// Has the clock of a GPU decide if both sides queue their runs behind a latch there.
+    pub fn perhaps_on_device(mut self, device: Watched) -> Self {
+        self.perhaps = Some(device);
         self
     }
 
@@ -264,8 +284,9 @@ impl<'a> Pool<'a> {
             None => SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0),
         };
         // Problems that move little are over soon, and a sample needs many of them.
-        let bytes = self.tasks[shape].work().bytes.max(1.0);
-        let most = ((SAMPLE_BYTES / bytes) as usize).clamp(1, timing.sample_jobs);
+        let work = self.tasks[shape].work();
+        let most = if self.device.is_some() { SAMPLE_BYTES_ON_DEVICE } else { SAMPLE_BYTES };
+        let most = ((most / (work.bytes - work.constant_bytes).max(1.0)) as usize).clamp(1, timing.sample_jobs);
         let least = timing.sample_seconds.max(0.5 * trips);
         let mut jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
         if self.device.is_some() {
@@ -312,6 +333,12 @@ impl<'a> Pool<'a> {
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
         if let Readiness::Unsupported(reason) = session.prepare().map_err(faulted)? {
             return Err(faulted(Fault::Unsupported { problem: self.tasks[self.shape].name(), reason }));
+        }
+        for _ in 0..if self.queued { LATCHES } else { 0 } {
+            let passed = session.stage(&[]).and_then(|()| session.go()).map_err(faulted)?;
+            if let (Some(device), Some(time)) = (&mut self.device, passed) {
+                device.note_latch(time.seconds);
+            }
         }
         Ok(())
     }
@@ -427,8 +454,8 @@ impl<'a> Pool<'a> {
         let start = self.clock.now();
         let by_device = session.go().map_err(faulted)?;
         if let (Some(device), Some(time)) = (&mut self.device, by_device) {
-            device.note(side, time, self.clock.now() - start).map_err(faulted)?;
-            return Ok(Take { seconds: time.seconds, waited: 0.0 });
+            let seconds = device.note(side, time, self.clock.now() - start).map_err(faulted)?;
+            return Ok(Take { seconds, waited: 0.0 });
         }
         if self.pairing == Pairing::Plant && side == Side::Challenger {
             let planted = (self.clock.now() - start) * (1.0 + self.plant);
@@ -544,6 +571,33 @@ impl<'a> Pool<'a> {
         Ok(stats::median(&seconds))
     }
 
+    /// Settles whose clock counts, when somebody has said hello for the first time: a GPU's where both sides queue, also where only one of them is here
+    /// now.
+    fn settle_clock(&mut self, sides: &mut [Box<dyn Session>; 2]) -> Result<(), Halt> {
+        if let Some(device) = self.perhaps.take() {
+            let [champion, challenger] = self.contestants;
+            self.queued = sides.iter().all(|side| side.queues());
+            if self.queued && self.pairing != Pairing::Duel && champion.about() != challenger.about() {
+                let other = challenger.start().map_err(|fault| Halt::Fault(Side::Challenger, fault))?;
+                self.queued = other.queues();
+            }
+            if self.queued {
+                self.be_on_device(device);
+            }
+        }
+        for side in [Side::Champion, Side::Challenger] {
+            match (self.queued, sides[side.index()].queues()) {
+                (true, false) => {
+                    let reason = "it queued its runs behind the latch before, and does not now".to_owned();
+                    return Err(Halt::Fault(self_or_champion(self.pairing, side), Fault::Start { reason }));
+                }
+                (false, true) => sides[side.index()].by_the_host(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn start(&mut self, side: Side, pairing: Pairing) -> Result<Box<dyn Session>, Halt> {
         let who = self_or_champion(pairing, side);
         let faulted = |fault| Halt::Fault(who, fault);
@@ -590,7 +644,9 @@ impl Course for Pool<'_> {
             let now = prober.sample(threads);
             *best = Ceilings { flops: best.flops.max(now.flops), bytes: best.bytes.max(now.bytes) };
         }
-        self.sides = Some([self.start(Side::Champion, pairing)?, self.start(Side::Challenger, pairing)?]);
+        let mut sides = [self.start(Side::Champion, pairing)?, self.start(Side::Challenger, pairing)?];
+        self.settle_clock(&mut sides)?;
+        self.sides = Some(sides);
         Ok(())
     }
 

@@ -296,8 +296,11 @@ pub struct DeviceReport {
     pub celsius: Option<[f64; 2]>,
     /// What held its clock down at some time.
     pub held_by: Vec<String>,
-    /// The most seconds that the whole device was waited for after a run's last event.
+    /// The most seconds that the whole device was waited for after a run's last event, or for which others were at work around it.
     pub longest_wait: f64,
+    /// What a latch takes with nothing behind it, where runs are queued behind one; taken off every run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latch_seconds: Option<f64>,
 }
 
 impl std::fmt::Display for DeviceReport {
@@ -313,7 +316,15 @@ impl std::fmt::Display for DeviceReport {
         if !self.held_by.is_empty() {
             write!(f, ", held down by {}", self.held_by.join(" and by "))?;
         }
-        write!(f, "; waited at most {:.0} µs for it after a run", 1e6 * self.longest_wait)
+        match self.latch_seconds {
+            None => write!(f, "; waited at most {:.0} µs for it after a run", 1e6 * self.longest_wait),
+            Some(latch) => write!(
+                f,
+                "; runs behind a latch, whose {:.0} µs are taken off; others at work for at most {:.0} µs around a run",
+                1e6 * latch,
+                1e6 * self.longest_wait
+            ),
+        }
     }
 }
 

@@ -123,7 +123,7 @@ fn a_matrix_product_in_triton_waits_for_a_gpu() {
     let copied = copy("gpu-matmul");
     let folder = Folder::read(copied.path()).unwrap();
     let pitch = |name: &str| Pitch::read(&copied.path().join(name)).unwrap();
-    let season = Season::of_operation(folder, ["tiles.toml", "cublas.toml"].map(pitch).to_vec()).unwrap();
+    let season = Season::of_operation(folder, ["square.toml", "cublas.toml"].map(pitch).to_vec()).unwrap();
     match (season.operation(), hammerhead::gpu::device::context(0)) {
         (Err(error), Err(missing)) => {
             let (said, missing) = (error.to_string(), missing.to_string());

@@ -363,6 +363,11 @@ pub(super) trait Worker {
 
     /// Does jobs, one after the other, to the end.
     fn run(&mut self, jobs: &[Job]) -> Result<()>;
+
+    /// Queues jobs behind a latch in a GPU's memory whose words are to hold a value, where one was lent.
+    fn queue(&mut self, _jobs: &[Job], _value: u32) -> Result<()> {
+        Err(Error::Protocol { reason: "a run came with a latch, and none was lent".to_owned() })
+    }
 }
 
 impl Worker for Bench {

@@ -15,7 +15,7 @@ use hammerhead::{Activation, Problem, Request, Shape};
 use super::builtin::{Bench, Builtin, Loaded, Worker, failed, map};
 use super::words::{Prepare, TokensPlace};
 use crate::contestant::device::DeviceClock;
-use crate::contestant::protocol::OnGpu;
+use crate::contestant::protocol::{LATCH_DONE, OnGpu};
 use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
 use crate::written::unhex;
 use crate::{Error, Result};
@@ -94,6 +94,15 @@ impl Guest {
         }
         Ok(&self.opened[&piece.handle])
     }
+
+    /// Jobs as the queue wants them, at the addresses that the lent memory has here.
+    fn calls(&self, jobs: &[Job]) -> Result<Vec<Call>> {
+        let ready = self.ready.as_ref().ok_or_else(unprepared)?;
+        let memory = ready.message.memory.as_ref().ok_or_else(unprepared)?;
+        let at = |piece: &OnGpu| self.opened.get(&piece.handle).map(LentMemory::address);
+        let (inputs, outputs) = at(&memory.inputs).zip(at(&memory.outputs)).ok_or_else(unprepared)?;
+        jobs.iter().map(|job| ready.call(*job, inputs, outputs)).collect()
+    }
 }
 
 impl Worker for Guest {
@@ -103,7 +112,7 @@ impl Worker for Guest {
         let memory = message.memory.clone().ok_or_else(absent)?;
         let (stream, mut weights) = (Stream::new(self.context)?, vec![0; memory.constants.bytes as usize]);
         self.open(&memory.constants)?.get(0, &mut weights, &stream)?;
-        for piece in [&memory.inputs, &memory.outputs] {
+        for piece in [&memory.inputs, &memory.outputs].into_iter().chain(&memory.latch) {
             self.open(piece)?;
         }
         let loaded = match self.bench.load(&message, &weights)? {
@@ -119,20 +128,34 @@ impl Worker for Guest {
         if jobs.is_empty() {
             return Ok(());
         }
-        let missing = || Error::Protocol { reason: "a run came before anything was prepared".to_owned() };
-        let ready = self.ready.as_mut().ok_or_else(missing)?;
-        let memory = ready.message.memory.as_ref().ok_or_else(missing)?;
-        let at = |piece: &OnGpu| self.opened.get(&piece.handle).map(LentMemory::address);
-        let (inputs, outputs) = at(&memory.inputs).zip(at(&memory.outputs)).ok_or_else(missing)?;
-        let queued: Result<()> = jobs.iter().try_for_each(|job| {
-            let Call { layer, tokens, outputs } = ready.call(*job, inputs, outputs)?;
-            // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay: they are open
-            // for as long as this process lives, and the device is waited for below, whatever became of the queueing.
-            Ok(unsafe { ready.queue.enqueue(&ready.loaded.layers[layer], &tokens, &outputs) }?)
-        });
+        let calls = self.calls(jobs)?;
+        let ready = self.ready.as_mut().ok_or_else(unprepared)?;
+        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay: they are open
+        // for as long as this process lives, and the device is waited for below, whatever became of the queueing.
+        let queued = unsafe { ready.enqueue(&calls) };
         let done = self.context.synchronize();
         queued.and(done.map_err(Error::from))
     }
+
+    fn queue(&mut self, jobs: &[Job], value: u32) -> Result<()> {
+        let calls = self.calls(jobs)?;
+        let ready = self.ready.as_mut().ok_or_else(unprepared)?;
+        let latch = ready.message.memory.as_ref().and_then(|memory| memory.latch.as_ref());
+        let latch = latch.and_then(|piece| self.opened.get(&piece.handle)).ok_or_else(unprepared)?.address();
+        // Kernels are loaded and memory is allocated before anything waits: both may wait for the device.
+        ready.make_ready(0, &calls)?;
+        // SAFETY: the latch is a page that stays open for as long as this process lives, and its two words lie in it.
+        unsafe { ready.queue.stream().wait_for_word(latch, value) }?;
+        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay open for as long as this process
+        // lives; the next thing that is queued waits in the same stream.
+        unsafe { ready.enqueue(&calls) }?;
+        // SAFETY: the second word lies in the same page as the first.
+        Ok(unsafe { ready.queue.stream().write_word(latch + LATCH_DONE, value) }?)
+    }
+}
+
+fn unprepared() -> Error {
+    Error::Protocol { reason: "a run came before anything was prepared".to_owned() }
 }
 
 /// One job, as the queue wants it.
@@ -161,43 +184,53 @@ impl Swimmer {
         if jobs.is_empty() {
             return Ok(());
         }
-        let missing = || Error::Protocol { reason: "a run came before anything was prepared".to_owned() };
-        let (inputs, outputs) = self.tensors.addresses().ok_or_else(missing)?;
-        let ready = self.ready.as_mut().ok_or_else(missing)?;
-        // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become much: not while it is timed.
-        ready.prepared += jobs.len();
-        if ready.prepared > REMEMBERED {
-            ready.queue = Queue::new(self.device)?.with_request(Request::from(*ready.loaded.plan.config()));
-            ready.prepared = jobs.len();
-        }
-        for job in jobs {
-            let call = ready.call(*job, inputs, outputs)?;
-            ready.queue.prepare(&ready.loaded.layers[call.layer], &call.tokens, &call.outputs)?;
-            self.calls.push(call);
-        }
-        Ok(())
+        let (inputs, outputs) = self.tensors.addresses().ok_or_else(unprepared)?;
+        let ready = self.ready.as_mut().ok_or_else(unprepared)?;
+        self.calls = jobs.iter().map(|job| ready.call(*job, inputs, outputs)).collect::<Result<_>>()?;
+        ready.make_ready(self.device, &self.calls)
     }
 
     fn time(&mut self) -> Result<Option<DeviceTime>> {
         let (Some(ready), false) = (self.ready.as_mut(), self.calls.is_empty()) else { return Ok(None) };
-        let Ready { loaded, queue, .. } = ready;
         // A handle of its own, since the queue itself is used while the stream is timed.
         // SAFETY: the queue, whose stream it is, outlives it.
-        let stream = unsafe { Stream::borrowed(queue.stream().context(), queue.stream().handle()) }?;
+        let stream = unsafe { Stream::borrowed(ready.queue.stream().context(), ready.queue.stream().handle()) }?;
         let calls = &self.calls;
-        let timed = self.clock.time(&stream, || {
-            for call in calls {
-                // SAFETY: the tensors are this session's, as large as they were laid out for this problem and apart from each other; the
-                // clock waits for the whole device before anyone gives them back.
-                unsafe { queue.enqueue(&loaded.layers[call.layer], &call.tokens, &call.outputs) }?;
-            }
-            Ok(())
-        });
+        // SAFETY: the tensors are this session's, as large as they were laid out for this problem and apart from each other; the
+        // clock waits for the whole device before anyone gives them back.
+        let timed = self.clock.time(&stream, || unsafe { ready.enqueue(calls) });
         timed.map(Some)
     }
 }
 
 impl Ready {
+    /// Has all that these calls need compiled and allocated.
+    fn make_ready(&mut self, device: usize, calls: &[Call]) -> Result<()> {
+        // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become much: not while it is timed.
+        self.prepared += calls.len();
+        if self.prepared > REMEMBERED {
+            self.queue = Queue::new(device)?.with_request(Request::from(*self.loaded.plan.config()));
+            self.prepared = calls.len();
+        }
+        for call in calls {
+            self.queue.prepare(&self.loaded.layers[call.layer], &call.tokens, &call.outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Queues calls.
+    ///
+    /// # Safety
+    ///
+    /// Their tensors are as large as this problem's, apart from each other, and stay until the queue's stream has done all of it.
+    unsafe fn enqueue(&mut self, calls: &[Call]) -> Result<()> {
+        for call in calls {
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.queue.enqueue(&self.loaded.layers[call.layer], &call.tokens, &call.outputs) }?;
+        }
+        Ok(())
+    }
+
     fn call(&self, job: Job, inputs: u64, outputs: u64) -> Result<Call> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
         self.loaded.layers.get(job.layer).ok_or_else(missing)?;

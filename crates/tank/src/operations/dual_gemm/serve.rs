@@ -21,7 +21,8 @@ pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -
         let text = text.map_err(lost)?;
         let answer = match understand(text.as_bytes()).map_err(|reason| Error::Protocol { reason })? {
             Request::Hello { .. } => {
-                Answer::Hello { protocol: FIRST_VERSION, name: name.clone(), deterministic: true, memory }
+                let queues = memory == Residence::Cuda;
+                Answer::Hello { protocol: FIRST_VERSION, name: name.clone(), deterministic: true, memory, queues }
             }
             Request::Prepare(message) => {
                 let Prepared::First(words) = message.prepared else {
@@ -34,9 +35,13 @@ pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -
                     Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
                 }
             }
-            Request::Run { id, jobs } => {
+            Request::Run { id, jobs, latch: None } => {
                 bench.run(&jobs)?;
                 Answer::Done { id }
+            }
+            Request::Run { id, jobs, latch: Some(value) } => {
+                bench.queue(&jobs, value)?;
+                Answer::Queued { id }
             }
             Request::Bye => return Ok(()),
         };
