@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
-use crate::branch::Stops;
 use crate::clock::{Clock, Knowledge};
 use crate::columns::{Columns, Tenancy};
 use crate::error::FaultKind;
@@ -15,7 +14,7 @@ use crate::lanes::Lanes;
 use crate::limits::Rules;
 use crate::memory::{GlobalMemory, GlobalTrace, SharedMemory};
 use crate::profile::Profile;
-use crate::program::Program;
+use crate::program::{Program, Stops};
 use crate::race::Log;
 use crate::schedule::{Chooser, Schedule};
 use crate::tensor_memory::TensorMemory;

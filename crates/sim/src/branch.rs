@@ -15,7 +15,7 @@ use ptx::{Kernel, Op};
 use crate::blocks::{Block, Cluster, Grid};
 use crate::error::Fault;
 use crate::machine::{Machine, Progress};
-use crate::program::{NewPlaces, Program, multiplied_by};
+use crate::program::{NewPlaces, Program, Stops, multiplied_by};
 use crate::warp::Warp;
 
 /// Where two bodies differ: what lies between equal beginnings and equal ends.
@@ -65,27 +65,6 @@ impl Change {
         let body = old.kernel.body.iter().zip(0..);
         let touched = body.filter(|(instr, pc)| !changed.contains(pc) && (leads_in(instr) || turns(*pc)));
         changed.clone().chain(touched.map(|(_, pc)| pc)).collect()
-    }
-}
-
-/// The instructions of a program before which a machine stops.
-#[derive(Clone)]
-pub(crate) struct Stops<'k> {
-    program: Rc<Program<'k>>,
-    /// By position.
-    before: Vec<bool>,
-}
-
-impl<'k> Stops<'k> {
-    fn new<'b>(program: &Rc<Program<'k>>, stops: impl Iterator<Item = &'b u32>) -> Self {
-        let mut before = vec![false; program.kernel.body.len() + 1];
-        stops.for_each(|pc| before[*pc as usize] = true);
-        Stops { program: program.clone(), before }
-    }
-
-    /// Whether a machine that runs a program stops before one of its instructions.
-    pub(crate) fn has(&self, program: &Rc<Program<'k>>, pc: u32) -> bool {
-        self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program)
     }
 }
 

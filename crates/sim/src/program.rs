@@ -310,3 +310,24 @@ fn unit(kernel: &Kernel, global: bool) -> u32 {
     };
     kernel.body.iter().filter_map(bytes).min().unwrap_or(16).min(16)
 }
+
+/// The instructions of a program before which a machine stops.
+#[derive(Clone)]
+pub(crate) struct Stops<'k> {
+    program: Rc<Program<'k>>,
+    /// By position.
+    before: Vec<bool>,
+}
+
+impl<'k> Stops<'k> {
+    pub(crate) fn new<'b>(program: &Rc<Program<'k>>, stops: impl Iterator<Item = &'b u32>) -> Self {
+        let mut before = vec![false; program.kernel.body.len() + 1];
+        stops.for_each(|pc| before[*pc as usize] = true);
+        Stops { program: program.clone(), before }
+    }
+
+    /// Whether a machine that runs a program stops before one of its instructions.
+    pub(crate) fn has(&self, program: &Rc<Program<'k>>, pc: u32) -> bool {
+        self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program)
+    }
+}

@@ -5,8 +5,8 @@
 //! its runs; so a side that is disturbed far more often than the other, for the time that it ran, beside the same neighbours, is not believed any more:
 //! then every take counts, of both sides, for the rest of the measurement, and waiting costs whoever waits.
 
-use super::duel::Take;
 use super::record::Side;
+use super::samples::Take;
 use super::settings::Timing;
 
 /// By how many deviations of their difference, and how many takes whatever those are, one side may be disturbed more often than the other for the time that it ran.

@@ -29,7 +29,7 @@ use super::record::{
     Control, CourseReport, Look, Measurement, Outcome, Pairing, RooflineCheck, Scout, ShapeResult, Side, Sitting,
     Speedup, Stop, Summary, Terms,
 };
-use super::samples::{Process, Samples};
+use super::samples::{Process, Samples, Take};
 use super::scout;
 use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature, Timing};
@@ -71,15 +71,6 @@ pub struct Floor {
     pub cold: f64,
     /// With warm weights: arithmetic alone.
     pub warm: f64,
-}
-
-/// One sample.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Take {
-    /// Seconds for one computation.
-    pub seconds: f64,
-    /// Seconds of it, or more where several threads did, that it waited for a processor which others had, as far as the system tells.
-    pub waited: f64,
 }
 
 /// What the clock runs over.

@@ -24,7 +24,7 @@ pub mod verify;
 
 pub use clock::{Clock, Wall};
 pub use device::Watched;
-pub use duel::{Course, Floor, Halt, Take, sit};
+pub use duel::{Course, Floor, Halt, sit};
 pub use neighbours::Precedence;
 pub use official::{Alone, Official};
 pub use pool::Pool;
@@ -32,5 +32,6 @@ pub use record::{
     Control, Correctness, CourseReport, DeviceReport, Look, Measurement, Outcome, Pairing, Precision, RooflineCheck,
     Scout, ShapeResult, Side, Sitting, Speedup, Stop, Summary, Terms, Wrong,
 };
+pub use samples::Take;
 pub use settings::{Checking, RefereeSettings, Temperature, Timing};
 pub use verify::{Examination, examine};

@@ -31,9 +31,10 @@ use hammerhead::{Team, cpu};
 
 use super::clock::{Clock, jobs_a_sample};
 use super::device::{RESOLUTION, Watched};
-use super::duel::{Course, Floor, Halt, Take};
+use super::duel::{Course, Floor, Halt};
 use super::neighbours;
 use super::record::{CourseReport, Pairing, Side};
+use super::samples::Take;
 use super::seeds::derive;
 use super::settings::{RefereeSettings, Temperature};
 use super::stats;

@@ -8,6 +8,15 @@ use crate::{Error, Result};
 
 const TEMPERATURES: usize = 2;
 
+/// One sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Take {
+    /// Seconds for one computation.
+    pub seconds: f64,
+    /// Seconds of it, or more where several threads did, that it waited for a processor which others had, as far as the system tells.
+    pub waited: f64,
+}
+
 /// The samples of one pair of processes.
 #[derive(Debug)]
 pub(super) struct Process {

@@ -6,8 +6,9 @@
 
 use fastrand::Rng;
 
-use super::duel::{Course, Floor, Halt, Take};
+use super::duel::{Course, Floor, Halt};
 use super::record::{CourseReport, Pairing, Side};
+use super::samples::Take;
 use super::settings::Temperature;
 
 /// A machine, and the truth about two contestants on it. Spreads are standard deviations of logarithms.
