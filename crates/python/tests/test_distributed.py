@@ -76,7 +76,10 @@ def test_results_are_those_of_one_process_to_the_bit(tmp_path, ranks, counts, to
     mp.spawn(compare, (ranks, str(tmp_path), counts, tokens), nprocs=ranks)
 
 
-@pytest.mark.skipif(hammerhead.backends().get("cuda", "not built in") is not None or not torch.cuda.is_available(), reason="no GPU that this package can use")
+@pytest.mark.skipif(
+    hammerhead.backends().get("cuda", "not built in") is not None or not torch.cuda.is_available(),
+    reason="no GPU that this package can use",
+)
 @LAYOUTS
 def test_results_over_nccl_are_those_of_one_gpu_to_the_bit(tmp_path, ranks, counts, tokens):
     mp.spawn(compare, (ranks, str(tmp_path), counts, tokens, "nccl"), nprocs=ranks)
