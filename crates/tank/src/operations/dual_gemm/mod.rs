@@ -1,7 +1,7 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
 //! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
-//! [`foretold`] a referee for a GPU that is not there, [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
+//! `foretold` a referee for a GPU that is not there, [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
 //! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
