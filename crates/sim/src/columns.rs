@@ -112,6 +112,18 @@ mod tests {
     }
 
     #[test]
+    fn copies_share_a_multiprocessor_with_each_other_and_not_with_the_originals() {
+        let multiprocessor = [Columns::default()];
+        let originals = [3, 4].map(|cluster| Tenancy::new(&multiprocessor, cluster, 0));
+        originals[0].take(0, 32, false);
+        let mut copies = Copies::default();
+        let [first, second] = originals.each_ref().map(|original| original.copied(&mut copies));
+        first.take(32, 32, false);
+        assert_eq!(second.places(32, false)[0], 64);
+        assert_eq!(originals[1].places(32, false)[0], 32);
+    }
+
+    #[test]
     fn the_blocks_of_a_pair_get_the_same_columns() {
         let multiprocessors = [Columns::default(), Columns::default()];
         let block = |cluster, rank| Tenancy::new(&multiprocessors, cluster, rank);
