@@ -210,6 +210,7 @@ fn keeps_alike(original: &Program<'_>, mutant: &Program<'_>) -> bool {
     (old.launch, old.target, old.shared_bytes()) == (new.launch, new.target, new.shared_bytes())
         && (original.shared_unit, original.global_unit) == (mutant.shared_unit, mutant.global_unit)
         && original.copies_by_threads == mutant.copies_by_threads
+        && (original.claims, original.allocates) == (mutant.claims, mutant.allocates)
         && old.registers.iter().zip(&new.registers).all(|(old, new)| old <= new)
         && multiplied_by(new).all(|reg| owned.contains(&reg))
 }
@@ -245,5 +246,24 @@ mod tests {
         let removed = Change { old: 5..6, new: 5..5 };
         assert_eq!([4, 5, 6].map(|pc| removed.standing(pc)), [4, 5, 5]);
         assert_eq!([4, 5, 6].map(|pc| removed.moved(pc)), [Some(4), None, Some(5)]);
+    }
+
+    #[test]
+    fn a_mutant_whose_grid_begins_otherwise_has_a_run_of_its_own() {
+        let shape = ptx::LaunchBounds { threads: 32, cluster: None, min_blocks: Some(1) };
+        let mut k = ptx::Builder::new("claims", ptx::Target::Sm100f, shape);
+        let (answer, bars) = (k.shared("answer", 16, 16), k.barriers("bars", 1));
+        k.try_cancel(answer.at(0), bars.at(0), false);
+        k.fence_async();
+        let kernel = k.finish().unwrap();
+        let original = Rc::new(Program::new(&kernel).unwrap());
+        let without = |left_out: fn(&Op) -> bool| {
+            let mut mutant = kernel.clone();
+            mutant.body.retain(|instr| !left_out(&instr.op));
+            assert_ne!(mutant.body.len(), kernel.body.len());
+            Branch::new(&original, Program::new(&mutant).unwrap()).is_some()
+        };
+        assert!(!without(|op| matches!(op, Op::Copy(_))), "it asks for nobody's work");
+        assert!(without(|op| !matches!(op, Op::Copy(_) | Op::Control(_))));
     }
 }

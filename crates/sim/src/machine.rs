@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ptx::instr::{Access, Barrier, Control, Memory, Tcgen05};
+use ptx::instr::{Access, Barrier, Control, Memory};
 use ptx::{Feature, Kernel, Op};
 
 use crate::barrier::ClusterBarrier;
@@ -309,12 +309,10 @@ impl Core<'_> {
     /// How many blocks a multiprocessor holds, where that makes a difference: of kernels with tensor memory, by the letter. In practice who has
     /// columns counts on being alone.
     fn residents(&self, limits: &Limits) -> usize {
-        let allocates = |instr: &ptx::Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Alloc { .. }));
-        let kernel = self.program.kernel;
-        if self.rules == Rules::Practice || !kernel.body.iter().any(allocates) {
+        if self.rules == Rules::Practice || !self.program.allocates {
             return 1;
         }
-        self.chooser.residents(limits.residents(kernel) as usize)
+        self.chooser.residents(limits.residents(self.program.kernel) as usize)
     }
 
     /// Keeps a cluster that has not begun from beginning, and says where its first block is. The launcher may refuse though there are some.

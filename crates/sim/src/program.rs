@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use ptx::instr::{Access, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Wgmma};
+use ptx::instr::{Access, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Tcgen05, Wgmma};
 use ptx::{Bank, Instr, Kernel, Op, RegId, Space};
 
 use crate::error::{FaultKind, Site};
@@ -24,8 +24,9 @@ pub(crate) struct Program<'k> {
     pub(crate) storage: Rc<Storage>,
     /// Whether its threads copy one by one.
     pub(crate) copies_by_threads: bool,
-    /// Whether its clusters ask for each other's work.
+    /// Whether its clusters ask for each other's work, and whether its blocks have columns of tensor memory: both decide how a grid begins.
     pub(crate) claims: bool,
+    pub(crate) allocates: bool,
     /// Whether the instruction is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
     spins: Vec<bool>,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
@@ -58,6 +59,7 @@ impl<'k> Program<'k> {
         let storage = Rc::new(Storage::new(Lives::new(kernel, &registers, &starts, owned)));
         let copies_by_threads = kernel.body.iter().any(|instr| is_of_threads(&instr.op));
         let claims = kernel.body.iter().any(|instr| matches!(instr.op, Op::Copy(AsyncCopy::TryCancel { .. })));
+        let allocates = kernel.body.iter().any(|instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Alloc { .. })));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
         let multiplied = all;
         Ok(Program {
@@ -69,6 +71,7 @@ impl<'k> Program<'k> {
             storage,
             copies_by_threads,
             claims,
+            allocates,
             spins,
             shared_unit,
             global_unit,
