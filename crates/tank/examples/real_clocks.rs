@@ -1,6 +1,7 @@
 //! How often the referee is right on real clocks: sittings of a configuration of ours against itself, slowed by a known part, in this very process.
 //!
-//! `cargo run --release -p hammerhead-tank --example real_clocks [SITTINGS [BUDGET]]`: a budget is in seconds per sitting. Prints one line per truth.
+//! `cargo run --release -p hammerhead-tank --example real_clocks [SITTINGS [BUDGET [THREADS]]]`: a budget is in seconds per sitting, and without a
+//! number of threads the planner's is taken. Prints one line per truth.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -71,11 +72,12 @@ fn main() -> Result<(), Failure> {
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let problems = [ProblemSpec::single(1, 3072, 1024), ProblemSpec::single(8, 3072, 1024)];
     let auto: Vec<_> = backends::all().iter().copied().filter(|b| b.available().is_ok() && b.name() != "sim").collect();
-    let threads = std::thread::available_parallelism()?.get();
-    let Entry::Builtin { ways } = Entry::planned(&problems, &auto, &Request::default(), threads)? else {
+    let threads: Option<usize> = arguments.next().map(|text| text.parse()).transpose()?;
+    let planned_for = threads.map_or_else(|| std::thread::available_parallelism().map(usize::from), Ok)?;
+    let Entry::Builtin { ways } = Entry::planned(&problems, &auto, &Request::default(), planned_for)? else {
         return Err("the planner chooses configurations".into());
     };
-    let builtin = Builtin { name: "ours".to_owned(), ways, threads: None, ..Builtin::default() };
+    let builtin = Builtin { name: "ours".to_owned(), ways, threads, ..Builtin::default() };
     let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>, _>>()?;
     let (settings, terms) = (RefereeSettings::default(), Terms { budget_seconds: Some(budget), ..Terms::default() });
     for truth in [0.0, 0.03] {
