@@ -92,7 +92,7 @@ fn configs() -> Vec<WarpMultiplySpec> {
 }
 
 #[test]
-fn every_kernel_assembles_without_spills_for_every_chip_that_runs_it() {
+fn every_kernel_assembles_without_spills() {
     let target = Target::Sm80;
     let joins = [1, 2].map(|parts| {
         let (function, output, groups) = (Function::Silu, Output::F16, 8);
@@ -176,7 +176,7 @@ fn desktop_configs() -> Vec<WarpMultiplySpec> {
 }
 
 #[test]
-fn kernels_with_block_scales_assemble_without_spills_for_every_chip_that_runs_them() {
+fn kernels_with_block_scales_assemble_without_spills() {
     let target = Target::Sm120f;
     let (function, output, groups, parts) = (Function::Silu, Output::F16, 8, 2);
     let others = [
@@ -297,7 +297,11 @@ fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
         assert_eq!(built.shared_bytes(), config.shared_bytes(), "{config:?}");
         config.into()
     });
-    assert_assemble(kernels.chain(arrangements).collect(), &["sm_100f", "sm_103a"]);
+    let all: Vec<KernelSpec> = kernels.chain(arrangements).collect();
+    // There is no silicon to try them on: each for both.
+    for chip in ["sm_100f", "sm_103a"] {
+        assert_assemble(all.clone(), &[chip]);
+    }
 }
 
 #[test]
