@@ -249,6 +249,11 @@ pub fn entry_digest(entry: &Entry) -> String {
     if let Entry::Program { build, command, .. } = entry {
         hash.update(serde_json::to_vec(&(build, command)).unwrap_or_default());
         hash.update(seal::digest(command));
+        // What it is built from is a part of it, where the build names it; what comes of that lies elsewhere.
+        if let Some(folder) = seal::folder_of(command) {
+            let named = build.iter().map(|word| folder.join(word).display().to_string());
+            hash.update(seal::digest(&named.collect::<Vec<_>>()));
+        }
     } else {
         hash.update(serde_json::to_vec(entry).unwrap_or_default());
     }

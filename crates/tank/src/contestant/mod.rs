@@ -14,6 +14,7 @@ mod program;
 pub mod protocol;
 pub(crate) mod seal;
 pub(crate) mod turns;
+mod workshop;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,7 @@ pub use lot::{Lot, Poison, Tensors};
 pub use program::Program;
 pub use protocol::Job;
 pub use turns::Queued;
+pub use workshop::Workshop;
 
 /// What a contestant was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,3 +205,4 @@ pub trait Session {
 pub fn sweep() {
     fence::sweep();
 }
+    workshop::sweep();

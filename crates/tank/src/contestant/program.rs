@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hammerhead::gpu::device;
@@ -22,6 +23,7 @@ use super::lot::Tensors;
 use super::protocol::{Answer, FIRST_VERSION, Job, Request, Residence, VERSION, line, understand};
 use super::seal;
 use super::turns::{Accounts, Queued};
+use super::workshop::Workshop;
 use super::{About, Contestant, DeviceTime, Fault, Limits, Readiness, Session, Stage};
 use crate::{Error, Result};
 
@@ -29,11 +31,15 @@ use crate::{Error, Result};
 const LONGEST: usize = 1 << 16;
 /// How much of a line or of its last words is quoted.
 const QUOTED: usize = 400;
+/// Bytes that the files of tensors may hold beyond what was laid there: parts of the last page, which may be a large one.
+const MOST_EXCESS: u64 = 16 << 20;
+/// How often it is looked at how much a build has written.
+const BUILD_WATCH: Duration = Duration::from_millis(250);
 /// How often it is looked at what a contestant takes while it is waited for.
 const WATCH: Duration = Duration::from_millis(100);
 
 /// A program, and how to start it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Program {
     /// Its name.
     pub name: String,
@@ -51,23 +57,31 @@ pub struct Program {
     /// What its files must be, as [`Program::digest`] tells; anything where it does not say.
     #[serde(default)]
     pub sealed: Option<String>,
+    /// Where it was built, and is started from.
+    #[serde(skip)]
+    pub built: Option<Arc<Workshop>>,
 }
 
 impl Program {
     /// A stranger's program.
     pub fn new(name: impl Into<String>, command: Vec<String>, limits: Limits) -> Self {
-        Self { name: name.into(), build: Vec::new(), command, limits, trusted: false, sealed: None }
+        Self { name: name.into(), build: Vec::new(), command, limits, trusted: false, sealed: None, built: None }
     }
 
     /// Our own code in fresh processes: `worker`, a command that serves what its last argument describes as JSON.
     pub fn fresh(name: &str, described: &serde_json::Value, worker: &[String], limits: Limits) -> Self {
         let command = worker.iter().cloned().chain([described.to_string()]).collect();
-        Self { name: name.to_owned(), build: Vec::new(), command, limits, trusted: true, sealed: None }
+        Self { name: name.to_owned(), build: Vec::new(), command, limits, trusted: true, sealed: None, built: None }
     }
 
     /// Tells the files that its command names from all others, by their bytes.
     pub fn digest(&self) -> String {
-        seal::digest(&self.command)
+        seal::digest(&self.started())
+    }
+
+    /// What starts it, from where it was built.
+    fn started(&self) -> Vec<String> {
+        self.built.as_ref().map_or_else(|| self.command.clone(), |workshop| workshop.moved(&self.command))
     }
 
     /// The fence around its runs, or around its build, which may write to the folder that it lies in.
@@ -91,33 +105,61 @@ impl Program {
         }
     }
 
-    /// Builds it, if there is anything to build. Done once, behind the same fence as its runs but for the folder of its program,
-    /// where it may write; nothing that it started outlives it.
-    pub fn build(&self) -> Result<(), Fault> {
-        let Some((program, arguments)) = self.build.split_first() else { return Ok(()) };
-        let failed = |reason: String| Fault::Build { reason };
-        let words = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
-        let both = || words.try_clone().map(Stdio::from).map_err(|error| failed(error.to_string()));
-        let scratch = TempDir::new().map_err(|error| failed(error.to_string()))?;
-        // What is built lies beside what is run, and builders are started there.
-        let folder =
-            fence::places_of(self.command.get(..1).unwrap_or_default()).into_iter().find(|place| place.is_dir());
-        let folder = folder.filter(|_| self.command.first().is_some_and(|word| word.contains('/')));
+    /// Builds it, if there is anything to build. Done once, behind the same fence as its runs but for a copy of the folder of its program, where it may
+    /// write and from where it is started from then on; nothing that it started outlives it.
+    pub fn build(&mut self) -> Result<(), Fault> {
+        if self.build.is_empty() {
+            return Ok(());
+        }
+        let failed = |error: io::Error| Fault::Build { reason: error.to_string() };
+        let workshop = Workshop::new(&self.command, &self.build).map_err(failed)?.map(Arc::new);
+        let words = tempfile::tempfile().map_err(failed)?;
+        let status = self.build_in(workshop.as_deref(), &words)?;
+        match status {
+            Some(status) if status.success() => {
+                self.built = workshop;
+                Ok(())
+            }
+            Some(status) => Err(Fault::Build { reason: format!("{status}{}", last_words(&words)) }),
+            None => Err(Fault::Hang { stage: Stage::Build, seconds: self.limits.build_seconds }),
+        }
+    }
+
+    /// How its build command ended, if it did in time. What it says goes into a file.
+    fn build_in(&self, workshop: Option<&Workshop>, words: &std::fs::File) -> Result<Option<ExitStatus>, Fault> {
+        let failed = |error: io::Error| Fault::Build { reason: error.to_string() };
+        let build = workshop.map_or_else(|| self.build.clone(), |workshop| workshop.moved(&self.build));
+        let (program, arguments) = build.split_first().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let both = || words.try_clone().map(Stdio::from).map_err(failed);
+        let scratch = TempDir::new().map_err(failed)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(both()?).stderr(both()?);
+        let folder = workshop.map(|workshop| workshop.folder().to_owned());
         if let Some(folder) = &folder {
             command.current_dir(folder);
         }
         self.dress(&mut command, &scratch);
-        let fence = self.fence(&self.build, folder.into_iter().collect(), &scratch);
-        let enclosure = fence::enclose(&mut command, &fence, Vec::new()).map_err(|error| failed(error.to_string()))?;
-        let child = command.spawn().map_err(|error| failed(format!("{program}: {error}")))?;
+        let fence = self.fence(&build, folder.into_iter().collect(), &scratch);
+        let enclosure = fence::enclose(&mut command, &fence, Vec::new()).map_err(failed)?;
+        let child = command.spawn().map_err(|error| Fault::Build { reason: format!("{program}: {error}") })?;
         let (stillness, _) = enclosure.close(child.id());
         let mut group = Group { child, stillness, status: None };
-        match group.wait(Duration::from_secs_f64(self.limits.build_seconds)) {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => Err(failed(format!("{status}{}", last_words(&words)))),
-            None => Err(Fault::Hang { stage: Stage::Build, seconds: self.limits.build_seconds }),
+        let (start, limit) = (Instant::now(), Duration::from_secs_f64(self.limits.build_seconds));
+        loop {
+            let left = limit.saturating_sub(start.elapsed());
+            if let Some(status) = group.wait(left.min(BUILD_WATCH)) {
+                return Ok(Some(status));
+            }
+            if workshop.is_some_and(|workshop| workshop.is_beyond(self.limits.file_bytes)) {
+                let what = format!(
+                    "more than {} MiB of the disk, or very many files, to be built",
+                    self.limits.file_bytes >> 20
+                );
+                return Err(Fault::Excess { what });
+            }
+            if start.elapsed() >= limit {
+                return Ok(None);
+            }
         }
     }
 }
@@ -220,8 +262,8 @@ impl Process {
     fn start(program: &Program) -> Result<Self, Fault> {
         let failed = |reason: String| Fault::Start { reason };
         let failed_io = |error: io::Error| failed(error.to_string());
-        let (path, arguments) =
-            program.command.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
+        let started = program.started();
+        let (path, arguments) = started.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
         if program.sealed.as_ref().is_some_and(|sealed| *sealed != program.digest()) {
             let what = "its program: the files are not those that were examined".to_owned();
             return Err(Fault::Tampering { what });
@@ -233,7 +275,7 @@ impl Process {
         let stderr = words.try_clone().map_err(failed_io)?;
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         program.dress(&mut command, &scratch);
-        let fence = program.fence(&program.command, Vec::new(), &scratch);
+        let fence = program.fence(&started, Vec::new(), &scratch);
         let enclosure = fence::enclose(&mut command, &fence, tensors.lent()).map_err(failed_io)?;
         let mut child = command.spawn().map_err(|error| failed(format!("{path}: {error}")))?;
         let pipes = (child.stdin.take(), child.stdout.take());

@@ -1,4 +1,4 @@
-//! What tells a program's files from all others: a digest over their bytes, taken again at every start.
+//! What tells a program's files from all others: a digest over their bytes, taken again at every start; and which folder they lie in.
 //!
 //! Bytes are read again only where the file system says that something changed: who may not write to a file can change neither its
 //! length nor the time of its last change.
@@ -47,4 +47,35 @@ fn of_file(path: &Path) -> Option<Vec<u8>> {
     let digest = Sha256::digest(std::fs::read(path).ok()?).to_vec();
     known.insert(path.to_owned(), (stamp, digest.clone()));
     Some(digest)
+}
+
+/// The folder of the first file that a command names by a path and that is no interpreter in a `bin`, whether it is there already or is still to be built.
+pub(crate) fn folder_of(command: &[String]) -> Option<PathBuf> {
+    let named = command.iter().map(Path::new).filter(|path| path.is_absolute());
+    let mut folders = named.filter_map(Path::parent).filter(|folder| !is_shared(folder));
+    let folder = folders.next()?.ancestors().find(|folder| folder.is_dir())?;
+    folder.canonicalize().ok()
+}
+
+/// Whether programs of everyone lie in a folder.
+fn is_shared(folder: &Path) -> bool {
+    folder.ends_with("bin") || folder.ends_with("sbin") || folder.ends_with("shims")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_that_of_the_first_file_that_is_no_interpreter() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let word = |path: &str| root.join(path).display().to_string();
+        let of = |command: &[String]| folder_of(command);
+        std::fs::create_dir_all(root.join("venv/bin")).unwrap();
+        assert_eq!(of(&[word("venv/bin/python"), "-u".into(), word("kernel.py")]), Some(root.clone()));
+        assert_eq!(of(&[word("target/release/kernel")]), Some(root.clone()), "what is not built yet lies there too");
+        assert_eq!(of(&["python3".into(), word("kernel.py")]), Some(root.clone()));
+        assert_eq!(of(&["/usr/bin/env".into(), "python3".into()]), None);
+    }
 }

@@ -19,7 +19,7 @@ use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
 use super::verify::examine;
 use crate::contestant::protocol::Residence;
-use crate::contestant::{Contestant, Fault, Program, sweep};
+use crate::contestant::{Contestant, Fault, Program, Workshop, sweep};
 use crate::entry::{Entry, Way};
 use crate::operation::Operation;
 use crate::task::Task;
@@ -34,8 +34,8 @@ pub struct Official {
     settings: RefereeSettings,
     worker: Vec<String>,
     threads: Option<usize>,
-    /// What was built, and the seal of what came of it.
-    built: HashMap<(Vec<String>, Vec<String>), String>,
+    /// What was built, where, and the seal of what came of it.
+    built: HashMap<(Vec<String>, Vec<String>), Built>,
     watcher: Option<Watcher>,
 }
 
@@ -50,6 +50,12 @@ enum Place {
     Unknown,
     /// Each on something else.
     Apart,
+}
+
+/// What came of a build.
+struct Built {
+    seal: String,
+    workshop: Option<Arc<Workshop>>,
 }
 
 /// A champion timed alone.
@@ -107,7 +113,8 @@ impl Official {
             }
         }
         if let Entry::Program { build, command, .. } = challenger.1 {
-            found.correctness.program = self.built.get(&(build.clone(), command.clone())).cloned();
+            found.correctness.program =
+                self.built.get(&(build.clone(), command.clone())).map(|built| built.seal.clone());
         }
         Ok(self.must_support(found.correctness))
     }
@@ -261,9 +268,13 @@ impl Official {
                     if let Err(fault) = program.build() {
                         return Ok(Err(fault));
                     }
-                    self.built.insert(key.clone(), program.digest());
+                    let built = Built { seal: program.digest(), workshop: program.built.clone() };
+                    self.built.insert(key.clone(), built);
                 }
-                program.sealed = sealed.clone().or_else(|| self.built.get(&key).cloned());
+                if let Some(built) = self.built.get(&key) {
+                    program.built.clone_from(&built.workshop);
+                    program.sealed = sealed.clone().or_else(|| Some(built.seal.clone()));
+                }
                 Ok(Box::new(program))
             }
         })

@@ -130,7 +130,7 @@ fn the_fence_cannot_be_opened_from_within() {
 #[test]
 fn nothing_that_a_build_leaves_behind_lives_on() {
     let script = "setsid sh -c 'sleep 602.5 & sleep 602.5' & sleep 0.2; true";
-    let program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
+    let mut program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
     program.build().unwrap();
     assert!(is_gone(b"sleep\x00602.5\0"), "a daemon of the build's lives on");
 }
@@ -141,24 +141,41 @@ fn a_build_is_fenced_as_a_run_is() {
     let victim = folder.path().join("victim");
     fs::write(&victim, "theirs").unwrap();
     let script = format!("echo mine > {0}; cat {0}; env | grep CARGO", victim.display());
-    let program = Program { build: vec!["sh".into(), "-c".into(), script], ..plain_python() };
+    let mut program = Program { build: vec!["sh".into(), "-c".into(), script], ..plain_python() };
     let _ = program.build();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
 }
 
 #[test]
-fn a_build_writes_beside_its_program_and_a_run_does_not() {
+fn a_build_writes_to_a_copy_and_so_changes_nothing_of_others_and_a_run_writes_nowhere() {
     let folder = tempfile::tempdir().unwrap();
-    let kernel = folder.path().join("kernel.sh");
-    fs::write(&kernel, "#!/bin/sh\necho mine > built; exit 3\n").unwrap();
+    let [kernel, rival] = ["kernel.sh", "tank.py"].map(|name| folder.path().join(name));
+    fs::write(&kernel, "#!/bin/sh\necho mine > built; cat $(dirname $0)/built >&2; exit 3\n").unwrap();
     fs::set_permissions(&kernel, fs::Permissions::from_mode(0o755)).unwrap();
-    let build = ["sh", "-c", "echo here > built"].map(str::to_owned).to_vec();
-    let program =
+    fs::write(&rival, "theirs").unwrap();
+    // By every name that it has.
+    let script = format!("echo here > built; echo slower > tank.py; echo slower > {}; true", rival.display());
+    let build = ["sh", "-c", &script].map(str::to_owned).to_vec();
+    let mut program =
         Program { build, ..Program::new("kernel", vec![kernel.display().to_string()], crate::common::limits()) };
     program.build().unwrap();
-    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
-    assert!(program.start().is_err());
-    assert_eq!(fs::read_to_string(folder.path().join("built")).unwrap(), "here\n");
+    assert_eq!(fs::read_to_string(&rival).unwrap(), "theirs");
+    assert!(!folder.path().join("built").exists());
+    let fault = program.start().err().map(|fault| fault.to_string()).unwrap_or_default();
+    assert!(fault.contains("its last words: here"), "it runs from where it was built: {fault}");
+}
+
+#[test]
+fn a_build_does_not_fill_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel.sh");
+    let script = "for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done; sleep 600";
+    let build = ["sh", "-c", script].map(str::to_owned).to_vec();
+    let mut program =
+        Program { build, ..Program::new("kernel", vec![kernel.display().to_string()], crate::common::limits()) };
+    program.limits.file_bytes = 16 << 20;
+    let fault = program.build().unwrap_err();
+    assert!(matches!(&fault, Fault::Excess { what } if what.contains("16 MiB of the disk")), "{fault}");
 }
 
 #[test]
