@@ -21,16 +21,19 @@ pub struct Limits {
     pub prepare_seconds: f64,
     /// Seconds until it answers `run`.
     pub run_seconds: f64,
+    /// Seconds for all answers from a start to its end: an examination asks hundreds of things, and each may take as long as it may.
+    pub session_seconds: f64,
     /// Seconds to leave after `bye` before it is killed.
     pub bye_seconds: f64,
     /// Bytes of memory: of address space for each process (not where there is a GPU, whose driver reserves addresses for all memory), and of what is
-    /// in use for all of them together.
+    /// in use for all of them together, which is three quarters of the machine's at most.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub processes: u64,
     /// Bytes of any file that it writes.
     pub file_bytes: u64,
-    /// Bytes of the scratch folder that is its own (`TMPDIR` and `HOME`), which goes with it.
+    /// Bytes of the scratch folder that is its own (`TMPDIR` and `HOME`), which goes with it; of `/dev/shm`, which is its own too; and of what it writes to
+    /// its standard error.
     pub scratch_bytes: u64,
     /// Whether it may use the network.
     pub network: bool,
@@ -51,6 +54,7 @@ impl Default for Limits {
             hello_seconds: 20.0,
             prepare_seconds: 120.0,
             run_seconds: 60.0,
+            session_seconds: 1800.0,
             bye_seconds: 2.0,
             memory_bytes: 64 << 30,
             processes: 512,
@@ -64,6 +68,12 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Bytes that all of a contestant's processes may have in use on this machine: what it may take, and three quarters of what there is at most. The referee and
+    /// the rival are here as well.
+    pub(super) fn memory_here(&self) -> u64 {
+        machine_bytes().map_or(self.memory_bytes, |all| self.memory_bytes.min(all / 4 * 3))
+    }
+
     /// Refuses times that nobody can wait.
     pub fn check(&self) -> Result<()> {
         for (what, seconds) in [
@@ -71,6 +81,7 @@ impl Limits {
             ("limits.hello_seconds", self.hello_seconds),
             ("limits.prepare_seconds", self.prepare_seconds),
             ("limits.run_seconds", self.run_seconds),
+            ("limits.session_seconds", self.session_seconds),
             ("limits.bye_seconds", self.bye_seconds),
         ] {
             if !(seconds > 0.0 && seconds <= LONGEST_WAIT) {
@@ -80,4 +91,14 @@ impl Limits {
         }
         Ok(())
     }
+}
+
+/// The memory of this machine, or of the part of it that this process may use.
+fn machine_bytes() -> Option<u64> {
+    let about = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes: u64 =
+        about.lines().next()?.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let lent = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let lent = lent.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
+    lent.chain([kibibytes << 10]).min()
 }

@@ -345,6 +345,11 @@ impl Tensors {
         results.iter().zip(&places.outputs[output]).map(|(spec, &at)| self.outputs.read(at, spec.bytes())).collect()
     }
 
+    /// Bytes that a contestant has made its files hold beyond what was laid there.
+    pub(super) fn excess(&self) -> u64 {
+        [&self.constants, &self.inputs, &self.outputs].into_iter().map(|region| region.memory.excess()).sum()
+    }
+
     /// Whether an input still holds what was written.
     pub fn input_is_intact(&self, input: usize) -> Result<bool> {
         self.inputs.hold_all(self.input(input)?, &self.laid()?.places.inputs[input])

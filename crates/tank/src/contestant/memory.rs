@@ -6,7 +6,7 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,6 +26,11 @@ pub(super) trait Memory {
 
     /// Reads bytes at an offset; nothing where a contestant has cut them off.
     fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>>;
+
+    /// Bytes that a contestant has made of it beyond the room that there was.
+    fn excess(&self) -> u64 {
+        0
+    }
 
     /// What a contestant inherits, if that is how it comes to the memory.
     fn lent(&self) -> Option<&File> {
@@ -73,6 +78,8 @@ pub(super) struct Unnamed {
     file: File,
     /// What the contestant is given, for reading only where that is all it may do.
     lent: File,
+    /// The room that was made.
+    bytes: u64,
 }
 
 impl Unnamed {
@@ -85,7 +92,7 @@ impl Unnamed {
             true => file.try_clone(),
             false => File::open(path_of(&file)),
         };
-        Ok(Self { name, file, lent: lent.map_err(failed)? })
+        Ok(Self { name, file, lent: lent.map_err(failed)?, bytes: 0 })
     }
 }
 
@@ -93,6 +100,7 @@ impl Memory for Unnamed {
     fn make_room(&mut self, bytes: u64) -> Result<()> {
         // Emptied first, so that its memory is given back.
         let made = self.file.set_len(0).and_then(|()| self.file.set_len(bytes));
+        self.bytes = bytes;
         made.map_err(|source| Error::SharedMemory { what: "make room in", path: self.name.into(), source })
     }
 
@@ -112,6 +120,11 @@ impl Memory for Unnamed {
 
     fn lent(&self) -> Option<&File> {
         Some(&self.lent)
+    }
+
+    fn excess(&self) -> u64 {
+        // Blocks are of 512 bytes, whatever the file system's own are.
+        self.file.metadata().map_or(0, |about| (512 * about.blocks()).saturating_sub(self.bytes))
     }
 }
 

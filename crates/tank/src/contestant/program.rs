@@ -33,8 +33,6 @@ const LONGEST: usize = 1 << 16;
 const QUOTED: usize = 400;
 /// Bytes that the files of tensors may hold beyond what was laid there: parts of the last page, which may be a large one.
 const MOST_EXCESS: u64 = 16 << 20;
-/// How often it is looked at how much a build has written.
-const BUILD_WATCH: Duration = Duration::from_millis(250);
 /// How often it is looked at what a contestant takes while it is waited for.
 const WATCH: Duration = Duration::from_millis(100);
 
@@ -147,14 +145,14 @@ impl Program {
         let (start, limit) = (Instant::now(), Duration::from_secs_f64(self.limits.build_seconds));
         loop {
             let left = limit.saturating_sub(start.elapsed());
-            if let Some(status) = group.wait(left.min(BUILD_WATCH)) {
+            if let Some(status) = group.wait(left.min(WATCH)) {
                 return Ok(Some(status));
             }
-            if workshop.is_some_and(|workshop| workshop.is_beyond(self.limits.file_bytes)) {
-                let what = format!(
-                    "more than {} MiB of the disk, or very many files, to be built",
-                    self.limits.file_bytes >> 20
-                );
+            let beyond = workshop.is_some_and(|workshop| workshop.is_beyond(self.limits.file_bytes));
+            let disk = || {
+                format!("more than {} MiB of the disk, or very many files, to be built", self.limits.file_bytes >> 20)
+            };
+            if let Some(what) = group.excess(&self.limits, words).or_else(|| beyond.then(disk)) {
                 return Err(Fault::Excess { what });
             }
             if start.elapsed() >= limit {
@@ -192,6 +190,22 @@ impl Group {
             std::thread::sleep(Duration::from_millis(2).min(limit));
         }
         self.end()
+    }
+
+    /// What all of its processes together take that they may not, and what they said where that is too much for a disk.
+    fn excess(&self, limits: &Limits, words: &std::fs::File) -> Option<String> {
+        let (bytes, processes) = (self.stillness.memory_in_use(), self.stillness.members().len());
+        let (most, written) = (limits.memory_here(), words.metadata().map_or(0, |about| about.len()));
+        if bytes > most {
+            Some(format!("{} MiB of memory, where {} may be taken", bytes >> 20, most >> 20))
+        } else if processes as u64 > limits.processes {
+            Some(format!("{processes} processes, where {} may be started", limits.processes))
+        } else if written > limits.scratch_bytes {
+            let (written, most) = (written >> 20, limits.scratch_bytes >> 20);
+            Some(format!("{written} MiB for its standard error, where {most} may be written"))
+        } else {
+            None
+        }
     }
 
     /// Whether the leader has ended. It is not buried yet.
@@ -251,6 +265,8 @@ struct Process {
     resting: bool,
     secret: RandomState,
     count: u64,
+    /// How long its answers took, all of them together.
+    answered: Duration,
     staged: Option<Staged>,
     /// The scheduler's accounts of it before its run.
     accounts: Option<Accounts>,
@@ -303,6 +319,7 @@ impl Process {
             resting: false,
             secret: RandomState::new(),
             count: 0,
+            answered: Duration::ZERO,
             staged: None,
             accounts: None,
             _scratch: scratch,
@@ -358,13 +375,15 @@ impl Process {
 
     /// Says something and waits for the answer, which comes with its own line.
     fn ask(&mut self, stage: Stage, message: &str) -> Result<(Answer, String), Fault> {
-        let deadline = Instant::now() + Duration::from_secs_f64(self.seconds(stage));
+        let asked = Instant::now();
+        let deadline = asked + Duration::from_secs_f64(self.seconds(stage));
         if !self.unread.is_empty() {
             let said = String::from_utf8_lossy(&self.unread).into_owned();
             return Err(garbage(stage, "it spoke before it was asked", &said));
         }
         self.send(stage, message.as_bytes(), deadline)?;
         let said = self.receive(stage, deadline)?;
+        self.answered += asked.elapsed();
         let text = String::from_utf8_lossy(&said).into_owned();
         match understand(&said) {
             Ok(answer) => Ok((answer, text)),
@@ -430,11 +449,14 @@ impl Process {
         if self.trusted {
             return Ok(());
         }
-        let (bytes, processes) = (self.group.stillness.memory_in_use(), self.group.stillness.members().len());
-        let what = if bytes > self.limits.memory_bytes {
-            format!("{} MiB of memory, where {} may be taken", bytes >> 20, self.limits.memory_bytes >> 20)
-        } else if processes as u64 > self.limits.processes {
-            format!("{processes} processes, where {} may be started", self.limits.processes)
+        let (files, answered) = (self.tensors.excess(), self.answered.as_secs_f64());
+        let what = if let Some(what) = self.group.excess(&self.limits, &self.words) {
+            what
+        } else if files > MOST_EXCESS {
+            format!("{} MiB of memory by making the files of its tensors larger than they were", files >> 20)
+        } else if answered > self.limits.session_seconds {
+            let most = self.limits.session_seconds;
+            format!("{answered:.1} s for its answers since it was started, where {most} may be taken")
         } else {
             return Ok(());
         };

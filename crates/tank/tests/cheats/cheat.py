@@ -519,6 +519,41 @@ class Filler(Boasting):
         return None
 
 
+class Shouter(Boasting):
+    """Fills the disk with what it writes to its standard error."""
+
+    def attempt(self, message):
+        for _ in range(64):
+            os.write(2, bytes(1 << 20))
+        time.sleep(0.3)
+        return "64 MiB were written to its standard error"
+
+
+class Swollen(Boasting):
+    """Takes memory that no limit of its processes counts: it makes the files of its tensors larger than they were."""
+
+    def attempt(self, message):
+        for name in ("weights", "tokens", "outputs"):
+            os.chmod(message[name], 0o600)
+            with open(message[name], "r+b") as file:
+                os.posix_fallocate(file.fileno(), os.path.getsize(message[name]), 32 << 20)
+        return None
+
+
+class Collector(Boasting):
+    """Makes empty files without end, of which each takes memory of the kernel's and none of its scratch."""
+
+    def attempt(self, message):
+        born = 0
+        try:
+            while born < 100_000:
+                os.close(os.open(os.path.join(os.environ["TMPDIR"], str(born)), os.O_CREAT | os.O_WRONLY))
+                born += 1
+        except OSError:
+            return None
+        return f"{born} files were made"
+
+
 class Breeder(Boasting):
     """Forks as long as the kernel lets it."""
 
@@ -542,7 +577,8 @@ class Escapist(Boasting):
         libc = ctypes.CDLL(None, use_errno=True)
         calls = {"unshare": (272, 0x10000000), "mount": (165, b"x", b"/tmp", b"tmpfs", 0, 0), "io_uring": (425, 1, 0),
                  "memfd": (319, b"x", 0), "bpf": (321, 0, 0, 0), "userfaultfd": (323, 1), "perf": (298, 0, 0, -1, -1, 0),
-                 "keyctl": (250, 0, -3, 0), "setns": (308, 0, 0), "clone into namespaces": (56, 0x10000011, 0, 0, 0, 0)}
+                 "keyctl": (250, 0, -3, 0), "timers": (222, 1, 0, 0), "signals of files": (72, 0, 10, int(signal.SIGCONT)),
+                 "clone that ends with another signal": (56, int(signal.SIGCONT), 0, 0, 0, 0), "setns": (308, 0, 0), "clone into namespaces": (56, 0x10000011, 0, 0, 0, 0)}
         for name, call in calls.items():
             ctypes.set_errno(0)
             result = libc.syscall(*call)
@@ -587,6 +623,9 @@ TRICKS = {
     "meddler": Meddler,
     "crowd": Crowd,
     "filler": Filler,
+    "shouter": Shouter,
+    "swollen": Swollen,
+    "collector": Collector,
     "breeder": Breeder,
     "escapist": Escapist,
 }

@@ -79,6 +79,15 @@ fn a_program_that_does_not_build_says_why() {
 }
 
 #[test]
+fn whoever_takes_long_for_every_answer_takes_too_long() {
+    // It takes 30 ms for each job.
+    let mut slow = cheat("patched-clock");
+    slow.limits.session_seconds = 0.1;
+    let fault = fault_of(&slow);
+    assert!(matches!(&fault, Fault::Excess { what } if what.contains("for its answers")), "{fault:?}");
+}
+
+#[test]
 fn a_crash_is_told_with_its_last_words() {
     let fault = fault_of(&cheat("crash"));
     let Fault::Crash { stage: Stage::Run, words, .. } = &fault else { panic!("{fault:?}") };

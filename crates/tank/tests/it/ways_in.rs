@@ -112,6 +112,17 @@ fn no_disk_can_be_filled() {
 }
 
 #[test]
+fn what_is_written_to_standard_error_and_to_the_files_of_tensors_is_counted_too() {
+    for (trick, taken) in [("shouter", "standard error"), ("swollen", "files of its tensors")] {
+        let mut program = cheat(trick);
+        program.limits.scratch_bytes = 8 << 20;
+        let found = examined(&program);
+        assert!(matches!(&found.fault, Some(Fault::Excess { what }) if what.contains(taken)), "{trick}: {found:?}");
+    }
+    assert_eq!(boast(&cheat("collector")), None);
+}
+
+#[test]
 fn processes_are_counted() {
     let mut breeder = cheat("breeder");
     breeder.limits = Limits { processes: 32, ..breeder.limits };
@@ -166,16 +177,22 @@ fn a_build_writes_to_a_copy_and_so_changes_nothing_of_others_and_a_run_writes_no
 }
 
 #[test]
-fn a_build_does_not_fill_the_disk() {
+fn a_build_is_limited_as_a_run_is() {
     let folder = tempfile::tempdir().unwrap();
-    let kernel = folder.path().join("kernel.sh");
-    let script = "for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done; sleep 600";
-    let build = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let mut program =
-        Program { build, ..Program::new("kernel", vec![kernel.display().to_string()], crate::common::limits()) };
-    program.limits.file_bytes = 16 << 20;
-    let fault = program.build().unwrap_err();
-    assert!(matches!(&fault, Fault::Excess { what } if what.contains("16 MiB of the disk")), "{fault}");
+    let kernel = folder.path().join("kernel.sh").display().to_string();
+    for (script, taken) in [
+        ("for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done; sleep 600", "16 MiB of the disk"),
+        ("head -c 8M /dev/zero; sleep 600", "standard error"),
+        ("for i in $(seq 40); do sleep 600 & done; wait", "32 may be started"),
+    ] {
+        let build = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let mut program = Program { build, ..Program::new("kernel", vec![kernel.clone()], crate::common::limits()) };
+        let Limits { file_bytes, scratch_bytes, processes, .. } = &mut program.limits;
+        (*file_bytes, *scratch_bytes, *processes) = (16 << 20, 2 << 20, 32);
+        let fault = program.build().unwrap_err().to_string();
+        // The kernel refuses the next process, except to root, whom the referee counts.
+        assert!(fault.contains(taken) || fault.contains("fork"), "{fault}");
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Pen {
         let memory = limits.is_some_and(|limits| {
             // What is swapped out would not be counted.
             let _ = limit("memory.swap.max", 0);
-            limit("memory.max", limits.memory_bytes)
+            limit("memory.max", limits.memory_here())
         });
         let processes = limits.is_some_and(|limits| limit("pids.max", limits.processes));
         Some(Self {

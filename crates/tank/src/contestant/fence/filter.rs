@@ -7,6 +7,8 @@ const REFUSED: &[libc::c_long] = &[
     // Nobody leaves the process group.
     libc::SYS_setsid,
     libc::SYS_setpgid,
+    // Timers that continue whoever is stopped, or are there in such numbers that a rival is interrupted all the time.
+    libc::SYS_timer_create,
     // Other processes.
     libc::SYS_ptrace,
     libc::SYS_process_vm_writev,
@@ -52,8 +54,12 @@ const REFUSED: &[libc::c_long] = &[
 
 /// The flags of `clone` that ask for new namespaces.
 const NEW_SPACES: u32 = 0x7E02_0000;
+/// The flags of `clone` that say which signal tells of a child's end.
+const END_SIGNAL: u32 = 0xFF;
 /// The option of `prctl` by which a process would outlive the referee.
 const SET_DEATH_SIGNAL: u32 = libc::PR_SET_PDEATHSIG as u32;
+/// What `fcntl` is told to have another signal sent than the usual when a file can be read or was changed: one that continues whoever is stopped.
+const SET_SIGNAL: u32 = 10;
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xC000_003E;
@@ -102,7 +108,7 @@ pub(super) fn program(sockets: Sockets) -> Vec<libc::sock_filter> {
     let refuse = give(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
     let unknown = give(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
     let allow = give(libc::SECCOMP_RET_ALLOW);
-    let (number, machine, argument) = (load(0), load(4), load(16));
+    let (number, machine, argument, second) = (load(0), load(4), load(16), load(24));
     // Calls in another machine's numbers are not what they seem, nor are those of x32, which have a bit of their own.
     let mut program = vec![machine, unless(libc::BPF_JEQ, ARCHITECTURE, 1), jump_over(1), refuse];
     program.extend([number, unless(libc::BPF_JGE, 0x4000_0000, 1), refuse]);
@@ -111,8 +117,15 @@ pub(super) fn program(sockets: Sockets) -> Vec<libc::sock_filter> {
     }
     // Its flags lie in memory that no filter sees; libraries fall back to `clone`.
     program.extend([unless(libc::BPF_JEQ, libc::SYS_clone3 as u32, 1), unknown]);
-    program.extend([unless(libc::BPF_JEQ, libc::SYS_clone as u32, 4), argument]);
-    program.extend([unless(libc::BPF_JSET, NEW_SPACES, 1), refuse, allow]);
+    program.extend([unless(libc::BPF_JEQ, libc::SYS_clone as u32, 9), argument]);
+    program.extend([unless(libc::BPF_JSET, NEW_SPACES, 1), refuse]);
+    program.push(statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, END_SIGNAL));
+    for signal in [0, libc::SIGCHLD as u32] {
+        program.extend([unless(libc::BPF_JEQ, signal, 1), allow]);
+    }
+    program.push(refuse);
+    program.extend([unless(libc::BPF_JEQ, libc::SYS_fcntl as u32, 4), second]);
+    program.extend([unless(libc::BPF_JEQ, SET_SIGNAL, 1), refuse, allow]);
     program.extend([unless(libc::BPF_JEQ, libc::SYS_prctl as u32, 4), argument]);
     program.extend([unless(libc::BPF_JEQ, SET_DEATH_SIGNAL, 1), refuse, allow]);
     let families = sockets.families();
@@ -162,7 +175,7 @@ fn jump_over(skipped: u32) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs the program as the kernel would, for a call with a first argument.
+    /// Runs the program as the kernel would, for a call with an argument, which is its first and its second.
     fn judged(sockets: Sockets, call: libc::c_long, argument: u64) -> u32 {
         let program = program(sockets);
         let (mut at, mut held) = (0, 0u32);
@@ -179,6 +192,7 @@ mod tests {
                     }
                 }
                 libc::BPF_RET => return k,
+                libc::BPF_ALU => held &= k,
                 _ if condition == libc::BPF_JA => at += k as usize,
                 _ => {
                     let holds = match condition {
@@ -204,6 +218,10 @@ mod tests {
             }
             assert_eq!(judged(sockets, libc::SYS_clone, libc::CLONE_VM as u64), allowed);
             assert_eq!(judged(sockets, libc::SYS_clone, libc::CLONE_NEWUSER as u64), refused);
+            assert_eq!(judged(sockets, libc::SYS_clone, libc::SIGCHLD as u64), allowed);
+            assert_eq!(judged(sockets, libc::SYS_clone, libc::SIGCONT as u64), refused);
+            assert_eq!(judged(sockets, libc::SYS_fcntl, libc::F_SETFL as u64), allowed);
+            assert_eq!(judged(sockets, libc::SYS_fcntl, u64::from(SET_SIGNAL)), refused);
             assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_NAME as u64), allowed);
             assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64), refused);
         }

@@ -123,8 +123,9 @@ pub(super) fn places_of(command: &[String]) -> Vec<PathBuf> {
         |folder: &Path| folder.parent().is_none() || home.as_ref().is_some_and(|home| home.starts_with(folder));
     let mut places = Vec::new();
     for (index, word) in command.iter().enumerate() {
-        let found =
-            if index == 0 { find_program(word) } else { Some(PathBuf::from(word)).filter(|path| path.is_file()) };
+        // Where the referee was started says nothing of what a contestant means by a word.
+        let named = || Some(PathBuf::from(word)).filter(|path| path.is_absolute() && path.is_file());
+        let found = if index == 0 { find_program(word) } else { named() };
         let Some(path) = found else { continue };
         // As it is written and as it is: a link may lead elsewhere.
         for path in [std::path::absolute(&path).ok(), path.canonicalize().ok()].into_iter().flatten() {

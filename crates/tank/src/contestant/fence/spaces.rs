@@ -13,6 +13,9 @@ use super::{Holding, die_with_the_referee};
 /// Whom a contestant takes itself for. Not root: whoever is that keeps its capabilities through an exec.
 const USER_INSIDE: u32 = 1000;
 
+/// Files in a scratch, at most. Empty ones take none of its size, and a kibibyte of the kernel's memory each.
+const SCRATCH_FILES: u64 = 65_536;
+
 /// What the child needs to know.
 #[derive(Debug)]
 pub(super) struct Spaces {
@@ -56,7 +59,8 @@ impl Spaces {
             user_map: format!("{USER_INSIDE} {user} 1\n").into_bytes(),
             group_map: format!("{USER_INSIDE} {group} 1\n").into_bytes(),
             scratch: text(scratch),
-            scratch_options: CString::new(format!("size={bytes},mode=0700")).unwrap_or_default(),
+            scratch_options: CString::new(format!("size={bytes},nr_inodes={SCRATCH_FILES},mode=0700"))
+                .unwrap_or_default(),
             covered: covered.iter().map(|path| text(path)).collect(),
             writable: writable.iter().map(|path| text(path)).collect(),
         }

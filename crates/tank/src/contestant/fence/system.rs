@@ -45,6 +45,10 @@ const READABLE: &[&str] = &[
 const DEVICES: &[&str] =
     &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd"];
 
+/// Signals that may wait for a contestant, and files that it may have open at once.
+const PENDING: u64 = 4096;
+const OPEN_FILES: u64 = 4096;
+
 /// A fence that is ready to be entered, and afterwards what is known of it.
 #[derive(Debug)]
 pub(in crate::contestant) struct Enclosure {
@@ -258,6 +262,8 @@ impl Entry {
 
 impl Strict {
     fn enter(&self) -> io::Result<Holding> {
+        // Where memory runs out in spite of all limits, it is a contestant that is ended, not the referee. Anyone may ask for that.
+        let _ = spaces::write(c"/proc/self/oom_score_adj", b"1000");
         let mut holding = self.spaces.enter()?;
         let Limits { memory_bytes, file_bytes, processes, .. } = self.limits;
         limit(libc::RLIMIT_CORE, 0)?;
@@ -265,6 +271,9 @@ impl Strict {
             limit(libc::RLIMIT_AS, memory_bytes)?;
         }
         limit(libc::RLIMIT_FSIZE, file_bytes)?;
+        // What waits for its turn in the kernel while a contestant stands still takes the rival's time when it comes.
+        limit(libc::RLIMIT_SIGPENDING, PENDING)?;
+        limit(libc::RLIMIT_NOFILE, OPEN_FILES)?;
         // Nobody comes before others.
         limit(libc::RLIMIT_RTPRIO, 0)?;
         limit(libc::RLIMIT_NICE, 0)?;
@@ -300,7 +309,12 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Lowers a limit. Where the user's own is lower already, that stays: nobody but root may raise it.
 fn limit(resource: libc::__rlimit_resource_t, most: u64) -> io::Result<()> {
+    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit lives on this stack for as long as the call.
+    check(unsafe { libc::getrlimit(resource, &mut now) })?;
+    let most = most.min(now.rlim_max);
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the limit lives on this stack for as long as the call.
     check(unsafe { libc::setrlimit(resource, &limit) })
