@@ -4,7 +4,7 @@
 //! pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,13 @@ pub struct Pitch {
     pub run: Option<Run>,
     /// The terms under which it asks to be judged, where they are stricter than the rules.
     pub deal: Deal,
+    /// The folders whose files its commands may name: that of the file it was read from, and its operation's. Any where it was read from none.
+    #[serde(skip)]
+    pub places: Vec<PathBuf>,
 }
+
+/// Folders that everyone may read.
+const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/opt", "/nix/store"];
 
 /// A number and an interval, for the geometric mean over the problem set: above 1 is faster than the champion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -275,7 +281,8 @@ impl Pitch {
     /// Reads a pitch and refuses it if anything is missing, with the line.
     pub fn read_complete(path: &Path, settings: &Settings) -> Result<Self> {
         let text = written::read(path)?;
-        let pitch = Self::from_text(path, &text)?;
+        let mut pitch = Self::from_text(path, &text)?;
+        pitch.anchor(path.parent().unwrap_or(Path::new("")));
         match pitch.faults(settings).into_iter().next() {
             None => Ok(pitch),
             Some(Fault { key, problem, remedy }) => Err(Error::Written {
@@ -293,6 +300,21 @@ impl Pitch {
             written::anchor(folder, &mut run.program);
             written::anchor(folder, &mut run.build);
         }
+        self.places = vec![if folder == Path::new("") { PathBuf::from(".") } else { folder.to_owned() }];
+    }
+
+    /// A file beyond its places that its commands name, and a contestant could then read, with all that lies beside it.
+    fn stray(&self, readable: &[PathBuf]) -> Option<PathBuf> {
+        let run = self.run.as_ref().filter(|_| !self.places.is_empty())?;
+        let system = SYSTEM.map(PathBuf::from);
+        let allowed = self.places.iter().chain(readable).chain(&system);
+        let allowed: Vec<PathBuf> = allowed.filter_map(|place| place.canonicalize().ok()).collect();
+        // What runs comes from anywhere: an interpreter, a compiler. A link counts as what it leads to.
+        let arguments =
+            [&run.program, &run.build].into_iter().flat_map(|command| command.iter().skip(1)).map(Path::new);
+        let files =
+            arguments.filter(|path| path.is_absolute() && path.is_file()).filter_map(|path| path.canonicalize().ok());
+        files.into_iter().find(|file| !allowed.iter().any(|place| file.starts_with(place)))
     }
 
     /// What the rules require and this pitch lacks, the gravest first.
@@ -316,6 +338,14 @@ impl Pitch {
         self.claim_faults(&mut fault);
         self.work_faults(settings, &mut fault);
         self.run_faults(&mut fault);
+        if let Some(file) = self.stray(&settings.referee.limits.readable) {
+            let problem = format!(
+                "its command names {}, which is neither beside the pitch nor in its operation's folder",
+                file.display()
+            );
+            let remedy = "a contestant may read what its command names: put a copy beside the pitch, or allow the folder by `readable` under [settings.referee.limits]";
+            fault("program", problem, remedy);
+        }
         self.deal_faults(settings, &mut fault);
         faults
     }
@@ -462,6 +492,35 @@ mod tests {
 
     fn problems(pitch: &Pitch) -> String {
         pitch.faults(&Settings::default()).into_iter().map(|f| f.problem + "; " + f.remedy + "\n").collect()
+    }
+
+    #[test]
+    fn files_of_others_are_not_named_even_by_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| folder.path().join(name));
+        for place in [&ours, &theirs] {
+            std::fs::create_dir(place).unwrap();
+            std::fs::write(place.join("key"), "").unwrap();
+        }
+        std::os::unix::fs::symlink(theirs.join("key"), ours.join("link")).unwrap();
+        let named = |program: &[&str], build: &[&str]| {
+            let words = |words: &[&str]| words.iter().map(|word| word.to_string()).collect();
+            let run = Some(Run { program: words(program), build: words(build), ..Run::default() });
+            let mut pitch = Pitch { run, ..example() };
+            pitch.anchor(&ours);
+            problems(&pitch)
+        };
+        assert_eq!(named(&["./kernel", "./key", "/usr/bin/env", "key"], &["cc", "./kernel.c"]), "");
+        let there = theirs.join("key").display().to_string();
+        for (program, build) in [
+            (["./kernel", there.as_str()], ["true", ""]),
+            (["./kernel", "../theirs/key"], ["true", ""]),
+            (["./kernel", "./link"], ["true", ""]),
+            (["./kernel", ""], ["cat", "./link"]),
+        ] {
+            let found = named(&program, &build);
+            assert!(found.contains("theirs/key") && found.contains("readable"), "{program:?}, {build:?}: {found}");
+        }
     }
 
     #[test]
