@@ -130,6 +130,20 @@ pub enum Fault {
     },
 }
 
+impl Fault {
+    /// Whether it says something of the contestant, wherever it runs. What does not build or start may lack something on this machine.
+    pub fn is_its_own_doing(&self) -> bool {
+        matches!(
+            self,
+            Fault::Crash { .. }
+                | Fault::Hang { .. }
+                | Fault::Garbage { .. }
+                | Fault::Wrong { .. }
+                | Fault::Excess { .. }
+        )
+    }
+}
+
 /// What a contestant is, for the record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
@@ -204,5 +218,5 @@ pub trait Session {
 /// Takes away what referees that are dead have left behind.
 pub fn sweep() {
     fence::sweep();
-}
     workshop::sweep();
+}

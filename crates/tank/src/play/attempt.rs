@@ -10,7 +10,7 @@ use crate::evidence::resolve;
 use crate::ledger::Ledger;
 use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Kind, Pitch, Run};
-use crate::referee::{Correctness, Summary};
+use crate::referee::{Correctness, Outcome, Side, Sitting, Summary};
 use crate::shark::{Ballot, Shark};
 use crate::verdict::{self, Judgement, Verdict, of_examination, of_sitting};
 use crate::{Error, Result};
@@ -245,15 +245,25 @@ impl Play<'_> {
         let correctness = examined.correctness.unwrap_or_else(|| Correctness::new(&pitch, seed));
         if let Some(wrong) = &correctness.champion_wrong {
             let why = format!("wrong on {} ({}): {}", wrong.case, wrong.inputs, wrong.what);
-            let dethroned = Dethroned { round: round.to_owned(), champion: champion.name.clone(), why: why.clone() };
-            self.journal.step(|d: &Dethroned| d.champion == champion.name, |_| Ok(dethroned))?;
-            self.say(&format!("  {} is dethroned: {why}", champion.name));
-            let reason = format!("right, where the champion is {why}; correct but slow beats wrong");
-            let judgement = Judgement::because(Verdict::Success, reason);
-            return Ok(Tried { program: correctness.program, dethrones: true, ..Tried::without_times(judgement) });
+            return self.dethrone(round, why, correctness.program);
         }
-        let (judgement, summary) = self.sittings(round, challenger, &terms.deal, scratch_bytes)?;
-        Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })
+        match self.sittings(round, challenger, &terms.deal, scratch_bytes)? {
+            Timed::Judged(judgement, summary) => {
+                Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })
+            }
+            Timed::ChampionFails(why) => self.dethrone(round, why, correctness.program),
+        }
+    }
+
+    /// A challenger that was examined takes the place of a champion that is wrong, or fails by itself.
+    fn dethrone(&mut self, round: &str, why: String, program: Option<String>) -> Result<Tried> {
+        let champion = self.champion.name.clone();
+        let dethroned = Dethroned { round: round.to_owned(), champion: champion.clone(), why: why.clone() };
+        self.journal.step(|d: &Dethroned| d.champion == champion, |_| Ok(dethroned))?;
+        self.say(&format!("  {champion} is dethroned: {why}"));
+        let reason = format!("right, where the champion is {why}; correct but slow beats wrong");
+        let judgement = Judgement::because(Verdict::Success, reason);
+        Ok(Tried { program, dethrones: true, ..Tried::without_times(judgement) })
     }
 
     fn sittings(
@@ -262,10 +272,11 @@ impl Play<'_> {
         challenger: &Champion,
         deal: &Deal,
         scratch_bytes: Option<usize>,
-    ) -> Result<(Judgement, Option<Summary>)> {
+    ) -> Result<Timed> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
         let mut terms = verdict::terms(deal, settings);
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
+        let mut failures = Vec::new();
         for attempt in 0..=settings.void_retries {
             terms.budget_seconds = self.budget_of_a_sitting();
             if self.journal.is_live() {
@@ -283,17 +294,24 @@ impl Play<'_> {
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
             self.timed += began.elapsed().saturating_sub(waited);
             if let Some(blocked) = sat.blocked {
-                return Ok((Judgement::because(Verdict::Blocked, blocked), None));
+                return Ok(Timed::Judged(Judgement::because(Verdict::Blocked, blocked), None));
             }
             let Some(sitting) = sat.sitting else { continue };
+            failures.extend(fails_alone(&sitting));
             judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
             if judgement.verdict != Verdict::Void {
                 // Only what was measured a second time is crowned, whoever takes its part.
                 let confirmed = sitting.second.as_ref().map(|m| m.at(sitting.settings.timing.decides).clone());
-                return Ok((judgement, confirmed));
+                return Ok(Timed::Judged(judgement, confirmed));
             }
         }
-        Ok((judgement, None))
+        // Or a champion would keep its title by failing whenever it is to be timed.
+        Ok(match failures.pop() {
+            Some(fault) if failures.len() == settings.void_retries && settings.void_retries > 0 => {
+                Timed::ChampionFails(format!("one that fails whenever it is timed against itself: {fault}"))
+            }
+            _ => Timed::Judged(judgement, None),
+        })
     }
 
     /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for the title.
@@ -326,6 +344,24 @@ impl Play<'_> {
             }
             None => self.take_baseline(),
         }
+    }
+}
+
+/// What came of sittings.
+enum Timed {
+    /// A verdict, and the figures that may be crowned.
+    Judged(Judgement, Option<Summary>),
+    /// The champion fails by itself, every time: how.
+    ChampionFails(String),
+}
+
+/// The fault that ended a sitting while a champion was timed against itself: the challenger had not been started yet.
+fn fails_alone(sitting: &Sitting) -> Option<String> {
+    match &sitting.outcome {
+        Outcome::Faulted { side: Side::Champion, fault } if sitting.plant.is_none() && fault.is_its_own_doing() => {
+            Some(fault.to_string())
+        }
+        _ => None,
     }
 }
 

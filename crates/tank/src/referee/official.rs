@@ -14,10 +14,10 @@ use super::device::Watched;
 use super::duel::{Course, Floor, Halt, sit};
 use super::neighbours::Precedence;
 use super::pool::Pool;
-use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms};
+use super::record::{Correctness, Outcome, Pairing, Side, Sitting, Terms, Wrong};
 use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
-use super::verify::examine;
+use super::verify::{Examination, examine};
 use crate::contestant::protocol::Residence;
 use crate::contestant::{Contestant, Fault, Program, Workshop, sweep};
 use crate::entry::{Entry, Way};
@@ -102,10 +102,9 @@ impl Official {
         };
         let champion = self.examined(champion)?.map_err(|fault| failed_champion(&fault))?;
         let [mut found, theirs] = examine([contestant.as_ref(), champion.as_ref()], &questions, seed)?;
-        if found.correctness.passed() {
-            if let Some(fault) = &theirs.correctness.fault {
-                return Err(failed_champion(fault));
-            }
+        if theirs.correctness.fault.is_some() && found.correctness.fault.is_none() {
+            found = without_the_champion(contestant.as_ref(), champion.as_ref(), &questions, seed)?;
+        } else if found.correctness.passed() {
             // Whoever is right need not be as precise as one that is wrong.
             match theirs.correctness.wrong.first() {
                 Some(wrong) => found.correctness.champion_wrong = Some(wrong.clone()),
@@ -303,6 +302,25 @@ impl Official {
 
 fn failed_champion(fault: &Fault) -> Error {
     Error::Champion { reason: fault.to_string() }
+}
+
+/// A champion that fails beside a challenger may have been made to. Whoever fails alone as well, by its own doing, holds no title against one that is right.
+fn without_the_champion(
+    challenger: &dyn Contestant,
+    champion: &dyn Contestant,
+    questions: &[Arc<dyn Task>],
+    seed: u64,
+) -> Result<Examination> {
+    let [alone] = examine([champion], questions, seed)?;
+    let fault = match alone.correctness.fault {
+        Some(fault) if fault.is_its_own_doing() => fault,
+        Some(fault) => return Err(failed_champion(&fault)),
+        None => return Err(Error::Champion { reason: "it failed beside the challenger, and not alone".to_owned() }),
+    };
+    let [mut found] = examine([challenger], questions, seed)?;
+    let (case, inputs) = ("the examination".to_owned(), "asked twice".to_owned());
+    found.correctness.champion_wrong = Some(Wrong { case, inputs, what: fault.to_string() });
+    Ok(found)
 }
 
 /// The champion's median seconds for each shape, from as many samples as it has in one process of a duel.

@@ -44,6 +44,17 @@ fn a_champion_that_is_wrong_is_dethroned_by_one_that_is_right_whatever_its_speed
     assert_eq!(champion(&records).as_deref(), Some("first"));
 }
 
+#[test]
+fn a_champion_does_not_keep_its_title_by_failing_whenever_it_is_timed() {
+    let season = season(&[("one", two())]);
+    let records = records(&season, &[("first", Fate::ChampionFails)]);
+    assert_eq!(verdicts(&records)[0], ("first".into(), Verdict::Success));
+    assert!(has(&records, |event| matches!(event, Event::Dethroned(d) if d.why.contains("signal 6"))));
+    assert_eq!(champion(&records).as_deref(), Some("first"));
+    let held = records.iter().filter(|record| matches!(record.event, Event::Sat(_))).count();
+    assert!(held > season.settings.void_retries, "once may be bad luck");
+}
+
 fn sweeping(configs: &[&str], fallback: Option<&str>, deal: Deal) -> Vec<Pitch> {
     let mut pitches = two();
     let sweep = configs.iter().map(|config| config.to_string()).collect();

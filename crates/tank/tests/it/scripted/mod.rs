@@ -37,6 +37,8 @@ pub enum Fate {
     Broken,
     /// It ends while the clock runs.
     Crash,
+    /// The champion ends whenever it is timed against itself.
+    ChampionFails,
     /// The controls fail this often, then this speed.
     Void(usize, f64),
     /// The environment stands in the way.
@@ -190,8 +192,13 @@ impl Referee for Scripted {
                 let fault = Fault::Crash { stage: Stage::Run, status: "signal 11".into(), words: String::new() };
                 Outcome::Faulted { side: Side::Challenger, fault }
             }
+            Fate::ChampionFails => {
+                let fault = Fault::Crash { stage: Stage::Run, status: "signal 6".into(), words: String::new() };
+                Outcome::Faulted { side: Side::Champion, fault }
+            }
             _ => Outcome::Inconclusive { why: "the interval is too wide".into() },
         };
+        let controlled = !matches!(outcome, Outcome::Faulted { side: Side::Champion, .. });
         // As the referee does: what seems faster, on the whole or in part, is measured again.
         let promising = speedups.iter().any(|speedup| *speedup > 1.014)
             && !matches!(outcome, Outcome::Void { .. } | Outcome::Faulted { .. });
@@ -201,8 +208,8 @@ impl Referee for Scripted {
             champion: champion.name.to_owned(),
             challenger: challenger.name.to_owned(),
             course: CourseReport::default(),
-            control: Some(control(Pairing::Control, &one, true)),
-            plant: Some(control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
+            control: controlled.then(|| control(Pairing::Control, &one, true)),
+            plant: controlled.then(|| control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
             margin: settings.timing.least_margin,
             first: timed(Pairing::Duel),
             second: if promising { timed(Pairing::Duel) } else { None },
