@@ -84,7 +84,7 @@ fn remedy(problem: &str) -> String {
     if problem.starts_with("missing field") {
         return format!("add {}", names.first().map_or("it".to_owned(), |name| format!("`{name} = …`")));
     }
-    "correct that line; `hammerhead tank new-pitch` writes an example of the syntax".to_owned()
+    "correct that line; `hammerhead tank new-pitch` and `new-operation` write examples of the syntax".to_owned()
 }
 
 /// The known name that is the fewest edits away, if that is few.

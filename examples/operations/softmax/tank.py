@@ -10,11 +10,16 @@ import ctypes
 import json
 import math
 import mmap
+import os
 import random
 import sys
+import traceback
 
 # The type and the shape of every tensor of the problem that is at hand, by name: a view is flat and knows neither.
 DESCRIBED = {}
+
+# Where answers go.
+CHANNEL = sys.stdout
 
 FORMATS = {"f64": "d", "f32": "f", "i64": "q", "i32": "i", "u8": "B", "f16": "H", "bf16": "H"}
 
@@ -41,9 +46,16 @@ def pointer(view):
     return ctypes.byref(ctypes.c_char.from_buffer(view)) if len(view) else None
 
 
+def keep_channel():
+    """Standard output is the referee's: what a program or a library of its prints from now on goes to standard error."""
+    global CHANNEL
+    CHANNEL = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+
 def say(**message):
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+    CHANNEL.write(json.dumps(message) + "\n")
+    CHANNEL.flush()
 
 
 def serve_operation(generate, reference, judge=None, describe=None):
@@ -54,22 +66,40 @@ def serve_operation(generate, reference, judge=None, describe=None):
     judge(problem, tensors, outputs) gives what is wrong, or None, and the largest error as a part of what is allowed.
     describe(problem) lists the tensors, where operation.toml does not: name, role, type and shape of each.
     """
+    keep_channel()
+    given = {"generate": generate, "reference": reference, "judge": judge, "describe": describe}
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked["type"] == "describe":
-            say(type="tensors", tensors=describe(asked["problem"]))
+        if given[asked["type"]] is None:
+            say(type="error", reason=f"operation.toml needs {asked['type']}, and serve_operation was given none")
             continue
-        memory = mapped(asked["file"], True)
-        tensors, problem = views(memory, asked["tensors"]), asked["problem"]
-        if asked["type"] == "generate":
-            generate(problem, asked["numbers"], random.Random(asked["seed"]), tensors)
-            say(type="done")
-        elif asked["type"] == "reference":
-            reference(problem, tensors, views(memory, asked["outputs"]))
-            say(type="done")
-        else:
-            wrong, worst = judge(problem, tensors, views(memory, asked["outputs"]))
-            say(type="verdict", wrong=wrong, worst=worst)
+        try:
+            say(**answered(asked, generate, reference, judge, describe))
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if asked["type"] == "judge":
+                # It could judge the baseline: what it stumbles over is what a contestant wrote.
+                say(type="verdict", wrong=f"its judge fails on it: {words}", worst=sys.float_info.max)
+            else:
+                traceback.print_exc()
+                say(type="error", reason=f"{asked['type']} fails: {words}")
+
+
+def answered(asked, generate, reference, judge, describe):
+    """The answer to one question."""
+    if asked["type"] == "describe":
+        return {"type": "tensors", "tensors": describe(asked["problem"])}
+    memory = mapped(asked["file"], True)
+    tensors, problem = views(memory, asked["tensors"]), asked["problem"]
+    if asked["type"] == "generate":
+        generate(problem, asked["numbers"], random.Random(asked["seed"]), tensors)
+        return {"type": "done"}
+    if asked["type"] == "reference":
+        reference(problem, tensors, views(memory, asked["outputs"]))
+        return {"type": "done"}
+    wrong, worst = judge(problem, tensors, views(memory, asked["outputs"]))
+    # JSON has no word for what is no number.
+    return {"type": "verdict", "wrong": wrong, "worst": worst if math.isfinite(worst) else sys.float_info.max}
 
 
 def serve_contestant(name, compute, prepare=None, deterministic=True):
@@ -77,6 +107,7 @@ def serve_contestant(name, compute, prepare=None, deterministic=True):
 
     prepare(problem, constants) may make something of a set of constants beforehand; its result is then given instead of them.
     """
+    keep_channel()
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["type"] == "hello":

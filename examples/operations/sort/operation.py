@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
 """Sorting numbers: what is to be sorted, and sorted."""
 
+# What lies beside this file comes last when modules are looked for: contestants lie there too, and nothing fences this program.
+import sys
+
+sys.path.append(sys.path.pop(0))
+
 import tank
 
 

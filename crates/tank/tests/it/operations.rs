@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use tank::entry::Entry;
 use tank::event::Event;
 use tank::ledger::Ledger;
+use tank::operation::Operation;
 use tank::operations::folder::{Folder, FolderOperation, Given};
 use tank::pitch::Pitch;
 use tank::play::{Options, Watch, play};
@@ -136,11 +137,15 @@ fn a_matrix_product_in_triton_waits_for_a_gpu() {
 
 /// What the examination finds of a contestant in Python with this `compute`.
 fn examined(compute: &str) -> Correctness {
-    let copied = copy("softmax");
+    examined_in(&copy("softmax"), "", compute)
+}
+
+/// The same in a copy of an operation, and beside a champion whose `compute` may be another than the plain one.
+fn examined_in(copied: &TempDir, champion: &str, compute: &str) -> Correctness {
     let baseline = "import math\ndef plain(problem, constants, inputs, outputs):\n    x, y, n = inputs['x'], outputs['y'], problem['columns']\n    \
                     for row in range(0, len(x), n):\n        top = max(x[row:row + n])\n        powers = [math.exp(v - top) for v in x[row:row + n]]\n        \
                     for j, p in enumerate(powers):\n            y[row + j] = p / sum(powers)\n";
-    for (name, compute) in [("plain", ""), ("other", compute)] {
+    for (name, compute) in [("plain", champion), ("other", compute)] {
         let body = if compute.is_empty() { "compute = plain\n" } else { compute };
         let text =
             format!("#!/usr/bin/env python3\nimport tank\n{baseline}{body}tank.serve_contestant('x', compute)\n");
@@ -182,6 +187,84 @@ fn who_is_right_passes_and_who_computes_nothing_remembers_or_is_off_does_not() {
 }
 
 #[test]
+fn a_champion_that_fails_when_it_is_examined_has_lost_its_title_to_one_that_is_right() {
+    let found =
+        examined_in(&copy("softmax"), "def compute(*all):\n    raise SystemExit('no more')\n", "compute = plain\n");
+    let wrong = found.champion_wrong.as_ref().map(|wrong| wrong.what.clone()).unwrap_or_default();
+    assert!(found.passed() && found.cases > 6 && wrong.contains("no more"), "{found:?}");
+}
+
+#[test]
+fn nothing_that_lies_beside_an_operation_is_taken_for_a_library_by_its_program() {
+    let copied = copy("softmax");
+    for name in ["random.py", "json.py"] {
+        fs::write(copied.path().join(name), "raise SystemExit('a contestant runs without a fence')").unwrap();
+    }
+    let operation = FolderOperation::new(&Folder::read(copied.path()).unwrap()).unwrap();
+    assert!(operation.problems()[0].input(1).is_ok());
+}
+
+/// An operation whose program judges, and stumbles over what is no number.
+fn judging() -> TempDir {
+    let copied = copy("softmax");
+    let judge = "def judge(problem, tensors, outputs):\n    worst = max(outputs['y'])\n    return None if worst <= 1.0 else f'{round(worst)} is too large', worst\n";
+    for (name, old, new) in [
+        (
+            "operation.py",
+            "tank.serve_operation(generate, reference)",
+            &*format!("{judge}\n\ntank.serve_operation(generate, None, judge)"),
+        ),
+        ("operation.toml", "rule = \"close\"\nabsolute = 1e-7\nrelative = 1e-5", "rule = \"judge\""),
+    ] {
+        let path = copied.path().join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(old), "{name}");
+        fs::write(&path, text.replacen(old, new, 1)).unwrap();
+    }
+    copied
+}
+
+#[test]
+fn what_a_judge_stumbles_over_is_wrong_and_ends_nothing() {
+    let writing = |value: &str| {
+        format!(
+            "def compute(problem, constants, inputs, outputs):\n    for j in range(len(outputs['y'])):\n        outputs['y'][j] = float('{value}')\n"
+        )
+    };
+    for (value, said) in
+        [("nan", "cannot convert float NaN"), ("inf", "cannot convert float infinity"), ("7", "7 is too large")]
+    {
+        let found = examined_in(&judging(), "", &writing(value));
+        let wrong = found.wrong.first().map(|wrong| wrong.what.clone()).unwrap_or_default();
+        assert!(wrong.contains(said), "{value}: {found:?}");
+    }
+}
+
+#[test]
+fn a_reference_that_fails_says_why() {
+    let copied = copy("softmax");
+    let path = copied.path().join("operation.py");
+    let text = fs::read_to_string(&path).unwrap();
+    for (spoilt, said) in
+        [("raise ValueError('no such sum')", "ValueError: no such sum"), ("raise SystemExit(5)", "exit status: 5")]
+    {
+        let spoilt = text.replacen(
+            "def reference(problem, tensors, outputs):\n",
+            &format!("def reference(problem, tensors, outputs):\n    {spoilt}\n"),
+            1,
+        );
+        assert_ne!(spoilt, text);
+        fs::write(&path, spoilt).unwrap();
+        let folder = Folder::read(copied.path()).unwrap();
+        let operation = FolderOperation::new(&folder).unwrap();
+        let task = &operation.problems()[0];
+        let (constants, input) = (task.constants(1).unwrap(), task.input(1).unwrap());
+        let error = task.expected(&constants, &input, 1).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
 fn a_contestant_of_the_first_version_is_told_that_it_has_no_words_for_this() {
     let copied = copy("softmax");
     let folder = Folder::read(copied.path()).unwrap();
@@ -210,6 +293,7 @@ fn what_is_missing_in_a_description_is_told_with_its_line() {
         (("role = \"output\"", "role = \"input\""), ["operation.toml, line", "role output"]),
         (("shape = [\"rows\", \"columns\"]", "shape = [\"lines\"]"), ["operation.toml, line", "lines"]),
         (("rows = [1, 20]", "rows = [20, 1]"), ["operation.toml, line", "from 20 to 1"]),
+        (("name = \"softmax\"", "name = \"\""), ["operation.toml, line", "a name is empty"]),
     ] {
         let error = refused(change);
         assert!(parts.iter().all(|part| error.contains(part)), "{change:?}: {error}");

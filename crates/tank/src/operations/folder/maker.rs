@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 /// The longest that an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long its end is waited for once it has closed its pipes.
+const BURIAL: Duration = Duration::from_secs(1);
 /// Every tensor starts at a multiple of this.
 const ALIGNMENT: usize = 64;
 
@@ -35,6 +37,22 @@ struct Running {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
+}
+
+impl Running {
+    /// How it ended.
+    fn ended(&mut self) -> String {
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return format!("ended without an answer ({status}); what it wrote to its standard error is above");
+                }
+                Ok(None) if begun.elapsed() < BURIAL => std::thread::sleep(Duration::from_millis(2)),
+                _ => return "has closed its pipes".to_owned(),
+            }
+        }
+    }
 }
 
 impl Drop for Running {
@@ -133,9 +151,14 @@ impl Maker {
         let mut line = serde_json::to_string(question).map_err(|error| self.failed(error))?;
         line.push('\n');
         let sent = now.input.write_all(line.as_bytes()).and_then(|()| now.input.flush());
-        sent.map_err(|error| self.failed(format!("does not listen: {error}")))?;
-        let wait = format!("does not answer within {} s, or has ended", PATIENCE.as_secs());
-        let said = now.lines.recv_timeout(PATIENCE).map_err(|_| self.failed(wait))?;
+        let said = match sent.map(|()| now.lines.recv_timeout(PATIENCE)) {
+            Ok(Ok(said)) => said,
+            Ok(Err(RecvTimeoutError::Timeout)) => {
+                return Err(self.failed(format!("does not answer within {} s", PATIENCE.as_secs())));
+            }
+            // Whoever has closed its pipes ends soon, if it has not.
+            Ok(Err(RecvTimeoutError::Disconnected)) | Err(_) => return Err(self.failed(now.ended())),
+        };
         let reply = serde_json::from_str(&said)
             .map_err(|error| self.failed(format!("answers {said:?}, which is none: {error}")))?;
         *running = Some(now);

@@ -223,6 +223,9 @@ impl Description {
     /// What is missing or makes no sense, with its key and what to do.
     fn fault(&self) -> Option<(&'static str, String, &'static str)> {
         let sizes = "write [[problem]] with why = \"…\" and sizes = { rows = 64, … }";
+        if self.name.trim().is_empty() || self.tensor.iter().any(|tensor| tensor.name.trim().is_empty()) {
+            return Some(("name", "a name is empty".into(), "name = \"softmax\", and for each tensor name = \"x\""));
+        }
         if self.problem.is_empty() {
             return Some(("problem", "there are no problems".into(), sizes));
         }
@@ -263,8 +266,10 @@ impl Description {
             }
             for tensor in &self.tensor {
                 if let Err(size) = tensor.spec(&problem.sizes) {
-                    let what =
-                        format!("{} has the size {size}, which a problem does not have, or is too large", tensor.name);
+                    let what = format!(
+                        "{} has the size {size}, which a problem does not have as a whole number of 0 or more, or which is too large",
+                        tensor.name
+                    );
                     return Some(("tensor", what, "name a size of every problem, or write a number"));
                 }
             }

@@ -1,6 +1,9 @@
 """A community submission as a contestant: `custom_kernel` of the file that is named, in a process of its own."""
 
+# What others have put beside this file comes last when modules are looked for.
 import sys
+
+sys.path.append(sys.path.pop(0))
 
 import task_tensors
 import tank

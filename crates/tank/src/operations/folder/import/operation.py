@@ -1,6 +1,11 @@
 """A community task (task.yml, reference.py, submission.py with `custom_kernel`) as an operation of the tank: its own generator makes the
 numbers, its own check judges. `hammerhead tank import-task` wrote this file; the task's own files are as they were."""
 
+# What lies beside this file comes last when modules are looked for: contestants lie there too, and nothing fences this program.
+import sys
+
+sys.path.append(sys.path.pop(0))
+
 import task_tensors
 import tank
 

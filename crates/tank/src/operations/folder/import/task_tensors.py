@@ -5,6 +5,7 @@ types that the tank has no name for are their bytes. What data is made of beside
 the task's own generator makes for the same sizes.
 """
 
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -28,8 +29,10 @@ if DEVICE == "cpu":
 
 def module(name, path=None):
     """A file of the task. Where there is no GPU, what it wants on one it gets on the processor."""
+    # What a submission brings in a folder of its own comes first for it. The task's folder comes last, since everyone's files may lie there.
+    if path and str(pathlib.Path(path).parent) not in sys.path:
+        sys.path.insert(0, str(pathlib.Path(path).parent))
     path = pathlib.Path(path or pathlib.Path(__file__).parent / f"{name}.py")
-    sys.path.insert(0, str(path.parent))
     text = path.read_text()
     if DEVICE == "cpu":
         for quote in "\"'":
@@ -37,7 +40,9 @@ def module(name, path=None):
         text = text.replace(".cuda()", "")
     found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
     sys.modules[name] = found
-    exec(compile(text, str(path), "exec"), found.__dict__)
+    # What it prints is not for the referee.
+    with contextlib.redirect_stdout(sys.stderr):
+        exec(compile(text, str(path), "exec"), found.__dict__)
     return found
 
 
