@@ -3,6 +3,7 @@
 //! Nothing here panics when a stream is closed. A closed stdout ends the command; remarks that nobody can read are
 //! dropped.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::{Error, Result};
 /// Prints a result to stdout.
 pub fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+    out.write_all(visible(text).as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Error::PipeClosed,
         _ => Error::Stdout(error),
     })
@@ -33,7 +34,16 @@ pub fn json_text(report: &impl Serialize) -> Result<String> {
 /// Says something beside the result, on stderr.
 pub fn remark(text: &str) {
     // Whoever closed stderr does not want to know.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", visible(text));
+}
+
+/// A text without what would move a terminal's cursor: names and last words are strangers', and could write a verdict over the one that is there.
+fn visible(text: &str) -> Cow<'_, str> {
+    let moves = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match text.contains(moves) {
+        true => Cow::Owned(text.chars().map(|c| if moves(c) { '·' } else { c }).collect()),
+        false => Cow::Borrowed(text),
+    }
 }
 
 /// Says on one line why the command failed.
@@ -50,4 +60,15 @@ pub fn progress(steps: usize) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_moves_the_cursor() {
+        assert_eq!(visible("a\tb\nc × d"), "a\tb\nc × d");
+        assert_eq!(visible("x\u{1b}[2K\rSUCCESS\u{9b}"), "x·[2K·SUCCESS·");
+    }
 }

@@ -152,6 +152,12 @@ pub fn check_note(path: &Path, records: &[Record], notes: &Path) -> Result<()> {
     let known = after.0 > 0 && records.get(after.0 - 1).is_some_and(|record| record.hash == after.1);
     let (line, problem) = match known {
         true => (after.0 + 1, "it was added by something else than the tank".to_owned()),
+        // Whoever took it away to begin anew has to be told how.
+        false if records.is_empty() => {
+            let note = note_of(path, notes);
+            let remedy = format!("if you took them away yourself, remove {} as well", note.display());
+            (1, format!("{} records were written here, and all of them are gone ({remedy})", after.0))
+        }
         false => (records.len() + 1, format!("{} records were written here, and the last of them is gone", after.0)),
     };
     Err(Error::Tampered { path: path.to_path_buf(), line, problem })

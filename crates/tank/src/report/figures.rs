@@ -28,8 +28,10 @@ impl Axis {
 
     /// Ratios to label, with where they lie, from 0 to 1000: as many round ones as there is room for.
     pub fn ticks(&self) -> Vec<(f64, String)> {
-        const ROUND: [f64; 19] =
-            [0.1, 0.2, 0.33, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0];
+        const ROUND: [f64; 26] = [
+            0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.33, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7,
+            2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0,
+        ];
         let mut ticks: Vec<(f64, String)> = vec![(self.place(1.0), "1×".to_owned())];
         for ratio in ROUND.into_iter().filter(|ratio| (self.low..=self.high).contains(ratio)) {
             let place = self.place(ratio);
@@ -86,7 +88,7 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
 
-/// The roofline: operations a byte against operations per second, with baseline and champion on every problem.
+/// The roofline: operations per byte against operations per second, with baseline and champion on every problem.
 pub fn roofline(report: &Report) -> Option<String> {
     let times = report.times.as_ref()?;
     let (flops, bytes) = (times.flops_per_second?, times.bytes_per_second?);
@@ -147,8 +149,8 @@ pub fn roofline(report: &Report) -> Option<String> {
         }
     }
     Some(format!(
-        "<svg class=\"roofline\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\"><title>Roofline: GFLOP/s against operations a byte</title>{marks}\
-         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">operations a byte</text><text x=\"{LEFT}\" y=\"9\">GFLOP/s</text></svg>",
+        "<svg class=\"roofline\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\"><title>Roofline: GFLOP/s against operations per byte</title>{marks}\
+         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">operations per byte</text><text x=\"{LEFT}\" y=\"9\">GFLOP/s</text></svg>",
         (LEFT + WIDTH) / 2.0,
         HEIGHT - 5.0
     ))
