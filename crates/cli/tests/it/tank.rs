@@ -252,7 +252,10 @@ fn an_operation_of_ones_own_is_written_and_played() {
     let told = succeed(folder, &[&["play", "--operation", "rows", "--report", "r.html"], &pitches[..]].concat());
     // Which of the two comes first, and whether the other one has its turn, is for what the clock says today.
     let named = ["float exp", "polynomial"].iter().any(|pitch| told.contains(pitch));
-    assert!(named && told.contains("champion: "), "{told}");
+    assert!(named && told.contains("champion: ") && !told.contains("BLOCKED"), "{told}");
+    let ledger = fs::read_to_string(folder.join("hammerhead-tank/ledger.jsonl")).unwrap();
+    let sat = ledger.lines().filter(|line| line.contains("\"sat\"") && !line.contains("\"sitting\":null"));
+    assert!(sat.count() > 0, "nothing was timed: {ledger}");
     let page = fs::read_to_string(folder.join("r.html")).unwrap();
     assert!(page.contains("rows columns=128 rows=64"), "the problems have names");
     assert_refused(
