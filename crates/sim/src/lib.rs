@@ -112,7 +112,8 @@
 //! work, by which barrier, fence, group or flag), not from the order in which they happened to run. The rules:
 //!
 //! * Bytes written by threads and read or overwritten by the async proxy (bulk and tensor copies, wgmma operands) need a
-//!   `fence.proxy.async` somewhere between, besides the ordering itself; by the letter, bytes only read and then overwritten do, too.
+//!   `fence.proxy.async` somewhere between, besides the ordering itself; by the letter, bytes only read and then overwritten do, too. What
+//!   threads copy one by one (`cp.async`) or send to a peer (`st.async`) is written by threads.
 //! * Bytes written by a copy are there for those who have waited for the right phase of the barrier that counts them.
 //! * Bytes read by a store or a multiplication may be overwritten by those who have waited for its group, or learnt from
 //!   them that it is over. To learn that, a relaxed arrive or one of block scope is enough, though not by the letter; to see

@@ -353,10 +353,12 @@ impl<'a> Observer<'a> {
         }
         let all = |clock: &Clock| clock.reached(record.cluster, record.slot, record.lanes, record.count);
         if record.by_lane {
-            return all(clock);
+            return all(clock) && (!self.needs_fence(is_read) || all(self.fenced()));
         }
         if record.detached {
-            return record.count != IN_FLIGHT && clock.get(record.cluster, record.slot) >= record.count;
+            let one = |clock: &Clock| clock.get(record.cluster, record.slot) >= record.count;
+            let fenced = || record.proxy == Proxy::Async || !self.needs_fence(is_read) || one(self.fenced());
+            return record.count != IN_FLIGHT && one(clock) && fenced();
         }
         all(clock) && (!self.needs_fence(is_read) || all(self.fenced()))
     }
@@ -373,7 +375,7 @@ impl<'a> Observer<'a> {
             let own = home && self.lane == Some(lane as u32);
             if record.by_lane {
                 let awaited = own && record.slot == self.copies.slot && self.copies.awaited[lane] >= record.count;
-                return awaited || told(clock);
+                return (awaited || told(clock)) && (!self.needs_fence(is_read) || told(self.fenced()));
             }
             let ordered = own && record.slot == self.slot || told(clock);
             ordered && (!self.needs_fence(is_read) || told(self.fenced()))

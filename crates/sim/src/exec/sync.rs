@@ -8,7 +8,7 @@ use ptx::{Address, Operand, RegisterChange, Scope, Space};
 use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
 use crate::blocks::{Block, Cluster};
-use crate::clock::Knowledge;
+use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::lanes::{FULL, lanes};
@@ -415,14 +415,20 @@ impl Exec<'_, '_> {
         match op {
             Fence::AcqRel(scope) => lanes(mask).for_each(|lane| self.fence_lane(lane, scope)),
             Fence::ProxyAsync(window) => {
+                // What its thread has copied itself and waited for goes the way of loads and stores, too.
+                let (copies, awaited) = (self.warp.copies.slot, self.warp.copies.awaited);
                 self.warp.learn(mask, |known| {
+                    let cover = |clock: &mut Clock| {
+                        clock.join(&known.generic);
+                        clock.raise_lanes(slot, mask, tick);
+                        let own = lanes(mask).filter(|&lane| awaited[lane] > 0);
+                        own.for_each(|lane| clock.raise(copies + lane as u32, awaited[lane]));
+                    };
                     if window != Some(Space::Global) {
-                        known.async_shared.join(&known.generic);
-                        known.async_shared.raise_lanes(slot, mask, tick);
+                        cover(&mut known.async_shared);
                     }
                     if window.is_none_or(|window| window == Space::Global) {
-                        known.async_global.join(&known.generic);
-                        known.async_global.raise_lanes(slot, mask, tick);
+                        cover(&mut known.async_global);
                     }
                 });
                 self.warp.tick += 1;

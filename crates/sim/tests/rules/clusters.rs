@@ -357,3 +357,36 @@ fn a_block_may_not_end_before_it_knows_that_others_are_done_with_it() {
         assert_eq!(fault.kind.name(), "block ended", "{fault}");
     }
 }
+
+#[test]
+fn what_another_block_stored_needs_a_proxy_fence_before_the_copy_engine_reads_it() {
+    rule("race", |kept| {
+        let mut b = Bench::new(32, Some([2, 1, 1]));
+        let (bars, tile) = (b.k.barriers("bars", 1), b.k.shared("tile", 128, 128));
+        let (rank, lead) = (b.k.special(SpecialRegister::ClusterCtaRank), b.k.eq(b.thread, 0));
+        b.k.if_(lead, |k| {
+            k.barrier_init(bars.at(0), 1);
+            k.fence_barrier_init();
+            k.arrive_expecting(bars.at(0), 128);
+        });
+        cluster_barrier(&mut b);
+        let (own, value) = ([tile, bars.region()].map(|region| b.k.shared_address(region)), b.one());
+        let other = b.k.xor(rank, 1);
+        let [to, bar] = own.map(|own| b.k.map_shared(own, other));
+        let to = b.k.mul_add(b.thread, 4, to);
+        b.k.store_async(Addr::<Cluster>::of(to), &[value], Addr::<Cluster>::of(bar));
+        b.k.wait_at(bars.at(0), 0, Scope::Cluster);
+        if kept == Kept::Yes {
+            b.k.fence_async_shared();
+        }
+        b.k.sync_warp();
+        let output = b.k.mul_wide_add(rank, 128, b.output);
+        b.k.if_(lead, |k| {
+            k.bulk_store(Addr::of(output), tile.at(0), 128, None);
+            k.bulk_commit();
+            k.bulk_wait(0);
+        });
+        cluster_barrier(&mut b);
+        b.finish()
+    });
+}

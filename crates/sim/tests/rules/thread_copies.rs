@@ -252,3 +252,26 @@ fn a_fault_of_a_copy_comes_back_under_its_schedule() {
     let fault = |schedule| run(&kernel, schedule).expect_err("a race").to_string();
     assert_eq!(fault(Schedule::Random(3)), fault(Schedule::Random(3)));
 }
+
+#[test]
+fn what_threads_copied_needs_a_proxy_fence_before_the_copy_engine_reads_it() {
+    rule("race", |kept| {
+        let mut b = Bench::new(32, None);
+        let tile = b.k.shared("tile", 512, 128);
+        let (to, from) = places(&mut b, tile);
+        b.k.thread_copy(to, from, 16);
+        b.k.thread_commit();
+        b.k.thread_wait(0);
+        if kept == Kept::Yes {
+            b.k.fence_async_shared();
+        }
+        b.k.sync_warp();
+        let (lead, output) = (b.k.eq(b.thread, 0), b.output);
+        b.k.if_(lead, |k| {
+            k.bulk_store(Addr::of(output), tile.at(0), 512, None);
+            k.bulk_commit();
+            k.bulk_wait(0);
+        });
+        b.finish()
+    });
+}
