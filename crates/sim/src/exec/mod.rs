@@ -11,7 +11,7 @@ mod wgmma;
 
 pub(crate) use sync::{settle_cluster, settle_named};
 
-use ptx::instr::{Access, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
+use ptx::instr::{Access, Accumulate, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::blocks::{Cluster, Core, Visit};
@@ -175,9 +175,12 @@ impl Exec<'_, '_> {
             return Ok(());
         }
         let mut everywhere = true;
+        let replaces = self.replaces(op);
         for &(reg, access) in self.core.program.registers(self.pc) {
             if !sound && access != Access::Write {
-                self.check_defined(reg, self.mask)?;
+                if !(replaces && access == Access::Update) {
+                    self.check_defined(reg, self.mask)?;
+                }
                 everywhere &= self.warp.undefined(reg, FULL) == 0;
             }
             if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
@@ -196,6 +199,12 @@ impl Exec<'_, '_> {
             self.warp.make_sound(self.pc);
         }
         Ok(())
+    }
+
+    /// Whether a multiplication's accumulators are replaced, by what a predicate says: then they may hold anything.
+    fn replaces(&self, op: &Op) -> bool {
+        let Op::Wgmma(Wgmma::Mma { accumulate: Accumulate::If(pred), .. }) = op else { return false };
+        self.warp.undefined(*pred, self.mask) == 0 && self.warp.holds(*pred) & self.mask == 0
     }
 
     /// A value of which a part was never written may be moved and computed with, but not acted upon.

@@ -342,8 +342,8 @@ impl Exec<'_, '_> {
         let index = self.cluster.index;
         let block = &mut self.cluster.blocks[self.rank];
         let barrier = &mut block.named[id as usize];
-        if barrier.arrived > 0 && barrier.threads != threads {
-            let (found, expected) = (threads.unwrap_or(all), barrier.threads.unwrap_or(all));
+        let (found, expected) = (threads.unwrap_or(all), barrier.threads.unwrap_or(all));
+        if barrier.arrived > 0 && found != expected {
             return Err(FaultKind::NamedBarrierMismatch { id: id as u32, found, expected });
         }
         barrier.threads = threads;

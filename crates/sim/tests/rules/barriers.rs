@@ -4,7 +4,7 @@ use ptx::instr::{Barrier, Semantics};
 use ptx::{Addr, CopyOptions, Kernel, Operand, Scope, Shared, Space, U32};
 use sim::FaultKind;
 
-use crate::{Bench, Kept, caught, rule};
+use crate::{Bench, Kept, caught, lawful, rule, rule_of_the_letter};
 
 /// A barrier initialised by thread 0 and known to all.
 fn with_barrier(b: &mut Bench, count: u32) -> Addr<Shared> {
@@ -345,4 +345,12 @@ fn lanes_that_loop_back_are_waited_for() {
         b.k.place(end);
         b.finish()
     });
+}
+
+#[test]
+fn those_who_meet_may_count_the_whole_block_or_not() {
+    let mut b = Bench::new(64, None);
+    let first = b.k.lt(b.thread, 32);
+    b.k.if_else(first, |k| k.sync_threads(), |k| k.named_sync(0, 64));
+    lawful(&b.finish());
 }

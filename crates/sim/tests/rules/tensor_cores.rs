@@ -2,7 +2,7 @@
 
 use ptx::descriptor::MatrixLayout;
 use ptx::instr::{Accumulate, MatrixElement};
-use ptx::{Addr, F16x2, F32, Global, Kernel, MatrixOperand, Reg, Shared, U32};
+use ptx::{Addr, Bool, F16x2, F32, Global, Kernel, MatrixOperand, Reg, Shared, U32, U64};
 
 use crate::{Bench, Kept, caught, rule};
 
@@ -257,4 +257,36 @@ fn a_row_that_nobody_wrote_spoils_its_own_column_of_a_product() {
         b.finish()
     });
     assert!(fault.to_string().contains("tile+992"), "{fault}");
+}
+
+/// A product of zeros whose accumulators nobody has written, under a predicate that says whether to add to them; some bits of B's
+/// descriptor are turned.
+fn unwritten_sums(adds: bool, turned: u32) -> Kernel {
+    let mut b = Bench::new(128, None);
+    let tile = b.k.shared("tile", 2048, 1024);
+    let (base, one) = (b.k.shared_address(tile), b.one());
+    let (at, zero) = (b.k.mul_add(b.thread, 16, base), [0; 4].map(|zero| b.k.variable::<U32>(zero)));
+    b.k.store_vector(Addr::<Shared>::of(at), zero);
+    b.k.fence_async_shared();
+    b.k.sync_threads();
+    let a: [Reg<F16x2>; 4] = std::array::from_fn(|_| b.k.bits::<F16x2>(0));
+    let sums: [Reg<F32>; 4] = b.k.registers();
+    let layout = MatrixLayout::K_MAJOR_128;
+    let low = b.k.descriptor_low(layout, base);
+    let desc = b.k.wgmma_descriptor(layout, low).cast::<U64>();
+    let turned = b.k.mul_wide(one, turned);
+    let desc = b.k.xor(desc, turned).cast();
+    let accumulate = b.k.bits::<Bool>(adds.into());
+    b.k.wgmma_fence();
+    b.k.wgmma(&sums, MatrixOperand::F16(a), desc, Accumulate::If(accumulate.id()));
+    b.k.wgmma_commit();
+    b.k.wgmma_wait(0);
+    let to = b.k.mul_wide_add(b.thread, 4, b.output);
+    b.k.store(Addr::<Global>::of(to), sums[0]);
+    b.finish()
+}
+
+#[test]
+fn accumulators_that_are_not_added_to_may_hold_anything() {
+    rule("undefined register", |kept| unwritten_sums(kept == Kept::No, 0));
 }
