@@ -102,6 +102,9 @@ impl WgmmaDescriptor {
             | layout << 62)
     }
 
+    /// Bits that belong to no field: an address that was not masked, or a sum that ran over, reaches into them.
+    pub const BETWEEN: u64 = 3 << 14 | 3 << 30 | 7 << 46 | 0x3ff << 52;
+
     /// The descriptor that these bits mean.
     pub fn decode(bits: u64) -> Self {
         let bytes = |at: u32| ((bits >> at) as u32 & 0x3fff) * 16;
@@ -154,9 +157,15 @@ impl Tcgen05Descriptor {
     /// The descriptor that these bits mean, or what is wrong with them.
     pub fn decode(bits: u64) -> Result<Self, Error> {
         let bytes = |at: u32| ((bits >> at) as u32 & 0x3fff) * 16;
-        let version = bits >> 46 & 3;
+        let version = bits >> 46 & 7;
         if version != 1 {
             return Err(Error::Field { what: "tcgen05 descriptor version", found: version, wanted: "1" });
+        }
+        // Between its fields; bit 52 would make the leading offset an address, which no layout here has.
+        let between = bits & (3 << 14 | 3 << 30 | 0x1ff << 52);
+        if between != 0 {
+            let (what, wanted) = ("tcgen05 descriptor bits 14, 15, 30, 31 and 52 to 60", "0: is the address masked?");
+            return Err(Error::Field { what, found: between, wanted });
         }
         let swizzle = match bits >> 61 {
             0 => Swizzle::None,

@@ -18,12 +18,17 @@ pub(crate) const DEPTH: usize = 16;
 /// 128 bytes in which the matrix does, if the base offset says so.
 pub(crate) fn check(desc: &WgmmaDescriptor) -> Result<(), FaultKind> {
     let row = desc.start >> 7 & 7;
-    if desc.base_offset != 0 && desc.base_offset != row {
+    if desc.base_offset != 0 && (desc.base_offset != row || desc.layout.swizzle == Swizzle::None) {
         let (what, found) = ("the base offset of a matrix descriptor", desc.base_offset.into());
-        let wanted = "0, or bits 7 to 9 of the address at which the swizzle's pattern begins";
+        let wanted = "0, or for a swizzled matrix bits 7 to 9 of the address at which the pattern begins";
         return Err(FaultKind::BadOperand { what, found, wanted });
     }
-    let swizzle = desc.layout.swizzle;
+    let (swizzle, stride) = (desc.layout.swizzle, desc.layout.stride);
+    if swizzle != Swizzle::None && !stride.is_multiple_of(swizzle.period()) {
+        let (what, found) = ("the stride of a swizzled matrix", stride.into());
+        let wanted = "a multiple of the swizzle's period: 256, 512 or 1024 bytes for 32, 64 or 128";
+        return Err(FaultKind::BadOperand { what, found, wanted });
+    }
     let inside = (desc.start - (desc.base_offset << 7)) % swizzle.period();
     if swizzle != Swizzle::None && inside >= swizzle.span() {
         let (what, address, wanted) = ("a swizzled matrix", desc.start.into(), swizzle.period().into());

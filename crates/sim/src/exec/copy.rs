@@ -209,7 +209,7 @@ impl<'k> Exec<'_, 'k> {
         Ok((map, coords))
     }
 
-    fn demand(what: &'static str, address: u64, wanted: u64) -> Result<(), FaultKind> {
+    pub(crate) fn demand(what: &'static str, address: u64, wanted: u64) -> Result<(), FaultKind> {
         if address.is_multiple_of(wanted) { Ok(()) } else { Err(FaultKind::Misaligned { what, address, wanted }) }
     }
 

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use ptx::instr::{Barrier, Fence, Semantics};
-use ptx::{Address, Operand, RegisterChange, Scope, Space};
+use ptx::instr::{Barrier, Control, Fence, Semantics};
+use ptx::{Address, Op, Operand, RegisterChange, Scope, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::barrier::{Carry, Mbarrier};
@@ -237,6 +237,10 @@ impl Exec<'_, '_> {
         parity: Operand,
     ) -> Result<Flow, FaultKind> {
         let (addresses, parities) = (self.addresses(bar), self.warp.value(parity));
+        if let Some(lane) = lanes(self.mask).find(|&lane| parities[lane] > 1) {
+            let (what, found) = ("the parity of a phase", parities[lane]);
+            return Err(FaultKind::BadOperand { what, found, wanted: "0 or 1: a count of phases modulo 2" });
+        }
         let first = self.mask.trailing_zeros() as usize;
         let alike = |lane: usize| (addresses[lane], parities[lane]) == (addresses[first], parities[first]);
         if lanes(self.mask).all(alike) {
@@ -480,6 +484,11 @@ impl Exec<'_, '_> {
             let (what, found) = ("a register budget", count.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 8 from 24 to 256" });
         }
+        let largest = self.core.program.kernel.body.iter().filter_map(|instr| match instr.op {
+            Op::Control(Control::SetMaxRegisters { count, .. }) => Some(count),
+            _ => None,
+        });
+        let largest = largest.max().unwrap_or(count);
         let (pool, budget) = (&mut self.cluster.blocks[self.rank].pool, self.warp.budget);
         match change {
             RegisterChange::Decrease if count > budget => {
@@ -487,6 +496,11 @@ impl Exec<'_, '_> {
                 return Err(FaultKind::BadOperand { what, found, wanted: "at most what the warp has" });
             }
             RegisterChange::Decrease => *pool += (budget - count) * 32,
+            // At launch a warp has no more than the largest budget that is named.
+            RegisterChange::Increase if count < budget.min(largest) => {
+                let (what, found) = ("the budget of setmaxnreg.inc", count.into());
+                return Err(FaultKind::BadOperand { what, found, wanted: "at least what the warp has" });
+            }
             RegisterChange::Increase if count <= budget => return Ok(Flow::Next),
             RegisterChange::Increase if *pool < (count - budget) * 32 => {
                 return Ok(Flow::Wait(Wait::Registers { count }));

@@ -90,6 +90,7 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let columns = self.uniform("columns of tensor memory", columns)? as u32;
+        let span = self.alloc_target(dst)?;
         if !columns.is_power_of_two() || !(32..=512).contains(&columns) {
             let (what, found) = ("columns of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "a power of two from 32 to 512" });
@@ -115,7 +116,6 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tenancy.take(start, columns, pair);
         let allocation = Allocation { column: start, columns, warp: self.warp.index };
         self.tensor_memory().allocate(allocation);
-        let span = self.shared_span(Space::Shared, self.addresses(dst)[0], 4)?;
         let record = self.record(None);
         self.touch_shared(span, 4, true, Some(0), record)?;
         let shared = &mut self.cluster.blocks[self.rank].shared;
@@ -123,6 +123,16 @@ impl Exec<'_, '_> {
         shared.data[at..at + 4].copy_from_slice(&start.to_le_bytes());
         shared.written.set(at, 4);
         Ok(Flow::Next)
+    }
+
+    /// Where an allocation leaves its address, the same for all lanes.
+    fn alloc_target(&self, dst: Address) -> Result<SharedSpan, FaultKind> {
+        let addresses = self.addresses(dst);
+        if addresses.iter().any(|address| *address != addresses[0]) {
+            return Err(FaultKind::NotUniform { what: "where an allocation leaves its address" });
+        }
+        Self::demand("where an allocation leaves its address", addresses[0], 4)?;
+        self.shared_span(Space::Shared, addresses[0], 4)
     }
 
     /// The blocks that work for an instruction: this one, or the pair of which it is the first.
@@ -309,7 +319,7 @@ impl Exec<'_, '_> {
         let wrong = |_| FaultKind::BadOperand {
             what: "a tcgen05 matrix descriptor",
             found: bits,
-            wanted: "version 1 and a known swizzle",
+            wanted: "version 1, a known swizzle, and zeros between the fields",
         };
         let Tcgen05Descriptor { start, layout, base_offset } = Tcgen05Descriptor::decode(bits).map_err(wrong)?;
         let desc = WgmmaDescriptor { start, layout, base_offset };
@@ -380,8 +390,17 @@ impl Exec<'_, '_> {
         Some(())
     }
 
+    /// The column of an address whose cells are of all lanes: it names the first of them.
+    fn first_column(&self, what: &'static str, reg: RegId, lane: usize) -> Result<u32, FaultKind> {
+        let address = self.warp.get_lane(reg, lane) as u32;
+        if address >> 16 != 0 {
+            return Err(FaultKind::BadOperand { what, found: address.into(), wanted: "a column of lane 0" });
+        }
+        Ok(address)
+    }
+
     fn copy_scales(&mut self, dst: RegId, src: RegId, group: CtaGroup, lane: usize) -> Result<(), FaultKind> {
-        let column = self.warp.get_lane(dst, lane) as u32 & 0xffff;
+        let column = self.first_column("where scales are copied to", dst, lane)?;
         let pieces: Vec<u32> =
             tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
         let (_, record) = self.pipe(lane);
@@ -399,8 +418,7 @@ impl Exec<'_, '_> {
         let Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = op else { return Ok(()) };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
-        let word = |reg: &RegId| self.warp.get_lane(*reg, lane) as u32;
-        let bits = word(shape);
+        let bits = self.warp.get_lane(*shape, lane) as u32;
         let decoded = BlockScaledShape::decode(bits).ok();
         if decoded.is_some_and(|shape| shape.m < LANES * blocks) {
             // 64 rows in each block of a pair.
@@ -418,12 +436,12 @@ impl Exec<'_, '_> {
             });
         };
         let mma = BlockScaled {
-            d: word(d) & 0xffff,
+            d: self.first_column("the accumulator", *d, lane)?,
             n: shape.n,
             a: self.tensor_descriptor(*a, lane)?,
             b: self.tensor_descriptor(*b, lane)?,
-            scale_a: word(scale_a) & 0xffff,
-            scale_b: word(scale_b) & 0xffff,
+            scale_a: self.first_column("the scales of A", *scale_a, lane)?,
+            scale_b: self.first_column("the scales of B", *scale_b, lane)?,
             accumulate: self.warp.get_lane(*accumulate, lane) == 1,
         };
         let (slot, record) = self.pipe(lane);
@@ -440,15 +458,14 @@ impl Exec<'_, '_> {
         let Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector } = op else { return Ok(()) };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
-        let word = |reg: &RegId| self.warp.get_lane(*reg, lane) as u32;
-        let bits = word(shape);
+        let bits = self.warp.get_lane(*shape, lane) as u32;
         let Some(shape) = HalvesShape::decode(bits).ok().filter(|shape| shape.m == LANES * blocks) else {
             let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
             let wanted = "16-bit elements, 128 rows (of a pair 256) and multiples of 16 columns";
             return Err(FaultKind::BadOperand { what, found, wanted });
         };
         let mma = Halves {
-            d: word(d) & 0xffff,
+            d: self.first_column("the accumulator", *d, lane)?,
             n: shape.n,
             a: self.tensor_descriptor(*a, lane)?,
             b: self.tensor_descriptor(*b, lane)?,

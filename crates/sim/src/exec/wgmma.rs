@@ -61,6 +61,11 @@ impl Exec<'_, '_> {
 
     fn descriptor(&self, reg: RegId) -> Result<WgmmaDescriptor, FaultKind> {
         let bits = self.uniform("a matrix descriptor", Operand::Reg(reg))?;
+        let between = bits & WgmmaDescriptor::BETWEEN;
+        if between != 0 {
+            let (what, wanted) = ("the bits between the fields of a matrix descriptor", "0: is the address masked?");
+            return Err(FaultKind::BadOperand { what, found: between, wanted });
+        }
         let desc = WgmmaDescriptor::decode(bits);
         tensor_core::check(&desc)?;
         Ok(desc)

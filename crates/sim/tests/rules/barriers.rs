@@ -348,6 +348,22 @@ fn lanes_that_loop_back_are_waited_for() {
 }
 
 #[test]
+fn a_parity_is_zero_or_one() {
+    rule("bad operand", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 32);
+        let one = b.one();
+        b.k.arrive(bar);
+        b.k.wait(bar, 0);
+        b.k.arrive(bar);
+        // The number of the phase, or what is left of it.
+        let phase = b.k.mul(one, if kept == Kept::Yes { 1 } else { 3 });
+        b.k.wait(bar, phase);
+        b.finish()
+    });
+}
+
+#[test]
 fn those_who_meet_may_count_the_whole_block_or_not() {
     let mut b = Bench::new(64, None);
     let first = b.k.lt(b.thread, 32);

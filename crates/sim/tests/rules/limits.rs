@@ -1,6 +1,6 @@
 //! Limits of the device, of registers and of launches.
 
-use ptx::instr::{LoadOrder, Semantics, StoreOrder};
+use ptx::instr::{Instr, LoadOrder, Semantics, StoreOrder, Tcgen05};
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{
     Addr, Builder, CtaGroup, Global, LaunchBounds as Shape, RegisterChange, Scope, Shared, SpecialRegister, Target, U32,
@@ -54,6 +54,24 @@ fn registers_come_from_those_that_others_gave_back() {
         b.finish()
     });
     assert!(fault.to_string().contains("240 registers per thread"), "{fault}");
+}
+
+#[test]
+fn a_budget_is_raised_to_no_less_than_it_is() {
+    rule("bad operand", |kept| {
+        let mut b = Bench::new(384, None);
+        let producer = b.k.lt(b.thread, 128);
+        b.k.if_else(
+            producer,
+            |k| k.set_max_registers(RegisterChange::Decrease, 24),
+            |k| {
+                k.set_max_registers(RegisterChange::Increase, 240);
+                k.named_sync(1, 256);
+                k.set_max_registers(RegisterChange::Increase, if kept == Kept::Yes { 240 } else { 232 });
+            },
+        );
+        b.finish()
+    });
 }
 
 #[test]

@@ -290,3 +290,10 @@ fn unwritten_sums(adds: bool, turned: u32) -> Kernel {
 fn accumulators_that_are_not_added_to_may_hold_anything() {
     rule("undefined register", |kept| unwritten_sums(kept == Kept::No, 0));
 }
+
+#[test]
+fn between_its_fields_a_descriptor_is_zero() {
+    for bit in [14, 15, 30, 31] {
+        rule("bad operand", |kept| unwritten_sums(false, if kept == Kept::Yes { 0 } else { 1 << bit }));
+    }
+}

@@ -1,14 +1,15 @@
 //! Tensor memory: whose it is, and what is in it.
 
 use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
-use ptx::instr::Collector;
+use ptx::instr::{Barrier, Collector, Semantics};
 use ptx::{
-    Addr, CopyOptions, CtaGroup, Global, Kernel, Multiply, Reg, Shared, Target, Tcgen05Matrix, TensorAddress, U32,
+    Addr, Barriers, Bool, Builder, CopyOptions, CtaGroup, Global, Kernel, Multiply, Operand, Reg, Scope, Shared,
+    SharedRegion, Space, SpecialRegister, Target, Tcgen05Matrix, TensorAddress, U32,
 };
 
 use sim::{Gpu, Invocation, Limits, Rules, Schedule};
 
-use crate::{Bench, Kept, rule, rule_of_the_letter};
+use crate::{Bench, Kept, lawful, rule, rule_of_the_letter};
 
 const COLUMNS: u32 = 32;
 
@@ -194,54 +195,96 @@ struct Step {
     columns: u32,
     d: u32,
     scales: u32,
+    /// What is added to the address of B's scales, to say other lanes than the first.
+    lanes: u32,
     collector: Collector,
     /// Whether its scales are copied there before it.
     copies: bool,
 }
 
-const FIRST: Step = Step { a: 0, columns: 8, d: 0, scales: 16, collector: Collector::Discard, copies: true };
+const FIRST: Step = Step { a: 0, columns: 8, d: 0, scales: 16, lanes: 0, collector: Collector::Discard, copies: true };
 
-/// One thread multiplies zeros, step by step, and tells when all is done.
-fn multiply(steps: &[Step]) -> Kernel {
-    let (mut b, address) = bench();
-    let (rows, packed) = (MatrixLayout::K_MAJOR_128, MatrixLayout { swizzle: Swizzle::None, leading: 16, stride: 128 });
+const ROWS: MatrixLayout = MatrixLayout::K_MAJOR_128;
+const PACKED: MatrixLayout = MatrixLayout { swizzle: Swizzle::None, leading: 16, stride: 128 };
+
+/// A, B and scales, all of zeros.
+#[derive(Clone, Copy)]
+struct Zeros {
+    regions: [SharedRegion; 3],
+    base: Reg<TensorAddress>,
+    bars: Barriers,
+}
+
+/// A kernel with zeros to multiply, barriers of one arrival and columns, all of which every thread knows.
+fn zeros(threads: u32) -> (Bench, Zeros) {
+    let mut b = Bench::on(Target::Sm100a, threads, None);
+    let address = b.k.shared("address", 4, 4);
     let (a, other) = (b.k.shared("a", 128 * 128, 1024), b.k.shared("b", 16 * 128, 1024));
     let factors = b.k.shared("factors", 512, 128);
-    let bars = b.k.barriers("bars", 1);
+    let bars = b.k.barriers("bars", 2);
     let zero = [0; 4].map(|zero| b.k.variable::<U32>(zero));
     for region in [a, other, factors] {
         let base = b.k.shared_address(region);
         let at = Addr::<Shared>::of(b.k.mul_add(b.thread, 16, base));
         for round in 0..region.bytes.div_ceil(2048) {
-            let inside = b.k.lt(b.thread, (region.bytes - 2048 * round) / 16);
+            let inside = b.k.lt(b.thread, ((region.bytes - 2048 * round) / 16).min(128));
             b.k.when(inside, |k| k.store_vector(at.plus(2048 * round as i32), zero));
         }
     }
     let lead = b.k.eq(b.thread, 0);
     b.k.if_(lead, |k| {
         k.barrier_init(bars.at(0), 1);
+        k.barrier_init(bars.at(1), 1);
         k.fence_barrier_init();
     });
     b.k.fence_async_shared();
     let base = allocate(&mut b, address);
+    (b, Zeros { regions: [a, other, factors], base, bars })
+}
+
+impl Zeros {
+    fn column(&self, k: &mut Builder, column: u32) -> Reg<TensorAddress> {
+        k.add(self.base.cast::<U32>(), column).cast()
+    }
+
+    fn matrix(&self, k: &mut Builder, which: usize, layout: MatrixLayout, step: u32) -> Reg<Tcgen05Matrix> {
+        let start = k.shared_address(self.regions[which]);
+        let low = k.descriptor_low(layout, start);
+        let low = k.add(low, 2 * step);
+        k.tcgen05_descriptor(layout, low)
+    }
+
+    /// The scales of a step are copied.
+    fn copy(&self, k: &mut Builder, step: Step) {
+        let source = self.matrix(k, 2, PACKED, 0);
+        for column in [step.scales, step.scales + 4] {
+            let to = self.column(k, column);
+            k.tensor_copy_scales(CtaGroup::One, to, source);
+        }
+    }
+
+    fn multiply(&self, k: &mut Builder, step: Step) {
+        let (a, b) = (self.matrix(k, 0, ROWS, step.a), self.matrix(k, 1, ROWS, 0));
+        let [d, scale_a, scale_b] =
+            [step.d, step.scales, step.scales + 4 + step.lanes].map(|column| self.column(k, column));
+        let shape = BlockScaledShape { m: 128, n: step.columns, scale_a_id: 0, scale_b_id: 0 };
+        let (shape, accumulate) = (k.block_scaled_shape(shape), k.bits(0));
+        let (group, collector) = (CtaGroup::One, step.collector);
+        k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
+    }
+}
+
+/// One thread multiplies zeros, step by step, and tells when all is done.
+fn multiply(steps: &[Step]) -> Kernel {
+    let (mut b, zeros) = zeros(128);
+    let (base, bars) = (zeros.base, zeros.bars);
+    let lead = b.k.eq(b.thread, 0);
     b.k.if_(lead, |k| {
-        let start = [a, other, factors].map(|region| k.shared_address(region));
-        let (a, other) = (k.descriptor_low(rows, start[0]), k.descriptor_low(rows, start[1]));
-        let source = k.descriptor_low(packed, start[2]);
-        let (other, source) = (k.tcgen05_descriptor(rows, other), k.tcgen05_descriptor(packed, source));
-        for step in steps {
-            let low = k.add(a, 2 * step.a);
-            let a: Reg<Tcgen05Matrix> = k.tcgen05_descriptor(rows, low);
-            let mut column = |column: u32| k.add(base.cast::<U32>(), column).cast::<TensorAddress>();
-            let (d, scale_a, scale_b) = (column(step.d), column(step.scales), column(step.scales + 4));
+        for &step in steps {
             if step.copies {
-                k.tensor_copy_scales(CtaGroup::One, scale_a, source);
-                k.tensor_copy_scales(CtaGroup::One, scale_b, source);
+                zeros.copy(k, step);
             }
-            let shape = BlockScaledShape { m: 128, n: step.columns, scale_a_id: 0, scale_b_id: 0 };
-            let (shape, accumulate) = (k.block_scaled_shape(shape), k.bits(0));
-            let (group, b, collector) = (CtaGroup::One, other, step.collector);
-            k.tensor_multiply(Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector });
+            zeros.multiply(k, step);
         }
         k.tensor_commit(CtaGroup::One, bars.at(0), None);
     });
@@ -338,4 +381,31 @@ fn a_commit_tells_nothing_of_what_its_thread_has_written() {
         });
         b.finish()
     });
+}
+
+#[test]
+fn what_is_of_all_lanes_is_addressed_by_the_first() {
+    let lanes = |kept| if kept == Kept::Yes { 0 } else { 32 << 16 };
+    rule("bad operand", |kept| multiply(&[Step { d: lanes(kept), ..FIRST }]));
+    rule("bad operand", |kept| multiply(&[Step { lanes: lanes(kept), ..FIRST }]));
+    let scales = |kept| 16 + lanes(kept);
+    rule("bad operand", |kept| multiply(&[Step { scales: scales(kept), ..FIRST }]));
+}
+
+#[test]
+fn an_allocation_leaves_its_address_in_one_word() {
+    let kernel = |apart: u32, further: u32| {
+        let mut b = Bench::on(Target::Sm100a, 32, None);
+        let words = b.k.shared("words", 256, 16);
+        let (base, one) = (b.k.shared_address(words), b.one());
+        let further = b.k.mul_add(one, further, base);
+        let to = b.k.mul_add(b.thread, apart, further);
+        b.k.tensor_alloc(CtaGroup::One, Addr::of(to), COLUMNS);
+        b.k.sync_warp();
+        let address = b.k.load::<TensorAddress, Shared>(words.at(4));
+        b.k.tensor_dealloc(CtaGroup::One, address, COLUMNS);
+        b.finish()
+    };
+    rule("not uniform", |kept| kernel(if kept == Kept::Yes { 0 } else { 4 }, 4));
+    rule("misaligned", |kept| kernel(0, if kept == Kept::Yes { 4 } else { 6 }));
 }
