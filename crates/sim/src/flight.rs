@@ -233,12 +233,15 @@ impl TensorOp {
     }
 }
 
+/// How much of other threads' work must be done before a piece, by warp and lane.
+pub(crate) type Before = Vec<((usize, usize), u32)>;
+
 /// The work that one thread has issued to Blackwell's tensor cores. It is done in order here; what may rely on that is
 /// for [`Piece::precedes`] to say.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorPipe {
     pub(crate) slot: u32,
-    pub(crate) queue: VecDeque<TensorOp>,
+    pub(crate) queue: VecDeque<(Before, TensorOp)>,
     /// Copies and multiplications issued, and how many are done.
     pub(crate) issued: Vec<Piece>,
     pub(crate) done: u32,

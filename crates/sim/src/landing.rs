@@ -180,7 +180,18 @@ impl Core<'_> {
     /// Does the next piece of work of a tcgen05 pipeline.
     fn tensor(&mut self, cluster: &mut Cluster, rank: usize, key: (usize, usize)) -> Result<(), FaultKind> {
         let Some(pipe) = cluster.blocks[rank].pipes.get_mut(&key) else { return Ok(()) };
-        let Some(op) = pipe.queue.pop_front() else { return Ok(()) };
+        let Some((after, op)) = pipe.queue.pop_front() else { return Ok(()) };
+        for (other, count) in after {
+            while cluster.blocks[rank].pipes.get(&other).is_some_and(|pipe| pipe.done < count && !pipe.queue.is_empty())
+            {
+                self.tensor(cluster, rank, other)?;
+                let is_its = |job: &Job| matches!(job.work, Work::Tensor { lane, .. } if (job.warp, lane) == other);
+                if let Some(done) = cluster.jobs.iter().position(|job| job.block == rank && is_its(job)) {
+                    cluster.jobs.remove(done);
+                }
+            }
+        }
+        let Some(pipe) = cluster.blocks[rank].pipes.get_mut(&key) else { return Ok(()) };
         pipe.done += u32::from(op.piece().is_some());
         let (slot, done) = (pipe.slot, pipe.done);
         match op {

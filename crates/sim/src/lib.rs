@@ -132,8 +132,10 @@
 //!
 //! * Tensor memory (`tcgen05`) is allocated before use and given back; of a thread's copies and multiplications only the pairs
 //!   that the ISA lists run in order, and a commit tells a barrier of their end; loads and stores have their own waits; and
-//!   between threads it takes `tcgen05.fence::before_thread_sync` on one side of the barrier and `after_thread_sync` on the
-//!   other. A comes from the collector only where the same A, as it is, was kept.
+//!   between threads it takes `tcgen05.fence::before_thread_sync` on one side of the barrier, however relaxed that is, and
+//!   `after_thread_sync` on the other. Between these, pipelined pairs of two threads run in order, too. A comes from the collector only where the same A, as it is, was kept.
+//!
+//! A run without a fault is asked last whether [`ptx::Kernel::check`] takes the kernel at all.
 //!
 //! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels are run.
 //!

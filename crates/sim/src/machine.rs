@@ -410,6 +410,7 @@ impl Core<'_> {
                 }
                 let mut warp = Warp::new(warp as usize, slot, &self.program, known, budget);
                 warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
+                cluster.slots += Warp::AWAITED;
                 if self.program.copies_by_threads {
                     warp.copies_from(cluster.slots);
                     cluster.slots += 32;

@@ -36,6 +36,12 @@ impl Piece {
     }
 }
 
+/// What a pipeline was given: its slot, and the pieces.
+pub(crate) type Issued<'a> = (u32, &'a [Piece]);
+
+/// Slots from a pipeline's to the one that tells how much of it was issued, though it need not be done.
+pub(crate) const ISSUED: u32 = 1;
+
 /// The way to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proxy {
@@ -246,8 +252,8 @@ pub(crate) struct Observer<'a> {
     pub(crate) replaces: bool,
     /// Whether the memory is tensor memory.
     pub(crate) tensor: bool,
-    /// The pipeline that this access belongs to: its slot, what it was given, and what this is.
-    pub(crate) pipe: Option<(u32, &'a [Piece], Piece)>,
+    /// The pipeline that this access belongs to, what this is, and all pipelines of the block.
+    pub(crate) pipe: Option<(u32, Piece, &'a [Issued<'a>])>,
     pub(crate) rules: Rules,
     /// The last record of which this knowledge orders every lane's write, or every lane's read, before whatever this warp does.
     pub(crate) last: [Option<RecordId>; 2],
@@ -344,11 +350,7 @@ impl<'a> Observer<'a> {
             return grid >= log.reach && (self.waited() || grid < log.granted);
         }
         let clock = self.clock(record, is_read);
-        if let Some((slot, pieces, piece)) = self.pipe
-            && record.detached
-            && (record.slot, record.cluster) == (slot, self.cluster)
-            && pieces[record.count as usize - 1].precedes(piece)
-        {
+        if record.detached && self.is_pipelined(record) {
             return true;
         }
         let all = |clock: &Clock| clock.reached(record.cluster, record.slot, record.lanes, record.count);
@@ -361,6 +363,15 @@ impl<'a> Observer<'a> {
             return record.count != IN_FLIGHT && one(clock) && fenced();
         }
         all(clock) && (!self.needs_fence(is_read) || all(self.fenced()))
+    }
+
+    /// Whether this access belongs to a pipeline in which the other one comes before it: one thread's own, or that of another thread of the
+    /// block, as far as a fence, a synchronisation and a fence tell what that one had issued.
+    fn is_pipelined(&self, record: &Record) -> bool {
+        let Some((own, piece, pipes)) = self.pipe.filter(|_| record.cluster == self.cluster) else { return false };
+        let Some((slot, pieces)) = pipes.iter().find(|(slot, _)| *slot == record.slot) else { return false };
+        let told = || self.knowledge.tensor.get(self.cluster, slot + ISSUED) >= record.count;
+        (*slot == own || told()) && pieces.get(record.count as usize - 1).is_some_and(|before| before.precedes(piece))
     }
 
     /// Whether the access of the marked lanes is ordered before this one, though that of every lane need not be.

@@ -196,6 +196,10 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
+    /// Slots from that of the warp's loads from, or stores to, tensor memory to the one that tells that they were waited for, whether or
+    /// not a tcgen05 fence came behind that.
+    pub(crate) const AWAITED: u32 = 2;
+
     pub(crate) fn new(index: usize, slot: u32, program: &Program<'_>, known: Knowledge, budget: u32) -> Self {
         let (counts, storage) = (program.kernel.registers, program.storage.clone());
         let none = |bank: Bank| vec![0; counts[bank.index()] as usize];

@@ -31,7 +31,7 @@ fn without(dropped: impl Fn(&Tcgen05) -> bool) -> Box<Fault> {
 }
 
 /// Mutants that nothing can tell from the original, in order: the mistake, where, and why.
-const EQUIVALENT: [(&str, &str, &str); 7] = [
+const EQUIVALENT: [(&str, &str, &str); 8] = [
     (
         "permit not relinquished",
         "block_scaled/prepare: tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
@@ -56,6 +56,11 @@ const EQUIVALENT: [(&str, &str, &str); 7] = [
         "tensor memory fence dropped",
         "block_scaled/multiply: tcgen05.fence::after_thread_sync;",
         "the same: the thread has only waited for copies",
+    ),
+    (
+        "ordering relaxed",
+        "block_scaled/store: mbarrier.try_wait.parity.shared::cta.b64 %p, [shared_memory+28680], 0;",
+        "behind a commit and before a tcgen05 fence, a barrier has to order execution and no more",
     ),
     ("memory access dropped", STORE, "what is stored back at the end is not read again"),
     ("one column on", STORE, "nor is it there"),

@@ -17,11 +17,10 @@ use crate::flight::{Job, Pieces, TensorOp, TensorPipe, Work};
 use crate::lanes::{FULL, lanes};
 use crate::limits::Rules;
 use crate::memory::SharedMemory;
-use crate::race::Piece;
-use crate::race::{Observer, Proxy, RecordId};
+use crate::race::{ISSUED, Issued, Observer, Piece, Proxy, RecordId};
 use crate::tensor_core;
 use crate::tensor_memory::{Allocation, BlockScaled, Collected, Halves, LANES, TensorMemory};
-use crate::warp::Wait;
+use crate::warp::{Wait, Warp};
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
 const LOADS: usize = 0;
@@ -65,11 +64,23 @@ impl Exec<'_, '_> {
                     known.generic.join(&known.tensor);
                     known.executed.join(&known.tensor);
                 });
+                self.tell_issued();
                 Ok(Flow::Next)
             }
             Tcgen05::FenceAfterSync => {
-                self.warp.learn(self.mask, |known| known.tensor.join(&known.generic));
+                // However relaxed the synchronisation was: it has to order execution, no more.
+                self.warp.learn(self.mask, |known| known.tensor.join(&known.executed));
                 Ok(Flow::Next)
+            }
+        }
+    }
+
+    /// What the lanes have issued to the tensor cores comes before what they do next, and so in the pipelines of whoever learns of that.
+    fn tell_issued(&mut self) {
+        for lane in lanes(self.mask) {
+            if let Some(pipe) = self.cluster.blocks[self.rank].pipes.get(&(self.warp.index, lane)) {
+                let (slot, issued) = (pipe.slot + ISSUED, pipe.issued.len() as u32);
+                self.warp.learn(1 << lane, |known| known.executed.raise(slot, issued));
             }
         }
     }
@@ -174,6 +185,10 @@ impl Exec<'_, '_> {
         if self.core.rules == Rules::Practice {
             let Knowledge { tensor, executed, .. } = &mut self.warp.known;
             tensor.join(executed);
+            let warps = self.cluster.blocks.iter().flat_map(|block| block.warps.iter().flatten());
+            for (slot, _) in warps.flat_map(|warp| warp.tensor) {
+                tensor.raise(slot, executed.get(self.cluster.index, slot + Warp::AWAITED));
+            }
         }
         self.touch_freed(start, columns, group)?;
         self.warp.known.tensor = before;
@@ -217,14 +232,13 @@ impl Exec<'_, '_> {
         record: RecordId,
         piece: Option<Piece>,
     ) -> Result<(), FaultKind> {
-        // The pipeline is the issuer's, whosever memory it works on. It is taken out while others are borrowed.
-        let key = lane.map(|lane| (self.warp.index, lane)).filter(|_| piece.is_some());
-        let pipe = key.and_then(|key| self.cluster.blocks[self.rank].pipes.remove(&key));
-        let order = pipe.as_ref().zip(piece).map(|(pipe, piece)| (pipe.slot, &pipe.issued[..], piece));
+        // The pipeline is the issuer's, whosever memory it works on. All are taken out while others are borrowed.
+        let pipes = std::mem::take(&mut self.cluster.blocks[self.rank].pipes);
+        let issued: Vec<Issued<'_>> = pipes.values().map(|pipe| (pipe.slot, &pipe.issued[..])).collect();
+        let own = lane.and_then(|lane| pipes.get(&(self.warp.index, lane)));
+        let order = own.zip(piece).map(|(own, piece)| (own.slot, piece, &issued[..]));
         let result = self.touch_cells(cells, write, lane, record, order);
-        if let (Some(key), Some(pipe)) = (key, pipe) {
-            self.cluster.blocks[self.rank].pipes.insert(key, pipe);
-        }
+        self.cluster.blocks[self.rank].pipes = pipes;
         result
     }
 
@@ -234,7 +248,7 @@ impl Exec<'_, '_> {
         write: bool,
         lane: Option<usize>,
         record: RecordId,
-        pipe: Option<(u32, &[Piece], Piece)>,
+        pipe: Option<(u32, Piece, &[Issued<'_>])>,
     ) -> Result<(), FaultKind> {
         let Cells { block: rank, lane: first, lanes, column, columns } = cells;
         let (index, block) = (self.cluster.index, self.cluster.blocks[rank].id);
@@ -306,7 +320,7 @@ impl Exec<'_, '_> {
         let (slot, issued) = self.warp.tensor[way];
         self.warp.learn(FULL, |known| {
             known.tensor.raise(slot, issued);
-            known.executed.raise(slot, issued);
+            known.executed.raise(slot + Warp::AWAITED, issued);
         });
         if way == LOADS {
             self.warp.loading.clear();
@@ -334,6 +348,7 @@ impl Exec<'_, '_> {
             Some(pipe) => pipe.slot,
             None => {
                 let slot = self.cluster.slot();
+                self.cluster.slots += ISSUED;
                 self.cluster.blocks[self.rank].pipes.insert(key, TensorPipe::new(slot));
                 slot
             }
@@ -345,9 +360,13 @@ impl Exec<'_, '_> {
     fn enqueue_tensor(&mut self, lane: usize, op: TensorOp) {
         let (block, warp, pc) = (self.rank, self.warp.index, self.pc);
         let touched = op.blocks();
+        let known = &self.warp.knowledge(lane).tensor;
+        let told = |pipe: &TensorPipe| known.get(self.cluster.index, pipe.slot + ISSUED);
+        let pipes = self.cluster.blocks[block].pipes.iter().filter(|(key, _)| **key != (warp, lane));
+        let after = pipes.filter(|(_, pipe)| told(pipe) > pipe.done).map(|(key, pipe)| (*key, told(pipe))).collect();
         if let Some(pipe) = self.cluster.blocks[block].pipes.get_mut(&(warp, lane)) {
             pipe.issued.extend(op.piece());
-            pipe.queue.push_back(op);
+            pipe.queue.push_back((after, op));
         }
         self.cluster.jobs.push(Box::new(Job {
             block,
@@ -564,9 +583,24 @@ impl Exec<'_, '_> {
             barriers.push((span.block, span.offset));
         }
         self.pipe(lane);
-        let known = self.awaited(lane);
+        let mut known = self.awaited(lane);
+        self.preceding(lane).into_iter().for_each(|(slot, count)| known.raise(slot, count));
         self.enqueue_tensor(lane, TensorOp::Commit { barriers, known: Box::new(known) });
         Ok(())
+    }
+
+    /// What other threads of the block have issued that is over when this thread's multiplications are, since they come behind it in a
+    /// pipeline: by slot, how much.
+    fn preceding(&self, lane: usize) -> Vec<(u32, u32)> {
+        let (key, tensor) = ((self.warp.index, lane), &self.warp.knowledge(lane).tensor);
+        let pipes = &self.cluster.blocks[self.rank].pipes;
+        let own = pipes.get(&key).map_or(&[][..], |pipe| &pipe.issued);
+        let before = |pipe: &TensorPipe| {
+            let told = tensor.get(self.cluster.index, pipe.slot + ISSUED) as usize;
+            let precedes = |piece: &&Piece| own.iter().any(|later| piece.precedes(*later));
+            (pipe.slot, pipe.issued.iter().take(told).take_while(precedes).count() as u32)
+        };
+        pipes.iter().filter(|(other, _)| **other != key).map(|(_, pipe)| before(pipe)).collect()
     }
 
     /// The copies and multiplications that a thread knows to be over: what it issues to the tensor cores comes after them, and so does

@@ -409,3 +409,130 @@ fn an_allocation_leaves_its_address_in_one_word() {
     rule("not uniform", |kept| kernel(if kept == Kept::Yes { 0 } else { 4 }, 4));
     rule("misaligned", |kept| kernel(0, if kept == Kept::Yes { 4 } else { 6 }));
 }
+
+/// A fence of tensor memory that is forgotten.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Forgotten {
+    Nothing,
+    Before,
+    After,
+}
+
+/// Arrives, or waits, and orders nothing but execution by it.
+fn relaxed(k: &mut Builder, bar: Addr<Shared>, waits: bool) {
+    let (sem, scope, bar) = (Semantics::Relaxed, Scope::Cluster, bar.address());
+    if !waits {
+        return k.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar, count: None });
+    }
+    let (head, done) = (k.label(), k.register::<Bool>());
+    k.place(head);
+    k.emit(Barrier::TryWait { done: done.id(), sem, scope, bar, parity: Operand::Imm(0) });
+    k.branch_unless(done, head);
+}
+
+/// A thread multiplies; the first warp hears of the end by relaxed barriers, by way of another thread, and loads.
+fn heard_of(forgotten: Forgotten) -> Kernel {
+    let (mut b, zeros) = zeros(192);
+    let (at, bars, base) = (mine(&mut b, zeros.base), zeros.bars, zeros.base);
+    let (multiplies, loads) = (b.k.eq(b.thread, 128), b.k.lt(b.thread, 32));
+    b.k.if_(multiplies, |k| {
+        zeros.copy(k, FIRST);
+        zeros.multiply(k, FIRST);
+        k.tensor_commit(CtaGroup::One, bars.at(0), None);
+        relaxed(k, bars.at(0), true);
+        k.tensor_fence_after_sync();
+        if forgotten != Forgotten::Before {
+            k.tensor_fence_before_sync();
+        }
+        relaxed(k, bars.at(1), false);
+    });
+    b.k.if_(loads, |k| {
+        relaxed(k, bars.at(1), true);
+        if forgotten != Forgotten::After {
+            k.tensor_fence_after_sync();
+        }
+        k.tensor_load_columns::<1>(at);
+        k.tensor_wait_load();
+    });
+    free(&mut b, base);
+    b.finish()
+}
+
+#[test]
+fn between_tensor_fences_a_relaxed_barrier_is_enough() {
+    let forgets = |what, kept| if kept == Kept::Yes { Forgotten::Nothing } else { what };
+    rule("race", |kept| heard_of(forgets(Forgotten::After, kept)));
+}
+
+/// A warp loads, and tells by a relaxed barrier that it has; then another's thread overwrites what was loaded.
+fn overwritten(forgotten: Forgotten) -> Kernel {
+    let (mut b, zeros) = zeros(192);
+    let (at, bars, base) = (mine(&mut b, zeros.base), zeros.bars, zeros.base);
+    let (multiplies, lead, first) = (b.k.eq(b.thread, 128), b.k.eq(b.thread, 0), b.k.lt(b.thread, 32));
+    let value = b.k.variable::<U32>(7);
+    b.k.if_(first, |k| {
+        k.tensor_store_columns(at, &[value]);
+        k.tensor_wait_store();
+        k.tensor_load_columns::<1>(at);
+        k.tensor_wait_load();
+        if forgotten != Forgotten::Before {
+            k.tensor_fence_before_sync();
+        }
+        k.sync_warp();
+        k.if_(lead, |k| relaxed(k, bars.at(1), false));
+    });
+    b.k.if_(multiplies, |k| {
+        relaxed(k, bars.at(1), true);
+        if forgotten != Forgotten::After {
+            k.tensor_fence_after_sync();
+        }
+        zeros.copy(k, FIRST);
+        zeros.multiply(k, FIRST);
+        k.tensor_commit(CtaGroup::One, bars.at(0), None);
+    });
+    b.k.wait(bars.at(0), 0);
+    b.k.tensor_fence_after_sync();
+    free(&mut b, base);
+    b.finish()
+}
+
+#[test]
+fn relaxed_barriers_need_both_tensor_fences() {
+    for what in [Forgotten::Before, Forgotten::After] {
+        rule("race", |kept| overwritten(if kept == Kept::Yes { Forgotten::Nothing } else { what }));
+    }
+}
+
+/// One thread copies scales, and another multiplies with them: nobody waits for the copies, which are ahead in the pipeline.
+fn in_turn(forgotten: Forgotten, of_one_thread: bool) -> Kernel {
+    let (mut b, zeros) = zeros(192);
+    let (bars, base) = (zeros.bars, zeros.base);
+    let (copies, multiplies) = (b.k.eq(b.thread, 128), b.k.eq(b.thread, if of_one_thread { 128 } else { 160 }));
+    b.k.if_(copies, |k| {
+        zeros.copy(k, FIRST);
+        if forgotten != Forgotten::Before {
+            k.tensor_fence_before_sync();
+        }
+        k.arrive(bars.at(1));
+    });
+    b.k.if_(multiplies, |k| {
+        k.wait(bars.at(1), 0);
+        if forgotten != Forgotten::After {
+            k.tensor_fence_after_sync();
+        }
+        zeros.multiply(k, FIRST);
+        k.tensor_commit(CtaGroup::One, bars.at(0), None);
+    });
+    b.k.wait(bars.at(0), 0);
+    b.k.tensor_fence_after_sync();
+    free(&mut b, base);
+    b.finish()
+}
+
+#[test]
+fn what_one_thread_copies_precedes_what_another_multiplies_between_fences() {
+    for what in [Forgotten::Before, Forgotten::After] {
+        rule("race", |kept| in_turn(if kept == Kept::Yes { Forgotten::Nothing } else { what }, false));
+        lawful(&in_turn(what, true));
+    }
+}

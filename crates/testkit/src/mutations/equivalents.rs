@@ -53,9 +53,100 @@ const BLACKWELL: &[&str] = &[
 ];
 
 /// All of them: as many as are counted.
-pub const COUNT: usize = 464;
+pub const COUNT: usize = 507;
 /// The list, by reason.
 pub const EQUIVALENT: &[Equivalent] = &[
+    (
+        "between tcgen05 fences, or behind a commit and before one, a barrier has to order execution and no more",
+        &[
+            Excuse {
+                ways: &[
+                    "weights as rows",
+                    "tokens as rows, several tiles per block",
+                    "gate, then up, two blocks per tile",
+                    "two sets of accumulators, groups",
+                    "two passes on tensor memory",
+                    "tokens as rows, 96 columns",
+                    "halves, tokens as rows",
+                    "single precision, weights as rows",
+                    "bfloat16, two blocks per tile",
+                    "tokens as rows, by the copy engine",
+                    "tiles that are taken over",
+                ],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
+                which: &[0],
+            },
+            Excuse {
+                ways: &[
+                    "tokens as rows, several tiles per block",
+                    "two sets of accumulators, groups",
+                    "single precision, weights as rows",
+                    "halves, gate, then up",
+                    "tokens as rows, by the copy engine",
+                    "gate ahead of up",
+                    "tiles that are taken over",
+                ],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/multiply: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
+                which: &[0],
+            },
+            Excuse {
+                ways: &[
+                    "tokens as rows, several tiles per block",
+                    "two sets of accumulators, groups",
+                    "single precision, weights as rows",
+                    "halves, gate, then up",
+                    "tokens as rows, by the copy engine",
+                    "gate ahead of up",
+                    "tiles that are taken over",
+                ],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.arrive.shared::cta.b64 _, [%r];",
+                which: &[0],
+            },
+            Excuse {
+                ways: &["halves, gate, then up", "gate ahead of up"],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
+                which: &[0, 1],
+            },
+            Excuse {
+                ways: &["pairs, tokens as rows", "tiles that pairs take over", "two pairs that share tokens"],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/multiply: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
+                which: &[0],
+            },
+            Excuse {
+                ways: &[
+                    "pairs, tokens as rows",
+                    "tiles that pairs take over",
+                    "two pairs that share tokens",
+                    "pairs, weights as rows, halves",
+                ],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
+                which: &[0],
+            },
+            Excuse {
+                ways: &["pairs, tokens as rows", "tiles that pairs take over", "two pairs that share tokens"],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r];",
+                which: &[0],
+            },
+            Excuse {
+                ways: &[
+                    "pairs, tokens as rows",
+                    "tiles that pairs take over",
+                    "two pairs that share tokens",
+                    "pairs, weights as rows, halves",
+                ],
+                mistake: "ordering relaxed",
+                place: "nvfp4_dual_gemm_tcgen05/leave: barrier.cluster.arrive.release.aligned;",
+                which: &[0],
+            },
+        ],
+    ),
     (
         "where gate is ahead, the last stage is among those over which it is: all before it are whole",
         &[Excuse {
