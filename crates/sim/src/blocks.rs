@@ -121,6 +121,9 @@ pub(crate) struct Block {
     pub(crate) tensor: Option<Box<TensorMemory>>,
     /// Whose the columns of its multiprocessor's are.
     pub(crate) tenancy: Tenancy,
+    /// What it has come to that the blocks of a pair do together, and to how many the other one has.
+    pub(crate) collectives: Vec<Collective>,
+    pub(crate) partners_collectives: u32,
     /// Pipelines of the tensor cores, by warp and lane.
     pub(crate) pipes: BTreeMap<(usize, usize), TensorPipe>,
     /// Registers free for the taking.
@@ -132,6 +135,14 @@ pub(crate) struct Block {
     /// What its threads knew to be over when they left.
     pub(crate) farewell: Clock,
     pub(crate) recent: VecDeque<(usize, u32, u32)>,
+}
+
+/// What the blocks of a pair do together, one warp of each, about their tensor memory: so many columns of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Collective {
+    Allocate(u32),
+    GiveBack(u32),
+    Relinquish,
 }
 
 /// An access to another block's memory.

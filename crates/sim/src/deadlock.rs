@@ -52,6 +52,10 @@ impl Core<'_> {
                 format!("a budget of {count} registers per thread, with {} in the block's pool", block.pool)
             }
             Wait::Tensor { columns, .. } => format!("{columns} columns of tensor memory, which the blocks there have"),
+            Wait::Pair { number } => format!(
+                "the other block of its pair, to allocate or give back with it: that one has come to {} of {number}",
+                block.partners_collectives
+            ),
             Wait::Lanes { mask } => format!("lanes {mask:#010x} of its warp"),
             Wait::None => "nothing".into(),
         };

@@ -337,7 +337,7 @@ pub enum FaultKind {
         found: u32,
     },
     /// Lanes disagree about what must be the same for all.
-    #[error("{what} differs between lanes or warps that must agree")]
+    #[error("{what} differs between lanes, warps or blocks that must agree")]
     NotUniform {
         /// What.
         what: &'static str,

@@ -46,6 +46,7 @@ impl Block {
             Wait::Copies { group } => warp.copies.landed(warp.live, group),
             Wait::Wgmma { number } => self.warpgroups[warp.index / 4].done >= number,
             Wait::Tensor { columns, pair } => !self.tenancy.places(columns, pair).is_empty(),
+            Wait::Pair { number } => self.partners_collectives >= number,
             Wait::Registers { count } => self.pool >= (count - warp.budget) * 32,
         }
     }
@@ -394,6 +395,8 @@ impl Core<'_> {
                 stores: BTreeMap::new(),
                 tensor: None,
                 tenancy: Tenancy::new(&[], index, rank as usize),
+                collectives: Vec::new(),
+                partners_collectives: 0,
                 pipes: BTreeMap::new(),
                 pool: 0,
                 slots: cluster.slots..cluster.slots,

@@ -130,6 +130,15 @@ impl Chooser {
         }
     }
 
+    /// Whether who allocates tensor memory with the other block of a pair, or gives it back, waits for that one: it may or may not.
+    pub(crate) fn meets(&self) -> bool {
+        match self.schedule {
+            Schedule::Earliest => false,
+            Schedule::Latest => true,
+            Schedule::Random(_) => Rng::with_seed(self.seed ^ 0x52).bool(),
+        }
+    }
+
     /// Whether a cluster that asks for another's work is refused though there is some.
     pub(crate) fn refuses(&mut self) -> bool {
         matches!(self.schedule, Schedule::Random(_)) && self.rng.u8(..) < 32

@@ -33,6 +33,8 @@ pub(crate) enum Wait {
     Registers { count: u32 },
     /// Columns of tensor memory.
     Tensor { columns: u32, pair: bool },
+    /// The other block of the pair to come to its collective operation of this number.
+    Pair { number: u32 },
     /// Other lanes of the warp to come here.
     Lanes { mask: u32 },
 }
@@ -185,6 +187,8 @@ pub(crate) struct Warp {
     pub(crate) budget: u32,
     /// Slot and count of the warp's loads from and stores to tensor memory.
     pub(crate) tensor: [(u32, u32); 2],
+    /// The number of the pair's collective operation that the warp is in, if it is in one.
+    pub(crate) collective: Option<u32>,
     /// Registers being loaded from tensor memory, and by which instruction.
     pub(crate) loading: Vec<(RegId, u32)>,
     /// What its threads have copied one by one.
@@ -234,6 +238,7 @@ impl Warp {
             at_cluster: 0,
             cluster_phase: 0,
             tensor: [(0, 0); 2],
+            collective: None,
             loading: Vec::new(),
             copies: Copies::new(0),
         }

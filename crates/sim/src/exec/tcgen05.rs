@@ -11,6 +11,7 @@ use ptx::instr::{Collector, MatrixElement, Tcgen05};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
+use crate::blocks::Collective;
 use crate::clock::{Knowledge, PREDECESSOR};
 use crate::error::FaultKind;
 use crate::flight::{Job, Pieces, TensorOp, TensorPipe, Work};
@@ -40,12 +41,16 @@ struct Cells {
 impl Exec<'_, '_> {
     pub(crate) fn tcgen05(&mut self, op: &Tcgen05) -> Result<Flow, FaultKind> {
         match op {
-            Tcgen05::Alloc { dst, columns, group } => self.tensor_alloc(*dst, *columns, *group == CtaGroup::Two),
+            Tcgen05::Alloc { dst, columns, group } => self.tensor_alloc(*dst, *columns, *group),
             Tcgen05::Dealloc { addr, columns, group } => self.tensor_free(*addr, *columns, *group),
-            Tcgen05::RelinquishAllocPermit { .. } => {
+            Tcgen05::RelinquishAllocPermit { group } => {
                 if let Some(wait) = self.gather(FULL)? {
                     return Ok(wait);
                 }
+                if let Some(wait) = self.meet_partner(*group, Collective::Relinquish)? {
+                    return Ok(wait);
+                }
+                self.warp.collective = None;
                 self.tensor_memory().closed = true;
                 Ok(Flow::Next)
             }
@@ -96,7 +101,33 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tensor.get_or_insert_default()
     }
 
-    fn tensor_alloc(&mut self, dst: Address, columns: Operand, pair: bool) -> Result<Flow, FaultKind> {
+    /// One warp of each block of a pair does this, in the same order in both; whether the first to come waits is the schedule's to say.
+    fn meet_partner(&mut self, group: CtaGroup, what: Collective) -> Result<Option<Flow>, FaultKind> {
+        let partner = self.rank ^ 1;
+        if group == CtaGroup::One || partner >= self.cluster.blocks.len() {
+            return Ok(None);
+        }
+        let number = match self.warp.collective {
+            Some(number) => number,
+            None => {
+                let own = &mut self.cluster.blocks[self.rank].collectives;
+                own.push(what);
+                let number = own.len() as u32;
+                self.warp.collective = Some(number);
+                self.cluster.blocks[partner].partners_collectives = number;
+                number
+            }
+        };
+        let others = self.cluster.blocks[partner].collectives.get(number as usize - 1);
+        if others.is_some_and(|others| *others != what) {
+            let what = "what the blocks of a pair do about their tensor memory";
+            return Err(FaultKind::NotUniform { what });
+        }
+        let waits = others.is_none() && self.core.chooser.meets();
+        Ok(waits.then_some(Flow::Wait(Wait::Pair { number })))
+    }
+
+    fn tensor_alloc(&mut self, dst: Address, columns: Operand, group: CtaGroup) -> Result<Flow, FaultKind> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
@@ -115,6 +146,10 @@ impl Exec<'_, '_> {
             let (what, found) = ("an allocation of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
         }
+        if let Some(wait) = self.meet_partner(group, Collective::Allocate(columns))? {
+            return Ok(wait);
+        }
+        let pair = group == CtaGroup::Two;
         let places = self.cluster.blocks[self.rank].tenancy.places(columns, pair);
         if places.is_empty() {
             return Ok(Flow::Wait(Wait::Tensor { columns, pair }));
@@ -124,6 +159,7 @@ impl Exec<'_, '_> {
             Rules::Letter => places[self.core.chooser.place(places.len())],
             Rules::Practice => places[0],
         };
+        self.warp.collective = None;
         self.cluster.blocks[self.rank].tenancy.take(start, columns, pair);
         let allocation = Allocation { column: start, columns, warp: self.warp.index };
         self.tensor_memory().allocate(allocation);
@@ -179,6 +215,10 @@ impl Exec<'_, '_> {
             let what = "the warp that gives tensor memory back";
             return Err(FaultKind::BadOperand { what, found: own as u64, wanted: "the one that has allocated it" });
         }
+        if let Some(wait) = self.meet_partner(group, Collective::GiveBack(columns))? {
+            return Ok(wait);
+        }
+        self.warp.collective = None;
         // Giving columns back is the last access to them: everything else must be known to be over, of a pair in both blocks.
         // Published kernels count on any barrier for that; by the letter it takes the fences as of every other access.
         let before = self.warp.known.tensor.clone();

@@ -536,3 +536,54 @@ fn what_one_thread_copies_precedes_what_another_multiplies_between_fences() {
         lawful(&in_turn(what, true));
     }
 }
+
+/// What the blocks of a pair do otherwise than together, if anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    Nothing,
+    OneAllocates,
+    Sizes,
+    /// One gives its columns back before the cluster meets, one behind that.
+    Return,
+}
+
+fn meet_cluster(b: &mut Bench) {
+    b.k.tensor_fence_before_sync();
+    b.k.cluster_arrive(Semantics::Ordered, true);
+    b.k.cluster_wait(true);
+    b.k.tensor_fence_after_sync();
+}
+
+/// The blocks of a pair, of a warp each, allocate columns and give them back.
+fn pair(apart: Apart) -> Kernel {
+    let mut b = Bench::on(Target::Sm100a, 32, Some([2, 1, 1]));
+    let (address, rank) = (b.k.shared("address", 4, 4), b.k.special(SpecialRegister::ClusterCtaRank));
+    let (first, second) = (b.k.eq(rank, 0), b.k.ne(rank, 0));
+    let columns = |is_first: bool| if is_first && apart == Apart::Sizes { 2 * COLUMNS } else { COLUMNS };
+    meet_cluster(&mut b);
+    b.k.if_(first, |k| k.tensor_alloc(CtaGroup::Two, address.at(0), columns(true)));
+    if apart != Apart::OneAllocates {
+        b.k.if_(second, |k| k.tensor_alloc(CtaGroup::Two, address.at(0), columns(false)));
+    }
+    meet_cluster(&mut b);
+    let give_back = |k: &mut Builder, is_first: bool| {
+        let base = k.load::<TensorAddress, Shared>(address.at(0));
+        k.tensor_dealloc(CtaGroup::Two, base, columns(is_first));
+    };
+    b.k.if_(first, |k| give_back(k, true));
+    if apart == Apart::Return {
+        meet_cluster(&mut b);
+    }
+    if apart != Apart::OneAllocates {
+        b.k.if_(second, |k| give_back(k, false));
+    }
+    b.finish()
+}
+
+#[test]
+fn the_blocks_of_a_pair_allocate_and_give_back_together() {
+    let apart = |what, kept| if kept == Kept::Yes { Apart::Nothing } else { what };
+    rule("deadlock", |kept| pair(apart(Apart::OneAllocates, kept)));
+    rule("not uniform", |kept| pair(apart(Apart::Sizes, kept)));
+    rule("deadlock", |kept| pair(apart(Apart::Return, kept)));
+}
