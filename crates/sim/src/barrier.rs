@@ -159,6 +159,8 @@ pub(crate) struct NamedBarrier {
     /// Warps that wait.
     pub(crate) waiting: Vec<usize>,
     pub(crate) gathered: Option<Knowledge>,
+    /// What the fences of those who are there have covered, as far as they reach the whole device.
+    pub(crate) fenced: Option<Knowledge>,
 }
 
 /// The barrier of a cluster.

@@ -60,11 +60,13 @@ impl Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
     /// Theirs. What threads have read may be overwritten by a copy without a proxy fence; and to overwrite what was read, or what
-    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope. Tensor memory is allocated from
+    /// another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever scope. What threads have fenced for the
+    /// whole device may be told of by any thread that they then meet at a barrier of the block. Tensor memory is allocated from
     /// its first column on, for a block that has a multiprocessor to itself, and given back by any warp behind any barrier.
     #[default]
     Practice,
-    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies. Tensor memory is
+    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies; barriers are
+    /// published by a fence of the thread that initialised them. Tensor memory is
     /// wherever the allocation says, shared with other blocks that the multiprocessor has room for, and given back by the warp that allocated it, between the fences of every access.
     Letter,
 }

@@ -12,6 +12,7 @@ use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
 use crate::columns::{Columns, Copies, Tenancy};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
+use crate::flag::Agent;
 use crate::flight::{Job, Warpgroup};
 use crate::invocation::Invocation;
 use crate::lanes::{FULL, lanes};
@@ -564,7 +565,8 @@ impl Core<'_> {
     /// After a warp's last lane has exited: barriers of the whole block may be complete, and the block may be over.
     fn warp_ended(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Box<Fault>> {
         for id in 0..16 {
-            crate::exec::settle_named(&mut cluster.blocks[rank], id, None);
+            let agent = Agent { cluster: cluster.index, block: rank as u32 };
+            crate::exec::settle_named(&mut cluster.blocks[rank], id, agent, None);
         }
         crate::exec::settle_cluster(cluster, None);
         let block = &cluster.blocks[rank];

@@ -12,6 +12,7 @@ use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::lanes::{FULL, lanes};
+use crate::limits::Rules;
 use crate::race::{Conflict, Proxy, Record};
 use crate::warp::{Rest, Wait, Warp};
 
@@ -353,11 +354,18 @@ impl Exec<'_, '_> {
         barrier.threads = threads;
         barrier.arrived += 32;
         self.warp.publish(self.warp.live, barrier.gathered.get_or_insert_with(|| Knowledge::new(index)));
+        if self.core.rules == Rules::Practice {
+            let fenced = lanes(self.warp.live).filter_map(|lane| self.warp.fenced[lane].as_ref());
+            for fenced in fenced.filter(|fenced| reaches_device(fenced.scope)) {
+                barrier.fenced.get_or_insert_with(|| Knowledge::new(index)).join(&fenced.knowledge);
+            }
+        }
+        let agent = Agent { cluster: index, block: self.rank as u32 };
         if waits {
             barrier.waiting.push(self.warp.index);
             lanes(self.warp.live).for_each(|lane| self.warp.waits[lane] = Wait::Named { id: id as u32 });
         }
-        let complete = settle_named(block, id as usize, Some(self.warp));
+        let complete = settle_named(block, id as usize, agent, Some(self.warp));
         Ok(if complete || !waits { Flow::Next } else { Flow::Stay })
     }
 
@@ -468,6 +476,10 @@ impl Exec<'_, '_> {
             for bar in self.cluster.blocks.iter_mut().flat_map(|block| block.shared.barriers.values_mut()) {
                 let init = self.core.log.get(bar.init);
                 let by_me = init.slot == own && bar.init_lane == lane as u32;
+                // By the letter that fence is about the initialisations of its own thread.
+                if release && !by_me && self.core.rules == Rules::Letter {
+                    continue;
+                }
                 if by_me || known.get(init.cluster, init.slot + bar.init_lane) >= init.count {
                     bar.published = true;
                     bar.released.extend(release.then_some(Stamp { cluster, slot: own + lane as u32, count }));
@@ -519,9 +531,14 @@ fn is_known(bar: &Mbarrier, init: &Record, knowledge: &Knowledge) -> bool {
         || bar.released.iter().any(|by| executed.get(by.cluster, by.slot) >= by.count)
 }
 
-/// Completes a named barrier if all are there: those who wait learn what all published, and go on. `running` is the warp
-/// that is executing, if it belongs to this block.
-pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mut Warp>) -> bool {
+/// Whether what a fence of this scope covers is seen by the whole device.
+fn reaches_device(scope: Scope) -> bool {
+    matches!(scope, Scope::Gpu | Scope::System)
+}
+
+/// Completes a named barrier of an agent's block if all are there: those who wait learn what all published, and go on. `running` is the
+/// warp that is executing, if it belongs to this block.
+pub(crate) fn settle_named(block: &mut Block, id: usize, agent: Agent, mut running: Option<&mut Warp>) -> bool {
     let alive = block.warps.iter().flatten().filter(|warp| warp.live != 0).count() as u32;
     let alive = alive + u32::from(running.is_some());
     let barrier = &mut block.named[id];
@@ -529,6 +546,12 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mu
         return false;
     }
     let Some(gathered) = barrier.gathered.take() else { return false };
+    // What the fences of some have brought to the whole device is there, and one of those they met may tell of it.
+    let fenced = barrier.fenced.take().map(|knowledge| Publication {
+        by: agent,
+        scope: Scope::Gpu,
+        knowledge: Rc::new(knowledge),
+    });
     barrier.arrived = 0;
     for index in std::mem::take(&mut barrier.waiting) {
         let is_running = running.as_ref().is_some_and(|warp| warp.index == index);
@@ -542,6 +565,10 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, mut running: Option<&mu
         warp.apart = Default::default();
         for lane in lanes(live) {
             warp.waits[lane] = Wait::None;
+            let own = warp.fenced[lane].as_ref().is_none_or(|own| reaches_device(own.scope));
+            if let Some(fenced) = fenced.as_ref().filter(|_| own) {
+                warp.fenced[lane] = Some(fenced.clone());
+            }
             if !is_running {
                 warp.pc[lane] += 1;
             }

@@ -370,3 +370,25 @@ fn those_who_meet_may_count_the_whole_block_or_not() {
     b.k.if_else(first, |k| k.sync_threads(), |k| k.named_sync(0, 64));
     lawful(&b.finish());
 }
+
+#[test]
+fn the_fence_of_an_initialisation_is_that_of_its_own_thread() {
+    rule_of_the_letter("race", |kept| {
+        let mut b = Bench::new(64, None);
+        let (bars, tile) = (b.k.barriers("bars", 1), b.k.shared("tile", 128, 128));
+        let (first, second) = (b.k.eq(b.thread, 0), b.k.eq(b.thread, 32));
+        b.k.if_(first, |k| k.barrier_init(bars.at(0), 1));
+        if kept == Kept::No {
+            b.k.sync_threads();
+        }
+        b.k.if_(if kept == Kept::Yes { first } else { second }, |k| k.fence_barrier_init());
+        b.k.sync_threads();
+        let input = b.input;
+        b.k.if_(first, |k| {
+            k.arrive_expecting(bars.at(0), 128);
+            k.bulk_load(tile.at(0), Addr::of(input), 128, bars.at(0), CopyOptions::default());
+        });
+        b.k.wait(bars.at(0), 0);
+        b.finish()
+    });
+}

@@ -1,9 +1,10 @@
 //! Flags in memory: who learns what by them, and what may be seen beside them.
 
 use ptx::instr::{LoadOrder, StoreOrder};
-use ptx::{Addr, Builder, Global, Kernel, Reg, Scope, SpecialRegister, U32};
+use ptx::{Addr, Builder, Global, Kernel, Reg, Scope, Shared, SpecialRegister, U32};
+use sim::{Rules, Schedule};
 
-use crate::{Bench, Kept, rule};
+use crate::{Bench, Kept, caught_by, rule, run};
 
 /// The words that two blocks share. The input is full of ones.
 #[derive(Clone, Copy)]
@@ -123,4 +124,48 @@ fn relaxed_data_behind_a_relaxed_flag_may_be_old() {
         };
         blocks(RELAXED.1, write, read)
     });
+}
+
+/// Two blocks of two warps write their parts and count themselves; the last one adds up. Every thread fences what it wrote, or the one
+/// that counts does so for all it has met.
+fn last_adds_up(fence_of_all: bool, fence_of_one: bool) -> Kernel {
+    let mut b = Bench::new(64, Some([2, 1, 1]));
+    let (last, block) = (b.k.shared("last", 4, 4), b.k.special(SpecialRegister::CtaidX));
+    let (lead, one) = (b.k.eq(b.thread, 0), b.one());
+    let index = b.k.mul_add(block, 64, b.thread);
+    let part = b.k.mul_wide_add(index, 4, b.output);
+    b.k.store(Addr::<Global>::of(part), one);
+    if fence_of_all {
+        b.k.fence(Scope::Gpu);
+    }
+    b.k.sync_threads();
+    let counter = Addr::<Global>::of(b.input).plus(4);
+    b.k.if_(lead, |k| {
+        if fence_of_one {
+            k.fence(Scope::Gpu);
+        }
+        let before = k.atomic_add::<U32, _>(Scope::Gpu, counter, 1);
+        k.fence(Scope::Gpu);
+        k.store(last.at(0), before);
+    });
+    b.k.sync_threads();
+    let before = b.k.load::<U32, Shared>(last.at(0));
+    let is_last = b.k.eq(before, 2);
+    let own = b.k.mul_wide_add(b.thread, 4, b.output);
+    b.k.if_(is_last, |k| {
+        let (first, second) = (Addr::<Global>::of(own), Addr::<Global>::of(own).plus(256));
+        let (first, second): (Reg<U32>, Reg<U32>) = (k.load(first), k.load(second));
+        let sum = k.add(first, second);
+        k.store(Addr::<Global>::of(own).plus(512), sum);
+    });
+    b.finish()
+}
+
+#[test]
+fn parts_are_added_up_by_whoever_counts_last() {
+    rule("race", |kept| last_adds_up(false, kept == Kept::Yes));
+    // Published kernels let all threads fence before they meet; by the letter it takes a fence of the one that counts.
+    let by_all = last_adds_up(true, false);
+    Schedule::several(8).into_iter().for_each(|schedule| run(&by_all, schedule).expect("in practice this passes"));
+    caught_by(Rules::Letter, "race", &by_all);
 }
