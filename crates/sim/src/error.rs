@@ -411,6 +411,12 @@ pub enum FaultKind {
         /// What to do.
         remedy: &'static str,
     },
+    /// The run breaks no rule, and the kernel does.
+    #[error("it runs, but no GPU would take the kernel: {what}")]
+    Illegal {
+        /// What [`ptx::Kernel::check`] says.
+        what: String,
+    },
     /// An instruction this simulator cannot execute.
     #[error("not simulated: {instruction}")]
     Unsupported {
@@ -456,6 +462,7 @@ impl FaultKind {
             FaultKind::TensorMemoryLeak { .. } => "tensor memory leaked",
             FaultKind::OverLimit { .. } => "over limit",
             FaultKind::BadLaunch { .. } => "bad launch",
+            FaultKind::Illegal { .. } => "illegal kernel",
             FaultKind::Unsupported { .. } => "not simulated",
             FaultKind::Trap => "trap",
         }

@@ -6,7 +6,7 @@ use ptx::Kernel;
 
 use crate::blocks::Grid;
 use crate::branch::{self, Branch};
-use crate::error::Fault;
+use crate::error::{Fault, FaultKind};
 use crate::invocation::Invocation;
 use crate::limits::{Limits, Rules};
 use crate::machine::{self, Machine};
@@ -83,6 +83,8 @@ impl Gpu {
     /// has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the grids before the
     /// predecessor only if the predecessor has waited, too. A predecessor whose blocks wait before they let the next grid begin
     /// tells it of the grids before itself without a wait.
+    ///
+    /// A kernel that runs without a fault is still one too few if [`Kernel::check`] says that no GPU would take it: that is a fault, too.
     pub fn run_sequence(
         &mut self,
         sequence: &[(&Kernel, &Invocation)],
@@ -94,7 +96,9 @@ impl Gpu {
         let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
         let run = machine.run();
         self.memory = machine.core.memory;
-        run.map(|_| machine.profiles)
+        run?;
+        sequence.iter().try_for_each(|(kernel, _)| legal(kernel, schedule))?;
+        Ok(machine.profiles)
     }
 
     /// Runs each mutant of a kernel as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that refers to `original`
@@ -116,6 +120,7 @@ impl Gpu {
                 branch::run_all(trunk, branches, |number, machine, run| {
                     let memory = std::mem::take(&mut machine.core.memory);
                     let gpu = Gpu { limits: self.limits, rules: self.rules, memory };
+                    let run = run.and_then(|()| legal(mutants[number], schedule));
                     found[number] = Some(judge(run.map(|()| (&gpu, &machine.profiles[..]))));
                     machine.core.memory = gpu.memory;
                 });
@@ -156,4 +161,13 @@ impl Gpu {
         let mut profiles = self.run_sequence(&[(kernel, launch)], schedule)?;
         Ok(profiles.pop().unwrap_or_default())
     }
+}
+
+/// Whether a GPU would take the kernel at all. What depends on its values was found by running it; this is asked last, since few kernels
+/// that are broken come so far.
+fn legal(kernel: &Kernel, schedule: Schedule) -> Result<(), Box<Fault>> {
+    kernel.check().map_err(|error| {
+        let (kind, kernel) = (FaultKind::Illegal { what: error.to_string() }, kernel.name.clone());
+        Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel })
+    })
 }

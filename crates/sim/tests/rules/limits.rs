@@ -100,6 +100,22 @@ fn shared_memory_has_a_limit() {
 }
 
 #[test]
+fn a_kernel_that_runs_must_also_be_one_that_a_gpu_takes() {
+    rule("illegal kernel", |kept| {
+        let mut b = Bench::on(Target::Sm100a, 32, Some([2, 1, 1]));
+        b.k.tensor_relinquish(CtaGroup::One);
+        let mut kernel = b.finish();
+        if kept == Kept::No {
+            // All tcgen05 instructions of a kernel are of one group.
+            let another = Tcgen05::RelinquishAllocPermit { group: CtaGroup::Two }.into();
+            let instr = Instr { op: another, ..kernel.body[kernel.body.len() - 2].clone() };
+            kernel.body.insert(kernel.body.len() - 1, instr);
+        }
+        kernel
+    });
+}
+
+#[test]
 fn a_trap_is_reported() {
     let mut b = Bench::new(32, None);
     b.k.trap();
