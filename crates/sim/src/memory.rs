@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::barrier::Mbarrier;
 use crate::flag::Flag;
+use crate::lanes::{Lanes, Words, lanes};
 use crate::race::{Log, Observer, Shadow};
 
 /// One bit per byte: written or not.
@@ -132,6 +133,16 @@ impl GlobalMemory {
         self.find_in(buffer, address, bytes)
     }
 
+    /// The buffer that holds the bytes of all lanes that are accessed at these addresses, and where they begin there, by lane.
+    pub(crate) fn offsets(&self, mask: u32, addresses: &Lanes, bytes: u32) -> Option<(usize, Words)> {
+        let (mut offsets, first) = ([0; 32], mask.trailing_zeros() as usize);
+        let buffer = self.find(*addresses.get(first)?, bytes.into())?.buffer;
+        for lane in lanes(mask) {
+            offsets[lane] = u32::try_from(self.find_in(buffer, addresses[lane], bytes.into())?.offset).ok()?;
+        }
+        Some((buffer, offsets))
+    }
+
     /// The buffer nearest below an address, and the offset from its start, in words.
     pub(crate) fn name(&self, address: u64) -> String {
         match self.buffers.iter().rfind(|buffer| buffer.address <= address) {
@@ -206,6 +217,19 @@ impl SharedMemory {
         };
         let (first, last) = (self.barriers.first_key_value(), self.barriers.last_key_value());
         self.barrier_span = first.zip(last).map_or((0, 0), |((first, _), (last, _))| (*first, last + 8));
+    }
+
+    /// Where the bytes of lanes begin that are accessed at these addresses less `start`, by lane, if all of them are data.
+    pub(crate) fn offsets(&self, mask: u32, addresses: &Lanes, start: u64, bytes: u32) -> Option<Words> {
+        let (mut offsets, size) = ([0; 32], self.data.len() as u64);
+        for lane in lanes(mask) {
+            let offset = addresses[lane].checked_sub(start)?;
+            if offset.checked_add(bytes.into())? > size || self.barrier_in(offset as u32, bytes) {
+                return None;
+            }
+            offsets[lane] = offset as u32;
+        }
+        Some(offsets)
     }
 
     /// Notes an access to data, if there is nothing to say against it.

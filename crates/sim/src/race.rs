@@ -228,6 +228,14 @@ impl Mark {
 pub(crate) struct Writers(Vec<Mark>);
 
 impl Writers {
+    fn add(&mut self, unit: &Unit) {
+        for mark in [unit.write, unit.plain] {
+            if !mark.is_none() && !self.0.contains(&mark) {
+                self.0.push(mark);
+            }
+        }
+    }
+
     /// Whether all of them are ordered before what an observer does.
     pub(crate) fn precede(&self, log: &Log, who: &mut Observer<'_>) -> bool {
         self.0.iter().all(|mark| who.knows(log, *mark, false))
@@ -259,6 +267,8 @@ pub(crate) struct Observer<'a> {
     pub(crate) last: [Option<RecordId>; 2],
     /// Others of the kind, as far as that follows from what all lanes of the warp know, which is this.
     pub(crate) cleared: Option<(&'a Cleared, &'a Knowledge)>,
+    /// The last record all of whose reads were made by lanes that execute this instruction, too.
+    pub(crate) superseded: Option<RecordId>,
 }
 
 impl<'a> Observer<'a> {
@@ -290,10 +300,16 @@ impl<'a> Observer<'a> {
         }
     }
 
+    /// Whether the marked access was found to be ordered before whatever this warp does.
+    #[inline]
+    fn remembers(&self, mark: Mark, is_read: bool) -> bool {
+        let told = |(cleared, _): (&Cleared, &Knowledge)| cleared.holds(mark.record().0, is_read);
+        self.last[usize::from(is_read)] == Some(mark.record()) || self.cleared.is_some_and(told)
+    }
+
     /// Whether the marked access is ordered before this one. In practice, of a read it is enough that it was executed.
     fn knows(&mut self, log: &Log, mark: Mark, is_read: bool) -> bool {
-        let told = |(cleared, _): (&Cleared, &Knowledge)| cleared.holds(mark.record().0, is_read);
-        if self.last[usize::from(is_read)] == Some(mark.record()) || self.cleared.is_some_and(told) {
+        if self.remembers(mark, is_read) {
             return true;
         }
         if mark.record() == self.record {
@@ -397,10 +413,19 @@ impl<'a> Observer<'a> {
 impl Observer<'_> {
     /// Whether the marked read was made by lanes that all execute this instruction, too: what comes after this one comes
     /// after that one. (Counting all lanes of this instruction as readers errs on the side of a race.)
-    fn supersedes(&self, log: &Log, mark: Mark) -> bool {
+    fn supersedes(&mut self, log: &Log, mark: Mark) -> bool {
+        if self.superseded == Some(mark.record()) {
+            return true;
+        }
         let (old, new) = (log.get(mark.record()), log.get(self.record));
-        let who = if mark.lane() == EVERY_LANE { old.lanes } else { 1 << mark.lane() };
-        !old.detached && !new.detached && (old.cluster, old.slot) == (new.cluster, new.slot) && who & !new.lanes == 0
+        if old.detached || new.detached || (old.cluster, old.slot) != (new.cluster, new.slot) {
+            return false;
+        }
+        if old.lanes & !new.lanes == 0 {
+            self.superseded = Some(mark.record());
+            return true;
+        }
+        mark.lane() != EVERY_LANE && new.lanes >> mark.lane() & 1 == 1
     }
 }
 
@@ -499,7 +524,6 @@ struct Noting<'n, 'o> {
     log: &'n Log,
     who: &'n mut Observer<'o>,
     mark: Mark,
-    strong: bool,
     write: bool,
     /// The last write, and the last read, that were found to be ordered before.
     ordered: [Mark; 2],
@@ -509,26 +533,51 @@ struct Noting<'n, 'o> {
     joined: (u32, Mark, u32),
 }
 
-impl Noting<'_, '_> {
+impl<'n, 'o> Noting<'n, 'o> {
+    fn new(log: &'n Log, who: &'n mut Observer<'o>, write: bool) -> Self {
+        let (mark, none) = (Mark::new(who.record, who.lane), Mark::default());
+        Noting { log, who, mark, write, ordered: [none; 2], replaced: [none; 2], joined: (0, none, 0) }
+    }
+
+    /// Goes on with the access of another lane: what was found for the one before need not hold for it.
+    fn begin(&mut self) {
+        let none = Mark::default();
+        self.mark = Mark::new(self.who.record, self.who.lane);
+        (self.ordered, self.replaced, self.joined) = ([none; 2], [none; 2], (0, none, 0));
+    }
+
+    /// Whether the access is strong.
+    fn strong(&self) -> bool {
+        self.log.get(self.who.record).strong.is_some()
+    }
+
     fn race(&mut self, mark: Mark, was_write: bool, byte: usize) -> Result<(), Conflict> {
-        let strong = |noting: &Self| {
-            noting.strong && noting.log.get(noting.who.record).strong_with(noting.log.get(mark.record()))
-        };
+        let strong = |noting: &Self| noting.log.get(noting.who.record).strong_with(noting.log.get(mark.record()));
         if self.who.knows(self.log, mark, !was_write) || strong(self) {
             return Ok(());
         }
         Err(Conflict { record: mark.record(), was_write, byte })
     }
 
+    #[inline]
     fn note(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
         if self.write { self.note_write(unit, crowds, byte) } else { self.note_read(unit, crowds, byte) }
     }
 
-    fn note_read(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
-        if !unit.write.is_none() && unit.write != self.ordered[0] {
-            self.race(unit.write, true, byte)?;
-            self.ordered[0] = unit.write;
+    /// The last write comes before what is noted, or there is none.
+    #[inline]
+    fn follow_write(&mut self, unit: &Unit, byte: usize) -> Result<(), Conflict> {
+        if unit.write.is_none() || unit.write == self.ordered[0] || self.who.remembers(unit.write, false) {
+            return Ok(());
         }
+        self.race(unit.write, true, byte)?;
+        self.ordered[0] = unit.write;
+        Ok(())
+    }
+
+    #[inline]
+    fn note_read(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
+        self.follow_write(unit, byte)?;
         if !unit.plain.is_none() && !self.who.knows(self.log, unit.plain, false) {
             return Err(Conflict { record: unit.plain.record(), was_write: true, byte });
         }
@@ -558,22 +607,20 @@ impl Noting<'_, '_> {
         Ok(())
     }
 
+    #[inline]
     fn note_write(&mut self, unit: &mut Unit, crowds: &Crowds, byte: usize) -> Result<(), Conflict> {
-        if !unit.write.is_none() && unit.write != self.ordered[0] {
-            self.race(unit.write, true, byte)?;
-            self.ordered[0] = unit.write;
-        }
+        self.follow_write(unit, byte)?;
         if !unit.plain.is_none() {
             self.race(unit.plain, true, byte)?;
         }
-        if !unit.read.is_none() && unit.read != self.ordered[1] {
+        if !unit.read.is_none() && unit.read != self.ordered[1] && !self.who.remembers(unit.read, true) {
             self.race(unit.read, false, byte)?;
             self.ordered[1] = unit.read;
         }
         for mark in crowds.get(unit.crowd) {
             self.race(*mark, false, byte)?;
         }
-        if !self.strong {
+        if !self.strong() {
             *unit = Unit { write: self.mark, ..Unit::default() };
             return Ok(());
         }
@@ -640,36 +687,52 @@ impl Shadow {
         bytes: usize,
         write: bool,
     ) -> Result<(), Conflict> {
-        let (mark, strong) = (Mark::new(who.record, who.lane), log.get(who.record).strong.is_some());
-        let none = Mark::default();
-        let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
-        let mut noting = Noting { log, who, mark, strong, write, ordered, replaced, joined };
-        let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
-        let first = start >> shift;
-        if end <= (first + 1) << shift && first < self.lines {
-            // Nearly all are of one line.
-            return self.note_line(&mut noting, first, start..end);
-        }
-        for at in first..((end + length - 1) >> shift).min(self.lines) {
-            self.note_line(&mut noting, at, start.max(at << shift)..end.min((at + 1) << shift))?;
+        self.note_bytes(&mut Noting::new(log, who, write), start, bytes)
+    }
+
+    /// Notes accesses of lanes of one warp, of as many bytes each: by lane, what that knows, and the first byte.
+    pub(crate) fn note_lanes<'o>(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'o>,
+        accesses: impl Iterator<Item = (usize, &'o Knowledge, usize)>,
+        bytes: usize,
+        write: bool,
+    ) -> Result<(), Conflict> {
+        let mut noting = Noting::new(log, who, write);
+        for (lane, knowledge, start) in accesses {
+            noting.who.becomes(lane, knowledge);
+            noting.begin();
+            self.note_bytes(&mut noting, start, bytes)?;
         }
         Ok(())
     }
 
-    /// Notes an access to bytes of one line.
-    fn note_line(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
-        let (shift, start) = (self.line_shift, at << self.line_shift);
-        let whole = bytes.len() == 1 << shift;
-        let line = Self::line_mut(&mut self.pages, at);
-        if !line.split && (whole || self.shift == shift) {
-            return noting.note(&mut line.whole, &mut self.crowds, start);
+    #[inline]
+    fn note_bytes(&mut self, noting: &mut Noting<'_, '_>, start: usize, bytes: usize) -> Result<(), Conflict> {
+        let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
+        for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
+            let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
+            let line = Self::line_mut(&mut self.pages, at);
+            if !line.split && (to - from == length || self.shift == shift) {
+                noting.note(&mut line.whole, &mut self.crowds, at << shift)?;
+            } else {
+                self.note_parts(noting, at, from..to)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Notes an access to bytes of one line whose parts are told apart, from now on at least.
+    fn note_parts(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
+        let (line, start) = (Self::line_mut(&mut self.pages, at), at << self.line_shift);
+        let whole = bytes.len() == 1 << self.line_shift;
         let first = if line.split { line.parts as usize - 1 } else { self.split(at) };
         let behind = (bytes.end - start + (1 << self.shift) - 1) >> self.shift;
         for part in (bytes.start - start) >> self.shift..behind {
             noting.note(&mut self.units[first + part], &mut self.crowds, start + (part << self.shift))?;
         }
-        if noting.write && whole && !noting.strong {
+        if noting.write && whole && !noting.strong() {
             let line = Self::line_mut(&mut self.pages, at);
             (line.whole, line.split) = (self.units[first], false);
         }
@@ -689,13 +752,12 @@ impl Shadow {
 
     /// Adds the writes that made some bytes what they are.
     pub(crate) fn writers(&self, start: usize, bytes: usize, writers: &mut Writers) {
-        for unit in self.history(start, bytes) {
-            for mark in [unit.write, unit.plain] {
-                if !mark.is_none() && !writers.0.contains(&mark) {
-                    writers.0.push(mark);
-                }
-            }
+        let inside = (1 << self.line_shift) - 1;
+        if (start | bytes) & inside != 0 {
+            return self.history(start, bytes).for_each(|unit| writers.add(unit));
         }
+        let lines = (start >> self.line_shift..(start + bytes) >> self.line_shift).filter_map(|at| self.line(at));
+        lines.flat_map(|line| self.parts(line)).for_each(|unit| writers.add(unit));
     }
 
     /// What is remembered of a line.

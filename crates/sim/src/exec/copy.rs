@@ -159,20 +159,17 @@ impl<'k> Exec<'_, 'k> {
         record: RecordId,
     ) -> Option<()> {
         let (index, rules, first) = (self.cluster.index, self.core.rules, together.trailing_zeros() as usize);
-        let by = |global| super::observer(self.warp, index, Some(first), record, Proxy::Generic, (global, rules));
-        let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
-        let start = u64::from(SharedMemory::address(self.rank, 0));
+        let (warp, start) = (&*self.warp, SharedMemory::address(self.rank, 0).into());
         let shared = &mut self.cluster.blocks[self.rank].shared;
-        for lane in lanes(together) {
-            reader.becomes(lane, self.warp.knowledge(lane));
-            writer.becomes(lane, self.warp.knowledge(lane));
-            if read[lane] > 0 {
-                self.core.note_global(&mut reader, &mut last, (src[lane], read[lane]), false)?;
-            }
-            let offset = u32::try_from(dst[lane].checked_sub(start)?).ok()?;
-            shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+        let to = shared.offsets(together, dst, start, bytes)?;
+        let by = |global| super::observer(warp, index, Some(first), record, Proxy::Generic, (global, rules));
+        let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
+        for lane in lanes(together).filter(|&lane| read[lane] > 0) {
+            reader.becomes(lane, warp.knowledge(lane));
+            self.core.note_global(&mut reader, &mut last, (src[lane], read[lane]), false)?;
         }
-        Some(())
+        let accesses = lanes(together).map(|lane| (lane, warp.knowledge(lane), to[lane] as usize));
+        shared.shadow.note_lanes(&self.core.log, &mut writer, accesses, bytes as usize, true).ok()
     }
 
     /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows is its own.
@@ -210,7 +207,12 @@ impl<'k> Exec<'_, 'k> {
     }
 
     pub(crate) fn demand(what: &'static str, address: u64, wanted: u64) -> Result<(), FaultKind> {
-        if address.is_multiple_of(wanted) { Ok(()) } else { Err(FaultKind::Misaligned { what, address, wanted }) }
+        // Nearly all are powers of two, and divisions are slow.
+        let aligned = match wanted.is_power_of_two() {
+            true => address & (wanted - 1) == 0,
+            false => address.is_multiple_of(wanted),
+        };
+        if aligned { Ok(()) } else { Err(FaultKind::Misaligned { what, address, wanted }) }
     }
 
     /// The blocks that receive what a lane sends to this place: the place's own, or those of the mask.

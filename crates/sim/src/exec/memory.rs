@@ -13,7 +13,7 @@ use crate::arith;
 use crate::clock::Knowledge;
 use crate::error::{FaultKind, Place};
 use crate::flag::{Flag, Publication, Stamp, Version, narrower};
-use crate::lanes::{Lanes, lanes};
+use crate::lanes::{Lanes, Words, lanes};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 
@@ -22,6 +22,12 @@ use crate::race::{Proxy, RecordId};
 enum Spot {
     Global { buffer: usize, offset: usize, address: u64 },
     Shared(SharedSpan),
+}
+
+/// Where the bytes of a warp's lanes begin, by lane: in one buffer of global memory, or in the shared memory of its own block.
+struct Spots {
+    buffer: Option<usize>,
+    offsets: Words,
 }
 
 impl Exec<'_, '_> {
@@ -56,9 +62,9 @@ impl Exec<'_, '_> {
         Ok(Spot::Shared(span))
     }
 
-    /// Notes the accesses of all executing lanes, and finds their bytes, if there is nothing to say against any of them: then it is enough
-    /// to look up once what they have in common. Otherwise `touch` is for each, which says what is wrong; it takes no offence at what
-    /// was noted here.
+    /// Notes the accesses of all executing lanes, and finds their bytes, if they are in one memory, and there is nothing to say against any
+    /// of them: then it is enough to look up once what they have in common. Otherwise `touch` is for each, which says what is wrong; it
+    /// takes no offence at what was noted here.
     fn touch_all(
         &mut self,
         space: Space,
@@ -66,31 +72,99 @@ impl Exec<'_, '_> {
         bytes: u32,
         write: bool,
         record: RecordId,
-    ) -> Option<[Spot; 32]> {
-        let mut spots = [Spot::Shared(SharedSpan { block: self.rank, offset: 0 }); 32];
-        let first = self.mask.trailing_zeros() as usize;
-        let (global, rules) = (space == Space::Global, self.core.rules);
-        let (index, proxy) = (self.cluster.index, Proxy::Generic);
-        let mut who = super::observer(self.warp, index, Some(first), record, proxy, (global, rules));
-        let shared = &mut self.cluster.blocks[self.rank].shared;
-        let start = u64::from(SharedMemory::address(self.rank, 0));
-        let mut buffer = 0;
+    ) -> Option<Spots> {
         if !bytes.is_power_of_two() || lanes(self.mask).any(|lane| addresses[lane] & u64::from(bytes - 1) != 0) {
             return None;
         }
-        for lane in lanes(self.mask) {
-            let address = addresses[lane];
-            who.becomes(lane, self.warp.knowledge(lane));
-            if global {
-                let span = self.core.note_global(&mut who, &mut buffer, (address, bytes.into()), write)?;
-                spots[lane] = Spot::Global { buffer, offset: span.offset, address };
-            } else {
-                let offset = u32::try_from(address.checked_sub(start)?).ok()?;
-                shared.note(&self.core.log, &mut who, offset, bytes, write)?;
-                spots[lane] = Spot::Shared(SharedSpan { block: self.rank, offset });
+        let (global, first, index) = (space == Space::Global, self.mask.trailing_zeros() as usize, self.cluster.index);
+        let (warp, log) = (&*self.warp, &self.core.log);
+        let mut who = super::observer(warp, index, Some(first), record, Proxy::Generic, (global, self.core.rules));
+        let (buffer, offsets, shadow) = if global {
+            let (buffer, offsets) = self.core.memory.offsets(self.mask, addresses, bytes)?;
+            let knows = |lane: usize| {
+                who.becomes(lane, warp.knowledge(lane));
+                who.knows_origin(log)
+            };
+            if self.core.memory.buffers[buffer].awaited && !lanes(self.mask).all(knows) {
+                return None;
+            }
+            (Some(buffer), offsets, &mut self.core.trace.shadows[buffer])
+        } else {
+            let start = SharedMemory::address(self.rank, 0).into();
+            let shared = &mut self.cluster.blocks[self.rank].shared;
+            (None, shared.offsets(self.mask, addresses, start, bytes)?, &mut shared.shadow)
+        };
+        let accesses = lanes(self.mask).map(|lane| (lane, warp.knowledge(lane), offsets[lane] as usize));
+        shadow.note_lanes(log, &mut who, accesses, bytes as usize, write).ok()?;
+        Some(Spots { buffer, offsets })
+    }
+
+    /// One of them.
+    fn spot(&self, spots: &Spots, lane: usize) -> Spot {
+        let offset = spots.offsets[lane];
+        match spots.buffer {
+            Some(buffer) => {
+                let address = self.core.memory.buffers[buffer].address + u64::from(offset);
+                Spot::Global { buffer, offset: offset as usize, address }
+            }
+            None => Spot::Shared(SharedSpan { block: self.rank, offset }),
+        }
+    }
+
+    /// Loads words that were all written, as nearly all were, and says whether it has.
+    fn load_words(&mut self, spots: &Spots, dsts: &[RegId]) -> bool {
+        let (data, written) = match spots.buffer {
+            Some(buffer) => {
+                let contents = &self.core.memory.buffers[buffer];
+                (&contents.data[..], &*contents.written)
+            }
+            None => {
+                let shared = &self.cluster.blocks[self.rank].shared;
+                (&shared.data[..], &shared.written)
+            }
+        };
+        let offset = |lane: usize| spots.offsets[lane] as usize;
+        if lanes(self.mask).any(|lane| written.missing(offset(lane), 4 * dsts.len()).is_some()) {
+            return false;
+        }
+        for (at, dst) in dsts.iter().enumerate() {
+            let mut words = [0; 32];
+            for lane in lanes(self.mask) {
+                let word = data[offset(lane) + 4 * at..].first_chunk();
+                words[lane] = word.map_or(0, |word| u32::from_le_bytes(*word));
+            }
+            self.warp.set_words(*dst, self.mask, &words);
+        }
+        true
+    }
+
+    /// Stores words.
+    fn store_words(&mut self, spots: &Spots, srcs: &[RegId]) {
+        let (data, written, flags, start) = match spots.buffer {
+            Some(buffer) => {
+                let contents = &mut self.core.memory.buffers[buffer];
+                let (data, written) = (Arc::make_mut(&mut contents.data), Arc::make_mut(&mut contents.written));
+                (data, written, &mut self.core.trace.flags, contents.address)
+            }
+            None => {
+                let shared = &mut self.cluster.blocks[self.rank].shared;
+                (&mut shared.data, &mut shared.written, &mut shared.flags, 0)
+            }
+        };
+        for (at, src) in srcs.iter().enumerate() {
+            let words = self.warp.words(*src);
+            for lane in lanes(self.mask) {
+                let offset = spots.offsets[lane] as usize + 4 * at;
+                data[offset..offset + 4].copy_from_slice(&words[lane].to_le_bytes());
             }
         }
-        Some(spots)
+        for lane in lanes(self.mask) {
+            let offset = spots.offsets[lane];
+            written.set(offset as usize, 4 * srcs.len());
+            if !flags.is_empty() {
+                flags.remove(&(start + u64::from(offset)));
+            }
+        }
     }
 
     /// Whether some of the bytes from a place on were never written.
@@ -154,14 +228,20 @@ impl Exec<'_, '_> {
         };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
         let total = width * dsts.len() as u32;
+        let plain = strong.is_none();
+        let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
+        if let (Some(spots), LoadOrder::Weak, 4) = (&spots, order, width)
+            && self.load_words(spots, dsts)
+        {
+            self.count(space, &addresses, total, false);
+            return Ok(());
+        }
         let mut values = std::mem::take(&mut self.core.loaded);
         values.resize(values.len().max(dsts.len()), [0; 32]);
         let mut tainted = Vec::new();
-        let plain = strong.is_none();
-        let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
         for lane in lanes(self.mask) {
             let spot = match &spots {
-                Some(spots) => spots[lane],
+                Some(spots) => self.spot(spots, lane),
                 None => self.touch(space, addresses[lane], total, false, lane, record)?,
             };
             if self.lacks(spot, 0, total) {
@@ -227,9 +307,14 @@ impl Exec<'_, '_> {
         let total = width * srcs.len() as u32;
         let plain = strong.is_none();
         let spots = if plain { self.touch_all(space, &addresses, total, true, record) } else { None };
+        if let (Some(spots), 4, false) = (&spots, width, self.warp.taints) {
+            self.store_words(spots, srcs);
+            self.count(space, &addresses, total, true);
+            return Ok(());
+        }
         for lane in lanes(self.mask) {
             let spot = match &spots {
-                Some(spots) => spots[lane],
+                Some(spots) => self.spot(spots, lane),
                 None => self.touch(space, addresses[lane], total, true, lane, record)?,
             };
             let mut data = [0u8; 32];

@@ -519,5 +519,6 @@ fn observer(
         rules,
         last: [None; 2],
         cleared: Some((cleared, &warp.known)),
+        superseded: None,
     }
 }
