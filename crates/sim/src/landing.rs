@@ -11,7 +11,7 @@ use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, Pieces, TensorOp, 
 use crate::lanes::lanes;
 use crate::memory::SharedMemory;
 use crate::mma;
-use crate::tensor_core;
+use crate::tensor_core::{self, Order};
 use crate::tensor_memory::{self};
 
 impl Core<'_> {
@@ -136,28 +136,34 @@ impl Core<'_> {
         block.warpgroups[group].done += 1;
         // The elements of an operand, and which of its rows were never written.
         let shared = &block.shared;
-        let operand = |which: usize, transposed: bool, rows: usize| {
+        let operand = |which: usize, (rows, transposed, order): (usize, bool, Order)| {
             let pieces = &mma.pieces[which][..];
             let lacks = |address: u32| shared.written.missing((address - SharedMemory::START) as usize, 16).is_some();
-            let missing = tensor_core::rows_missing(pieces, rows, transposed, lacks);
-            let (pieces, shape) = ((pieces, SharedMemory::START), (rows, transposed));
-            (tensor_core::by_depth(mma.element, &shared.data, pieces, shape, mma.negate[which]), missing)
+            let (first, bytes) = tensor_core::hull(pieces);
+            let missing = match shared.written.missing((first - SharedMemory::START) as usize, bytes as usize) {
+                None => None,
+                // It may be between them.
+                Some(_) => tensor_core::rows_missing(pieces, rows, transposed, lacks),
+            };
+            let (pieces, shape) = ((pieces, SharedMemory::START), (rows, transposed, order));
+            (tensor_core::elements(mma.element, &shared.data, pieces, shape, mma.negate[which]), missing)
         };
         let (a, rows) = match mma.a {
-            Some((_, transposed)) => operand(0, transposed, 64),
+            Some((_, transposed)) => operand(0, (64, transposed, Order::ByRow)),
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
         let n = mma.n as usize;
-        let (b, columns) = operand(1, mma.b.1, n);
+        let (b, columns) = operand(1, (n, mma.b.1, Order::ByDepth));
         let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
         for (index, warp) in block.warps[4 * group..4 * group + 4].iter_mut().flatten().enumerate() {
             for (eight, d) in mma.d.chunks_exact(4).enumerate() {
                 let d: [RegId; 4] = [d[0], d[1], d[2], d[3]];
                 let mut sums = match mma.accumulate {
-                    true => mma::sums(d.map(|reg| warp.words(reg)).each_ref()),
+                    true => mma::sums(d.map(|reg| warp.multiplied(reg))),
                     false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
-                mma::multiply(&mut sums, &a[16 * index..], &b[8 * eight..], [64, n]);
+                let depth = tensor_core::DEPTH;
+                mma::multiply(&mut sums, (&a[16 * index * depth..], depth), (&b[8 * eight..], n));
                 for ((register, reg), values) in d.into_iter().enumerate().zip(mma::fragment(&sums)) {
                     let before = if mma.accumulate { warp.tainted(reg) } else { 0 };
                     warp.deposit(reg, &values);
@@ -220,8 +226,8 @@ impl Core<'_> {
             TensorOp::MultiplyHalves(workers, mma, Pieces { a, b }) => {
                 let blocks = &mut cluster.blocks[workers];
                 let operand = |block: &Block, pieces: &[u32]| {
-                    let (shape, from) = ((pieces.len() / 2, false), (pieces, SharedMemory::START));
-                    tensor_core::by_depth(mma.element, &block.shared.data, from, shape, false)
+                    let (shape, from) = ((pieces.len() / 2, false, Order::ByDepth), (pieces, SharedMemory::START));
+                    tensor_core::elements(mma.element, &block.shared.data, from, shape, false)
                 };
                 let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &b)).collect();
                 for block in blocks {
@@ -268,20 +274,12 @@ fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
     pieces.iter().flat_map(piece).copied().collect()
 }
 
-/// A by depth, then row, from the registers of four warps.
+/// A by row, then k, from the registers of four warps.
 fn from_fragments(mma: &Mma) -> Vec<f32> {
-    let mut bits = vec![0u16; tensor_core::DEPTH * 64];
-    for (warp, fragments) in mma.fragments.iter().enumerate() {
-        for (reg, values) in fragments.iter().enumerate() {
-            for (lane, value) in values.iter().enumerate() {
-                let (row, k) = (16 * warp + lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + 8 * (reg / 2));
-                bits[k * 64 + row] = *value as u16;
-                bits[(k + 1) * 64 + row] = (*value >> 16) as u16;
-            }
-        }
+    let mut elements = Vec::with_capacity(mma.fragments.len() * mma::ROWS * tensor_core::DEPTH);
+    for fragments in &mma.fragments {
+        elements.extend_from_slice(&mma::rows_of_a(mma.element, fragments.each_ref()));
     }
-    let mut elements = vec![0.0; bits.len()];
-    tensor_core::widen(mma.element, &bits, &mut elements);
     if mma.negate[0] {
         elements.iter_mut().for_each(|x| *x = -*x);
     }

@@ -24,70 +24,97 @@ pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
     (lane / 4 + 8 * (register / 2), 2 * (lane % 4) + register % 2)
 }
 
-/// Accumulators from the registers of a warp.
+/// Accumulators from the registers of a warp: a pair of registers has eight rows, of which each lane has two neighbours.
 pub(crate) fn sums(registers: [&Words; 4]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
-    for (register, values) in registers.into_iter().enumerate() {
-        for (lane, bits) in values.iter().enumerate() {
-            let (row, column) = place(lane, register);
-            sums[row][column] = f32::from_bits(*bits);
-        }
+    for (rows, pair) in sums.as_chunks_mut::<8>().0.iter_mut().zip(registers.as_chunks::<2>().0) {
+        let neighbours = rows.as_flattened_mut().as_chunks_mut::<2>().0.iter_mut();
+        neighbours.zip(pair[0].iter().zip(pair[1])).for_each(|(two, (left, right))| {
+            *two = [f32::from_bits(*left), f32::from_bits(*right)];
+        });
     }
     sums
 }
 
 /// Accumulators as the registers of a warp.
 pub(crate) fn fragment(sums: &Sums) -> [Words; 4] {
-    std::array::from_fn(|register| {
-        std::array::from_fn(|lane| {
-            let (row, column) = place(lane, register);
-            sums[row][column].to_bits()
-        })
-    })
+    let mut registers = [[0; 32]; 4];
+    for (rows, pair) in sums.as_chunks::<8>().0.iter().zip(registers.as_chunks_mut::<2>().0) {
+        let [left, right] = pair;
+        let neighbours = rows.as_flattened().as_chunks::<2>().0.iter();
+        neighbours.zip(left.iter_mut().zip(right)).for_each(|(two, (left, right))| {
+            (*left, *right) = (two[0].to_bits(), two[1].to_bits());
+        });
+    }
+    registers
 }
 
-/// D += A·B, by rising k, with `a` as [k][row] and `b` as [k][column], rows of which are `strides` apart.
-pub(crate) fn multiply(sums: &mut Sums, a: &[f32], b: &[f32], strides: [usize; 2]) {
+/// D += A·B, by rising k, with `a` as [row][k], rows of which are `depth` long, and `b` as [k][column], `stride` apart.
+pub(crate) fn multiply(sums: &mut Sums, (a, depth): (&[f32], usize), (b, stride): (&[f32], usize)) {
     // Four rows at a time stay in registers.
-    for (four, sums) in sums.chunks_exact_mut(4).enumerate() {
-        let mut held: [[f32; COLUMNS]; 4] = std::array::from_fn(|row| sums[row]);
-        for (a, b) in a[4 * four..].chunks(strides[0]).zip(b.chunks(strides[1])) {
-            let (Some(a), Some(b)) = (a.first_chunk::<4>(), b.first_chunk::<COLUMNS>()) else { continue };
-            for (held, a) in held.iter_mut().zip(a) {
-                held.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+    for (sums, a) in sums.as_chunks_mut::<4>().0.iter_mut().zip(a.chunks_exact(4 * depth)) {
+        let mut held = *sums;
+        let mut rows = a.chunks_exact(depth);
+        let rows: [&[f32]; 4] = std::array::from_fn(|_| rows.next().unwrap_or_default());
+        for (k, b) in b.chunks(stride).take(depth).enumerate() {
+            let Some(b) = b.first_chunk::<COLUMNS>() else { continue };
+            for (held, a) in held.iter_mut().zip(rows) {
+                held.iter_mut().zip(b).for_each(|(sum, b)| *sum += a[k] * b);
             }
         }
-        sums.copy_from_slice(&held);
+        *sums = held;
     }
 }
 
-/// The halves of a fragment's registers, each at its place, by k, then row: a register covers eight rows and eight of k.
-fn spread_halves<const R: usize, const N: usize>(element: MatrixElement, registers: [&Words; R]) -> [f32; N] {
-    let (mut bits, rows) = ([0u16; N], N / DEPTH);
+/// The 16-bit elements of a register, which covers eight rows and eight of k: four lanes have a row, two neighbours each.
+fn halves(register: &Words) -> [[u16; 8]; 8] {
+    let mut rows = [[0; 8]; 8];
+    for (two, word) in rows.as_flattened_mut().as_chunks_mut::<2>().0.iter_mut().zip(register) {
+        *two = [*word as u16, (*word >> 16) as u16];
+    }
+    rows
+}
+
+/// A by row, then k.
+pub(crate) fn rows_of_a(element: MatrixElement, registers: [&Words; 4]) -> [f32; ROWS * DEPTH] {
+    let mut bits = [0; ROWS * DEPTH];
     for (register, values) in registers.into_iter().enumerate() {
-        for (lane, word) in values.iter().enumerate() {
-            let row = lane / 4 + 8 * (register % (rows / 8));
-            let first = 2 * (lane % 4) + 8 * (register / (rows / 8));
-            bits[first * rows + row] = *word as u16;
-            bits[(first + 1) * rows + row] = (*word >> 16) as u16;
+        let first = 8 * (register % 2) * DEPTH + 8 * (register / 2);
+        for (row, elements) in halves(values).iter().enumerate() {
+            bits[first + row * DEPTH..][..8].copy_from_slice(elements);
         }
     }
-    let mut wide = [0.0; N];
+    let mut wide = [0.0; ROWS * DEPTH];
+    widen(element, &bits, &mut wide);
+    wide
+}
+
+/// B by k, then column.
+fn columns_of_b(element: MatrixElement, registers: [&Words; 2]) -> [f32; COLUMNS * DEPTH] {
+    let mut bits = [0; COLUMNS * DEPTH];
+    for (values, bits) in registers.into_iter().zip(bits.as_chunks_mut::<64>().0) {
+        let columns = halves(values);
+        for (k, bits) in bits.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *bits = std::array::from_fn(|column| columns[column][k]);
+        }
+    }
+    let mut wide = [0.0; COLUMNS * DEPTH];
     widen(element, &bits, &mut wide);
     wide
 }
 
 /// 16 × 8 × 16 with 16-bit elements.
 pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Words; 4], b: [&Words; 2]) {
-    let a: [f32; ROWS * DEPTH] = spread_halves(element, a);
-    let b: [f32; COLUMNS * DEPTH] = spread_halves(element, b);
-    multiply(sums, &a, &b, [ROWS, COLUMNS]);
+    let (a, b) = (rows_of_a(element, a), columns_of_b(element, b));
+    multiply(sums, (&a, DEPTH), (&b, COLUMNS));
 }
 
-/// The codes of a fragment times their scales: a register covers eight rows and 32 of k, eight codes to a lane.
+/// The codes of a fragment times their scales, each put where `place` says by row and k: a register covers eight rows and 32 of k, eight
+/// codes to a lane.
 fn spread_codes<const R: usize, const N: usize>(
     registers: [&Words; R],
     scale: impl Fn(usize, usize) -> f32,
+    place: impl Fn(usize, usize) -> usize,
 ) -> [f32; N] {
     let (mut values, rows) = ([0.0; N], N / SCALED_DEPTH);
     let blocks = rows / 8;
@@ -97,7 +124,7 @@ fn spread_codes<const R: usize, const N: usize>(
             let first = 8 * (lane % 4) + 32 * (register / blocks);
             let scale = scale(row, first / 16);
             for code in 0..8 {
-                values[(first + code) * rows + row] = e2m1((*word >> (4 * code)) as u8 & 15) * scale;
+                values[place(row, first + code)] = e2m1((*word >> (4 * code)) as u8 & 15) * scale;
             }
         }
     }
@@ -112,11 +139,11 @@ pub(crate) fn multiply_scaled(
     [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Words, u32); 2],
 ) {
     let decode = |word: u32, block: usize| ue4m3((word >> (8 * block)) as u8);
-    let a: [f32; ROWS * SCALED_DEPTH] =
-        spread_codes(a, |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block));
-    let b: [f32; COLUMNS * SCALED_DEPTH] =
-        spread_codes(b, |column, block| decode(scales_b[4 * column + lane_b as usize], block));
-    multiply(sums, &a, &b, [ROWS, COLUMNS]);
+    let of_row = |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block);
+    let of_column = |column, block| decode(scales_b[4 * column + lane_b as usize], block);
+    let a: [f32; ROWS * SCALED_DEPTH] = spread_codes(a, of_row, |row, k| row * SCALED_DEPTH + k);
+    let b: [f32; COLUMNS * SCALED_DEPTH] = spread_codes(b, of_column, |column, k| k * COLUMNS + column);
+    multiply(sums, (&a, SCALED_DEPTH), (&b, COLUMNS));
 }
 
 #[cfg(test)]
@@ -124,7 +151,7 @@ mod tests {
     use super::*;
 
     /// A register per lane, from the element at each place.
-    fn halves<const R: usize>(value: impl Fn(usize, usize) -> f32) -> [Words; R] {
+    fn spread<const R: usize>(value: impl Fn(usize, usize) -> f32) -> [Words; R] {
         let blocks = R / 2;
         let bits = |x: f32| u32::from(half::f16::from_f32(x).to_bits());
         let register = |r: usize, lane: usize| {
@@ -137,8 +164,8 @@ mod tests {
     #[test]
     fn a_single_one_picks_its_row_and_its_column() {
         // A has a one at (row 9, k 11) alone, so D's row 9 is B's elements at k 11.
-        let a: [Words; 4] = halves(|row, k| f32::from(u8::from((row, k) == (9, 11))));
-        let b: [Words; 2] = halves(|column, k| (column * 16 + k) as f32);
+        let a: [Words; 4] = spread(|row, k| f32::from(u8::from((row, k) == (9, 11))));
+        let b: [Words; 2] = spread(|column, k| (column * 16 + k) as f32);
         let mut found = [[0.5; COLUMNS]; ROWS];
         multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
         for (at, sum) in found.as_flattened().iter().copied().enumerate() {

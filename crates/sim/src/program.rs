@@ -47,7 +47,10 @@ impl<'k> Program<'k> {
         if let Some((reg, _)) = registers.iter().find(beyond) {
             return Err(refuse(format!("register {reg} is not declared")));
         }
-        if let Some(reg) = multiplied_by(kernel).find(|reg| reg.bank != Bank::B32) {
+        let of_warps = kernel.body.iter().enumerate().filter(|(_, instr)| matches!(instr.op, Op::Mma(_)));
+        let of_warps = of_warps.flat_map(|(at, _)| &registers[starts[at] as usize..starts[at + 1] as usize]);
+        let of_warps = of_warps.map(|(reg, _)| *reg).filter(|reg| reg.bank != Bank::Pred);
+        if let Some(reg) = multiplied_by(kernel).chain(of_warps).find(|reg| reg.bank != Bank::B32) {
             return Err(refuse(format!("register {reg} is no 32-bit register, and is multiplied")));
         }
         let spins = (0..kernel.body.len()).map(|at| spins(kernel, &labels, at)).collect();

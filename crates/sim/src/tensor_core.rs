@@ -61,6 +61,13 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
     }
 }
 
+/// The bytes from the first to the last of some pieces: start and length.
+pub(crate) fn hull(pieces: &[u32]) -> (u32, u32) {
+    let first = pieces.iter().copied().fold(u32::MAX, u32::min);
+    let last = pieces.iter().copied().fold(0, u32::max);
+    (first.min(last), last.saturating_sub(first) + 16)
+}
+
 /// Which rows of an operand lack something, if any does; `lacks` says it of the piece at an address.
 pub(crate) fn rows_missing(
     pieces: &[u32],
@@ -104,34 +111,52 @@ pub(crate) fn widen(element: MatrixElement, bits: &[u16], wide: &mut [f32]) {
     }
 }
 
-/// The elements of an operand by k, then row (`DEPTH` × `rows`), from the bytes at its pieces' addresses less `base`.
-pub(crate) fn by_depth(
+/// How the elements of an operand are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// By row, then k (`rows` × `DEPTH`).
+    ByRow,
+    /// By k, then row (`DEPTH` × `rows`).
+    ByDepth,
+}
+
+/// The elements of an operand, from the bytes at its pieces' addresses less `base`.
+pub(crate) fn elements(
     element: MatrixElement,
     shared: &[u8],
     (pieces, base): (&[u32], u32),
-    (rows, transposed): (usize, bool),
+    (rows, transposed, order): (usize, bool, Order),
     negate: bool,
 ) -> Vec<f32> {
-    let mut elements = vec![0.0; rows * DEPTH];
-    for (at, address) in pieces.iter().enumerate() {
+    // One after the other, pieces are the rows of a matrix, or of the transposed one.
+    let mut bits = vec![0u16; rows * DEPTH];
+    for (bits, address) in bits.as_chunks_mut::<8>().0.iter_mut().zip(pieces) {
         let start = (address - base) as usize;
-        let mut bits = [0u16; 8];
-        for (bits, pair) in bits.iter_mut().zip(shared[start..start + 16].chunks_exact(2)) {
-            *bits = u16::from_le_bytes([pair[0], pair[1]]);
-        }
-        let mut wide = [0.0; 8];
-        widen(element, &bits, &mut wide);
-        if negate {
-            wide = wide.map(|x| -x);
-        }
-        if transposed {
-            elements[8 * at..8 * at + 8].copy_from_slice(&wide);
-        } else {
-            let (row, first) = (at / 2, at % 2 * 8);
-            wide.into_iter().zip(first..).for_each(|(value, k)| elements[k * rows + row] = value);
+        let bytes = shared[start..start + 16].as_chunks::<2>().0;
+        bits.iter_mut().zip(bytes).for_each(|(bits, bytes)| *bits = u16::from_le_bytes(*bytes));
+    }
+    let bits = match (transposed, order) {
+        (false, Order::ByDepth) => turned(&bits, DEPTH),
+        (true, Order::ByRow) => turned(&bits, rows),
+        _ => bits,
+    };
+    let mut wide = vec![0.0; bits.len()];
+    widen(element, &bits, &mut wide);
+    if negate {
+        wide.iter_mut().for_each(|x| *x = -*x);
+    }
+    wide
+}
+
+/// The transpose of a matrix with rows of this length.
+fn turned(matrix: &[u16], length: usize) -> Vec<u16> {
+    let (mut turned, rows) = (vec![0; matrix.len()], matrix.len() / length);
+    for (row, elements) in matrix.chunks_exact(length).enumerate() {
+        for (to, element) in turned[row..].iter_mut().step_by(rows).zip(elements) {
+            *to = *element;
         }
     }
-    elements
+    turned
 }
 
 #[cfg(test)]
@@ -175,12 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_turned_to_lie_by_k() {
+    fn elements_are_turned_to_lie_as_they_are_wanted() {
         let halves: Vec<u8> = (0..16 * DEPTH as u16).flat_map(|i| f16::from_f32(f32::from(i)).to_le_bytes()).collect();
         let list: Vec<u32> = (0..32).map(|piece| 64 + 16 * piece).collect();
-        let found = by_depth(MatrixElement::F16, &halves, (&list, 64), (16, false), true);
+        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, false, Order::ByDepth), true);
         (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[k * 16 + row], -((row * DEPTH + k) as f32))));
-        let found = by_depth(MatrixElement::F16, &halves, (&list, 64), (16, true), false);
-        found.iter().enumerate().for_each(|(at, value)| assert_eq!(*value, at as f32));
+        for (transposed, order) in [(true, Order::ByDepth), (false, Order::ByRow)] {
+            let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, order), false);
+            found.iter().enumerate().for_each(|(at, value)| assert_eq!(*value, at as f32));
+        }
+        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, true, Order::ByRow), false);
+        (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[row * 16 + k], (k * 16 + row) as f32)));
     }
 }

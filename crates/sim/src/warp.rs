@@ -348,6 +348,13 @@ impl Warp {
         }
     }
 
+    /// The words of a register that is multiplied: programs with others are refused.
+    pub(crate) fn multiplied(&self, reg: RegId) -> &Words {
+        const NONE: &Words = &[0; 32];
+        let place = self.storage.place(reg);
+        self.values.words.get(place).filter(|_| reg.bank == Bank::B32).unwrap_or(NONE)
+    }
+
     /// The value of an operand in every lane.
     pub(crate) fn value(&self, operand: Operand) -> Lanes {
         match operand {

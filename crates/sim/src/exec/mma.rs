@@ -14,17 +14,16 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
-        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.words(reg)), b.map(|reg| self.warp.words(reg)));
-        let (fragment_a, fragment_b) = (fragment_a.each_ref(), fragment_b.each_ref());
-        let mut sums = mma::sums(d.map(|reg| self.warp.words(reg)).each_ref());
+        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.multiplied(reg)), b.map(|reg| self.warp.multiplied(reg)));
+        let mut sums = mma::sums(d.map(|reg| self.warp.multiplied(reg)));
         let depth = match op {
             Mma::Half { element, .. } => {
                 mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b);
                 mma::DEPTH
             }
             Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
-                let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| self.warp.words(reg));
-                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(&of_a, *lanes_a), (&of_b, *lane_b)]);
+                let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| self.warp.multiplied(reg));
+                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(of_a, *lanes_a), (of_b, *lane_b)]);
                 mma::SCALED_DEPTH
             }
         };

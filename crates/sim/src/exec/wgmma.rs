@@ -187,6 +187,9 @@ impl Exec<'_, '_> {
             }
         }
         let noted = self.note_ranges(ranges, record);
+        if noted.is_some() && self.are_written(ranges) {
+            return Ok(noted);
+        }
         for &(address, bytes) in ranges {
             let span = self.described_span(address, bytes)?;
             if noted.is_none() {
@@ -198,6 +201,14 @@ impl Exec<'_, '_> {
             }
         }
         Ok(noted)
+    }
+
+    /// Whether some ranges, and all between them, were written.
+    fn are_written(&self, ranges: &[(u32, u32)]) -> bool {
+        let first = ranges.iter().map(|(start, _)| *start).fold(u32::MAX, u32::min).max(SharedMemory::START);
+        let end = ranges.iter().map(|(start, bytes)| start + bytes).fold(first, u32::max);
+        let written = &self.cluster.blocks[self.rank].shared.written;
+        written.missing((first - SharedMemory::START) as usize, (end - first) as usize).is_none()
     }
 
     /// The same, if there is nothing to say against any of them.
