@@ -100,6 +100,17 @@ fn bank_load(group: &[(u32, u32)], bytes: u32) -> (u64, u64) {
         let count = u64::from((first + group.len() as u32 * bytes).div_ceil(4) - first / 4);
         return (count.div_ceil(32), count);
     }
+    if bytes == 16 && group.len() <= 8 && group.iter().all(|(_, address)| address % 16 == 0) {
+        // Rows of matrices, each in four banks: two of them are the same, or in different ones, or take turns.
+        let (mut load, mut distinct) = ([0u64; 8], 0);
+        for (at, (_, address)) in group.iter().enumerate() {
+            if group[..at].iter().all(|(_, earlier)| earlier != address) {
+                load[(address / 16 % 8) as usize] += 1;
+                distinct += 4;
+            }
+        }
+        return (load.into_iter().fold(0, u64::max), distinct);
+    }
     // The distinct words of each bank: a group takes 128 bytes at most, and a few more words where it is not aligned.
     let (mut banks, mut load, mut distinct) = ([[0u32; 8]; 32], [0usize; 32], 0);
     let mut crowded = Vec::new();
