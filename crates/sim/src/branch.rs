@@ -61,7 +61,7 @@ impl Change {
             Op::Control(Control::Branch { target, .. }) => changed.contains(&old.target(target)),
             _ => false,
         };
-        let turns = |pc: u32| self.moved(pc).is_some_and(|now| old.spins(pc) != new.spins(now));
+        let turns = |pc: u32| self.moved(pc).is_some_and(|now| old.traits(pc).spins != new.traits(now).spins);
         let body = old.kernel.body.iter().zip(0..);
         let touched = body.filter(|(instr, pc)| !changed.contains(pc) && (leads_in(instr) || turns(*pc)));
         changed.clone().chain(touched.map(|(_, pc)| pc)).collect()

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ptx::instr::{Access, Barrier, Control, Memory};
-use ptx::{Feature, Kernel, Op};
+use ptx::instr::Access;
+use ptx::{Feature, Kernel};
 
 use crate::barrier::ClusterBarrier;
 use crate::blocks::{Block, Cluster, Core, Grid, Visit};
@@ -661,29 +661,6 @@ struct Step {
     together: Option<u32>,
 }
 
-/// Whether an instruction may let others go on that wait.
-fn wakes(op: &Op) -> bool {
-    match op {
-        Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) => false,
-        Op::Barrier(op) => !matches!(op, Barrier::TryWait { .. }),
-        Op::Control(op) => !matches!(op, Control::Label(_) | Control::Branch { .. }),
-        Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) => true,
-    }
-}
-
-/// Whether an instruction may ask where lanes are, or leave some where they are.
-fn may_stay(op: &Op) -> bool {
-    !matches!(
-        op,
-        Op::Arith(_) | Op::Memory(_) | Op::Control(Control::Label(_) | Control::Branch { uniform: false, .. })
-    )
-}
-
-/// Whether an instruction changes nothing for others: a loop of these is no progress.
-fn looks_only(op: &Op) -> bool {
-    matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
-}
-
 impl Exec<'_, '_> {
     /// Some lanes exit.
     fn leave(&mut self, mask: u32) {
@@ -714,6 +691,7 @@ impl Exec<'_, '_> {
     }
 
     /// Executes one instruction.
+    #[inline(always)]
     fn step(&mut self) -> Result<Step, FaultKind> {
         self.core.clock += 1;
         if self.core.clock > self.core.instructions {
@@ -724,9 +702,9 @@ impl Exec<'_, '_> {
             self.leave(self.mask);
             return Ok(Step { visible: true, wakes: true, together: None });
         };
-        let (group, next) = (self.mask, self.pc + 1);
+        let (group, next, traits) = (self.mask, self.pc + 1, self.core.program.traits(self.pc));
         let whole = group == self.warp.live;
-        if whole && may_stay(&instr.op) {
+        if whole && traits.may_stay {
             self.warp.stand(self.pc);
         }
         if let Some(guard) = instr.guard {
@@ -744,7 +722,7 @@ impl Exec<'_, '_> {
             return Ok(Step { visible: false, wakes: false, together: whole.then_some(next) });
         }
         self.core.profile.count(&instr.op);
-        self.check_registers(&instr.op)?;
+        self.check_registers(&instr.op, traits.multiplied)?;
         let (flow, visible) = self.execute(&instr.op)?;
         let acting = self.mask;
         if self.spread != 0 {
@@ -769,9 +747,9 @@ impl Exec<'_, '_> {
             Flow::Exit => self.leave(acting),
             _ => {}
         }
-        if visible && !looks_only(&instr.op) && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
+        if visible && !traits.looks_only && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        Ok(Step { visible, wakes: wakes(&instr.op), together })
+        Ok(Step { visible, wakes: traits.wakes, together })
     }
 }

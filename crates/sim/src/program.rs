@@ -18,8 +18,8 @@ pub(crate) struct Program<'k> {
     /// The registers of all instructions, and where each one's begin.
     registers: Vec<(RegId, Access)>,
     starts: Vec<u32>,
-    /// Whether each instruction touches registers that multiplications own at times.
-    multiplied: Vec<bool>,
+    /// What is asked about each instruction whenever it is executed.
+    traits: Vec<Traits>,
     /// Where the values of registers are kept.
     pub(crate) storage: Rc<Storage>,
     /// Whether its threads copy one by one.
@@ -27,11 +27,24 @@ pub(crate) struct Program<'k> {
     /// Whether its clusters ask for each other's work, and whether its blocks have columns of tensor memory: both decide how a grid begins.
     pub(crate) claims: bool,
     pub(crate) allocates: bool,
-    /// Whether the instruction is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
-    spins: Vec<bool>,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
     pub(crate) shared_unit: u32,
     pub(crate) global_unit: u32,
+}
+
+/// What is asked about an instruction whenever it is executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    /// Whether it is a thread's, and touches registers that multiplications own at times.
+    pub(crate) multiplied: bool,
+    /// Whether it is a barrier wait that is repeated until it succeeds, so that its lanes may sleep.
+    pub(crate) spins: bool,
+    /// Whether it may let others go on that wait.
+    pub(crate) wakes: bool,
+    /// Whether it may ask where lanes are, or leave some where they are.
+    pub(crate) may_stay: bool,
+    /// Whether it changes nothing for others: a loop of these is no progress.
+    pub(crate) looks_only: bool,
 }
 
 impl<'k> Program<'k> {
@@ -53,29 +66,35 @@ impl<'k> Program<'k> {
         if let Some(reg) = multiplied_by(kernel).chain(of_warps).find(|reg| reg.bank != Bank::B32) {
             return Err(refuse(format!("register {reg} is no 32-bit register, and is multiplied")));
         }
-        let spins = (0..kernel.body.len()).map(|at| spins(kernel, &labels, at)).collect();
         let mut own = vec![false; kernel.register_count(Bank::B32) as usize];
         multiplied_by(kernel).for_each(|reg| own[reg.index as usize] = true);
         let owned = |reg: &RegId| reg.bank == Bank::B32 && own[reg.index as usize];
         let touches = |regs: &[(RegId, Access)]| regs.iter().any(|(reg, _)| owned(reg));
-        let all = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize])).collect();
+        let touched = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize]));
+        let traits = kernel.body.iter().zip(touched).enumerate();
+        let traits = traits.map(|(at, (Instr { op, .. }, touched))| Traits {
+            multiplied: touched && !matches!(op, Op::Wgmma(_)),
+            spins: spins(kernel, &labels, at),
+            wakes: wakes(op),
+            may_stay: may_stay(op),
+            looks_only: looks_only(op),
+        });
+        let traits = traits.collect();
         let storage = Rc::new(Storage::new(Lives::new(kernel, &registers, &starts, owned)));
         let copies_by_threads = kernel.body.iter().any(|instr| is_of_threads(&instr.op));
         let claims = kernel.body.iter().any(|instr| matches!(instr.op, Op::Copy(AsyncCopy::TryCancel { .. })));
         let allocates = kernel.body.iter().any(|instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Alloc { .. })));
         let (shared_unit, global_unit) = (unit(kernel, false), unit(kernel, true));
-        let multiplied = all;
         Ok(Program {
             kernel,
             labels,
             registers,
             starts,
-            multiplied,
+            traits,
             storage,
             copies_by_threads,
             claims,
             allocates,
-            spins,
             shared_unit,
             global_unit,
         })
@@ -93,13 +112,8 @@ impl<'k> Program<'k> {
         &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
     }
 
-    /// Whether an instruction touches registers that multiplications own at times.
-    pub(crate) fn touches_multiplied(&self, pc: u32) -> bool {
-        self.multiplied[pc as usize]
-    }
-
-    pub(crate) fn spins(&self, pc: u32) -> bool {
-        self.spins[pc as usize]
+    pub(crate) fn traits(&self, pc: u32) -> Traits {
+        self.traits[pc as usize]
     }
 
     /// Whether a lane may come from one instruction to another.
@@ -282,6 +296,26 @@ impl Storage {
 fn is_of_threads(op: &Op) -> bool {
     use AsyncCopy::{CommitThreadGroup, ThreadCopy, WaitThreadGroup};
     matches!(op, Op::Copy(ThreadCopy { .. } | CommitThreadGroup | WaitThreadGroup { .. }))
+}
+
+fn wakes(op: &Op) -> bool {
+    match op {
+        Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) => false,
+        Op::Barrier(op) => !matches!(op, Barrier::TryWait { .. }),
+        Op::Control(op) => !matches!(op, Control::Label(_) | Control::Branch { .. }),
+        Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) => true,
+    }
+}
+
+fn may_stay(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Arith(_) | Op::Memory(_) | Op::Control(Control::Label(_) | Control::Branch { uniform: false, .. })
+    )
+}
+
+fn looks_only(op: &Op) -> bool {
+    matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
 }
 
 /// Whether the instruction is a wait, followed by a branch back to it while it fails.

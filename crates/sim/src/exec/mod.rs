@@ -164,12 +164,12 @@ impl Exec<'_, '_> {
     }
 
     /// Registers must be defined before they are read, and left alone while a multiplication owns them.
-    pub(crate) fn check_registers(&mut self, op: &Op) -> Result<(), FaultKind> {
+    /// `by_threads` is whether a thread's instruction may meet such.
+    pub(crate) fn check_registers(&mut self, op: &Op, by_threads: bool) -> Result<(), FaultKind> {
         if self.warp.taints {
             self.check_taints(op)?;
         }
         let in_flight = self.warp.issued > self.warp.retired;
-        let by_threads = self.core.program.touches_multiplied(self.pc) && !matches!(op, Op::Wgmma(_));
         let sound = self.warp.is_sound(self.pc);
         if sound && self.warp.loading.is_empty() && !by_threads {
             return Ok(());

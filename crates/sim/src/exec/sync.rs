@@ -263,7 +263,7 @@ impl Exec<'_, '_> {
             waits[lane] = Wait::Phase { offset: span.offset, parity };
         }
         let passing = lanes(self.mask).filter(|&lane| passed[lane] == 1).fold(0, |mask, lane| mask | 1 << lane);
-        if passing == 0 && self.core.program.spins(self.pc) {
+        if passing == 0 && self.core.program.traits(self.pc).spins {
             // Each lane sleeps until its own barrier's phase completes, and then asks again.
             self.warp.waits = waits;
             return Ok(Flow::Stay);
@@ -286,7 +286,7 @@ impl Exec<'_, '_> {
     fn try_wait_together(&mut self, done: ptx::RegId, order: Ordering, span: SharedSpan, parity: u32) -> Flow {
         let bar = self.cluster.blocks[span.block].shared.barriers.get(&span.offset);
         let passes = bar.is_some_and(|bar| bar.passes(parity));
-        if !passes && self.core.program.spins(self.pc) {
+        if !passes && self.core.program.traits(self.pc).spins {
             let wait = Wait::Phase { offset: span.offset, parity };
             lanes(self.mask).for_each(|lane| self.warp.waits[lane] = wait);
             return Flow::Stay;
