@@ -68,7 +68,27 @@ impl Change {
     }
 }
 
+/// Mutants of a kernel, made ready to run as often as they are needed: see [`Gpu::run_mutants`](crate::Gpu::run_mutants).
+#[derive(Debug)]
+pub struct Mutants<'k> {
+    pub(crate) original: &'k Kernel,
+    pub(crate) program: Option<Rc<Program<'k>>>,
+    /// Each with what it takes to begin where the original is, if it can.
+    pub(crate) all: Vec<(&'k Kernel, Option<Branch<'k>>)>,
+}
+
+impl<'k> Mutants<'k> {
+    /// Finds out where each mutant differs from the original.
+    pub fn new(original: &'k Kernel, mutants: &[&'k Kernel]) -> Self {
+        let program = Program::new(original).ok().map(Rc::new);
+        let branch = |mutant| Branch::new(program.as_ref()?, Program::new(mutant).ok()?);
+        let all = mutants.iter().map(|mutant| (*mutant, branch(*mutant))).collect();
+        Mutants { original, program, all }
+    }
+}
+
 /// A mutant that has not begun.
+#[derive(Debug)]
 pub(crate) struct Branch<'k> {
     original: Rc<Program<'k>>,
     program: Rc<Program<'k>>,
@@ -169,7 +189,7 @@ impl<'k> Branch<'k> {
 /// handed over need a run of their own.
 pub(crate) fn run_all<'k>(
     trunk: Machine<'k>,
-    mut branches: Vec<(usize, Branch<'k>)>,
+    mut branches: Vec<(usize, &Branch<'k>)>,
     mut over: impl FnMut(usize, &mut Machine<'k>, Result<(), Box<Fault>>),
 ) {
     let Some(original) = branches.first().map(|(_, branch)| branch.original.clone()) else { return };

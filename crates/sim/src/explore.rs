@@ -3,6 +3,7 @@
 use ptx::Kernel;
 use thiserror::Error;
 
+use crate::branch::Mutants;
 use crate::error::Fault;
 use crate::gpu::Gpu;
 use crate::invocation::Invocation;
@@ -51,11 +52,11 @@ pub fn explore_mutants(
     verify: impl Fn(&Gpu) -> Result<(), String>,
 ) -> Vec<Result<Profile, Finding>> {
     let mut found: Vec<Result<Profile, Finding>> = mutants.iter().map(|_| Ok(Profile::default())).collect();
+    let mutants = Mutants::new(original, mutants);
     for &schedule in schedules {
-        let left: Vec<usize> = (0..mutants.len()).filter(|number| found[*number].is_ok()).collect();
-        let kernels: Vec<&Kernel> = left.iter().map(|number| mutants[*number]).collect();
+        let left: Vec<usize> = (0..found.len()).filter(|number| found[*number].is_ok()).collect();
         let (gpu, launch) = prepare();
-        let outcomes = gpu.run_mutants(&[(original, &launch)], (original, &kernels), schedule, |run| {
+        let outcomes = gpu.run_mutants(&[(original, &launch)], (&mutants, &left), schedule, |run| {
             let (gpu, profiles) = run.map_err(Finding::Fault)?;
             verify(gpu).map_err(|what| Finding::WrongResult { schedule, what })?;
             Ok(profiles.first().cloned().unwrap_or_default())

@@ -1,18 +1,14 @@
 //! A device: limits, rules and memory, on which kernels run.
 
-use std::collections::VecDeque;
-
 use ptx::Kernel;
 
-use crate::blocks::Grid;
-use crate::branch::{self, Branch};
+use crate::branch::{self, Mutants};
 use crate::error::{Fault, FaultKind};
 use crate::invocation::Invocation;
 use crate::limits::{Limits, Rules};
 use crate::machine::{self, Machine};
 use crate::memory::{Buffer, GlobalMemory};
 use crate::profile::Profile;
-use crate::program::Program;
 use crate::schedule::Schedule;
 
 /// A device: limits and memory. Buffers stay as a kernel left them, so kernels can follow each other.
@@ -90,7 +86,7 @@ impl Gpu {
         sequence: &[(&Kernel, &Invocation)],
         schedule: Schedule,
     ) -> Result<Vec<Profile>, Box<Fault>> {
-        let mut grids = machine::grids(sequence, &self.limits, schedule)?;
+        let mut grids = machine::grids(sequence, None, &self.limits, schedule)?;
         let Some(first) = grids.pop_front() else { return Ok(Vec::new()) };
         let memory = std::mem::take(&mut self.memory);
         let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
@@ -101,33 +97,39 @@ impl Gpu {
         Ok(machine.profiles)
     }
 
-    /// Runs each mutant of a kernel as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that refers to `original`
-    /// itself) and on a device like this; has `judge` look at the device and the profiles, or at the fault, and gives what it says of each.
-    /// What mutants have in common with the original is run once for all of them.
-    pub fn run_mutants<T>(
+    /// Runs some mutants of a kernel, by number, each as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that
+    /// refers to the original itself) and on a device like this; has `judge` look at the device and the profiles, or at the fault, and
+    /// gives what it says of each. What mutants have in common with the original is run once for all of them.
+    pub fn run_mutants<'k, T>(
         &self,
-        sequence: &[(&Kernel, &Invocation)],
-        (original, mutants): (&Kernel, &[&Kernel]),
+        sequence: &[(&'k Kernel, &'k Invocation)],
+        (mutants, numbers): (&Mutants<'k>, &[usize]),
         schedule: Schedule,
         judge: impl Fn(Result<(&Gpu, &[Profile]), Box<Fault>>) -> T,
     ) -> Vec<T> {
-        let mut found: Vec<Option<T>> = mutants.iter().map(|_| None).collect();
-        if let Ok(mut grids) = machine::grids(sequence, &self.limits, schedule) {
-            let branches = self.branches(&grids, (original, mutants));
+        let mut found: Vec<Option<T>> = numbers.iter().map(|_| None).collect();
+        let broken = |kernel: &Kernel| std::ptr::eq(kernel, mutants.original);
+        if let Ok(mut grids) = machine::grids(sequence, mutants.program.as_ref(), &self.limits, schedule)
+            && sequence.iter().any(|(kernel, _)| broken(kernel))
+        {
+            let launches: Vec<_> = sequence.iter().filter(|(kernel, _)| broken(kernel)).collect();
+            let runs = |mutant: &Kernel| launches.iter().all(|(_, launch)| launch.check(mutant, &self.limits).is_ok());
+            let branch = |number: &usize| mutants.all[*number].1.as_ref().filter(|_| runs(mutants.all[*number].0));
+            let branches = numbers.iter().enumerate().filter_map(|(at, number)| Some((at, branch(number)?))).collect();
             if let Some(first) = grids.pop_front() {
                 let device = (&self.limits, self.rules);
                 let trunk = Machine::new((first, grids), device, self.memory.clone(), schedule);
-                branch::run_all(trunk, branches, |number, machine, run| {
+                branch::run_all(trunk, branches, |at, machine, run| {
                     let memory = std::mem::take(&mut machine.core.memory);
                     let gpu = Gpu { limits: self.limits, rules: self.rules, memory };
-                    let run = run.and_then(|()| legal(mutants[number], schedule));
-                    found[number] = Some(judge(run.map(|()| (&gpu, &machine.profiles[..]))));
+                    let run = run.and_then(|()| legal(mutants.all[numbers[at]].0, schedule));
+                    found[at] = Some(judge(run.map(|()| (&gpu, &machine.profiles[..]))));
                     machine.core.memory = gpu.memory;
                 });
             }
         }
         let alone = |mutant: &Kernel| {
-            let launches = sequence.iter().map(|(kernel, launch)| match std::ptr::eq(*kernel, original) {
+            let launches = sequence.iter().map(|(kernel, launch)| match broken(kernel) {
                 true => (mutant, *launch),
                 false => (*kernel, *launch),
             });
@@ -138,22 +140,8 @@ impl Gpu {
                 Err(fault) => judge(Err(fault)),
             }
         };
-        found.into_iter().zip(mutants).map(|(found, mutant)| found.unwrap_or_else(|| alone(mutant))).collect()
-    }
-
-    /// The mutants that can go on from where the original is, by number.
-    fn branches<'k>(
-        &self,
-        grids: &VecDeque<Grid<'k>>,
-        (original, mutants): (&Kernel, &[&'k Kernel]),
-    ) -> Vec<(usize, Branch<'k>)> {
-        let of_original: Vec<_> = grids.iter().filter(|grid| std::ptr::eq(grid.program.kernel, original)).collect();
-        let branch = |mutant: &'k Kernel| {
-            let program = Program::new(mutant).ok()?;
-            let runs = of_original.iter().all(|grid| grid.launch.check(mutant, &self.limits).is_ok());
-            Branch::new(&of_original.first()?.program, program).filter(|_| runs)
-        };
-        mutants.iter().enumerate().filter_map(|(number, mutant)| Some((number, branch(mutant)?))).collect()
+        let all = found.into_iter().zip(numbers);
+        all.map(|(found, number)| found.unwrap_or_else(|| alone(mutants.all[*number].0))).collect()
     }
 
     /// Runs a kernel to its end under a schedule.

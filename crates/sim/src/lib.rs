@@ -173,6 +173,7 @@ mod tensor_memory;
 mod tma;
 mod warp;
 
+pub use branch::Mutants;
 pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
 pub use explore::{Finding, explore, explore_mutants};
 pub use gpu::Gpu;

@@ -131,9 +131,10 @@ pub(crate) enum Progress {
     Stopped(u32),
 }
 
-/// Makes launches ready to run, and checks them.
+/// Makes launches ready to run, and checks them. Of one kernel the program may be known.
 pub(crate) fn grids<'k>(
     sequence: &[(&'k Kernel, &'k Invocation)],
+    known: Option<&Rc<Program<'k>>>,
     limits: &Limits,
     schedule: Schedule,
 ) -> Result<VecDeque<Grid<'k>>, Box<Fault>> {
@@ -142,9 +143,10 @@ pub(crate) fn grids<'k>(
         let refused =
             |kind| Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel: kernel.name.clone() });
         launch.check(kernel, limits).map_err(refused)?;
-        let again = grids.iter().find(|grid: &&Grid<'_>| std::ptr::eq(grid.program.kernel, *kernel));
+        let earlier = grids.iter().map(|grid: &Grid<'k>| &grid.program);
+        let again = known.into_iter().chain(earlier).find(|program| std::ptr::eq(program.kernel, *kernel));
         let program = match again {
-            Some(grid) => grid.program.clone(),
+            Some(program) => program.clone(),
             None => Rc::new(Program::new(kernel).map_err(refused)?),
         };
         grids.push_back(Grid { program, launch });

@@ -13,7 +13,7 @@ mod ways;
 use format::Dense;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
-use sim::{Buffer, Finding, Gpu, Invocation, Profile, Schedule};
+use sim::{Buffer, Finding, Gpu, Invocation, Mutants, Profile, Schedule};
 
 use gpu::Simulated;
 use gpu::simulated::Staged;
@@ -114,11 +114,12 @@ impl Trial {
     /// What is found in each of some mutants, if anything is.
     pub fn examine(&self, mutants: &[&Mutant], schedules: &[Schedule]) -> Vec<Option<Finding>> {
         let mut found: Vec<Option<Finding>> = mutants.iter().map(|_| None).collect();
+        let kernels: Vec<&ptx::Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+        let ready = Mutants::new(&self.kernel, &kernels);
         for problem in &self.problems {
             for &schedule in schedules {
                 let left: Vec<usize> = (0..mutants.len()).filter(|number| found[*number].is_none()).collect();
-                let kernels: Vec<&ptx::Kernel> = left.iter().map(|number| &mutants[*number].kernel).collect();
-                let outcomes = problem.examine_mutants(&kernels, schedule);
+                let outcomes = problem.examine_mutants(&self.kernel, (&ready, &left), schedule);
                 left.into_iter().zip(outcomes).for_each(|(number, outcome)| found[number] = outcome.err());
             }
         }
@@ -229,11 +230,15 @@ impl Problem {
         Ok(profile)
     }
 
-    /// The same of mutants of the kernel of products, each under one schedule.
-    fn examine_mutants(&self, mutants: &[&ptx::Kernel], schedule: Schedule) -> Vec<Result<(), Finding>> {
-        let Some(original) = self.products() else { return Vec::new() };
-        let (sequence, _) = self.sequence(original);
-        self.gpu.run_mutants(&sequence, (original, mutants), schedule, |run| {
+    /// The same of some mutants of the kernel of products, by number, each under one schedule.
+    fn examine_mutants(
+        &self,
+        products: &ptx::Kernel,
+        mutants: (&Mutants<'_>, &[usize]),
+        schedule: Schedule,
+    ) -> Vec<Result<(), Finding>> {
+        let (sequence, _) = self.sequence(products);
+        self.gpu.run_mutants(&sequence, mutants, schedule, |run| {
             let (gpu, _) = run.map_err(Finding::Fault)?;
             self.verify(gpu, schedule)
         })
