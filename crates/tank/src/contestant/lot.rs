@@ -334,7 +334,7 @@ impl Tensors {
     pub fn poison(&self, output: usize, poison: Poison) -> Result<()> {
         let Laid { places, results, .. } = self.laid()?;
         for (spec, &place) in results.iter().zip(&places.outputs[output]) {
-            self.outputs.memory.write(place, &vec![poison.byte(); spec.bytes()])?;
+            self.outputs.memory.fill(place, spec.bytes(), poison.byte())?;
         }
         Ok(())
     }

@@ -24,6 +24,11 @@ pub(super) trait Memory {
     /// Writes bytes at an offset.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
 
+    /// Has so many bytes at an offset hold one value.
+    fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<()> {
+        self.write(offset, &vec![byte; length])
+    }
+
     /// Reads bytes at an offset; nothing where a contestant has cut them off.
     fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>>;
 
@@ -200,6 +205,14 @@ impl Memory for OnDevice {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let memory = if self.purpose == Purpose::Inputs { &self.own } else { &self.memory };
         Ok(self.of(memory)?.put(offset as usize, bytes, &self.stream)?)
+    }
+
+    fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<()> {
+        let memory = self.of(if self.purpose == Purpose::Inputs { &self.own } else { &self.memory })?;
+        // SAFETY: the filling is waited for, whatever became of it.
+        let queued = unsafe { memory.fill_part(offset as usize, length, byte, &self.stream) };
+        let done = self.stream.synchronize();
+        Ok(queued.and(done)?)
     }
 
     fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {

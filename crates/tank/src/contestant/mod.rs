@@ -171,10 +171,20 @@ pub trait Contestant {
 
     /// A fresh start, in a process of its own where it is a program.
     fn start(&self) -> Result<Box<dyn Session>, Fault>;
+
+    /// The same, but for the greeting, which is the caller's next thing to do: several can load beside each other what takes them seconds.
+    fn spawn(&self) -> Result<Box<dyn Session>, Fault> {
+        self.start()
+    }
 }
 
 /// A contestant that was started.
 pub trait Session {
+    /// Says hello to one that was spawned and not greeted yet. It stands still afterwards.
+    fn greet(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
     /// Whether it promises the same bits for the same inputs.
     fn deterministic(&self) -> bool;
 

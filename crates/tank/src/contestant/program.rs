@@ -168,7 +168,13 @@ impl Contestant for Program {
     }
 
     fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(Process::start(self)?))
+        let mut process = Process::spawn(self)?;
+        process.greet()?;
+        Ok(Box::new(process))
+    }
+
+    fn spawn(&self) -> Result<Box<dyn Session>, Fault> {
+        Ok(Box::new(Process::spawn(self)?))
     }
 }
 
@@ -275,7 +281,7 @@ struct Process {
 }
 
 impl Process {
-    fn start(program: &Program) -> Result<Self, Fault> {
+    fn spawn(program: &Program) -> Result<Self, Fault> {
         let failed = |reason: String| Fault::Start { reason };
         let failed_io = |error: io::Error| failed(error.to_string());
         let started = program.started();
@@ -301,7 +307,7 @@ impl Process {
         for pipe in [input.as_raw_fd(), output.as_raw_fd()] {
             unblock(pipe).map_err(failed_io)?;
         }
-        let mut process = Self {
+        Ok(Self {
             group,
             guards,
             tensors,
@@ -323,13 +329,10 @@ impl Process {
             staged: None,
             accounts: None,
             _scratch: scratch,
-        };
-        process.greet()?;
-        process.rest()?;
-        Ok(process)
+        })
     }
 
-    fn greet(&mut self) -> Result<(), Fault> {
+    fn say_hello(&mut self) -> Result<(), Fault> {
         let message = self.write_up(Stage::Hello, &Request::Hello { protocol: VERSION })?;
         match self.ask(Stage::Hello, &message)? {
             (Answer::Hello { protocol: version @ (FIRST_VERSION | VERSION), deterministic, memory, queues, .. }, _) => {
@@ -536,6 +539,11 @@ impl Process {
 }
 
 impl Session for Process {
+    fn greet(&mut self) -> Result<(), Fault> {
+        self.say_hello()?;
+        self.rest()
+    }
+
     fn deterministic(&self) -> bool {
         self.deterministic
     }

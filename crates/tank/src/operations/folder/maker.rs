@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -239,7 +240,10 @@ impl Table {
             start as u64
         };
         let places = specs.iter().map(&mut place).collect();
-        let file = NamedTempFile::new().map_err(failed)?;
+        // In memory where the system has a folder for that: gigabytes go through here.
+        let shared = Path::new("/dev/shm");
+        let file = if shared.is_dir() { NamedTempFile::new_in(shared) } else { NamedTempFile::new() };
+        let file = file.map_err(failed)?;
         // An empty file cannot be mapped.
         file.as_file().set_len(end.max(ALIGNMENT) as u64).map_err(failed)?;
         Ok(Self { file, places })
