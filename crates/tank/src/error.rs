@@ -167,6 +167,13 @@ pub enum Error {
         winner: String,
     },
 
+    /// The referee's own process on a GPU, by which it is known what is no contestant's time, does not run.
+    #[error("the referee's own run of an empty kernel failed: {reason}; see that kernels can be launched on the GPU")]
+    Blank {
+        /// What went wrong.
+        reason: String,
+    },
+
     /// The champion itself cannot be run, so nobody can be compared with it.
     #[error("the champion failed: {reason}; nobody can be measured against it, see that it runs or begin with another")]
     Champion {

@@ -14,8 +14,8 @@
 //! Two contexts take turns on a device. So whatever a contestant has there beside its run, in whatever stream, a kernel that peeks at its inputs or one that works on
 //! after the end, makes fills and sweep take longer than they ever took, and that is [`DeviceTime::outside`].
 //!
-//! What a latch takes with nothing behind it is measured and taken off by whoever times. The change of contexts, there and back, some 0.3 ms on an H200 and always
-//! the same, comes with the first kernel and stays in every run, of both sides alike.
+//! The change of contexts, there and back, some 0.3 ms on an H200 and always the same, comes with the first kernel that a run launches. What a kernel takes that does
+//! nothing ([`super::blank`]) is measured and taken off by whoever times.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

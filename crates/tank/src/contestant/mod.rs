@@ -4,6 +4,7 @@
 //! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
 //! [`Fault`]: it costs the contestant the round and the tank nothing.
 
+pub mod blank;
 pub mod device;
 mod fence;
 mod latch;

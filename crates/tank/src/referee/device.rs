@@ -20,6 +20,8 @@ const LATCHED: f64 = 400e-6;
 const LATCHED_SHARE: f64 = 0.01;
 /// What the device's clock may say beyond the host's, as a fraction: they are two crystals.
 const CRYSTALS: f64 = 1e-3;
+/// Seconds by which a run may be shorter than one of a kernel that does nothing: what both were seen to swing by on an H200, several times over.
+const BLANK_NOISE: f64 = 10e-6;
 
 /// A device that is watched.
 pub struct Watched {
@@ -74,25 +76,35 @@ impl Watched {
         }
     }
 
-    /// Notes what a latch took with nothing behind it. The least counts: whoever makes its own take longer gains nothing.
-    pub(super) fn note_latch(&mut self, seconds: f64) {
-        let known = self.report.latch_seconds.unwrap_or(f64::INFINITY);
-        self.report.latch_seconds = Some(known.min(seconds));
+    /// Notes what runs of a kernel that does nothing took behind a latch, beside the contestants of now: their median. Of all of those the least counts, so that whoever
+    /// leaves work behind on the device, which makes them longer, gains nothing by it.
+    pub(super) fn note_blanks(&mut self, seconds: &[f64]) {
+        let known = self.report.blank_seconds.unwrap_or(f64::INFINITY);
+        self.report.blank_seconds = Some(known.min(median(seconds)));
     }
 
     /// Notes what a run took, and how the device is right after it; the seconds that count. A device's clock that says more than the host's has been
     /// tampered with.
     pub(super) fn note(&mut self, side: Side, time: DeviceTime, host: f64) -> Result<f64, Fault> {
-        let seconds = time.seconds - self.report.latch_seconds.unwrap_or(0.0);
-        if time.seconds > host * (1.0 + CRYSTALS) || seconds.is_nan() || seconds <= 0.0 {
-            let [device, host] = [time.seconds, host].map(|seconds| 1e6 * seconds);
-            let what = format!("its clock: the device says {device:.1} µs of a run that took {host:.1} by the host's");
+        let blank = self.report.blank_seconds.unwrap_or(0.0);
+        let seconds = time.seconds - blank;
+        let [device, host_says, least] = [time.seconds, host, blank].map(|seconds| 1e6 * seconds);
+        if time.seconds > host * (1.0 + CRYSTALS) || seconds.is_nan() {
+            let what =
+                format!("its clock: the device says {device:.1} µs of a run that took {host_says:.1} by the host's");
+            return Err(Fault::Tampering { what });
+        }
+        if seconds < -BLANK_NOISE {
+            let what = format!(
+                "its clock: a run took {device:.1} µs, and one kernel that does nothing takes {least:.1} behind the latch"
+            );
             return Err(Fault::Tampering { what });
         }
         self.look();
         self.report.longest_wait = self.report.longest_wait.max(time.outside);
         self.times[side.index()].push(time);
-        Ok(seconds)
+        // A single small job can be as short as none.
+        Ok(seconds.max(RESOLUTION))
     }
 
     /// Whether a side's work was between its events, by the median since it entered: a single long wait is the host's.
@@ -103,7 +115,7 @@ impl Watched {
         }
         let of = |part: fn(&DeviceTime) -> f64| median(&times.iter().map(part).collect::<Vec<_>>());
         let (seconds, outside) = (of(|time| time.seconds), of(|time| time.outside));
-        let (least, share, when) = match self.report.latch_seconds {
+        let (least, share, when) = match self.report.blank_seconds {
             None => (WAIT, WAIT_SHARE, "after"),
             Some(_) => (LATCHED, LATCHED_SHARE, "before or after"),
         };
@@ -225,7 +237,8 @@ mod tests {
         (AsIfOnDevice { contestant, job, outside, latch: None, swept: Rc::default() }, case)
     }
 
-    /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues; and what is known of the GPU if its clock decided.
+    /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues, where a kernel that does nothing takes 0.3 ms; and what is
+    /// known of the GPU if its clock decided.
     fn programs(latches: [Option<f64>; 2], outside: f64) -> Result<([f64; 2], Option<DeviceReport>), Halt> {
         let sides = latches.map(|latch| {
             let (sides, case) = contestant(1e-3, outside);
@@ -238,7 +251,8 @@ mod tests {
         let (settings, clock) = (RefereeSettings::default(), Seconds::default());
         let pool = Pool::new(champion, challenger, tasks(std::slice::from_ref(case)).unwrap(), &settings, &clock, 3);
         let device = Watched::told(DeviceReport::default(), 1000, Reading::default);
-        let mut pool = pool.unwrap().perhaps_on_device(device);
+        let blank = AsIfOnDevice { latch: Some(3e-4), ..contestant(1.0, 0.0).0 };
+        let mut pool = pool.unwrap().perhaps_on_device(device, Box::new(blank));
         // The challenger is not among those who enter first.
         pool.enter(Pairing::Control, 1)?;
         pool.leave()?;
@@ -253,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_queue_are_timed_by_the_device_less_the_least_that_a_latch_takes() {
+    fn programs_that_queue_are_timed_by_the_device_less_what_a_kernel_takes_that_does_nothing() {
         let ([champion, challenger], device) = programs([Some(3e-4), Some(5e-4)], 0.0).unwrap();
         let jobs = 20.0;
         assert!((champion - 1e-3).abs() < 1e-9, "{champion}");
@@ -262,13 +276,26 @@ mod tests {
             "{challenger}: who makes its own latch slow pays for it"
         );
         let told = device.unwrap();
-        assert_eq!(told.latch_seconds, Some(3e-4));
-        assert!(told.to_string().contains("300 µs are taken off"), "{told}");
+        assert_eq!(told.blank_seconds, Some(3e-4));
+        assert!(told.to_string().contains("less the 300.0 µs of one that does nothing"), "{told}");
         // So much around a run is not the device's own doing.
         let Err(Halt::Fault(Side::Champion, Fault::Tampering { what })) = programs([Some(3e-4); 2], 5e-4) else {
             panic!("not found")
         };
         assert!(what.contains("before or after"), "{what}");
+    }
+
+    #[test]
+    fn nobody_is_done_before_a_kernel_that_does_nothing_nor_makes_it_count_for_more() {
+        let mut device = Watched::told(DeviceReport::default(), 1000, Reading::default);
+        device.note_blanks(&[3e-4, 3.1e-4, 2e-3]);
+        // Somebody has left work behind.
+        device.note_blanks(&[9e-4; 3]);
+        let mut note = |seconds| device.note(Side::Champion, DeviceTime { seconds, outside: 0.0 }, 1.0);
+        assert!((note(5.1e-4).unwrap() - 2e-4).abs() < 1e-9);
+        assert_eq!(note(3.05e-4), Ok(RESOLUTION), "a single job is over soon");
+        let Err(Fault::Tampering { what }) = note(2.9e-4) else { panic!("what is not there was done") };
+        assert!(what.contains("one kernel that does nothing takes 310.0"), "{what}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::settings::{RefereeSettings, Timing};
 use super::stats::median;
 use super::verify::{Examination, examine};
 use crate::contestant::protocol::Residence;
-use crate::contestant::{Contestant, Fault, Program, Workshop, sweep};
+use crate::contestant::{Contestant, Fault, Program, Workshop, blank, sweep};
 use crate::entry::{Entry, Way};
 use crate::operation::Operation;
 use crate::task::Task;
@@ -185,8 +185,11 @@ impl Official {
         match place {
             Place::Processor => pool.on_the_processor(),
             Place::Device(device) => Ok(pool.on_device(Watched::open(device)?)),
-            Place::Unknown => Ok(pool.perhaps_on_device(Watched::open(0)?)),
-            Place::Apart => Ok(pool),
+            Place::Unknown if !self.worker.is_empty() => {
+                let blank = blank::program(&self.worker, self.settings.limits.clone());
+                Ok(pool.perhaps_on_device(Watched::open(0)?, Box::new(blank)))
+            }
+            Place::Unknown | Place::Apart => Ok(pool),
         }
     }
 

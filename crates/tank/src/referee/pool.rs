@@ -14,7 +14,8 @@
 //! that did not count.
 //!
 //! **On a GPU** that both sides compute on the device's own clock counts ([`Watched`]): the host's says that it did not run fast, and the wait for the
-//! whole device that nothing ran outside of it. Programs that queue their runs behind a latch are timed by it too, less what the latch itself takes. L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
+//! whole device that nothing ran outside of it. Programs that queue their runs behind a latch are timed by it too, less what a kernel
+//! that does nothing takes there ([`crate::contestant::blank`]). L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
 //! slowdown is jobs more, which the clock has to find by itself.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
@@ -44,8 +45,8 @@ use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
 const ROUND_TRIPS: usize = 32;
-/// Runs without jobs by which it is told what a latch takes, each time that a side is made ready.
-const LATCHES: usize = 5;
+/// Runs of a kernel that does nothing, each time that the sides are made ready: their median is good to a microsecond.
+const BLANKS: usize = 9;
 /// A sample lasts so many round trips at least, so that they are a small part of it.
 const SAMPLE_TRIPS: f64 = 20.0;
 /// Timed elements of each side from which their errors are compared.
@@ -86,10 +87,10 @@ pub struct Pool<'a> {
     device: Option<Watched>,
     /// The slowdown that is planted, as a fraction.
     plant: f64,
-    /// A GPU whose clock decides if both sides queue their runs, until that is known.
-    perhaps: Option<Watched>,
-    /// Whether they do.
-    queued: bool,
+    /// A GPU whose clock decides if both sides queue their runs, until that is known, and who then tells what is to be taken off.
+    perhaps: Option<(Watched, Box<dyn Contestant>)>,
+    /// Whether they do: who tells, once it was started.
+    blank: Option<Box<dyn Session>>,
     errors: [Errors; 2],
     report: CourseReport,
 }
@@ -167,7 +168,7 @@ impl<'a> Pool<'a> {
             device: None,
             plant: settings.timing.plant,
             perhaps: None,
-            queued: false,
+            blank: None,
             errors: [Errors::default(); 2],
             report,
         })
@@ -194,9 +195,9 @@ impl<'a> Pool<'a> {
         self.device = Some(device);
     }
 
-    /// Has the clock of a GPU decide if both sides queue their runs behind a latch there.
-    pub fn perhaps_on_device(mut self, device: Watched) -> Self {
-        self.perhaps = Some(device);
+    /// Has the clock of a GPU decide if both sides queue their runs behind a latch there. What runs without jobs of `blank` take is taken off every run.
+    pub fn perhaps_on_device(mut self, device: Watched, blank: Box<dyn Contestant>) -> Self {
+        self.perhaps = Some((device, blank));
         self
     }
 
@@ -335,12 +336,19 @@ impl<'a> Pool<'a> {
         if let Readiness::Unsupported(reason) = session.prepare().map_err(faulted)? {
             return Err(faulted(Fault::Unsupported { problem: self.tasks[self.shape].name(), reason }));
         }
-        for _ in 0..if self.queued { LATCHES } else { 0 } {
-            let passed = session.stage(&[]).and_then(|()| session.go()).map_err(faulted)?;
-            if let (Some(device), Some(time)) = (&mut self.device, passed) {
-                device.note_latch(time.seconds);
-            }
+        Ok(())
+    }
+
+    /// Measures what a run of a kernel that does nothing takes behind a latch, where that is to be taken off.
+    fn take_blanks(&mut self) -> Result<(), Halt> {
+        let (Some(session), Some(device)) = (&mut self.blank, &mut self.device) else { return Ok(()) };
+        let ours = |fault: Fault| Halt::Error(Error::Blank { reason: fault.to_string() });
+        let mut seconds = Vec::with_capacity(BLANKS);
+        for _ in 0..BLANKS {
+            let passed = session.stage(&[]).and_then(|()| session.go()).map_err(ours)?;
+            seconds.extend(passed.map(|time| time.seconds));
         }
+        device.note_blanks(&seconds);
         Ok(())
     }
 
@@ -575,19 +583,20 @@ impl<'a> Pool<'a> {
     /// Settles whose clock counts, when somebody has said hello for the first time: a GPU's where both sides queue, also where only one of them is here
     /// now.
     fn settle_clock(&mut self, sides: &mut [Box<dyn Session>; 2]) -> Result<(), Halt> {
-        if let Some(device) = self.perhaps.take() {
+        if let Some((device, blank)) = self.perhaps.take() {
             let [champion, challenger] = self.contestants;
-            self.queued = sides.iter().all(|side| side.queues());
-            if self.queued && self.pairing != Pairing::Duel && champion.about() != challenger.about() {
+            let mut queue = sides.iter().all(|side| side.queues());
+            if queue && self.pairing != Pairing::Duel && champion.about() != challenger.about() {
                 let other = challenger.start().map_err(|fault| Halt::Fault(Side::Challenger, fault))?;
-                self.queued = other.queues();
+                queue = other.queues();
             }
-            if self.queued {
+            if queue {
                 self.be_on_device(device);
+                self.blank = Some(self.start_blank(blank.as_ref())?);
             }
         }
         for side in [Side::Champion, Side::Challenger] {
-            match (self.queued, sides[side.index()].queues()) {
+            match (self.blank.is_some(), sides[side.index()].queues()) {
                 (true, false) => {
                     let reason = "it queued its runs behind the latch before, and does not now".to_owned();
                     return Err(Halt::Fault(self_or_champion(self.pairing, side), Fault::Start { reason }));
@@ -597,6 +606,16 @@ impl<'a> Pool<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Starts who tells what is to be taken off. It is shown the least of a problem that there is, and looks at nothing of it but the latch.
+    fn start_blank(&mut self, blank: &dyn Contestant) -> Result<Box<dyn Session>, Halt> {
+        let lot = self.ground(0, 1, 0)?.lot;
+        let ours = |fault: Fault| Halt::Error(Error::Blank { reason: fault.to_string() });
+        let mut session = blank.start().map_err(ours)?;
+        session.tensors().lay(&lot)?;
+        session.prepare().map_err(ours)?;
+        Ok(session)
     }
 
     fn spawn(&self, side: Side, pairing: Pairing) -> Result<Box<dyn Session>, Halt> {
@@ -667,6 +686,7 @@ impl Course for Pool<'_> {
         self.compare_weights()?;
         self.settle()?;
         self.shape = shape;
+        self.take_blanks()?;
         if self.shapes[shape].is_none() {
             self.survey(shape)?;
         }

@@ -298,9 +298,9 @@ pub struct DeviceReport {
     pub held_by: Vec<String>,
     /// The most seconds that the whole device was waited for after a run's last event, or for which others were at work around it.
     pub longest_wait: f64,
-    /// What a latch takes with nothing behind it, where runs are queued behind one; taken off every run.
+    /// What a run of a kernel that does nothing takes behind a latch, where runs are queued behind one; taken off every run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latch_seconds: Option<f64>,
+    pub blank_seconds: Option<f64>,
 }
 
 impl std::fmt::Display for DeviceReport {
@@ -316,12 +316,12 @@ impl std::fmt::Display for DeviceReport {
         if !self.held_by.is_empty() {
             write!(f, ", held down by {}", self.held_by.join(" and by "))?;
         }
-        match self.latch_seconds {
+        match self.blank_seconds {
             None => write!(f, "; waited at most {:.0} µs for it after a run", 1e6 * self.longest_wait),
-            Some(latch) => write!(
+            Some(blank) => write!(
                 f,
-                "; runs behind a latch, whose {:.0} µs are taken off; others at work for at most {:.0} µs around a run",
-                1e6 * latch,
+                "; runs behind a latch, less the {:.1} µs of one that does nothing; others at work for at most {:.0} µs around a run",
+                1e6 * blank,
                 1e6 * self.longest_wait
             ),
         }
