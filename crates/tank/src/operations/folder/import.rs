@@ -15,11 +15,13 @@ use crate::{Error, Result, written};
 pub const BASELINE: &str = "baseline_submission.py";
 
 /// Files that are written beside the task's own.
-pub const FILES: [(&str, &str); 5] = [
+pub const FILES: [(&str, &str); 7] = [
     (BASELINE, include_str!("import/baseline_submission.py")),
     ("operation.py", include_str!("import/operation.py")),
     ("contestant.py", include_str!("import/contestant.py")),
     ("task_tensors.py", include_str!("import/task_tensors.py")),
+    ("task_on_gpu.py", include_str!("import/task_on_gpu.py")),
+    ("lent.py", include_str!("../../../../../examples/operations/gpu-matmul/lent.py")),
     ("tank.py", include_str!("../../../../../examples/operations/softmax/tank.py")),
 ];
 

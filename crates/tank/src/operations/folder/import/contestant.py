@@ -1,4 +1,7 @@
-"""A community submission as a contestant: `custom_kernel` of the file that is named, in a process of its own."""
+"""A community submission as a contestant: `custom_kernel` of the file that is named, in a process of its own.
+
+On a GPU it is queued and timed by the device's clock (`task_on_gpu`), unless `--by-host` follows the file.
+"""
 
 # What others have put beside this file comes last when modules are looked for.
 import sys
@@ -16,5 +19,17 @@ def compute(problem, like, inputs, outputs):
     task_tensors.write("out", submission.custom_kernel(task_tensors.read("in", like, inputs)), outputs)
 
 
-# What a GPU computes need not come out the same to the last bit.
-tank.serve_contestant(sys.argv[1], compute, prepare=lambda problem, _: patterns.of(problem), deterministic=False)
+def on_gpu():
+    """What queues it behind the referee's latch, where there is a GPU and the submission can be queued."""
+    if task_tensors.DEVICE != "cuda" or "--by-host" in sys.argv:
+        return None
+    import task_on_gpu
+
+    return task_on_gpu if task_on_gpu.can_queue(submission.custom_kernel, patterns) else None
+
+
+if found := on_gpu():
+    found.serve(sys.argv[1], submission.custom_kernel, patterns)
+else:
+    # What a GPU computes need not come out the same to the last bit.
+    tank.serve_contestant(sys.argv[1], compute, prepare=lambda problem, _: patterns.of(problem), deterministic=False)
