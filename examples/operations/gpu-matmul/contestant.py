@@ -1,11 +1,22 @@
 #!/usr/bin/env python3
 """A matrix product on tensors in a GPU's memory, written from docs/protocol.md: the referee's memory becomes torch tensors, and Triton or cuBLAS computes.
 
-`contestant.py tiles` is the baseline: Triton with large tiles. `square` has smaller ones, of which more are on their way at a time. `cublas` is torch.
+`contestant.py tiles` is the baseline: Triton with large tiles. `square` has smaller ones, of which more are on their way at a time, and `small` the smallest, one step at a time.
+`cublas` is torch.
 """
 
 import json
+import os
+import pathlib
+import shutil
 import sys
+import tempfile
+
+# What `contestant.py build` has compiled is here for every process that begins; each has a copy, since it may write nowhere else.
+BUILT = pathlib.Path(__file__).parent / "built"
+os.environ["TRITON_CACHE_DIR"] = str(BUILT if sys.argv[1] == "build" else pathlib.Path(tempfile.gettempdir()) / "built")
+if sys.argv[1] != "build" and BUILT.is_dir():
+    shutil.copytree(BUILT, os.environ["TRITON_CACHE_DIR"], dirs_exist_ok=True)
 
 import torch
 import triton
@@ -17,6 +28,7 @@ from lent import Lent
 WAYS = {
     "tiles": {"TILE_M": 128, "TILE_N": 256, "TILE_K": 64, "num_warps": 8, "num_stages": 3},
     "square": {"TILE_M": 128, "TILE_N": 128, "TILE_K": 64, "num_warps": 4, "num_stages": 4},
+    "small": {"TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "num_warps": 4, "num_stages": 1},
 }
 
 
@@ -73,7 +85,17 @@ def run(way, at, jobs):
         multiply(way, a, b, c)
 
 
+def build():
+    """Compiles for sizes that are whole tiles; for others the first product does."""
+    for way in WAYS:
+        multiply(way, *(torch.zeros(512, 512, dtype=torch.float16, device="cuda") for _ in "abc"))
+    torch.cuda.synchronize()
+
+
 def main(way):
+    if way == "build":
+        build()
+        return
     # A stream of our own: what waits for the latch is to hold nothing else up.
     torch.cuda.set_stream(torch.cuda.Stream())
     stream = torch.cuda.current_stream()

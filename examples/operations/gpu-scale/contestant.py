@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A contestant whose tensors are in a GPU's memory, written from docs/protocol.md: Python, and NVIDIA's driver by ctypes.
 
-`contestant.py plain` is the baseline and `wide` an honest challenger. The others cheat, each in its way, and get nowhere: they are here so that
+`contestant.py plain` is the baseline; `wide` and `narrow` are honest challengers. The others cheat, each in its way, and get nowhere: they are here so that
 whoever has a GPU can see that.
 """
 
@@ -68,8 +68,8 @@ wait:
 """
 # Kernels of a single thread.
 ALONE = ("idle", "watch")
-# The kernel of each way, and the elements per thread.
-KERNELS = {"plain": ("scale", 1), "wide": ("wide", 4), "half": ("half", 1)}
+# The kernel of each way, the elements per thread, and the threads per block.
+KERNELS = {"plain": ("scale", 1, 256), "wide": ("wide", 4, 256), "narrow": ("scale", 1, 32), "half": ("half", 1, 256)}
 
 
 class Gpu(Lent):
@@ -93,11 +93,11 @@ class Gpu(Lent):
             self.call("cuStreamCreate", ctypes.byref(stream), 1)
 
     def launch(self, kernel, x, y, count, stream=0):
-        name, per_thread = KERNELS.get(kernel, (kernel, 1))
-        blocks = max(1, math.ceil(count / (256 * per_thread)))
+        name, per_thread, threads = KERNELS.get(kernel, (kernel, 1, 1))
+        blocks = max(1, math.ceil(count / (threads * per_thread)))
         values = [ctypes.c_uint64(x), ctypes.c_uint64(y), ctypes.c_uint32(count)]
         pointers = (ctypes.c_void_p * 3)(*[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values])
-        grid = (1, 1, 1, 1, 1, 1) if name in ALONE else (blocks, 1, 1, 256, 1, 1)
+        grid = (1, 1, 1, 1, 1, 1) if name in ALONE else (blocks, 1, 1, threads, 1, 1)
         self.call("cuLaunchKernel", self.functions[name], *grid, 0, self.streams[stream], pointers, None)
 
     def finish(self):

@@ -6,18 +6,26 @@ import array
 import tank
 
 
+# A few thousand numbers of their own, again and again: Python is slow, and a kernel does not look back.
+PERIOD = 4099
+
+
 def generate(problem, numbers, lots, tensors):
-    # A few thousand numbers of their own, again and again: Python is slow, and a kernel does not look back.
-    own = [lots.randrange(-1000, 1000) for _ in range(4099)]
+    own = array.array("H", lots.randbytes(2 * PERIOD))
     part = 1 if numbers == "whole" else 3
-    values = array.array("f", (value / part for value in own))
+    values = array.array("f", ((value % 2000 - 1000) / part for value in own))
     x = tensors["x"]
     repeated = values * (len(x) // len(values) + 1)
     x[:] = memoryview(repeated)[: len(x)]
 
 
 def reference(problem, tensors, outputs):
-    outputs["y"][:] = memoryview(array.array("d", (2.0 * value + 1.0 for value in tensors["x"])))
+    x, y = tensors["x"], outputs["y"]
+    # What comes again need not be computed again.
+    again = len(x) > PERIOD and x[PERIOD:].cast("B") == x[:-PERIOD].cast("B")
+    values = array.array("d", (2.0 * value + 1.0 for value in (x[:PERIOD] if again else x)))
+    repeated = values * (len(x) // max(1, len(values)) + 1)
+    y[:] = memoryview(repeated)[: len(x)]
 
 
 tank.serve_operation(generate, reference)
