@@ -54,7 +54,7 @@ impl Default for Limits {
             hello_seconds: 20.0,
             prepare_seconds: 120.0,
             run_seconds: 60.0,
-            session_seconds: 1800.0,
+            session_seconds: 3600.0,
             bye_seconds: 2.0,
             memory_bytes: 64 << 30,
             processes: 512,
