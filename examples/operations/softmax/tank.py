@@ -49,8 +49,9 @@ def pointer(view):
 def keep_channel():
     """Standard output is the referee's: what a program or a library of its prints from now on goes to standard error."""
     global CHANNEL
-    CHANNEL = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    if CHANNEL is sys.stdout:
+        CHANNEL = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
 
 
 def say(**message):

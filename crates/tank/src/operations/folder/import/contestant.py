@@ -11,6 +11,7 @@ sys.path.append(sys.path.pop(0))
 import task_tensors
 import tank
 
+tank.keep_channel()
 submission = task_tensors.module("submission", sys.argv[1])
 patterns = task_tensors.Patterns(task_tensors.module("reference"))
 
