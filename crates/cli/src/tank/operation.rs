@@ -89,9 +89,29 @@ pub fn import(args: &Import) -> Result<()> {
     let mut lines = told.as_deref().unwrap_or_default().lines().map(str::to_owned);
     let python = lines.next().ok_or_else(|| Error::NoTorch { python: args.python.clone() })?;
     let readable: Vec<String> = lines.collect();
-    let failed = |cause| Error::Write { path: folder.clone(), cause };
-    fs::create_dir_all(&folder).map_err(failed)?;
-    for entry in fs::read_dir(&args.task).map_err(failed)? {
+    let made = write(&task, &args.task, &folder, (&name, &python, &readable));
+    if made.is_err() {
+        // Half of it would stand in the way of the next try.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    made?;
+    let shown = folder.display();
+    console::print(&format!("{shown}\n"))?;
+    console::remark(&format!("play it: hammerhead tank play --operation {shown} --pitch {shown}/submission.toml"));
+    Ok(())
+}
+
+/// Writes the folder of an operation that is made of a task.
+fn write(
+    task: &import::Task,
+    from: &Path,
+    folder: &Path,
+    (name, python, readable): (&str, &str, &[String]),
+) -> Result<()> {
+    let failed = |cause| Error::Write { path: folder.to_owned(), cause };
+    let unread = |path, source| tank::Error::Read { path, source };
+    fs::create_dir_all(folder).map_err(failed)?;
+    for entry in fs::read_dir(from).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if let Some(name) = path.file_name().filter(|_| path.extension().is_some_and(|ending| ending == "py")) {
             fs::copy(&path, folder.join(name)).map_err(failed)?;
@@ -100,20 +120,19 @@ pub fn import(args: &Import) -> Result<()> {
     for (name, source) in &task.files {
         // The runner that a task names is the community's; here the referee runs it.
         if let Some(name) = Path::new(name).file_name().filter(|_| name != "eval.py") {
-            let source = args.task.join(source);
-            fs::copy(&source, folder.join(name)).map_err(|cause| Error::Write { path: source, cause })?;
+            let source = from.join(source);
+            fs::copy(&source, folder.join(name)).map_err(|cause| unread(source, cause))?;
         }
     }
+    let reference = folder.join("reference.py");
+    fs::metadata(reference).map_err(|cause| unread(from.join("reference.py"), cause))?;
     for (name, text) in import::FILES {
         fs::write(folder.join(name), text).map_err(failed)?;
     }
     let baseline = format!("./{}", import::BASELINE);
-    fs::write(folder.join("operation.toml"), task.description(&name, &python, &readable, &baseline)).map_err(failed)?;
+    fs::write(folder.join("operation.toml"), task.description(name, python, readable, &baseline)).map_err(failed)?;
     let run = format!("program = [{:?}, \"./contestant.py\", \"./submission.py\"]", python);
     let pitch = Pitch::example("submission").replace(operations::EXAMPLE_RUN, &run);
     fs::write(folder.join("submission.toml"), pitch).map_err(failed)?;
-    let shown = folder.display();
-    console::print(&format!("{shown}\n"))?;
-    console::remark(&format!("play it: hammerhead tank play --operation {shown} --pitch {shown}/submission.toml"));
     Ok(())
 }
