@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
 """C = A·Bᵀ: numbers, and what should come out, in double precision. The product is the device's, since it is asked for after every timed run."""
 
+# What lies beside this file comes last when modules are looked for: contestants lie there too, and nothing fences this program.
+import sys
+
+sys.path.append(sys.path.pop(0))
+
 import numpy
 import torch
 

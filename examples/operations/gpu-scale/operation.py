@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
 """y = 2·x + 1: numbers and what should come out."""
 
+# What lies beside this file comes last when modules are looked for: contestants lie there too, and nothing fences this program.
+import sys
+
+sys.path.append(sys.path.pop(0))
+
 import array
 
 import tank
