@@ -371,3 +371,28 @@ impl<'k> Stops<'k> {
         self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ptx::instr::{MatrixElement, Mma};
+
+    use super::*;
+
+    #[test]
+    fn a_warp_multiplies_registers_of_32_bits_alone() {
+        let shape = ptx::LaunchBounds { threads: 32, cluster: None, min_blocks: None };
+        let mut k = ptx::Builder::new("multiply", ptx::Target::Sm80, shape);
+        let sums = [0; 4].map(|_| k.variable(0.0));
+        let (a, b) = ([0; 4].map(|_| k.variable(0u32)), [0; 2].map(|_| k.variable(0u32)));
+        k.mma(MatrixElement::F16, sums, a, b);
+        let mut kernel = k.finish().unwrap();
+        assert!(Program::new(&kernel).is_ok());
+        kernel.registers[Bank::B64.index()] = kernel.registers[Bank::B32.index()];
+        for instr in &mut kernel.body {
+            if let Op::Mma(Mma::Half { a, .. }) = &mut instr.op {
+                a[0].bank = Bank::B64;
+            }
+        }
+        assert!(Program::new(&kernel).is_err_and(|fault| fault.to_string().contains("no 32-bit register")));
+    }
+}
