@@ -15,11 +15,15 @@ use tank::season::Season;
 use tank::verdict::Verdict;
 use tempfile::TempDir;
 
+/// Where a shipped operation lies.
+fn shipped(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/operations").join(name)
+}
+
 /// A copy of a shipped operation, in which things can be built and changed.
 fn copy(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/operations").join(name);
-    for file in fs::read_dir(source).unwrap().map(|file| file.unwrap().path()) {
+    for file in fs::read_dir(shipped(name)).unwrap().map(|file| file.unwrap().path()) {
         // `copy` keeps what may be run.
         if file.is_file() && file.extension().is_none_or(|ending| ending != "so") {
             fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
@@ -87,6 +91,15 @@ fn played(name: &str, pitches: [&str; 2]) {
     assert_eq!(blocked, None, "{name}");
     let sat = records.iter().filter(|record| matches!(&record.event, Event::Sat(sat) if sat.sitting.is_some()));
     assert!(sat.count() > 0, "{name} was never timed");
+}
+
+/// A contestant's fence follows no links out of its folder: so what two folders need stands in both, and must not drift apart.
+#[test]
+fn what_shipped_operations_have_in_common_is_the_same_in_all() {
+    for (file, [one, other]) in [("tank.py", ["softmax", "sort"]), ("lent.py", ["gpu-scale", "gpu-matmul"])] {
+        let [one, other] = [one, other].map(|name| fs::read_to_string(shipped(name).join(file)).unwrap());
+        assert!(one == other, "{file} differs");
+    }
 }
 
 /// Softmax, the other operation that is shipped, is the one that `new-operation` writes; the program's tests play it.
