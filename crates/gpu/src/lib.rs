@@ -6,8 +6,9 @@
 //! weights out. All kernels are plain functions from a config to a [`ptx::Kernel`]. `launches` puts expansion and products together.
 //!
 //! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of the caller's), and
-//! `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a GPU would hide. `blank` is a kernel that does nothing, for whoever times others. The simulator is behind the
-//! feature `sim`: it serves tests and the command line, and a program that embeds this crate should not have to build it.
+//! `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a GPU would hide. The simulator is behind the
+//! feature `sim`: it serves tests and the command line, and a program that embeds this crate should not have to build it. `blank` is a
+//! kernel that does nothing, for whoever times others.
 //!
 //! Programs use the crate `hammerhead`. Here is what it loads, printed without a GPU:
 //!

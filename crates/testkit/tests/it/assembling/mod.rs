@@ -18,7 +18,7 @@ fn assembler() -> Option<Assembler> {
 }
 
 /// Holds all kernels to assemble without spills and without a warning: each for one of the chips that run it, the chips in turn, so that every
-/// chip sees some of every kind. All kernels for all chips were a fifth of all tests' time, and never differed.
+/// chip sees some of every kind: all kernels for all chips would be much of the tests' time.
 pub fn assert_assemble(specs: Vec<KernelSpec>, chips: &[&str]) {
     let Some(assembler) = assembler() else { return };
     let assemble = |(at, spec): (usize, KernelSpec)| -> Option<String> {
