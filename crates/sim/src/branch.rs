@@ -9,11 +9,13 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ptx::instr::{Control, Instr};
-use ptx::{Kernel, Op};
+use ptx::instr::{AsyncCopy, Control, Guard, Instr, Mma};
+use ptx::{Kernel, Op, RegId};
 
 use crate::blocks::{Block, Cluster, Grid};
 use crate::error::Fault;
+use crate::exec;
+use crate::lanes::{FULL, lanes};
 use crate::machine::{Machine, Progress};
 use crate::program::{NewPlaces, Program, Stops, multiplied_by};
 use crate::warp::Warp;
@@ -123,6 +125,31 @@ impl<'k> Branch<'k> {
         !(self.steers && machine.core.looked_ahead)
     }
 
+    /// Whether the warp that stands before an instruction of the original would do there in the mutant exactly what it will do: the mistake
+    /// is in a guard that comes to the same, or in an instruction that no lane executes, or operands are mistaken for others that
+    /// have the same values.
+    fn changes_nothing(&self, machine: &Machine<'k>, pc: u32) -> bool {
+        let part = |kernel: &'k Kernel, range: &Range<u32>| &kernel.body[range.start as usize..range.end as usize];
+        let (old, new) = (part(self.original.kernel, &self.change.old), part(self.program.kernel, &self.change.new));
+        if pc != self.change.old.start || self.original.kernel.registers != self.program.kernel.registers {
+            return false;
+        }
+        let Some((warp, group)) = machine.stopped() else { return false };
+        let acting = |instr: &Instr| match instr.guard {
+            Some(Guard { pred, .. }) if (warp.undefined(pred, group) | warp.tainted(pred) & group) != 0 => None,
+            guard => Some(warp.acting(guard, group)),
+        };
+        match (old, new) {
+            ([instr], []) | ([], [instr]) => acting(instr) == Some(0),
+            ([old], [new]) => match (acting(old), acting(new)) {
+                (Some(0), Some(0)) => true,
+                (Some(lanes), Some(others)) => lanes == others && (old.op == new.op || alike(warp, lanes, &old.op, &new.op)),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// Makes a machine that runs the original, and has executed nothing of the change, one that runs the mutant.
     pub(crate) fn take_over(&self, machine: &mut Machine<'k>) {
         machine.core.stops = None;
@@ -185,6 +212,27 @@ impl<'k> Branch<'k> {
     }
 }
 
+/// Whether two instructions that differ in their operands do the same with what the lanes of a warp hold.
+fn alike(warp: &Warp, mask: u32, old: &Op, new: &Op) -> bool {
+    match (old, new) {
+        (
+            Op::Copy(AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes: Some(read), policy }),
+            Op::Copy(AsyncCopy::ThreadCopy { dst: to, src: from, bytes: all, source_bytes: None, policy: other }),
+        ) => {
+            let values = warp.value(*read);
+            let whole = |lane: usize| values[lane] == u64::from(*bytes);
+            (dst, src, bytes, policy) == (to, from, all, other) && lanes(mask).all(whole)
+        }
+        (Op::Mma(old), Op::Mma(new)) => {
+            let (Mma::Half { d, .. } | Mma::BlockScaled { d, .. }) = old;
+            let (Mma::Half { d: others, a, b, .. } | Mma::BlockScaled { d: others, a, b, .. }) = new;
+            let defined = |reg: &RegId| warp.undefined(*reg, FULL) == 0;
+            d == others && !warp.taints && a.iter().chain(b).all(defined) && exec::sums(warp, old) == exec::sums(warp, new)
+        }
+        _ => false,
+    }
+}
+
 /// Runs the original, and mutants from where each begins; hands over each mutant that has come to its end, by number. Those that are not
 /// handed over need a run of their own.
 pub(crate) fn run_all<'k>(
@@ -193,18 +241,22 @@ pub(crate) fn run_all<'k>(
     mut over: impl FnMut(usize, &mut Machine<'k>, Result<(), Box<Fault>>),
 ) {
     let Some(original) = branches.first().map(|(_, branch)| branch.original.clone()) else { return };
-    let mut trunk = Some(trunk);
+    let (mut trunk, mut stale) = (Some(trunk), true);
     while let Some(mut machine) = trunk.take()
         && !branches.is_empty()
     {
-        machine.core.stops = Some(Stops::new(&original, branches.iter().flat_map(|(_, branch)| &branch.stops)));
+        if stale {
+            machine.core.stops = Some(Stops::new(&original, branches.iter().flat_map(|(_, branch)| &branch.stops)));
+        }
         let Ok(progress) = machine.run() else { return };
         let begins = |branch: &Branch<'_>| match progress {
             Progress::Over => true,
-            Progress::Stopped(pc) => branch.stops.contains(&pc),
+            Progress::Stopped(pc) => branch.stops.contains(&pc) && !branch.changes_nothing(&machine, pc),
         };
         let (here, later): (Vec<_>, Vec<_>) = branches.into_iter().partition(|(_, branch)| begins(branch));
         branches = later;
+        stale = !here.is_empty();
+        machine.core.stops.iter_mut().for_each(Stops::pass);
         for (number, branch) in &here {
             if !branch.fits(&machine) {
                 continue;

@@ -228,6 +228,15 @@ impl<'k> Machine<'k> {
         }
     }
 
+    /// The warp that was stopped, and the lanes of it that are about to go on.
+    pub(crate) fn stopped(&self) -> Option<(&Warp, u32)> {
+        let advance = self.advance.as_ref()?;
+        let ((rank, index, _), cluster) = (advance.stopped?, &self.running[advance.chosen]);
+        let (block, warp) = (&cluster.blocks[rank], cluster.blocks[rank].warps[index].as_deref()?);
+        let (_, group) = block.next(cluster.barrier.phase, warp)?;
+        Some((warp, group))
+    }
+
     /// Starts clusters where there is room, and gives one of them some turns, if there is one left.
     fn choose(&mut self) -> Option<Advance> {
         while self.running.len() < self.core.room
@@ -500,7 +509,7 @@ impl Core<'_> {
                     next
                 }
             };
-            if self.stops.as_ref().is_some_and(|stops| stops.has(&self.program, pc)) {
+            if self.stops.as_mut().is_some_and(|stops| stops.has(&self.program, pc)) {
                 break Ok(Some(pc));
             }
             if together.is_none() {
@@ -513,6 +522,9 @@ impl Core<'_> {
                 Ok(step) => {
                     together = step.together;
                     wakes |= step.wakes;
+                    if !step.acted {
+                        continue;
+                    }
                     step.visible
                 }
                 Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
@@ -655,6 +667,8 @@ fn block_id(grid: [u32; 3], shape: [u32; 3], cluster: u32, rank: u32) -> [u32; 3
 
 /// What became of one instruction.
 struct Step {
+    /// Whether a lane executed it. If none did, it is as if it were not there.
+    acted: bool,
     /// Whether others can see what it did.
     visible: bool,
     /// Whether others that wait may be able to go on.
@@ -695,14 +709,9 @@ impl Exec<'_, '_> {
     /// Executes one instruction.
     #[inline(always)]
     fn step(&mut self) -> Result<Step, FaultKind> {
-        self.core.clock += 1;
-        if self.core.clock > self.core.instructions {
-            let (what, limit) = ("instructions of a run", self.core.instructions);
-            return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
-        }
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.leave(self.mask);
-            return Ok(Step { visible: true, wakes: true, together: None });
+            return Ok(Step { acted: true, visible: true, wakes: true, together: None });
         };
         let (group, next, traits) = (self.mask, self.pc + 1, self.core.program.traits(self.pc));
         let whole = group == self.warp.live;
@@ -714,14 +723,18 @@ impl Exec<'_, '_> {
             if self.warp.tainted(guard.pred) & group != 0 {
                 return Err(self.core.uninitialised(self.warp.origin(guard.pred)));
             }
-            let holds = self.warp.holds(guard.pred);
-            self.mask &= if guard.negated { !holds } else { holds };
+            self.mask = self.warp.acting(instr.guard, group);
         }
         if self.mask == 0 {
             if !whole {
                 self.go(group, next);
             }
-            return Ok(Step { visible: false, wakes: false, together: whole.then_some(next) });
+            return Ok(Step { acted: false, visible: false, wakes: false, together: whole.then_some(next) });
+        }
+        self.core.clock += 1;
+        if self.core.clock > self.core.instructions {
+            let (what, limit) = ("instructions of a run", self.core.instructions);
+            return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
         }
         self.core.profile.count(&instr.op);
         self.check_registers(&instr.op, traits.multiplied)?;
@@ -752,6 +765,6 @@ impl Exec<'_, '_> {
         if visible && !traits.looks_only && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        Ok(Step { visible, wakes: traits.wakes, together })
+        Ok(Step { acted: true, visible, wakes: traits.wakes, together })
     }
 }

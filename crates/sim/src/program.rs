@@ -357,18 +357,26 @@ pub(crate) struct Stops<'k> {
     program: Rc<Program<'k>>,
     /// By position.
     before: Vec<bool>,
+    /// Whether it goes on once though there is a stop.
+    passes: bool,
 }
 
 impl<'k> Stops<'k> {
     pub(crate) fn new<'b>(program: &Rc<Program<'k>>, stops: impl Iterator<Item = &'b u32>) -> Self {
         let mut before = vec![false; program.kernel.body.len() + 1];
         stops.for_each(|pc| before[*pc as usize] = true);
-        Stops { program: program.clone(), before }
+        Stops { program: program.clone(), before, passes: false }
     }
 
     /// Whether a machine that runs a program stops before one of its instructions.
-    pub(crate) fn has(&self, program: &Rc<Program<'k>>, pc: u32) -> bool {
-        self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program)
+    pub(crate) fn has(&mut self, program: &Rc<Program<'k>>, pc: u32) -> bool {
+        let stops = self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program);
+        stops && !std::mem::take(&mut self.passes)
+    }
+
+    /// Lets a machine that has stopped go on.
+    pub(crate) fn pass(&mut self) {
+        self.passes = true;
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 
+use ptx::instr::Guard;
 use ptx::{Bank, Operand, RegId};
 
 use crate::clock::{Cleared, Knowledge};
@@ -381,6 +382,13 @@ impl Warp {
             Bank::Pred => self.values.predicates[self.storage.place(pred)],
             _ => lanes::mask_of(|lane| self.get_lane(pred, lane) & 1 == 1),
         }
+    }
+
+    /// The lanes of `group` that execute an instruction with this guard.
+    pub(crate) fn acting(&self, guard: Option<Guard>, group: u32) -> u32 {
+        let Some(guard) = guard else { return group };
+        let holds = self.holds(guard.pred);
+        group & if guard.negated { !holds } else { holds }
     }
 
     /// Lanes of `mask` in which a register was never written.

@@ -5,30 +5,36 @@ use ptx::instr::Mma;
 
 use super::{Exec, Flow};
 use crate::error::FaultKind;
-use crate::lanes::FULL;
+use crate::lanes::{FULL, Words};
 use crate::mma::{self, COLUMNS, ROWS};
+use crate::warp::Warp;
+
+/// What a multiplication leaves in its accumulators.
+pub(crate) fn sums(warp: &Warp, op: &Mma) -> [Words; 4] {
+    let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+    let (fragment_a, fragment_b) = (a.map(|reg| warp.multiplied(reg)), b.map(|reg| warp.multiplied(reg)));
+    let mut sums = mma::sums(d.map(|reg| warp.multiplied(reg)));
+    match op {
+        Mma::Half { element, .. } => mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b),
+        Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
+            let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| warp.multiplied(reg));
+            mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(of_a, *lanes_a), (of_b, *lane_b)]);
+        }
+    }
+    mma::fragment(&sums)
+}
 
 impl Exec<'_, '_> {
     pub(crate) fn mma(&mut self, op: &Mma) -> Result<Flow, FaultKind> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
-        let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
-        let (fragment_a, fragment_b) = (a.map(|reg| self.warp.multiplied(reg)), b.map(|reg| self.warp.multiplied(reg)));
-        let mut sums = mma::sums(d.map(|reg| self.warp.multiplied(reg)));
-        let depth = match op {
-            Mma::Half { element, .. } => {
-                mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b);
-                mma::DEPTH
-            }
-            Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
-                let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| self.warp.multiplied(reg));
-                mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(of_a, *lanes_a), (of_b, *lane_b)]);
-                mma::SCALED_DEPTH
-            }
+        let (d, depth) = match op {
+            Mma::Half { d, .. } => (d, mma::DEPTH),
+            Mma::BlockScaled { d, .. } => (d, mma::SCALED_DEPTH),
         };
         let missing = self.missing(op);
-        for (index, (reg, values)) in d.iter().zip(mma::fragment(&sums)).enumerate() {
+        for (index, (reg, values)) in d.iter().zip(sums(self.warp, op)).enumerate() {
             let before = self.warp.tainted(*reg);
             self.warp.set_words(*reg, FULL, &values);
             if let Some((rows, columns, origin)) = missing {

@@ -9,6 +9,7 @@ mod sync;
 mod tcgen05;
 mod wgmma;
 
+pub(crate) use mma::sums;
 pub(crate) use sync::{settle_cluster, settle_named};
 
 use ptx::instr::{Access, Accumulate, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
