@@ -7,14 +7,16 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use ptx::RegId;
-use ptx::descriptor::WgmmaDescriptor;
+use ptx::descriptor::{Swizzle, WgmmaDescriptor};
 use ptx::instr::MatrixElement;
 
 use crate::clock::Knowledge;
 use crate::lanes::Words;
+use crate::memory::SharedMemory;
 use crate::race::{Piece, RecordId, Writers};
 use crate::tensor_core;
 use crate::tensor_memory::{BlockScaled, Halves, LANES};
+use crate::tma;
 
 /// A piece of work, and the instruction that issued it.
 #[derive(Clone, Debug)]
@@ -79,12 +81,49 @@ pub(crate) enum CopySource {
     Bytes([u8; 16]),
 }
 
+/// A part of a copy into shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+    pub(crate) source: CopySource,
+    /// How its pieces of 16 bytes are permuted, if it is a row of a tensor's box.
+    pub(crate) permuted: Option<Swizzle>,
+}
+
+impl Part {
+    /// Bytes that arrive as they are.
+    pub(crate) fn plain(offset: u32, bytes: u32, source: CopySource) -> Self {
+        Part { offset, bytes, source, permuted: None }
+    }
+
+    /// Whether it fills the bytes from its offset on, in whatever order.
+    pub(crate) fn fills_its_place(self) -> bool {
+        self.permuted.is_none_or(|swizzle| tma::keeps_place(swizzle, self.offset + SharedMemory::START, self.bytes))
+    }
+
+    /// Its pieces as they lie in shared memory: (offset, bytes, source).
+    pub(crate) fn pieces(self) -> impl Iterator<Item = (u32, u32, CopySource)> {
+        let whole = self.permuted.is_none().then_some((self.offset, self.bytes, self.source));
+        let mut done = 0;
+        let swizzle = self.permuted.into_iter();
+        let cut = swizzle.flat_map(move |s| tma::permuted(s, self.offset + SharedMemory::START, self.bytes));
+        whole.into_iter().chain(cut.map(move |(address, bytes)| {
+            let source = match self.source {
+                CopySource::Global(start) => CopySource::Global(start + u64::from(done)),
+                source => source,
+            };
+            done += bytes;
+            (address - SharedMemory::START, bytes, source)
+        }))
+    }
+}
+
 /// A copy into shared memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Incoming {
     pub(crate) target: usize,
-    /// (offset, bytes, source) of each part.
-    pub(crate) parts: Vec<(u32, u32, CopySource)>,
+    pub(crate) parts: Vec<Part>,
     /// Block whose shared memory is the source, if one is.
     pub(crate) source_block: Option<usize>,
     /// Block and offset of the barrier that counts.
@@ -98,8 +137,7 @@ pub(crate) struct Incoming {
 pub(crate) struct ByThreads {
     /// Its name among those of the warp that are in flight.
     pub(crate) name: u64,
-    /// (offset, bytes, source) of each part.
-    pub(crate) parts: Vec<(u32, u32, CopySource)>,
+    pub(crate) parts: Vec<Part>,
 }
 
 /// A copy out of shared memory.

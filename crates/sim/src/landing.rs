@@ -7,7 +7,7 @@ use ptx::RegId;
 use crate::barrier::Carry;
 use crate::blocks::{Block, Cluster, Core};
 use crate::error::FaultKind;
-use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, Pieces, TensorOp, Work};
+use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, Part, Pieces, TensorOp, Work};
 use crate::lanes::lanes;
 use crate::memory::SharedMemory;
 use crate::mma;
@@ -60,12 +60,12 @@ impl Core<'_> {
         cluster: &mut Cluster,
         block: usize,
         target: usize,
-        parts: &[(u32, u32, CopySource)],
+        parts: &[Part],
     ) -> Result<(), FaultKind> {
         let mut last = 0;
-        for &(offset, bytes, source) in parts {
-            let (offset, bytes) = (offset as usize, bytes as usize);
-            if let CopySource::Shared(from) = source {
+        for part in parts {
+            let (offset, bytes) = (part.offset as usize, part.bytes as usize);
+            if let CopySource::Shared(from) = part.source {
                 let (shared, from) = (&cluster.blocks[block].shared, from as usize);
                 let data = shared.data[from..from + bytes].to_vec();
                 let missing: Vec<usize> = match shared.written.missing(from, bytes) {
@@ -79,22 +79,42 @@ impl Core<'_> {
                 continue;
             }
             let shared = &mut cluster.blocks[target].shared;
-            let to = &mut shared.data[offset..offset + bytes];
-            match source {
-                CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
+            let source = match part.source {
                 CopySource::Global(address) => {
                     let near = self.memory.find_in(last, address, bytes as u64);
                     let found = near.or_else(|| self.memory.find(address, bytes as u64));
                     let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
                     last = span.buffer;
-                    let buffer = &self.memory.buffers[span.buffer];
-                    to.copy_from_slice(&buffer.data[span.offset..span.offset + bytes]);
-                    shared.written.copy(offset, &buffer.written, span.offset, bytes);
-                    continue;
+                    Some((&self.memory.buffers[span.buffer], span.offset))
                 }
-                CopySource::Zero | CopySource::Shared(_) => to.fill(0),
+                _ => None,
+            };
+            // Bytes that were never written remain so where they arrive.
+            let whole = source.is_none_or(|(buffer, from)| buffer.written.missing(from, bytes).is_none());
+            let at_once = whole && part.fills_its_place();
+            if at_once {
+                shared.written.set(offset, bytes);
             }
-            shared.written.set(offset, bytes);
+            let mut done = 0;
+            for (offset, bytes, source_of_piece) in part.pieces() {
+                let (offset, bytes) = (offset as usize, bytes as usize);
+                let to = &mut shared.data[offset..offset + bytes];
+                match (source, source_of_piece) {
+                    (Some((buffer, from)), _) => {
+                        let from = from + done;
+                        to.copy_from_slice(&buffer.data[from..from + bytes]);
+                        if !at_once {
+                            shared.written.copy(offset, &buffer.written, from, bytes);
+                        }
+                    }
+                    (None, CopySource::Bytes(data)) => to.copy_from_slice(&data[..bytes]),
+                    (None, _) => to.fill(0),
+                }
+                if source.is_none() && !at_once {
+                    shared.written.set(offset, bytes);
+                }
+                done += bytes;
+            }
         }
         Ok(())
     }

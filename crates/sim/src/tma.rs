@@ -1,5 +1,6 @@
 //! Geometry of tensor copies: which bytes of global memory a box covers and where each lies in shared memory.
 
+use ptx::descriptor::Swizzle;
 use ptx::tensor_map::TensorMap;
 
 /// A run of bytes of one row of a box.
@@ -57,8 +58,8 @@ fn push_row(list: &mut Vec<Run>, map: &TensorMap, first: i64, at: u32, bytes: u3
 }
 
 /// The pieces of at most 16 bytes that `bytes` bytes from `linear` on occupy after permutation: (place, length).
-pub(crate) fn permuted(map: &TensorMap, linear: u32, bytes: u32) -> impl Iterator<Item = (u32, u32)> {
-    let (swizzle, end) = (map.swizzle, linear + bytes);
+pub(crate) fn permuted(swizzle: Swizzle, linear: u32, bytes: u32) -> impl Iterator<Item = (u32, u32)> {
+    let end = linear + bytes;
     let mut at = linear;
     std::iter::from_fn(move || {
         let length = (16 - at % 16).min(end - at);
@@ -68,10 +69,14 @@ pub(crate) fn permuted(map: &TensorMap, linear: u32, bytes: u32) -> impl Iterato
     })
 }
 
+/// Whether some bytes lie in the same places after permutation, though in another order: pieces are permuted within a swizzle's span.
+pub(crate) fn keeps_place(swizzle: Swizzle, linear: u32, bytes: u32) -> bool {
+    swizzle == Swizzle::None || (linear | bytes).is_multiple_of(swizzle.span())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ptx::descriptor::Swizzle;
     use ptx::tensor_map::Element;
 
     fn map() -> TensorMap {
@@ -105,9 +110,20 @@ mod tests {
 
     #[test]
     fn a_swizzled_row_is_cut_into_permuted_pieces() {
-        let mut map = map();
-        map.swizzle = Swizzle::B128;
-        let pieces: Vec<_> = permuted(&map, 128, 40).collect();
+        let pieces: Vec<_> = permuted(Swizzle::B128, 128, 40).collect();
         assert_eq!(pieces, [(144, 16), (128, 16), (176, 8)]);
+    }
+
+    #[test]
+    fn whole_spans_keep_their_place() {
+        for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+            for (linear, bytes) in [(1024, 128), (1024 + 256, 384), (1024 + 32, 32), (1024 + 48, 16), (1024, 96)] {
+                let mut places: Vec<u32> = permuted(swizzle, linear, bytes).map(|(place, _)| place).collect();
+                places.sort_unstable();
+                let same = places.into_iter().eq((linear..linear + bytes).step_by(16));
+                assert!(same || !keeps_place(swizzle, linear, bytes), "{swizzle:?}: {bytes} from {linear} on");
+            }
+            assert!(keeps_place(swizzle, 1024, 128));
+        }
     }
 }

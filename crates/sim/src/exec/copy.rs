@@ -7,7 +7,7 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Stores, Work};
+use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Part, Stores, Work};
 use crate::invocation::Invocation;
 use crate::lanes::{Lanes, lanes};
 use crate::launch_control;
@@ -23,7 +23,7 @@ struct Request {
     /// Block that receives.
     target: usize,
     barrier: (usize, u32),
-    parts: Vec<(u32, u32, CopySource)>,
+    parts: Vec<Part>,
     source_block: Option<usize>,
     bytes: u32,
 }
@@ -88,7 +88,7 @@ impl<'k> Exec<'_, 'k> {
             for target in blocks {
                 self.elsewhere(to, target, launch_control::BYTES)?;
                 let bar = self.elsewhere(bar, target, 8)?;
-                let parts = vec![(to.offset, launch_control::BYTES, CopySource::Bytes(answer))];
+                let parts = vec![Part::plain(to.offset, launch_control::BYTES, CopySource::Bytes(answer))];
                 let (proxy, source_block, barrier) = (Proxy::Async, None, (bar.block, bar.offset));
                 let bytes = launch_control::BYTES;
                 self.send(Request { lane, proxy, target, barrier, parts, source_block, bytes })?;
@@ -128,13 +128,13 @@ impl<'k> Exec<'_, 'k> {
                     if noted.is_none() {
                         self.touch_global(src[lane], read.into(), false, lane, record)?;
                     }
-                    parts.push((to.offset, read, CopySource::Global(src[lane])));
+                    parts.push(Part::plain(to.offset, read, CopySource::Global(src[lane])));
                 }
                 if noted.is_none() {
                     self.touch_shared(to, bytes, true, Some(lane), record)?;
                 }
                 if read < bytes {
-                    parts.push((to.offset + read, bytes - read, CopySource::Zero));
+                    parts.push(Part::plain(to.offset + read, bytes - read, CopySource::Zero));
                 }
                 self.warp.copies.last[lane] = (group, self.pc);
                 self.core.profile.copied_in += u64::from(read);
@@ -260,7 +260,7 @@ impl<'k> Exec<'_, 'k> {
         self.find_barrier(span, lane, Proxy::Async)?;
         let record = self.in_flight(proxy, lane);
         let noted = self.note_parts(target, &parts, proxy, lane, record);
-        for &(offset, bytes, source) in parts.iter().filter(|_| noted.is_none()) {
+        for (offset, bytes, source) in parts.iter().filter(|_| noted.is_none()).flat_map(|part| part.pieces()) {
             match source {
                 CopySource::Global(address) => {
                     self.touch_global(address, bytes.into(), false, lane, record)?;
@@ -282,7 +282,7 @@ impl<'k> Exec<'_, 'k> {
     fn note_parts(
         &mut self,
         target: usize,
-        parts: &[(u32, u32, CopySource)],
+        parts: &[Part],
         proxy: Proxy,
         lane: usize,
         record: RecordId,
@@ -292,26 +292,31 @@ impl<'k> Exec<'_, 'k> {
         let by = |global| super::observer(self.warp, index, Some(lane), record, proxy, (global, rules));
         let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
         let shared = &mut self.cluster.blocks[target].shared;
-        // Pieces that follow each other in global memory are read as one.
-        let mut run = (0, 0);
-        for &(offset, bytes, source) in parts {
-            match source {
-                CopySource::Global(address) if address == run.0 + run.1 => run.1 += u64::from(bytes),
+        // What follows each other in memory is read, and written, as one.
+        let (mut source, mut target) = ((0, 0), (0, 0));
+        for part in parts {
+            match part.source {
+                CopySource::Global(address) if address == source.0 + source.1 => source.1 += u64::from(part.bytes),
                 CopySource::Global(address) => {
-                    if run.1 > 0 {
-                        self.core.note_global(&mut reader, &mut last, run, false)?;
-                    }
-                    run = (address, bytes.into());
+                    let before = std::mem::replace(&mut source, (address, part.bytes.into()));
+                    self.core.note_run(&mut reader, &mut last, before)?;
                 }
                 CopySource::Shared(_) => return None,
                 CopySource::Zero | CopySource::Bytes(_) => {}
             }
-            shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+            if !part.fills_its_place() {
+                for (offset, bytes, _) in part.pieces() {
+                    shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+                }
+            } else if part.offset == target.0 + target.1 {
+                target.1 += part.bytes;
+            } else {
+                let (offset, bytes) = std::mem::replace(&mut target, (part.offset, part.bytes));
+                shared.note(&self.core.log, &mut writer, offset, bytes, true)?;
+            }
         }
-        if run.1 > 0 {
-            self.core.note_global(&mut reader, &mut last, run, false)?;
-        }
-        Some(())
+        self.core.note_run(&mut reader, &mut last, source)?;
+        shared.note(&self.core.log, &mut writer, target.0, target.1, true)
     }
 
     fn launch(&mut self, lane: usize, work: Work) {
@@ -336,7 +341,7 @@ impl<'k> Exec<'_, 'k> {
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             for block in self.receivers(to, multicast, lane)? {
                 let (to, bar) = (self.elsewhere(to, block, bytes)?, self.signalled(block, bar, multicast, false)?);
-                let parts = vec![(to.offset, bytes, CopySource::Global(src[lane]))];
+                let parts = vec![Part::plain(to.offset, bytes, CopySource::Global(src[lane]))];
                 let barrier = (bar.block, bar.offset);
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
@@ -370,7 +375,7 @@ impl<'k> Exec<'_, 'k> {
             let from = self.shared_span(Space::Shared, src[lane], bytes)?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             let bar = self.signalled(to.block, bar, None, false)?;
-            let parts = vec![(to.offset, bytes, CopySource::Shared(from.offset))];
+            let parts = vec![Part::plain(to.offset, bytes, CopySource::Shared(from.offset))];
             let (barrier, source_block, target) = ((bar.block, bar.offset), Some(self.rank), to.block);
             self.send(Request { lane, proxy: Proxy::Async, target, barrier, parts, source_block, bytes })?;
             self.core.profile.copied_across += u64::from(bytes);
@@ -390,7 +395,7 @@ impl<'k> Exec<'_, 'k> {
                 let word = self.warp.get_lane(*src, lane) as u32;
                 data[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
             }
-            let parts = vec![(to.offset, bytes, CopySource::Bytes(data))];
+            let parts = vec![Part::plain(to.offset, bytes, CopySource::Bytes(data))];
             let (barrier, target) = ((bar.block, bar.offset), to.block);
             // The one asynchronous store that reaches memory as threads do.
             self.send(Request { lane, proxy: Proxy::Generic, target, barrier, parts, source_block: None, bytes })?;
@@ -419,17 +424,11 @@ impl<'k> Exec<'_, 'k> {
             Self::check_box(dst[lane])?;
             let bytes = map.box_bytes() as u32;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
-            let base = to.offset + SharedMemory::START;
-            let mut parts = Vec::with_capacity(bytes as usize / 16);
-            for run in tma::runs(map, &coords) {
-                let mut done = 0;
-                for (address, length) in tma::permuted(map, base + run.inside, run.bytes) {
-                    let source =
-                        run.global.map_or(CopySource::Zero, |global| CopySource::Global(global + u64::from(done)));
-                    parts.push((address - SharedMemory::START, length, source));
-                    done += length;
-                }
-            }
+            let part = |run: tma::Run| {
+                let source = run.global.map_or(CopySource::Zero, CopySource::Global);
+                Part { offset: to.offset + run.inside, bytes: run.bytes, source, permuted: Some(map.swizzle) }
+            };
+            let mut parts: Vec<Part> = tma::runs(map, &coords).into_iter().map(part).collect();
             let receivers = self.receivers(to, multicast, lane)?;
             for (left, block) in (0..receivers.len()).rev().zip(receivers) {
                 self.elsewhere(to, block, bytes)?;
@@ -502,7 +501,7 @@ impl<'k> Exec<'_, 'k> {
             let mut parts = Vec::new();
             for run in tma::runs(map, &coords) {
                 let Some(mut global) = run.global else { continue };
-                for (address, length) in tma::permuted(map, base + run.inside, run.bytes) {
+                for (address, length) in tma::permuted(map.swizzle, base + run.inside, run.bytes) {
                     parts.push((address - SharedMemory::START, length, global));
                     global += u64::from(length);
                 }

@@ -81,6 +81,14 @@ impl Core<'_> {
         shadow.note(&self.log, who, span.offset, bytes as usize, write).ok()?;
         Some(span)
     }
+
+    /// Notes that some bytes of global memory are read, if there are any.
+    fn note_run(&mut self, who: &mut Observer<'_>, last: &mut usize, run: (u64, u64)) -> Option<()> {
+        if run.1 > 0 {
+            self.note_global(who, last, run, false)?;
+        }
+        Some(())
+    }
 }
 
 impl Exec<'_, '_> {
