@@ -241,11 +241,14 @@ impl SharedMemory {
         bytes: u32,
         write: bool,
     ) -> Option<()> {
-        let inside = offset.checked_add(bytes)? as usize <= self.data.len();
-        if !inside || self.barrier_in(offset, bytes) {
-            return None;
-        }
+        self.is_data(offset, bytes).then_some(())?;
         self.shadow.note(log, who, offset as usize, bytes as usize, write).ok()
+    }
+
+    /// Whether some bytes are there, and none of them belongs to a live barrier.
+    pub(crate) fn is_data(&self, offset: u32, bytes: u32) -> bool {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end as usize <= self.data.len());
+        inside && !self.barrier_in(offset, bytes)
     }
 
     /// Whether a live barrier overlaps the bytes.

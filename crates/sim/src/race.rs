@@ -230,7 +230,7 @@ pub(crate) struct Writers(Vec<Mark>);
 impl Writers {
     fn add(&mut self, unit: &Unit) {
         for mark in [unit.write, unit.plain] {
-            if !mark.is_none() && !self.0.contains(&mark) {
+            if !mark.is_none() && self.0.last() != Some(&mark) && !self.0.contains(&mark) {
                 self.0.push(mark);
             }
         }
@@ -659,8 +659,12 @@ impl Shadow {
     /// A line that is being accessed.
     #[inline]
     fn line_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Line {
-        let page = pages[at / PAGE].get_or_insert_with(|| Rc::new([Line::default(); PAGE]));
-        &mut Rc::make_mut(page)[at % PAGE]
+        &mut Self::page_mut(pages, at / PAGE)[at % PAGE]
+    }
+
+    #[inline]
+    fn page_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Page {
+        Rc::make_mut(pages[at].get_or_insert_with(|| Rc::new([Line::default(); PAGE])))
     }
 
     /// Tells the parts of a line apart: the position of its first unit.
@@ -690,6 +694,21 @@ impl Shadow {
         self.note_bytes(&mut Noting::new(log, who, write), start, bytes)
     }
 
+    /// Notes that ranges of bytes are read, each from its offset on, and gives the writes that made them what they are.
+    pub(crate) fn note_ranges(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'_>,
+        ranges: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<Writers, Conflict> {
+        let (mut noting, mut writers) = (Noting::new(log, who, false), Writers::default());
+        for (start, bytes) in ranges {
+            self.note_bytes(&mut noting, start, bytes)?;
+            self.writers(start, bytes, &mut writers);
+        }
+        Ok(writers)
+    }
+
     /// Notes accesses of lanes of one warp, of as many bytes each: by lane, what that knows, and the first byte.
     pub(crate) fn note_lanes<'o>(
         &mut self,
@@ -711,6 +730,9 @@ impl Shadow {
     #[inline]
     fn note_bytes(&mut self, noting: &mut Noting<'_, '_>, start: usize, bytes: usize) -> Result<(), Conflict> {
         let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
+        if (start | bytes) & (length - 1) == 0 {
+            return self.note_lines(noting, start >> shift..(end >> shift).min(self.lines));
+        }
         for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
             let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
             let line = Self::line_mut(&mut self.pages, at);
@@ -719,6 +741,31 @@ impl Shadow {
             } else {
                 self.note_parts(noting, at, from..to)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Notes an access to whole lines.
+    fn note_lines(&mut self, noting: &mut Noting<'_, '_>, lines: Range<usize>) -> Result<(), Conflict> {
+        let (mut at, shift) = (lines.start, self.line_shift);
+        while at < lines.end {
+            let (inside, page) = (at % PAGE, Self::page_mut(&mut self.pages, at / PAGE));
+            let count = (PAGE - inside).min(lines.end - at);
+            let mut told_apart = None;
+            for (line, place) in page[inside..inside + count].iter_mut().zip(at..) {
+                if line.split {
+                    told_apart = Some(place);
+                    break;
+                }
+                noting.note(&mut line.whole, &mut self.crowds, place << shift)?;
+            }
+            at = match told_apart {
+                Some(place) => {
+                    self.note_parts(noting, place, place << shift..(place + 1) << shift)?;
+                    place + 1
+                }
+                None => at + count,
+            };
         }
         Ok(())
     }
@@ -751,7 +798,7 @@ impl Shadow {
     }
 
     /// Adds the writes that made some bytes what they are.
-    pub(crate) fn writers(&self, start: usize, bytes: usize, writers: &mut Writers) {
+    fn writers(&self, start: usize, bytes: usize, writers: &mut Writers) {
         let inside = (1 << self.line_shift) - 1;
         if (start | bytes) & inside != 0 {
             return self.history(start, bytes).for_each(|unit| writers.add(unit));

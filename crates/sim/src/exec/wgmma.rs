@@ -205,8 +205,7 @@ impl Exec<'_, '_> {
 
     /// Whether some ranges, and all between them, were written.
     fn are_written(&self, ranges: &[(u32, u32)]) -> bool {
-        let first = ranges.iter().map(|(start, _)| *start).fold(u32::MAX, u32::min).max(SharedMemory::START);
-        let end = ranges.iter().map(|(start, bytes)| start + bytes).fold(first, u32::max);
+        let (first, end) = span(ranges);
         let written = &self.cluster.blocks[self.rank].shared.written;
         written.missing((first - SharedMemory::START) as usize, (end - first) as usize).is_none()
     }
@@ -216,14 +215,21 @@ impl Exec<'_, '_> {
         let (index, rules) = (self.cluster.index, self.core.rules);
         let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
         let shared = &mut self.cluster.blocks[self.rank].shared;
-        let mut writers = Writers::default();
-        for &(address, bytes) in ranges {
-            let offset = address.checked_sub(SharedMemory::START)?;
-            shared.note(&self.core.log, &mut who, offset, bytes, false)?;
-            shared.shadow.writers(offset as usize, bytes as usize, &mut writers);
+        let (first, end) = span(ranges);
+        first.checked_sub(SharedMemory::START)?;
+        let is_data = |start: u32, bytes: u32| shared.is_data(start - SharedMemory::START, bytes);
+        if !is_data(first, end - first) && !ranges.iter().all(|(start, bytes)| is_data(*start, *bytes)) {
+            return None;
         }
-        Some(writers)
+        let offsets = ranges.iter().map(|(start, bytes)| ((start - SharedMemory::START) as usize, *bytes as usize));
+        shared.shadow.note_ranges(&self.core.log, &mut who, offsets).ok()
     }
+}
+
+/// The first byte of some ranges, and the first behind them.
+fn span(ranges: &[(u32, u32)]) -> (u32, u32) {
+    let first = ranges.iter().map(|(start, _)| *start).fold(u32::MAX, u32::min);
+    (first, ranges.iter().map(|(start, bytes)| start + bytes).fold(first, u32::max))
 }
 
 /// Descriptors of A, unless it is in registers, and of B, each with whether the matrix is transposed; and whether to accumulate.
