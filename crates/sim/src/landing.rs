@@ -168,7 +168,7 @@ impl Core<'_> {
             let (pieces, shape) = ((pieces, SharedMemory::START), (rows, transposed, order));
             (tensor_core::elements(mma.element, &shared.data, pieces, shape, mma.negate[which]), missing)
         };
-        let (a, rows) = match mma.a {
+        let (a, missing_rows) = match mma.a {
             Some((_, transposed)) => operand(0, (64, transposed, Order::ByRow)),
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
@@ -182,15 +182,15 @@ impl Core<'_> {
                     true => mma::sums(d.map(|reg| warp.multiplied(reg))),
                     false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
-                let depth = tensor_core::DEPTH;
-                mma::multiply(&mut sums, (&a[16 * index * depth..], depth), (&b[8 * eight..], n));
+                let rows = &a.as_chunks::<{ tensor_core::DEPTH }>().0[mma::ROWS * index..][..mma::ROWS];
+                mma::multiply(&mut sums, rows, (&b[8 * eight..], n));
                 for ((register, reg), values) in d.into_iter().enumerate().zip(mma::fragment(&sums)) {
                     let before = if mma.accumulate { warp.tainted(reg) } else { 0 };
                     warp.deposit(reg, &values);
-                    if before != 0 || rows.is_some() || columns.is_some() {
+                    if before != 0 || missing_rows.is_some() || columns.is_some() {
                         let missing = |lane: &usize| {
                             let (row, column) = mma::place(*lane, register);
-                            is_in(&rows, 16 * index + row) || is_in(&columns, 8 * eight + column)
+                            is_in(&missing_rows, 16 * index + row) || is_in(&columns, 8 * eight + column)
                         };
                         let mask = (0..32).filter(missing).fold(before, |mask, lane| mask | 1 << lane);
                         warp.taint(reg, mask, mma.pc);

@@ -516,20 +516,18 @@ impl Core<'_> {
                 lanes(mask).for_each(|lane| warp.waits[lane] = Wait::None);
             }
             let jobs = cluster.jobs.len();
-            let exec = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask, spread: 0, origin: 0 };
-            let step = { exec }.step();
-            let visible = match step {
-                Ok(step) => {
-                    together = step.together;
-                    wakes |= step.wakes;
-                    if !step.acted {
-                        continue;
-                    }
-                    step.visible
-                }
-                Err(kind) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
+            let mut exec = Exec { core: self, cluster, warp: &mut warp, rank, pc, mask, spread: 0, origin: 0 };
+            let step = if together.is_some() { exec.compute() } else { exec.step() };
+            let (step, pc) = match (step, exec.pc) {
+                (Ok(step), pc) => (step, pc),
+                (Err(kind), pc) => break Err(self.raise(cluster, rank, index, mask, pc, kind)),
             };
-            if visible {
+            together = step.together;
+            wakes |= step.wakes;
+            if step.executed == 0 {
+                continue;
+            }
+            if step.visible {
                 let recent = &mut cluster.blocks[rank].recent;
                 recent.push_back((index, mask, pc));
                 if recent.len() > MEMORY_OF_STEPS {
@@ -539,7 +537,7 @@ impl Core<'_> {
                     break Ok(None);
                 }
             }
-            self.idle += 1;
+            self.idle += step.executed;
             if self.idle > PATIENCE {
                 let kind = FaultKind::NoProgress { steps: PATIENCE };
                 break Err(self.raise(cluster, rank, index, mask, pc, kind));
@@ -665,10 +663,10 @@ fn block_id(grid: [u32; 3], shape: [u32; 3], cluster: u32, rank: u32) -> [u32; 3
     std::array::from_fn(|axis| at[axis] * shape[axis] + inside[axis])
 }
 
-/// What became of one instruction.
+/// What became of an instruction, or of some of which nobody else takes notice.
 struct Step {
-    /// Whether a lane executed it. If none did, it is as if it were not there.
-    acted: bool,
+    /// How many instructions were executed by some lane. One that none executes is as if it were not there.
+    executed: u64,
     /// Whether others can see what it did.
     visible: bool,
     /// Whether others that wait may be able to go on.
@@ -706,12 +704,41 @@ impl Exec<'_, '_> {
         }
     }
 
+    /// Executes what is ahead of a warp that goes on together: as long as it is arithmetic that is known to be in order, all of that;
+    /// otherwise one instruction.
+    #[inline(always)]
+    fn compute(&mut self) -> Result<Step, FaultKind> {
+        if self.warp.taints || !self.warp.loading.is_empty() {
+            return self.step();
+        }
+        let core = &*self.core;
+        // Up to where somebody looks at the counts.
+        let counted = (core.instructions - core.clock).min(POLL - core.idle % POLL).min(PATIENCE - core.idle);
+        let mut executed = 0;
+        while executed < counted {
+            let program = &self.core.program;
+            let stops = self.core.stops.as_ref().is_some_and(|stops| stops.is_before(program, self.pc));
+            let Some(op) = program.plain_arithmetic(self.pc).filter(|_| !stops && self.warp.is_sound(self.pc)) else {
+                break;
+            };
+            self.core.clock += 1;
+            self.core.profile.arithmetic += 1;
+            self.arith(op)?;
+            self.pc += 1;
+            executed += 1;
+        }
+        match executed {
+            0 => self.step(),
+            _ => Ok(Step { executed, visible: false, wakes: false, together: Some(self.pc) }),
+        }
+    }
+
     /// Executes one instruction.
     #[inline(always)]
     fn step(&mut self) -> Result<Step, FaultKind> {
         let Some(instr) = self.core.program.instr(self.pc) else {
             self.leave(self.mask);
-            return Ok(Step { acted: true, visible: true, wakes: true, together: None });
+            return Ok(Step { executed: 1, visible: true, wakes: true, together: None });
         };
         let (group, next, traits) = (self.mask, self.pc + 1, self.core.program.traits(self.pc));
         let whole = group == self.warp.live;
@@ -729,7 +756,7 @@ impl Exec<'_, '_> {
             if !whole {
                 self.go(group, next);
             }
-            return Ok(Step { acted: false, visible: false, wakes: false, together: whole.then_some(next) });
+            return Ok(Step { executed: 0, visible: false, wakes: false, together: whole.then_some(next) });
         }
         self.core.clock += 1;
         if self.core.clock > self.core.instructions {
@@ -765,6 +792,6 @@ impl Exec<'_, '_> {
         if visible && !traits.looks_only && !matches!(flow, Flow::Wait(_) | Flow::Stay) {
             self.core.idle = 0;
         }
-        Ok(Step { acted: true, visible, wakes: traits.wakes, together })
+        Ok(Step { executed: 1, visible, wakes: traits.wakes, together })
     }
 }

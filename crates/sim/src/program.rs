@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use ptx::instr::{Access, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Tcgen05, Wgmma};
+use ptx::instr::{Access, Arith, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Tcgen05, Wgmma};
 use ptx::{Bank, Instr, Kernel, Op, RegId, Space};
 
 use crate::error::{FaultKind, Site};
@@ -45,6 +45,8 @@ pub(crate) struct Traits {
     pub(crate) may_stay: bool,
     /// Whether it changes nothing for others: a loop of these is no progress.
     pub(crate) looks_only: bool,
+    /// Whether it is arithmetic of all lanes, with registers that only threads use.
+    plain: bool,
 }
 
 impl<'k> Program<'k> {
@@ -72,7 +74,8 @@ impl<'k> Program<'k> {
         let touches = |regs: &[(RegId, Access)]| regs.iter().any(|(reg, _)| owned(reg));
         let touched = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize]));
         let traits = kernel.body.iter().zip(touched).enumerate();
-        let traits = traits.map(|(at, (Instr { op, .. }, touched))| Traits {
+        let traits = traits.map(|(at, (Instr { op, guard, .. }, touched))| Traits {
+            plain: matches!(op, Op::Arith(_)) && guard.is_none() && !touched,
             multiplied: touched && !matches!(op, Op::Wgmma(_)),
             spins: spins(kernel, &labels, at),
             wakes: wakes(op),
@@ -110,6 +113,14 @@ impl<'k> Program<'k> {
 
     pub(crate) fn registers(&self, pc: u32) -> &[(RegId, Access)] {
         &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
+    }
+
+    /// The instruction, if it is arithmetic of all lanes, with registers that only threads use.
+    pub(crate) fn plain_arithmetic(&self, pc: u32) -> Option<&'k Arith> {
+        match &self.kernel.body.get(pc as usize)?.op {
+            Op::Arith(op) if self.traits[pc as usize].plain => Some(op),
+            _ => None,
+        }
     }
 
     pub(crate) fn traits(&self, pc: u32) -> Traits {
@@ -370,8 +381,12 @@ impl<'k> Stops<'k> {
 
     /// Whether a machine that runs a program stops before one of its instructions.
     pub(crate) fn has(&mut self, program: &Rc<Program<'k>>, pc: u32) -> bool {
-        let stops = self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program);
-        stops && !std::mem::take(&mut self.passes)
+        self.is_before(program, pc) && !std::mem::take(&mut self.passes)
+    }
+
+    /// The same, of one that was not let pass.
+    pub(crate) fn is_before(&self, program: &Rc<Program<'k>>, pc: u32) -> bool {
+        self.before.get(pc as usize) == Some(&true) && Rc::ptr_eq(program, &self.program)
     }
 
     /// Lets a machine that has stopped go on.

@@ -439,7 +439,7 @@ pub(crate) struct Conflict {
 }
 
 /// What is remembered of some bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Unit {
     write: Mark,
     /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each other,
@@ -464,6 +464,23 @@ struct Line {
     /// Position of their units in `Shadow::units`, from one, if they ever were told apart.
     parts: u32,
     split: bool,
+}
+
+impl Line {
+    /// Tells its parts apart, if they are not: the position of its first unit.
+    #[inline]
+    fn split(&mut self, units: &mut Vec<Unit>, per_line: usize) -> usize {
+        if self.parts == 0 {
+            self.parts = units.len() as u32 + 1;
+            units.resize(units.len() + per_line, Unit::default());
+        }
+        let first = self.parts as usize - 1;
+        if !self.split {
+            self.split = true;
+            units[first..first + per_line].fill(self.whole);
+        }
+        first
+    }
 }
 
 /// Bytes of a line of shared and of global memory.
@@ -525,6 +542,8 @@ struct Noting<'n, 'o> {
     who: &'n mut Observer<'o>,
     mark: Mark,
     write: bool,
+    /// Whether the access is strong.
+    strong: bool,
     /// The last write, and the last read, that were found to be ordered before.
     ordered: [Mark; 2],
     /// The last reader that was replaced, and by what.
@@ -536,7 +555,8 @@ struct Noting<'n, 'o> {
 impl<'n, 'o> Noting<'n, 'o> {
     fn new(log: &'n Log, who: &'n mut Observer<'o>, write: bool) -> Self {
         let (mark, none) = (Mark::new(who.record, who.lane), Mark::default());
-        Noting { log, who, mark, write, ordered: [none; 2], replaced: [none; 2], joined: (0, none, 0) }
+        let strong = log.get(who.record).strong.is_some();
+        Noting { log, who, mark, write, strong, ordered: [none; 2], replaced: [none; 2], joined: (0, none, 0) }
     }
 
     /// Goes on with the access of another lane: what was found for the one before need not hold for it.
@@ -544,11 +564,6 @@ impl<'n, 'o> Noting<'n, 'o> {
         let none = Mark::default();
         self.mark = Mark::new(self.who.record, self.who.lane);
         (self.ordered, self.replaced, self.joined) = ([none; 2], [none; 2], (0, none, 0));
-    }
-
-    /// Whether the access is strong.
-    fn strong(&self) -> bool {
-        self.log.get(self.who.record).strong.is_some()
     }
 
     fn race(&mut self, mark: Mark, was_write: bool, byte: usize) -> Result<(), Conflict> {
@@ -620,7 +635,7 @@ impl<'n, 'o> Noting<'n, 'o> {
         for mark in crowds.get(unit.crowd) {
             self.race(*mark, false, byte)?;
         }
-        if !self.strong() {
+        if !self.strong {
             *unit = Unit { write: self.mark, ..Unit::default() };
             return Ok(());
         }
@@ -667,21 +682,6 @@ impl Shadow {
         Rc::make_mut(pages[at].get_or_insert_with(|| Rc::new([Line::default(); PAGE])))
     }
 
-    /// Tells the parts of a line apart: the position of its first unit.
-    fn split(&mut self, at: usize) -> usize {
-        let (count, line) = (self.per_line(), Self::line_mut(&mut self.pages, at));
-        if line.parts == 0 {
-            line.parts = self.units.len() as u32 + 1;
-            self.units.resize(self.units.len() + count, Unit::default());
-        }
-        let first = line.parts as usize - 1;
-        if !line.split {
-            line.split = true;
-            self.units[first..first + count].fill(line.whole);
-        }
-        first
-    }
-
     /// Notes an access.
     pub(crate) fn note(
         &mut self,
@@ -718,11 +718,16 @@ impl Shadow {
         bytes: usize,
         write: bool,
     ) -> Result<(), Conflict> {
-        let mut noting = Noting::new(log, who, write);
+        let (mut noting, shift, length) = (Noting::new(log, who, write), self.line_shift, 1 << self.line_shift);
         for (lane, knowledge, start) in accesses {
             noting.who.becomes(lane, knowledge);
             noting.begin();
-            self.note_bytes(&mut noting, start, bytes)?;
+            let (at, inside) = (start >> shift, start & (length - 1));
+            if inside + bytes <= length && at < self.lines {
+                self.note_in_line(&mut noting, at, start..start + bytes)?;
+            } else {
+                self.note_bytes(&mut noting, start, bytes)?;
+            }
         }
         Ok(())
     }
@@ -734,13 +739,7 @@ impl Shadow {
             return self.note_lines(noting, start >> shift..(end >> shift).min(self.lines));
         }
         for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
-            let (from, to) = (start.max(at << shift), end.min((at + 1) << shift));
-            let line = Self::line_mut(&mut self.pages, at);
-            if !line.split && (to - from == length || self.shift == shift) {
-                noting.note(&mut line.whole, &mut self.crowds, at << shift)?;
-            } else {
-                self.note_parts(noting, at, from..to)?;
-            }
+            self.note_in_line(noting, at, start.max(at << shift)..end.min((at + 1) << shift))?;
         }
         Ok(())
     }
@@ -751,17 +750,23 @@ impl Shadow {
         while at < lines.end {
             let (inside, page) = (at % PAGE, Self::page_mut(&mut self.pages, at / PAGE));
             let count = (PAGE - inside).min(lines.end - at);
-            let mut told_apart = None;
+            let (mut told_apart, mut last) = (None, None);
             for (line, place) in page[inside..inside + count].iter_mut().zip(at..) {
                 if line.split {
                     told_apart = Some(place);
                     break;
                 }
-                noting.note(&mut line.whole, &mut self.crowds, place << shift)?;
+                // Neighbours mostly have the same history, and then it goes on in the same way.
+                let before = line.whole;
+                match last {
+                    Some((same, after)) if same == before => line.whole = after,
+                    _ => noting.note(&mut line.whole, &mut self.crowds, place << shift)?,
+                }
+                last = Some((before, line.whole));
             }
             at = match told_apart {
                 Some(place) => {
-                    self.note_parts(noting, place, place << shift..(place + 1) << shift)?;
+                    self.note_in_line(noting, place, place << shift..(place + 1) << shift)?;
                     place + 1
                 }
                 None => at + count,
@@ -770,18 +775,22 @@ impl Shadow {
         Ok(())
     }
 
-    /// Notes an access to bytes of one line whose parts are told apart, from now on at least.
-    fn note_parts(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
-        let (line, start) = (Self::line_mut(&mut self.pages, at), at << self.line_shift);
-        let whole = bytes.len() == 1 << self.line_shift;
-        let first = if line.split { line.parts as usize - 1 } else { self.split(at) };
-        let behind = (bytes.end - start + (1 << self.shift) - 1) >> self.shift;
-        for part in (bytes.start - start) >> self.shift..behind {
-            noting.note(&mut self.units[first + part], &mut self.crowds, start + (part << self.shift))?;
+    /// Notes an access to bytes of one line.
+    #[inline]
+    fn note_in_line(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
+        let (shift, start, per_line) = (self.shift, at << self.line_shift, self.per_line());
+        let Shadow { pages, units, crowds, .. } = self;
+        let (line, whole) = (Self::line_mut(pages, at), bytes.len() == per_line << shift);
+        if !line.split && (whole || per_line == 1) {
+            return noting.note(&mut line.whole, crowds, start);
         }
-        if noting.write && whole && !noting.strong() {
-            let line = Self::line_mut(&mut self.pages, at);
-            (line.whole, line.split) = (self.units[first], false);
+        let first = line.split(units, per_line);
+        let behind = (bytes.end - start + (1 << shift) - 1) >> shift;
+        for (part, unit) in units[first..first + behind].iter_mut().enumerate().skip((bytes.start - start) >> shift) {
+            noting.note(unit, crowds, start + (part << shift))?;
+        }
+        if noting.write && whole && !noting.strong {
+            (line.whole, line.split) = (units[first], false);
         }
         Ok(())
     }

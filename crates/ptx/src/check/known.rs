@@ -4,11 +4,9 @@
 //! on such registers, is known to be `residue` modulo a power of two. That is enough to hold addresses to their alignment
 //! and descriptors to their fields, also where a stage index that only the run knows is part of them.
 
-use std::collections::HashMap;
-
 use crate::instr::{Access, Arith, BinaryOp, Op, TernaryOp, UnaryOp};
 use crate::kernel::Kernel;
-use crate::types::{Address, Base, DataType, Operand, ParamId, RegId};
+use crate::types::{Address, Bank, Base, DataType, Operand, ParamId, RegId};
 
 /// A value known to be `residue` modulo `modulus`, a power of two; modulus 1 knows nothing.
 type Residue = (u64, u64);
@@ -20,23 +18,37 @@ const UNKNOWN: Residue = (1, 0);
 /// How far a chain of definitions is followed.
 const DEPTH: u32 = 16;
 
+/// What writes a register.
+#[derive(Clone, Copy)]
+enum Definition<'k> {
+    /// Nothing.
+    None,
+    /// One instruction, of arithmetic and unguarded.
+    One(&'k Arith),
+    /// Several, or another one.
+    Other,
+}
+
 pub(super) struct Known<'k> {
-    /// The one instruction that writes a register, if it is one and unguarded.
-    definitions: HashMap<RegId, Option<&'k Arith>>,
+    /// By bank and register, what writes it.
+    definitions: [Vec<Definition<'k>>; 4],
     shared_align: u64,
 }
 
 impl<'k> Known<'k> {
     pub(super) fn new(kernel: &'k Kernel) -> Self {
-        let mut definitions: HashMap<RegId, Option<&'k Arith>> = HashMap::new();
+        let mut definitions = Bank::ALL.map(|bank| vec![Definition::None; kernel.register_count(bank) as usize]);
         for instr in &kernel.body {
             let arith = match &instr.op {
-                Op::Arith(arith) if instr.guard.is_none() => Some(arith),
-                _ => None,
+                Op::Arith(arith) if instr.guard.is_none() => Definition::One(arith),
+                _ => Definition::Other,
             };
             instr.registers(&mut |reg, access| {
-                if access != Access::Read {
-                    definitions.entry(reg).and_modify(|known| *known = None).or_insert(arith);
+                // Registers that the kernel does not have are for others to report.
+                if let Some(known) = definitions[reg.bank.index()].get_mut(reg.index as usize)
+                    && access != Access::Read
+                {
+                    *known = if matches!(known, Definition::None) { arith } else { Definition::Other };
                 }
             });
         }
@@ -44,7 +56,10 @@ impl<'k> Known<'k> {
     }
 
     fn definition(&self, reg: RegId) -> Option<&'k Arith> {
-        self.definitions.get(&reg).copied().flatten()
+        match self.definitions[reg.bank.index()].get(reg.index as usize)? {
+            Definition::One(arith) => Some(arith),
+            Definition::None | Definition::Other => None,
+        }
     }
 
     /// The operand's value, if it is always the same.
