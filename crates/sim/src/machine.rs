@@ -681,7 +681,11 @@ impl Exec<'_, '_> {
         self.core.hasty |= !self.waited(mask);
         if self.cluster.blocks.len() > 1 {
             let farewell = &mut self.cluster.blocks[self.rank].farewell;
-            lanes(mask).for_each(|lane| farewell.join(&self.warp.knowledge(lane).executed));
+            let apart = lanes(mask).filter_map(|lane| self.warp.apart[lane].as_deref());
+            apart.for_each(|apart| farewell.join(&apart.executed));
+            if lanes(mask).any(|lane| self.warp.apart[lane].is_none()) {
+                farewell.join(&self.warp.known.executed);
+            }
         }
         self.warp.live &= !mask;
     }
@@ -717,10 +721,11 @@ impl Exec<'_, '_> {
         let mut executed = 0;
         while executed < counted {
             let program = &self.core.program;
+            let Some((op, sound)) = program.plain_arithmetic(self.pc) else { break };
             let stops = self.core.stops.as_ref().is_some_and(|stops| stops.is_before(program, self.pc));
-            let Some(op) = program.plain_arithmetic(self.pc).filter(|_| !stops && self.warp.is_sound(self.pc)) else {
+            if stops || !sound && !self.warp.is_sound(self.pc) {
                 break;
-            };
+            }
             self.core.clock += 1;
             self.core.profile.arithmetic += 1;
             self.arith(op)?;
@@ -764,7 +769,7 @@ impl Exec<'_, '_> {
             return Err(FaultKind::OverLimit { what, asked: self.core.clock, limit });
         }
         self.core.profile.count(&instr.op);
-        self.check_registers(&instr.op, traits.multiplied)?;
+        self.check_registers(&instr.op, traits)?;
         let (flow, visible) = self.execute(&instr.op)?;
         let acting = self.mask;
         if self.spread != 0 {

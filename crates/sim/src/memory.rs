@@ -65,12 +65,8 @@ impl Written {
             return None;
         }
         // Without a way out in between, many words are looked at at once.
-        let inner = self.0.get(start.div_ceil(64)..(start + bytes) / 64).unwrap_or_default();
-        if inner.iter().fold(u64::MAX, |all, word| all & word) == u64::MAX {
-            let ends = [Self::masks(start, bytes).next(), Self::masks(start, bytes).last()];
-            if ends.iter().flatten().all(|(word, mask)| mask & !self.0[*word] == 0) {
-                return None;
-            }
+        if self.0[start / 64..(start + bytes).div_ceil(64)].iter().fold(u64::MAX, |all, word| all & word) == u64::MAX {
+            return None;
         }
         Self::masks(start, bytes).find_map(|(word, mask)| {
             let missing = mask & !self.0[word];

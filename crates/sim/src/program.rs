@@ -47,6 +47,8 @@ pub(crate) struct Traits {
     pub(crate) looks_only: bool,
     /// Whether it is arithmetic of all lanes, with registers that only threads use.
     plain: bool,
+    /// Whether every register that it reads was written, whichever way a lane came.
+    pub(crate) sound: bool,
 }
 
 impl<'k> Program<'k> {
@@ -73,8 +75,10 @@ impl<'k> Program<'k> {
         let owned = |reg: &RegId| reg.bank == Bank::B32 && own[reg.index as usize];
         let touches = |regs: &[(RegId, Access)]| regs.iter().any(|(reg, _)| owned(reg));
         let touched = starts.windows(2).map(|ends| touches(&registers[ends[0] as usize..ends[1] as usize]));
+        let sound = certainly_defined(kernel, &labels, &registers, &starts);
         let traits = kernel.body.iter().zip(touched).enumerate();
         let traits = traits.map(|(at, (Instr { op, guard, .. }, touched))| Traits {
+            sound: sound[at],
             plain: matches!(op, Op::Arith(_)) && guard.is_none() && !touched,
             multiplied: touched && !matches!(op, Op::Wgmma(_)),
             spins: spins(kernel, &labels, at),
@@ -115,10 +119,11 @@ impl<'k> Program<'k> {
         &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
     }
 
-    /// The instruction, if it is arithmetic of all lanes, with registers that only threads use.
-    pub(crate) fn plain_arithmetic(&self, pc: u32) -> Option<&'k Arith> {
-        match &self.kernel.body.get(pc as usize)?.op {
-            Op::Arith(op) if self.traits[pc as usize].plain => Some(op),
+    /// The instruction, if it is arithmetic of all lanes, with registers that only threads use; and whether what it reads was certainly written.
+    pub(crate) fn plain_arithmetic(&self, pc: u32) -> Option<(&'k Arith, bool)> {
+        let traits = self.traits.get(pc as usize).filter(|traits| traits.plain)?;
+        match &self.kernel.body[pc as usize].op {
+            Op::Arith(op) => Some((op, traits.sound)),
             _ => None,
         }
     }
@@ -301,6 +306,65 @@ impl Storage {
         }
         (storage, new)
     }
+}
+
+/// A set of registers, one bit each.
+type Registers = Vec<u64>;
+
+/// By instruction, whether every register that it reads was certainly written before, in each lane that gets there: by instructions without
+/// a guard, on every way from the entry.
+fn certainly_defined(kernel: &Kernel, labels: &[usize], registers: &[(RegId, Access)], starts: &[u32]) -> Vec<bool> {
+    let [a, b, c, d] = kernel.registers;
+    let first = [0, a, a + b, a + b + c];
+    let bit = |reg: &RegId| (first[reg.bank.index()] + reg.index) as usize;
+    let words = ((a + b + c + d) as usize).div_ceil(64);
+    let of = |at: usize| &registers[starts[at] as usize..starts[at + 1] as usize];
+    let written = |at: usize| {
+        let Instr { op, guard, .. } = &kernel.body[at];
+        // What others do in their time is looked at when it is used.
+        let at_once = matches!(op, Op::Arith(_) | Op::Memory(_) | Op::Warp(_)) && guard.is_none();
+        of(at).iter().filter(move |(_, access)| at_once && *access == Access::Write)
+    };
+    // Stretches that are entered at their beginning alone, and where each goes on.
+    let ends_here = |op: &Op| matches!(op, Op::Control(Control::Branch { .. } | Control::Exit | Control::Trap));
+    let begins = |at: usize| {
+        let is_label = matches!(kernel.body[at].op, Op::Control(Control::Label(_)));
+        at == 0 || is_label || ends_here(&kernel.body[at - 1].op)
+    };
+    let heads: Vec<usize> = (0..kernel.body.len()).filter(|at| begins(*at)).collect();
+    let stretch = |number: usize| heads[number]..heads.get(number + 1).copied().unwrap_or(kernel.body.len());
+    let number = |at: usize| heads.partition_point(|head| *head <= at) - 1;
+    // What is written wherever a stretch begins: at first anything is thought to be but at the entry, then less and less.
+    let mut known: Vec<Registers> = heads.iter().map(|head| vec![if *head == 0 { 0 } else { u64::MAX }; words]).collect();
+    let mut changed = true;
+    while std::mem::take(&mut changed) {
+        for from in 0..heads.len() {
+            let mut now = known[from].clone();
+            stretch(from).flat_map(written).for_each(|(reg, _)| now[bit(reg) / 64] |= 1 << (bit(reg) % 64));
+            let last = &kernel.body[stretch(from).end - 1];
+            let jump = match last.op {
+                Op::Control(Control::Branch { target, .. }) => Some(number(labels[target.0 as usize])),
+                _ => None,
+            };
+            let falls = last.guard.is_some() || !ends_here(&last.op);
+            let next = Some(from + 1).filter(|next| falls && *next < heads.len());
+            for to in jump.into_iter().chain(next) {
+                for (known, now) in known[to].iter_mut().zip(&now) {
+                    changed |= *known & !now != 0;
+                    *known &= now;
+                }
+            }
+        }
+    }
+    let mut sound = vec![false; kernel.body.len()];
+    for (number, mut now) in known.into_iter().enumerate() {
+        for at in stretch(number) {
+            let has = |reg: &RegId| now[bit(reg) / 64] >> (bit(reg) % 64) & 1 == 1;
+            sound[at] = of(at).iter().all(|(reg, access)| *access == Access::Write || has(reg));
+            written(at).for_each(|(reg, _)| now[bit(reg) / 64] |= 1 << (bit(reg) % 64));
+        }
+    }
+    sound
 }
 
 /// Whether an instruction is about copies that threads make one by one.

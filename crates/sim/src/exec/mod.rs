@@ -22,6 +22,7 @@ use crate::flag::Agent;
 use crate::lanes::{FULL, Lanes, lanes};
 use crate::limits::Rules;
 use crate::memory::{GlobalSpan, SharedMemory};
+use crate::program::Traits;
 use crate::race::{Conflict, IN_FLIGHT, Observer, Proxy, Record, RecordId};
 use crate::warp::{Use, Wait, Warp};
 
@@ -173,13 +174,12 @@ impl Exec<'_, '_> {
     }
 
     /// Registers must be defined before they are read, and left alone while a multiplication owns them.
-    /// `by_threads` is whether a thread's instruction may meet such.
-    pub(crate) fn check_registers(&mut self, op: &Op, by_threads: bool) -> Result<(), FaultKind> {
+    pub(crate) fn check_registers(&mut self, op: &Op, traits: Traits) -> Result<(), FaultKind> {
         if self.warp.taints {
             self.check_taints(op)?;
         }
         let in_flight = self.warp.issued > self.warp.retired;
-        let sound = self.warp.is_sound(self.pc);
+        let (sound, by_threads) = (traits.sound || self.warp.is_sound(self.pc), traits.multiplied);
         if sound && self.warp.loading.is_empty() && !by_threads {
             return Ok(());
         }
