@@ -6,6 +6,7 @@
 //! original does. What is found is the same as in a run from the start, to the last word of a fault; where that is not certain (a mutant that
 //! needs other bookkeeping, or a change of branches after it has mattered where branches lead), there is a run from the start.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -77,6 +78,8 @@ pub struct Mutants<'k> {
     pub(crate) program: Option<Rc<Program<'k>>>,
     /// Each with what it takes to begin where the original is, if it can.
     pub(crate) all: Vec<(&'k Kernel, Option<Branch<'k>>)>,
+    /// Of each that has come to its end, what a GPU would have against it.
+    pub(crate) illegal: Vec<OnceCell<Option<String>>>,
 }
 
 impl<'k> Mutants<'k> {
@@ -85,7 +88,7 @@ impl<'k> Mutants<'k> {
         let program = Program::new(original).ok().map(Rc::new);
         let branch = |mutant| Branch::new(program.as_ref()?, Program::new(mutant).ok()?);
         let all = mutants.iter().map(|mutant| (*mutant, branch(*mutant))).collect();
-        Mutants { original, program, all }
+        Mutants { original, program, all, illegal: mutants.iter().map(|_| OnceCell::new()).collect() }
     }
 }
 

@@ -93,7 +93,7 @@ impl Gpu {
         let run = machine.run();
         self.memory = machine.core.memory;
         run?;
-        sequence.iter().try_for_each(|(kernel, _)| legal(kernel, schedule))?;
+        sequence.iter().try_for_each(|(kernel, _)| legal(kernel, &illegal(kernel), schedule))?;
         Ok(machine.profiles)
     }
 
@@ -122,7 +122,9 @@ impl Gpu {
                 branch::run_all(trunk, branches, |at, machine, run| {
                     let memory = std::mem::take(&mut machine.core.memory);
                     let gpu = Gpu { limits: self.limits, rules: self.rules, memory };
-                    let run = run.and_then(|()| legal(mutants.all[numbers[at]].0, schedule));
+                    let mutant = mutants.all[numbers[at]].0;
+                    let illegal = || mutants.illegal[numbers[at]].get_or_init(|| illegal(mutant));
+                    let run = run.and_then(|()| legal(mutant, illegal(), schedule));
                     found[at] = Some(judge(run.map(|()| (&gpu, &machine.profiles[..]))));
                     machine.core.memory = gpu.memory;
                 });
@@ -151,11 +153,15 @@ impl Gpu {
     }
 }
 
-/// Whether a GPU would take the kernel at all. What depends on its values was found by running it; this is asked last, since few kernels
-/// that are broken come so far.
-fn legal(kernel: &Kernel, schedule: Schedule) -> Result<(), Box<Fault>> {
-    kernel.check().map_err(|error| {
-        let (kind, kernel) = (FaultKind::Illegal { what: error.to_string() }, kernel.name.clone());
-        Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel })
-    })
+/// What a GPU would have against the kernel, if it would not take it. What depends on its values was found by running it; this is asked
+/// last, since few kernels that are broken come so far.
+fn illegal(kernel: &Kernel) -> Option<String> {
+    kernel.check().err().map(|error| error.to_string())
+}
+
+/// That as a fault.
+fn legal(kernel: &Kernel, illegal: &Option<String>, schedule: Schedule) -> Result<(), Box<Fault>> {
+    let Some(what) = illegal.clone() else { return Ok(()) };
+    let (kind, kernel) = (FaultKind::Illegal { what }, kernel.name.clone());
+    Err(Box::new(Fault { kind, site: None, recent: Vec::new(), schedule, kernel }))
 }

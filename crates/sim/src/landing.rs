@@ -94,6 +94,14 @@ impl Core<'_> {
             let at_once = whole && part.fills_its_place();
             if at_once {
                 shared.written.set(offset, bytes);
+                if let (Some((buffer, from)), Some(swizzle)) = (source, part.permuted) {
+                    let pieces = buffer.data[from..from + bytes].as_chunks::<16>().0;
+                    for (piece, address) in pieces.iter().zip((part.offset + SharedMemory::START..).step_by(16)) {
+                        let at = (swizzle.apply(address) - SharedMemory::START) as usize;
+                        shared.data[at..at + 16].copy_from_slice(piece);
+                    }
+                    continue;
+                }
             }
             let mut done = 0;
             for (offset, bytes, source_of_piece) in part.pieces() {

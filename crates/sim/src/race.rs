@@ -536,6 +536,26 @@ pub(crate) struct Shadow {
     crowds: Crowds,
 }
 
+/// What was remembered of lines before one access was noted there, and is since: what has the same history goes on in the same way.
+struct Histories([(Unit, Unit); 8]);
+
+impl Default for Histories {
+    fn default() -> Self {
+        // No line has such a history.
+        let none = Unit { crowd: u32::MAX, ..Unit::NONE };
+        Histories([(none, none); 8])
+    }
+}
+
+impl Histories {
+    /// The place of a history.
+    #[inline]
+    fn of(&mut self, unit: &Unit) -> &mut (Unit, Unit) {
+        let mixed = unit.read.record().0 ^ unit.write.record().0 << 1;
+        &mut self.0[(mixed ^ mixed >> 2 ^ mixed >> 5) as usize % 8]
+    }
+}
+
 /// An access that is being noted, and what was found on the way: neighbours mostly have the same history.
 struct Noting<'n, 'o> {
     log: &'n Log,
@@ -694,17 +714,24 @@ impl Shadow {
         self.note_bytes(&mut Noting::new(log, who, write), start, bytes)
     }
 
-    /// Notes that ranges of bytes are read, each from its offset on, and gives the writes that made them what they are.
+    /// Notes accesses to ranges of bytes, by offset and length, and gives the last writes to them.
     pub(crate) fn note_ranges(
         &mut self,
         log: &Log,
         who: &mut Observer<'_>,
         ranges: impl Iterator<Item = (usize, usize)>,
+        write: bool,
     ) -> Result<Writers, Conflict> {
-        let (mut noting, mut writers) = (Noting::new(log, who, false), Writers::default());
+        let (mut noting, mut writers) = (Noting::new(log, who, write), Writers::default());
+        let (mut histories, shift, inside) = (Histories::default(), self.line_shift, (1 << self.line_shift) - 1);
         for (start, bytes) in ranges {
-            self.note_bytes(&mut noting, start, bytes)?;
-            self.writers(start, bytes, &mut writers);
+            if (start | bytes) & inside == 0 {
+                let lines = start >> shift..((start + bytes) >> shift).min(self.lines);
+                self.note_lines(&mut noting, &mut histories, lines, |unit| writers.add(unit))?;
+            } else {
+                self.note_bytes(&mut noting, start, bytes)?;
+                self.history(start, bytes).for_each(|unit| writers.add(unit));
+            }
         }
         Ok(writers)
     }
@@ -736,7 +763,11 @@ impl Shadow {
     fn note_bytes(&mut self, noting: &mut Noting<'_, '_>, start: usize, bytes: usize) -> Result<(), Conflict> {
         let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
         if (start | bytes) & (length - 1) == 0 {
-            return self.note_lines(noting, start >> shift..(end >> shift).min(self.lines));
+            let lines = start >> shift..(end >> shift).min(self.lines);
+            return match lines.len() {
+                1 => self.note_in_line(noting, lines.start, start..end),
+                _ => self.note_lines(noting, &mut Histories::default(), lines, |_| ()),
+            };
         }
         for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
             self.note_in_line(noting, at, start.max(at << shift)..end.min((at + 1) << shift))?;
@@ -744,29 +775,37 @@ impl Shadow {
         Ok(())
     }
 
-    /// Notes an access to whole lines.
-    fn note_lines(&mut self, noting: &mut Noting<'_, '_>, lines: Range<usize>) -> Result<(), Conflict> {
+    /// Notes an access to whole lines. `met` is shown what is remembered of them, once where neighbours have the same history.
+    fn note_lines(
+        &mut self,
+        noting: &mut Noting<'_, '_>,
+        histories: &mut Histories,
+        lines: Range<usize>,
+        mut met: impl FnMut(&Unit),
+    ) -> Result<(), Conflict> {
         let (mut at, shift) = (lines.start, self.line_shift);
         while at < lines.end {
             let (inside, page) = (at % PAGE, Self::page_mut(&mut self.pages, at / PAGE));
             let count = (PAGE - inside).min(lines.end - at);
-            let (mut told_apart, mut last) = (None, None);
+            let mut told_apart = None;
             for (line, place) in page[inside..inside + count].iter_mut().zip(at..) {
                 if line.split {
                     told_apart = Some(place);
                     break;
                 }
-                // Neighbours mostly have the same history, and then it goes on in the same way.
-                let before = line.whole;
-                match last {
-                    Some((same, after)) if same == before => line.whole = after,
-                    _ => noting.note(&mut line.whole, &mut self.crowds, place << shift)?,
+                let (before, known) = (line.whole, histories.of(&line.whole));
+                if known.0 == before {
+                    line.whole = known.1;
+                    continue;
                 }
-                last = Some((before, line.whole));
+                noting.note(&mut line.whole, &mut self.crowds, place << shift)?;
+                *known = (before, line.whole);
+                met(&line.whole);
             }
             at = match told_apart {
                 Some(place) => {
                     self.note_in_line(noting, place, place << shift..(place + 1) << shift)?;
+                    self.line(place).into_iter().flat_map(|line| self.parts(line)).for_each(&mut met);
                     place + 1
                 }
                 None => at + count,
@@ -804,16 +843,6 @@ impl Shadow {
             let Some(line) = self.line(unit >> to_line) else { return untouched };
             Some(if line.split { &self.units[line.parts as usize - 1 + (unit & inside)] } else { &line.whole })
         })
-    }
-
-    /// Adds the writes that made some bytes what they are.
-    fn writers(&self, start: usize, bytes: usize, writers: &mut Writers) {
-        let inside = (1 << self.line_shift) - 1;
-        if (start | bytes) & inside != 0 {
-            return self.history(start, bytes).for_each(|unit| writers.add(unit));
-        }
-        let lines = (start >> self.line_shift..(start + bytes) >> self.line_shift).filter_map(|at| self.line(at));
-        lines.flat_map(|line| self.parts(line)).for_each(|unit| writers.add(unit));
     }
 
     /// What is remembered of a line.

@@ -138,11 +138,12 @@ impl Exec<'_, '_> {
         let mut who = super::observer(self.warp, index, None, record, Proxy::Generic, (false, rules));
         let start = u64::from(SharedMemory::address(self.rank, 0));
         let shared = &mut self.cluster.blocks[self.rank].shared;
-        for address in addresses {
-            let offset = u32::try_from(address.checked_sub(start)?).ok()?;
-            shared.note(&self.core.log, &mut who, offset, 16, write)?;
+        let mut rows = [(0, 16); 32];
+        for (row, address) in rows.iter_mut().zip(addresses) {
+            row.0 = address.checked_sub(start)? as usize;
+            shared.is_data(u32::try_from(row.0).ok()?, 16).then_some(())?;
         }
-        Some(())
+        shared.shadow.note_ranges(&self.core.log, &mut who, rows.into_iter().take(addresses.len()), write).ok().map(drop)
     }
 
     fn load_matrix(&mut self, transpose: bool, dsts: &[RegId], addr: Address) -> Result<(), FaultKind> {
