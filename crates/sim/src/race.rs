@@ -490,6 +490,12 @@ const LINE: usize = 16;
 const PAGE: usize = 64;
 type Page = [Line; PAGE];
 
+/// A page of which nothing was accessed.
+#[cold]
+fn blank_page() -> Rc<Page> {
+    Rc::new([Line::default(); PAGE])
+}
+
 /// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of units.
 #[derive(Clone, Debug, Default)]
 struct Crowds {
@@ -692,14 +698,14 @@ impl Shadow {
     }
 
     /// A line that is being accessed.
-    #[inline]
+    #[inline(always)]
     fn line_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Line {
         &mut Self::page_mut(pages, at / PAGE)[at % PAGE]
     }
 
-    #[inline]
+    #[inline(always)]
     fn page_mut(pages: &mut [Option<Rc<Page>>], at: usize) -> &mut Page {
-        Rc::make_mut(pages[at].get_or_insert_with(|| Rc::new([Line::default(); PAGE])))
+        Rc::make_mut(pages[at].get_or_insert_with(blank_page))
     }
 
     /// Notes an access.
@@ -824,8 +830,11 @@ impl Shadow {
             return noting.note(&mut line.whole, crowds, start);
         }
         let first = line.split(units, per_line);
-        let behind = (bytes.end - start + (1 << shift) - 1) >> shift;
-        for (part, unit) in units[first..first + behind].iter_mut().enumerate().skip((bytes.start - start) >> shift) {
+        let (part, behind) = ((bytes.start - start) >> shift, (bytes.end - start + (1 << shift) - 1) >> shift);
+        if behind == part + 1 {
+            return noting.note(&mut units[first + part], crowds, start + (part << shift));
+        }
+        for (unit, part) in units[first + part..first + behind].iter_mut().zip(part..) {
             noting.note(unit, crowds, start + (part << shift))?;
         }
         if noting.write && whole && !noting.strong {

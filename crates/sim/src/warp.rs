@@ -365,14 +365,12 @@ impl Warp {
     }
 
     /// The same where it is of 32 bits, without a copy of registers; a literal is put into `room`.
-    pub(crate) fn read<'w>(&'w self, operand: Operand, room: &'w mut Words) -> Option<&'w Words> {
+    #[inline(always)]
+    pub(crate) fn read<'w>(&'w self, operand: Operand, room: &'w mut Option<Words>) -> Option<&'w Words> {
         match operand {
             Operand::Reg(reg) if reg.bank == Bank::B32 => Some(&self.values.words[self.storage.place(reg)]),
             Operand::Reg(_) => None,
-            Operand::Imm(bits) => {
-                *room = [u32::try_from(bits).ok()?; 32];
-                Some(room)
-            }
+            Operand::Imm(bits) => Some(room.insert([u32::try_from(bits).ok()?; 32])),
         }
     }
 

@@ -25,7 +25,7 @@ impl Exec<'_, '_> {
     }
 
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
-        let (warp, [mut x, mut y, mut z]) = (&*self.warp, [[0; 32]; 3]);
+        let (warp, [mut x, mut y, mut z]) = (&*self.warp, [None; 3]);
         match *op {
             Arith::Unary { op, ty, dst, a } => match warp.read(a, &mut x) {
                 Some(a) if dst.bank == Bank::B32 => {
@@ -181,7 +181,7 @@ impl Exec<'_, '_> {
     }
 
     fn param(&self, param: ParamId) -> Result<u64, FaultKind> {
-        self.core.launch.args.get(param.0 as usize).and_then(|arg| arg.bits()).ok_or(FaultKind::BadOperand {
+        self.core.launch.args.get(param.0 as usize).and_then(|arg| arg.bits()).ok_or_else(|| FaultKind::BadOperand {
             what: "parameter number",
             found: param.0.into(),
             wanted: "a scalar or pointer parameter of this kernel",
@@ -192,7 +192,7 @@ impl Exec<'_, '_> {
         let (at, mut values) = (self.warp.get(at), [0; 32]);
         for lane in lanes(self.mask) {
             let address = at[lane].wrapping_add(offset.into());
-            let word = self.core.launch.word_at(address).ok_or(FaultKind::BadOperand {
+            let word = self.core.launch.word_at(address).ok_or_else(|| FaultKind::BadOperand {
                 what: "the address of a word of a parameter",
                 found: address,
                 wanted: "one inside a table that the launch gives",
