@@ -720,15 +720,27 @@ impl Shadow {
         self.note_bytes(&mut Noting::new(log, who, write), start, bytes)
     }
 
-    /// Notes accesses to ranges of bytes, by offset and length, and gives the last writes to them.
+    /// Notes accesses to as many bytes from each of some places on.
+    pub(crate) fn note_pieces(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'_>,
+        starts: &[usize],
+        bytes: usize,
+        write: bool,
+    ) -> Result<(), Conflict> {
+        let mut noting = Noting::new(log, who, write);
+        starts.iter().try_for_each(|start| self.note_bytes(&mut noting, *start, bytes))
+    }
+
+    /// Notes that ranges of bytes are read, by offset and length, and gives the writes that made them what they are.
     pub(crate) fn note_ranges(
         &mut self,
         log: &Log,
         who: &mut Observer<'_>,
         ranges: impl Iterator<Item = (usize, usize)>,
-        write: bool,
     ) -> Result<Writers, Conflict> {
-        let (mut noting, mut writers) = (Noting::new(log, who, write), Writers::default());
+        let (mut noting, mut writers) = (Noting::new(log, who, false), Writers::default());
         let (mut histories, shift, inside) = (Histories::default(), self.line_shift, (1 << self.line_shift) - 1);
         for (start, bytes) in ranges {
             if (start | bytes) & inside == 0 {
@@ -752,14 +764,23 @@ impl Shadow {
         write: bool,
     ) -> Result<(), Conflict> {
         let (mut noting, shift, length) = (Noting::new(log, who, write), self.line_shift, 1 << self.line_shift);
+        // The last line whose parts are told apart, and the position of its first unit: neighbours mostly are in the same.
+        let mut near = (usize::MAX, 0);
         for (lane, knowledge, start) in accesses {
             noting.who.becomes(lane, knowledge);
             noting.begin();
             let (at, inside) = (start >> shift, start & (length - 1));
-            if inside + bytes <= length && at < self.lines {
+            let part = inside >> self.shift;
+            if inside + bytes > length || at >= self.lines {
+                self.note_bytes(&mut noting, start, bytes)?;
+            } else if bytes > 1 << self.shift || (inside + bytes - 1) >> self.shift != part || self.per_line() == 1 {
                 self.note_in_line(&mut noting, at, start..start + bytes)?;
             } else {
-                self.note_bytes(&mut noting, start, bytes)?;
+                if near.0 != at {
+                    let per_line = self.per_line();
+                    near = (at, Self::line_mut(&mut self.pages, at).split(&mut self.units, per_line));
+                }
+                noting.note(&mut self.units[near.1 + part], &mut self.crowds, start & !((1 << self.shift) - 1))?;
             }
         }
         Ok(())

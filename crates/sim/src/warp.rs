@@ -285,10 +285,23 @@ impl Warp {
         if lanes(self.live).any(|lane| self.waits[lane] == Wait::None) {
             return Rest::Awake;
         }
-        let wait = self.waits[self.live.trailing_zeros() as usize % 32];
-        let own = matches!(wait, Wait::Lanes { .. } | Wait::Bulk { .. } | Wait::Registers { .. });
-        let alike = self.live != 0 && !own && lanes(self.live).all(|lane| self.waits[lane] == wait);
-        if alike { Rest::Asleep(wait) } else { Rest::Mixed }
+        // Lanes that wait for others of the warp go on when those have moved, and not before.
+        let gathers = |lane: &usize| matches!(self.waits[*lane], Wait::Lanes { .. });
+        if lanes(self.live).filter(gathers).any(|lane| self.have_gathered(lane)) {
+            return Rest::Mixed;
+        }
+        let mut others = lanes(self.live).filter(|lane| !gathers(lane)).map(|lane| self.waits[lane]);
+        match others.next() {
+            None | Some(Wait::Bulk { .. } | Wait::Registers { .. }) => Rest::Mixed,
+            Some(wait) if others.all(|other| other == wait) => Rest::Asleep(wait),
+            Some(_) => Rest::Mixed,
+        }
+    }
+
+    /// Whether all lanes for which a lane waits are where it is.
+    fn have_gathered(&self, lane: usize) -> bool {
+        let Wait::Lanes { mask } = self.waits[lane] else { return true };
+        lanes(mask & self.live).all(|other| self.pc[other] == self.pc[lane])
     }
 
     /// The ready lanes with the smallest program counter. `ready` judges a lane's wait.
@@ -304,7 +317,7 @@ impl Warp {
         }
         let able = |lane: usize| match self.waits[lane] {
             Wait::None => true,
-            Wait::Lanes { mask } => lanes(mask & self.live).all(|other| self.pc[other] == self.pc[lane]),
+            Wait::Lanes { .. } => self.have_gathered(lane),
             wait => ready(lane, wait),
         };
         let mut best: Option<(u32, u32)> = None;

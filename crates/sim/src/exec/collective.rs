@@ -138,12 +138,13 @@ impl Exec<'_, '_> {
         let mut who = super::observer(self.warp, index, None, record, Proxy::Generic, (false, rules));
         let start = u64::from(SharedMemory::address(self.rank, 0));
         let shared = &mut self.cluster.blocks[self.rank].shared;
-        let mut rows = [(0, 16); 32];
+        let mut rows = [0; 32];
         for (row, address) in rows.iter_mut().zip(addresses) {
-            row.0 = address.checked_sub(start)? as usize;
-            shared.is_data(u32::try_from(row.0).ok()?, 16).then_some(())?;
+            let offset = u32::try_from(address.checked_sub(start)?).ok()?;
+            shared.is_data(offset, 16).then_some(())?;
+            *row = offset as usize;
         }
-        shared.shadow.note_ranges(&self.core.log, &mut who, rows.into_iter().take(addresses.len()), write).ok().map(drop)
+        shared.shadow.note_pieces(&self.core.log, &mut who, &rows[..addresses.len()], 16, write).ok()
     }
 
     fn load_matrix(&mut self, transpose: bool, dsts: &[RegId], addr: Address) -> Result<(), FaultKind> {

@@ -164,7 +164,19 @@ impl<'k> Exec<'_, 'k> {
         let to = shared.offsets(together, dst, start, bytes)?;
         let by = |global| super::observer(warp, index, Some(first), record, Proxy::Generic, (global, rules));
         let (mut reader, mut writer, mut last) = (by(true), by(false).replacing(true), 0);
-        for lane in lanes(together).filter(|&lane| read[lane] > 0) {
+        let reading = |wanted: &dyn Fn(u64) -> bool| {
+            lanes(together).filter(|&lane| wanted(read[lane])).fold(0, |mask, lane| mask | 1 << lane)
+        };
+        let (mut left, whole) = (reading(&|count| count > 0), reading(&|count| count == bytes.into()));
+        if let Some((buffer, from)) = self.core.memory.offsets(whole, src, bytes)
+            && !self.core.memory.buffers[buffer].awaited
+        {
+            let accesses = lanes(whole).map(|lane| (lane, warp.knowledge(lane), from[lane] as usize));
+            let shadow = &mut self.core.trace.shadows[buffer];
+            shadow.note_lanes(&self.core.log, &mut reader, accesses, bytes as usize, false).ok()?;
+            left &= !whole;
+        }
+        for lane in lanes(left) {
             reader.becomes(lane, warp.knowledge(lane));
             self.core.note_global(&mut reader, &mut last, (src[lane], read[lane]), false)?;
         }

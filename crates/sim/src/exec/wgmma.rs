@@ -222,7 +222,7 @@ impl Exec<'_, '_> {
             return None;
         }
         let offsets = ranges.iter().map(|(start, bytes)| ((start - SharedMemory::START) as usize, *bytes as usize));
-        shared.shadow.note_ranges(&self.core.log, &mut who, offsets, false).ok()
+        shared.shadow.note_ranges(&self.core.log, &mut who, offsets).ok()
     }
 }
 
