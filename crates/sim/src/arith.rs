@@ -149,20 +149,24 @@ fn shift(a: &Words, by: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
 
 /// Products of pairs of halves: exact in f32, so rounded once, and converted all at a time.
 fn multiply_pairs(a: &Words, b: &Words) -> Words {
-    let (mut halves, mut wide) = ([f16::ZERO; 128], [0f32; 128]);
-    for (pair, word) in halves.as_chunks_mut().0.iter_mut().zip(a.iter().chain(b)) {
-        *pair = [f16::from_bits(*word as u16), f16::from_bits((*word >> 16) as u16)];
-    }
-    halves.convert_to_f32_slice(&mut wide);
-    let (a, b) = wide.split_at_mut(64);
-    a.iter_mut().zip(b).for_each(|(a, b)| *a *= *b);
-    let products = &mut halves[..64];
-    products.convert_from_f32_slice(a);
-    let mut words = [0; 32];
-    for (word, [low, high]) in words.iter_mut().zip(products.as_chunks().0) {
+    let (mut a, b) = (wide_pairs(a), wide_pairs(b));
+    a.iter_mut().zip(b).for_each(|(a, b)| *a *= b);
+    let (mut halves, mut words) = ([f16::ZERO; 64], [0; 32]);
+    halves.convert_from_f32_slice(&a);
+    for (word, [low, high]) in words.iter_mut().zip(halves.as_chunks().0) {
         *word = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
     }
     words
+}
+
+/// Both halves of each word, widened.
+fn wide_pairs(words: &Words) -> [f32; 64] {
+    let (mut halves, mut wide) = ([f16::ZERO; 64], [0.0; 64]);
+    for (pair, word) in halves.as_chunks_mut().0.iter_mut().zip(words) {
+        *pair = [f16::from_bits(*word as u16), f16::from_bits((*word >> 16) as u16)];
+    }
+    halves.convert_to_f32_slice(&mut wide);
+    wide
 }
 
 /// Two values in, one out.

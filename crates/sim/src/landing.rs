@@ -181,7 +181,7 @@ impl Core<'_> {
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
         let n = mma.n as usize;
-        let (b, columns) = operand(1, (n, mma.b.1, Order::ByDepth));
+        let (b, columns) = operand(1, (n, mma.b.1, Order::ByEights));
         let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
         for (index, warp) in block.warps[4 * group..4 * group + 4].iter_mut().flatten().enumerate() {
             for (eight, d) in mma.d.chunks_exact(4).enumerate() {
@@ -191,7 +191,7 @@ impl Core<'_> {
                     false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
                 let rows = &a.as_chunks::<{ tensor_core::DEPTH }>().0[mma::ROWS * index..][..mma::ROWS];
-                mma::multiply(&mut sums, rows, (&b[8 * eight..], n));
+                mma::multiply(&mut sums, rows, &b.as_chunks().0[tensor_core::DEPTH * eight..]);
                 for ((register, reg), values) in d.into_iter().enumerate().zip(mma::fragment(&sums)) {
                     let before = if mma.accumulate { warp.tainted(reg) } else { 0 };
                     warp.deposit(reg, &values);

@@ -49,31 +49,31 @@ pub(crate) fn fragment(sums: &Sums) -> [Words; 4] {
     registers
 }
 
-/// D += A·B, by rising k, with `a` as [row][k] and `b` as [k][column], `stride` apart.
-pub(crate) fn multiply<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], (b, stride): (&[f32], usize)) {
+/// D += A·B, by rising k, with `a` as [row][k] and `b` as [k][column].
+pub(crate) fn multiply<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], b: &[[f32; COLUMNS]]) {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") {
         // SAFETY: this machine has what the function needs.
-        unsafe { multiply_eight(sums, a, (b, stride)) };
+        unsafe { multiply_eight(sums, a, b) };
         return;
     }
-    add_products(sums, a, (b, stride));
+    add_products(sums, a, b);
 }
 
 /// The same with a row of eight columns in a register.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn multiply_eight<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], b: (&[f32], usize)) {
+fn multiply_eight<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], b: &[[f32; COLUMNS]]) {
     add_products(sums, a, b);
 }
 
 /// The same, four rows at a time, which stay in registers.
 #[inline(always)]
-fn add_products<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], (b, stride): (&[f32], usize)) {
+fn add_products<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], b: &[[f32; COLUMNS]]) {
+    let Some(b) = b.first_chunk::<DEPTH>() else { return };
     for (sums, a) in sums.as_chunks_mut::<4>().0.iter_mut().zip(a.as_chunks::<4>().0) {
         let mut held = *sums;
-        for k in 0..DEPTH {
-            let Some(b) = b.get(k * stride..).and_then(<[f32]>::first_chunk::<COLUMNS>) else { break };
+        for (k, b) in b.iter().enumerate() {
             for (held, a) in held.iter_mut().zip(a) {
                 held.iter_mut().zip(b).for_each(|(sum, b)| *sum += a[k] * b);
             }
@@ -122,7 +122,7 @@ fn columns_of_b(element: MatrixElement, registers: [&Words; 2]) -> [f32; COLUMNS
 /// 16 × 8 × 16 with 16-bit elements.
 pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Words; 4], b: [&Words; 2]) {
     let (a, b) = (rows_of_a(element, a), columns_of_b(element, b));
-    multiply(sums, a.as_chunks::<DEPTH>().0, (&b, COLUMNS));
+    multiply(sums, a.as_chunks::<DEPTH>().0, b.as_chunks().0);
 }
 
 /// The codes of a fragment times their scales, each put where `place` says by row and k: a register covers eight rows and 32 of k, eight
@@ -159,7 +159,7 @@ pub(crate) fn multiply_scaled(
     let of_column = |column, block| decode(scales_b[4 * column + lane_b as usize], block);
     let a: [f32; ROWS * SCALED_DEPTH] = spread_codes(a, of_row, |row, k| row * SCALED_DEPTH + k);
     let b: [f32; COLUMNS * SCALED_DEPTH] = spread_codes(b, of_column, |column, k| k * COLUMNS + column);
-    multiply(sums, a.as_chunks::<SCALED_DEPTH>().0, (&b, COLUMNS));
+    multiply(sums, a.as_chunks::<SCALED_DEPTH>().0, b.as_chunks().0);
 }
 
 #[cfg(test)]

@@ -118,6 +118,8 @@ pub(crate) enum Order {
     ByRow,
     /// By k, then row (`DEPTH` × `rows`).
     ByDepth,
+    /// Eight rows after the other, each by k, then row (`rows / 8` × `DEPTH` × 8).
+    ByEights,
 }
 
 /// The elements of an operand, from the bytes at its pieces' addresses less `base`.
@@ -130,14 +132,24 @@ pub(crate) fn elements(
 ) -> Vec<f32> {
     // One after the other, pieces are the rows of a matrix, or of the transposed one.
     let mut bits = vec![0u16; rows * DEPTH];
-    for (bits, address) in bits.as_chunks_mut::<8>().0.iter_mut().zip(pieces) {
+    let place = |at: usize| match (transposed, order) {
+        (true, Order::ByEights) => at % (rows / 8) * DEPTH + at / (rows / 8),
+        _ => at,
+    };
+    let squares = bits.as_chunks_mut::<8>().0;
+    for (at, address) in pieces.iter().enumerate() {
         let start = (address - base) as usize;
         let bytes = shared[start..start + 16].as_chunks::<2>().0;
-        bits.iter_mut().zip(bytes).for_each(|(bits, bytes)| *bits = u16::from_le_bytes(*bytes));
+        squares[place(at)].iter_mut().zip(bytes).for_each(|(bits, bytes)| *bits = u16::from_le_bytes(*bytes));
     }
     let bits = match (transposed, order) {
         (false, Order::ByDepth) => turned(&bits, DEPTH),
         (true, Order::ByRow) => turned(&bits, rows),
+        (false, Order::ByEights) => {
+            // Of eight rows, two pieces each, the transpose.
+            bits.as_chunks_mut::<{ 8 * DEPTH }>().0.iter_mut().for_each(turn_eight);
+            bits
+        }
         _ => bits,
     };
     let mut wide = vec![0.0; bits.len()];
@@ -146,6 +158,15 @@ pub(crate) fn elements(
         wide.iter_mut().for_each(|x| *x = -*x);
     }
     wide
+}
+
+/// Turns eight rows of `DEPTH` elements into `DEPTH` rows of eight.
+fn turn_eight(rows: &mut [u16; 8 * DEPTH]) {
+    let before = *rows;
+    let (before, after) = (before.as_chunks::<DEPTH>().0, rows.as_chunks_mut::<8>().0);
+    for (k, after) in after.iter_mut().enumerate() {
+        after.iter_mut().zip(before).for_each(|(element, row)| *element = row[k]);
+    }
 }
 
 /// The transpose of a matrix with rows of this length.
@@ -208,6 +229,15 @@ mod tests {
         for (transposed, order) in [(true, Order::ByDepth), (false, Order::ByRow)] {
             let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, order), false);
             found.iter().enumerate().for_each(|(at, value)| assert_eq!(*value, at as f32));
+        }
+        for transposed in [false, true] {
+            let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, Order::ByEights), false);
+            (0..DEPTH).for_each(|k| {
+                (0..16).for_each(|row| {
+                    let value = if transposed { k * 16 + row } else { row * DEPTH + k };
+                    assert_eq!(found[row / 8 * 8 * DEPTH + 8 * k + row % 8], value as f32);
+                });
+            });
         }
         let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, true, Order::ByRow), false);
         (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[row * 16 + k], (k * 16 + row) as f32)));
