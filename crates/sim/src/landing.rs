@@ -79,49 +79,47 @@ impl Core<'_> {
                 continue;
             }
             let shared = &mut cluster.blocks[target].shared;
-            let source = match part.source {
-                CopySource::Global(address) => {
-                    let near = self.memory.find_in(last, address, bytes as u64);
-                    let found = near.or_else(|| self.memory.find(address, bytes as u64));
-                    let span = found.ok_or_else(|| self.beyond(address, bytes as u64))?;
-                    last = span.buffer;
-                    Some((&self.memory.buffers[span.buffer], span.offset))
-                }
-                _ => None,
-            };
-            // Bytes that were never written remain so where they arrive.
-            let whole = source.is_none_or(|(buffer, from)| buffer.written.missing(from, bytes).is_none());
-            let at_once = whole && part.fills_its_place();
-            if at_once {
-                shared.written.set(offset, bytes);
-                if let (Some((buffer, from)), Some(swizzle)) = (source, part.permuted) {
-                    let pieces = buffer.data[from..from + bytes].as_chunks::<16>().0;
-                    for (piece, address) in pieces.iter().zip((part.offset + SharedMemory::START..).step_by(16)) {
-                        let at = (swizzle.apply(address) - SharedMemory::START) as usize;
-                        shared.data[at..at + 16].copy_from_slice(piece);
+            let CopySource::Global(address) = part.source else {
+                for (offset, bytes, source) in part.pieces() {
+                    let (offset, bytes) = (offset as usize, bytes as usize);
+                    let to = &mut shared.data[offset..offset + bytes];
+                    match source {
+                        CopySource::Bytes(data) => to.copy_from_slice(&data[..bytes]),
+                        _ => to.fill(0),
                     }
-                    continue;
-                }
-            }
-            let mut done = 0;
-            for (offset, bytes, source_of_piece) in part.pieces() {
-                let (offset, bytes) = (offset as usize, bytes as usize);
-                let to = &mut shared.data[offset..offset + bytes];
-                match (source, source_of_piece) {
-                    (Some((buffer, from)), _) => {
-                        let from = from + done;
-                        copy(to, &buffer.data[from..from + bytes]);
-                        if !at_once {
-                            shared.written.copy(offset, &buffer.written, from, bytes);
-                        }
-                    }
-                    (None, CopySource::Bytes(data)) => to.copy_from_slice(&data[..bytes]),
-                    (None, _) => to.fill(0),
-                }
-                if source.is_none() && !at_once {
                     shared.written.set(offset, bytes);
                 }
-                done += bytes;
+                continue;
+            };
+            let near = self.memory.find_in(last, address, part.bytes.into());
+            let found = near.or_else(|| self.memory.find(address, part.bytes.into()));
+            let span = found.ok_or_else(|| self.beyond(address, part.bytes.into()))?;
+            last = span.buffer;
+            let (buffer, from) = (&self.memory.buffers[span.buffer], span.offset);
+            let source = &buffer.data[from..from + bytes];
+            match part.permuted {
+                None => {
+                    copy(&mut shared.data[offset..offset + bytes], source);
+                    shared.written.copy(offset, &buffer.written, from, bytes);
+                }
+                // Bytes that were never written remain so where they arrive.
+                Some(swizzle) if part.fills_its_place() && buffer.written.missing(from, bytes).is_none() => {
+                    shared.written.set(offset, bytes);
+                    let addresses = (part.offset + SharedMemory::START..).step_by(16);
+                    for (piece, address) in source.as_chunks::<16>().0.iter().zip(addresses) {
+                        let at = (swizzle.apply(address) - SharedMemory::START) as usize;
+                        copy(&mut shared.data[at..at + 16], piece);
+                    }
+                }
+                Some(_) => {
+                    let mut done = 0;
+                    for (offset, bytes, _) in part.pieces() {
+                        let (offset, bytes) = (offset as usize, bytes as usize);
+                        copy(&mut shared.data[offset..offset + bytes], &source[done..done + bytes]);
+                        shared.written.copy(offset, &buffer.written, from + done, bytes);
+                        done += bytes;
+                    }
+                }
             }
         }
         Ok(())

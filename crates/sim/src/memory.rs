@@ -34,6 +34,7 @@ impl Written {
         (bytes > 0 && low + bytes <= 64).then(|| (start / 64, u64::MAX >> (64 - bytes) << low))
     }
 
+    #[inline]
     pub(crate) fn set(&mut self, start: usize, bytes: usize) {
         if let Some((word, mask)) = Self::within(start, bytes) {
             self.0[word] |= mask;
@@ -48,6 +49,7 @@ impl Written {
     }
 
     /// Takes over what another memory knows of the bytes that were copied from there.
+    #[inline]
     pub(crate) fn copy(&mut self, start: usize, other: &Written, from: usize, bytes: usize) {
         self.set(start, bytes);
         if other.missing(from, bytes).is_some() {

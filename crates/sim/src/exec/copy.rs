@@ -9,7 +9,7 @@ use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
 use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Part, Stores, Work};
 use crate::invocation::Invocation;
-use crate::lanes::{Lanes, lanes};
+use crate::lanes::{Lanes, Words, lanes};
 use crate::launch_control;
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
@@ -122,19 +122,25 @@ impl<'k> Exec<'_, 'k> {
                     let (what, found) = ("the bytes that a thread's copy reads", read[lane]);
                     return Err(FaultKind::BadOperand { what, found, wanted: "at most those it writes" });
                 }
-                let (read, to) = (read[lane] as u32, self.shared_span(Space::Shared, dst[lane], bytes)?);
+                let read = read[lane] as u32;
+                let to = match &noted {
+                    Some(to) => to[lane],
+                    None => {
+                        let to = self.shared_span(Space::Shared, dst[lane], bytes)?;
+                        if read > 0 {
+                            Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
+                            self.touch_global(src[lane], read.into(), false, lane, record)?;
+                        }
+                        self.touch_shared(to, bytes, true, Some(lane), record)?;
+                        to.offset
+                    }
+                };
                 if read > 0 {
                     Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
-                    if noted.is_none() {
-                        self.touch_global(src[lane], read.into(), false, lane, record)?;
-                    }
-                    parts.push(Part::plain(to.offset, read, CopySource::Global(src[lane])));
-                }
-                if noted.is_none() {
-                    self.touch_shared(to, bytes, true, Some(lane), record)?;
+                    parts.push(Part::plain(to, read, CopySource::Global(src[lane])));
                 }
                 if read < bytes {
-                    parts.push(Part::plain(to.offset + read, bytes - read, CopySource::Zero));
+                    parts.push(Part::plain(to + read, bytes - read, CopySource::Zero));
                 }
                 self.warp.copies.last[lane] = (group, self.pc);
                 self.core.profile.copied_in += u64::from(read);
@@ -149,7 +155,7 @@ impl<'k> Exec<'_, 'k> {
         Ok(())
     }
 
-    /// Notes what copies by these lanes touch, if there is nothing to say against any of it.
+    /// Notes what copies by these lanes touch, if there is nothing to say against any of it; and says where in shared memory it is.
     fn note_copies(
         &mut self,
         together: u32,
@@ -157,7 +163,7 @@ impl<'k> Exec<'_, 'k> {
         bytes: u32,
         read: &Lanes,
         record: RecordId,
-    ) -> Option<()> {
+    ) -> Option<Words> {
         let (index, rules, first) = (self.cluster.index, self.core.rules, together.trailing_zeros() as usize);
         let (warp, start) = (&*self.warp, SharedMemory::address(self.rank, 0).into());
         let shared = &mut self.cluster.blocks[self.rank].shared;
@@ -181,7 +187,8 @@ impl<'k> Exec<'_, 'k> {
             self.core.note_global(&mut reader, &mut last, (src[lane], read[lane]), false)?;
         }
         let accesses = lanes(together).map(|lane| (lane, warp.knowledge(lane), to[lane] as usize));
-        shared.shadow.note_lanes(&self.core.log, &mut writer, accesses, bytes as usize, true).ok()
+        shared.shadow.note_lanes(&self.core.log, &mut writer, accesses, bytes as usize, true).ok()?;
+        Some(to)
     }
 
     /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows is its own.
