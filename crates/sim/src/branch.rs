@@ -146,7 +146,9 @@ impl<'k> Branch<'k> {
             ([instr], []) | ([], [instr]) => acting(instr) == Some(0),
             ([old], [new]) => match (acting(old), acting(new)) {
                 (Some(0), Some(0)) => true,
-                (Some(lanes), Some(others)) => lanes == others && (old.op == new.op || alike(warp, lanes, &old.op, &new.op)),
+                (Some(lanes), Some(others)) => {
+                    lanes == others && (old.op == new.op || alike(warp, lanes, &old.op, &new.op))
+                }
                 _ => false,
             },
             _ => false,
@@ -230,7 +232,10 @@ fn alike(warp: &Warp, mask: u32, old: &Op, new: &Op) -> bool {
             let (Mma::Half { d, .. } | Mma::BlockScaled { d, .. }) = old;
             let (Mma::Half { d: others, a, b, .. } | Mma::BlockScaled { d: others, a, b, .. }) = new;
             let defined = |reg: &RegId| warp.undefined(*reg, FULL) == 0;
-            d == others && !warp.taints && a.iter().chain(b).all(defined) && exec::sums(warp, old) == exec::sums(warp, new)
+            d == others
+                && !warp.taints
+                && a.iter().chain(b).all(defined)
+                && exec::sums(warp, old) == exec::sums(warp, new)
         }
         _ => false,
     }

@@ -55,13 +55,7 @@ impl Core<'_> {
     }
 
     /// Writes the parts of a copy that `block` has issued into the shared memory of `target`.
-    fn place(
-        &mut self,
-        cluster: &mut Cluster,
-        block: usize,
-        target: usize,
-        parts: &[Part],
-    ) -> Result<(), FaultKind> {
+    fn place(&mut self, cluster: &mut Cluster, block: usize, target: usize, parts: &[Part]) -> Result<(), FaultKind> {
         let mut last = 0;
         for part in parts {
             let (offset, bytes) = (part.offset as usize, part.bytes as usize);
@@ -175,11 +169,11 @@ impl Core<'_> {
             (tensor_core::elements(mma.element, &shared.data, pieces, shape, mma.negate[which]), missing)
         };
         let (a, missing_rows) = match mma.a {
-            Some((_, transposed)) => operand(0, (64, transposed, Order::ByRow)),
+            Some((_, transposed)) => operand(0, (64, transposed, Order::Rows)),
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
         let n = mma.n as usize;
-        let (b, columns) = operand(1, (n, mma.b.1, Order::ByEights));
+        let (b, columns) = operand(1, (n, mma.b.1, Order::Eights));
         let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
         for (index, warp) in block.warps[4 * group..4 * group + 4].iter_mut().flatten().enumerate() {
             for (eight, d) in mma.d.chunks_exact(4).enumerate() {
@@ -252,7 +246,7 @@ impl Core<'_> {
             TensorOp::MultiplyHalves(workers, mma, Pieces { a, b }) => {
                 let blocks = &mut cluster.blocks[workers];
                 let operand = |block: &Block, pieces: &[u32]| {
-                    let (shape, from) = ((pieces.len() / 2, false, Order::ByDepth), (pieces, SharedMemory::START));
+                    let (shape, from) = ((pieces.len() / 2, false, Order::Depths), (pieces, SharedMemory::START));
                     tensor_core::elements(mma.element, &block.shared.data, from, shape, false)
                 };
                 let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &b)).collect();

@@ -467,7 +467,12 @@ impl Core<'_> {
                 }
             };
             match self.turn(cluster, warp, woken)? {
-                (None, stale) => on.stale = stale,
+                (None, true) => on.stale = true,
+                (None, false) => {
+                    if !cluster.blocks[warp.0].awake(cluster.barrier.phase, warp.1) {
+                        on.ready.retain(|other| *other != warp);
+                    }
+                }
                 (stop, woken) => {
                     on.stopped = Some((warp.0, warp.1, woken));
                     return Ok(stop);
@@ -492,7 +497,7 @@ impl Core<'_> {
     }
 
     /// One warp's turn: until it must wait, or gives way after doing something that others can see, or is to stop. Says where it is to
-    /// stop, if it is, and whether it, or another one, may have fallen asleep or been woken; `wakes` is whether that was so when it stopped.
+    /// stop, if it is, and whether others may have been woken; `wakes` is whether that was so when it stopped.
     fn turn(
         &mut self,
         cluster: &mut Cluster,
@@ -560,7 +565,7 @@ impl Core<'_> {
         if live == 0 {
             self.warp_ended(cluster, rank)?;
         }
-        Ok((None, wakes || rest != Rest::Awake))
+        Ok((None, wakes))
     }
 
     fn fault(&self, kind: FaultKind, site: Option<Site>, recent: Vec<Site>) -> Box<Fault> {

@@ -335,7 +335,8 @@ fn certainly_defined(kernel: &Kernel, labels: &[usize], registers: &[(RegId, Acc
     let stretch = |number: usize| heads[number]..heads.get(number + 1).copied().unwrap_or(kernel.body.len());
     let number = |at: usize| heads.partition_point(|head| *head <= at) - 1;
     // What is written wherever a stretch begins: at first anything is thought to be but at the entry, then less and less.
-    let mut known: Vec<Registers> = heads.iter().map(|head| vec![if *head == 0 { 0 } else { u64::MAX }; words]).collect();
+    let mut known: Vec<Registers> =
+        heads.iter().map(|head| vec![if *head == 0 { 0 } else { u64::MAX }; words]).collect();
     let mut changed = true;
     while std::mem::take(&mut changed) {
         for from in 0..heads.len() {
@@ -481,5 +482,36 @@ mod tests {
             }
         }
         assert!(Program::new(&kernel).is_err_and(|fault| fault.to_string().contains("no 32-bit register")));
+    }
+
+    #[test]
+    fn registers_are_certainly_defined_where_every_way_has_written_them() {
+        let shape = ptx::LaunchBounds { threads: 32, cluster: None, min_blocks: None };
+        let mut k = ptx::Builder::new("defined", ptx::Target::Sm80, shape);
+        let (sum, flag) = (k.variable(0u32), k.variable(1u32));
+        let small = k.lt(flag, 2u32);
+        k.if_(small, |k| k.set(sum, 1u32));
+        let after = k.add(sum, flag);
+        k.set(sum, after);
+        let mut kernel = k.finish().unwrap();
+        let sound = |kernel: &Kernel| -> Vec<bool> {
+            let program = Program::new(kernel).unwrap();
+            program.traits.iter().map(|traits| traits.sound).collect()
+        };
+        assert!(sound(&kernel).iter().all(|sound| *sound));
+        // Without the first write only one of two ways has one.
+        let first = kernel.body.iter().position(|instr| matches!(instr.op, Op::Arith(_))).unwrap();
+        let removed = kernel.body.remove(first);
+        let Op::Arith(Arith::Unary { dst, .. }) = removed.op else { panic!("no move: {removed:?}") };
+        let reads = |instr: &Instr| {
+            let mut found = false;
+            instr.registers(&mut |reg, access| found |= reg == dst && access != Access::Write);
+            found
+        };
+        let found = sound(&kernel);
+        let unsound: Vec<bool> = found.iter().map(|sound| !sound).collect();
+        let expected: Vec<bool> = kernel.body.iter().map(reads).collect();
+        assert_eq!(unsound, expected);
+        assert!(expected.contains(&true));
     }
 }

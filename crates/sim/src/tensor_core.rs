@@ -115,11 +115,11 @@ pub(crate) fn widen(element: MatrixElement, bits: &[u16], wide: &mut [f32]) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// By row, then k (`rows` × `DEPTH`).
-    ByRow,
+    Rows,
     /// By k, then row (`DEPTH` × `rows`).
-    ByDepth,
+    Depths,
     /// Eight rows after the other, each by k, then row (`rows / 8` × `DEPTH` × 8).
-    ByEights,
+    Eights,
 }
 
 /// The elements of an operand, from the bytes at its pieces' addresses less `base`.
@@ -133,7 +133,7 @@ pub(crate) fn elements(
     // One after the other, pieces are the rows of a matrix, or of the transposed one.
     let mut bits = vec![0u16; rows * DEPTH];
     let place = |at: usize| match (transposed, order) {
-        (true, Order::ByEights) => at % (rows / 8) * DEPTH + at / (rows / 8),
+        (true, Order::Eights) => at % (rows / 8) * DEPTH + at / (rows / 8),
         _ => at,
     };
     let squares = bits.as_chunks_mut::<8>().0;
@@ -143,9 +143,9 @@ pub(crate) fn elements(
         squares[place(at)].iter_mut().zip(bytes).for_each(|(bits, bytes)| *bits = u16::from_le_bytes(*bytes));
     }
     let bits = match (transposed, order) {
-        (false, Order::ByDepth) => turned(&bits, DEPTH),
-        (true, Order::ByRow) => turned(&bits, rows),
-        (false, Order::ByEights) => {
+        (false, Order::Depths) => turned(&bits, DEPTH),
+        (true, Order::Rows) => turned(&bits, rows),
+        (false, Order::Eights) => {
             // Of eight rows, two pieces each, the transpose.
             bits.as_chunks_mut::<{ 8 * DEPTH }>().0.iter_mut().for_each(turn_eight);
             bits
@@ -224,14 +224,14 @@ mod tests {
     fn elements_are_turned_to_lie_as_they_are_wanted() {
         let halves: Vec<u8> = (0..16 * DEPTH as u16).flat_map(|i| f16::from_f32(f32::from(i)).to_le_bytes()).collect();
         let list: Vec<u32> = (0..32).map(|piece| 64 + 16 * piece).collect();
-        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, false, Order::ByDepth), true);
+        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, false, Order::Depths), true);
         (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[k * 16 + row], -((row * DEPTH + k) as f32))));
-        for (transposed, order) in [(true, Order::ByDepth), (false, Order::ByRow)] {
+        for (transposed, order) in [(true, Order::Depths), (false, Order::Rows)] {
             let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, order), false);
             found.iter().enumerate().for_each(|(at, value)| assert_eq!(*value, at as f32));
         }
         for transposed in [false, true] {
-            let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, Order::ByEights), false);
+            let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, transposed, Order::Eights), false);
             (0..DEPTH).for_each(|k| {
                 (0..16).for_each(|row| {
                     let value = if transposed { k * 16 + row } else { row * DEPTH + k };
@@ -239,7 +239,7 @@ mod tests {
                 });
             });
         }
-        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, true, Order::ByRow), false);
+        let found = elements(MatrixElement::F16, &halves, (&list, 64), (16, true, Order::Rows), false);
         (0..DEPTH).for_each(|k| (0..16).for_each(|row| assert_eq!(found[row * 16 + k], (k * 16 + row) as f32)));
     }
 }

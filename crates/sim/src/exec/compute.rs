@@ -192,7 +192,7 @@ impl Exec<'_, '_> {
         let (at, mut values) = (self.warp.get(at), [0; 32]);
         for lane in lanes(self.mask) {
             let address = at[lane].wrapping_add(offset.into());
-            let word = self.core.launch.word_at(address).ok_or_else(|| FaultKind::BadOperand {
+            let word = self.core.launch.word_at(address).ok_or(FaultKind::BadOperand {
                 what: "the address of a word of a parameter",
                 found: address,
                 wanted: "one inside a table that the launch gives",

@@ -298,14 +298,7 @@ impl<'k> Exec<'_, 'k> {
     }
 
     /// Notes what a copy into shared memory touches, if there is nothing to say against any of it.
-    fn note_parts(
-        &mut self,
-        target: usize,
-        parts: &[Part],
-        proxy: Proxy,
-        lane: usize,
-        record: RecordId,
-    ) -> Option<()> {
+    fn note_parts(&mut self, target: usize, parts: &[Part], proxy: Proxy, lane: usize, record: RecordId) -> Option<()> {
         self.visit(SharedSpan { block: target, offset: 0 }, lane, true).ok()?;
         let (index, rules) = (self.cluster.index, self.core.rules);
         let by = |global| super::observer(self.warp, index, Some(lane), record, proxy, (global, rules));

@@ -92,8 +92,13 @@ impl Trial {
 
     /// The kernel as it is, under every schedule on every problem: what it did on the first, or what was found.
     pub fn original(&self, schedules: &[Schedule]) -> Result<Profile, Finding> {
+        self.alone(&self.kernel, schedules)
+    }
+
+    /// The same of another kernel in its place, from the start to the end each time.
+    pub fn alone(&self, kernel: &ptx::Kernel, schedules: &[Schedule]) -> Result<Profile, Finding> {
         let profiles: Result<Vec<Profile>, Finding> =
-            self.problems.iter().map(|problem| problem.examine(&self.kernel, schedules)).collect();
+            self.problems.iter().map(|problem| problem.examine(kernel, schedules)).collect();
         Ok(profiles?.swap_remove(0))
     }
 

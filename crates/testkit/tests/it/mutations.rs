@@ -5,7 +5,7 @@
 use hammerhead_testkit::mutations::{COUNT, EQUIVALENT, Trial, Verdict, WAYS, Way};
 use rayon::prelude::*;
 use sim::Schedule;
-use sim::mutate::Mutant;
+use sim::mutate::{Mutant, mutants};
 
 /// One in so many mutants runs.
 const STRIDE: usize = 97;
@@ -32,6 +32,22 @@ fn mutations_are_caught_under_some_schedule_unless_they_are_named_as_equivalent(
     };
     let wrong: Vec<String> = WAYS.par_iter().enumerate().flat_map_iter(wrong).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_is_found_in_mutants_together_is_found_in_each_alone() {
+    // Kernels with many guards, of which most come to the same on most problems.
+    let schedules = Schedule::several(1);
+    for name in ["mma.sync, warps along k", "a tile per block, few tokens"] {
+        let trial = Trial::new(WAYS.iter().find(|way| way.name == name).unwrap()).unwrap();
+        let some: Vec<Mutant> = mutants(trial.kernel()).into_iter().skip(5).step_by(STRIDE / 8).collect();
+        let together = trial.examine(&some.iter().collect::<Vec<_>>(), &schedules);
+        assert!(together.iter().any(Option::is_some) && together.len() > 10, "{} mutants", together.len());
+        some.par_iter().zip(together).for_each(|(mutant, found)| {
+            let alone = trial.alone(&mutant.kernel, &schedules).err();
+            assert_eq!(found.map(|found| found.to_string()), alone.map(|alone| alone.to_string()), "{}", mutant.name);
+        });
+    }
 }
 
 #[test]
