@@ -1,10 +1,11 @@
 //! Mutants that begin where they differ.
 //!
-//! A mutant does what its original does up to the first instruction that the mistake touches. So the original runs once, as a *trunk*
-//! that stops before each such instruction, and the mutants of that instruction go on from copies of the machine as it is there, in which
-//! positions in the body and places of registers have become the mutant's. Mutants whose mistake is never reached end as the
-//! original does. What is found is the same as in a run from the start, to the last word of a fault; where that is not certain (a mutant that
-//! needs other bookkeeping, or a change of branches after it has mattered where branches lead), there is a run from the start.
+//! A mutant does what its original does up to the first instruction that the mistake touches, and beyond, as long as the mistake comes to
+//! nothing there: a guard is left out that holds in all lanes, or an instruction whose guard holds in none. So the original runs once, as a
+//! *trunk* that stops before each such instruction, and the mutants that would do something else there go on from copies of the machine as it
+//! is, in which positions in the body and places of registers have become the mutant's. Mutants whose mistake never shows end as
+//! the original does. What is found is the same as in a run from the start, to the last word of a fault; where that is not certain (a mutant
+//! that needs other bookkeeping, or a change of branches after it has mattered where branches lead), there is a run from the start.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -47,7 +48,7 @@ impl Change {
         }
     }
 
-    /// Where somebody stands in the mutant who stands before an instruction of the original, and has executed none of the change.
+    /// Where somebody stands in the mutant who stands before an instruction of the original, the change having made no difference so far.
     fn standing(&self, pc: u32) -> u32 {
         if pc <= self.old.start { pc } else { self.shifted(pc) }
     }
@@ -56,8 +57,8 @@ impl Change {
         (pc + self.new.end).wrapping_sub(self.old.end)
     }
 
-    /// The instructions of the original of which none may have been executed where the mutant begins: those that are changed, or come right
-    /// behind what is put in, those that lead into them, and waits that turn into others by the change.
+    /// The instructions of the original before which the mutant may have to begin: those that are changed, or come right behind what is
+    /// put in, those that lead into them, and waits that turn into others by the change.
     fn stops(&self, old: &Program<'_>, new: &Program<'_>) -> Vec<u32> {
         let changed = self.old.start..self.old.end.max(self.old.start + 1);
         let leads_in = |instr: &Instr| match instr.op {
@@ -155,7 +156,7 @@ impl<'k> Branch<'k> {
         }
     }
 
-    /// Makes a machine that runs the original, and has executed nothing of the change, one that runs the mutant.
+    /// Makes a machine that runs the original, and to which the change has made no difference yet, one that runs the mutant.
     pub(crate) fn take_over(&self, machine: &mut Machine<'k>) {
         machine.core.stops = None;
         machine.core.program = self.program.clone();

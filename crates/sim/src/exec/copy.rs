@@ -124,23 +124,21 @@ impl<'k> Exec<'_, 'k> {
                 }
                 let read = read[lane] as u32;
                 let to = match &noted {
-                    Some(to) => to[lane],
-                    None => {
-                        let to = self.shared_span(Space::Shared, dst[lane], bytes)?;
-                        if read > 0 {
-                            Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
-                            self.touch_global(src[lane], read.into(), false, lane, record)?;
-                        }
-                        self.touch_shared(to, bytes, true, Some(lane), record)?;
-                        to.offset
-                    }
+                    Some(to) => SharedSpan { block: self.rank, offset: to[lane] },
+                    None => self.shared_span(Space::Shared, dst[lane], bytes)?,
                 };
                 if read > 0 {
                     Self::demand("the source of a thread's copy", src[lane], bytes.into())?;
-                    parts.push(Part::plain(to, read, CopySource::Global(src[lane])));
+                    if noted.is_none() {
+                        self.touch_global(src[lane], read.into(), false, lane, record)?;
+                    }
+                    parts.push(Part::plain(to.offset, read, CopySource::Global(src[lane])));
+                }
+                if noted.is_none() {
+                    self.touch_shared(to, bytes, true, Some(lane), record)?;
                 }
                 if read < bytes {
-                    parts.push(Part::plain(to + read, bytes - read, CopySource::Zero));
+                    parts.push(Part::plain(to.offset + read, bytes - read, CopySource::Zero));
                 }
                 self.warp.copies.last[lane] = (group, self.pc);
                 self.core.profile.copied_in += u64::from(read);
