@@ -163,7 +163,8 @@ impl<'k> Machine<'k> {
         schedule: Schedule,
     ) -> Self {
         let unit = grids.iter().map(|grid| grid.program.global_unit).fold(program.global_unit, u32::min);
-        let trace = GlobalTrace::new(&memory, unit);
+        let by_threads = program.copies_by_threads || grids.iter().any(|grid| grid.program.copies_by_threads);
+        let trace = GlobalTrace::new(&memory, unit, by_threads);
         let mut core = Core {
             rules,
             cluster_shape: program.kernel.launch.cluster.unwrap_or([1, 1, 1]),

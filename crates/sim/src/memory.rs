@@ -168,8 +168,16 @@ pub(crate) struct GlobalTrace {
 }
 
 impl GlobalTrace {
-    pub(crate) fn new(memory: &GlobalMemory, unit: u32) -> Self {
-        let shadows = memory.buffers.iter().map(|buffer| Shadow::new(buffer.data.len(), unit)).collect();
+    /// Bytes of a row that the copy engine mostly brings at once.
+    const ROW: usize = 128;
+
+    /// Accesses are told apart in units of `unit` bytes. `by_threads` is whether threads copy from there one by one.
+    pub(crate) fn new(memory: &GlobalMemory, unit: u32, by_threads: bool) -> Self {
+        let shadow = |bytes: usize| match by_threads {
+            true => Shadow::new(bytes, unit),
+            false => Shadow::by_lines(bytes, unit, Self::ROW),
+        };
+        let shadows = memory.buffers.iter().map(|buffer| shadow(buffer.data.len())).collect();
         GlobalTrace { shadows, flags: BTreeMap::new() }
     }
 }
