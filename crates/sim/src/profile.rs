@@ -71,6 +71,11 @@ impl Profile {
             + self.control
     }
 
+    /// Counts the turns of a warp that accesses one piece of shared memory, so many bytes after the other, aligned to these: each has all banks.
+    pub(crate) fn shared_rows(&mut self, bytes: u32) {
+        self.shared_turns += u64::from(bytes / 4);
+    }
+
     /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row per turn; accesses of
     /// 8 and 16 bytes per lane go by half and quarter warps.
     pub(crate) fn shared_access(&mut self, addresses: &[(u32, u32)], bytes: u32) {
@@ -102,6 +107,10 @@ fn bank_load(group: &[(u32, u32)], bytes: u32) -> (u64, u64) {
     }
     if bytes == 16 && group.len() <= 8 && group.iter().all(|(_, address)| address % 16 == 0) {
         // Rows of matrices, each in four banks: two of them are the same, or in different ones, or take turns.
+        let used = group.iter().fold(0u8, |used, (_, address)| used | 1 << (address / 16 % 8));
+        if used.count_ones() as usize == group.len() {
+            return (1, 4 * group.len() as u64);
+        }
         let (mut load, mut distinct) = ([0u64; 8], 0);
         for (at, (_, address)) in group.iter().enumerate() {
             if group[..at].iter().all(|(_, earlier)| earlier != address) {
