@@ -51,13 +51,14 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
             true => at(block * stride + k % 8 * 16 + k / 8 * leading),
             false => at(block % across * 16 + block / across * leading + k % 8 * span + k / 8 * stride),
         };
-        (0..DEPTH as u32).flat_map(|k| (0..rows / 8).map(move |block| piece(k, block))).collect()
+        let blocks = rows / 8;
+        (0..DEPTH as u32 * blocks).map(|at| piece(at / blocks, at % blocks)).collect()
     } else {
         let piece = |row: u32, half: u32| match plain {
             true => at(row / 8 * stride + half * leading + row % 8 * 16),
             false => at(row / 8 * stride + row % 8 * span + half * 16),
         };
-        (0..rows).flat_map(|row| [piece(row, 0), piece(row, 1)]).collect()
+        (0..2 * rows).map(|at| piece(at / 2, at % 2)).collect()
     }
 }
 
