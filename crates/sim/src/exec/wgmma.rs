@@ -210,7 +210,7 @@ impl Exec<'_, '_> {
         written.missing((first - SharedMemory::START) as usize, (end - first) as usize).is_none()
     }
 
-    /// The same, if there is nothing to say against any of them.
+    /// Notes that some ranges are read, if there is nothing to say against any of it, and gives the writes that made them what they are.
     fn note_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Option<Writers> {
         let (index, rules) = (self.cluster.index, self.core.rules);
         let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
