@@ -4,6 +4,8 @@ use std::fmt;
 
 use ptx::Op;
 
+use crate::lanes::{FULL, Lanes, lanes};
+
 /// Counts of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
@@ -71,49 +73,37 @@ impl Profile {
             + self.control
     }
 
-    /// Counts the turns of a warp that accesses one piece of shared memory, so many bytes after the other, aligned to these: each has all banks.
-    pub(crate) fn shared_rows(&mut self, bytes: u32) {
-        self.shared_turns += u64::from(bytes / 4);
-    }
-
     /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row per turn; accesses of
     /// 8 and 16 bytes per lane go by half and quarter warps.
-    pub(crate) fn shared_access(&mut self, addresses: &[(u32, u32)], bytes: u32) {
-        let lanes_a_turn = (128 / bytes.max(4)).max(1);
-        let (mut turns, mut least) = (0, 0);
-        let mut at = 0;
-        while at < addresses.len() {
-            let next_turn = (addresses[at].0 / lanes_a_turn + 1) * lanes_a_turn;
-            let end = addresses[at..].iter().position(|(lane, _)| *lane >= next_turn);
-            let group = &addresses[at..end.map_or(addresses.len(), |n| at + n)];
-            let (most, distinct) = bank_load(group, bytes);
-            turns += most;
-            least += distinct.div_ceil(32);
-            at += group.len();
+    pub(crate) fn shared_access(&mut self, mask: u32, addresses: &Lanes, bytes: u32) {
+        let next = |lane: u64| addresses[0].wrapping_add(lane * u64::from(bytes));
+        let in_a_row = addresses.iter().zip(0..).fold(true, |all, (address, lane)| all & (*address == next(lane)));
+        if mask == FULL && in_a_row {
+            // One piece of memory, as it mostly is: no bank is asked twice in a turn.
+            self.shared_turns += u64::from(bytes.div_ceil(4));
+            return;
         }
-        self.shared_turns += turns;
-        self.bank_conflicts += turns - least;
+        let lanes_a_turn = 128 / bytes.max(4);
+        for first in (0..32).step_by(lanes_a_turn as usize) {
+            let (mut group, mut count) = ([0; 32], 0);
+            for lane in lanes(mask & FULL >> (32 - lanes_a_turn) << first) {
+                group[count] = addresses[lane] as u32;
+                count += 1;
+            }
+            let (turns, distinct) = bank_load(&group[..count], bytes);
+            self.shared_turns += turns;
+            self.bank_conflicts += turns - distinct.div_ceil(32);
+        }
     }
 }
 
 /// Of the words that some lanes access in one turn: how many the busiest bank has, and how many there are.
-fn bank_load(group: &[(u32, u32)], bytes: u32) -> (u64, u64) {
-    let words = |address: u32| address / 4..(address + bytes).div_ceil(4);
-    let first = group[0].1;
-    if group.iter().zip(0..).all(|((_, address), at)| *address == first + at * bytes) {
-        // One piece of memory, as it mostly is.
-        let count = u64::from((first + group.len() as u32 * bytes).div_ceil(4) - first / 4);
-        return (count.div_ceil(32), count);
-    }
-    if bytes == 16 && group.len() <= 8 && group.iter().all(|(_, address)| address % 16 == 0) {
+fn bank_load(group: &[u32], bytes: u32) -> (u64, u64) {
+    if bytes == 16 && group.iter().all(|address| address % 16 == 0) {
         // Rows of matrices, each in four banks: two of them are the same, or in different ones, or take turns.
-        let used = group.iter().fold(0u8, |used, (_, address)| used | 1 << (address / 16 % 8));
-        if used.count_ones() as usize == group.len() {
-            return (1, 4 * group.len() as u64);
-        }
         let (mut load, mut distinct) = ([0u64; 8], 0);
-        for (at, (_, address)) in group.iter().enumerate() {
-            if group[..at].iter().all(|(_, earlier)| earlier != address) {
+        for (at, address) in group.iter().enumerate() {
+            if !group[..at].contains(address) {
                 load[(address / 16 % 8) as usize] += 1;
                 distinct += 4;
             }
@@ -123,7 +113,7 @@ fn bank_load(group: &[(u32, u32)], bytes: u32) -> (u64, u64) {
     // The distinct words of each bank: a group takes 128 bytes at most, and a few more words where it is not aligned.
     let (mut banks, mut load, mut distinct) = ([[0u32; 8]; 32], [0usize; 32], 0);
     let mut crowded = Vec::new();
-    for word in group.iter().flat_map(|(_, address)| words(*address)) {
+    for word in group.iter().flat_map(|address| address / 4..(address + bytes).div_ceil(4)) {
         let bank = word as usize % 32;
         let known = load[bank].min(8);
         if banks[bank][..known].contains(&word) || crowded.contains(&word) {

@@ -121,8 +121,7 @@ impl Exec<'_, '_> {
             }
             *row = span.offset as usize;
         }
-        let places: [_; 32] = std::array::from_fn(|row| (row as u32, addresses[row] as u32));
-        self.core.profile.shared_access(&places[..8 * count], 16);
+        self.core.profile.shared_access(FULL >> (32 - 8 * count), &addresses, 16);
         let bytes = 128 * count as u64;
         if write {
             self.core.profile.shared_written += bytes;

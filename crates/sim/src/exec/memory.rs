@@ -13,7 +13,7 @@ use crate::arith;
 use crate::clock::Knowledge;
 use crate::error::{FaultKind, Place};
 use crate::flag::{Flag, Publication, Stamp, Version, narrower};
-use crate::lanes::{FULL, Lanes, Words, lanes};
+use crate::lanes::{Lanes, Words, lanes};
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 
@@ -378,17 +378,7 @@ impl Exec<'_, '_> {
             (_, true) => profile.shared_written += total,
         }
         if space != Space::Global {
-            let next = |lane: u64| addresses[0].wrapping_add(lane * u64::from(bytes));
-            let in_a_row = addresses.iter().zip(0..).fold(true, |all, (address, lane)| all & (*address == next(lane)));
-            if self.mask == FULL && bytes >= 4 && in_a_row {
-                return profile.shared_rows(bytes);
-            }
-            let (mut places, mut count) = ([(0, 0); 32], 0);
-            for lane in lanes(self.mask) {
-                places[count] = (lane as u32, addresses[lane] as u32);
-                count += 1;
-            }
-            profile.shared_access(&places[..count], bytes);
+            profile.shared_access(self.mask, addresses, bytes);
         }
     }
 
