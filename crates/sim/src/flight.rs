@@ -4,7 +4,7 @@
 //! a barrier for copies into shared memory, the issuing thread's groups for stores, the warpgroup for multiplications.
 
 use std::collections::VecDeque;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use ptx::RegId;
 use ptx::descriptor::{Swizzle, WgmmaDescriptor};
@@ -119,29 +119,11 @@ impl Part {
     }
 }
 
-/// The parts of a copy: of most there is one, which needs no place of its own.
-#[derive(Clone, Debug)]
-pub(crate) enum Parts {
-    One(Part),
-    Many(Vec<Part>),
-}
-
-impl Deref for Parts {
-    type Target = [Part];
-
-    fn deref(&self) -> &[Part] {
-        match self {
-            Parts::One(part) => std::slice::from_ref(part),
-            Parts::Many(parts) => parts,
-        }
-    }
-}
-
 /// A copy into shared memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Incoming {
     pub(crate) target: usize,
-    pub(crate) parts: Parts,
+    pub(crate) parts: Vec<Part>,
     /// Block whose shared memory is the source, if one is.
     pub(crate) source_block: Option<usize>,
     /// Block and offset of the barrier that counts.

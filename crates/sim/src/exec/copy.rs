@@ -7,7 +7,7 @@ use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
 use crate::error::FaultKind;
-use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Part, Parts, Stores, Work};
+use crate::flight::{ByThreads, CopySource, Incoming, Job, Outgoing, Part, Stores, Work};
 use crate::invocation::Invocation;
 use crate::lanes::{Lanes, Words, lanes};
 use crate::launch_control;
@@ -23,7 +23,7 @@ struct Request {
     /// Block that receives.
     target: usize,
     barrier: (usize, u32),
-    parts: Parts,
+    parts: Vec<Part>,
     source_block: Option<usize>,
     bytes: u32,
 }
@@ -88,7 +88,7 @@ impl<'k> Exec<'_, 'k> {
             for target in blocks {
                 self.elsewhere(to, target, launch_control::BYTES)?;
                 let bar = self.elsewhere(bar, target, 8)?;
-                let parts = Parts::One(Part::plain(to.offset, launch_control::BYTES, CopySource::Bytes(answer)));
+                let parts = vec![Part::plain(to.offset, launch_control::BYTES, CopySource::Bytes(answer))];
                 let (proxy, source_block, barrier) = (Proxy::Async, None, (bar.block, bar.offset));
                 let bytes = launch_control::BYTES;
                 self.send(Request { lane, proxy, target, barrier, parts, source_block, bytes })?;
@@ -351,7 +351,7 @@ impl<'k> Exec<'_, 'k> {
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             for block in self.receivers(to, multicast, lane)? {
                 let (to, bar) = (self.elsewhere(to, block, bytes)?, self.signalled(block, bar, multicast, false)?);
-                let parts = Parts::One(Part::plain(to.offset, bytes, CopySource::Global(src[lane])));
+                let parts = vec![Part::plain(to.offset, bytes, CopySource::Global(src[lane]))];
                 let barrier = (bar.block, bar.offset);
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
@@ -385,7 +385,7 @@ impl<'k> Exec<'_, 'k> {
             let from = self.shared_span(Space::Shared, src[lane], bytes)?;
             let (to, bar) = self.ends(dst[lane], bytes, bar[lane])?;
             let bar = self.signalled(to.block, bar, None, false)?;
-            let parts = Parts::One(Part::plain(to.offset, bytes, CopySource::Shared(from.offset)));
+            let parts = vec![Part::plain(to.offset, bytes, CopySource::Shared(from.offset))];
             let (barrier, source_block, target) = ((bar.block, bar.offset), Some(self.rank), to.block);
             self.send(Request { lane, proxy: Proxy::Async, target, barrier, parts, source_block, bytes })?;
             self.core.profile.copied_across += u64::from(bytes);
@@ -405,7 +405,7 @@ impl<'k> Exec<'_, 'k> {
                 let word = self.warp.get_lane(*src, lane) as u32;
                 data[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
             }
-            let parts = Parts::One(Part::plain(to.offset, bytes, CopySource::Bytes(data)));
+            let parts = vec![Part::plain(to.offset, bytes, CopySource::Bytes(data))];
             let (barrier, target) = ((bar.block, bar.offset), to.block);
             // The one asynchronous store that reaches memory as threads do.
             self.send(Request { lane, proxy: Proxy::Generic, target, barrier, parts, source_block: None, bytes })?;
@@ -444,7 +444,7 @@ impl<'k> Exec<'_, 'k> {
                 self.elsewhere(to, block, bytes)?;
                 let bar = self.signalled(block, bar, multicast, pair)?;
                 let barrier = (bar.block, bar.offset);
-                let parts = Parts::Many(if left == 0 { std::mem::take(&mut parts) } else { parts.clone() });
+                let parts = if left == 0 { std::mem::take(&mut parts) } else { parts.clone() };
                 let (proxy, source_block) = (Proxy::Async, None);
                 self.send(Request { lane, proxy, target: block, barrier, parts, source_block, bytes })?;
             }
