@@ -172,40 +172,26 @@ impl Shadow {
         bytes: usize,
         write: bool,
     ) -> Result<(), Conflict> {
-        let (mut noting, shift, length) = (Noting::new(log, who, write), self.line_shift, 1 << self.line_shift);
-        // The last line whose parts are told apart, and the position of its first unit: neighbours mostly are in the same.
-        let mut near = (usize::MAX, 0);
+        let mut noting = Noting::new(log, who, write);
         for (lane, knowledge, start) in accesses {
             noting.who.becomes(lane, knowledge);
             noting.begin();
-            let (at, inside) = (start >> shift, start & (length - 1));
-            let part = inside >> self.shift;
-            if inside + bytes > length || at >= self.lines {
-                self.note_bytes(&mut noting, start, bytes)?;
-            } else if bytes > 1 << self.shift || (inside + bytes - 1) >> self.shift != part || self.per_line() == 1 {
-                self.note_in_line(&mut noting, at, start..start + bytes)?;
-            } else {
-                if near.0 != at {
-                    let per_line = self.per_line();
-                    near = (at, Self::line_mut(&mut self.pages, at).split(&mut self.units, per_line));
-                }
-                noting.note(&mut self.units[near.1 + part], &mut self.crowds, start & !((1 << self.shift) - 1))?;
-            }
+            self.note_bytes(&mut noting, start, bytes)?;
         }
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn note_bytes(&mut self, noting: &mut Noting<'_, '_>, start: usize, bytes: usize) -> Result<(), Conflict> {
         let (end, shift, length) = (start + bytes, self.line_shift, 1 << self.line_shift);
-        if (start | bytes) & (length - 1) == 0 {
-            let lines = start >> shift..(end >> shift).min(self.lines);
-            return match lines.len() {
-                1 => self.note_in_line(noting, lines.start, start..end),
-                _ => self.note_lines(noting, &mut Histories::default(), lines, |_| ()),
-            };
+        let lines = start >> shift..((end + length - 1) >> shift).min(self.lines);
+        if lines.len() == 1 {
+            return self.note_in_line(noting, lines.start, start..end.min(lines.end << shift));
         }
-        for at in start >> shift..((end + length - 1) >> shift).min(self.lines) {
+        if (start | bytes) & (length - 1) == 0 {
+            return self.note_lines(noting, &mut Histories::default(), lines, |_| ());
+        }
+        for at in lines {
             self.note_in_line(noting, at, start.max(at << shift)..end.min((at + 1) << shift))?;
         }
         Ok(())
@@ -251,7 +237,7 @@ impl Shadow {
     }
 
     /// Notes an access to bytes of one line.
-    #[inline]
+    #[inline(always)]
     fn note_in_line(&mut self, noting: &mut Noting<'_, '_>, at: usize, bytes: Range<usize>) -> Result<(), Conflict> {
         let (shift, start, per_line) = (self.shift, at << self.line_shift, self.per_line());
         let Shadow { pages, units, crowds, .. } = self;
