@@ -11,25 +11,44 @@ use crate::race::{Proxy, RecordId};
 
 impl Exec<'_, '_> {
     pub(crate) fn collective(&mut self, op: &WarpOp) -> Result<Flow, FaultKind> {
-        let mask = match op {
+        let (masks, awaited) = match op {
             WarpOp::ActiveMask { dst } => {
                 self.set(*dst, &[self.mask.into(); 32]);
                 return Ok(Flow::Next);
             }
+            // Lanes that have exited are not waited for.
             WarpOp::Shuffle { mask, .. }
             | WarpOp::Vote { mask, .. }
             | WarpOp::Ballot { mask, .. }
-            | WarpOp::Elect { mask, .. }
             | WarpOp::Reduce { mask, .. }
-            | WarpOp::Sync { mask } => self.uniform("the mask of a collective instruction", *mask)? as u32,
-            WarpOp::LoadMatrix { .. } | WarpOp::StoreMatrix { .. } => FULL,
+            | WarpOp::Sync { mask } => (self.warp.value(*mask), self.warp.live),
+            WarpOp::Elect { mask, .. } => (self.warp.value(*mask), FULL),
+            WarpOp::LoadMatrix { .. } | WarpOp::StoreMatrix { .. } => ([FULL.into(); 32], FULL),
         };
-        if let Some(wait) = self.gather(mask)? {
+        // Each lane says with whom it does this, and those say the same; the parts of a warp may do it apart.
+        let all = lanes(self.mask).fold(0, |all, lane| all | masks[lane] as u32);
+        if let Some(wait) = self.gather(all & awaited)? {
             return Ok(wait);
         }
-        if self.mask & !mask != 0 {
-            return Err(FaultKind::Divergence { wanted: mask, found: self.mask });
+        let here = self.mask;
+        let mut left = here;
+        while left != 0 {
+            let mask = masks[left.trailing_zeros() as usize];
+            self.mask = lanes(left).filter(|&lane| masks[lane] == mask).fold(0, |mask, lane| mask | 1 << lane);
+            left &= !self.mask;
+            let wanted = mask as u32 & awaited;
+            if self.mask != wanted {
+                return Err(FaultKind::Divergence { wanted, found: self.mask });
+            }
+            self.together(op)?;
         }
+        self.mask = here;
+        Ok(Flow::Next)
+    }
+
+    /// What lanes that are all here do together.
+    fn together(&mut self, op: &WarpOp) -> Result<(), FaultKind> {
+        let mask = self.mask;
         match op {
             WarpOp::Shuffle { mode, dst, valid, a, lane, clamp, .. } => {
                 self.shuffle(*mode, *dst, *valid, *a, *lane, *clamp)?;
@@ -41,7 +60,7 @@ impl Exec<'_, '_> {
                     VoteMode::Any => holds != 0,
                     VoteMode::Uniform => holds == mask || holds == 0,
                 };
-                self.warp.set_predicate(*dst, self.mask, if answer { FULL } else { 0 });
+                self.warp.set_predicate(*dst, mask, if answer { FULL } else { 0 });
             }
             WarpOp::Ballot { dst, pred, .. } => {
                 let holds = self.warp.holds(*pred) & mask;
@@ -49,7 +68,7 @@ impl Exec<'_, '_> {
             }
             WarpOp::Elect { pred, .. } => {
                 let leader = self.core.chooser.elected(mask);
-                self.warp.set_predicate(*pred, self.mask, 1 << leader);
+                self.warp.set_predicate(*pred, mask, 1 << leader);
             }
             WarpOp::Reduce { op, ty, dst, a, .. } => {
                 let a = self.warp.get(*a);
@@ -61,7 +80,7 @@ impl Exec<'_, '_> {
             WarpOp::StoreMatrix { transpose, srcs, addr } => self.store_matrix(*transpose, srcs, *addr)?,
             WarpOp::ActiveMask { .. } => {}
         }
-        Ok(Flow::Next)
+        Ok(())
     }
 
     fn shuffle(

@@ -3,6 +3,7 @@
 mod barriers;
 mod clusters;
 mod flags;
+mod lanes;
 mod launch_control;
 mod limits;
 mod memory;
