@@ -156,6 +156,8 @@ pub(crate) struct NamedBarrier {
     /// Threads that must meet, as the first to come said; `None` for all of the block.
     pub(crate) threads: Option<u32>,
     pub(crate) arrived: u32,
+    /// Warps that have arrived, one bit each.
+    pub(crate) there: u32,
     /// Warps that wait.
     pub(crate) waiting: Vec<usize>,
     pub(crate) gathered: Option<Knowledge>,

@@ -34,6 +34,10 @@ impl Exec<'_, '_> {
             }
             Barrier::Arrive { space, sem, scope, bar, count } => {
                 let counts = count.map_or([1; 32], |count| self.warp.value(count));
+                if let Some(lane) = lanes(self.mask).find(|&lane| !(1..1 << 20).contains(&counts[lane])) {
+                    let (what, found) = ("the arrivals that one counts for", counts[lane]);
+                    return Err(FaultKind::BadOperand { what, found, wanted: "1 to 2^20 - 1" });
+                }
                 self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])
             }
             Barrier::ArriveExpectTx { space, sem, scope, bar, bytes } => {
@@ -351,8 +355,13 @@ impl Exec<'_, '_> {
         if barrier.arrived > 0 && found != expected {
             return Err(FaultKind::NamedBarrierMismatch { id: id as u32, found, expected });
         }
+        if barrier.there >> self.warp.index & 1 == 1 {
+            let barrier = format!("{id} of the block (a warp comes to it once before it is complete)");
+            return Err(FaultKind::OverArrival { barrier, phase: 0, arriving: 1, lacking: 0, expected: 1 });
+        }
         barrier.threads = threads;
         barrier.arrived += 32;
+        barrier.there |= 1 << self.warp.index;
         self.warp.publish(self.warp.live, barrier.gathered.get_or_insert_with(|| Knowledge::new(index)));
         if self.core.rules == Rules::Practice {
             let fenced = lanes(self.warp.live).filter_map(|lane| self.warp.fenced[lane].as_ref());
@@ -552,7 +561,7 @@ pub(crate) fn settle_named(block: &mut Block, id: usize, agent: Agent, mut runni
         scope: Scope::Gpu,
         knowledge: Rc::new(knowledge),
     });
-    barrier.arrived = 0;
+    (barrier.arrived, barrier.there) = (0, 0);
     for index in std::mem::take(&mut barrier.waiting) {
         let is_running = running.as_ref().is_some_and(|warp| warp.index == index);
         let warp = match (&mut running, block.warps[index].as_deref_mut()) {

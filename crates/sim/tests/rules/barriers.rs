@@ -1,7 +1,7 @@
 //! Barriers: arrivals, bytes, phases, and who is missing.
 
 use ptx::instr::{Barrier, Semantics};
-use ptx::{Addr, CopyOptions, Kernel, Operand, Scope, Shared, Space, U32};
+use ptx::{Addr, Builder, CopyOptions, Kernel, Operand, Scope, Shared, Space, U32};
 use sim::FaultKind;
 
 use crate::{Bench, Kept, caught, lawful, rule, rule_of_the_letter};
@@ -389,6 +389,37 @@ fn the_fence_of_an_initialisation_is_that_of_its_own_thread() {
             k.bulk_load(tile.at(0), Addr::of(input), 128, bars.at(0), CopyOptions::default());
         });
         b.k.wait(bars.at(0), 0);
+        b.finish()
+    });
+}
+
+#[test]
+fn a_warp_comes_to_a_named_barrier_once_before_it_is_complete() {
+    rule("over-arrival", |kept| {
+        let mut b = Bench::new(96, None);
+        let (first, last) = (b.k.lt(b.thread, 32), b.k.ge(b.thread, 64));
+        let arrive = |k: &mut Builder| k.named_arrive(1, 96);
+        let arriving = |k: &mut Builder| match kept {
+            Kept::Yes => arrive(k),
+            // In the place of the other warp.
+            Kept::No => k.if_(first, |k| [0; 2].iter().for_each(|_| arrive(k))),
+        };
+        b.k.if_else(last, |k| k.named_sync(1, 96), arriving);
+        b.finish()
+    });
+}
+
+#[test]
+fn an_arrival_counts_for_one_at_least() {
+    rule("bad operand", |kept| {
+        let mut b = Bench::new(32, None);
+        let bar = with_barrier(&mut b, 64);
+        let one = b.one();
+        let count = b.k.sub(one, u32::from(kept == Kept::No));
+        let (space, sem, scope) = (Space::Shared, Semantics::Ordered, Scope::Block);
+        let count = Some(Operand::Reg(count.id()));
+        b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count });
+        b.k.arrive(bar);
         b.finish()
     });
 }
