@@ -39,8 +39,10 @@ impl<'k> Exec<'_, 'k> {
             AsyncCopy::BulkPrefetch { src, bytes } => {
                 let (src, bytes) = (self.addresses(*src), self.warp.value(*bytes));
                 for lane in lanes(self.mask) {
-                    let found = self.core.memory.find(src[lane], bytes[lane]);
-                    found.ok_or_else(|| self.core.beyond(src[lane], bytes[lane]))?;
+                    let bytes = self.bulk_size(bytes[lane])?.into();
+                    Self::demand("the source of a bulk prefetch", src[lane], 16)?;
+                    let found = self.core.memory.find(src[lane], bytes);
+                    found.ok_or_else(|| self.core.beyond(src[lane], bytes))?;
                 }
             }
             AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy: _, cta_group } => {

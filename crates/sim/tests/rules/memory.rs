@@ -417,3 +417,17 @@ fn a_race_is_found_however_long_ago_its_first_half_was() {
     let fault = run(&kernel(Kept::No), Schedule::Earliest).expect_err("nothing orders the two");
     assert!(fault.kind.name() == "race" && fault.to_string().contains("word+0"), "{fault}");
 }
+
+#[test]
+fn a_prefetch_is_of_whole_pieces_as_a_copy_is() {
+    let kernel = |offset: u32, bytes: u32| {
+        let mut b = Bench::new(32, None);
+        let one = b.one();
+        let (offset, bytes) = (b.k.add(one, offset), b.k.add(one, bytes));
+        let at = b.k.mul_wide_add(offset, 1, b.input);
+        b.k.bulk_prefetch(Addr::of(at), bytes);
+        b.finish()
+    };
+    rule("misaligned", |kept| kernel(if kept == Kept::Yes { 15 } else { 7 }, 63));
+    rule("bad operand", |kept| kernel(15, if kept == Kept::Yes { 63 } else { 59 }));
+}
