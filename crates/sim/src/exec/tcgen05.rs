@@ -503,6 +503,12 @@ impl Exec<'_, '_> {
             scale_b: self.first_column("the scales of B", *scale_b, lane)?,
             accumulate: self.warp.get_lane(*accumulate, lane) == 1,
         };
+        for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
+            if column < mma.d + mma.n && mma.d < column + rows.div_ceil(32) {
+                let (what, found) = ("the column of scales that a multiplication reads", column.into());
+                return Err(FaultKind::BadOperand { what, found, wanted: "one besides the sums that it writes" });
+            }
+        }
         let (slot, record) = self.pipe(lane);
         let pieces = Pieces::of(&mma.a, &mma.b, mma.n / blocks);
         for block in workers.clone() {

@@ -316,6 +316,16 @@ fn scales_that_a_multiplication_may_still_read_are_not_overwritten() {
 }
 
 #[test]
+fn a_multiplication_does_not_write_its_sums_over_its_scales() {
+    // The scales of A are in columns 16 to 19, those of B in column 20.
+    for over in [12, 20] {
+        rule("bad operand", |kept| multiply(&[Step { d: if kept == Kept::Yes { 0 } else { over }, ..FIRST }]));
+    }
+    lawful(&multiply(&[Step { d: 8, ..FIRST }]));
+    lawful(&multiply(&[Step { d: 21, ..FIRST }]));
+}
+
+#[test]
 fn multiplications_follow_each_other_on_one_accumulator_of_one_shape() {
     let again = Step { copies: false, ..FIRST };
     rule("race", |kept| multiply(&[FIRST, Step { columns: if kept == Kept::Yes { 8 } else { 16 }, ..again }]));
