@@ -737,6 +737,9 @@ impl Exec<'_, '_> {
             self.arith(op)?;
             self.pc += 1;
             executed += 1;
+            if self.warp.taints {
+                break;
+            }
         }
         match executed {
             0 => self.step(),

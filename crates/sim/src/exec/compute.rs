@@ -1,6 +1,6 @@
 //! Registers to registers, each lane for itself.
 
-use ptx::instr::{Arith, LogicOp, PredicateOp};
+use ptx::instr::{Arith, BinaryOp, LogicOp, PredicateOp};
 use ptx::{Bank, Operand, ParamId, RegId, SpecialRegister};
 
 use super::Exec;
@@ -24,6 +24,24 @@ impl Exec<'_, '_> {
         self.warp.set_predicate(dst, self.mask, holds);
     }
 
+    /// The lanes that divide by zero.
+    fn by_zero(&self, op: BinaryOp, divisor: Operand) -> u32 {
+        match (op, divisor) {
+            (BinaryOp::Div | BinaryOp::Rem, Operand::Reg(_)) => {
+                let divisors = self.warp.value(divisor);
+                lanes::mask_of(|lane| divisors[lane] == 0) & self.mask
+            }
+            _ => 0,
+        }
+    }
+
+    /// What a division by zero gives may be anything: it can be carried about as what was never written can, and not be used.
+    fn leave_open(&mut self, dst: RegId, mask: u32) {
+        let (what, wanted) = ("a divisor whose quotient or remainder is used", "any other number");
+        self.note_origin(|_| Some(FaultKind::BadOperand { what, found: 0, wanted }));
+        self.warp.taint(dst, mask, self.pc);
+    }
+
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
         let (warp, [mut x, mut y, mut z]) = (&*self.warp, [None; 3]);
         match *op {
@@ -37,16 +55,22 @@ impl Exec<'_, '_> {
                     self.set(dst, &values);
                 }
             },
-            Arith::Binary { op, ty, dst, a, b } => match (warp.read(a, &mut x), warp.read(b, &mut y)) {
-                (Some(a), Some(b)) if dst.bank == Bank::B32 => {
-                    let values = arith::binary_words(op, ty, a, b);
-                    self.set_words(dst, &values);
+            Arith::Binary { op, ty, dst, a, b } => {
+                let by_zero = self.by_zero(op, b);
+                match (warp.read(a, &mut x), warp.read(b, &mut y)) {
+                    (Some(a), Some(b)) if dst.bank == Bank::B32 => {
+                        let values = arith::binary_words(op, ty, a, b);
+                        self.set_words(dst, &values);
+                    }
+                    _ => {
+                        let values = arith::binary_lanes(op, ty, &warp.value(a), &warp.value(b));
+                        self.set(dst, &values);
+                    }
                 }
-                _ => {
-                    let values = arith::binary_lanes(op, ty, &warp.value(a), &warp.value(b));
-                    self.set(dst, &values);
+                if by_zero != 0 {
+                    self.leave_open(dst, by_zero);
                 }
-            },
+            }
             Arith::Ternary { op, ty, dst, a, b, c } => {
                 match (warp.read(a, &mut x), warp.read(b, &mut y), warp.read(c, &mut z)) {
                     (Some(a), Some(b), Some(c)) if dst.bank == Bank::B32 => {
@@ -236,11 +260,13 @@ impl Exec<'_, '_> {
             S::NclusteridX => (grid[0] / shape[0]).into(),
             S::ClusterCtaRank => self.rank as u64,
             S::ClusterNctaRank => self.cluster.blocks.len() as u64,
-            // Hardware promises no relation between the slot and the thread index, so neither does this.
+            // Hardware promises no relation between the slot and the thread index, so neither does this; nor one between
+            // multiprocessors and blocks.
             S::WarpId => (self.warp.index ^ 1) as u64,
             S::SmId => {
                 let block = u64::from(self.cluster.index) * self.cluster.blocks.len() as u64 + self.rank as u64;
-                block % u64::from(self.core.multiprocessors)
+                let last = u64::from(self.core.multiprocessors) - 1;
+                last - block % (last + 1)
             }
             S::Clock | S::Clock64 | S::GlobalTimer => self.core.clock,
         };

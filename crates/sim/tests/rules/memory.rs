@@ -1,7 +1,7 @@
 //! Races, reads of nothing, and accesses out of place.
 
 use ptx::instr::{Barrier, LoadOrder, Semantics};
-use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, Space, U32};
+use ptx::{Addr, Barriers, CopyOptions, Global, Kernel, Scope, Shared, Space, SpecialRegister, U32};
 use sim::{FaultKind, Schedule};
 
 use crate::{Bench, Kept, caught, rule, rule_of_the_letter, run};
@@ -430,4 +430,33 @@ fn a_prefetch_is_of_whole_pieces_as_a_copy_is() {
     };
     rule("misaligned", |kept| kernel(if kept == Kept::Yes { 15 } else { 7 }, 63));
     rule("bad operand", |kept| kernel(15, if kept == Kept::Yes { 63 } else { 59 }));
+}
+
+#[test]
+fn what_a_division_by_zero_gives_is_not_used() {
+    for remainder in [false, true] {
+        rule("bad operand", |kept| {
+            let mut b = Bench::new(32, None);
+            let one = b.one();
+            let zero = b.k.sub(one, 1);
+            let open = if remainder { b.k.rem(one, zero) } else { b.k.div(one, zero) };
+            let open = b.k.add(open, 1);
+            let divides = b.k.ne(zero, 0);
+            let value = b.k.select(divides, open, 7);
+            store_own_word(&mut b, if kept == Kept::Yes { value } else { open });
+            b.finish()
+        });
+    }
+}
+
+#[test]
+fn a_multiprocessor_has_another_number_than_its_block() {
+    rule("trap", |kept| {
+        let mut b = Bench::new(32, None);
+        let which = if kept == Kept::Yes { SpecialRegister::CtaidX } else { SpecialRegister::SmId };
+        let block = b.k.special(which);
+        let other = b.k.ne(block, 0);
+        b.k.if_(other, |k| k.trap());
+        b.finish()
+    });
 }
