@@ -186,6 +186,8 @@ pub(crate) struct Warp {
     pub(crate) used: Vec<Use>,
     /// Register budget per thread.
     pub(crate) budget: u32,
+    /// When it was changed, each time.
+    pub(crate) changes: Vec<u32>,
     /// Slot and count of the warp's loads from and stores to tensor memory.
     pub(crate) tensor: [(u32, u32); 2],
     /// The number of the pair's collective operation that the warp is in, if it is in one.
@@ -236,6 +238,7 @@ impl Warp {
             retired: 0,
             used: vec![Use::Thread; words],
             budget,
+            changes: Vec::new(),
             at_cluster: 0,
             cluster_phase: 0,
             tensor: [(0, 0); 2],

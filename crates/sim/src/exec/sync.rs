@@ -505,6 +505,7 @@ impl Exec<'_, '_> {
             let (what, found) = ("a register budget", count.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "a multiple of 8 from 24 to 256" });
         }
+        self.met_since_change()?;
         let largest = self.core.program.kernel.body.iter().filter_map(|instr| match instr.op {
             Op::Control(Control::SetMaxRegisters { count, .. }) => Some(count),
             _ => None,
@@ -522,14 +523,34 @@ impl Exec<'_, '_> {
                 let (what, found) = ("the budget of setmaxnreg.inc", count.into());
                 return Err(FaultKind::BadOperand { what, found, wanted: "at least what the warp has" });
             }
-            RegisterChange::Increase if count <= budget => return Ok(Flow::Next),
+            RegisterChange::Increase if count <= budget => {
+                self.warp.changes.push(self.warp.tick);
+                return Ok(Flow::Next);
+            }
             RegisterChange::Increase if *pool < (count - budget) * 32 => {
                 return Ok(Flow::Wait(Wait::Registers { count }));
             }
             RegisterChange::Increase => *pool -= (count - budget) * 32,
         }
         self.warp.budget = count;
+        self.warp.changes.push(self.warp.tick);
         Ok(Flow::Next)
+    }
+
+    /// The warps of a warpgroup meet between one change of their registers and the next.
+    fn met_since_change(&self) -> Result<(), FaultKind> {
+        let (index, group) = (self.cluster.index, self.warp.index / 4 * 4);
+        let Some(last) = self.warp.changes.len().checked_sub(1) else { return Ok(()) };
+        let mut others = self.cluster.blocks[self.rank].warps.iter().skip(group).take(4).flatten();
+        let knows = |other: &Warp| {
+            let changed = other.changes.get(last);
+            changed.is_some_and(|at| self.warp.known.executed.get(index, other.slot) >= *at)
+        };
+        if others.all(|other| knows(other)) {
+            return Ok(());
+        }
+        let (what, found) = ("changes of a warp's registers since its warpgroup met", last as u64 + 1);
+        Err(FaultKind::BadOperand { what, found, wanted: "none: let its warps meet between one and the next" })
     }
 }
 

@@ -75,6 +75,19 @@ fn a_budget_is_raised_to_no_less_than_it_is() {
 }
 
 #[test]
+fn the_warps_of_a_warpgroup_meet_between_two_changes_of_their_registers() {
+    rule("bad operand", |kept| {
+        let mut b = Bench::new(128, None);
+        b.k.set_max_registers(RegisterChange::Decrease, 40);
+        if kept == Kept::Yes {
+            b.k.named_sync(1, 128);
+        }
+        b.k.set_max_registers(RegisterChange::Decrease, 24);
+        b.finish()
+    });
+}
+
+#[test]
 fn the_warps_of_a_warpgroup_share_one_register_budget() {
     rule("not uniform", |kept| {
         let mut b = Bench::new(128, None);
