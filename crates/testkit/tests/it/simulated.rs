@@ -76,7 +76,7 @@ type Way = (&'static str, &'static [(usize, usize, usize)]);
 
 /// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
 /// last tile, more stages than steps and fewer, several tiles per block.
-const WAYS: [Way; 41] = [
+const WAYS: [Way; 42] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
     ("strategy=interleaved,tile=16x64,depth=64,stages=1,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
@@ -91,6 +91,8 @@ const WAYS: [Way; 41] = [
     ("strategy=interleaved,tile=16x64,depth=128,stages=5,epilogue=staged,schedule=persistent", &[(17, 200, 336)]),
     ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=direct,schedule=split-k", &[(9, 70, 336)]),
     ("strategy=interleaved,tile=16x32,depth=128,stages=2,epilogue=staged,schedule=split-k", &[(17, 40, 592)]),
+    // The second block's last stage is not full.
+    ("strategy=interleaved,tile=16x32,depth=128,stages=2,epilogue=direct,schedule=split-k", &[(17, 40, 528)]),
     (
         "strategy=interleaved,tile=32x96,depth=64,stages=3,epilogue=staged,schedule=split-k",
         &[(20, 104, 16), (40, 32, 272)],
