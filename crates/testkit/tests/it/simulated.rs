@@ -310,6 +310,24 @@ fn rows_of_sixteens_of_bytes_that_are_not_thirty_twos_end_where_they_end_on_blac
 }
 
 #[test]
+fn parts_of_single_precision_are_read_where_they_lie_in_tiles_of_any_width_and_of_blocks_that_share_them() {
+    let ways: [(&str, Way); 2] = [
+        // Fewer tokens than a tile may have take a narrower main loop; parts are as far apart as in the widest.
+        (HOPPER, ("strategy=interleaved,tile=96x64,depth=64,stages=2,epilogue=direct,schedule=tile", &[(70, 40, 144)])),
+        (
+            BLACKWELL,
+            (
+                "strategy=interleaved,tile=256x32,depth=64,stages=2,epilogue=direct,schedule=tile,multicast=2",
+                &[(130, 40, 144)],
+            ),
+        ),
+    ];
+    ways.into_par_iter().for_each(|(name, (request, groups))| {
+        check(&case(groups, Activation::F32, Gate::Silu, Output::F32), (name, request), Schedule::Earliest);
+    });
+}
+
+#[test]
 fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
     let ways = WAYS.map(|way| (HOPPER, way)).into_par_iter().chain(AMPERE_WAYS.map(|way| (AMPERE, way)));
     let ways = ways.map(|way| (Activation::F16, way));
