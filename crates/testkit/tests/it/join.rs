@@ -12,6 +12,8 @@ const MAGNITUDES: [f32; 11] = [0.0, 1e-41, 1e-30, 0.7, 7.5, 90.0, 1.6e13, 3e30, 
 /// What the gate may be off by, in units of 2⁻²⁴ and as an absolute number: the sigmoid's end at −87, before the up value.
 const RELATIVE: f64 = 600.0;
 const ABSOLUTE: f64 = 2.1e-36;
+/// What SiLU states of itself in the same units: eight roundings, and one of the product with the up value.
+const SILU: f64 = 9.0;
 
 /// What the kernel makes of pairs of sums.
 fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
@@ -59,6 +61,20 @@ fn gates_are_right_at_the_ends_of_the_range_and_pass_nan_on() {
                 let allowed = RELATIVE * 2f64.powi(-24) * exact.abs() + ABSOLUTE * up + 2f64.powi(-149);
                 assert!((f64::from(found) - exact).abs() <= allowed, "{what}");
             }
+        }
+    }
+}
+
+#[test]
+fn silu_is_as_exact_as_it_states_wherever_its_exponential_is_a_number() {
+    // Off the grid of what is exact in few bits. A rounding of the exponential's argument moves the result by as many as the argument is.
+    let values = (-8700..=8800).map(|step: i16| f32::from(step) * 0.009_973);
+    let pairs: Vec<[f32; 2]> = values.map(|value| [value, 1.25]).collect();
+    for gate in [Gate::Silu, Gate::SiluLimited { limit: 10.0 }] {
+        for ([g, u], found) in pairs.iter().zip(joined(gate, &pairs)) {
+            let exact = gate.apply(f64::from(*g), f64::from(*u));
+            let allowed = SILU * 2f64.powi(-24) * exact.abs() + ABSOLUTE;
+            assert!((f64::from(found) - exact).abs() <= allowed, "{gate} of {g} and {u} is {found}, should be {exact}");
         }
     }
 }
