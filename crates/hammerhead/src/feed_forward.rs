@@ -67,21 +67,39 @@ pub fn linear_weights(linear: Linear<'_>) -> Result<Weights<'_>> {
     }
 }
 
+fn gated_weights<'a>(gate: Linear<'a>, up: Linear<'a>) -> Result<Weights<'a>> {
+    if gate.pre_scale != up.pre_scale {
+        return Err(Error::Mlp {
+            what: "the MLP",
+            found: "a gate projection and an up projection that want tokens multiplied differently".to_owned(),
+            expected: "one pre_quant_scale for both, since both see the same tokens".to_owned(),
+        });
+    }
+    let mut weights = Weights::gated(gate.matrix, up.matrix)?;
+    if let Some(scale) = gate.pre_scale {
+        weights = weights.with_input_scale(scale)?;
+    }
+    let n = weights.n();
+    // Where one of the two has a bias, the other's is zero.
+    match (gate.bias, up.bias) {
+        (None, None) => Ok(weights),
+        (gate, up) => weights.with_bias([gate, up].map(|bias| bias.unwrap_or_else(|| vec![0.0; n]))),
+    }
+}
+
 /// The weights of one MLP.
 pub fn mlp_weights(projections: Projections<'_>) -> Result<MlpWeights<'_>> {
     let Projections { gate, up, down, .. } = projections;
-    let first = Weights::gated(gate.matrix, up.matrix)?;
-    let first = match gate.pre_scale {
-        Some(scale) => first.with_input_scale(scale)?,
-        None => first,
-    };
-    let n = first.n();
-    // Where one of the two has a bias, the other's is zero.
-    let first = match (gate.bias, up.bias) {
-        (None, None) => first,
-        (gate, up) => first.with_bias([gate, up].map(|bias| bias.unwrap_or_else(|| vec![0.0; n])))?,
-    };
+    joined_weights(gate, Some(up), down)
+}
+
+/// The weights of an MLP made of these projections: gate, up and down, or up and down where nothing gates.
+pub fn joined_weights<'a>(first: Linear<'a>, second: Option<Linear<'a>>, down: Linear<'a>) -> Result<MlpWeights<'a>> {
     let input_scale = down.input_scale;
+    let first = match second {
+        Some(second) => gated_weights(first, second)?,
+        None => linear_weights(first)?,
+    };
     let weights = MlpWeights::new(first, linear_weights(down)?)?;
     match input_scale {
         Some(scale) => weights.with_intermediate_scale(scale),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hammerhead::feed_forward::{self, expert_weights, mlp_weights};
+use hammerhead::feed_forward::{self, expert_weights, joined_weights, mlp_weights};
 use hammerhead::format::Dense;
 use hammerhead::gpu::experts::host::DeviceRouting;
 use hammerhead::routing::Groups;
@@ -19,6 +19,10 @@ use crate::engines::Wish;
 use crate::error::{Error, Result};
 use crate::layer::gate_of;
 
+/// Where a projection is: the name of its tensor without its parts' endings, the matrix of a stack, and which rows of it.
+type Projection = (String, usize, String);
+/// The gate and up projections, or up alone, and down.
+type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
 /// What all whole layers can be asked for: what stands between the products, whether results may depend on the token alone, and the bytes that
@@ -165,6 +169,39 @@ impl FeedForward {
             };
             let mlp = Mlp::new(&*wish.engine()?, &mlp_weights(model.projections(pair)?)?, gate, options)?;
             Ok(Self { computes: Computes::Mlp(mlp), wish })
+        })
+    }
+
+    /// Packs projections that are found by their whole names: those of every expert, or of one MLP.
+    #[staticmethod]
+    fn load_named(
+        py: Python<'_>,
+        model: &Checkpoint,
+        mlps: Vec<NamedMlp>,
+        experts: bool,
+        gate: GateParts,
+        options: OptionParts,
+    ) -> Result<Self> {
+        let (gate, (options, wish)) = (gate_of(&gate.0, gate.1)?, asked(options)?);
+        py.detach(|| {
+            let model = &model.model;
+            let read = |(stem, member, rows): &Projection| -> Result<_> {
+                Ok(model.projection(stem, *member, rows.parse()?)?)
+            };
+            let weights = mlps.iter().map(|(first, second, down)| -> Result<_> {
+                Ok(joined_weights(read(first)?, second.as_ref().map(read).transpose()?, read(down)?)?)
+            });
+            let mut weights = weights.collect::<Result<Vec<_>>>()?;
+            let engine = wish.engine()?;
+            let computes = if experts {
+                Computes::Experts(Experts::new(&engine, &ExpertWeights::new(weights, gate)?, options)?, None)
+            } else {
+                let Some(mlp) = weights.pop().filter(|_| weights.is_empty()) else {
+                    return Err(Error::value("mlps", "one is expected, unless they are experts"));
+                };
+                Computes::Mlp(Mlp::new(&engine, &mlp, gate, options)?)
+            };
+            Ok(Self { computes, wish })
         })
     }
 

@@ -54,8 +54,12 @@ fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>)
     let matrix = source.matrix()?;
     let mut values = Array::borrow(&values, "the values", false)?;
     let numbers = py.detach(|| matrix.dequantize());
+    fill_numbers(&mut values, &numbers)
+}
+
+fn fill_numbers(values: &mut Array, numbers: &[f32]) -> Result<()> {
     match values.target("float32")? {
-        Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(&numbers),
+        Target::F32(target) if target.len() == numbers.len() => target.copy_from_slice(numbers),
         _ => return Err(Error::value("the values", format!("{} are needed", numbers.len()))),
     }
     Ok(())

@@ -126,7 +126,7 @@ def test_other_formats_of_compressed_tensors_are_left_to_transformers():
     from transformers.quantizers import auto
 
     given = {"quant_method": "compressed-tensors", "format": "float-quantized"}
-    original = auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"].original
+    original = auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"].left_to
     assert original.__name__ == "CompressedTensorsConfig"
     try:
         found = type(auto.AutoQuantizationConfig.from_dict(given))
@@ -175,14 +175,13 @@ def test_another_algorithm_is_refused(tmp_path):
         loaded(folder)
 
 
-def test_mixed_fp8_layers_are_refused_by_name(tmp_path):
+def test_an_fp8_weight_without_a_scale_is_refused_by_name(tmp_path):
     def mixed(tensors):
         name = "model.layers.1.self_attn.q_proj"
         tensors[f"{name}.weight"] = torch.zeros(64, 64).to(torch.float8_e4m3fn)
-        tensors[f"{name}.weight_scale"] = torch.tensor(1.0)
-        del tensors[f"{name}.weight_scale_2"]
+        del tensors[f"{name}.weight_scale_2"], tensors[f"{name}.weight_scale"]
 
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.q_proj is FP8"):
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight is FP8, and has 0 scales"):
         loaded(changed(tmp_path, "modelopt_llama", mixed))
 
 
@@ -202,7 +201,7 @@ def test_weights_without_a_module_are_refused_by_name(tmp_path):
         for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
             tensors[name.replace("q_proj", "qkv_proj")] = tensors.pop(name)
 
-    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.qkv_proj is NVFP4.*LlamaForCausalLM has no"):
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.qkv_proj\.weight is quantised.*LlamaForCausalLM has no"):
         loaded(changed(tmp_path, "modelopt_llama", renamed))
 
 

@@ -6,25 +6,46 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::str::FromStr;
 
 use super::parts::Parts;
 use super::store::View;
 use super::{Precision, mxfp4};
 use crate::{BLOCK, Error, GlobalScale, Matrix, Result, scales};
 
-/// Which rows of a member of the stack make a matrix.
+/// Which rows of a stored matrix make a matrix of its own: gate and up are often fused in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rows {
+pub enum Rows {
+    /// All of them.
     All,
+    /// The first half, as where all of gate stands before all of up.
     FirstHalf,
+    /// The second half.
     SecondHalf,
+    /// Every other row from the first on, as where gate and up are interleaved.
     Even,
+    /// Every other row from the second on.
     Odd,
+}
+
+impl FromStr for Rows {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = [Rows::All, Rows::FirstHalf, Rows::SecondHalf, Rows::Even, Rows::Odd];
+        let names = ["all", "first-half", "second-half", "even", "odd"];
+        let found = names.iter().position(|known| *known == name);
+        found.map(|at| known[at]).ok_or_else(|| Error::UnknownName {
+            what: "rows",
+            name: name.to_owned(),
+            known: "all, first-half, second-half, even, odd",
+        })
+    }
 }
 
 impl Rows {
     /// How many of so many rows that is.
-    pub fn of(self, rows: usize) -> usize {
+    pub(super) fn of(self, rows: usize) -> usize {
         if self == Rows::All { rows } else { rows / 2 }
     }
 

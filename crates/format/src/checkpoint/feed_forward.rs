@@ -137,24 +137,17 @@ impl Checkpoint {
     ///
     /// If there is none of that name, if it is not quantised, if it is one of many matrices in a tensor, or if what belongs to it does not fit.
     pub fn linear(&self, name: &str) -> Result<Linear<'_>> {
-        if !self.catalogue.contains_key(name) {
-            return self.refuse(
-                name,
-                "there is no weight of that name".to_owned(),
-                "give a module's name as the file has it",
-            );
+        let linear = self.projection(name, 0, Rows::All)?;
+        match self.coded(name)?.stack {
+            1 => Ok(linear),
+            stack => {
+                let problem = format!("it is a stack of {stack} matrices");
+                self.refuse(name, problem, "read a layer's experts with feed_forward")
+            }
         }
-        let coded = self.coded(name)?;
-        if coded.stack != 1 {
-            let problem = format!("it is a stack of {} matrices", coded.stack);
-            return self.refuse(name, problem, "read a layer's experts with feed_forward");
-        }
-        let (rows, shape) = (Rows::All, [coded.rows, coded.k]);
-        let weight = Weight { name: format!("{name}.weight"), shape, stem: name.to_owned(), member: 0, rows };
-        self.read_linear(&weight)
     }
 
-    fn read_linear(&self, weight: &Weight) -> Result<Linear<'_>> {
+    pub(super) fn read_linear(&self, weight: &Weight) -> Result<Linear<'_>> {
         Ok(Linear {
             matrix: self.matrix(weight)?,
             bias: self.bias(weight)?,

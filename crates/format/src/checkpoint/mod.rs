@@ -23,6 +23,7 @@ use std::sync::Arc;
 use crate::files::Files;
 use crate::{Error, GlobalScale, Matrix, Result};
 
+mod by_name;
 mod coded;
 mod config;
 mod feed_forward;
@@ -40,7 +41,9 @@ mod routing;
 mod store;
 mod torchao;
 
-use coded::{Coded, Rows};
+pub use by_name::Stored;
+use coded::Coded;
+pub use coded::Rows;
 use config::ModelConfig;
 pub use feed_forward::{FeedForward, Linear, Projections, Router};
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
@@ -146,6 +149,13 @@ impl Checkpoint {
     }
 
     fn open_in(files: &Files, path: &Path, options: &Options) -> Result<Self> {
+        let mut checkpoint = Self::catalogued(files, path, options)?;
+        checkpoint.find_layers()?;
+        Ok(checkpoint)
+    }
+
+    /// Opens a model and sorts its tensors by what they belong to; its layers are not looked for.
+    fn catalogued(files: &Files, path: &Path, options: &Options) -> Result<Self> {
         let found = folder::find(files, path)?;
         let (store, config) = match found.weights {
             folder::Weights::Safetensors { files: paths, index } => {
@@ -163,7 +173,7 @@ impl Checkpoint {
             let (stem, part) = split(name);
             catalogue.entry(stem).or_default().push((part, name.to_owned()));
         }
-        let mut checkpoint = Self {
+        Ok(Self {
             store,
             catalogue,
             config,
@@ -171,9 +181,7 @@ impl Checkpoint {
             tower: String::new(),
             others: Vec::new(),
             layers: Vec::new(),
-        };
-        checkpoint.find_layers()?;
-        Ok(checkpoint)
+        })
     }
 
     /// What was opened.

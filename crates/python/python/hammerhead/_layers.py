@@ -199,6 +199,13 @@ class FeedForward(PackedLayer):
         made._hold(layer, k, n)
         return made
 
+    @classmethod
+    def _named(cls, model: Checkpoint, projections: Any, gate: str, **options: Unpack[LayerOptions]) -> Self:
+        """Reads projections by their whole names: those of every expert, or of one MLP."""
+        is_experts = issubclass(cls, Experts)
+        mlps = list(projections) if is_experts else [projections]
+        return cls._of(_native.FeedForward.load_named(model, mlps, is_experts, (gate, None), asked(options)))
+
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the packed layer, with its rule of routing if it has one, to a file, so that :meth:`load` need not pack again. Layers on a GPU
         are not written."""

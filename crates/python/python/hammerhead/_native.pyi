@@ -16,6 +16,9 @@ _Numbers = tuple[Any, str]
 _Weights = tuple[_Matrix, _Matrix | None, list[list[float]] | None, list[float] | None]
 # An MLP: gate and up (or up alone), down, and the global scale of an NVFP4 intermediate.
 _Mlp = tuple[_Weights, _Weights, float]
+# A projection by name: the stem of its tensor, its number in the stack, and which rows; an MLP of such.
+_Projection = tuple[str, int, str]
+_NamedMlp = tuple[_Projection, _Projection | None, _Projection]
 # A gate's name and its limit.
 _Gate = tuple[str, float | None]
 # What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
@@ -38,6 +41,12 @@ class Checkpoint:
         gate_up_order: str | None = None,
         tower: str | None = None,
     ) -> Checkpoint: ...
+    @staticmethod
+    def by_name(path: str | PathLike[str]) -> Checkpoint: ...
+    def __deepcopy__(self, _memo: Any, /) -> Checkpoint: ...
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
+    def stored(self) -> list[tuple[str, str, list[str], int | None, int, int, bool]]: ...
+    def expand(self, stem: str, member: int, values: Any) -> None: ...
     @property
     def path(self) -> Path: ...
     @property
@@ -100,6 +109,10 @@ class FeedForward:
     @staticmethod
     def load_mlp(
         model: Checkpoint, layer: int, expert: int | None, shared: bool, gate: _Gate | None, options: _Options
+    ) -> FeedForward: ...
+    @staticmethod
+    def load_named(
+        model: Checkpoint, mlps: list[_NamedMlp], experts: bool, gate: _Gate, options: _Options
     ) -> FeedForward: ...
     @staticmethod
     def open_mlp(path: str | PathLike[str], options: _Options) -> FeedForward: ...

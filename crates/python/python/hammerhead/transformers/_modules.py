@@ -6,33 +6,50 @@ from typing import Any
 
 import torch
 
-from hammerhead import Experts, Linear, Mlp
+from hammerhead import Checkpoint, Experts, Linear, Mlp
+from hammerhead.transformers._twin import ExpertsForm
 
 
-class _Packed(torch.nn.Module):
-    def __init__(self, layer: Any) -> None:
+class Packed(torch.nn.Module):
+    """What all of them have in common."""
+
+    def __init__(self, layer: Any, replaced: torch.nn.Module) -> None:
         super().__init__()
         self.layer = layer
+        self.replaced_parameters = sum(parameter.numel() for parameter in replaced.parameters())
+        """How many parameters the module had that this one stands for."""
+        # Models ask modules for their sizes.
+        known = {name: value for name, value in vars(replaced).items() if isinstance(value, (int, float, str))}
+        self.__dict__.update((name, value) for name, value in known.items() if name not in self.__dict__)
+        self.eval()
 
     def extra_repr(self) -> str:
         return repr(self.layer)
 
 
-class NvFp4Linear(_Packed):
+class NvFp4Linear(Packed):
     """A linear layer."""
 
     layer: Linear
 
-    def __init__(self, layer: Linear) -> None:
-        super().__init__(layer)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+    def __init__(self, layer: Linear, replaced: torch.nn.Linear, source: tuple[Checkpoint, str]) -> None:
+        super().__init__(layer, replaced)
+        self.source, self.dtype = source, replaced.weight.dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, expanded anew each time: some models look at it instead of calling the layer."""
+        values = torch.empty(self.out_features, self.in_features)
+        checkpoint, stem = self.source
+        checkpoint.expand(stem, 0, values)
+        return values.to(self.dtype)
 
-class NvFp4Mlp(_Packed):
-    """A gated MLP, in place of one with gate_proj, up_proj and down_proj."""
+
+class NvFp4Mlp(Packed):
+    """A gated MLP."""
 
     layer: Mlp
 
@@ -40,16 +57,14 @@ class NvFp4Mlp(_Packed):
         return self.layer(x)
 
 
-class NvFp4Experts(_Packed):
+class NvFp4Experts(Packed):
     """The experts of a layer, without their router and without one that sees every token."""
 
     layer: Experts
 
-    def __init__(self, layer: Experts) -> None:
-        super().__init__(layer)
-        self.num_experts = layer.num_experts
+    def __init__(self, layer: Experts, form: ExpertsForm, replaced: torch.nn.Module) -> None:
+        super().__init__(layer, replaced)
+        self.form = form
 
-    def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        return self.layer(hidden_states, top_k_index, top_k_weights.to(torch.float32))
+    def forward(self, hidden_states: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+        return self.form(self.layer, hidden_states, *routing)

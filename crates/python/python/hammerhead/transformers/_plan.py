@@ -1,56 +1,25 @@
-"""Which modules of a model become ours, found by holding the model against the tensors of its files.
+"""What becomes of every quantised tensor of a checkpoint: decided, and checked, before anything is replaced.
 
-What is quantised is said by the tensors themselves, not by the patterns of a configuration: a weight is NVFP4 if its codes, its block scales and its
-global scale are there. All is checked before anything is replaced, and whatever has no place is refused by name.
+A module is replaced only when it is known to be the same computation: its weights come from the tensors that the model's own key mapping
+names, and its class computes what ours does, which a linear layer does by definition and anything else by a twin that was run. What is not
+known to be the same keeps its own code, and gets its weights expanded. What has no place is refused by name.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-GATED = ("gate_proj", "up_proj", "down_proj")
-"""The names that the projections of a gated MLP have in most models."""
+from hammerhead.transformers._files import Files
+from hammerhead.transformers._mapping import Origin, origins
+from hammerhead.transformers._twin import Differs, ExpertsForm, MlpForm, Stacks, alike, experts_form, mlp_form
 
-_WEIGHTS = re.compile(r"^(?P<stem>.+)\.(?:weight|weight_packed)$")
-_NUMBERED = re.compile(r"(?:^|\.)(?P<tail>(?:layers|h|blocks)\.(?P<layer>\d+)\b.*)")
-
-
-class Tensors:
-    """The names, types and shapes of all tensors of some safetensors files."""
-
-    def __init__(self, files: Iterable[str | PathLike[str]]) -> None:
-        self.paths = [Path(file) for file in files]
-        self.element: dict[str, str] = {}
-        for path in self.paths:
-            if path.suffix != ".safetensors":
-                raise ValueError(f"{path}: NVFP4 weights are read from safetensors files; convert the model, or name its folder")
-            with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            self.element.update((name, about["dtype"]) for name, about in header.items() if name != "__metadata__")
-
-    def kind(self, stem: str) -> Literal["nvfp4", "fp8", "other"]:
-        """How the weight of a module is stored."""
-
-        def has(part: str, *elements: str) -> bool:
-            return self.element.get(f"{stem}.{part}") in elements
-
-        if has("weight_scale", "F8_E4M3", "U8"):
-            if has("weight", "U8") and has("weight_scale_2", "F32") or has("weight_packed", "U8") and has("weight_global_scale", "F32"):
-                return "nvfp4"
-        return "fp8" if has("weight", "F8_E4M3", "F8_E5M2") else "other"
-
-    def stems(self) -> dict[str, Literal["nvfp4", "fp8", "other"]]:
-        """The names of all modules that have a weight, with how it is stored."""
-        found = (match["stem"] for match in map(_WEIGHTS.match, self.element) if match)
-        return {stem: self.kind(stem) for stem in found}
+Projection = tuple[str, int, str]
+"""A matrix of a quantised tensor: its stem, its number in the stack, and which of its rows."""
 
 
 @dataclass
@@ -58,114 +27,206 @@ class Plan:
     """What to replace, by the names of modules."""
 
     linears: dict[str, str] = field(default_factory=dict)
-    """Linear layers, and what they are called in the files."""
+    """Linear layers, and the stems of their weights."""
 
-    mlps: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """Gated MLPs: the layer, and whether it is the one beside numbered experts that sees every token."""
+    mlps: dict[str, tuple[MlpForm, tuple[Projection, Projection, Projection]]] = field(default_factory=dict)
+    """Gated MLPs: how they compute, and gate, up and down."""
 
-    experts: dict[str, int] = field(default_factory=dict)
-    """Experts, and their layer."""
+    experts: dict[str, tuple[ExpertsForm, list[tuple[Projection, Projection | None, Projection]]]] = field(default_factory=dict)
+    """Experts: how they compute, and the projections of each."""
 
-    owned: set[str] = field(default_factory=set)
-    """The modules of the files that all of these are read from."""
+    expanded: list[Origin] = field(default_factory=list)
+    """Parameters that stay what they are, and are loaded with their weights expanded."""
+
+    notes: list[str] = field(default_factory=list)
+    """What the user should know, a sentence each."""
+
+    @property
+    def replaced(self) -> list[str]:
+        return [*self.linears, *self.mlps, *self.experts]
 
 
-def plan(model: torch.nn.Module, tensors: Tensors, fuse_mlps: bool) -> Plan:
-    """Finds what to replace, or raises ``ValueError`` with the names of what has no place."""
-    stems = tensors.stems()
-    packed = {stem for stem, kind in stems.items() if kind == "nvfp4"}
-    if not packed:
+def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mapping[str, str] | None = None) -> Plan:
+    """Decides, or raises ``ValueError`` with the names of what has no place. ``unchecked`` names modules or classes whose gates are said, and that are
+    not run."""
+    if not files.packed:
         raise ValueError(
-            f"{tensors.paths[0].parent}: no weight in these files is NVFP4 (codes with weight_scale and weight_scale_2, or with "
+            f"{files.paths[0].parent}: no weight in these files is NVFP4 (codes with weight_scale and weight_scale_2, or with "
             "weight_scale and weight_global_scale); load the model without hammerhead.transformers"
         )
-    _refuse_fp8(stems)
+    found, lost = origins(model, conversions, files.names)
+    _refuse_tied(model, files, found)
     made = Plan()
+    forms = Forms(unchecked or {})
     for name, module in model.named_modules():
-        if _are_experts(module):
-            _add_experts(made, name, packed)
-        elif isinstance(module, torch.nn.Linear) and (stem := _named(name, packed)) is not None:
-            _refuse_tied(model, name)
-            made.linears[name] = stem
-            made.owned.add(stem)
-    if fuse_mlps:
-        _fuse(model, made)
-    _refuse_lost(model, packed - made.owned)
+        if type(module).forward is torch.nn.Linear.forward and f"{name}.weight" in found:
+            _add_linear(made, name, module, files, found[f"{name}.weight"])
+        elif (stacks := Stacks.of(module)) is not None:
+            _add_experts(made, name, module, stacks, model, files, found, forms)
+    _fuse(made, model, forms)
+    _expand_the_rest(made, model, files, found)
+    _account_for_lost(made, model, files, found, lost)
     return made
 
 
-def _refuse_fp8(stems: dict[str, Any]) -> None:
-    fp8 = sorted(stem for stem, kind in stems.items() if kind == "fp8")
-    if fp8:
-        raise ValueError(
-            f"{fp8[0]} is FP8 ({len(fp8)} modules are), and this model mixes it with NVFP4: transformers loads one kind of quantised weights at a time. "
-            "Export the model with these modules unquantised, or serve it with vLLM"
-        )
+class Forms:
+    """How modules compute, each found once."""
+
+    def __init__(self, unchecked: Mapping[str, str]) -> None:
+        self.unchecked = unchecked
+        self._known: dict[Any, Any] = {}
+
+    def of(self, name: str, module: torch.nn.Module, find: Any, *arguments: Any) -> Any:
+        said = self.unchecked.get(name) or self.unchecked.get(type(module).__name__)
+        if said is not None:
+            return find(module, *arguments, said=said)
+        key = alike(module)
+        if key not in self._known:
+            try:
+                self._known[key] = find(module, *arguments)
+            except Differs as differs:
+                self._known[key] = differs
+        if isinstance(self._known[key], Differs):
+            raise self._known[key]
+        return self._known[key]
 
 
-def _refuse_tied(model: torch.nn.Module, name: str) -> None:
-    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    weight = f"{name}.weight"
-    if weight in tied or weight in tied.values():
-        other = tied.get(weight) or next(key for key, value in tied.items() if value == weight)
-        raise ValueError(
-            f"{name} is NVFP4, but its weight is tied to {other}, which is not: set tie_word_embeddings to false in config.json if the "
-            "file has both, or export the model without quantising it"
-        )
-
-
-def _refuse_lost(model: torch.nn.Module, lost: set[str]) -> None:
-    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    lost = {stem for stem in lost if not any(pattern.search(f"{stem}.weight") for pattern in ignored)}
-    if lost:
-        first = sorted(lost)[0]
-        raise ValueError(
-            f"{first} is NVFP4 in the files ({len(lost)} modules are like it), and {type(model).__name__} has no linear layer or experts of that name: "
-            "this architecture is not supported; hammerhead.Linear.from_checkpoint and its kin read single layers of it"
-        )
-
-
-def _are_experts(module: torch.nn.Module) -> bool:
-    """Whether a module holds the weights of all experts of a layer in tensors of three dimensions, as transformers' do."""
-    down = getattr(module, "down_proj", None)
-    return isinstance(down, torch.nn.Parameter) and down.dim() == 3
-
-
-def _named(name: str, stems: set[str]) -> str | None:
-    """What a module is called in the files: the same, or the same from its layer's number on, if only one is."""
-    if name in stems:
-        return name
-    match = _NUMBERED.search(name)
-    found = [] if match is None else [stem for stem in stems if stem.endswith(f".{match['tail']}")]
-    return found[0] if len(found) == 1 else None
-
-
-def _add_experts(made: Plan, name: str, packed: set[str]) -> None:
-    match = _NUMBERED.search(name)
-    if match is None:
+def _add_linear(made: Plan, name: str, module: Any, files: Files, origin: Origin) -> None:
+    packed = files.packed.get(origin.names[0])
+    if origin.converter is not None or packed is None or packed.stack is not None or packed.turned:
         return
-    layer = match["layer"]
-    own = {stem for stem in packed if (at := _NUMBERED.search(stem)) and at["layer"] == layer and _among_experts(stem)}
-    if own:
-        made.experts[name] = int(layer)
-        made.owned |= own
+    if (module.out_features, module.in_features) != (packed.rows, packed.k):
+        raise ValueError(
+            f"{name}: its weight in the files is [{packed.rows}, {packed.k}], and the model's is "
+            f"{[module.out_features, module.in_features]}; config.json and the weights do not belong together"
+        )
+    # A bias that the model does not have, or that lies elsewhere, is not ours to add.
+    if (module.bias is not None) == (f"{packed.stem}.bias" in files.element):
+        made.linears[name] = packed.stem
 
 
-def _among_experts(stem: str) -> bool:
-    return re.search(r"\.experts(?:\.|$)", stem) is not None
+def _add_experts(
+    made: Plan, name: str, module: Any, stacks: Stacks, model: Any, files: Files, found: dict[str, Origin], forms: Forms
+) -> None:
+    first, down = (found.get(f"{name}.{part}") for part in (stacks.first, "down_proj"))
+    if first is None or down is None or not any(source in files.packed for source in (*first.names, *down.names)):
+        return
+    try:
+        form = forms.of(name, module, experts_form, stacks)
+        firsts = _rows_of(model, files, first, stacks, form.halves)
+        downs = _rows_of(model, files, down, stacks, None)
+    except Differs as differs:
+        made.notes.append(f"{name} ({type(module).__name__}) {differs}: it is computed by its own code with expanded weights")
+        return
+    seconds = firsts[1] if form.halves else [None] * stacks.count
+    made.experts[name] = form, list(zip(firsts[0][: stacks.count], seconds, downs[0]))
 
 
-def _fuse(model: torch.nn.Module, made: Plan) -> None:
-    """Takes the three linear layers of a gated MLP for one."""
+def _rows_of(model: Any, files: Files, origin: Origin, stacks: Stacks, halves: Any) -> list[list[Projection]]:
+    """Where in the files the matrices of a stacked parameter lie, found by running the model's own conversion on numbers that say where they
+    are from."""
+    sides = 4, 2
+    marks: dict[int, Projection] = {}
+    marked: dict[str, torch.Tensor] = {}
+    for name in origin.names:
+        packed = files.packed.get(name)
+        if packed is None:
+            raise Differs(f"has some weights in the files that are not 4-bit ({name})")
+        stack = torch.empty(packed.stack or 1, *sides)
+        for member in range(len(stack)):
+            mark = len(marks)
+            marks[mark] = packed.stem, member, "all"
+            stack[member] = (torch.arange(8).reshape(sides) + 8 * mark).float()
+        stack = stack.transpose(1, 2).contiguous() if packed.turned else stack
+        marked[name] = stack if packed.stack is not None else stack[0]
+    whole = origin.made(model, marked.__getitem__)[origin.target].long()
+    if stacks.turned:
+        whole = whole.transpose(1, 2)
+    return [[_recognised(rows, marks) for rows in _half(whole, half)] for half in (halves or ("all",))]
+
+
+def _half(whole: torch.Tensor, half: str) -> torch.Tensor:
+    rows = whole.shape[1]
+    cuts = {"all": slice(None), "first-half": slice(rows // 2), "second-half": slice(rows // 2, None)}
+    return whole[:, cuts.get(half, slice(half == "odd", None, 2))]
+
+
+def _recognised(rows: torch.Tensor, marks: dict[int, Projection]) -> Projection:
+    """The matrix whose marks these are."""
+    mark = int(rows.flatten()[0]) // 8
+    matrix = torch.arange(8).reshape(4, 2) + 8 * mark
+    for part in ("all", "first-half", "second-half", "even", "odd"):
+        if torch.equal(rows, _half(matrix[None], part)[0]):
+            stem, member, _ = marks[mark]
+            return stem, member, part
+    raise Differs("has weights in the files that are arranged in a way of their own")
+
+
+def _fuse(made: Plan, model: Any, forms: Forms) -> None:
+    """Takes the three linear layers of a gated MLP for one where that is the same computation. It is faster, and nothing else."""
     for name, module in model.named_modules():
-        parts = [f"{name}.{part}" for part in GATED]
-        if not all(part in made.linears for part in parts) or not hasattr(module, "act_fn"):
+        parts = {part: made.linears.get(f"{name}.{part}") for part, _ in module.named_children()}
+        if sum(stem is not None for stem in parts.values()) != 3:
             continue
-        match = _NUMBERED.search(name)
-        beside = f"{name.rpartition('.')[0]}.experts" in made.experts
-        if match is None or set(dict(module.named_children())) - {*GATED, "act_fn"}:
+        try:
+            form = forms.of(name, module, mlp_form)
+        except Differs:
             continue
-        if beside or name.endswith((".mlp", ".feed_forward")):
-            made.mlps[name] = int(match["layer"]), beside
-            for part in parts:
-                del made.linears[part]
+        gate, up, down = ((str(parts[role]), 0, "all") for role in form.roles)
+        made.mlps[name] = form, (gate, up, down)
+        for role in form.roles:
+            del made.linears[f"{name}.{role}"]
+
+
+def _expand_the_rest(made: Plan, model: Any, files: Files, found: dict[str, Origin]) -> None:
+    replaced = set(made.replaced)
+    rest: dict[str, Origin] = {}
+    for target, origin in found.items():
+        if any(name in files.packed or name in files.fp8 for name in origin.names) and not _is_in(target, replaced):
+            rest[origin.target] = origin
+    made.expanded = list(rest.values())
+    state = model.state_dict()
+    four = [target for origin in made.expanded if any(name in files.packed for name in origin.names) for target in origin.targets]
+    if four:
+        size = sum(state[target].numel() * state[target].element_size() for target in four)
+        made.notes.append(f"{four[0]} and {len(four) - 1} other parameters are expanded from 4 bits, to {size / 2**20:.0f} MiB")
+
+
+def _is_in(parameter: str, modules: set[str]) -> bool:
+    module = parameter
+    while module:
+        module = module.rpartition(".")[0]
+        if module in modules:
+            return True
+    return False
+
+
+def _refuse_tied(model: Any, files: Files, found: dict[str, Origin]) -> None:
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for weight, other in tied.items():
+        for one, another in ((weight, other), (other, weight)):
+            origin = found.get(one)
+            if origin is not None and any(name in files.packed for name in origin.names):
+                raise ValueError(
+                    f"{one.removesuffix('.weight')} is NVFP4, but its weight is tied to {another}, which is not: set tie_word_embeddings to "
+                    "false in config.json if the file has both, or export the model without quantising it"
+                )
+
+
+def _account_for_lost(made: Plan, model: Any, files: Files, found: dict[str, Origin], lost: set[str]) -> None:
+    """Quantised tensors that become no parameter are left out only if the model lacks nothing without them."""
+    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    quantised = sorted(name for name in lost if name in files.packed or name in files.fp8)
+    quantised = [name for name in quantised if not any(pattern.search(name) for pattern in patterns)]
+    if not quantised:
+        return
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    missing = [name for name, _ in model.named_parameters() if name not in found and name not in tied]
+    if missing:
+        raise ValueError(
+            f"{quantised[0]} is quantised in the files ({len(quantised)} are like it), and {type(model).__name__} has no parameter that it becomes, while "
+            f"{missing[0]} is in no file: this architecture is not supported; hammerhead.Linear.from_checkpoint and its kin read single layers"
+        )
+    made.notes.append(
+        f"{quantised[0]} and {len(quantised) - 1} other quantised tensors become no parameter of {type(model).__name__}, which lacks nothing without them: left out"
+    )

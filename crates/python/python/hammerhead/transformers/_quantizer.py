@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import re
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from transformers.quantizers import auto
+from transformers.core_model_loading import WeightRenaming, revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hammerhead import Checkpoint, Experts, Linear, Mlp, backends
-from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp
-from hammerhead.transformers._plan import Plan, Tensors, plan
+from hammerhead import Experts, Linear, Mlp, backends
+from hammerhead.transformers._files import Files
+from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
+from hammerhead.transformers._plan import Plan, plan
 
 MODELOPT = "modelopt"
-COMPRESSED = "compressed-tensors"
-NVFP4_FORMAT = "nvfp4-pack-quantized"
+_HIDDEN = "packed by hammerhead: "
 
 
 class NvFp4Config(QuantizationConfigMixin):
     """A model's own configuration of its quantisation, kept as it is for whoever loads the model after it was saved.
 
-    Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints whose ``config.json`` has none.
+    Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints of which no file says that they are quantised. ``unchecked`` replaces modules
+    without running a twin of them first: it names modules or their classes, each with its gate, as ``{"LlamaMLP": "silu"}``.
     """
 
-    def __init__(self, quant_method: str = MODELOPT, **kept: Any) -> None:
+    def __init__(self, quant_method: str = MODELOPT, unchecked: Mapping[str, str] | None = None, **kept: Any) -> None:
         self.quant_method = quant_method
+        self.unchecked = dict(unchecked or {})
         self.kept = kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,9 +41,11 @@ class NvFp4Quantizer(HfQuantizer):
 
     def __init__(self, quantization_config: NvFp4Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.tensors: Tensors | None = None
+        self.files: Files | None = None
         self.plan = Plan()
-        self.parameters = ""
+        self.device_map: Any = None
+        self.conversions: list[Any] = []
+        self.dtypes: dict[str, torch.dtype] = {}
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
         for place in device_map.values() if isinstance(device_map, dict) else ():
@@ -58,56 +62,75 @@ class NvFp4Quantizer(HfQuantizer):
     ) -> Any:
         if not checkpoint_files:
             raise ValueError("NVFP4 weights are read from files: give from_pretrained a folder or a name, and no state_dict")
-        self.tensors = Tensors(checkpoint_files)
-        path = self.tensors.paths[0]
-        checkpoint = Checkpoint(path if len(self.tensors.paths) == 1 else path.parent)
-        # With another gate the projections are ours, and what joins them stays the model's.
-        self.plan = plan(model, self.tensors, fuse_mlps=checkpoint.gate in ("silu", "gelu-tanh"))
-        def backend(name: str) -> str | None:
-            return backend_at(place_of(name, device_map))
-
-        for name, stem in self.plan.linears.items():
-            replace(model, name, NvFp4Linear(Linear.from_checkpoint(checkpoint, stem, backend=backend(name))))
-        for name, (layer, beside) in self.plan.mlps.items():
-            mlp = Mlp.from_checkpoint(checkpoint, layer, "shared" if beside else None, backend=backend(name))
-            replace(model, name, NvFp4Mlp(mlp))
-        for name, layer in self.plan.experts.items():
-            experts = Experts.from_checkpoint(checkpoint, layer, shared=False, backend=backend(name))
-            replace(model, name, NvFp4Experts(experts))
-        unexpected = model._keys_to_ignore_on_load_unexpected or set()
-        model._keys_to_ignore_on_load_unexpected = {*unexpected, *self._ours()}
-        self.parameters = "\n".join(name for name, _ in model.named_parameters())
+        self.files, self.device_map = Files(checkpoint_files), device_map
         return model
 
-    def _ours(self) -> list[str]:
-        """Patterns of the keys that we read: by the files' names, and by those that transformers gives them."""
-        replaced = [*self.plan.linears, *self.plan.mlps, *self.plan.experts]
-        return [rf"^{re.escape(name)}\." for name in {*self.plan.owned, *replaced}] + [r"\.[kv]_scale$"]
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """Replaces modules: here the model's key mapping is known, with whatever its user added to it."""
+        files = self.files
+        assert files is not None
+        self.plan = plan(model, files, weight_conversions, self.quantization_config.unchecked)
+        for note in self.plan.notes:
+            warnings.warn(f"hammerhead: {note}", stacklevel=2)
+        self._replace(model, files)
+        for name in self._expanded_names():
+            module, _, parameter = name.rpartition(".")
+            owner = model.get_submodule(module)
+            self.dtypes[name] = getattr(owner, parameter).dtype
+            # Absent while transformers loads, so that it neither expects nor initialises it.
+            owner._parameters[parameter] = None
+            owner._is_hf_initialized = True
+        unexpected = model._keys_to_ignore_on_load_unexpected or set()
+        model._keys_to_ignore_on_load_unexpected = {*unexpected, f"^{_HIDDEN}", r"\.[kv]_scale$"}
+        return [_Hidden(files.hidden), *weight_conversions]
 
-    def update_weight_conversions(self, weight_conversions: Any, *_: Any, **__: Any) -> Any:
-        """Keeps the conversions whose targets the model still has: the others would merge experts that are no longer there. Some versions of
-        transformers pass the model as well."""
+    def _replace(self, model: Any, files: Files) -> None:
+        checkpoint = files.checkpoint
 
-        def kept(conversion: Any) -> bool:
-            targets = getattr(conversion, "_original_target_patterns", [])
-            return not targets or "experts" not in targets[0] or re.search(targets[0], self.parameters) is not None
+        def backend(name: str) -> str | None:
+            return backend_at(place_of(name, self.device_map))
 
-        return [conversion for conversion in weight_conversions if kept(conversion)]
+        for name, stem in self.plan.linears.items():
+            linear = Linear.from_checkpoint(checkpoint, stem, backend=backend(name))
+            model.set_submodule(name, NvFp4Linear(linear, model.get_submodule(name), (checkpoint, stem)))
+        for name, (form, projections) in self.plan.mlps.items():
+            mlp = Mlp._named(checkpoint, projections, form.gate, backend=backend(name))
+            model.set_submodule(name, NvFp4Mlp(mlp, model.get_submodule(name)))
+        for name, (form, each) in self.plan.experts.items():
+            experts = Experts._named(checkpoint, each, form.gate, backend=backend(name))
+            model.set_submodule(name, NvFp4Experts(experts, form, model.get_submodule(name)))
+
+    def _expanded_names(self) -> list[str]:
+        return [target for origin in self.plan.expanded for target in origin.targets]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        assert self.files is not None
+        for origin in self.plan.expanded:
+            for name, values in origin.made(model, self.files.expanded).items():
+                module, _, parameter = name.rpartition(".")
+                device = place_of(name, self.device_map) or "cpu"
+                values = values.to(device=device, dtype=self.dtypes[name]).contiguous()
+                model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(values, requires_grad=False)
+        conversions = getattr(model, "_weight_conversions", None) or []
+        self.conversions = [entry for entry in conversions if not isinstance(entry, _Hidden)]
+        # Saving reverts them, which must not happen to the names of packed tensors: those are the files' own.
+        model._weight_conversions = []
         # There are no gradients through packed weights, so nothing asks for any.
         return model.requires_grad_(False)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """For ``save_pretrained``: the model's own tensors, and those of the packed modules as the files have them."""
-        state = dict(model.state_dict())
-        assert self.tensors is not None
-        for path in self.tensors.paths:
-            if not path.exists():
-                raise FileNotFoundError(f"{path}: packed weights are saved from the files they were read from, and this one is gone")
-            with safe_open(path, "pt") as file:
-                ours = (name for name in file.keys() if name.rpartition(".")[0] in self.plan.owned)  # noqa: SIM118
-                state.update((name, file.get_tensor(name)) for name in ours)
+        """For ``save_pretrained``: the model's own tensors, and the quantised ones as the files have them."""
+        assert self.files is not None
+        expanded = set(self._expanded_names())
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in expanded}
+        model._weight_conversions = self.conversions
+        try:
+            state = revert_weight_conversion(model, state)
+        finally:
+            model._weight_conversions = []
+        biases = (f"{stem}.bias" for stem in {packed.stem for packed in self.files.packed.values()})
+        for name in (*self.files.hidden, *(bias for bias in biases if bias in self.files.element and bias not in state)):
+            state[name] = self.files.tensor(name)
         return state, {}
 
     def is_serializable(self) -> bool:
@@ -120,6 +143,27 @@ class NvFp4Quantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+class _Hidden(WeightRenaming):
+    """Gives parts of quantised tensors names that no model has: they are read by us."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(_HIDDEN, _HIDDEN)
+        object.__setattr__(self, "names", names)
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        return (_HIDDEN + source_key.replace(".", "/"), None) if source_key in self.names else (source_key, None)  # type: ignore[attr-defined]
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """How many parameters the packed modules of a model stand for."""
+    return sum(module.replaced_parameters for module in model.modules() if isinstance(module, Packed))
+
+
+def packed_bytes(model: torch.nn.Module) -> int:
+    """The bytes that the packed modules of a model take."""
+    return sum(module.layer.packed_bytes for module in model.modules() if isinstance(module, Packed))
 
 
 def place_of(name: str, device_map: Any) -> Any:
@@ -143,56 +187,3 @@ def backend_at(place: Any) -> str | None:
     if missing is not None:
         raise ValueError(f"device_map: {place} was asked for, and this machine's GPU cannot be used: {missing}")
     return backend
-
-
-def replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    """Puts a module in another one's place."""
-    found = model.get_submodule(name)
-    expected = (getattr(found, "in_features", None), getattr(found, "out_features", None))
-    if isinstance(module, NvFp4Linear) and expected != (module.in_features, module.out_features):
-        raise ValueError(
-            f"{name}: its weight in the files is [{module.out_features}, {module.in_features}], and the model's is {list(expected[::-1])}; "
-            "config.json and the weights do not belong together"
-        )
-    model.set_submodule(name, module)
-
-
-class _AnyCompressed(QuantizationConfigMixin):
-    """compressed-tensors' configurations: ours for NVFP4, transformers' own for all others."""
-
-    original: Any = None
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        if config_dict.get("format") == NVFP4_FORMAT:
-            return NvFp4Config.from_dict(config_dict, return_unused_kwargs, **kwargs)
-        return cls.original.from_dict(config_dict, return_unused_kwargs, **kwargs)
-
-
-class _AnyModelOpt(QuantizationConfigMixin):
-    """ModelOpt's configurations, of which those for NVFP4 are ours."""
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        algorithm = str(config_dict.get("quant_algo") or config_dict.get("quantization", {}).get("quant_algo") or "")
-        if algorithm and "NVFP4" not in algorithm.upper() and algorithm.upper() != "MIXED_PRECISION":
-            raise ValueError(
-                f"quantization_config: its quant_algo is {algorithm}, and hammerhead.transformers loads NVFP4 checkpoints of ModelOpt only"
-            )
-        return NvFp4Config.from_dict(config_dict, return_unused_kwargs, **kwargs)
-
-
-def register_quantizers() -> None:
-    """Makes transformers know them. Registering twice changes nothing."""
-    configs, quantizers = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING
-    if configs.get(COMPRESSED) is _AnyCompressed:
-        return
-    configs.setdefault(MODELOPT, _AnyModelOpt)
-    quantizers.setdefault(MODELOPT, NvFp4Quantizer)
-    _AnyCompressed.original = configs[COMPRESSED]
-    original = quantizers[COMPRESSED]
-
-    def chosen(config: Any, **kwargs: Any) -> HfQuantizer:
-        return NvFp4Quantizer(config, **kwargs) if isinstance(config, NvFp4Config) else original(config, **kwargs)
-
-    configs[COMPRESSED], quantizers[COMPRESSED] = _AnyCompressed, chosen
