@@ -96,3 +96,53 @@ impl Checkpoint {
         self.read_linear(&Weight { name, shape: [rows.of(coded.rows), coded.k], stem: stem.to_owned(), member, rows })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn model(name: &str) -> Checkpoint {
+        let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        Checkpoint::open_by_name(data.join(name)).unwrap()
+    }
+
+    #[test]
+    fn a_tensor_is_listed_under_the_name_it_had_before_it_was_quantised() {
+        let stored = model("modelopt_dense").stored().unwrap();
+        let down = stored.iter().find(|tensor| tensor.stem.ends_with("layers.0.mlp.down_proj")).unwrap();
+        assert_eq!(down.tensor, format!("{}.weight", down.stem));
+        assert_eq!((down.stack, down.is_transposed), (None, false));
+        for part in ["weight", "weight_scale", "weight_scale_2"] {
+            assert!(down.parts.contains(&format!("{}.{part}", down.stem)), "{part}");
+        }
+    }
+
+    #[test]
+    fn rows_of_a_projection_are_those_of_the_whole_matrix() {
+        let model = model("modelopt_dense");
+        let stem = model.stored().unwrap().remove(0).stem;
+        let whole = model.projection(&stem, 0, Rows::All).unwrap().matrix;
+        let (rows, k) = (whole.rows(), whole.k());
+        let values = whole.dequantize();
+        for (part, first, step) in
+            [(Rows::FirstHalf, 0, 1), (Rows::SecondHalf, rows / 2, 1), (Rows::Even, 0, 2), (Rows::Odd, 1, 2)]
+        {
+            let cut = model.projection(&stem, 0, part).unwrap().matrix;
+            let expected: Vec<f32> =
+                (0..rows / 2).flat_map(|row| values[(first + row * step) * k..][..k].to_vec()).collect();
+            assert_eq!(cut.dequantize(), expected, "{part:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        let model = model("modelopt_dense");
+        let stem = model.stored().unwrap().remove(0).stem;
+        let error = model.projection("model.nothing", 0, Rows::All).unwrap_err().to_string();
+        assert!(error.contains("model.nothing") && error.contains("no weight of that name"), "{error}");
+        let error = model.projection(&stem, 1, Rows::All).unwrap_err().to_string();
+        assert!(error.contains(&stem) && error.contains("a stack of 1"), "{error}");
+    }
+}

@@ -1,6 +1,7 @@
 //! JSON files beside the weights, read with distrust: of a bounded size, nested to a bounded depth (which `serde_json`
 //! sees to), and without a key given twice, since two readers could then see two different models.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
@@ -28,13 +29,40 @@ pub(super) fn read(files: &Files, path: &Path) -> Result<Value> {
     parse(bytes).or_else(refuse)
 }
 
-/// Parses JSON text, or says in one line what is wrong with it.
+/// Parses JSON text, or says in one line what is wrong with it. Python's `json` writes numbers that JSON does not have, and models do have
+/// limits that are infinite: such numbers are read as null.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
-    let Strict(value) = serde_json::from_slice(bytes).map_err(|error| {
+    let Strict(value) = serde_json::from_slice(&without_non_finite(bytes)).map_err(|error| {
         let error: String = error.to_string().chars().take(200).collect();
         format!("it is not valid JSON ({})", error.replace(char::is_control, " "))
     })?;
     Ok(value)
+}
+
+/// JSON text with null in place of `NaN`, `Infinity` and `-Infinity` outside strings.
+fn without_non_finite(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let mut out = Vec::new();
+    let (mut at, mut copied, mut in_string) = (0, 0, false);
+    while let Some(&byte) = bytes.get(at) {
+        let words: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+        let word = words.iter().find(|word| !in_string && bytes[at..].starts_with(word));
+        at += match (byte, word) {
+            (b'\\', _) if in_string => 2,
+            (_, Some(word)) => {
+                out.extend_from_slice(&bytes[copied..at]);
+                out.extend_from_slice(b"null");
+                copied = at + word.len();
+                word.len()
+            }
+            _ => 1,
+        };
+        in_string ^= byte == b'"';
+    }
+    if copied == 0 {
+        return Cow::Borrowed(bytes);
+    }
+    out.extend_from_slice(&bytes[copied..]);
+    Cow::Owned(out)
 }
 
 /// A value in which no object has a key twice.
@@ -100,5 +128,22 @@ impl<'de> Visitor<'de> for StrictVisitor {
             map.insert(key, value);
         }
         Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_only_python_writes_are_read_as_null() {
+        let text =
+            br#"{"limit": [0.0, Infinity], "low": -Infinity, "nan":NaN, "said": "NaN, \"Infinity\" \\", "k": 2}"#;
+        let value = parse(text).unwrap();
+        assert_eq!(value["limit"][1], Value::Null);
+        assert_eq!((&value["low"], &value["nan"]), (&Value::Null, &Value::Null));
+        assert_eq!(value["said"], "NaN, \"Infinity\" \\");
+        assert_eq!(value["k"], 2);
+        assert!(parse(b"Infinit").is_err());
     }
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -67,6 +68,10 @@ class Files:
         """Tensors that are parts of quantised ones, and that no model asks for by their own names."""
         self.names = [*self.packed, *self.fp8, *(name for name in self.element if name not in hidden)]
         """The tensors as they were before they were quantised."""
+
+    def __deepcopy__(self, memo: Any) -> Files:
+        # Files do not change: copies of a model share them.
+        return self
 
     def _packed(self) -> dict[str, Packed]:
         found = {}

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hammerhead import Checkpoint, Experts, Linear, Mlp
+from hammerhead import Experts, Linear, Mlp
+from hammerhead.transformers._files import Files
 from hammerhead.transformers._twin import ExpertsForm
 
 
@@ -32,9 +33,9 @@ class NvFp4Linear(Packed):
 
     layer: Linear
 
-    def __init__(self, layer: Linear, replaced: torch.nn.Linear, source: tuple[Checkpoint, str]) -> None:
+    def __init__(self, layer: Linear, replaced: torch.nn.Linear, files: Files, stem: str) -> None:
         super().__init__(layer, replaced)
-        self.source, self.dtype = source, replaced.weight.dtype
+        self.files, self.stem, self.dtype = files, stem, replaced.weight.dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
@@ -42,10 +43,15 @@ class NvFp4Linear(Packed):
     @property
     def weight(self) -> torch.Tensor:
         """The weight, expanded anew each time: some models look at it instead of calling the layer."""
-        values = torch.empty(self.out_features, self.in_features)
-        checkpoint, stem = self.source
-        checkpoint.expand(stem, 0, values)
+        values = torch.empty(self.layer.out_features, self.layer.in_features)
+        self.files.checkpoint.expand(self.stem, 0, values)
         return values.to(self.dtype)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias, read anew each time, for the same models."""
+        name = f"{self.stem}.bias"
+        return self.files.tensor(name).to(self.dtype) if name in self.files.element else None
 
 
 class NvFp4Mlp(Packed):

@@ -38,12 +38,27 @@ class Plan:
     expanded: list[Origin] = field(default_factory=list)
     """Parameters that stay what they are, and are loaded with their weights expanded."""
 
-    notes: list[str] = field(default_factory=list)
-    """What the user should know, a sentence each."""
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    """Experts that keep their own code, by the reason."""
+
+    left_out: list[str] = field(default_factory=list)
+    """Quantised tensors that the model has no use for."""
 
     @property
     def replaced(self) -> list[str]:
         return [*self.linears, *self.mlps, *self.experts]
+
+    def notes(self, model: Any, files: Files) -> list[str]:
+        """What the user should know, a sentence each."""
+        notes = [f"{_several(names)}: {reason}; its own code computes it with expanded weights" for reason, names in self.kept.items()]
+        expanded = [origin for origin in self.expanded if any(name in files.packed for name in origin.names)]
+        if expanded:
+            parameters = [model.get_parameter(target) for origin in expanded for target in origin.targets]
+            size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
+            notes.append(f"{_several([origin.target for origin in expanded])}: expanded from 4 bits, to {size:.1f} MiB in all")
+        if self.left_out:
+            notes.append(f"{_several(self.left_out)}: no parameter of {type(model).__name__}, which lacks nothing without; left out")
+        return notes
 
 
 def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mapping[str, str] | None = None) -> Plan:
@@ -59,14 +74,18 @@ def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mappin
     made = Plan()
     forms = Forms(unchecked or {})
     for name, module in model.named_modules():
-        if type(module).forward is torch.nn.Linear.forward and f"{name}.weight" in found:
+        if type(module) is torch.nn.Linear and f"{name}.weight" in found:
             _add_linear(made, name, module, files, found[f"{name}.weight"])
         elif (stacks := Stacks.of(module)) is not None:
             _add_experts(made, name, module, stacks, model, files, found, forms)
     _fuse(made, model, forms)
-    _expand_the_rest(made, model, files, found)
+    _expand_the_rest(made, files, found)
     _account_for_lost(made, model, files, found, lost)
     return made
+
+
+def _several(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 class Forms:
@@ -116,7 +135,7 @@ def _add_experts(
         firsts = _rows_of(model, files, first, stacks, form.halves)
         downs = _rows_of(model, files, down, stacks, None)
     except Differs as differs:
-        made.notes.append(f"{name} ({type(module).__name__}) {differs}: it is computed by its own code with expanded weights")
+        made.kept.setdefault(f"{type(module).__name__} {differs}", []).append(name)
         return
     seconds = firsts[1] if form.halves else [None] * stacks.count
     made.experts[name] = form, list(zip(firsts[0][: stacks.count], seconds, downs[0]))
@@ -178,18 +197,13 @@ def _fuse(made: Plan, model: Any, forms: Forms) -> None:
             del made.linears[f"{name}.{role}"]
 
 
-def _expand_the_rest(made: Plan, model: Any, files: Files, found: dict[str, Origin]) -> None:
+def _expand_the_rest(made: Plan, files: Files, found: dict[str, Origin]) -> None:
     replaced = set(made.replaced)
     rest: dict[str, Origin] = {}
     for target, origin in found.items():
         if any(name in files.packed or name in files.fp8 for name in origin.names) and not _is_in(target, replaced):
             rest[origin.target] = origin
     made.expanded = list(rest.values())
-    state = model.state_dict()
-    four = [target for origin in made.expanded if any(name in files.packed for name in origin.names) for target in origin.targets]
-    if four:
-        size = sum(state[target].numel() * state[target].element_size() for target in four)
-        made.notes.append(f"{four[0]} and {len(four) - 1} other parameters are expanded from 4 bits, to {size / 2**20:.0f} MiB")
 
 
 def _is_in(parameter: str, modules: set[str]) -> bool:
@@ -227,6 +241,4 @@ def _account_for_lost(made: Plan, model: Any, files: Files, found: dict[str, Ori
             f"{quantised[0]} is quantised in the files ({len(quantised)} are like it), and {type(model).__name__} has no parameter that it becomes, while "
             f"{missing[0]} is in no file: this architecture is not supported; hammerhead.Linear.from_checkpoint and its kin read single layers"
         )
-    made.notes.append(
-        f"{quantised[0]} and {len(quantised) - 1} other quantised tensors become no parameter of {type(model).__name__}, which lacks nothing without them: left out"
-    )
+    made.left_out = quantised

@@ -70,7 +70,7 @@ class NvFp4Quantizer(HfQuantizer):
         files = self.files
         assert files is not None
         self.plan = plan(model, files, weight_conversions, self.quantization_config.unchecked)
-        for note in self.plan.notes:
+        for note in self.plan.notes(model, files):
             warnings.warn(f"hammerhead: {note}", stacklevel=2)
         self._replace(model, files)
         for name in self._expanded_names():
@@ -92,7 +92,7 @@ class NvFp4Quantizer(HfQuantizer):
 
         for name, stem in self.plan.linears.items():
             linear = Linear.from_checkpoint(checkpoint, stem, backend=backend(name))
-            model.set_submodule(name, NvFp4Linear(linear, model.get_submodule(name), (checkpoint, stem)))
+            model.set_submodule(name, NvFp4Linear(linear, model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
             mlp = Mlp._named(checkpoint, projections, form.gate, backend=backend(name))
             model.set_submodule(name, NvFp4Mlp(mlp, model.get_submodule(name)))

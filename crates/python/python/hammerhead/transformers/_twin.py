@@ -221,10 +221,10 @@ def alike(module: torch.nn.Module) -> Any:
 
 
 def _arguments(module: torch.nn.Module) -> list[str]:
-    """The arguments that ``forward`` cannot do without."""
+    """The arguments that ``forward`` takes by position."""
     forward = inspect.signature(inspect.unwrap(type(module).forward))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, given in forward.parameters.items() if given.kind in kinds and given.default is given.empty][1:]
+    return [name for name, given in forward.parameters.items() if given.kind in kinds][1:]
 
 
 def _refuse_state(module: torch.nn.Module, known: set[str]) -> None:
