@@ -147,7 +147,7 @@ def mlp_form(module: torch.nn.Module, said: str | None = None) -> MlpForm:
     x = _tokens(w)
     named = dict(zip(("b1_bias", "b2_bias", "down_bias"), biases))
     expected = _run(twin, x)
-    gate = _agreed(expected, lambda gate: Mlp.from_arrays(*matrices, **named, gate=gate)(x), _gates(module, gated=True))
+    gate = _agreed(expected, lambda gate: Mlp.from_arrays(*matrices, **named, gate=gate, threads=1)(x), _gates(module, gated=True))
     return MlpForm(gate, roles)
 
 
@@ -188,7 +188,7 @@ def experts_form(module: torch.nn.Module, stacks: Stacks, said: str | None = Non
 
         def ours(gate: str) -> torch.Tensor:
             biases = {"b1_bias": b1_bias, "b2_bias": b2_bias, "down_bias": down_bias}
-            return form(gate)(Experts.from_arrays(b1, b2, down, **biases, gate=gate), x, *call)
+            return form(gate)(Experts.from_arrays(b1, b2, down, **biases, gate=gate, threads=1), x, *call)
 
         def form(gate: str, halves: Halves | None = halves) -> ExpertsForm:
             return ExpertsForm(gate, halves, is_sorted, stacks.count, stacks.beyond)
