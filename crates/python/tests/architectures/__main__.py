@@ -1,0 +1,135 @@
+"""The architecture sweep: every causal, encoder-decoder and multimodal class of the installed transformers, small, quantised in each layout, loaded through
+``hammerhead.transformers`` and held against the same model with its weights expanded.
+
+    python crates/python/tests/architectures [--only REGEX] [--layout LAYOUT] [--json FILE] [--page FILE.md]
+
+Every class is judged in a process of its own, forked from one that has imported torch and transformers, so that a crash costs one class.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import checkpoints  # noqa: E402
+import configs  # noqa: E402
+import judge  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+LIMIT = 240
+"""Seconds for the rows of one class."""
+
+
+def cases(only, layouts):
+    """The rows of every class, as lists that one process works through."""
+    for name, (auto, model_type) in configs.architectures().items():
+        if re.search(only, f"{name} {model_type}"):
+            yield [judge.Case(name, auto, model_type, layout) for layout in layouts]
+
+
+def warm_up():
+    """What every process would import again: the configurations of all models, and what loading and generating need."""
+    import hammerhead.transformers  # noqa: F401
+
+    judge.version()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for auto in configs.AUTO:
+        list(getattr(transformers, auto)._model_mapping.keys())
+    config = configs.small(configs.classes_of("llama"))
+    transformers.AutoModelForCausalLM.from_config(config).generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+
+
+def work(group, pipe):
+    torch.set_num_threads(1)
+    for case in group:
+        begun = time.monotonic()
+        try:
+            row = judge.judge(case)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        pipe.send(row | {"seconds": round(time.monotonic() - begun, 1)})
+
+
+def rows_of(group):
+    """Judges the cases of a class in a process of its own."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(group, theirs))
+    process.start()
+    theirs.close()
+    rows, end = [], time.monotonic() + LIMIT
+    try:
+        while len(rows) < len(group) and ours.poll(max(0, end - time.monotonic())):
+            rows.append(ours.recv())
+    except EOFError:
+        pass
+    process.join(5 if len(rows) == len(group) else 0.5)
+    died = f"the process ended with {process.exitcode}" if process.exitcode is not None else f"longer than {LIMIT} s"
+    process.kill()
+    for case in group[len(rows) :]:
+        rows.append({"case": case.name, "model_type": case.model_type, "layout": case.layout, "verdict": "crashed", "detail": died})
+    return rows
+
+
+def line(row):
+    error = f" {row['error']:.0e}" if "error" in row else ""
+    warned = f" [{len(row['warnings'])} warnings]" if row.get("warnings") else ""
+    return f"{row['case']:<44} {row['layout']:<10} {row['verdict']}{error}{warned} {row.get('inputs', '')} {row['detail']}"
+
+
+def page(rows):
+    """The table as a page of the documents."""
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    table = {}
+    for row in rows:
+        table.setdefault((row["case"], row["model_type"]), {})[row["layout"]] = row
+    totals = Counter((row["layout"], row["verdict"]) for row in rows)
+    out = ["# Architectures", "", f"transformers {transformers.__version__}, written by `python crates/python/tests/architectures --page`.", ""]
+    verdicts = sorted({row["verdict"] for row in rows})
+    out += ["| layout | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 1) + "|"]
+    out += [f"| {layout} | " + " | ".join(str(totals[layout, verdict]) for verdict in verdicts) + " |" for layout in layouts]
+    out += ["", "| class | inputs | " + " | ".join(layouts) + " | |", "|---" * (len(layouts) + 3) + "|"]
+    for (name, _), found in table.items():
+        cells = []
+        for layout in layouts:
+            row = found.get(layout, {})
+            cells.append(row.get("verdict", "") + (f" {row['error']:.0e}" if "error" in row else ""))
+        details = dict.fromkeys(row["detail"].replace("|", "\\|") for row in found.values() if row["detail"])
+        inputs = next((row["inputs"] for row in found.values() if "inputs" in row), "")
+        out.append(f"| `{name}` | {inputs} | " + " | ".join(cells) + f" | {'; '.join(details)} |")
+    return "\n".join(out) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", default="", help="classes and model types that match")
+    parser.add_argument("--layout", choices=list(checkpoints.LAYOUTS), action="append", help="may be repeated; all by default")
+    parser.add_argument("--json", type=Path, help="write the rows")
+    parser.add_argument("--page", type=Path, help="write the table")
+    options = parser.parse_args()
+    warm_up()
+    rows = []
+    for group in cases(options.only, options.layout or list(checkpoints.LAYOUTS)):
+        for row in rows_of(group):
+            rows.append(row)
+            print(line(row), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1))
+    print(dict(Counter(row["verdict"] for row in rows)))
+    if options.page:
+        options.page.write_text(page(rows))
+    sys.exit(any(row["verdict"] in ("WRONG", "crashed") for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Small configurations of every architecture: sizes by the names of fields, and what single architectures need besides.
+
+Sizes are multiples of 16, and those that a loader could confuse differ: hidden 64, MLP 96, experts 48, shared experts 80. Towers have the sizes of the text
+model, so that a weight that lands in the wrong tower still fits, and only the numbers tell. Factors that default to 1 are set to something else, and limits to
+values that are reached.
+"""
+
+import dataclasses
+import re
+
+from transformers import PreTrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCABULARY = 128
+WORDS = range(5, 96)
+"""Ids of plain text. Above them lie those that stand for images and the like."""
+
+AUTO = {
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "AutoModelForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+}
+
+
+def architectures():
+    """Every class of the four mappings once, as {class: (auto class, model type)}."""
+    found = {}
+    for auto, mapping in AUTO.items():
+        for model_type, classes in getattr(modeling_auto, mapping).items():
+            for name in (classes,) if isinstance(classes, str) else classes:
+                found.setdefault(name, (auto, model_type))
+    return found
+
+
+# The first pattern that matches a whole name decides. A number stands for integers, or for each of several; a function gets the default.
+SIZES = [
+    (r"(vocab_size|\w+_vocab_size|vocab_size_per_layer_input|decoder_vocab_size)", VOCABULARY),
+    (r"(hidden_size|d_model|n_embd|emb_dim|embed_dim|hidden_dim|model_dim|out_hidden_size|output_proj_dims|text_hidden_size|encoder_hidden_size)", 64),
+    (r"(projector_hidden_size|projection_dim|mm_embed_dim|backbone_hidden_size|cross_attention_hidden_size|vision_hidden_size|input_hidden_size)", 64),
+    (r"(moe_intermediate_size|expert_ffn_hidden_size|moe_ffn_hidden_size|expert_dim)", 48),
+    (r"(moe_)?shared(_experts?)?_intermediate_size", lambda size: 80 if size else size),
+    (r"(\w*intermediate_size\w*|\w*ffn_dim|d_ff|dff|dim_ff|ffn_hidden_size|mlp_dim|n_inner)", 96),
+    (r"(num_hidden_layers|n_layers?|num_layers|num_decoder_layers)", 4),
+    (r"(\w*encoder_layers|\w*decoder_layers|depth|layers|num_blocks|conf_num_hidden_layers|resampler_depth|n_blocks|\w+_num_hidden_layers)", 2),
+    (r"(num_key_value_heads|num_kv_heads|\w+_num_key_value_heads|linear_num_key_heads|index_n_heads)", 2),
+    (r"(\w*num_attention_heads|\w*num_heads|n_heads?|\w*attention_heads|linear_num_value_heads|conf_num_attention_heads)", 4),
+    (r"(head_dim|\w*_head_dim|qk_rope_head_dim|d_kv|kv_channels|dim_head)", lambda size: 32 if size and size > 64 else 16),
+    (r"q_lora_rank", 48),
+    (r"(kv_lora_rank|o_lora_rank|laurel_rank|hidden_size_per_layer_input)", 32),
+    (r"rotary_dim", 16),
+    (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts)", lambda count: 4 if count and count > 1 else count),
+    (r"(num_experts_per_tok\w*|moe_topk|moe_k|moe_top_k|top_k_experts)", lambda count: min(count, 2)),
+    (r"n_group", lambda count: min(count, 2)),
+    (r"topk_group", 1),
+    (r"(max_position_embeddings|n_positions|max_seq_len|n_ctx|\w+_positions|max_sequence_length|\w+_max_position_embeddings)", 128),
+    (r"(sliding_window|sliding_window_size|local_attention|attention_chunk_size|keep_window_size|attention_window_size)", 8),
+    (r"(image_size|img_size)", 32),
+    (r"patch_size", 8),
+    (r"(mamba_d_state|ssm_state_size|state_size)", 16),
+    (r"(mamba_n_heads|mamba_num_heads)", 8),
+    (r"(mamba_chunk_size|chunk_size)", lambda size: min(size, 8)),
+    (r"(first_k_dense_replace|num_dense_layers)", lambda count: min(count, 1)),
+    (r"(max_window_layers|full_attention_interval|\w*sliding_window_pattern|global_attn_every_n_layers|no_rope_layer_interval)", 2),
+    (r"pad_token_id", 0),
+    (r"bos_token_id", 1),
+    (r"(eos_token_id|forced_eos_token_id|sep_token_id)", 2),
+    (r"decoder_start_token_id", 3),
+]
+IDS = re.compile(r"\w+_token(_id|_index)?|\w+_token_id_\w+")
+FACTORS = [
+    (r"\w*multiplier", lambda factor: 0.75 if factor == 1 else factor),
+    (r"(logits_scaling|\w*routed_scaling_factor|router_scaling_factor|route_scale|logit_scale)", lambda factor: 1.5 if factor == 1 else factor),
+    (r"swiglu_limit", lambda limit: 0.75),
+]
+
+# What the rules above do not know, by model type of a configuration or of a part of one: {type: (fields, reason)}.
+OVERRIDES = {}
+
+
+def classes_of(model_type):
+    return CONFIG_MAPPING[model_type]
+
+
+def small(kind: type[PreTrainedConfig], chosen=None):
+    """A small configuration of a class, with ``chosen`` fields instead of what the rules say."""
+    fields = {}
+    taken = iter(range(WORDS.stop, VOCABULARY))
+    for field in dataclasses.fields(kind):
+        value = ruled(field.name, field.default, taken)
+        if value is not None:
+            fields[field.name] = value
+    for name, part in parts(kind).items():
+        fields[name] = part
+    wanted, _ = OVERRIDES.get(kind.model_type, ({}, ""))
+    return kind(**merged(merged(fields, wanted), chosen or {}))
+
+
+def ruled(name, default, taken):
+    if isinstance(default, bool) or default is None or isinstance(default, str):
+        return None
+    if isinstance(default, float):
+        found = next((rule for pattern, rule in FACTORS if re.fullmatch(pattern, name)), None)
+        return found and found(default)
+    for pattern, rule in SIZES:
+        if re.fullmatch(pattern, name):
+            one = rule if callable(rule) else lambda _: rule
+            return one(default) if isinstance(default, int) else type(default)(one(item) for item in default)
+    return next(taken) if isinstance(default, int) and IDS.fullmatch(name) else None
+
+
+def parts(kind):
+    """The configurations inside one, small, as dictionaries."""
+    if not kind.sub_configs:
+        return {}
+    whole = kind()
+    found = {name: getattr(whole, name, None) for name in kind.sub_configs}
+    return {name: small(type(part)).to_dict() for name, part in found.items() if isinstance(part, PreTrainedConfig)}
+
+
+def merged(fields, more):
+    """Fields with others in their place; those of a part are merged into the part."""
+    out = dict(fields)
+    for name, value in more.items():
+        inside = isinstance(value, dict) and isinstance(out.get(name), dict)
+        out[name] = merged(out[name], value) if inside else value
+    return out

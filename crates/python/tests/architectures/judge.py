@@ -1,0 +1,196 @@
+"""Judges one case: builds a model, writes its checkpoints, and holds what the loader makes of the quantised one against transformers' own model with the
+weights expanded.
+
+What is expected does not depend on the loader, so it is kept in a folder and made again only when this package or transformers changes.
+"""
+
+import functools
+import hashlib
+import logging
+import shutil
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import configs
+import inputs
+import torch
+import transformers
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[3] / "target" / "architectures"
+RIGHT = 1e-4
+"""The largest difference of logits, relative to the largest logit, that counts as rounding. What is right is some hundred times below it."""
+TOKENS = 8
+
+
+@dataclass
+class Case:
+    """A model and a checkpoint of it. ``rewrite(written, config)`` changes the checkpoint and its configuration; ``chosen`` says by name what is quantised."""
+
+    name: str
+    auto: str
+    model_type: str
+    layout: str
+    fields: dict = field(default_factory=dict)
+    chosen: Any = None
+    rewrite: Any = None
+    reason: str = ""
+
+
+class Unbuildable(Exception):
+    """A case that says nothing about the loader, and why."""
+
+
+@functools.cache
+def version():
+    sources = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")) if path.name != "__main__.py")
+    return hashlib.sha256(sources + transformers.__version__.encode() + torch.__version__.encode()).hexdigest()[:12]
+
+
+def load(case, folder):
+    """The model, and the keys that were made up or did not fit."""
+    auto = getattr(transformers, case.auto)
+    model, info = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    lost = {str(key) for kind in ("missing_keys", "mismatched_keys") for key in info[kind]}
+    return model.eval(), lost
+
+
+def outputs(model, given, generates=True):
+    """Logits, and tokens of greedy generation or None where there is none."""
+    with torch.no_grad():
+        logits = inputs.logits(model(**given))
+        tokens = inputs.generated(model, given, TOKENS) if generates else None
+    return logits, tokens
+
+
+@functools.lru_cache(maxsize=1)
+def plain(auto, model_type, fields):
+    """A built model with random weights, its files, and inputs for it: the layouts of a class share them."""
+    config = configs.small(configs.classes_of(model_type), dict(fields))
+    torch.manual_seed(0)
+    model = getattr(transformers, auto).from_config(config, dtype=torch.float32).eval()
+    checkpoints.randomise(model)
+    given, kinds = inputs.found(model)
+    with torch.no_grad():
+        logits = inputs.logits(model(**given))
+    if not logits.isfinite().all():
+        raise Unbuildable("the logits of random weights are not finite")
+    return model, given, kinds, logits
+
+
+def prepare(case, folder):
+    """Writes ``folder/quantised`` and what is expected of it."""
+    work = folder.with_name(f"{folder.name}.making")
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        model, given, kinds, logits = plain(case.auto, case.model_type, tuple(case.fields.items()))
+        model.save_pretrained(work / "plain")
+    except Unbuildable:
+        raise
+    except Exception as error:
+        raise Unbuildable(said(error)) from error
+    config = model.config.to_dict()
+    config["architectures"] = [type(model).__name__]
+    files = checkpoints.read(work / "plain")
+    written = checkpoints.quantise(files, model, case.layout, case.chosen)
+    if not written.quantised:
+        raise Unbuildable("no linear layer or stack of experts in its files")
+    declared = config | {"quantization_config": checkpoints.quantization_config(written, case.layout)}
+    others = [path for path in (work / "plain").glob("*.json") if path.name == "generation_config.json"]
+    if case.rewrite is not None:
+        case.rewrite(written, declared)
+    extra = declared.pop("hf_quant_config", None)
+    checkpoints.write(work / "quantised", written.tensors, declared, others)
+    if extra is not None:
+        checkpoints.write_json(work / "quantised" / "hf_quant_config.json", extra)
+    checkpoints.write(work / "expanded", written.expanded, config, others)
+    again, _ = load(case, work / "plain")
+    with torch.no_grad():
+        reread = inputs.logits(again(**given))
+    if difference(reread, logits) > RIGHT:
+        raise Unbuildable(f"transformers does not read back what it wrote: off by {difference(reread, logits):.1g}")
+    expected, lost = load(case, work / "expanded")
+    logits, tokens = outputs(expected, given)
+    seen = {"given": given, "kinds": kinds, "logits": logits, "tokens": tokens, "lost": lost, "quantised": len(written.quantised)}
+    torch.save(seen, work / "expected.pt")
+    for name in ("plain", "expanded"):
+        shutil.rmtree(work / name)
+    shutil.rmtree(folder, ignore_errors=True)
+    work.rename(folder)
+
+
+def difference(ours, theirs):
+    """The largest one, relative to the largest number; infinite where a shape or a number is off."""
+    if ours.shape != theirs.shape or not ours.isfinite().all():
+        return float("inf")
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def said(error):
+    """The type of an exception and its first sentence."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text.split('. ')[0][:300]}"
+
+
+class Heard(logging.Handler):
+    """What the loader says while it loads: warnings from its files, and records of its loggers."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines = []
+
+    def emit(self, record):
+        if "hammerhead" in record.name or "hammerhead" in record.pathname:
+            self.lines.append(record.getMessage())
+
+    def __enter__(self):
+        self.caught = warnings.catch_warnings(record=True)
+        self.warned = self.caught.__enter__()
+        warnings.simplefilter("always")
+        self.loggers = [logging.getLogger(), logging.getLogger("transformers"), logging.getLogger("hammerhead")]
+        for logger in self.loggers:
+            logger.addHandler(self)
+        return self
+
+    def __exit__(self, *problem):
+        self.caught.__exit__(*problem)
+        for logger in self.loggers:
+            logger.removeHandler(self)
+        self.lines += [str(w.message) for w in self.warned if "hammerhead" in w.filename or "hammerhead" in str(w.message)]
+
+
+def judge(case):
+    """One row of the table."""
+    row = {"case": case.name, "model_type": case.model_type, "layout": case.layout, "reason": case.reason}
+    folder = CACHE / version() / f"{case.name}-{case.layout}"
+    try:
+        if not (folder / "expected.pt").exists():
+            prepare(case, folder)
+    except Unbuildable as error:
+        return row | {"verdict": "unbuildable", "detail": str(error)}
+    except Exception as error:
+        return row | {"verdict": "unbuildable", "detail": f"the sweep itself: {said(error)}"}
+    seen = torch.load(folder / "expected.pt", weights_only=False)
+    row |= {"inputs": seen["kinds"], "quantised": seen["quantised"]}
+    with Heard() as heard:
+        try:
+            model, lost = load(case, folder / "quantised")
+        except Exception as error:
+            return row | {"verdict": "refused", "detail": said(error)}
+    row["warnings"] = heard.lines
+    try:
+        logits, tokens = outputs(model, seen["given"], seen["tokens"] is not None)
+    except Exception as error:
+        return row | {"verdict": "WRONG", "detail": f"loads, and does not run: {said(error)}"}
+    row["error"] = difference(logits, seen["logits"])
+    problems = []
+    if not row["error"] < RIGHT:
+        problems.append(f"logits off by {row['error']:.2g}")
+    if seen["tokens"] is not None and not torch.equal(tokens, seen["tokens"]):
+        problems.append("other tokens are generated")
+    if lost - seen["lost"]:
+        problems.append(f"{len(lost - seen['lost'])} weights made up: {min(lost - seen['lost'])}")
+    return row | {"verdict": "WRONG" if problems else "right", "detail": "; ".join(problems), "generated": seen["tokens"] is not None}
