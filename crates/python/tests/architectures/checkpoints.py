@@ -242,10 +242,9 @@ def read(folder):
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def write(folder, tensors, config, others=()):
-    """A folder with one file of tensors, a configuration, and copies of other small files."""
+def write(folder, tensors, config, others):
+    """A folder with one file of tensors, a configuration, and other files given as {name: text}."""
     folder.mkdir(parents=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in others:
-        (folder / path.name).write_bytes(path.read_bytes())
+    for name, text in {**others, "config.json": json.dumps(config)}.items():
+        (folder / name).write_text(text)

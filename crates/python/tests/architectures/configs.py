@@ -75,30 +75,94 @@ FACTORS = [
     (r"swiglu_limit", lambda limit: 0.75),
 ]
 
+# Fields that default to None, and that a model of random weights needs or that would otherwise be derived from something large.
+UNSET = {"head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "num_kv_heads": 4, "top_k_experts": 2}
+
+MIXED = ["linear_attention", "full_attention"] * 2
+
 # What the rules above do not know, by model type of a configuration or of a part of one: {type: (fields, reason)}.
-OVERRIDES = {}
+OVERRIDES = {
+    "bailing_hybrid": ({"layer_group_size": 2}, "both kinds of attention in four layers"),
+    "bamba": ({"attn_layer_indices": [1, 3]}, "both kinds of layers"),
+    "blt": ({"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3]}, "a table of three million rows"),
+    "blt_local_encoder": ({"hidden_size_global": 64}, "width of the model between"),
+    "blt_local_decoder": ({"hidden_size_global": 64}, "width of the model between"),
+    "chameleon": ({"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}}, "image tokens are found in it"),
+    "chameleon_vqgan": ({"base_channels": 32, "resolution": 32, "latent_channels": 32, "num_embeddings": 16}, "convolutions"),
+    "cohere_compass_text": ({"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+        "rotary embeddings per kind of layer"),
+    "deepseek_vl_hybrid": ({}, ""),
+    "emu3": ({"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101}}, "image tokens are found in it"),
+    "gemma3n_text": ({"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]}, "shared keys and values, and sparse layers beside dense ones"),
+    "gemma4_text": ({"num_experts": 4, "enable_moe_block": True}, "experts beside the MLP"),
+    "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "one entry per layer"),
+    "granitemoehybrid": ({"layer_types": MIXED}, "both kinds of layers"),
+    "helium": ({"head_dim": 16}, "its output projection is square"),
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, "both kinds of layers"),
+    "kimi_linear": ({"layer_types": MIXED}, "both kinds of attention"),
+    "lfm2_moe": ({"layer_types": ["conv", "full_attention"] * 2}, "both kinds of layers"),
+    "longcat_flash": ({"zero_expert_num": 2, "moe_topk": 3}, "experts that return their input"),
+    "mamba2": ({"num_heads": 8, "head_dim": 16, "n_groups": 2}, "expand times hidden"),
+    "nemotron_h": ({"layers_block_type": ["mamba", "attention", "moe", "mlp"], "n_groups": 2, "mamba_num_heads": 8, "mamba_head_dim": 16},
+        "each kind of layer once"),
+    "prophetnet": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, "layers of both sides"),
+    "reformer": ({"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32], "num_attention_heads": 4,
+        "attn_layers": ["local", "lsh", "local", "lsh"]}, "a causal model, with positions that factor"),
+    "xlstm": ({"qk_dim_factor": 0.5, "num_heads": 2, "chunk_size": 8, "mode": "inference"}, ""),
+    "xmod": ({"default_language": "en_XX", "languages": ["en_XX"]}, "an adapter per language"),
+    "zamba": ({"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": 4}, "both kinds of layers"),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": 4, "adapter_rank": 16}, "both kinds of layers"),
+    "qwen3_omni_moe_talker_text": ({"shared_expert_intermediate_size": 80}, "no default"),
+    "qwen3_asr_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
+    "qwen3_omni_moe_audio_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
+    "llama4_vision_model": ({"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}, "an adapter of its own width"),
+    "llama4": ({}, ""),
+    "step3p7": ({}, ""),
+}
 
 
 def classes_of(model_type):
     return CONFIG_MAPPING[model_type]
 
 
-def small(kind: type[PreTrainedConfig], chosen=None):
-    """A small configuration of a class, with ``chosen`` fields instead of what the rules say."""
+def small(kind: type[PreTrainedConfig], chosen=None, base=None):
+    """A small configuration of a class, with ``chosen`` fields instead of what the rules say. ``base`` is what the class around it has there by default."""
     fields = {}
     taken = iter(range(WORDS.stop, VOCABULARY))
     for field in dataclasses.fields(kind):
-        value = ruled(field.name, field.default, taken)
+        given = getattr(base, field.name, field.default)
+        value = ruled(field.name, field.default if given is None or isinstance(given, (dict, list, PreTrainedConfig)) else given, taken)
+        if value is None and given != field.default and isinstance(given, (bool, int, float, str)):
+            value = given
         if value is not None:
             fields[field.name] = value
+    if "kv_lora_rank" in fields or base is not None and "num_key_value_heads" in fields:
+        fields["num_key_value_heads"] = 4
+    if base is not None and fields.get("head_dim"):
+        fields["head_dim"] = 16
     for name, part in parts(kind).items():
         fields[name] = part
     wanted, _ = OVERRIDES.get(kind.model_type, ({}, ""))
-    return kind(**merged(merged(fields, wanted), chosen or {}))
+    return with_sections(kind(**merged(merged(fields, wanted), chosen or {})))
+
+
+def with_sections(config):
+    """Rotary sections of time, height and width for the width that heads have here."""
+    rotary = getattr(config, "rope_parameters", None)
+    if isinstance(rotary, dict) and "rope_theta" in rotary and "mrope_section" in (type(config).ignore_keys_at_rope_validation or ()):
+        width = vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads
+        half = int(width * (rotary.get("partial_rotary_factor") or 1)) // 2
+        rotary["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    return config
 
 
 def ruled(name, default, taken):
-    if isinstance(default, bool) or default is None or isinstance(default, str):
+    if default is None:
+        is_id = IDS.fullmatch(name) and re.search("image|video|audio", name)
+        return next(taken) if is_id else UNSET.get(name)
+    if isinstance(default, (bool, str)):
         return None
     if isinstance(default, float):
         found = next((rule for pattern, rule in FACTORS if re.fullmatch(pattern, name)), None)
@@ -116,7 +180,7 @@ def parts(kind):
         return {}
     whole = kind()
     found = {name: getattr(whole, name, None) for name in kind.sub_configs}
-    return {name: small(type(part)).to_dict() for name, part in found.items() if isinstance(part, PreTrainedConfig)}
+    return {name: small(type(part), base=part).to_dict() for name, part in found.items() if isinstance(part, PreTrainedConfig)}
 
 
 def merged(fields, more):

@@ -6,8 +6,10 @@ What is expected does not depend on the loader, so it is kept in a folder and ma
 
 import functools
 import hashlib
+import json
 import logging
 import shutil
+import tempfile
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +70,8 @@ def outputs(model, given, generates=True):
 
 @functools.lru_cache(maxsize=1)
 def plain(auto, model_type, fields):
-    """A built model with random weights, its files, and inputs for it: the layouts of a class share them."""
-    config = configs.small(configs.classes_of(model_type), dict(fields))
+    """A built model with random weights, its files, and inputs for it with what they are: the layouts of a class share them."""
+    config = configs.small(configs.classes_of(model_type), json.loads(fields))
     torch.manual_seed(0)
     model = getattr(transformers, auto).from_config(config, dtype=torch.float32).eval()
     checkpoints.randomise(model)
@@ -78,7 +80,16 @@ def plain(auto, model_type, fields):
         logits = inputs.logits(model(**given))
     if not logits.isfinite().all():
         raise Unbuildable("the logits of random weights are not finite")
-    return model, given, kinds, logits
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        files = checkpoints.read(Path(folder))
+        others = {path.name: path.read_text() for path in Path(folder).glob("generation_config.json")}
+        again, _ = getattr(transformers, auto).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    with torch.no_grad():
+        off = difference(inputs.logits(again.eval()(**given)), logits)
+    if not off < RIGHT:
+        raise Unbuildable(f"transformers does not read back what it wrote: off by {off:.1g}")
+    return model, files, others, given, kinds
 
 
 def prepare(case, folder):
@@ -86,38 +97,27 @@ def prepare(case, folder):
     work = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(work, ignore_errors=True)
     try:
-        model, given, kinds, logits = plain(case.auto, case.model_type, tuple(case.fields.items()))
-        model.save_pretrained(work / "plain")
+        model, files, others, given, kinds = plain(case.auto, case.model_type, json.dumps(case.fields))
     except Unbuildable:
         raise
     except Exception as error:
         raise Unbuildable(said(error)) from error
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
-    files = checkpoints.read(work / "plain")
     written = checkpoints.quantise(files, model, case.layout, case.chosen)
     if not written.quantised:
         raise Unbuildable("no linear layer or stack of experts in its files")
     declared = config | {"quantization_config": checkpoints.quantization_config(written, case.layout)}
-    others = [path for path in (work / "plain").glob("*.json") if path.name == "generation_config.json"]
     if case.rewrite is not None:
         case.rewrite(written, declared)
-    extra = declared.pop("hf_quant_config", None)
-    checkpoints.write(work / "quantised", written.tensors, declared, others)
-    if extra is not None:
-        checkpoints.write_json(work / "quantised" / "hf_quant_config.json", extra)
+    quantised = others | {name: json.dumps(text) for name, text in declared.pop("files", {}).items()}
+    checkpoints.write(work / "quantised", written.tensors, declared, quantised)
     checkpoints.write(work / "expanded", written.expanded, config, others)
-    again, _ = load(case, work / "plain")
-    with torch.no_grad():
-        reread = inputs.logits(again(**given))
-    if difference(reread, logits) > RIGHT:
-        raise Unbuildable(f"transformers does not read back what it wrote: off by {difference(reread, logits):.1g}")
     expected, lost = load(case, work / "expanded")
     logits, tokens = outputs(expected, given)
     seen = {"given": given, "kinds": kinds, "logits": logits, "tokens": tokens, "lost": lost, "quantised": len(written.quantised)}
     torch.save(seen, work / "expected.pt")
-    for name in ("plain", "expanded"):
-        shutil.rmtree(work / name)
+    shutil.rmtree(work / "expanded")
     shutil.rmtree(folder, ignore_errors=True)
     work.rename(folder)
 
