@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import checkpoints  # noqa: E402
 import configs  # noqa: E402
+import constructions  # noqa: E402
 import judge  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -29,10 +30,13 @@ LIMIT = 240
 
 
 def cases(only, layouts):
-    """The rows of every class, as lists that one process works through."""
+    """The rows of every class, and the constructions, as lists that one process works through."""
     for name, (auto, model_type) in configs.architectures().items():
         if re.search(only, f"{name} {model_type}"):
-            yield [judge.Case(name, auto, model_type, layout) for layout in layouts]
+            yield [judge.Case(name, name, auto, model_type, layout) for layout in layouts]
+    for case in constructions.constructions():
+        if re.search(only, f"{case.name} {case.model}") and case.layout in layouts:
+            yield [case]
 
 
 def warm_up():
@@ -45,7 +49,7 @@ def warm_up():
     transformers.utils.logging.disable_progress_bar()
     for auto in configs.AUTO:
         list(getattr(transformers, auto)._model_mapping.keys())
-    config = configs.small(configs.classes_of("llama"))
+    config = configs.small(configs.CONFIG_MAPPING["llama"])
     transformers.AutoModelForCausalLM.from_config(config).generate(torch.tensor([[5, 6]]), max_new_tokens=2)
 
 

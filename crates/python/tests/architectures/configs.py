@@ -58,6 +58,7 @@ SIZES = [
     (r"(sliding_window|sliding_window_size|local_attention|attention_chunk_size|keep_window_size|attention_window_size)", 8),
     (r"(image_size|img_size)", 32),
     (r"patch_size", 8),
+    (r"output_channels", 16),
     (r"(mamba_d_state|ssm_state_size|state_size)", 16),
     (r"(mamba_n_heads|mamba_num_heads)", 8),
     (r"(mamba_chunk_size|chunk_size)", lambda size: min(size, 8)),
@@ -79,52 +80,96 @@ FACTORS = [
 UNSET = {"head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "num_kv_heads": 4, "top_k_experts": 2}
 
 MIXED = ["linear_attention", "full_attention"] * 2
+SLIDING = ["sliding_attention", "full_attention"] * 2
 
 # What the rules above do not know, by model type of a configuration or of a part of one: {type: (fields, reason)}.
 OVERRIDES = {
     "bailing_hybrid": ({"layer_group_size": 2}, "both kinds of attention in four layers"),
     "bamba": ({"attn_layer_indices": [1, 3]}, "both kinds of layers"),
-    "blt": ({"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3]}, "a table of three million rows"),
+    "blt": ({"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3], "num_hidden_layers": 4}, "a table of three million rows"),
     "blt_local_encoder": ({"hidden_size_global": 64}, "width of the model between"),
     "blt_local_decoder": ({"hidden_size_global": 64}, "width of the model between"),
     "chameleon": ({"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}}, "image tokens are found in it"),
     "chameleon_vqgan": ({"base_channels": 32, "resolution": 32, "latent_channels": 32, "num_embeddings": 16}, "convolutions"),
-    "cohere_compass_text": ({"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-        "rotary embeddings per kind of layer"),
-    "deepseek_vl_hybrid": ({}, ""),
+    "cohere_compass_text": (
+        {"layer_types": SLIDING, "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in SLIDING}},
+        "rotary embeddings per kind of layer",
+    ),
+    "cosmos3_edge_text": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}, "sections are checked"),
+    "dbrx": ({"attn_config": {"rope_theta": 1e4, "clip_qkv": 0.5, "kv_n_heads": 2}}, "no default, and a limit that is reached"),
+    "deepseek_ocr2_sam_vision_model": ({"downsample_channels": [32, 64], "output_channels": 16, "global_attn_indexes": [1]}, "convolutions"),
+    "deepseek_ocr2_text": ({"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}, "no default"),
+    "diffusion_gemma_text": ({"num_experts": 4, "layer_types": SLIDING}, "no default"),
+    "dots1": ({"n_shared_experts": 1}, "no default"),
     "emu3": ({"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101}}, "image tokens are found in it"),
-    "gemma3n_text": ({"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "altup_num_inputs": 2,
-        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]}, "shared keys and values, and sparse layers beside dense ones"),
+    "emu3_vqgan": ({"base_channels": 32, "codebook_size": 16, "embed_dim": 4, "hidden_size": 64}, "convolutions"),
+    "ernie4_5_vl_moe_text": (
+        {"moe_intermediate_size": [48, 32], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}},
+        "experts for text and for images, of different sizes; height and width in equal sections",
+    ),
+    "fun_asr_nano": ({"adaptor_config": {"intermediate_size": 16}}, "a fourth of the width"),
+    "fun_asr_nano_encoder": ({"num_timestamp_prediction_layers": 2}, "many layers"),
+    "gemma3": ({"mm_tokens_per_image": 4}, "fewer than patches"),
+    "gemma3n_text": (
+        {"layer_types": SLIDING, "num_kv_shared_layers": 2, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
+        "shared keys and values, and sparse layers beside dense ones",
+    ),
     "gemma4_text": ({"num_experts": 4, "enable_moe_block": True}, "experts beside the MLP"),
+    "glm5_next_text": ({"qk_rope_head_dim": 0, "index_kpool": 4, "index_topk": 8, "hc_mult": 2}, "no rotary part; fewer indices than tokens"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "one entry per layer"),
+    "granite4_vision": ({"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0, 1, 2, 3], "downsample_rate": "1/2"}, "no defaults"),
     "granitemoehybrid": ({"layer_types": MIXED}, "both kinds of layers"),
     "helium": ({"head_dim": 16}, "its output projection is square"),
+    "hunyuan_vl_text": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}, "no default"),
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, "both kinds of layers"),
+    "janus_vqgan": ({"base_channels": 32, "num_embeddings": 16, "image_token_embed_dim": 64, "latent_channels": 32}, "convolutions"),
     "kimi_linear": ({"layer_types": MIXED}, "both kinds of attention"),
+    "kosmos-2": ({"latent_query_num": 4}, "tokens per image"),
+    "kyutai_speech_to_text": ({"num_codebooks": 2}, "as many inputs per token"),
     "lfm2_moe": ({"layer_types": ["conv", "full_attention"] * 2}, "both kinds of layers"),
+    "llama4_text": ({"interleave_moe_layer_step": 2}, "dense layers beside those of experts"),
+    "llama4_vision_model": ({"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}, "an adapter of its own width"),
     "longcat_flash": ({"zero_expert_num": 2, "moe_topk": 3}, "experts that return their input"),
     "mamba2": ({"num_heads": 8, "head_dim": 16, "n_groups": 2}, "expand times hidden"),
-    "nemotron_h": ({"layers_block_type": ["mamba", "attention", "moe", "mlp"], "n_groups": 2, "mamba_num_heads": 8, "mamba_head_dim": 16},
-        "each kind of layer once"),
+    "mimi": ({"upsample_groups": 64, "num_filters": 8, "codebook_size": 16, "codebook_dim": 32, "vector_quantization_hidden_dimension": 32}, "convolutions"),
+    "mllama_text_model": ({"cross_attention_layers": [1, 3]}, "layers that there are"),
+    "mllama_vision_model": ({"num_global_layers": 2, "vision_output_dim": 192, "intermediate_layers_indices": [0, 1]}, "layers that there are"),
+    "molmo2_adapter": ({"vision_feature_layer": [-1, -2]}, "layers that there are"),
+    "muse_spark_audio": ({"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "out_hidden_size": 64}, "convolutions"),
+    "muse_spark_text": ({"moe_hidden_size": 32}, "experts of a width of their own"),
+    "nemotron": ({"num_key_value_heads": 2}, "no default"),
+    "nemotron3_diarization": ({"head_config": {"audio_hidden_size": 64}}, "width of the encoder"),
+    "nemotron_h": (
+        {"layers_block_type": ["mamba", "attention", "moe", "mlp"], "n_groups": 2, "mamba_num_heads": 8, "mamba_head_dim": 16},
+        "each kind of layer once",
+    ),
+    "paddleocr_vl_text": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}, "no default"),
     "prophetnet": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, "layers of both sides"),
-    "reformer": ({"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32], "num_attention_heads": 4,
-        "attn_layers": ["local", "lsh", "local", "lsh"]}, "a causal model, with positions that factor"),
-    "xlstm": ({"qk_dim_factor": 0.5, "num_heads": 2, "chunk_size": 8, "mode": "inference"}, ""),
-    "xmod": ({"default_language": "en_XX", "languages": ["en_XX"]}, "an adapter per language"),
-    "zamba": ({"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": 4}, "both kinds of layers"),
-    "zamba2": ({"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": 4, "adapter_rank": 16}, "both kinds of layers"),
-    "qwen3_omni_moe_talker_text": ({"shared_expert_intermediate_size": 80}, "no default"),
+    "qwen2_5_omni": ({"enable_audio_output": False}, "a vocoder of a hundred million weights"),
     "qwen3_asr_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
+    "qwen3_omni_moe": ({"enable_audio_output": False}, "a vocoder"),
     "qwen3_omni_moe_audio_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
-    "llama4_vision_model": ({"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}, "an adapter of its own width"),
-    "llama4": ({}, ""),
-    "step3p7": ({}, ""),
+    "qwen3_omni_moe_talker_text": ({"shared_expert_intermediate_size": 80}, "no default"),
+    "qwen4_exp_text": (
+        {"hc_lowrank": 16, "ngram_vocab_size_base": 64, "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+         "head_dim": 16, "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4, "layer_types": MIXED},
+        "a table of twenty million rows, and an indexer without defaults",
+    ),
+    "reformer": (
+        {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"] * 2},
+        "a causal model, with positions that factor",
+    ),
+    "step3p5": ({"sliding_window": 8, "share_expert_dim": 80, "num_sliding_attention_heads": 4}, "no default"),
+    "vibevoice_acoustic_tokenizer_encoder": ({"num_filters": 2, "depths": [1] * 7}, "convolutions"),
+    "vipllava": ({"vision_feature_layers": [-1, -2]}, "layers that there are"),
+    "xlstm": ({"qk_dim_factor": 1.0, "chunk_size": 8}, "its kernel in torch takes equal widths alone"),
+    "xmod": ({"default_language": "en_XX", "languages": ["en_XX"]}, "an adapter per language"),
+    "zamba": (
+        {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"], "num_key_value_heads": 4},
+        "both kinds of layers, the first at a fixed place",
+    ),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": 4, "adapter_rank": 16}, "both kinds of layers"),
 }
-
-
-def classes_of(model_type):
-    return CONFIG_MAPPING[model_type]
 
 
 def small(kind: type[PreTrainedConfig], chosen=None, base=None):
@@ -132,7 +177,7 @@ def small(kind: type[PreTrainedConfig], chosen=None, base=None):
     fields = {}
     taken = iter(range(WORDS.stop, VOCABULARY))
     for field in dataclasses.fields(kind):
-        given = getattr(base, field.name, field.default)
+        given = vars(base).get(field.name, field.default) if base is not None else field.default
         value = ruled(field.name, field.default if given is None or isinstance(given, (dict, list, PreTrainedConfig)) else given, taken)
         if value is None and given != field.default and isinstance(given, (bool, int, float, str)):
             value = given
@@ -154,7 +199,8 @@ def with_sections(config):
     if isinstance(rotary, dict) and "rope_theta" in rotary and "mrope_section" in (type(config).ignore_keys_at_rope_validation or ()):
         width = vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads
         half = int(width * (rotary.get("partial_rotary_factor") or 1)) // 2
-        rotary["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+        if sum(rotary.get("mrope_section") or ()) != half:
+            rotary["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
     return config
 
 

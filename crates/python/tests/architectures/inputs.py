@@ -97,7 +97,7 @@ def sounds(config, accepts):
 
 
 MODALITIES = {
-    "image": (images, ("pixel_values", "flattened_patches"), ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_patch_id")),
+    "image": (images, ("pixel_values", "flattened_patches"), ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_patch_id", "video_token_index")),
     "audio": (sounds, ("input_features", "audio_values", "input_values", "input_audio_embeds"), ("audio_token_id", "audio_token_index")),
 }
 
@@ -106,6 +106,10 @@ BESIDES = {
     "instructblip": lambda ids: {"qformer_input_ids": words(1, 4)},
     "instructblipvideo": lambda ids: {"qformer_input_ids": words(1, 4)},
     "udop": lambda ids: {"bbox": torch.arange(ids.shape[1]).reshape(1, -1, 1) * torch.tensor([0.01, 0.01, 0.02, 0.02]) + 0.1},
+    "kosmos-2": lambda ids: {"image_embeds_position_mask": (torch.arange(ids.shape[1]) % 7 < 4).where(torch.arange(ids.shape[1]) < 7, False).reshape(1, -1)},
+    "kyutai_speech_to_text": lambda ids: {"input_ids": words(1, LENGTH, 3)},
+    "musicgen_decoder": lambda ids: {"input_ids": words(4, LENGTH)},
+    "musicgen_melody_decoder": lambda ids: {"input_ids": words(4, LENGTH)},
     "idefics": lambda ids: {"image_attention_mask": torch.ones(1, ids.shape[1], 1, dtype=torch.long)},
 }
 
@@ -134,8 +138,7 @@ def tried(model, pieces, token, extra):
         for _ in range(2):
             given = sequence(model, [*pieces, (token, count)] if count else pieces, extra)
             try:
-                with torch.no_grad():
-                    return given, logits(model(**given)), count
+                return given, run(model, given), count
             except Exception as error:
                 named = FEATURES.search(str(error))
                 if token is None or named is None or not 0 < int(named[1]) <= 256 or int(named[1]) == count:
@@ -165,24 +168,24 @@ def found(model):
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = words(2, LENGTH + 5)[:, LENGTH:]
     try:
-        with torch.no_grad():
-            model(**given)
+        run(model, given)
     except Exception:
         given = sequence(model, [], {})
-        with torch.no_grad():
-            model(**given)
+        run(model, given)
     return given, "text"
 
 
 def matters(model, given, before, name):
     """Whether logits change with an input."""
-    with torch.no_grad():
-        after = logits(model(**{**given, name: given[name] * 0.5 + 0.25}))
+    after = run(model, {**given, name: given[name] * 0.5 + 0.25})
     return after.shape == before.shape and bool((after - before).abs().max() > 1e-4 * before.abs().max())
 
 
-def logits(output):
-    """The logits, or of a model that has none its first tensor."""
+def run(model, given):
+    """The logits, or of a model that has none its first tensor. Some models sample, so they all get the same seed."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        output = model(**given)
     if getattr(output, "logits", None) is not None:
         return output.logits.float()
     return next(value for value in output.values() if isinstance(value, torch.Tensor)).float()
@@ -198,6 +201,7 @@ def generated(model, given, count):
     config.pad_token_id = 0
     if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         config.decoder_start_token_id = 3
+    torch.manual_seed(0)
     try:
         tokens = model.generate(**given, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
     except Exception:

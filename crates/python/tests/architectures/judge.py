@@ -30,9 +30,10 @@ TOKENS = 8
 
 @dataclass
 class Case:
-    """A model and a checkpoint of it. ``rewrite(written, config)`` changes the checkpoint and its configuration; ``chosen`` says by name what is quantised."""
+    """A model and a checkpoint of it. ``rewrite(written, config, files)`` changes the checkpoint and its configuration; ``chosen`` says by name what is quantised."""
 
     name: str
+    model: str
     auto: str
     model_type: str
     layout: str
@@ -52,41 +53,54 @@ def version():
     return hashlib.sha256(sources + transformers.__version__.encode() + torch.__version__.encode()).hexdigest()[:12]
 
 
+def loader(case):
+    """What loads it: the auto class, or the class itself where the auto class has another for its configuration."""
+    kind = getattr(transformers, case.model)
+    auto = getattr(transformers, case.auto)
+    known = configs.CONFIG_MAPPING[case.model_type] is kind.config_class and kind.config_class in auto._model_mapping
+    return auto if known else kind
+
+
 def load(case, folder):
     """The model, and the keys that were made up or did not fit."""
-    auto = getattr(transformers, case.auto)
-    model, info = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, info = loader(case).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     lost = {str(key) for kind in ("missing_keys", "mismatched_keys") for key in info[kind]}
     return model.eval(), lost
 
 
 def outputs(model, given, generates=True):
     """Logits, and tokens of greedy generation or None where there is none."""
-    with torch.no_grad():
-        logits = inputs.logits(model(**given))
-        tokens = inputs.generated(model, given, TOKENS) if generates else None
-    return logits, tokens
+    return inputs.run(model, given), inputs.generated(model, given, TOKENS) if generates else None
 
 
-@functools.lru_cache(maxsize=1)
-def plain(auto, model_type, fields):
-    """A built model with random weights, its files, and inputs for it with what they are: the layouts of a class share them."""
-    config = configs.small(configs.classes_of(model_type), json.loads(fields))
+def shared(case):
+    """What the layouts of a class share."""
+    key = (case.model, json.dumps(case.fields))
+    if key not in _SHARED:
+        _SHARED.clear()
+        _SHARED[key] = plain(case)
+    return _SHARED[key]
+
+
+_SHARED = {}
+
+
+def plain(case):
+    """A built model with random weights, its files, and inputs for it with what they are."""
+    kind = getattr(transformers, case.model)
     torch.manual_seed(0)
-    model = getattr(transformers, auto).from_config(config, dtype=torch.float32).eval()
+    model = kind._from_config(configs.small(kind.config_class, case.fields), dtype=torch.float32).eval()
     checkpoints.randomise(model)
     given, kinds = inputs.found(model)
-    with torch.no_grad():
-        logits = inputs.logits(model(**given))
+    logits = inputs.run(model, given)
     if not logits.isfinite().all():
         raise Unbuildable("the logits of random weights are not finite")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         files = checkpoints.read(Path(folder))
-        others = {path.name: path.read_text() for path in Path(folder).glob("generation_config.json")}
-        again, _ = getattr(transformers, auto).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    with torch.no_grad():
-        off = difference(inputs.logits(again.eval()(**given)), logits)
+        others = {path.name: path.read_text() for path in Path(folder).glob("*config.json")}
+        again, _ = load(case, folder)
+    off = difference(inputs.run(again, given), logits)
     if not off < RIGHT:
         raise Unbuildable(f"transformers does not read back what it wrote: off by {off:.1g}")
     return model, files, others, given, kinds
@@ -97,19 +111,18 @@ def prepare(case, folder):
     work = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(work, ignore_errors=True)
     try:
-        model, files, others, given, kinds = plain(case.auto, case.model_type, json.dumps(case.fields))
+        model, files, others, given, kinds = shared(case)
     except Unbuildable:
         raise
     except Exception as error:
         raise Unbuildable(said(error)) from error
-    config = model.config.to_dict()
-    config["architectures"] = [type(model).__name__]
+    config = json.loads(others["config.json"])
     written = checkpoints.quantise(files, model, case.layout, case.chosen)
     if not written.quantised:
         raise Unbuildable("no linear layer or stack of experts in its files")
     declared = config | {"quantization_config": checkpoints.quantization_config(written, case.layout)}
     if case.rewrite is not None:
-        case.rewrite(written, declared)
+        case.rewrite(written, declared, files)
     quantised = others | {name: json.dumps(text) for name, text in declared.pop("files", {}).items()}
     checkpoints.write(work / "quantised", written.tensors, declared, quantised)
     checkpoints.write(work / "expanded", written.expanded, config, others)
@@ -179,7 +192,7 @@ def judge(case):
         try:
             model, lost = load(case, folder / "quantised")
         except Exception as error:
-            return row | {"verdict": "refused", "detail": said(error)}
+            return row | {"verdict": "refused", "detail": said(error).replace(f"{folder / 'quantised'}/", "")}
     row["warnings"] = heard.lines
     try:
         logits, tokens = outputs(model, seen["given"], seen["tokens"] is not None)
