@@ -1,7 +1,7 @@
 """The architecture sweep: every causal, encoder-decoder and multimodal class of the installed transformers, small, quantised in each layout, loaded through
 ``hammerhead.transformers`` and held against the same model with its weights expanded.
 
-    python crates/python/tests/architectures [--only REGEX] [--layout LAYOUT] [--json FILE] [--page FILE.md]
+    python crates/python/tests/architectures [--only REGEX] [--layout LAYOUT] [--jobs N] [--json FILE] [--page FILE.md]
 
 Every class is judged in a process of its own, forked from one that has imported torch and transformers, so that a crash costs one class.
 """
@@ -9,6 +9,7 @@ Every class is judged in a process of its own, forked from one that has imported
 import argparse
 import json
 import multiprocessing
+import multiprocessing.connection
 import re
 import sys
 import time
@@ -65,24 +66,46 @@ def work(group, pipe):
         pipe.send(row | {"seconds": round(time.monotonic() - begun, 1)})
 
 
-def rows_of(group):
-    """Judges the cases of a class in a process of its own."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=work, args=(group, theirs))
-    process.start()
-    theirs.close()
-    rows, end = [], time.monotonic() + LIMIT
-    try:
-        while len(rows) < len(group) and ours.poll(max(0, end - time.monotonic())):
-            rows.append(ours.recv())
-    except EOFError:
-        pass
-    process.join(5 if len(rows) == len(group) else 0.5)
-    died = f"the process ended with {process.exitcode}" if process.exitcode is not None else f"longer than {LIMIT} s"
-    process.kill()
-    for case in group[len(rows) :]:
-        rows.append({"case": case.name, "model_type": case.model_type, "layout": case.layout, "verdict": "crashed", "detail": died})
-    return rows
+class Judged:
+    """A class that is being judged in a process of its own."""
+
+    def __init__(self, group):
+        self.group, self.rows, self.end = group, [], time.monotonic() + LIMIT
+        self.pipe, theirs = multiprocessing.Pipe(duplex=False)
+        self.process = multiprocessing.get_context("fork").Process(target=work, args=(group, theirs))
+        self.process.start()
+        theirs.close()
+
+    def take(self):
+        """Takes a row, if one is there, and says whether there will be more."""
+        try:
+            if self.pipe.poll(0):
+                self.rows.append(self.pipe.recv())
+            if len(self.rows) < len(self.group) and time.monotonic() < self.end:
+                return True
+        except EOFError:
+            self.process.join(1)
+        died = f"the process ended with {self.process.exitcode}" if self.process.exitcode is not None else f"longer than {LIMIT} s"
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        for case in self.group[len(self.rows) :]:
+            self.rows.append({"case": case.name, "model_type": case.model_type, "layout": case.layout, "verdict": "crashed", "detail": died})
+        return False
+
+
+def judged(groups, jobs):
+    """The rows of each group when it is done, so many groups at a time."""
+    waiting, active = iter(groups), []
+    while True:
+        while len(active) < jobs and (group := next(waiting, None)) is not None:
+            active.append(Judged(group))
+        if not active:
+            return
+        multiprocessing.connection.wait([one.pipe for one in active], timeout=1)
+        for one in [one for one in active if not one.take()]:
+            active.remove(one)
+            yield one.rows
 
 
 def line(row):
@@ -118,15 +141,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", default="", help="classes and model types that match")
     parser.add_argument("--layout", choices=list(checkpoints.LAYOUTS), action="append", help="may be repeated; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="classes at a time, on one core each")
     parser.add_argument("--json", type=Path, help="write the rows")
     parser.add_argument("--page", type=Path, help="write the table")
     options = parser.parse_args()
     warm_up()
     rows = []
-    for group in cases(options.only, options.layout or list(checkpoints.LAYOUTS)):
-        for row in rows_of(group):
-            rows.append(row)
-            print(line(row), flush=True)
+    groups = list(cases(options.only, options.layout or list(checkpoints.LAYOUTS)))
+    order = {case.name: number for number, group in enumerate(groups) for case in group}
+    for some in judged(groups, options.jobs):
+        rows = sorted([*rows, *some], key=lambda row: order[row["case"]])
+        print(*map(line, some), sep="\n", flush=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))
     print(dict(Counter(row["verdict"] for row in rows)))
