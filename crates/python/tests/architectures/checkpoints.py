@@ -26,17 +26,19 @@ ADDED = re.compile(r"A_log|dt_bias|dt_proj\.bias|\.D$|time_decay|running_mean|la
 def randomise(model):
     """Gives every parameter and every stored buffer values of its own, with spreads that differ from one to the next.
 
-    What starts as ones or zeros (norms, biases, corrections, gates) is moved away from there: what a loader drops must show.
+    What starts as ones or zeros (norms, biases, corrections, gates) is moved away from there: what a loader drops must show. Sinusoidal positions stay, as
+    no file has them.
     """
+    made = {id(tensor) for module in model.modules() if "Sinus" in type(module).__name__ for tensor in module.parameters()}
     kinds = {id(module.weight): type(module).__name__ for module in model.modules() if isinstance(getattr(module, "weight", None), torch.nn.Parameter)}
     stored = set(model.state_dict())
     tensors = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in stored)]
     with torch.no_grad():
         for number, (name, tensor) in enumerate(tensors):
-            if not tensor.is_floating_point():
+            if not tensor.is_floating_point() or id(tensor) in made:
                 continue
-            made = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            noise = torch.randn(tensor.shape, generator=made)
+            seeded = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            noise = torch.randn(tensor.shape, generator=seeded)
             spread = 0.6 + 0.15 * (number % 7)
             if "running_var" in name:
                 tensor.copy_(0.5 + noise.abs())
@@ -176,12 +178,13 @@ LAYOUTS = {
 }
 
 
-def in_part(name, towers):
-    """Whether a partly quantised checkpoint has a weight quantised: those of the text model, or of the decoder, or of every other layer."""
-    if towers:
-        return OTHER_TOWERS.search(name) is None
-    number = re.search(r"\.(\d+)\.", name)
-    return number is not None and int(number[1]) % 2 == 1
+def in_part(names):
+    """What a partly quantised checkpoint has quantised of what could be: the text model or the decoder, or in a model of one tower every other layer."""
+    text = {name for name in names if OTHER_TOWERS.search(name) is None}
+    if 0 < len(text) < len(names):
+        return text
+    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names}
+    return {name for name, number in numbers.items() if number is not None and int(number[1]) % 2 == 1}
 
 
 def is_turned(name, tensor, files, model):
@@ -199,23 +202,27 @@ def quantise(files, model, layout, chosen=None):
     """A checkpoint in one of the layouts, of the tensors of a plain one. ``chosen`` decides by name what to quantise."""
     dense, stack = LAYOUTS[layout]
     rows, written = linear_rows(model), Written()
-    towers = any(OTHER_TOWERS.search(name) for name in files)
-    if chosen is None:
-        chosen = (lambda name: in_part(name, towers)) if layout == "partial" else (lambda name: True)
     interleaved = any(getattr(module, "is_concatenated", True) is False for module in model.modules())
 
-    def from_linear(tensor):
-        return tensor.shape[-1] % 16 == 0 and tensor[0].contiguous().numpy().tobytes() in rows
-
-    for name, tensor in files.items():
+    def can_be(name, tensor):
         stem = name.removesuffix(".weight")
-        if stem != name and tensor.dim() == 2 and chosen(name) and not HEADS.search(stem) and not ROUTERS.search(stem) and from_linear(tensor):
-            dense(written, stem, tensor)
-            written.quantised.append(stem)
-        elif tensor.dim() == 3 and STACKED.match(name) and chosen(name) and all(side % 16 == 0 for side in tensor.shape[1:]):
+        if stem != name and tensor.dim() == 2 and not HEADS.search(stem) and not ROUTERS.search(stem):
+            return tensor.shape[1] % 16 == 0 and tensor[0].contiguous().numpy().tobytes() in rows
+        return STACKED.match(name) and tensor.dim() == 3 and all(side % 16 == 0 for side in tensor.shape[1:])
+
+    names = {name for name, tensor in files.items() if can_be(name, tensor)}
+    if chosen is not None:
+        names = set(filter(chosen, names))
+    elif layout == "partial":
+        names = in_part(names)
+    for name, tensor in files.items():
+        if name in names and tensor.dim() == 2:
+            dense(written, name.removesuffix(".weight"), tensor)
+            written.quantised.append(name.removesuffix(".weight"))
+        elif name in names:
             stack(written, name, tensor, is_turned(name, tensor, files, model), interleaved)
             written.quantised.append(name)
-        elif layout == "compressed" and name.endswith("_bias") and STACKED.match(name.removesuffix("_bias")) and chosen(name):
+        elif layout == "compressed" and name.removesuffix("_bias") in names:
             compressed_stack_bias(written, name, tensor, interleaved)
         else:
             written.keep(name, tensor)

@@ -77,7 +77,10 @@ FACTORS = [
 ]
 
 # Fields that default to None, and that a model of random weights needs or that would otherwise be derived from something large.
-UNSET = {"head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "num_kv_heads": 4, "top_k_experts": 2}
+UNSET = {"head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "num_kv_heads": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
+
+SMALL = object()
+"""Stands for a part that is there, small, where it is left out by default."""
 
 MIXED = ["linear_attention", "full_attention"] * 2
 SLIDING = ["sliding_attention", "full_attention"] * 2
@@ -114,8 +117,10 @@ OVERRIDES = {
         {"layer_types": SLIDING, "num_kv_shared_layers": 2, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
         "shared keys and values, and sparse layers beside dense ones",
     ),
+    "gemma4": ({"vision_config": SMALL, "audio_config": SMALL}, "towers that are optional"),
     "gemma4_text": ({"num_experts": 4, "enable_moe_block": True}, "experts beside the MLP"),
     "glm5_next_text": ({"qk_rope_head_dim": 0, "index_kpool": 4, "index_topk": 8, "hc_mult": 2}, "no rotary part; fewer indices than tokens"),
+    "glmasr_encoder": ({"intermediate_size": 256}, "four frames in one"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "one entry per layer"),
     "granite4_vision": ({"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0, 1, 2, 3], "downsample_rate": "1/2"}, "no defaults"),
     "granitemoehybrid": ({"layer_types": MIXED}, "both kinds of layers"),
@@ -146,7 +151,7 @@ OVERRIDES = {
     "paddleocr_vl_text": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}, "no default"),
     "prophetnet": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, "layers of both sides"),
     "qwen2_5_omni": ({"enable_audio_output": False}, "a vocoder of a hundred million weights"),
-    "qwen3_asr_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
+    "qwen3_asr_encoder": ({"downsample_hidden_size": 16, "n_window": 16, "n_window_infer": 32}, "convolutions"),
     "qwen3_omni_moe": ({"enable_audio_output": False}, "a vocoder"),
     "qwen3_omni_moe_audio_encoder": ({"downsample_hidden_size": 16}, "convolutions"),
     "qwen3_omni_moe_talker_text": ({"shared_expert_intermediate_size": 80}, "no default"),
@@ -160,6 +165,7 @@ OVERRIDES = {
         "a causal model, with positions that factor",
     ),
     "step3p5": ({"sliding_window": 8, "share_expert_dim": 80, "num_sliding_attention_heads": 4}, "no default"),
+    "t5gemma2_encoder": ({"mm_tokens_per_image": 4}, "fewer than patches"),
     "vibevoice_acoustic_tokenizer_encoder": ({"num_filters": 2, "depths": [1] * 7}, "convolutions"),
     "vipllava": ({"vision_feature_layers": [-1, -2]}, "layers that there are"),
     "xlstm": ({"qk_dim_factor": 1.0, "chunk_size": 8}, "its kernel in torch takes equal widths alone"),
@@ -190,6 +196,7 @@ def small(kind: type[PreTrainedConfig], chosen=None, base=None):
     for name, part in parts(kind).items():
         fields[name] = part
     wanted, _ = OVERRIDES.get(kind.model_type, ({}, ""))
+    wanted = {name: small(kind.sub_configs[name]).to_dict() if value is SMALL else value for name, value in wanted.items()}
     return with_sections(kind(**merged(merged(fields, wanted), chosen or {})))
 
 

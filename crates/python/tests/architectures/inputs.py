@@ -44,7 +44,7 @@ def images(config, accepts):
     patch = int(field(vision, "patch_size", default=8))
     channels = int(field(vision, "num_channels", "in_channels", "in_chans", default=3))
     merge = int(field(vision, "spatial_merge_size", "merge_size", default=2))
-    frames = int(field(vision, "temporal_patch_size", default=1))
+    frames = int(field(vision, "temporal_patch_size", "patch_temporal", default=1))
     mask = {"pixel_attention_mask": torch.ones(1, 1, side, side, dtype=torch.long)} if "pixel_attention_mask" in accepts else {}
     size = {"image_sizes": torch.tensor([[side, side]])} if "image_sizes" in accepts else {}
     grid = torch.tensor([[1, 2 * merge, 2 * merge]])
@@ -81,6 +81,7 @@ def sounds(config, accepts):
     """Shapes that processors give to sounds: mel bins by frames, the other way round, and waves."""
     audio = part(config, "audio_config", "encoder_config", "audio_encoder_config")
     bins = int(field(audio, "num_mel_bins", "input_feat_size", "input_size", "feature_size", "input_dim", "mel_bins", default=128))
+    bins *= int(field(audio, "num_stacked_frames", default=1))
     name = next((one for one in ("input_features", "audio_values", "input_values", "input_audio_embeds") if one in accepts), None)
     if name is None:
         return
@@ -93,7 +94,8 @@ def sounds(config, accepts):
             if mask:
                 yield {name: noise(*shape), **{one: value.long() for one, value in mask.items()}, **sizes}
                 yield {name: noise(*shape), **sizes}
-    yield {name: noise(1, 1, 4096)}
+    for shape in ((1, 1, 4096), (1, 3840)):
+        yield {name: noise(*shape)}
 
 
 MODALITIES = {
@@ -133,7 +135,8 @@ def sequence(model, pieces, extra):
 
 def tried(model, pieces, token, extra):
     """Inputs with as many placeholders as the model counts, and their logits; None if nothing fits."""
-    counts = [0] if token is None else [1, 4, 16, 0]
+    # What the model names is not always the number of features, so some are tried besides.
+    counts = [0] if token is None else [1, 4, 16, 27, 0]
     for count in counts:
         for _ in range(2):
             given = sequence(model, [*pieces, (token, count)] if count else pieces, extra)
