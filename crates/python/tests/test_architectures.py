@@ -1,4 +1,5 @@
-"""A sample of the architecture sweep (``architectures/``): rows chosen for what they can get wrong. The whole sweep is a command of its own."""
+"""A sample of the architecture sweep (``architectures/``): rows chosen for what they can get wrong. The whole sweep
+is a command of its own."""
 
 import sys
 from pathlib import Path

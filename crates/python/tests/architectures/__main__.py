@@ -1,9 +1,11 @@
-"""The architecture sweep: every causal, encoder-decoder and multimodal class of the installed transformers, small, quantised in each layout, loaded through
-``hammerhead.transformers`` and held against the same model with its weights expanded.
+"""The architecture sweep: every causal, encoder-decoder and multimodal class of the installed transformers, small,
+quantised in each layout, loaded through ``hammerhead.transformers`` and held against the same model with its
+weights expanded.
 
     python crates/python/tests/architectures [--only REGEX] [--layout LAYOUT] [--jobs N] [--json FILE] [--page FILE.md]
 
-Every class is judged in a process of its own, forked from one that has imported torch and transformers, so that a crash costs one class.
+Every class is judged in a process of its own, forked from one that has imported torch and transformers, so that a
+crash costs one class.
 """
 
 import argparse
@@ -13,7 +15,6 @@ import multiprocessing.connection
 import re
 import sys
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def cases(only, layouts):
 
 
 def warm_up():
-    """What every process would import again: the configurations of all models, and what loading and generating need."""
+    """What every process would import again: the configurations of all models, and what loading and generating
+    need."""
     import hammerhead.transformers  # noqa: F401
 
     judge.version()
@@ -58,11 +60,7 @@ def work(group, pipe):
     torch.set_num_threads(1)
     for case in group:
         begun = time.monotonic()
-        try:
-            row = judge.judge(case)
-        except BaseException:
-            traceback.print_exc()
-            raise
+        row = judge.judge(case)
         pipe.send(row | {"seconds": round(time.monotonic() - begun, 1)})
 
 
@@ -90,7 +88,7 @@ class Judged:
         self.process.join()
         self.pipe.close()
         for case in self.group[len(self.rows) :]:
-            self.rows.append({"case": case.name, "model_type": case.model_type, "layout": case.layout, "verdict": "crashed", "detail": died})
+            self.rows.append(judge.row_of(case) | {"verdict": "crashed", "detail": died})
         return False
 
 
@@ -109,31 +107,37 @@ def judged(groups, jobs):
 
 
 def line(row):
+    return f"{row['case']:<44} {row['layout']:<10} {cell(row)} {row.get('inputs', '')} {row['detail']}"
+
+
+def cell(row):
+    """A row's verdict, with its error and how often the loader warned."""
+    if row is None:
+        return ""
     error = f" {row['error']:.0e}" if "error" in row else ""
-    warned = f" [{len(row['warnings'])} warnings]" if row.get("warnings") else ""
-    return f"{row['case']:<44} {row['layout']:<10} {row['verdict']}{error}{warned} {row.get('inputs', '')} {row['detail']}"
+    warned = f" ({len(row['warnings'])} warnings)" if row.get("warnings") else ""
+    return f"{row['verdict']}{error}{warned}"
 
 
 def page(rows):
-    """The table as a page of the documents."""
-    layouts = list(dict.fromkeys(row["layout"] for row in rows))
-    table = {}
-    for row in rows:
-        table.setdefault((row["case"], row["model_type"]), {})[row["layout"]] = row
-    totals = Counter((row["layout"], row["verdict"]) for row in rows)
-    out = ["# Architectures", "", f"transformers {transformers.__version__}, written by `python crates/python/tests/architectures --page`.", ""]
+    """The tables as a page of the documents."""
+    made = [row for row in rows if row["reason"]]
+    classes = [row for row in rows if not row["reason"]]
+    layouts = list(dict.fromkeys(row["layout"] for row in classes))
     verdicts = sorted({row["verdict"] for row in rows})
+    totals = Counter((row["layout"], row["verdict"]) for row in classes)
+    out = ["# Architectures", "", __doc__.split("\n\n")[0].replace("\n", " "), ""]
+    out += [f"Written by `python crates/python/tests/architectures --page`, transformers {transformers.__version__}.", ""]
     out += ["| layout | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 1) + "|"]
     out += [f"| {layout} | " + " | ".join(str(totals[layout, verdict]) for verdict in verdicts) + " |" for layout in layouts]
     out += ["", "| class | inputs | " + " | ".join(layouts) + " | |", "|---" * (len(layouts) + 3) + "|"]
-    for (name, _), found in table.items():
-        cells = []
-        for layout in layouts:
-            row = found.get(layout, {})
-            cells.append(row.get("verdict", "") + (f" {row['error']:.0e}" if "error" in row else ""))
+    for name in dict.fromkeys(row["case"] for row in classes):
+        found = {row["layout"]: row for row in classes if row["case"] == name}
         details = dict.fromkeys(row["detail"].replace("|", "\\|") for row in found.values() if row["detail"])
         inputs = next((row["inputs"] for row in found.values() if "inputs" in row), "")
-        out.append(f"| `{name}` | {inputs} | " + " | ".join(cells) + f" | {'; '.join(details)} |")
+        out.append(f"| `{name}` | {inputs} | " + " | ".join(cell(found.get(layout)) for layout in layouts) + f" | {'; '.join(details)} |")
+    out += ["", "| construction | layout | | why it is here | |", "|---|---|---|---|---|"]
+    out += [f"| {row['case']} | {row['layout']} | {cell(row)} | {row['reason']} | {row['detail']} |" for row in made]
     return "\n".join(out) + "\n"
 
 

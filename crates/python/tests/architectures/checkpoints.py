@@ -1,8 +1,8 @@
 """Quantised checkpoints of small models, and the same with their weights expanded.
 
-The quantiser is plain torch, written from the formats' definitions, and shares nothing with the package under test. It works on the files that
-``save_pretrained`` writes, whose names and shapes are those of the hub, and never on modules: where a model fuses, splits, stacks or permutes what the files
-have, so must whoever loads them.
+The quantiser is plain torch, written from the formats' definitions, and shares nothing with the package under test.
+It works on the files that ``save_pretrained`` writes, whose names and shapes are those of the hub, and never on
+modules: where a model fuses, splits, stacks or permutes what the files have, so must whoever loads them.
 """
 
 import json
@@ -24,10 +24,11 @@ ADDED = re.compile(r"A_log|dt_bias|dt_proj\.bias|\.D$|time_decay|running_mean|la
 
 
 def randomise(model):
-    """Gives every parameter and every stored buffer values of its own, with spreads that differ from one to the next.
+    """Gives every parameter and every stored buffer values of its own, with spreads that differ from one to the
+    next.
 
-    What starts as ones or zeros (norms, biases, corrections, gates) is moved away from there: what a loader drops must show. Sinusoidal positions stay, as
-    no file has them.
+    What starts as ones or zeros (norms, biases, corrections, gates) is moved away from there: what a loader drops
+    must show. Sinusoidal positions stay, as no file has them.
     """
     made = {id(tensor) for module in model.modules() if "Sinus" in type(module).__name__ for tensor in module.parameters()}
     kinds = {id(module.weight): type(module).__name__ for module in model.modules() if isinstance(getattr(module, "weight", None), torch.nn.Parameter)}
@@ -52,8 +53,8 @@ def randomise(model):
 
 
 def linear_rows(model):
-    """The bytes of every row of every linear layer, of every matrix of stacked experts and of their transposes: whatever a file's tensor is called, and however
-    it was cut or permuted, its rows tell that it belongs to one."""
+    """The bytes of every row of every linear layer, of every matrix of stacked experts and of their transposes:
+    whatever a file's tensor is called, and however it was cut or permuted, its rows tell that it belongs to one."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     rows = set()
@@ -85,7 +86,8 @@ class Written:
 
 
 def nvfp4(weight, divides=False):
-    """Codes, block scales, global scale and the expanded matrix of [..., N, K]. A global scale that divides is rounded by itself."""
+    """Codes, block scales, global scale and the expanded matrix of [..., N, K]. A global scale that divides is
+    rounded by itself."""
     peak = weight.abs().amax()
     scale = (6 * 448) / peak if divides else peak / (6 * 448)
     scale = torch.where(torch.isfinite(scale) & (scale > 0), scale, torch.ones(())).float()
@@ -179,7 +181,8 @@ LAYOUTS = {
 
 
 def in_part(names):
-    """What a partly quantised checkpoint has quantised of what could be: the text model or the decoder, or in a model of one tower every other layer."""
+    """What a partly quantised checkpoint has quantised of what could be: the text model or the decoder, or in a
+    model of one tower every other layer."""
     text = {name for name in names if OTHER_TOWERS.search(name) is None}
     if 0 < len(text) < len(names):
         return text
@@ -188,7 +191,8 @@ def in_part(names):
 
 
 def is_turned(name, tensor, files, model):
-    """Whether a stack of experts is stored [E, K, N]: gate_up and down have the model's width in common. Where all sides are, the module says."""
+    """Whether a stack of experts is stored [E, K, N]: gate_up and down have the model's width in common. Where all
+    sides are, the module says."""
     experts, part = STACKED.match(name).group("experts", "part")
     other = files.get(f"{experts}.{'down_proj' if part != 'down_proj' else 'gate_up_proj'}")
     common = set(tensor.shape[1:]) & set(other.shape[1:]) if other is not None else set()
@@ -199,7 +203,8 @@ def is_turned(name, tensor, files, model):
 
 
 def quantise(files, model, layout, chosen=None):
-    """A checkpoint in one of the layouts, of the tensors of a plain one. ``chosen`` decides by name what to quantise."""
+    """A checkpoint in one of the layouts, of the tensors of a plain one. ``chosen`` decides by name what to
+    quantise."""
     dense, stack = LAYOUTS[layout]
     rows, written = linear_rows(model), Written()
     interleaved = any(getattr(module, "is_concatenated", True) is False for module in model.modules())

@@ -1,8 +1,9 @@
-"""Small configurations of every architecture: sizes by the names of fields, and what single architectures need besides.
+"""Small configurations of every architecture: sizes by the names of fields, and what single architectures need
+besides.
 
-Sizes are multiples of 16, and those that a loader could confuse differ: hidden 64, MLP 96, experts 48, shared experts 80. Towers have the sizes of the text
-model, so that a weight that lands in the wrong tower still fits, and only the numbers tell. Factors that default to 1 are set to something else, and limits to
-values that are reached.
+Sizes are multiples of 16, and those that a loader could confuse differ: hidden 64, MLP 96, experts 48, shared
+experts 80. Towers have the sizes of the text model, so that a weight that lands in the wrong tower still fits, and
+only the numbers tell. Factors that default to 1 are set to something else, and limits to values that are reached.
 """
 
 import dataclasses
@@ -34,7 +35,8 @@ def architectures():
     return found
 
 
-# The first pattern that matches a whole name decides. A number stands for integers, or for each of several; a function gets the default.
+# The first pattern that matches a whole name decides. A number stands for integers, or for each of several; a
+# function gets the default.
 SIZES = [
     (r"(vocab_size|\w+_vocab_size|vocab_size_per_layer_input|decoder_vocab_size)", VOCABULARY),
     (r"(hidden_size|d_model|n_embd|emb_dim|embed_dim|hidden_dim|model_dim|out_hidden_size|output_proj_dims|text_hidden_size|encoder_hidden_size)", 64),
@@ -76,7 +78,8 @@ FACTORS = [
     (r"swiglu_limit", lambda limit: 0.75),
 ]
 
-# Fields that default to None, and that a model of random weights needs or that would otherwise be derived from something large.
+# Fields that default to None, and that a model of random weights needs or that would otherwise be derived from
+# something large.
 UNSET = {"head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "num_kv_heads": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
 
 SMALL = object()
@@ -179,7 +182,8 @@ OVERRIDES = {
 
 
 def small(kind: type[PreTrainedConfig], chosen=None, base=None):
-    """A small configuration of a class, with ``chosen`` fields instead of what the rules say. ``base`` is what the class around it has there by default."""
+    """A small configuration of a class, with ``chosen`` fields instead of what the rules say. ``base`` is what the
+    class around it has there by default."""
     fields = {}
     taken = iter(range(WORDS.stop, VOCABULARY))
     for field in dataclasses.fields(kind):

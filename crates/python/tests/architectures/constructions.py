@@ -58,7 +58,8 @@ def only_hf_quant_config(written, config, files):
 
 
 def mtp_layer(written, config, files):
-    """The layer that predicts the token after the next, numbered after the model's last one. transformers leaves it alone."""
+    """The layer that predicts the token after the next, numbered after the model's last one. transformers leaves it
+    alone."""
     last = config["num_hidden_layers"] - 1
     for tensors in (written.tensors, written.expanded):
         copies = {name.replace(f".layers.{last}.", f".layers.{last + 1}."): tensor.clone() for name, tensor in tensors.items() if f".layers.{last}." in name}

@@ -1,7 +1,9 @@
-"""Inputs for a model of any kind, found by trying: from the fields of its configuration, the signature of its forward, and what it says when they do not fit.
+"""Inputs for a model of any kind, found by trying: from the fields of its configuration, the signature of its
+forward, and what it says when they do not fit.
 
-No processor is at hand, so images and sounds are noise in the shapes that processors give them. How many tokens stand for an image the model says itself: it
-counts them, and names both numbers when they differ. An input is kept only if the logits depend on it.
+No processor is at hand, so images and sounds are noise in the shapes that processors give them. How many tokens
+stand for an image the model says itself: it counts them, and names both numbers when they differ. An input is kept
+only if the logits depend on it.
 """
 
 import inspect
@@ -184,11 +186,16 @@ def matters(model, given, before, name):
     return after.shape == before.shape and bool((after - before).abs().max() > 1e-4 * before.abs().max())
 
 
+def copies(given):
+    return {name: value.clone() for name, value in given.items()}
+
+
 def run(model, given):
-    """The logits, or of a model that has none its first tensor. Some models sample, so they all get the same seed."""
+    """The logits, or of a model that has none its first tensor. Some models sample, so they all get the same seed;
+    some write into their inputs, so they get copies."""
     torch.manual_seed(0)
     with torch.no_grad():
-        output = model(**given)
+        output = model(**copies(given))
     if getattr(output, "logits", None) is not None:
         return output.logits.float()
     return next(value for value in output.values() if isinstance(value, torch.Tensor)).float()
@@ -196,7 +203,7 @@ def run(model, given):
 
 def generated(model, given, count):
     """Tokens of greedy generation; None where the model does not generate from these inputs."""
-    given = {name: value for name, value in given.items() if name != "decoder_input_ids"}
+    given = {name: value for name, value in copies(given).items() if name != "decoder_input_ids"}
     config = getattr(model, "generation_config", None)
     if config is None or not hasattr(model, "generate"):
         return None

@@ -1,7 +1,8 @@
-"""Judges one case: builds a model, writes its checkpoints, and holds what the loader makes of the quantised one against transformers' own model with the
-weights expanded.
+"""Judges one case: builds a model, writes its checkpoints, and holds what the loader makes of the quantised one
+against transformers' own model with the weights expanded.
 
-What is expected does not depend on the loader, so it is kept in a folder and made again only when this package or transformers changes.
+What is expected does not depend on the loader, so it is kept in a folder and made again only when this package or
+transformers changes.
 """
 
 import functools
@@ -24,13 +25,15 @@ import transformers
 HERE = Path(__file__).parent
 CACHE = HERE.parents[3] / "target" / "architectures"
 RIGHT = 1e-4
-"""The largest difference of logits, relative to the largest logit, that counts as rounding. What is right is some hundred times below it."""
+"""The largest difference of logits, relative to the largest logit, that counts as rounding. What is right is some
+hundred times below it."""
 TOKENS = 8
 
 
 @dataclass
 class Case:
-    """A model and a checkpoint of it. ``rewrite(written, config, files)`` changes the checkpoint and its configuration; ``chosen`` says by name what is quantised."""
+    """A model and a checkpoint of it. ``rewrite(written, config, files)`` changes the checkpoint and its
+    configuration; ``chosen`` says by name what is quantised."""
 
     name: str
     model: str
@@ -175,9 +178,13 @@ class Heard(logging.Handler):
         self.lines += [str(w.message) for w in self.warned if "hammerhead" in w.filename or "hammerhead" in str(w.message)]
 
 
+def row_of(case):
+    return {"case": case.name, "model_type": case.model_type, "layout": case.layout, "reason": case.reason}
+
+
 def judge(case):
     """One row of the table."""
-    row = {"case": case.name, "model_type": case.model_type, "layout": case.layout, "reason": case.reason}
+    row = row_of(case)
     folder = CACHE / version() / f"{case.name}-{case.layout}"
     try:
         if not (folder / "expected.pt").exists():
