@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -150,6 +151,9 @@ def main():
     parser.add_argument("--page", type=Path, help="write the table")
     options = parser.parse_args()
     warm_up()
+    for stale in judge.CACHE.glob("*") if not options.only else ():
+        if stale.name != judge.version():
+            shutil.rmtree(stale)
     rows = []
     groups = list(cases(options.only, options.layout or list(checkpoints.LAYOUTS)))
     order = {case.name: number for number, group in enumerate(groups) for case in group}
