@@ -159,6 +159,102 @@ def test_a_checkpoint_that_does_not_say_what_it_is_loads_when_told(tmp_path):
     assert torch.equal(model(TOKENS).logits, loaded(DATA / "modelopt_llama")(TOKENS).logits)
 
 
+def test_a_checkpoint_that_only_hf_quant_config_describes_is_found(tmp_path):
+    folder = changed(tmp_path, "modelopt_llama", config=lambda settings: settings.pop("quantization_config"))
+    declared = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(declared))
+    assert torch.equal(loaded(folder)(TOKENS).logits, loaded(DATA / "modelopt_llama")(TOKENS).logits)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+def test_fp8_weights_beside_nvfp4_ones_are_computed_with_their_scales(tmp_path, scales):
+    name, expected = "model.layers.1.self_attn.q_proj", {}
+
+    def mixed(tensors):
+        weight = torch.randn(64, 64).to(torch.float8_e4m3fn)
+        scale = {"tensor": torch.tensor(0.03), "row": torch.rand(64, 1) / 9, "block": torch.rand(2, 2) / 9}[scales]
+        tensors[f"{name}.weight"] = weight
+        tensors[f"{name}.weight_scale_inv" if scales == "block" else f"{name}.weight_scale"] = scale
+        del tensors[f"{name}.weight_scale_2"]
+        if scales == "block":
+            del tensors[f"{name}.weight_scale"]
+        whole = scale if scales != "block" else scale.repeat_interleave(32, 0).repeat_interleave(32, 1)
+        expected["weight"] = weight.float() * whole
+
+    model = loaded(changed(tmp_path, "modelopt_llama", mixed))
+    assert torch.equal(model.get_parameter(f"{name}.weight"), expected["weight"])
+    assert len(modules(model, NvFp4Linear)) == 7, "all other projections of two layers"
+
+
+def test_parameters_and_bytes_are_counted_packed_or_not(tmp_path):
+    model, expected = loaded(DATA / "modelopt_qwen3_moe"), expected_model(DATA / "modelopt_qwen3_moe", tmp_path)
+    assert model.num_parameters() == expected.num_parameters()
+    assert model.num_parameters(only_trainable=True) == 0
+    packed = sum(tensor.nbytes for name, tensor in tensors_of(DATA / "modelopt_qwen3_moe").items() if name.endswith(("_proj.weight", "_proj.weight_scale")))
+    plain = sum(parameter.nbytes for parameter in model.parameters()) + sum(buffer.nbytes for buffer in model.buffers())
+    assert plain + packed <= model.get_memory_footprint() < 1.5 * (plain + packed)
+    assert model.get_memory_footprint() < expected.get_memory_footprint()
+
+
+class Doubled(transformers.models.llama.modeling_llama.LlamaMLP):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_an_mlp_with_a_forward_of_its_own_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "LlamaMLP", Doubled)
+    model, expected = loaded(DATA / "modelopt_llama"), expected_model(DATA / "modelopt_llama", tmp_path)
+    assert not modules(model, NvFp4Mlp) and len(modules(model, NvFp4Linear)) == 14
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, expected(TOKENS).logits, rtol=0, atol=2e-4)
+
+
+def test_a_check_is_left_out_where_its_class_is_named(monkeypatch):
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "LlamaMLP", Doubled)
+    said = hammerhead.transformers.NvFp4Config(unchecked={"Doubled": "silu"})
+    with pytest.warns(UserWarning, match="already has a `quantization_config`"):
+        model = loaded(DATA / "modelopt_llama", quantization_config=said)
+    assert len(modules(model, NvFp4Mlp)) == 2
+
+
+def test_experts_that_compute_something_else_keep_their_code_and_say_so(tmp_path, monkeypatch):
+    kind = transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts
+
+    class Scaled(kind):
+        def forward(self, hidden_states, top_k_index, top_k_weights):
+            return 1.5 * super().forward(hidden_states, top_k_index, top_k_weights)
+
+    monkeypatch.setattr(transformers.models.qwen3_moe.modeling_qwen3_moe, "Qwen3MoeExperts", Scaled)
+    with pytest.warns(UserWarning, match=r"model\.layers\.0\.mlp\.experts: Scaled computes something else"):
+        model = loaded(DATA / "modelopt_qwen3_moe")
+    expected = expected_model(DATA / "modelopt_qwen3_moe", tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, expected(TOKENS).logits, rtol=0, atol=2e-4)
+
+
+def test_a_tensor_that_the_model_has_no_use_for_is_left_out_with_a_warning(tmp_path):
+    def extra(tensors):
+        for part in ("weight", "weight_scale", "weight_scale_2"):
+            tensors[f"extra.{part}"] = tensors[f"model.layers.0.self_attn.q_proj.{part}"].clone()
+
+    folder = changed(tmp_path, "modelopt_llama", extra)
+    with pytest.warns(UserWarning, match=r"extra\.weight: no parameter of LlamaForCausalLM"):
+        model = loaded(folder)
+    assert torch.equal(model(TOKENS).logits, loaded(DATA / "modelopt_llama")(TOKENS).logits)
+
+
+def test_a_key_mapping_of_the_caller_s_is_followed(tmp_path):
+    def renamed(tensors):
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "decoder.", 1)] = tensors.pop(name)
+
+    folder = changed(tmp_path, "modelopt_qwen3_moe", renamed)
+    model = loaded(folder, key_mapping={"^decoder": "model"})
+    assert torch.equal(model(TOKENS).logits, loaded(DATA / "modelopt_qwen3_moe")(TOKENS).logits)
+    model.save_pretrained(tmp_path / "saved")
+    assert tensors_of(tmp_path / "saved").keys() == tensors_of(folder).keys()
+
+
 def test_a_model_without_nvfp4_weights_is_refused(tmp_path):
     def plain(tensors):
         names = [name for name in tensors if name.endswith((".weight_scale", ".weight_scale_2", ".input_scale"))]

@@ -52,21 +52,21 @@ class Origin:
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-def origins(model: Any, conversions: Sequence[Any], names: Iterable[str]) -> tuple[dict[str, Origin], set[str]]:
-    """The origins of parameters by their names, and the tensors that become none."""
+def origins(model: Any, conversions: Sequence[Any], names: Iterable[str]) -> tuple[dict[str, Origin], dict[str, str]]:
+    """The origins of parameters by their names, and the tensors that become none, by the names that they would have in the model."""
     state = model.state_dict()
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     prefix = model.base_model_prefix
     found: dict[str, Origin] = {}
-    lost = set()
+    lost = {}
     for name in sorted(names, key=dot_natural_key):
         key, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if key not in state and name in state:
             key, pattern = rename_source_key(name, [], [], prefix, state)
         if key not in state:
-            lost.add(name)
+            lost[key] = name
         elif pattern is None:
             found[key] = Origin(key, None, {name: [name]})
         else:

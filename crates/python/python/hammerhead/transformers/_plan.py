@@ -78,6 +78,7 @@ def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mappin
             _add_linear(made, name, module, files, found[f"{name}.weight"])
         elif (stacks := Stacks.of(module)) is not None:
             _add_experts(made, name, module, stacks, model, files, found, forms)
+            _add_numbered_experts(made, name, module, stacks, files, lost, forms)
     _fuse(made, model, forms)
     _expand_the_rest(made, files, found)
     _account_for_lost(made, model, files, found, lost)
@@ -139,6 +140,22 @@ def _add_experts(
         return
     seconds = firsts[1] if form.halves else [None] * stacks.count
     made.experts[name] = form, list(zip(firsts[0][: stacks.count], seconds, downs[0]))
+
+
+def _add_numbered_experts(
+    made: Plan, name: str, module: Any, stacks: Stacks, files: Files, lost: dict[str, str], forms: Forms
+) -> None:
+    """Experts that are one stack in the model, and in the files one by one: some tools take models apart to quantise them."""
+    roles = ("gate_proj", "up_proj", "down_proj") if stacks.gated else ("up_proj", "down_proj")
+    keys = [[f"{name}.{number}.{role}.weight" for role in roles] for number in range(stacks.count)]
+    if name in made.experts or not all(lost.get(key) in files.packed for expert in keys for key in expert):
+        return
+    try:
+        form = forms.of(name, module, experts_form, stacks)
+    except Differs:
+        return
+    each = [[(files.packed[lost.pop(key)].stem, 0, "all") for key in expert] for expert in keys]
+    made.experts[name] = form, [(expert[0], expert[1] if stacks.gated else None, expert[-1]) for expert in each]
 
 
 def _rows_of(model: Any, files: Files, origin: Origin, stacks: Stacks, halves: Any) -> list[list[Projection]]:
@@ -227,15 +244,17 @@ def _refuse_tied(model: Any, files: Files, found: dict[str, Origin]) -> None:
                 )
 
 
-def _account_for_lost(made: Plan, model: Any, files: Files, found: dict[str, Origin], lost: set[str]) -> None:
+def _account_for_lost(made: Plan, model: Any, files: Files, found: dict[str, Origin], lost: dict[str, str]) -> None:
     """Quantised tensors that become no parameter are left out only if the model lacks nothing without them."""
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    quantised = sorted(name for name in lost if name in files.packed or name in files.fp8)
+    quantised = sorted(name for name in lost.values() if name in files.packed or name in files.fp8)
     quantised = [name for name in quantised if not any(pattern.search(name) for pattern in patterns)]
     if not quantised:
         return
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    missing = [name for name, _ in model.named_parameters() if name not in found and name not in tied]
+    known = {*found, *tied}
+    replaced = set(made.experts)
+    missing = [name for name, _ in model.named_parameters() if name not in known and not _is_in(name, replaced)]
     if missing:
         raise ValueError(
             f"{quantised[0]} is quantised in the files ({len(quantised)} are like it), and {type(model).__name__} has no parameter that it becomes, while "
