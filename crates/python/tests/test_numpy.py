@@ -233,6 +233,32 @@ def broken(matrix, **changes):
     return NvFp4(**{"codes": matrix.codes, "scales": matrix.scales, "global_scale": matrix.global_scale} | changes)
 
 
+def test_a_matrix_is_checked_when_it_is_made(matrices):
+    [matrix] = matrices(1, 24, 32)
+    for kind, match, changes in [
+        (TypeError, "codes: a numpy array or a torch tensor is expected, not list", {"codes": matrix.codes.tolist()}),
+        (TypeError, "scales: .* not NoneType", {"scales": None}),
+        (TypeError, "codes: its elements are int8", {"codes": matrix.codes.view(np.int8)}),
+        (TypeError, "scales: its elements are float32", {"scales": matrix.scales.astype(np.float32)}),
+        (TypeError, "global_scale: one number", {"global_scale": np.ones(3, np.float32)}),
+        (TypeError, "global_scale: one number", {"global_scale": None}),
+        (ValueError, r"codes: their shape is \[384\], where \[rows, K/2\]", {"codes": matrix.codes.reshape(-1)}),
+        (ValueError, "K is 8, and blocks of 16", {"codes": matrix.codes[:, :4], "scales": matrix.scales[:, :0]}),
+        (ValueError, "K is 0, and blocks of 16", {"codes": matrix.codes[:, :0], "scales": matrix.scales[:, :0]}),
+        (ValueError, r"codes of \[24, 16\] need \[24, 2\]", {"scales": matrix.scales[:, :1]}),
+        (ValueError, r"shape is \[24, 4\], where codes of \[24, 16\] need \[24, 2\]", {"scales": np.tile(matrix.scales, 2)}),
+        (ValueError, "global_scale: it is inf", {"global_scale": np.inf}),
+        (ValueError, "global_scale: it is nan", {"global_scale": np.nan}),
+        (ValueError, "finite in float32", {"global_scale": 1e39}),
+        (ValueError, "finite in float32", {"global_scale": 2.0**128 - 2.0**103}),
+    ]:
+        with pytest.raises(kind, match=match):
+            broken(matrix, **changes)
+    assert broken(matrix, global_scale=np.float32(0.5)).global_scale == 0.5
+    for scale in (0.0, -1.0, float(np.finfo(np.float32).max)):
+        assert broken(matrix, global_scale=scale).global_scale == scale
+
+
 def test_wrong_values_are_value_errors_that_say_what_to_do(rng, matrices):
     b1, b2 = matrices(2, 24, 32)
     weights = DualWeights.from_arrays(b1, b2)
@@ -251,9 +277,6 @@ def test_wrong_values_are_value_errors_that_say_what_to_do(rng, matrices):
         "k of the activations": lambda: weights(x[:, :16]),
         "shape is": lambda: weights(np.array(1, dtype=np.float32)),
         "row 5, block 1 is NaN": lambda: DualWeights.from_arrays(broken(b1, scales=nan_scale), b2),
-        "global scale is inf": lambda: DualWeights.from_arrays(broken(b1, global_scale=1e39), b2),
-        r"need \[24, 2\]": lambda: DualWeights.from_arrays(broken(b1, scales=b1.scales[:, :1]), b2),
-        "blocks of 16": lambda: DualWeights.from_arrays(broken(b1, codes=b1.codes[:, :4], scales=b1.scales[:, :0]), b2),
         "they must be alike": lambda: DualWeights.from_arrays(b1, *matrices(1, 25, 32)),
         "b2": lambda: DualWeights.from_arrays([b1, b1], [b2]),
         "joins two": lambda: DualWeights.from_arrays(b1),
@@ -300,7 +323,6 @@ def test_wrong_types_are_type_errors_that_name_the_argument(rng, matrices):
         "other byte order": lambda: weights(x.astype(">f4")),
         "results can be": lambda: weights(x, dtype=np.int32),
         "out: its elements are float64": lambda: weights(x, out=np.zeros((2, 24))),
-        "the codes of b1 of group 0": lambda: DualWeights.from_arrays(broken(b1, codes=b1.codes.view(np.int8)), b2),
         "quantize\\(\\) makes one": lambda: DualWeights.from_arrays([x], [x]),
         "from_arrays": DualWeights,
         "one array a group": lambda: weights.grouped(x),

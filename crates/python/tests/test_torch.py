@@ -54,6 +54,17 @@ def test_weights_may_have_the_types_that_torch_has_for_them(layer):
     assert torch.equal(hammerhead.dual_gemm(x, *typed), hammerhead.dual_gemm(x, *map(as_torch, layer)))
 
 
+def test_a_matrix_of_tensors_is_checked_when_it_is_made(layer):
+    matrix = as_torch(layer[0])
+    with pytest.raises(TypeError, match="another library"):
+        NvFp4(matrix.codes, layer[0].scales)
+    with pytest.raises(TypeError, match="scales: its elements are float8_e5m2"):
+        NvFp4(matrix.codes, matrix.scales.view(torch.float8_e5m2))
+    with pytest.raises(TypeError, match="global_scale: one number is expected, not Tensor"):
+        NvFp4(matrix.codes, matrix.scales, torch.ones(2))
+    assert NvFp4(matrix.codes, matrix.scales, torch.tensor(0.25)).global_scale == 0.25
+
+
 def test_results_go_where_the_caller_wants_them_without_a_copy(layer):
     weights = DualWeights.from_arrays(*layer)
     x, out = torch.randn(2, 3, 96), torch.zeros(2, 3, 72, dtype=torch.bfloat16)

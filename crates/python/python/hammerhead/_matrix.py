@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -11,12 +12,16 @@ from hammerhead._arrays import CODES, NUMBERS, SCALES, A, expect_element, librar
 BLOCK = 16
 """How many consecutive elements of a row share one scale."""
 
+_TOO_LARGE = 2.0**128 - 2.0**103
+"""The least number that rounds to infinity in float32."""
+
 
 @dataclass(frozen=True, eq=False)
 class NvFp4(Generic[A]):
     """An NVFP4 matrix of shape ``[rows, K]``: ``element = e2m1(code) * e4m3(scale) * global_scale``.
 
-    Nothing is copied or checked here; whatever takes the matrix checks it.
+    Libraries, element types and shapes of the arrays are checked when it is made, and that the global scale is finite in float32 (it may be zero or negative).
+    The arrays are neither copied nor read: a block scale that is NaN is found by whatever takes the matrix.
     """
 
     codes: A
@@ -29,6 +34,16 @@ class NvFp4(Generic[A]):
     """The scale of the whole matrix. It multiplies; if your checkpoint's divides, give its reciprocal as a Python float
     (``1 / float(g)``): that says exactly "divides by g", where a reciprocal in float32 would be rounded."""
 
+    def __post_init__(self) -> None:
+        library = library_of(self.codes, "codes")
+        if library is not library_of(self.scales, "scales"):
+            raise TypeError("scales: they belong to another library than the codes")
+        expect_element(self.codes, library, CODES, "codes")
+        expect_element(self.scales, library, SCALES, "scales")
+        _check_shapes([int(side) for side in self.codes.shape], [int(side) for side in self.scales.shape])
+        # A scalar array will do: what is kept is its number.
+        object.__setattr__(self, "global_scale", _usable(self.global_scale))
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and K."""
@@ -38,21 +53,40 @@ class NvFp4(Generic[A]):
     def dequantize(self) -> A:
         """The matrix as float32 ``[rows, K]``."""
         library = library_of(self.codes, "codes")
-        codes, scales, global_scale = self._parts("the matrix")
+        codes, scales, global_scale = self._parts()
         codes, scales = library.on_host(codes), library.on_host(scales)
         values = library.empty(codes, self.shape, "float32")
         _native.dequantize((codes, scales, global_scale), values)
         return library.beside(self.codes, values)
 
-    def _parts(self, what: str) -> tuple[Any, Any, float]:
+    def _parts(self) -> tuple[Any, Any, float]:
         """The matrix as the native half takes it."""
-        library = library_of(self.codes, f"the codes of {what}")
-        if library is not library_of(self.scales, f"the scales of {what}"):
-            raise TypeError(f"{what}: its codes and its scales belong to different libraries")
-        expect_element(self.codes, library, CODES, f"the codes of {what}")
-        expect_element(self.scales, library, SCALES, f"the scales of {what}")
+        library = library_of(self.codes, "codes")
         codes, scales = (library.as_bytes(library.lendable(part)) for part in (self.codes, self.scales))
-        return codes, scales, float(self.global_scale)
+        return codes, scales, self.global_scale
+
+
+def _check_shapes(codes: list[int], scales: list[int]) -> None:
+    if len(codes) != 2:
+        raise ValueError(f"codes: their shape is {codes}, where [rows, K/2] is expected")
+    rows, packed = codes
+    if packed == 0 or packed % (BLOCK // 2) != 0:
+        raise ValueError(
+            f"codes: their shape is {codes}, so K is {2 * packed}, and blocks of {BLOCK} do not make that up; pad K to a multiple of {BLOCK}"
+        )
+    expected = [rows, 2 * packed // BLOCK]
+    if scales != expected:
+        raise ValueError(f"scales: their shape is {scales}, where codes of {codes} need {expected}, row-major and not blocked")
+
+
+def _usable(global_scale: Any) -> float:
+    try:
+        value = float(global_scale)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"global_scale: one number is expected, not {type(global_scale).__name__} ({error})") from error
+    if not math.isfinite(value) or abs(value) >= _TOO_LARGE:
+        raise ValueError(f"global_scale: it is {value}, and must be finite in float32")
+    return value
 
 
 def quantize(array: A, global_scale: float | None = None) -> NvFp4[A]:

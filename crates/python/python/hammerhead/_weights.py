@@ -279,7 +279,7 @@ def _vector(numbers: Any, what: str) -> list[float]:
 def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float]:
     if not isinstance(matrix, NvFp4):
         raise TypeError(f"{what}: an NvFp4 matrix is expected, not {type(matrix).__name__}; quantize() makes one")
-    codes, scales, global_scale = matrix._parts(what)
+    codes, scales, global_scale = matrix._parts()
     library = library_of(codes, what)
     return library.on_host(codes), library.on_host(scales), global_scale
 
@@ -295,7 +295,7 @@ def _sides(x: Any) -> tuple[int, ...]:
 def _tokens(x: Any, library: Library) -> Any:
     """Tokens as the native half takes them: two-dimensional."""
     if isinstance(x, NvFp4):
-        return x._parts("x")
+        return x._parts()
     element = expect_element(x, library, NUMBERS, "x")
     return library.lendable(x if len(x.shape) == 2 else x.reshape(-1, x.shape[-1])), element
 
