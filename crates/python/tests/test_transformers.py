@@ -16,6 +16,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 import hammerhead.transformers  # noqa: E402
 from hammerhead.transformers import NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
+from hammerhead.transformers.__main__ import main  # noqa: E402
 
 TOKENS = torch.tensor([[3, 14, 15, 9, 2, 6, 53, 58]])
 
@@ -344,3 +345,19 @@ def test_the_command_streams_and_reports():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 8
     assert "tokens/s" in done.stderr and "MiB" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["./missing", "../missing", "/a/folder/that/is/missing", "two words"])
+def test_the_command_says_that_a_folder_is_missing(missing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([missing])
+    assert str(ended.value) == f"{missing}: no such folder, and not a hub name"
+
+
+def test_the_command_says_that_what_may_be_a_hub_name_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit) as ended:
+        main(["missing/model"])
+    assert str(ended.value).startswith("missing/model: no such folder; as a name on the hub: ")

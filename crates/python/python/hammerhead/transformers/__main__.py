@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer, TextStreamer
 
@@ -60,13 +61,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     options = parser.parse_args(arguments)
+    local = Path(options.model).exists()
+    if not local and not is_hub_name(options.model):
+        sys.exit(f"{options.model}: no such folder, and not a hub name")
     begun = time.perf_counter()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             options.model, dtype=options.dtype, device_map=None if options.device == "cpu" else options.device
         )
     except (OSError, ValueError) as error:
-        sys.exit(f"{options.model}: {error}")
+        sys.exit(f"{options.model}: {error}" if local else f"{options.model}: no such folder; as a name on the hub: {error}")
     loaded = time.perf_counter() - begun
     prompt, streamer = prepared(options)
     prompt = prompt.to(model.device)
@@ -80,6 +84,15 @@ def main(arguments: list[str] | None = None) -> None:
         f"memory{on_device(model.device)} {memory('RssAnon') / 2**20:.0f} MiB, at most {memory('VmHWM') / 2**20:.0f} MiB with the files' pages",
         file=sys.stderr,
     )
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model on the hub could be called that."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def on_device(device: torch.device) -> str:
@@ -104,7 +117,6 @@ def prepared(options: argparse.Namespace) -> tuple[torch.Tensor, BaseStreamer]:
     if not numbers or not all(number.isdecimal() for number in numbers):
         sys.exit(f"{options.model}: it has no tokenizer; give the prompt as numbers of tokens, such as --prompt 1,5,9")
     return torch.tensor([[int(number) for number in numbers]]), Numbers()
-
 
 
 if __name__ == "__main__":
