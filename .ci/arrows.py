@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a crate, and the tank's operation behind
-its seam.
+"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a crate or of the Python package, and the
+tank's operation behind its seam.
 
 Crates are read from `cargo metadata`, development dependencies included. Modules are read from the sources: a path that begins with `crate`,
 `super` or `self` is an arrow to the module that defines what it names, through re-exports; tests do not count. A module and those inside
 of it are one thing to whoever stands outside, so arrows are compared between siblings, and a module may use its own parts and they it.
+Python's imports count wherever they stand, also inside functions and for types only.
 """
 
+import ast
 import json
 import re
 import subprocess
@@ -152,6 +154,25 @@ def modules_at_fault():
                 yield f"modules of {place} use each other: {' '.join(cycle)}"
 
 
+def python_modules_at_fault():
+    source = Path("crates/python/python")
+    files = [*source.rglob("*.py"), *source.rglob("*.pyi")]
+    names = {".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    arrows = {}
+    for name, path in names.items():
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                # What is no module of its own is a name of the one that it is imported from.
+                parts = (f"{node.module}.{alias.name}" for alias in node.names)
+                used |= {part if part in names else node.module for part in parts}
+        arrows[name] = used & names.keys()
+    for cycle in cycles(arrows):
+        yield f"modules of Python import each other: {' '.join(cycle)}"
+
+
 def seam_at_fault():
     for path in sorted(Path("crates/tank/src").rglob("*.rs")):
         if OPERATION in path.parents or path == OPERATION.parent / "mod.rs":
@@ -165,7 +186,7 @@ def seam_at_fault():
 
 
 def main():
-    faults = [*crates_at_fault(), *modules_at_fault(), *seam_at_fault()]
+    faults = [*crates_at_fault(), *modules_at_fault(), *python_modules_at_fault(), *seam_at_fault()]
     if Path("crates/cpu/build.rs").read_bytes() != Path("crates/gpu/build.rs").read_bytes():
         faults.append("crates/cpu/build.rs and crates/gpu/build.rs differ; they must be the same file")
     for fault in faults:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
@@ -14,6 +12,7 @@ from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element
 from hammerhead._matrix import NvFp4
 from hammerhead._native import Checkpoint
 from hammerhead._packed import EngineOptions, LayerOptions, Packed, asked, declared, engine_of, opened
+from hammerhead._registry import register
 from hammerhead._weights import _matrix, _number, _target, _tokens, _vector
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class PackedLayer(Packed):
 
     def _hold(self, layer: Any, in_features: int, out_features: int) -> None:
         self._layer, self.in_features, self.out_features = layer, in_features, out_features
-        self._name = f"{type(self).__name__.lower()}:{next(_NUMBERS)}"
-        LAYERS[self._name] = self
+        register(self)
 
     def __deepcopy__(self, memo: Any) -> PackedLayer:
         # Weights do not change: copies of a model share them.
@@ -75,11 +73,6 @@ class PackedLayer(Packed):
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
         raise NotImplementedError
-
-
-LAYERS: weakref.WeakValueDictionary[str, PackedLayer] = weakref.WeakValueDictionary()
-"""Layers by name: torch's custom operations take no objects."""
-_NUMBERS = itertools.count()
 
 
 class Linear(PackedLayer):

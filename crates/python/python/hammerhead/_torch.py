@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hammerhead._arrays import element_name
-from hammerhead._layers import LAYERS
+from hammerhead._registry import LAYERS
 
 if TYPE_CHECKING:
     from hammerhead._arrays import Dtype
-    from hammerhead._layers import PackedLayer
+    from hammerhead._registry import NamedLayer
 
 _SCHEMA = "(Tensor x, Tensor[] routing, bool on_input, str layer, SymInt width, ScalarType? dtype) -> Tensor"
 
@@ -32,7 +32,7 @@ _operation = torch.library.custom_op("hammerhead::layer", _layer, mutates_args=(
 _operation.register_fake(_fake)
 
 
-def call(layer: PackedLayer, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
+def call(layer: NamedLayer, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
     """Calls a layer through the operation."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise ValueError(
