@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use format::{BLOCK, GlobalScale};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use op::PackedWeights;
 
 use super::pack::{COLUMNS, PackedPanels, PanelBytes, PanelMatrix, Panels};
 
 pub use super::pack::Part;
 
-/// A file that is mapped to be read. Nothing may change it while it is.
+/// A file that is mapped to be read, or a copy of one. Nothing may change the file while it is mapped.
 #[derive(Clone, Debug)]
 pub struct MappedFile(Arc<Mmap>);
 
@@ -28,6 +28,15 @@ impl MappedFile {
         // SAFETY: the map is read-only and private to the file it is part of. That nobody changes or cuts the file while it is mapped is the
         // condition under which files are opened, as for models.
         Ok(Self(Arc::new(unsafe { Mmap::map(&file) }?)))
+    }
+
+    /// A copy of a file's bytes in memory of its own, which lies as a mapped file would.
+    pub fn copied(bytes: &[u8]) -> io::Result<Self> {
+        let mut memory = MmapMut::map_anon(bytes.len())?;
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        memory.copy_from_slice(bytes);
+        Ok(Self(Arc::new(memory.make_read_only()?)))
     }
 }
 

@@ -62,6 +62,11 @@ impl Layer {
         Self { packed, gate, input_scales, checkpoint_bytes }
     }
 
+    /// The same, from weights that took so many bytes where they came from.
+    pub(crate) fn with_checkpoint_bytes(self, checkpoint_bytes: usize) -> Self {
+        Self { checkpoint_bytes, ..self }
+    }
+
     /// `(n, k)` of every group.
     pub fn shapes(&self) -> &[(usize, usize)] {
         self.packed.shapes()

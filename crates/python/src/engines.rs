@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 /// The environment variable that says whose threads to compute on.
 const THREADS_VARIABLE: &str = "HAMMERHEAD_THREADS";
 
+/// Backend, threads and configuration, as Python asks for them.
+pub type EngineParts = (Option<String>, Option<i64>, Option<String>);
+
 /// What a caller may ask of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Wish {
@@ -148,6 +151,11 @@ fn torch_threads(py: Python<'_>) -> Option<usize> {
 }
 
 impl Wish {
+    /// What would be asked to get it again.
+    pub fn parts(&self) -> EngineParts {
+        (self.backend.clone(), self.threads.map(|count| count as i64), Some(self.config.clone()))
+    }
+
     /// What was asked, and what the environment asks where nothing was.
     pub fn new(backend: Option<String>, threads: Option<i64>, config: Option<String>) -> Result<Self> {
         let environment = || std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto");

@@ -3,6 +3,7 @@
 use hammerhead::feed_forward::linear_weights;
 use hammerhead::{ExpertSelection, Gate, Target, Weights};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::borrowed::{
     BorrowedTokens, BorrowedWeights, NumberParts, TokenParts, WeightParts, check_apart, common_place,
@@ -10,7 +11,7 @@ use crate::borrowed::{
 use crate::checkpoint::Checkpoint;
 use crate::cuda;
 use crate::dlpack::{Array, Place};
-use crate::engines::Wish;
+use crate::engines::{EngineParts, Wish};
 use crate::error::{Error, Result};
 
 /// The weights of every group, packed for the engine that was asked for.
@@ -109,6 +110,26 @@ impl Layer {
         Ok(Self { layer, wish, late_bias })
     }
 
+    /// The layer as bytes.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| Ok(self.layer.to_bytes(&*self.wish.engine()?)?)).map_err(unwritten)?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// The layer that these are the bytes of.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, bytes: &[u8], options: EngineParts) -> Result<Self> {
+        let wish = Wish::new(options.0, options.1, options.2)?;
+        let layer = py.detach(|| -> Result<_> { Ok(hammerhead::Layer::from_bytes(&*wish.engine()?, bytes)?) })?;
+        Ok(Self { layer, wish, late_bias: None })
+    }
+
+    /// What was asked of the engine.
+    #[getter]
+    fn options(&self) -> EngineParts {
+        self.wish.parts()
+    }
+
     /// What is still to be added to sums, if there is that.
     #[getter]
     fn late_bias(&self) -> Option<Vec<f32>> {
@@ -184,6 +205,17 @@ impl Layer {
     #[getter]
     fn threads(&self) -> Result<usize> {
         Ok(self.wish.engine()?.threads())
+    }
+}
+
+/// Why a layer is not to be had as bytes.
+pub fn unwritten(error: Error) -> Error {
+    match error {
+        Error::Operation(hammerhead::Error::Layout { .. }) => {
+            let found = "it is packed for a GPU, and only layers of the CPU's backends are pickled";
+            Error::kind("the layer", format!("{found}; make it again from its weights where it is needed"))
+        }
+        other => other,
     }
 }
 

@@ -10,6 +10,7 @@ use hammerhead::{
     Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,
 };
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::borrowed::{BorrowedMlp, MlpParts, NumberParts, check_apart, common_place};
 use crate::checkpoint::Checkpoint;
@@ -17,7 +18,7 @@ use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
-use crate::layer::gate_of;
+use crate::layer::{gate_of, unwritten};
 
 /// Where a projection is: the name of its tensor without its parts' endings, the matrix of a stack, and which rows of it.
 type Projection = (String, usize, String);
@@ -304,6 +305,49 @@ impl FeedForward {
             };
             Ok(saved?)
         })
+    }
+
+    /// The layer as bytes, with the rule of routing if there is one.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| -> Result<_> {
+            let engine = self.wish.engine()?;
+            Ok(match &self.computes {
+                Computes::Mlp(mlp) => mlp.to_bytes(&engine)?,
+                Computes::Experts(experts, router) => experts.to_bytes(&engine, router.as_ref())?,
+            })
+        });
+        Ok(PyBytes::new(py, &bytes.map_err(unwritten)?))
+    }
+
+    /// The MLP that these are the bytes of.
+    #[staticmethod]
+    fn mlp_from_bytes(py: Python<'_>, bytes: &[u8], options: OptionParts) -> Result<Self> {
+        let (options, wish) = asked(options)?;
+        py.detach(|| {
+            let mlp = Mlp::from_bytes(&*wish.engine()?, bytes, options)?;
+            Ok(Self { computes: Computes::Mlp(mlp), wish })
+        })
+    }
+
+    /// The experts that these are the bytes of.
+    #[staticmethod]
+    fn experts_from_bytes(py: Python<'_>, bytes: &[u8], options: OptionParts) -> Result<Self> {
+        let (options, wish) = asked(options)?;
+        py.detach(|| {
+            let (experts, router) = Experts::from_bytes(&*wish.engine()?, bytes, options)?;
+            Ok(Self { computes: Computes::Experts(experts, router), wish })
+        })
+    }
+
+    /// What was asked of the layer and of the engine.
+    #[getter]
+    fn options(&self) -> OptionParts {
+        let LayerOptions { intermediate, batch_invariant, workspace_bytes } = match &self.computes {
+            Computes::Mlp(mlp) => mlp.options(),
+            Computes::Experts(experts, _) => experts.options(),
+        };
+        let (backend, threads, config) = self.wish.parts();
+        (intermediate.to_string(), batch_invariant, Some(workspace_bytes), backend, threads, config)
     }
 
     /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a GPU, in the stream with

@@ -109,14 +109,33 @@ impl Mlp {
 
     /// Maps an MLP that [`Mlp::save`] wrote. The file must not be changed while the MLP lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<Self> {
-        let saved::Opened { stack, shared, .. } = saved::open(engine, path.as_ref(), options)?;
+        Self::of(saved::open(engine, path.as_ref(), options)?, path.as_ref(), options)
+    }
+
+    /// What [`Mlp::save`] would write, as bytes.
+    pub fn to_bytes(&self, engine: &Engine) -> Result<Vec<u8>> {
+        saved::to_bytes(&self.products.written(None)?, engine.team())
+    }
+
+    /// The MLP that [`Mlp::to_bytes`] made bytes of. They are copied, and checked as a whole.
+    pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<Self> {
+        Self::of(saved::from_bytes(engine, bytes, options)?, Path::new(saved::BYTES), options)
+    }
+
+    /// What was read from there, if it is one MLP.
+    fn of(opened: saved::Opened, path: &Path, options: LayerOptions) -> Result<Self> {
+        let saved::Opened { stack, shared, .. } = opened;
         if stack.scales().len() != 1 || shared.is_some() {
             let problem = format!("it holds {} experts", stack.scales().len());
-            let path = path.as_ref().to_path_buf();
-            return Err(Error::LayerFile { path, problem, remedy: "open it as a layer of experts" });
+            return Err(Error::LayerFile { path: path.into(), problem, remedy: "open it as a layer of experts" });
         }
         let (gate, widths) = (stack.layers().0.gate(), stack.widths());
         Ok(Self { products: Products::Engine { stack, shared: None }, gate, widths, options })
+    }
+
+    /// How it is computed.
+    pub fn options(&self) -> LayerOptions {
+        self.options
     }
 
     /// The gate.
@@ -275,10 +294,24 @@ impl Experts {
     /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is read once, to see that it is whole, and
     /// must not be changed while the layer lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
-        let saved::Opened { stack, shared, router } = saved::open(engine, path.as_ref(), options)?;
+        Ok(Self::of(saved::open(engine, path.as_ref(), options)?, options))
+    }
+
+    /// What [`Experts::save`] would write, as bytes.
+    pub fn to_bytes(&self, engine: &Engine, router: Option<&Router>) -> Result<Vec<u8>> {
+        saved::to_bytes(&self.products.written(router)?, engine.team())
+    }
+
+    /// The layer that [`Experts::to_bytes`] made bytes of, and the router's rule among them. They are copied, and checked as a whole.
+    pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<(Self, Option<Router>)> {
+        Ok(Self::of(saved::from_bytes(engine, bytes, options)?, options))
+    }
+
+    fn of(opened: saved::Opened, options: LayerOptions) -> (Self, Option<Router>) {
+        let saved::Opened { stack, shared, router } = opened;
         let (gate, widths, count) = (stack.layers().0.gate(), stack.widths(), stack.scales().len());
         let products = Products::Engine { stack, shared: shared.map(|(stack, gate)| Shared { stack, gate }) };
-        Ok((Self { products, gate, widths, count, options, kept: Mutex::default() }, router))
+        (Self { products, gate, widths, count, options, kept: Mutex::default() }, router)
     }
 
     /// The gate of all experts.

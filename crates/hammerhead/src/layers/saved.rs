@@ -1,4 +1,5 @@
-//! Packed layers in files, so that a model whose weights were packed once starts in the time that reading them takes.
+//! Packed layers in files, so that a model whose weights were packed once starts in the time that reading them takes; and the same as bytes, for whoever
+//! sends them to another process.
 //!
 //! ```text
 //! magic, version, length and checksum of the description │ description (JSON) │ 0… │ part │ 0… │ part │ …
@@ -6,7 +7,8 @@
 //!
 //! The description says what the layer is and where its parts lie, each with a checksum: codes and scales as the CPU's layout has them, which are mapped
 //! and not copied, and vectors of f32, which are. A file is refused with its remedy if it is of another version, cut off, or damaged anywhere: all of it is read once when it is opened,
-//! on all threads. It is written beside its place and moved there when it is whole. **It must not be changed while it is open.**
+//! on all threads. It is written beside its place and moved there when it is whole. **It must not be changed while it is open.** Bytes are copied when they are read.
+//! A [`Layer`]'s bytes are of the same form, with a magic number and a description of their own.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -18,6 +20,7 @@ use cpu::saved::{self, MappedFile, Part, StoredPart};
 use format::GlobalScale;
 use op::routing::Groups;
 use op::{Error, Gate, Result, Router, Team};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LayerOptions;
@@ -25,7 +28,12 @@ use super::stack::Stack;
 use crate::scaling::InputScales;
 use crate::{Engine, Layer};
 
+/// Whole feed-forward layers.
 const MAGIC: [u8; 8] = *b"HMRHLAYR";
+/// The weights of every group of a product.
+const WEIGHTS_MAGIC: [u8; 8] = *b"HMRHWGTS";
+/// What errors call bytes that are not in a file.
+pub(super) const BYTES: &str = "bytes of a packed layer";
 /// The version of the layout. A change of the packed form or of the description is another version.
 const VERSION: u64 = 1;
 /// Magic, version, length of the description and its checksum.
@@ -56,6 +64,22 @@ struct Description {
     shared: Option<StoredShared>,
     router: Option<StoredRouter>,
     parts: Vec<Span>,
+}
+
+/// The groups of a [`Layer`].
+#[derive(Serialize, Deserialize)]
+struct WeightsDescription {
+    layout: String,
+    gate: String,
+    groups: Vec<StoredGroup>,
+    checkpoint_bytes: usize,
+    parts: Vec<Span>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredGroup {
+    matrices: Vec<StoredMatrix>,
+    input_scale: Option<Number>,
 }
 
 /// A part of the file, from where parts begin.
@@ -130,6 +154,24 @@ impl From<StoredGlobal> for GlobalScale {
 
 /// Writes a layer.
 pub(super) fn write(path: &Path, written: &Written<'_>, team: &Team) -> Result<()> {
+    let (parts, description) = described(written, team)?;
+    let failed = |cause: io::Error| format::Error::Write { path: path.to_path_buf(), cause };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".packed").tempfile_in(folder).map_err(failed)?;
+    let mut out = io::BufWriter::with_capacity(1 << 20, file.as_file_mut());
+    parts.write(MAGIC, &description, &mut out).map_err(failed)?;
+    drop(out);
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// What a file of the layer would hold.
+pub(super) fn to_bytes(written: &Written<'_>, team: &Team) -> Result<Vec<u8>> {
+    let (parts, description) = described(written, team)?;
+    parts.bytes(MAGIC, &description)
+}
+
+fn described<'a>(written: &Written<'a>, team: &Team) -> Result<(Parts<'a>, Description)> {
     let mut parts = Parts::default();
     let experts = parts.stack(written.stack)?;
     let mut shared = None;
@@ -147,14 +189,44 @@ pub(super) fn write(path: &Path, written: &Written<'_>, team: &Team) -> Result<(
     });
     let (layout, gate) = (cpu::LAYOUT.to_owned(), written.stack.layers().0.gate().to_string());
     let spans = parts.spans(team);
-    let description = Description { layout, gate, experts, shared, router, parts: spans };
-    let failed = |cause: io::Error| format::Error::Write { path: path.to_path_buf(), cause };
-    let text = serde_json::to_vec(&description).map_err(|error| failed(error.into()))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".packed").tempfile_in(folder).map_err(failed)?;
-    parts.write(&text, &mut io::BufWriter::with_capacity(1 << 20, file.as_file_mut())).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+    Ok((parts, Description { layout, gate, experts, shared, router, parts: spans }))
+}
+
+impl Layer {
+    /// The packed weights as bytes, of which [`Layer::from_bytes`] makes the layer again, here or in another process. Only weights of the CPU's layout can be.
+    pub fn to_bytes(&self, engine: &Engine) -> Result<Vec<u8>> {
+        let mut parts = Parts::default();
+        let stored = matrices(self)?.into_iter().enumerate().map(|(group, matrices)| StoredGroup {
+            matrices: matrices.iter().map(|matrix| parts.matrix(matrix)).collect(),
+            input_scale: self.input_scale(group).map(|scale| parts.numbers(scale)),
+        });
+        let groups = stored.collect();
+        let (layout, gate) = (cpu::LAYOUT.to_owned(), self.gate().to_string());
+        let (checkpoint_bytes, spans) = (self.checkpoint_bytes(), parts.spans(engine.team()));
+        let description = WeightsDescription { layout, gate, groups, checkpoint_bytes, parts: spans };
+        parts.bytes(WEIGHTS_MAGIC, &description)
+    }
+
+    /// The layer that [`Layer::to_bytes`] made bytes of. They are copied, and checked as a whole.
+    pub fn from_bytes(engine: &Engine, bytes: &[u8]) -> Result<Self> {
+        let file = copied(bytes)?;
+        let refuse = refusal(Path::new(BYTES));
+        let (description, start) = describe::<WeightsDescription>(WEIGHTS_MAGIC, &file).map_err(&refuse)?;
+        let reader = Reader { engine, file: &file, start, parts: &description.parts };
+        reader.check(&description.layout).map_err(&refuse)?;
+        let gate: Gate = description.gate.parse()?;
+        gate.check()?;
+        let groups = description.groups.iter().map(|group| (&group.matrices[..], group.input_scale));
+        let layer = reader.product(groups, gate).ok_or_else(|| refuse(unfit()))?;
+        Ok(layer.with_checkpoint_bytes(description.checkpoint_bytes))
+    }
+}
+
+/// The matrices of every group of a layer, as they are written.
+fn matrices(layer: &Layer) -> Result<Vec<Vec<Part<'_>>>> {
+    let found = layer.packed().layout();
+    let refusal = Error::Layout { backend: "a file of packed weights", found, expected: cpu::LAYOUT };
+    saved::parts(layer.packed().as_ref()).ok_or(refusal)
 }
 
 /// Bytes to be written, one after the other.
@@ -180,11 +252,6 @@ impl<'a> Parts<'a> {
     /// Every MLP of a stack.
     fn stack(&mut self, stack: &'a Stack) -> Result<Vec<StoredMlp>> {
         let (up, down) = stack.layers();
-        let matrices = |layer: &'a Layer| {
-            let found = layer.packed().layout();
-            let refusal = Error::Layout { backend: "a file of packed weights", found, expected: cpu::LAYOUT };
-            saved::parts(layer.packed().as_ref()).ok_or(refusal)
-        };
         let mut mlps = Vec::with_capacity(stack.scales().len());
         for (index, (first, second)) in matrices(up)?.into_iter().zip(matrices(down)?).enumerate() {
             mlps.push(StoredMlp {
@@ -210,9 +277,21 @@ impl<'a> Parts<'a> {
         self.0.iter().zip(checksums).map(span).collect()
     }
 
-    fn write(&self, description: &[u8], file: &mut impl Write) -> io::Result<()> {
+    /// All of it in memory.
+    fn bytes(&self, magic: [u8; 8], description: &impl Serialize) -> Result<Vec<u8>> {
+        // A page is left between parts at most, and the description is a small part of the rest.
+        let bytes = self.0.iter().map(|part| part.len() + ALIGNMENT).sum();
+        let failed = |source| Error::Memory { bytes, what: "a packed layer as bytes", source };
+        let mut out = Vec::new();
+        out.try_reserve(bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        self.write(magic, description, &mut out).map_err(failed)?;
+        Ok(out)
+    }
+
+    fn write(&self, magic: [u8; 8], description: &impl Serialize, file: &mut impl Write) -> io::Result<()> {
+        let description = &serde_json::to_vec(description)?[..];
         let length = description.len() as u64;
-        for head in [u64::from_le_bytes(MAGIC), VERSION, length, checksum(description)] {
+        for head in [u64::from_le_bytes(magic), VERSION, length, checksum(description)] {
             file.write_all(&head.to_le_bytes())?;
         }
         file.write_all(description)?;
@@ -228,22 +307,44 @@ impl<'a> Parts<'a> {
 
 /// Maps a layer's file back.
 pub(super) fn open(engine: &Engine, path: &Path, options: LayerOptions) -> Result<Opened> {
-    let refuse = |problem: &str, remedy| Error::LayerFile { path: path.to_path_buf(), problem: problem.into(), remedy };
     let file = MappedFile::open(path).map_err(|cause| format::Error::Read { path: path.to_path_buf(), cause })?;
-    let (description, start) = describe(&file).map_err(|(problem, remedy)| refuse(&problem, remedy))?;
-    let reader = Reader { engine, file: &file, start, parts: &description.parts, options };
-    reader.check().map_err(|problem| refuse(&problem, AGAIN))?;
-    if description.layout != cpu::LAYOUT {
-        return Err(refuse(&format!("its weights are packed as {:?}", description.layout), AGAIN));
-    }
+    read(engine, &file, path, options)
+}
+
+/// A layer of what [`to_bytes`] made.
+pub(super) fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<Opened> {
+    read(engine, &copied(bytes)?, Path::new(BYTES), options)
+}
+
+fn copied(bytes: &[u8]) -> Result<MappedFile> {
+    let memory = |source| Error::Memory { bytes: bytes.len(), what: "packed weights", source };
+    MappedFile::copied(bytes).map_err(memory)
+}
+
+/// What is wrong with a file, and what to do.
+type Problem = (String, &'static str);
+
+fn refusal(path: &Path) -> impl Fn(Problem) -> Error {
+    |(problem, remedy)| Error::LayerFile { path: path.to_path_buf(), problem, remedy }
+}
+
+fn unfit() -> Problem {
+    ("its parts do not fit each other".to_owned(), AGAIN)
+}
+
+fn read(engine: &Engine, file: &MappedFile, path: &Path, options: LayerOptions) -> Result<Opened> {
+    let refuse = refusal(path);
+    let (description, start) = describe::<Description>(MAGIC, file).map_err(&refuse)?;
+    let reader = Reader { engine, file, start, parts: &description.parts };
+    reader.check(&description.layout).map_err(&refuse)?;
     let gate: Gate = description.gate.parse()?;
     gate.check()?;
-    let unfit = || refuse("its parts do not fit each other", AGAIN);
-    let stack = reader.stack(&description.experts, gate).ok_or_else(unfit)?;
+    let unfit = || refuse(unfit());
+    let stack = reader.stack(&description.experts, gate, options).ok_or_else(unfit)?;
     stack.check()?;
     let mut shared = None;
     if let Some(StoredShared { mlp, gate: vector }) = &description.shared {
-        let own = reader.stack(std::slice::from_ref(mlp), gate).ok_or_else(unfit)?;
+        let own = reader.stack(std::slice::from_ref(mlp), gate, options).ok_or_else(unfit)?;
         own.check()?;
         let vector = vector.map(|number| reader.numbers(number).ok_or_else(unfit)).transpose()?;
         let [k, _, n] = stack.widths();
@@ -261,10 +362,10 @@ pub(super) fn open(engine: &Engine, path: &Path, options: LayerOptions) -> Resul
 }
 
 /// What a file says of itself, and where its parts begin; or what is wrong, and what to do.
-fn describe(file: &[u8]) -> Result<(Description, usize), (String, &'static str)> {
+fn describe<D: DeserializeOwned>(magic: [u8; 8], file: &[u8]) -> Result<(D, usize), Problem> {
     let word =
         |index: usize| file.get(8 * index..8 * index + 8).map(|bytes| bytes.try_into().map_or(0, u64::from_le_bytes));
-    if word(0) != Some(u64::from_le_bytes(MAGIC)) {
+    if word(0) != Some(u64::from_le_bytes(magic)) {
         return Err(("it is no file of a packed layer".to_owned(), "name one that a layer was saved to"));
     }
     let cut = || (format!("it ends after {} bytes, in its description", file.len()), AGAIN);
@@ -298,7 +399,6 @@ struct Reader<'a> {
     file: &'a MappedFile,
     start: usize,
     parts: &'a [Span],
-    options: LayerOptions,
 }
 
 impl Reader<'_> {
@@ -309,18 +409,21 @@ impl Reader<'_> {
         Some(start..start.checked_add(bytes)?).filter(|range| range.end <= self.file.len())
     }
 
-    /// Whether all parts are there and whole.
-    fn check(&self) -> Result<(), String> {
+    /// Whether all parts are there and whole, and packed as they are read here.
+    fn check(&self, layout: &str) -> Result<(), Problem> {
         let ranges: Option<Vec<Range<usize>>> = (0..self.parts.len()).map(|number| self.range(number)).collect();
         let Some(ranges) = ranges else {
-            return Err(format!("it ends after {} bytes, before its last part does: it was cut off", self.file.len()));
+            let found = format!("it ends after {} bytes, before its last part does: it was cut off", self.file.len());
+            return Err((found, AGAIN));
         };
         let parts: Vec<&[u8]> = ranges.into_iter().map(|range| &self.file[range]).collect();
         let found = checksums(&parts, self.engine.team());
         match found.iter().zip(self.parts).position(|(found, part)| *found != part.checksum) {
             Some(part) => {
-                Err(format!("part {part} of {} does not match its checksum: the file is damaged", parts.len()))
+                let found = format!("part {part} of {} does not match its checksum: the file is damaged", parts.len());
+                Err((found, AGAIN))
             }
+            None if layout != cpu::LAYOUT => Err((format!("its weights are packed as {layout:?}"), AGAIN)),
             None => Ok(()),
         }
     }
@@ -340,35 +443,45 @@ impl Reader<'_> {
         Some(StoredPart { n: stored.n, k: stored.k, global: stored.global.into(), bytes, bias })
     }
 
+    /// One product of every group.
+    fn product<'s>(
+        &self,
+        groups: impl Iterator<Item = (&'s [StoredMatrix], Option<Number>)>,
+        gate: Gate,
+    ) -> Option<Layer> {
+        let (mut stored, mut scales) = (Vec::new(), Vec::new());
+        for (matrices, scale) in groups {
+            let scale = match scale {
+                Some(number) => Some(self.numbers(number)?.into_boxed_slice()),
+                None => None,
+            };
+            let k = matrices.first()?.k;
+            if matrices.len() != gate.matrices() || scale.as_ref().is_some_and(|scale| scale.len() != k) {
+                return None;
+            }
+            stored.push(matrices.iter().map(|matrix| self.matrix(matrix)).collect::<Option<Vec<_>>>()?);
+            scales.push(scale);
+        }
+        Some(Layer::from_packed(saved::packed(self.file, stored)?, gate, InputScales::from_groups(scales)))
+    }
+
     /// The products of MLPs of one shape.
-    fn stack(&self, mlps: &[StoredMlp], gate: Gate) -> Option<Stack> {
+    fn stack(&self, mlps: &[StoredMlp], gate: Gate, options: LayerOptions) -> Option<Stack> {
         let first = mlps.first()?;
         let widths = [first.up.first()?.k, first.down.k, first.down.n];
         let [k, inner, n] = widths;
         let fits = |mlp: &StoredMlp| {
-            mlp.up.len() == gate.matrices()
-                && mlp.up.iter().all(|matrix| (matrix.n, matrix.k) == (inner, k))
-                && (mlp.down.n, mlp.down.k) == (n, inner)
+            mlp.up.iter().all(|matrix| (matrix.n, matrix.k) == (inner, k)) && (mlp.down.n, mlp.down.k) == (n, inner)
         };
         if !mlps.iter().all(fits) {
             return None;
         }
-        let up = mlps.iter().map(|mlp| mlp.up.iter().map(|matrix| self.matrix(matrix)).collect::<Option<Vec<_>>>());
-        let down = mlps.iter().map(|mlp| Some(vec![self.matrix(&mlp.down)?]));
-        let layer = |groups: Option<Vec<_>>, gate, scales: Option<Vec<Option<Box<[f32]>>>>, width: usize| {
-            let scales = scales.filter(|all| all.iter().flatten().all(|scale| scale.len() == width))?;
-            Some(Layer::from_packed(saved::packed(self.file, groups?)?, gate, InputScales::from_groups(scales)))
-        };
-        let scale = |number: Option<Number>| match number {
-            Some(number) => Some(Some(self.numbers(number)?.into_boxed_slice())),
-            None => Some(None),
-        };
-        let up_scales = mlps.iter().map(|mlp| scale(mlp.up_scale)).collect();
-        let down_scales = mlps.iter().map(|mlp| scale(mlp.down_scale)).collect();
-        let layers = (layer(up.collect(), gate, up_scales, k)?, layer(down.collect(), Gate::None, down_scales, inner)?);
+        let up = self.product(mlps.iter().map(|mlp| (&mlp.up[..], mlp.up_scale)), gate)?;
+        let down = mlps.iter().map(|mlp| (std::slice::from_ref(&mlp.down), mlp.down_scale));
+        let layers = (up, self.product(down, Gate::None)?);
         let scales: Vec<GlobalScale> = mlps.iter().map(|mlp| mlp.intermediate_scale.into()).collect();
         scales.iter().all(|scale| scale.is_usable() && scale.value() > 0.0).then_some(())?;
-        Some(Stack::of(layers, scales, widths, self.options))
+        Some(Stack::of(layers, scales, widths, options))
     }
 }
 

@@ -50,10 +50,6 @@ class PackedLayer(Packed):
         self._layer, self.in_features, self.out_features = layer, in_features, out_features
         register(self)
 
-    def __deepcopy__(self, memo: Any) -> PackedLayer:
-        # Weights do not change: copies of a model share them.
-        return self
-
     def _call(self, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
         """Lends tokens, what routes them and room for results to the native half."""
         torch = sys.modules.get("torch")
@@ -85,12 +81,16 @@ class Linear(PackedLayer):
     """The same as vectors, by whose they are and where they lie."""
 
     @classmethod
-    def _of(cls, layer: _native.Layer) -> Linear:
+    def _of(cls, layer: _native.Layer) -> Self:
         linear = cls.__new__(cls)
         [(n, k)] = layer.columns
         linear._hold(layer, k, n)
         linear._late_bias, linear._late_biases = layer.late_bias, {}
         return linear
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        return cls._of(_native.Layer.from_bytes(data, options))
 
     @classmethod
     def from_arrays(
@@ -277,6 +277,10 @@ class Mlp(FeedForward):
         the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_mlp(path, asked(options)))
 
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        return cls._of(_native.FeedForward.mlp_from_bytes(data, options))
+
     def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
         return self._call(x, (), False, dtype, out)
@@ -402,6 +406,10 @@ class Experts(FeedForward):
         """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
         the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_experts(path, asked(options)))
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        return cls._of(_native.FeedForward.experts_from_bytes(data, options))
 
     @property
     def routing(self) -> tuple[str, int] | None:

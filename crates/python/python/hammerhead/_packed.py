@@ -11,11 +11,30 @@ from hammerhead._native import Checkpoint
 if TYPE_CHECKING:
     from os import PathLike
 
+    from typing_extensions import Self
+
 
 class Packed:
-    """Weights that were packed for this machine. They may be used by several threads at once; Python's lock is released while they are computed with."""
+    """Weights that were packed for this machine. They may be used by several threads at once; Python's lock is released while they are computed with.
+
+    They are pickled as they are packed, with the options that they were made with, unless they lie on a GPU. Copies share them.
+    """
 
     _layer: Any
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (type(self), self._layer.to_bytes(), self._layer.options)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        # Weights do not change: copies of a model share them.
+        return self
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        raise NotImplementedError
 
     @property
     def backends(self) -> list[str]:
@@ -36,6 +55,10 @@ class Packed:
     def gate(self) -> str:
         """The name of the gate."""
         return self._layer.gate
+
+
+def _unpickled(cls: type[Packed], data: bytes, options: Any) -> Packed:
+    return cls._from_bytes(data, options)
 
 
 class EngineOptions(TypedDict, total=False):

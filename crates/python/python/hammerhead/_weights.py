@@ -15,6 +15,8 @@ from hammerhead._packed import Packed, declared, engine_of, opened
 if TYPE_CHECKING:
     from os import PathLike
 
+    from typing_extensions import Self
+
     from hammerhead._arrays import Dtype
 
 
@@ -35,10 +37,14 @@ class DualWeights(Packed):
         raise TypeError("DualWeights are made by DualWeights.from_checkpoint or DualWeights.from_arrays")
 
     @classmethod
-    def _of(cls, layer: _native.Layer) -> DualWeights:
+    def _of(cls, layer: _native.Layer) -> Self:
         weights = cls.__new__(cls)
         weights._layer = layer
         return weights
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        return cls._of(_native.Layer.from_bytes(data, options))
 
     @classmethod
     def from_arrays(
