@@ -104,6 +104,27 @@ def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("told-*")) == ["told-0", "told-2"]
 
 
+def differ(rank, ranks, folder):
+    joined(rank, ranks, folder)
+    layer = Experts.from_checkpoint(MODEL, 0)
+    x, ids, weights = tokens_of(rank, 4 * (rank != 2))
+    for mine, match in [
+        (x.float() if rank == 1 else x, r"x: it is bfloat16 \[tokens, 64\] on ranks 0, 2; float32 \[tokens, 64\] on rank 1; all ranks"),
+        (x[:, :32] if rank == 2 else x, r"x: it is bfloat16 \[tokens, 64\] on ranks 0, 1; bfloat16 \[tokens, 32\] on rank 2"),
+        (x.double(), r"x: it is another type \[tokens, 64\] on ranks 0, 1, 2; .*float16, bfloat16, float32"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            layer(mine, ids, weights)
+    assert torch.equal(layer(x, ids, weights), alone()(x, ids, weights)), "the group is still usable"
+    (Path(folder) / f"told-{rank}").touch()
+    dist.destroy_process_group()
+
+
+def test_ranks_with_tokens_of_different_kinds_are_told_so_and_can_go_on(tmp_path):
+    mp.spawn(differ, (3, str(tmp_path)), nprocs=3)
+    assert len(list(tmp_path.glob("told-*"))) == 3
+
+
 def test_wrong_shares_are_refused(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

@@ -17,10 +17,15 @@ def shares(experts: int, ranks: int) -> list[int]:
     return [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
 
 
+ELEMENTS = (torch.float16, torch.bfloat16, torch.float32)
+"""The types that tokens can have."""
+
+
 class Experts:
     """``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))`` over all ranks' experts, plus a shared expert's result.
 
-    All ranks of the group call it together, each with its own tokens; a rank without tokens passes none (``x[:0]``). A call is two exchanges there (how much, then
+    All ranks of the group call it together, each with its own tokens, all of one type and width; a rank without tokens passes none (``x[:0]``). Where types or widths differ
+    every rank raises ``ValueError``, and the group stays usable. A call is two exchanges there (how much, then
     tokens) and one back; the shared expert, which every rank has, is computed while tokens travel. Every expert's result comes back by itself in float32 and is added in the order of the
     token's experts, so results are those of one process to the bit, if layers are batch-invariant, as those made here are.
 
@@ -93,7 +98,7 @@ class Experts:
             )
         ids, weights = ids.to(x.device), weights.to(x.device)
         route = _Route(self, ids)
-        there = self._exchange_counts(route, x.device)
+        there = self._exchange_counts(route, x)
         rows = self._start(x[route.token_of_row], route.rows_for, there[0], "tokens")
         pairs = self._start(route.pairs, route.pairs_for, there[1], "experts of tokens")
         added = None if self.shared is None else self.shared(x)
@@ -102,12 +107,16 @@ class Experts:
         back = self._start(results, there[1], route.pairs_for, "results")()
         return route.combined(back, weights, added, x)
 
-    def _exchange_counts(self, route: _Route, device: torch.device) -> list[list[int]]:
-        """How many rows and pairs every rank sends here."""
-        out = torch.tensor([route.rows_for, route.pairs_for], dtype=torch.int64).t().contiguous().to(device)
+    def _exchange_counts(self, route: _Route, x: torch.Tensor) -> list[list[int]]:
+        """How many rows and pairs every rank sends here. Beside them travels what rows are made of: an exchange of rows of different lengths ends the process."""
+        element = ELEMENTS.index(x.dtype) if x.dtype in ELEMENTS else len(ELEMENTS)
+        columns = [route.rows_for, route.pairs_for, [element] * self.ranks, [x.shape[1]] * self.ranks]
+        out = torch.tensor(columns, dtype=torch.int64).t().contiguous().to(x.device)
         here = torch.empty_like(out)
         self._guarded("counts", lambda: dist.all_to_all_single(here, out, group=self.group))
-        return [[int(number) for number in column] for column in here.t().tolist()]
+        rows, pairs, elements, widths = ([int(number) for number in column] for column in here.t().tolist())
+        _expect_alike([_described(*kind) for kind in zip(elements, widths)])
+        return [rows, pairs]
 
     def _start(self, values: torch.Tensor, out: list[int], here: list[int], what: str) -> Callable[[], torch.Tensor]:
         """Sends rows off and receives others', which the returned function waits for."""
@@ -182,6 +191,22 @@ class _Route:
         if added is not None:
             total += added
         return total.to(x.dtype)
+
+
+def _described(element: int, width: int) -> str:
+    name = str(ELEMENTS[element]).removeprefix("torch.") if element < len(ELEMENTS) else "another type"
+    return f"{name} [tokens, {width}]"
+
+
+def _expect_alike(kinds: list[str]) -> None:
+    """Refuses a call in which ranks pass tokens of different kinds; every rank sees all of them, and raises the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, kind in enumerate(kinds):
+        ranks.setdefault(kind, []).append(rank)
+    if len(ranks) > 1 or any(kind.startswith("another") for kind in ranks):
+        found = "; ".join(f"{kind} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for kind, of in ranks.items())
+        names = ", ".join(str(element).removeprefix("torch.") for element in ELEMENTS)
+        raise ValueError(f"x: it is {found}; all ranks must pass tokens of one width and one type ({names}), also where they pass none")
 
 
 def _alone(layer: hammerhead.Experts) -> Callable[[torch.Tensor], torch.Tensor]:
