@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use format::Values;
 use format::tensors::{self, File, Tensor};
 use hammerhead::routing::Groups;
-use hammerhead::{Experts, Gate, Intermediate, LayerOptions, Output, Scoring};
+use hammerhead::{Experts, Gate, Intermediate, LayerOptions, Output, Scoring, expect_finite};
 use serde::Serialize;
 
 use crate::layer_file::{self, LayerFile, Wish, name_tensor};
@@ -134,6 +134,7 @@ pub fn moe(args: &Args) -> Result<()> {
             (layer, tokens, routed)
         }
     };
+    expect_finite(&[tokens.clone().into()]).map_err(|error| name_tensor(&file, error))?;
     let clock = Instant::now();
     let result = layer.run(&engine, &tokens, &routed, args.out).map_err(|error| name_tensor(&file, error))?;
     let seconds = clock.elapsed().as_secs_f64();

@@ -9,7 +9,7 @@ use format::Values;
 use format::tensors::File;
 use half::{bf16, f16};
 use hammerhead::Target;
-use hammerhead::{Engine, Output, Plan, Weights};
+use hammerhead::{Engine, Output, Plan, Weights, expect_finite};
 use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
@@ -179,6 +179,7 @@ fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> 
     let output_type = problem.output();
     let mut results = room_for(&Plan::best(problem, &engine.backends(), &args.how.request(), engine.threads())?)?;
     let layer = engine.load(&read.weights, read.gate)?;
+    expect_finite(&read.activations).map_err(|error| read.name_tensor(error))?;
     let plan = engine.plan(&layer, &read.activations, output_type).map_err(|error| read.name_tensor(error))?;
     let clock = Instant::now();
     engine

@@ -10,7 +10,7 @@ use super::scale::{LARGEST_POWER, exponent_of, two_powers};
 #[derive(Clone, Copy)]
 pub(super) struct GroupTokens<'a> {
     pub activations: &'a Activations<'a>,
-    /// The largest magnitude among dense activations.
+    /// The largest finite magnitude among dense activations.
     pub largest: f32,
 }
 

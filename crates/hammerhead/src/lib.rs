@@ -26,10 +26,12 @@ pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
 pub use layers::{Experts, LayerOptions, Mlp};
 pub use plan::{Basis, Considered, Plan};
 
+pub use op::operands::expect_finite;
 pub use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, ExpertWeights, Gate, Ids,
     Intermediate, MlpWeights, Output, Problem, Request, Result, Routed, Router, Schedule, Scoring, Shape,
-    SharedWeights, Strategy, Target, Team, Tile, Weights, Workers, bound, layer_reference, reference, routing,
+    SharedWeights, Strategy, Target, Team, Tile, Weights, Workers, bound, layer_reference, reference,
+    routing,
 };
 pub use {cpu, format};
 

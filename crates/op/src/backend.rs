@@ -60,7 +60,7 @@ pub struct Operands<'a, 'i, 'o> {
     pub weights: &'a dyn PackedWeights,
     /// The tokens.
     pub activations: &'a [Activations<'i>],
-    /// The largest magnitude in each group of dense activations; not used for quantised ones.
+    /// The largest finite magnitude in each group of dense activations; not used for quantised ones.
     pub largest: &'a [f32],
     /// The results.
     pub targets: &'a mut [Target<'o>],

@@ -39,7 +39,7 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
         check_weights(problem, weights)?;
         check_activations(problem, activations)?;
         check_targets(problem, targets)?;
-        let largest = operands::largest_of(activations)?;
+        let largest = operands::largest_of(activations);
         Ok(Self { backend, problem, config, weights, activations, largest, targets, team })
     }
 
@@ -295,10 +295,5 @@ mod tests {
         for error in mismatches {
             assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         }
-        let mut spoiled = vec![1f32; 16];
-        spoiled[7] = f32::NAN;
-        let spoiled = [rows[0].clone(), Dense::new(1, 16, spoiled, 1.0).unwrap().into()];
-        let found = refusal(there, &right, &spoiled, lengths);
-        assert!(matches!(found, Error::NotFinite { group: 1, row: 0, column: 7, .. }), "{found}");
     }
 }

@@ -87,7 +87,7 @@ pub enum Error {
         expected: String,
     },
 
-    /// A value that no sum can survive.
+    /// A value that no sum of its row survives, where one was looked for.
     #[error("group {group}: the activation at row {row}, column {column} is {value}; activations must be finite")]
     NotFinite {
         /// The group.
@@ -190,9 +190,7 @@ pub enum Error {
     },
 
     /// A number of a router's that is not one.
-    #[error(
-        "{tensor}: {value} at row {row}, column {column}; it must be finite (give ids and weights to route as you like)"
-    )]
+    #[error("{tensor}: {value} at row {row}, column {column}; it must be finite")]
     RoutingValue {
         /// The tensor.
         tensor: &'static str,
@@ -228,21 +226,6 @@ pub enum Error {
         option: &'static str,
         /// The routing's name.
         routing: String,
-    },
-
-    /// A value between the two products of an MLP that its type cannot hold.
-    #[error(
-        "expert {expert}: the intermediate of token {token} is {value} in column {column}; ask for an intermediate of f32, or give tokens of bf16"
-    )]
-    IntermediateBeyond {
-        /// The expert; the number of experts for the shared one.
-        expert: usize,
-        /// The token.
-        token: usize,
-        /// The column.
-        column: usize,
-        /// The value.
-        value: f32,
     },
 
     /// Tokens and experts for another number of tokens.
@@ -290,23 +273,6 @@ pub enum Error {
     ScaledIntermediate {
         /// The expert.
         expert: usize,
-    },
-
-    /// A token that its input scale brings beyond single precision.
-    #[error(
-        "group {group}: the activation at row {row}, column {column} is {value}, and {factor} times that, as its input scale asks, is beyond f32; scale tokens down and the weights' global scales up"
-    )]
-    ScaledBeyond {
-        /// The group.
-        group: usize,
-        /// Its row.
-        row: usize,
-        /// Its column.
-        column: usize,
-        /// The value.
-        value: f32,
-        /// What it is multiplied with.
-        factor: f32,
     },
 
     /// A name that is not in the list.

@@ -266,46 +266,70 @@ pub fn problem_of(
     Problem::new(groups, gate, first.unwrap_or(Activation::NvFp4), output)
 }
 
-/// The largest magnitude in each group of dense activations (quantised ones are left at 0), refusing what is not
-/// finite: it would spoil every sum of its row.
-pub fn largest_of(activations: &[Activations<'_>]) -> Result<Vec<f32>> {
-    let largest = |(group, a): (usize, &Activations<'_>)| {
-        let Activations::Dense(dense) = a else { return Ok(0.0) };
-        // Magnitudes of floats compare like their bits do, and that loop is vector code.
-        let (largest, finite) = match dense.values() {
+/// The largest finite magnitude in each group of dense activations; quantised ones are left at 0. A number that is not finite spoils the sums of its
+/// own row only, and must not decide what the others are scaled by.
+pub fn largest_of(activations: &[Activations<'_>]) -> Vec<f32> {
+    let largest = |a: &Activations<'_>| {
+        let Activations::Dense(dense) = a else { return 0.0 };
+        match dense.values() {
             Values::F16(v) => {
-                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
-                (half::f16::from_bits(bits).to_f32(), bits < half::f16::INFINITY.to_bits())
+                let bits = largest_below(half::f16::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF));
+                half::f16::from_bits(bits).to_f32()
             }
             Values::BF16(v) => {
-                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF).max().unwrap_or(0);
-                (half::bf16::from_bits(bits).to_f32(), bits < half::bf16::INFINITY.to_bits())
+                let bits = largest_below(half::bf16::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF));
+                half::bf16::from_bits(bits).to_f32()
             }
             Values::F32(v) => {
-                let bits = v.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
-                (f32::from_bits(bits), bits < f32::INFINITY.to_bits())
+                let bits = largest_below(f32::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF_FFFF));
+                f32::from_bits(bits)
             }
-        };
-        if finite { Ok(largest) } else { Err(not_finite(group, dense)) }
+        }
     };
-    activations.iter().enumerate().map(largest).collect()
+    activations.iter().map(largest).collect()
 }
 
-/// Names the first activation that is not finite.
-fn not_finite(group: usize, dense: &Dense<'_>) -> Error {
-    let mut values = vec![0.0; dense.k()];
-    for row in 0..dense.rows() {
-        dense.row(row, &mut values);
-        if let Some(column) = values.iter().position(|x| !x.is_finite()) {
-            return Error::NotFinite { group, row, column, value: values[column] };
+/// The largest of some magnitudes that is less than infinity. Magnitudes of floats compare like their bits do, and the loop is vector code; the second one
+/// is needed only where a number is not finite.
+fn largest_below<B: Copy + Default + Ord, I: Iterator<Item = B>>(infinity: B, bits: impl Fn() -> I) -> B {
+    let largest = bits().max().unwrap_or_default();
+    if largest < infinity { largest } else { bits().filter(|&bits| bits < infinity).max().unwrap_or_default() }
+}
+
+/// Refuses activations of which one is not finite, and names it: for callers who would rather know than have it spoil its row's results.
+pub fn expect_finite(activations: &[Activations<'_>]) -> Result<()> {
+    for (group, a) in activations.iter().enumerate() {
+        let Activations::Dense(dense) = a else { continue };
+        let mut values = vec![0.0; dense.k()];
+        for row in 0..dense.rows() {
+            dense.row(row, &mut values);
+            if let Some(column) = values.iter().position(|x| !x.is_finite()) {
+                return Err(Error::NotFinite { group, row, column, value: values[column] });
+            }
         }
     }
-    unreachable!("the caller found a value that is not finite")
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_finite_does_not_count_as_the_largest_and_is_found_by_who_asks() {
+        let dense = |values: Vec<f32>| Activations::from(Dense::new(2, 16, values, 1.0).unwrap());
+        let mut spoiled = vec![-3.0; 32];
+        assert!(expect_finite(&[dense(spoiled.clone())]).is_ok());
+        (spoiled[4], spoiled[21]) = (f32::NEG_INFINITY, f32::NAN);
+        let none = vec![f32::NAN; 32];
+        assert_eq!(largest_of(&[dense(spoiled.clone()), dense(none)]), [3.0, 0.0]);
+        let halves = spoiled.iter().map(|&x| half::f16::from_f32(x)).collect::<Vec<_>>();
+        let brains = spoiled.iter().map(|&x| half::bf16::from_f32(x)).collect::<Vec<_>>();
+        let narrow = [Dense::new(2, 16, halves, 1.0).unwrap().into(), Dense::new(2, 16, brains, 1.0).unwrap().into()];
+        assert_eq!(largest_of(&narrow), [3.0, 3.0]);
+        let found = expect_finite(&[dense(vec![0.0; 32]), dense(spoiled)]).unwrap_err();
+        assert!(matches!(found, Error::NotFinite { group: 1, row: 0, column: 4, .. }), "{found}");
+    }
 
     #[test]
     fn an_input_scale_is_k_finite_numbers() {

@@ -176,7 +176,8 @@ impl Router {
         self.scaling
     }
 
-    /// Routes tokens by their logits, `[tokens, experts]`.
+    /// Routes tokens by their logits, `[tokens, experts]`. A token of which a logit is NaN gets NaN for all its weights, and one with a logit of +∞ does where
+    /// weights are a softmax; experts are the first ones where a logit is NaN. A logit of −∞ is that of an expert that is not to be chosen.
     pub fn route(&self, logits: &[f32], tokens: usize) -> Result<Routed> {
         if logits.len() != tokens * self.experts {
             return Err(Error::RoutingLength {
@@ -185,10 +186,14 @@ impl Router {
                 expected: format!("{} ({tokens} tokens, {} experts)", tokens * self.experts, self.experts),
             });
         }
-        finite("logits", logits, self.experts)?;
         let (mut ids, mut weights) = (Vec::with_capacity(tokens * self.top_k), Vec::with_capacity(tokens * self.top_k));
         let mut scratch = Scratch::default();
         for logits in logits.chunks_exact(self.experts) {
+            if logits.iter().any(|logit| logit.is_nan()) {
+                ids.extend(0..self.top_k as u32);
+                weights.extend(std::iter::repeat_n(f32::NAN, self.top_k));
+                continue;
+            }
             self.choose(logits, &mut scratch);
             ids.extend(scratch.chosen.iter().map(|&(_, expert)| expert));
             self.weigh(logits, &scratch, &mut weights);
@@ -331,11 +336,6 @@ impl Routed {
             Ids::I64(ids) => ids.iter().map(|&id| here(id)).collect(),
         };
         let top_k = count.checked_div(tokens).unwrap_or(0);
-        let spoiled = |(id, weight): (&u32, &f32)| *id != Self::NOBODY && !weight.is_finite();
-        if let Some(at) = ids.iter().zip(weights).position(spoiled) {
-            let (row, column, value) = (at / top_k, at % top_k, weights[at]);
-            return Err(Error::RoutingValue { tensor: "weights", row, column, value });
-        }
         Ok(Self { top_k, ids, weights: weights.to_vec(), on_input: false })
     }
 
@@ -469,6 +469,31 @@ mod tests {
     }
 
     #[test]
+    fn a_logit_that_is_nan_spoils_the_weights_of_its_token_alone() {
+        for scoring in Scoring::ALL {
+            let router = Router::new(scoring, 5, 2).unwrap();
+            let mut logits = [LOGITS; 3].concat();
+            logits[7] = f32::NAN;
+            let (found, whole) = (router.route(&logits, 3).unwrap(), router.route(&LOGITS, 1).unwrap());
+            assert!(found.weights[2..4].iter().all(|weight| weight.is_nan()), "{scoring}");
+            assert_eq!((&found.ids[..2], &found.weights[..2]), (&whole.ids[..], &whole.weights[..]));
+            assert_eq!((&found.ids[4..], &found.weights[4..]), (&whole.ids[..], &whole.weights[..]));
+        }
+    }
+
+    #[test]
+    fn an_expert_with_a_logit_of_minus_infinity_is_not_chosen_and_weighs_nothing() {
+        for scoring in Scoring::ALL {
+            let masked = [0.5, f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
+            let (ids, weights) = routed(scoring, 3, &masked);
+            assert_eq!(ids[..2], [2, 0], "{scoring}");
+            assert!(weights[0] > weights[1] && weights[2] == 0.0, "{scoring}: {weights:?}");
+        }
+        let (_, weights) = routed(Scoring::Softmax, 2, &[f32::INFINITY, 0.0, 1.0]);
+        assert!(weights.iter().any(|weight| weight.is_nan()), "as a softmax over it is: {weights:?}");
+    }
+
+    #[test]
     fn what_cannot_be_routed_is_refused_and_named() {
         for top_k in [0, 6] {
             assert!(matches!(Router::new(Scoring::Softmax, 5, top_k), Err(Error::TopK { .. })));
@@ -476,7 +501,6 @@ mod tests {
         let router = || Router::new(Scoring::Sigmoid, 4, 3).unwrap();
         let refusals = [
             (router().route(&[0.0; 7], 2).unwrap_err(), "logits"),
-            (router().route(&[0.0, 0.0, f32::NAN, 0.0], 1).unwrap_err(), "row 0, column 2"),
             (router().with_correction([0.0; 3]).unwrap_err(), "correction"),
             (router().with_scaling(f32::INFINITY).unwrap_err(), "scaling"),
             (router().with_groups(Groups { count: 3, best: 1 }).unwrap_err(), "3 groups"),
@@ -484,7 +508,6 @@ mod tests {
             (Router::new(Scoring::Softmax, 4, 1).unwrap().with_correction([0.0; 4]).unwrap_err(), "softmax"),
             (Routed::given(Ids::I32(&[0; 5]), &[0.0; 5], 2, 4).unwrap_err(), "ids"),
             (Routed::given(Ids::I32(&[0; 4]), &[0.0; 5], 2, 4).unwrap_err(), "weights"),
-            (Routed::given(Ids::I32(&[0; 4]), &[0.0, 0.0, 0.0, f32::NAN], 2, 4).unwrap_err(), "row 1, column 1"),
         ];
         for (error, word) in refusals {
             assert!(error.to_string().contains(word), "{error} says nothing of {word}");

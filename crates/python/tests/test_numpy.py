@@ -76,8 +76,6 @@ def test_what_cannot_be_an_input_scale_or_be_multiplied_with_one_is_refused(matr
         DualWeights.from_arrays([b1, b1], [b2, b2], input_scale=[None])
     with pytest.raises(ValueError, match="NVFP4"):
         DualWeights.from_arrays(b1, b2, input_scale=np.ones(64))(b1)
-    with pytest.raises(ValueError, match="beyond f32"):
-        DualWeights.from_arrays(b1, b2, input_scale=np.full(64, 1e30))(np.full((1, 64), 1e30, np.float32))
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu-tanh", "gpt-oss", "none"])
@@ -273,7 +271,6 @@ def test_wrong_values_are_value_errors_that_say_what_to_do(rng, matrices):
     sheet = np.zeros(64 + 24 * 2, dtype=np.float32)
     shared, over = sheet[:64].reshape(2, 32), sheet[40:88].reshape(2, 24)
     for match, call in {
-        "row 1, column 3 is inf": lambda: weights(infinite),
         "k of the activations": lambda: weights(x[:, :16]),
         "shape is": lambda: weights(np.array(1, dtype=np.float32)),
         "row 5, block 1 is NaN": lambda: DualWeights.from_arrays(broken(b1, scales=nan_scale), b2),

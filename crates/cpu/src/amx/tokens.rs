@@ -179,7 +179,11 @@ impl Places<'_> {
                 // SAFETY: a row of the tile is 64 bytes.
                 unsafe { _mm512_storeu_si512(self.out[tile].0[row - self.rows.start].as_mut_ptr().cast(), leading) };
             }
-            values = [0, 1].map(|half| _mm512_sub_ps(values[half], _mm512_castsi512_ps(parts[half])));
+            values = [0, 1].map(|half| {
+                let rest = _mm512_sub_ps(values[half], _mm512_castsi512_ps(parts[half]));
+                // Nothing is left of what is infinite or NaN: the first part says it all.
+                _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(rest, rest), rest)
+            });
         }
     }
 }

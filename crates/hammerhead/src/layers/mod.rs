@@ -16,9 +16,11 @@
 //! computed apart, and each magnitude has its own fixed power. And AMX multiplies f16 tokens in one of two ways, by the smallest of them all:
 //! they are widened to f32.
 //!
+//! **NaN and infinity** in tokens, logits or weights, or where a product or an intermediate is beyond its type, are computed with as IEEE arithmetic has them: they spoil the
+//! results of their token and of no other. An NVFP4 intermediate has no codes for them: the results of its row are NaN.
+//!
 //! **A GPU that computes whole layers** (`device.rs`) takes the place of all that where an engine has nothing but that GPU: it gets tokens, a
-//! [`Routed`] and where the result goes; checks and routing before it stay as they are. What is beyond a number there is so in the results, and is not
-//! refused. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in its memory already.
+//! [`Routed`] and where the result goes; checks and routing before it stay as they are. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in its memory already.
 
 mod device;
 mod rows;
@@ -152,7 +154,7 @@ impl Mlp {
     pub fn run_into(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> Result<()> {
         let widths = self.widths();
         check(widths, tokens, &target)?;
-        pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, first, target| {
+        pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, _, target| {
             let stack = match &self.products {
                 Products::Engine { stack, .. } => stack,
                 Products::Device(device) => {
@@ -161,8 +163,7 @@ impl Mlp {
                     return device.run((tokens, 0), &everyone, target);
                 }
             };
-            let token = |_, row| first + row;
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens), token: &token };
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens) };
             stack.run(engine, &rows, target)
         })
     }
@@ -420,15 +421,13 @@ impl Experts {
         outputs.resize(sorted.len() * width, 0.0);
         if sorted.len() > 0 {
             let values = sorted.gather(tokens, routed, engine.team())?;
-            let token = |expert, row| sorted.token(expert, row);
-            let rows = Rows { values: &values, offsets: sorted.offsets(), element, token: &token };
+            let rows = Rows { values: &values, offsets: sorted.offsets(), element };
             stack.run(engine, &rows, Target::F32(outputs))?;
         }
         if let Some(own) = own {
             shared.resize(tokens.rows() * width, 0.0);
-            let token = |_, row| first + row;
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, token: &token };
-            own.stack.run(engine, &rows, Target::F32(shared)).map_err(|error| self.of_shared(error))?;
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element };
+            own.stack.run(engine, &rows, Target::F32(shared))?;
         }
         let shared = own.map(|own| (own.gate.as_deref(), &shared[..]));
         let sources = Sources { sorted, outputs, routed, tokens, shared };
@@ -438,16 +437,6 @@ impl Experts {
             Target::F32(out) => combine(&sources, width, out, engine.team(), |x| x),
         }
         Ok(())
-    }
-
-    /// The shared expert's error, in its name.
-    fn of_shared(&self, error: Error) -> Error {
-        match error {
-            Error::IntermediateBeyond { token, column, value, .. } => {
-                Error::IntermediateBeyond { expert: self.count, token, column, value }
-            }
-            other => other,
-        }
     }
 }
 

@@ -105,6 +105,32 @@ pub(super) fn scatter(from: &Values<'_>, width: usize, to: &mut Target<'_>, whic
     }
 }
 
+/// Finds rows of f32 in which a number is not finite, which NVFP4 has no codes for, and leaves zeros there: the number of the target and the row in it.
+pub(super) fn take_spoilt(targets: &mut [Target<'_>], width: usize) -> Vec<(usize, usize)> {
+    let mut spoilt = Vec::new();
+    for (index, target) in targets.iter_mut().enumerate() {
+        let Target::F32(values) = target else { continue };
+        for (row, values) in values.chunks_mut(width).enumerate() {
+            // Magnitudes of floats compare like their bits do, and that loop is vector code.
+            let largest = values.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+            if largest >= f32::INFINITY.to_bits() {
+                values.fill(0.0);
+                spoilt.push((index, row));
+            }
+        }
+    }
+    spoilt
+}
+
+/// Makes some results NaN.
+pub(super) fn spoil(target: &mut Target<'_>, range: std::ops::Range<usize>) {
+    match target {
+        Target::F16(c) => c[range].fill(f16::NAN),
+        Target::BF16(c) => c[range].fill(bf16::NAN),
+        Target::F32(c) => c[range].fill(f32::NAN),
+    }
+}
+
 /// Numbers that a thread takes at a time, and below which waking others is not worth it.
 const PIECE: usize = 1 << 15;
 

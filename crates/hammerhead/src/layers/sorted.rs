@@ -58,11 +58,6 @@ impl Sorted {
         &self.offsets
     }
 
-    /// The number of the token in an expert's row, among those that were routed.
-    pub(super) fn token(&self, expert: usize, row: usize) -> usize {
-        self.first + self.rows[self.offsets[expert] + row] as usize / self.top_k
-    }
-
     /// A token's rows in the order of its experts, with their weights; the token's number is that in the piece.
     pub(super) fn of<'a>(&'a self, token: usize, routed: &'a Routed) -> impl Iterator<Item = (usize, f32)> {
         let range = token * self.top_k..(token + 1) * self.top_k;

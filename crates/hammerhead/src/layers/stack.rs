@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use format::{Dense, GlobalScale, Matrix, Values, quantize};
+use format::{Dense, GlobalScale, Values, quantize};
 use op::{Activations, Error, Gate, Intermediate, MlpWeights, Output, Result, Target, Team, Weights};
 
 use super::LayerOptions;
@@ -27,8 +27,6 @@ pub(super) struct Rows<'a> {
     pub(super) offsets: &'a [usize],
     /// The tokens' type, which rows that were multiplied with weights have no longer.
     pub(super) element: Output,
-    /// The number of the token in an MLP's row.
-    pub(super) token: &'a dyn Fn(usize, usize) -> usize,
 }
 
 /// The type of dense values.
@@ -96,44 +94,31 @@ impl Stack {
 
     /// Computes rows, to a target of as many.
     pub(super) fn run(&self, engine: &Engine, rows: &Rows<'_>, target: Target<'_>) -> Result<()> {
-        let Rows { values, offsets, element, token } = *rows;
+        let Rows { values, offsets, element } = *rows;
         let [_, inner, width] = self.widths;
         let lengths = |width: usize| offsets.windows(2).map(move |ends| (ends[1] - ends[0]) * width);
         let kept = if self.intermediate == Intermediate::Tokens { element } else { Output::F32 };
         let mut between = rows::values(kept, values.rows() * inner, "what stands between two products")?;
         let mut targets = cut(Target::all(std::slice::from_mut(&mut between)).remove(0), lengths(inner));
-        self.product(engine, &self.up, &groups(values, offsets)?, &mut targets).map_err(|error| match error {
-            Error::NotFinite { group, row, column, value } => {
-                Error::NotFinite { group, row: token(group, row), column, value }
-            }
-            other => other,
-        })?;
+        self.product(engine, &self.up, &groups(values, offsets)?, &mut targets)?;
+        let spoilt = match self.intermediate {
+            Intermediate::NvFp4 => rows::take_spoilt(&mut targets, inner),
+            Intermediate::Tokens | Intermediate::F32 => Vec::new(),
+        };
         drop(targets);
         let between = Dense::new(values.rows(), inner, between, 1.0)?;
-        let beyond = |expert: usize, row: usize, column, value| Error::IntermediateBeyond {
-            expert,
-            token: token(expert, row),
-            column,
-            value,
-        };
         let activations = match self.intermediate {
-            Intermediate::NvFp4 => self.quantized(&groups(&between, offsets)?, engine.team(), &beyond)?,
+            Intermediate::NvFp4 => self.quantized(&groups(&between, offsets)?, engine.team())?,
             Intermediate::Tokens | Intermediate::F32 => groups(&between, offsets)?,
         };
         let mut targets = cut(target, lengths(width));
-        self.product(engine, &self.down, &activations, &mut targets).map_err(|error| match error {
-            Error::NotFinite { group, row, column, value } => beyond(group, row, column, value),
-            other => other,
-        })
+        self.product(engine, &self.down, &activations, &mut targets)?;
+        spoilt.into_iter().for_each(|(mlp, row)| rows::spoil(&mut targets[mlp], row * width..(row + 1) * width));
+        Ok(())
     }
 
     /// The intermediate as NVFP4, every MLP's with its own scale.
-    fn quantized<'a>(
-        &self,
-        groups: &[Activations<'a>],
-        team: &Team,
-        beyond: &dyn Fn(usize, usize, usize, f32) -> Error,
-    ) -> Result<Vec<Activations<'a>>> {
+    fn quantized<'a>(&self, groups: &[Activations<'a>], team: &Team) -> Result<Vec<Activations<'a>>> {
         let queue = Mutex::new(groups.iter().zip(&self.scales).enumerate());
         let done = Mutex::new(Vec::with_capacity(groups.len()));
         team.run(|| {
@@ -147,12 +132,7 @@ impl Stack {
         });
         let mut done = done.into_inner().unwrap_or_default();
         done.sort_by_key(|(index, _)| *index);
-        let named = |(index, quantized): (usize, format::Result<Matrix<'static>>)| match quantized {
-            Ok(matrix) => Ok(matrix.into()),
-            Err(format::Error::NotFinite { row, column, came }) => Err(beyond(index, row, column, came as f32)),
-            Err(error) => Err(error.into()),
-        };
-        done.into_iter().map(named).collect()
+        done.into_iter().map(|(_, quantized)| Ok(quantized?.into())).collect()
     }
 
     /// One product of every MLP.

@@ -28,7 +28,9 @@ class DualWeights(Packed):
     used by several threads at once; Python's lock is released while it computes. Do not write to arrays that a call is still reading.
 
     Weights of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's own, and the call
-    returns before it is done. Values are not looked at there: one that is not finite spoils its row instead of being refused.
+    returns before it is done.
+
+    A token's results are what IEEE arithmetic makes of it: NaN and infinity spoil the results of their own row, and of no other.
     """
 
     _layer: _native.Layer

@@ -419,18 +419,10 @@ fn what_does_not_fit_is_refused_and_named() {
     let engine = engine("scalar", 1);
     let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
     let run = |tokens: &Dense<'_>| layer.run(&engine, tokens, &routed, Output::F32).unwrap_err();
-    let k = instance.tokens.k();
     assert!(matches!(run(&picked(&instance.tokens, &[0, 1])), Error::RoutedTokens { tokens: 2, routed: 4 }));
     let narrow = Dense::new(4, 16, vec![0f32; 64], 1.0).unwrap();
     assert!(run(&narrow).to_string().contains("k of the tokens"));
     let mut short = vec![0f32; 3];
     let error = layer.run_into(&engine, &instance.tokens, &routed, Target::F32(&mut short)).unwrap_err();
     assert!(error.to_string().contains("output's length"), "{error}");
-    let mut spoiled = vec![1f32; 4 * k];
-    spoiled[2 * k + 5] = f32::NAN;
-    let error = run(&Dense::new(4, k, spoiled, 1.0).unwrap());
-    assert!(matches!(error, Error::NotFinite { row: 2, column: 5, .. }), "{error}");
-    let large = Dense::new(4, k, vec![half::f16::from_f32(60000.0); 4 * k], 1.0).unwrap();
-    let error = run(&large);
-    assert!(matches!(error, Error::IntermediateBeyond { .. }) && error.to_string().contains("f32"), "{error}");
 }
