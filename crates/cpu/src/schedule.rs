@@ -36,6 +36,7 @@ use super::slab::Slab;
 use super::source::GroupTokens;
 use super::sums::{Lanes, MatrixSums, SumLayout};
 use super::target::SharedTarget;
+use op::interrupt::Interrupt;
 use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
 
 /// Bytes of tokens below which preparing them is not worth waking the other threads.
@@ -179,20 +180,22 @@ fn walk<K: Kernel>(
     let scratch =
         (0..workers).map(|_| Scratch::new(config, arena, [rows, panels, tokens])).collect::<Result<Vec<_>>>()?;
     let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
+    let interrupt = Interrupt::of_this_call();
     let work = || {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
         let _ready = kernel.enter();
         // While the threads keep pace, the tile that follows this one here is as many further on as there are threads.
         let compute = |index: usize| scratch.compute(kernel, groups, &tiles[index], tiles.get(index + workers), gate);
+        let go_on = |_: &usize| !interrupt.is_raised();
         if config.schedule == Schedule::Persistent {
-            (worker..tiles.len()).step_by(workers).for_each(compute);
+            (worker..tiles.len()).step_by(workers).take_while(go_on).for_each(compute);
         } else {
             let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < tiles.len());
-            std::iter::from_fn(take).for_each(compute);
+            std::iter::from_fn(take).take_while(go_on).for_each(compute);
         }
     };
     team.run(|| in_default_mode(work));
-    Ok(())
+    interrupt.check()
 }
 
 fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {

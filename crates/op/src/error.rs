@@ -328,6 +328,10 @@ pub enum Error {
         expected: &'static str,
     },
 
+    /// A call that its caller wanted to end.
+    #[error("the call was interrupted; what it has written of its results is not to be used")]
+    Interrupted,
+
     /// Memory could not be had.
     #[error("cannot allocate {bytes} bytes for {what}: {source}; free memory or split the problem")]
     Memory {

@@ -28,6 +28,7 @@ mod call;
 mod config;
 mod error;
 pub mod gate;
+pub mod interrupt;
 pub mod layer_reference;
 pub mod mlp;
 pub mod operands;

@@ -13,6 +13,7 @@ use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::{EngineParts, Wish};
 use crate::error::{Error, Result};
+use crate::interrupt::computed;
 
 /// The weights of every group, packed for the engine that was asked for.
 #[pyclass(frozen)]
@@ -162,7 +163,7 @@ impl Layer {
         let targets = outputs.iter_mut().map(|(array, element)| array.target(element));
         let mut targets: Vec<Target<'_>> = targets.collect::<Result<_>>()?;
         let engine = self.wish.engine_at(py)?;
-        py.detach(|| Ok(engine.run_into(&self.layer, &activations, &mut targets)?))
+        computed(py, || engine.run_into(&self.layer, &activations, &mut targets))
     }
 
     /// `(n, k)` of every group.

@@ -18,6 +18,7 @@ use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
+use crate::interrupt::computed;
 use crate::layer::{gate_of, unwritten};
 
 /// Where a projection is: the name of its tensor without its parts' endings, the matrix of a stack, and which rows of it.
@@ -451,20 +452,17 @@ impl FeedForward {
         target: Target<'_>,
     ) -> Result<()> {
         match (&self.computes, routing) {
-            (Computes::Mlp(mlp), Routing::Everyone) => py.detach(|| Ok(mlp.run_into(engine, tokens, target)?)),
+            (Computes::Mlp(mlp), Routing::Everyone) => computed(py, || mlp.run_into(engine, tokens, target)),
             (Computes::Experts(experts, router), Routing::Logits(logits)) => {
                 let (rule, logits) = (rule(router.as_ref())?, logits.singles()?);
-                py.detach(|| {
-                    let routed = rule.route(logits, tokens.rows())?;
-                    Ok(experts.run_into(engine, tokens, &routed, target)?)
-                })
+                computed(py, || experts.run_into(engine, tokens, &rule.route(logits, tokens.rows())?, target))
             }
             (Computes::Experts(experts, _), Routing::Given { ids, weights, on_input }) => {
                 let (ids, weights) = (ids.ids()?, weights.singles()?);
-                py.detach(|| {
+                computed(py, || {
                     let routed = Routed::given(ids, weights, tokens.rows(), experts.count())?;
                     let routed = if *on_input { routed.on_input() } else { routed };
-                    Ok(experts.run_into(engine, tokens, &routed, target)?)
+                    experts.run_into(engine, tokens, &routed, target)
                 })
             }
             _ => Err(misrouted()),

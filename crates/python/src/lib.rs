@@ -11,6 +11,7 @@ mod cuda;
 mod dlpack;
 mod engines;
 mod error;
+mod interrupt;
 mod layer;
 mod layers;
 
