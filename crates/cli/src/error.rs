@@ -133,6 +133,10 @@ pub enum Error {
     #[error("{failed} of {all} checks failed; {remedy}")]
     Failed { failed: usize, all: usize, remedy: &'static str },
 
+    /// A checkpoint is broken.
+    #[error("{path:?} is broken, see the {errors} of grade error; repair or export it anew before it is loaded")]
+    Broken { path: PathBuf, errors: String },
+
     /// Every case was refused, so there was nothing to check.
     #[error("nothing was checked: all {cases} cases are refused; the first because {reason}")]
     NothingChecked { cases: usize, reason: String },

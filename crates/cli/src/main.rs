@@ -12,6 +12,7 @@ mod bench;
 mod computed;
 mod console;
 mod dequantize;
+mod doctor;
 mod error;
 mod explain;
 mod files;
@@ -24,6 +25,7 @@ mod memory;
 mod model;
 mod moe;
 mod options;
+mod page;
 mod pattern;
 mod predict;
 mod problem_file;
@@ -72,6 +74,7 @@ enum Command {
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
     Inspect(inspect::Args),
+    Doctor(doctor::Args),
     Info(info::Args),
     Ptx(ptx_text::Args),
     Sim(simulate::Args),
@@ -100,6 +103,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Quantize(args) => quantize::quantize(args),
         Command::Dequantize(args) => dequantize::dequantize(args),
         Command::Inspect(args) => inspect::inspect(args),
+        Command::Doctor(args) => doctor::doctor(args),
         Command::Info(args) => info::info(args),
         Command::Ptx(args) => ptx_text::ptx(args),
         Command::Sim(args) => simulate::sim(args),

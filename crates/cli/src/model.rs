@@ -27,8 +27,12 @@ pub struct Reading {
 impl Reading {
     /// Opens a model.
     pub fn open(&self, path: &Path) -> Result<Checkpoint> {
-        let options = Options { format: self.format, gate_up_order: self.gate_up_order, tower: self.tower.clone() };
-        Ok(Checkpoint::open_with(path, &options)?)
+        Ok(Checkpoint::open_with(path, &self.options())?)
+    }
+
+    /// The same as the reader takes it.
+    pub fn options(&self) -> Options {
+        Options { format: self.format, gate_up_order: self.gate_up_order, tower: self.tower.clone() }
     }
 }
 

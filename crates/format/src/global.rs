@@ -33,6 +33,14 @@ impl GlobalScale {
         }
     }
 
+    /// The number in the file, whichever it does.
+    pub fn stored(self) -> f32 {
+        match self {
+            Self::Multiplies(factor) => factor,
+            Self::Divides(divisor) => divisor,
+        }
+    }
+
     /// The scale whose [`value`](Self::value) is nearest to a number. A number that was a value comes back as the scale it
     /// was of, so `1.0 / g` in f64 says exactly "divides by g".
     pub fn nearest(value: f64) -> Self {

@@ -1,10 +1,9 @@
-//! What was measured as one page: no network, no scripts, readable on a telephone and in the dark. Records of others stand
-//! beside it, problem by problem, and every number of a bar is in a table too.
+//! What was measured as one page. Records of others stand beside it, problem by problem, and every number of a bar is in a
+//! table too.
 
 use super::reading::{Record, Row, Times};
+use crate::page::{self, escape};
 use crate::table;
-
-const STYLE: &str = include_str!("page.css");
 
 /// The rows of one problem: this run's, and those of other records for the same.
 struct Block<'r> {
@@ -25,19 +24,14 @@ struct Line<'r> {
 pub fn html(own: &Record, others: &[Record]) -> String {
     let blocks = blocks(own, others);
     let charts: String = blocks.iter().map(chart).collect();
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
-         <title>hammerhead bench: {about}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <header>\n<h1>hammerhead bench</h1>\n<p>{about}</p>\n{}</header>\n\
-         <section id=\"times\">\n<h2>Time against the floor</h2>\n{}{charts}</section>\n\
-         <section id=\"numbers\">\n<h2>Numbers</h2>\n{}</section>\n</main>\n</body>\n</html>\n",
+    let body = format!(
+        "{}<section id=\"times\">\n<h2>Time against the floor</h2>\n{}{charts}</section>\n\
+         <section id=\"numbers\">\n<h2>Numbers</h2>\n{}</section>\n",
         beside(others, &blocks),
         legend(&blocks),
         numbers(&blocks),
-        about = escape(&own.about),
-    )
+    );
+    page::html("hammerhead bench", &own.about, &body)
 }
 
 /// Gathers the rows of each problem that this run has.
@@ -197,15 +191,14 @@ fn numbers(blocks: &[Block<'_>]) -> String {
         ">samples",
         "configuration",
     ];
-    let head: String = head.iter().map(|name| cell("th", name)).collect();
-    let mut rows = String::new();
+    let mut rows = Vec::new();
     for (block, line) in blocks.iter().flat_map(|block| block.lines.iter().map(move |line| (block, line))) {
         let (row, times) = (line.row, &line.row.times);
         let seconds = |time: Option<f64>| time.map_or("—".to_owned(), table::seconds);
         let range = times.range().map_or("—".to_owned(), |((low, high), half)| {
             format!("{}…{}{}", table::seconds(low), table::seconds(high), if half { "" } else { " (eight tenths)" })
         });
-        let cells = [
+        rows.push([
             row.problem.clone(),
             label(line),
             row.clock.to_owned(),
@@ -217,27 +210,12 @@ fn numbers(blocks: &[Block<'_>]) -> String {
             format!(">{}", ratio(block, line).map_or("—".to_owned(), |ratio| format!("{ratio:.2}"))),
             format!(">{}", times.samples.map_or("—".to_owned(), |samples| samples.to_string())),
             row.config.clone().unwrap_or_default(),
-        ];
-        rows += &format!("<tr>{}</tr>\n", cells.iter().map(|text| cell("td", text)).collect::<String>());
+        ]);
     }
     format!(
-        "<p class=\"fine\">÷ first is a median over that of this run's first row for the same problem and clock.</p>\n\
-         <div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+        "<p class=\"fine\">÷ first is a median over that of this run's first row for the same problem and clock.</p>\n{}",
+        page::table(&head, rows.iter().map(|cells| &cells[..]))
     )
-}
-
-/// A cell; text that starts with `>` is a number and stands to the right, as in [`table::Table`].
-fn cell(tag: &str, text: &str) -> String {
-    let scope = if tag == "th" { " scope=\"col\"" } else { "" };
-    match text.strip_prefix('>') {
-        Some(number) => format!("<{tag}{scope} class=\"number\">{}</{tag}>", escape(number)),
-        None => format!("<{tag}{scope}>{}</{tag}>", escape(text)),
-    }
-}
-
-/// Text with what HTML would take for its own.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

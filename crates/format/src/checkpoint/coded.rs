@@ -109,15 +109,23 @@ impl<'a> Globals<'a> {
         self.tensor.map_or(1, |tensor| tensor.bytes.len() / 4)
     }
 
-    /// One of them.
-    fn get(&self, at: usize) -> Result<GlobalScale> {
-        let Some(tensor) = self.tensor else { return Ok(GlobalScale::Multiplies(1.0)) };
+    /// All of them as they are stored, be they numbers or not.
+    pub fn stored(&self) -> Vec<GlobalScale> {
+        (0..self.count()).map(|at| self.stored_at(at)).collect()
+    }
+
+    fn stored_at(&self, at: usize) -> GlobalScale {
+        let Some(tensor) = self.tensor else { return GlobalScale::Multiplies(1.0) };
         let bytes = tensor.bytes.as_chunks::<4>().0;
         let stored = bytes.get(at).map_or(f32::NAN, |&bytes| f32::from_le_bytes(bytes));
-        let global = if self.divide { GlobalScale::Divides(stored) } else { GlobalScale::Multiplies(stored) };
-        if global.is_usable() {
-            return Ok(global);
-        }
+        if self.divide { GlobalScale::Divides(stored) } else { GlobalScale::Multiplies(stored) }
+    }
+
+    /// One of them.
+    fn get(&self, at: usize) -> Result<GlobalScale> {
+        let global = self.stored_at(at);
+        let Some(tensor) = self.tensor.filter(|_| !global.is_usable()) else { return Ok(global) };
+        let stored = global.stored();
         let does = if self.divide { "divides" } else { "multiplies" };
         Err(Error::Weight {
             path: tensor.path.to_path_buf(),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::json::{self, Value};
 use super::{Format, GateFunction, RoutingRule};
-use super::{gguf, routing};
+use super::{gguf, patterns, routing};
 use crate::Result;
 use crate::files::Files;
 
@@ -24,21 +24,53 @@ pub(super) struct ModelConfig {
     pub gate: Option<(GateFunction, String)>,
     /// What quantised the model.
     pub quantisation: Option<Quantisation>,
+    /// The same as `hf_quant_config.json` has it, where `config.json` says it as well.
+    pub repeated: Option<Quantisation>,
+    /// Whether the output projection is said to be the embedding.
+    pub is_tied: bool,
+    /// How many layers the model says it has; those beyond predict further tokens (MTP).
+    pub layers: Option<usize>,
     /// How experts are chosen.
     pub routing: Option<RoutingRule>,
 }
 
-/// A declaration of quantisation.
+/// A declaration of quantisation, in `config.json` or `hf_quant_config.json`.
 #[derive(Clone, Debug)]
-pub(super) struct Quantisation {
+pub struct Quantisation {
     /// The file it is in.
     pub path: PathBuf,
     /// Whose layout the tensors are in, if it is one that we know.
     pub format: Option<Format>,
     /// What it says, in words.
     pub summary: String,
+    /// The algorithm (`quant_algo`) or the format that it names, such as `NVFP4` or `nvfp4-pack-quantized`.
+    pub algorithm: Option<String>,
     /// The modules that it leaves out, as names or patterns.
     pub ignored: Vec<String>,
+    /// The modules that it lists one by one, where layers are of several precisions (ModelOpt's `quantized_layers`).
+    pub listed: Vec<String>,
+    /// Whether it says that the cache of keys and values is quantised, too.
+    pub has_kv_cache: bool,
+}
+
+impl Quantisation {
+    /// Whether it leaves a module out: by its name, by that of a module around it, by a pattern with `*`, or by a regular
+    /// expression after `re:`. `None` if one of its expressions is beyond what is understood here.
+    pub fn leaves_out(&self, module: &str) -> Option<bool> {
+        let mut is_understood = true;
+        for pattern in &self.ignored {
+            let fits = match pattern.strip_prefix("re:") {
+                Some(expression) => patterns::expression(expression, module),
+                None => Some(patterns::glob(pattern, module)),
+            };
+            match fits {
+                Some(true) => return Some(true),
+                Some(false) => {}
+                None => is_understood = false,
+            }
+        }
+        is_understood.then_some(false)
+    }
 }
 
 impl ModelConfig {
@@ -52,13 +84,11 @@ impl ModelConfig {
             Some((path, config)) => Self::from_json(&path, &config),
             None => Self::default(),
         };
-        if found.quantisation.is_none() {
-            found.quantisation = read("hf_quant_config.json")?.and_then(|(path, config)| {
-                let quantisation = config.get("quantization")?;
-                let producer = config.get("producer");
-                Some(declared(path, quantisation, producer))
-            });
-        }
+        let apart = read("hf_quant_config.json")?.and_then(|(path, config)| {
+            let quantisation = config.get("quantization")?;
+            Some(declared(path, quantisation, config.get("producer")))
+        });
+        *if found.quantisation.is_none() { &mut found.quantisation } else { &mut found.repeated } = apart;
         Ok(found)
     }
 
@@ -102,7 +132,9 @@ impl ModelConfig {
         let quantisation = quantisation.map(|value| declared(path.to_path_buf(), value, value.get("producer")));
         let kind = field("model_type").and_then(Value::as_str);
         let routing = routing::from_json(kind, field);
-        Self { model_type, gate, quantisation, routing }
+        let is_tied = field("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+        let layers = field("num_hidden_layers").and_then(Value::as_u64).and_then(|layers| layers.try_into().ok());
+        Self { model_type, gate, quantisation, repeated: None, is_tied, layers, routing }
     }
 
     /// Reads a GGUF file's metadata.
@@ -117,22 +149,12 @@ impl ModelConfig {
             (gate, "general.architecture".to_owned())
         });
         let routing = architecture.as_deref().and_then(|architecture| routing::from_gguf(architecture, file));
-        Self { model_type: architecture, gate, quantisation: None, routing }
+        Self { model_type: architecture, gate, routing, ..Self::default() }
     }
 
-    /// Whether a module is named among those that quantisation leaves out. Patterns may hold `*`; regular expressions are
-    /// not looked at, since this serves messages alone.
+    /// Whether a module is among those that quantisation is known to leave out.
     pub fn ignores(&self, module: &str) -> bool {
-        let fits = |pattern: &String| match pattern.split_once('*') {
-            Some((start, end)) => {
-                !end.contains('*')
-                    && module.len() >= start.len() + end.len()
-                    && module.starts_with(start)
-                    && module.ends_with(end)
-            }
-            None => pattern == module,
-        };
-        self.quantisation.as_ref().is_some_and(|quantisation| quantisation.ignored.iter().any(fits))
+        self.quantisation.as_ref().is_some_and(|quantisation| quantisation.leaves_out(module) == Some(true))
     }
 }
 
@@ -149,14 +171,25 @@ fn declared(path: PathBuf, value: &Value, producer: Option<&Value>) -> Quantisat
     });
     let version = text(producer, "version").or_else(|| text(Some(value), "version"));
     let kind = text(Some(value), "quant_algo").or_else(|| text(Some(value), "format"));
-    let summary: Vec<String> = [method, version, kind].into_iter().flatten().collect();
+    let summary: Vec<String> = [method, version, kind.clone()].into_iter().flatten().collect();
     let ignored = ["ignore", "exclude_modules", "modules_to_not_convert"]
         .into_iter()
         .filter_map(|key| value.get(key)?.as_array())
         .flatten()
         .filter_map(|name| name.as_str().map(str::to_owned))
         .collect();
-    Quantisation { path, format, summary: summary.join(" "), ignored }
+    let listed = value.get("quantized_layers").and_then(Value::as_object);
+    Quantisation {
+        path,
+        format,
+        summary: summary.join(" "),
+        algorithm: kind,
+        ignored,
+        listed: listed.into_iter().flat_map(|listed| listed.keys().cloned()).collect(),
+        has_kv_cache: ["kv_cache_quant_algo", "kv_cache_scheme"]
+            .iter()
+            .any(|key| value.get(key).is_some_and(|value| !value.is_null())),
+    }
 }
 
 /// A stranger's word, kept short.

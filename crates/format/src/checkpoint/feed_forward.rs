@@ -264,9 +264,18 @@ fn refuse<T>(view: &View<'_>, problem: String, remedy: &'static str) -> Result<T
 
 /// A tensor's numbers, all finite.
 fn numbers(view: &View<'_>) -> Result<Vec<f32>> {
+    let values = stored_numbers(view)?;
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(at) => refuse(view, format!("its number {at} is {}", values[at]), "the file is damaged"),
+        None => Ok(values),
+    }
+}
+
+/// A tensor's numbers as they are stored, NaN and infinities too.
+pub(super) fn stored_numbers(view: &View<'_>) -> Result<Vec<f32>> {
     let bytes = view.bytes;
     let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
-    let values: Vec<f32> = match view.element {
+    Ok(match view.element {
         Element::Safetensors(Dtype::F32) | Element::Gguf(gguf::Type::F32) => {
             bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
         }
@@ -280,9 +289,5 @@ fn numbers(view: &View<'_>) -> Result<Vec<f32>> {
             let problem = format!("it has type {other}, where F32, F16 or BF16 is expected");
             return refuse(view, problem, "check that this is the tensor you mean, or convert it");
         }
-    };
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(at) => refuse(view, format!("its number {at} is {}", values[at]), "the file is damaged"),
-        None => Ok(values),
-    }
+    })
 }

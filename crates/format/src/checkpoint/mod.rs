@@ -36,15 +36,18 @@ mod layouts;
 mod mxfp4;
 mod names;
 mod parts;
+mod patterns;
 mod pre_scale;
 mod routing;
 mod store;
+mod survey;
 mod torchao;
 
 pub use by_name::Stored;
 use coded::Coded;
 pub use coded::Rows;
 use config::ModelConfig;
+pub use config::Quantisation;
 pub use feed_forward::{FeedForward, Linear, Projections, Router};
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
 pub use layers::{Arrangement, Content, Layer, Pair, Role};
@@ -52,6 +55,7 @@ use layouts::Recognised;
 use parts::{Catalogue, Parts};
 pub use routing::{RoutingRule, Score};
 use store::Store;
+pub use survey::{BlockScales, Module, Survey};
 
 /// What is said beside the path, to settle what a checkpoint leaves open.
 #[derive(Clone, Debug, Default)]

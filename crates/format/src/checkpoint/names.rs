@@ -183,6 +183,20 @@ pub(super) struct Place {
 /// Names that a list of layers goes by.
 const LISTS: [&str; 4] = ["layers", "blocks", "blk", "h"];
 
+/// The list of layers that a stem belongs to, and its layer's number there.
+pub(super) fn layer(stem: &str) -> Option<(&str, usize)> {
+    let (mut at, mut list) = (0, None);
+    for segment in stem.split('.') {
+        if let Some((end, number)) = list.zip(number(segment)) {
+            return Some((&stem[..end], number));
+        }
+        at += segment.len();
+        list = LISTS.contains(&segment).then_some(at);
+        at += 1;
+    }
+    None
+}
+
 /// The place of a stem, if it is one of an MLP.
 pub(super) fn place(stem: &str) -> Option<Place> {
     let segments: Vec<&str> = stem.split('.').collect();
@@ -283,6 +297,21 @@ mod tests {
             ("output_norm.weight", "output_norm", Part::Weight),
         ] {
             assert_eq!(split_gguf(name), (stem.to_owned(), part), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_stem_of_a_layer_has_its_number() {
+        for (stem, found) in [
+            ("model.layers.7.self_attn.q_proj", Some(("model.layers", 7))),
+            ("model.visual.blocks.0.attn.qkv", Some(("model.visual.blocks", 0))),
+            ("layers.layers.3.x", Some(("layers.layers", 3))),
+            ("model.layers.07.x", None),
+            ("model.layers", None),
+            ("lm_head", None),
+            ("", None),
+        ] {
+            assert_eq!(layer(stem), found, "{stem}");
         }
     }
 

@@ -117,6 +117,17 @@ impl Store {
         self.places.keys().map(String::as_str)
     }
 
+    /// Tensors that lie in a file but do not count, because the index leaves them out.
+    pub fn unlisted(&self) -> Vec<&str> {
+        let mut unlisted = Vec::new();
+        for (at, file) in self.files.iter().enumerate() {
+            if let Container::Safetensors(file) = file {
+                unlisted.extend(file.names().filter(|name| self.places.get(*name) != Some(&at)));
+            }
+        }
+        unlisted
+    }
+
     /// The first GGUF file, whose metadata stand for those of all.
     pub fn first_gguf(&self) -> Option<&gguf::File> {
         match self.files.first() {
