@@ -4,8 +4,8 @@ use format::checkpoint::{Content, Format, Module, Quantisation, Survey};
 
 use super::file_name;
 use super::finding::{Findings, Grade};
-use super::loaders::VLLM;
 use super::structure::is_projection;
+use super::versions::VLLM;
 
 /// Checks declarations, tied weights and the scales of the cache of keys and values.
 pub fn check(survey: &Survey, modules: &[Module<'_>], found: &mut Findings) {

@@ -1,9 +1,10 @@
-//! Modules that see the same tokens, which loaders merge: gate and up, and q, k and v. What keeping one global scale for all
-//! of them does to each.
+//! Modules that see the same tokens, which loaders merge: gate and up, and q, k and v. What keeping one global scale
+//! for all of them does to each.
 //!
-//! A matrix that is read with the global scale g' instead of its own g is multiplied by g'/g as a whole. So the relative error of
-//! each of its elements is |g'/g − 1|, exactly, and that is its relative Frobenius error, too. For the merged matrix the
-//! errors are weighed by the norms of its parts, which are estimated from their block scales (codes are alike in the mean).
+//! A matrix that is read with the global scale g' instead of its own g is multiplied by g'/g as a whole. So the
+//! relative error of each of its elements is |g'/g − 1|, exactly, and that is its relative Frobenius error, too. For
+//! the merged matrix the errors are weighed by the norms of its parts, which are estimated from their block scales
+//! (codes are alike in the mean).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use format::checkpoint::{Content, Format, Module, Precision};
 use serde::Serialize;
 
 use super::finding::{Findings, Grade, number};
-use super::loaders::VLLM;
+use super::versions::VLLM;
 use crate::{model, table};
 
 /// What the modules of a group are.

@@ -1,7 +1,7 @@
 //! What other programs would do with a checkpoint, by the rules of one version of each.
 //!
-//! The rules were read from their sources (llama.cpp's converter at commit b21e4de) or seen in a run, and are stated here in
-//! our own words. Where none was read the verdict is that it is not known.
+//! The rules were read from their sources or seen in a run, and are stated here in our own words. Where none was read
+//! the verdict is that it is not known.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,7 @@ use serde::Serialize;
 
 use super::finding::number;
 use super::groups::{Merge, error_words};
-
-pub const TRANSFORMERS: &str = "transformers 5.22.2";
-pub const VLLM: &str = "vLLM 0.32.0";
-pub const LLAMA_CPP: &str = "llama.cpp b10586";
+use super::versions::{LLAMA_CPP, TRANSFORMERS, VLLM};
 
 /// What ModelOpt's `quant_algo` may be in vLLM.
 const VLLM_ALGORITHMS: [&str; 7] =
@@ -23,9 +20,9 @@ const VLLM_ALGORITHMS: [&str; 7] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It computes what the checkpoint says.
+    /// Weights come out as the checkpoint has them.
     Exact,
-    /// It loads, and computes something else.
+    /// It loads, with other weights.
     Wrong,
     Refuses,
     /// No rule was read.
@@ -161,7 +158,7 @@ fn vllm(subject: &Subject<'_>) -> (Verdict, String) {
     }
     (
         Verdict::Exact,
-        "Merged matrices have one global scale here, so that keeping one changes nothing. It needs a GPU.".to_owned(),
+        "It keeps one global scale for merged matrices, and they have one here. It needs a GPU.".to_owned(),
     )
 }
 

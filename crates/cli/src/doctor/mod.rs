@@ -1,7 +1,7 @@
-//! `hammerhead doctor`: what every loader must get right about a checkpoint, and what goes wrong with those that do not.
+//! `hammerhead doctor`: what every loader must get right about a checkpoint, and what happens with one that does not.
 //!
 //! The checkpoint is surveyed once ([`format::checkpoint::Survey`]); every check looks at the survey and adds findings.
-//! [`loaders`] has the rules of other programs, each with the version that they were read from.
+//! [`loaders`] has the rules of other programs, [`versions`] where they were read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ mod page;
 mod scales;
 mod structure;
 mod text;
+mod versions;
 
 use finding::{Finding, Findings, Grade};
 use groups::Merge;

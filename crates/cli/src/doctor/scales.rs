@@ -1,12 +1,12 @@
-//! Whether scales are numbers that a weight can have: block scales, global scales, those of activations and of the cache of
-//! keys and values, and AWQ's vectors.
+//! Whether scales are numbers that a weight can have: block scales, global scales, those of activations and of the
+//! cache of keys and values, and AWQ's vectors.
 
 use format::GlobalScale;
 use format::checkpoint::{BlockScales, Content, Module, Precision};
 
 use super::finding::{Findings, Grade, number};
 use super::groups::{Group, Kind};
-use super::loaders::{LLAMA_CPP, VLLM};
+use super::versions::{LLAMA_CPP, VLLM};
 
 /// The largest magnitude of a code.
 const LARGEST_CODE: f64 = 6.0;
@@ -49,8 +49,8 @@ fn blocks(modules: &[Module<'_>], found: &mut Findings) {
         Grade::Warning,
         "scale-zero",
         |blocks| blocks.zero,
-        "are zero although their codes are not: these weights were lost when they were quantised, and kernels that divide by \
-         a scale make NaN of them. Quantise with a smaller global scale.",
+        "are zero although their codes are not: small blocks were lost when the model was quantised, and every loader reads \
+         them as zeros. Quantise with a smaller global scale.",
     );
 }
 
@@ -101,8 +101,8 @@ fn globals(modules: &[Module<'_>], found: &mut Findings) {
     }
 }
 
-/// The largest weights that a module's global scale makes, as it is named and inverted, if only the latter are plausible:
-/// trained weights are of the order of one, and the two readings differ by about (6 · 448)².
+/// The largest weights that a module's global scale makes, as it is named and inverted, if only the latter are
+/// plausible: trained weights are of the order of one, and the two readings differ by about (6 · 448)².
 fn inverted<'m>(module: &Module<'m>) -> Option<(&'m str, GlobalScale, [f64; 2])> {
     let largest = LARGEST_CODE * module.blocks.as_ref()?.largest;
     let scale = module
@@ -177,9 +177,9 @@ fn vectors(modules: &[Module<'_>], groups: &[Group<'_>], found: &mut Findings) {
         "awq",
         vectors.map(|module| module.name),
         format!(
-            "Tokens must be multiplied with these modules' pre_quant_scale (AWQ) first. Hammerhead does that; {VLLM} and \
-             {LLAMA_CPP} do not know it, and a loader that drops it computes something else. Use one that applies it, or fold \
-             it into the norm before."
+            "Tokens must be multiplied with these modules' pre_quant_scale (AWQ) first. Hammerhead does that; \
+             {VLLM} and {LLAMA_CPP} do not know it, and a loader that drops it computes something else. Use one \
+             that applies it, or fold it into the norm before."
         ),
     );
     let is_half = |group: &&Group<'_>| {

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use format::Error;
-use format::checkpoint::{Content, Module, Precision, Survey};
+use format::checkpoint::{Content, Format, Module, Precision, Survey};
 
 use super::finding::{Findings, Grade};
-use super::loaders::{LLAMA_CPP, VLLM};
+use super::versions::{LLAMA_CPP, VLLM};
 use crate::{Result, model};
 
 /// Files that cannot be opened as a finding; a path without a model stays the caller's mistake.
@@ -64,31 +64,24 @@ fn parts(modules: &[Module<'_>], found: &mut Findings) {
         orphans,
         "Scales are there, but the weights that they belong to are not. Fetch the missing tensors, or look in the other shards.",
     );
-    let is_code = |module: &&Module<'_>| match &module.content {
-        Content::Other(words) => {
-            words.starts_with("U8 without") || words.starts_with("blocks without") || words.starts_with("FP8")
-        }
+    let is_bare = |module: &&Module<'_>| match &module.content {
+        Content::Other(words) if words.starts_with("FP8") => !module.has_scales,
+        Content::Other(words) => words.starts_with("U8 without") || words.starts_with("blocks without"),
         Content::Quantised { .. } => false,
     };
-    let bare = modules.iter().filter(is_code).filter(|module| !module.has_scales).map(|module| module.name);
+    let bare = modules.iter().filter(is_bare).map(|module| module.name);
     found.add(
         Grade::Error,
         "orphan-codes",
         bare,
         "Codes are there, but not the scales that make numbers of them. Fetch the missing tensors, or look in the other shards.",
     );
-    // An orphan is no weight either; one finding says so.
-    let whole = modules.iter().filter(|module| module.has_elements);
-    for module in whole {
-        match &module.problem {
-            Some(Error::Ambiguous { .. }) if found.has("ambiguous") => {}
-            Some(error @ Error::Ambiguous { .. }) => {
-                let alike = modules.iter().filter(|module| matches!(module.problem, Some(Error::Ambiguous { .. })));
-                found.add(Grade::Warning, "ambiguous", alike.map(|module| module.name), error.to_string());
-            }
-            _ => {}
-        }
+    let is_ambiguous = |module: &&Module<'_>| matches!(module.problem, Some(Error::Ambiguous { .. }));
+    let ambiguous: Vec<&Module<'_>> = modules.iter().filter(is_ambiguous).collect();
+    if let Some(Module { problem: Some(error), .. }) = ambiguous.first() {
+        found.add(Grade::Warning, "ambiguous", ambiguous.iter().map(|module| module.name), error.to_string());
     }
+    // Orphans are no weights either, and have findings of their own.
     let incomplete =
         |module: &&Module<'_>| module.has_elements && !matches!(module.problem, None | Some(Error::Ambiguous { .. }));
     let incomplete: Vec<&Module<'_>> = modules.iter().filter(incomplete).collect();
@@ -125,9 +118,14 @@ pub fn is_projection(name: &str) -> bool {
 }
 
 fn sizes(modules: &[Module<'_>], found: &mut Findings) {
-    let quantised = || modules.iter().filter(|module| module.blocks.is_some());
-    let nvfp4 = |module: &&Module<'_>| matches!(module.content, Content::Quantised { precision: Precision::NvFp4, .. });
-    let refused = quantised().filter(nvfp4).filter(|module| !module.shape[2].is_multiple_of(64));
+    // The layouts that these loaders take; in GGUF, blocks of 64 are given.
+    let is_taken = |module: &&Module<'_>| {
+        let formats = [Format::ModelOpt, Format::CompressedTensors];
+        let Content::Quantised { format, precision } = module.content else { return false };
+        module.blocks.is_some() && precision == Precision::NvFp4 && formats.contains(&format)
+    };
+    let taken = || modules.iter().filter(is_taken);
+    let refused = taken().filter(|module| !module.shape[2].is_multiple_of(64));
     found.add(
         Grade::Warning,
         "size-refused",
@@ -137,18 +135,19 @@ fn sizes(modules: &[Module<'_>], found: &mut Findings) {
              Marlin kernels in {VLLM} refuse experts of such a hidden size. Pad K with zeros."
         ),
     );
+    // Either of Marlin's sizes is one of CUTLASS's, too.
     let is_aligned = |[_, n, k]: [usize; 3]| {
-        let marlin = n.is_multiple_of(64) && k.is_multiple_of(128) || n.is_multiple_of(128) && k.is_multiple_of(64);
-        marlin && n.is_multiple_of(32) && k.is_multiple_of(32)
+        n.is_multiple_of(64) && k.is_multiple_of(128) || n.is_multiple_of(128) && k.is_multiple_of(64)
     };
-    let padded = quantised().filter(nvfp4).filter(|module| !is_aligned(module.shape));
+    let padded = taken().filter(|module| !is_aligned(module.shape));
     found.add(
         Grade::Note,
         "size-padded",
         padded.map(|module| module.name),
         format!(
-            "{VLLM} pads these weights: its CUTLASS kernels take N and K in multiples of 32, its Marlin kernels N of 64 with K \
-             of 128, or N of 128 with K of 64. Results stay the same, memory grows; kernels without padding refuse them."
+            "{VLLM} pads these weights: its CUTLASS kernels take N and K in multiples of 32, its Marlin kernels N \
+             of 64 with K of 128, or N of 128 with K of 64. Results stay the same, memory grows; kernels without \
+             padding refuse them."
         ),
     );
 }

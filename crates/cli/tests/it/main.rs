@@ -4,6 +4,7 @@ mod bad_inputs;
 mod checkpoints;
 mod commands;
 mod common;
+mod doctor;
 mod gpu;
 mod moe;
 mod page;

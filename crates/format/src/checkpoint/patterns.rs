@@ -1,7 +1,7 @@
 //! The patterns by which configurations leave modules out: names with `*`, and after `re:` regular expressions.
 //!
-//! Of regular expressions only what such lists hold is understood: text, `.`, `.*`, `^`, `$` and escaped characters. About
-//! any other the answer is that it is not known, so that nothing is concluded from it.
+//! Of regular expressions only what such lists hold is understood: text, `.`, `.*`, `^`, `$` and escaped characters.
+//! About any other the answer is that it is not known, so that nothing is concluded from it.
 
 /// Whether a module, or one around it, fits a name in which `*` stands for any characters.
 pub(super) fn glob(pattern: &str, module: &str) -> bool {

@@ -12,3 +12,4 @@ mod pre_scales;
 mod quantising;
 mod safetensors_files;
 mod scale_layouts;
+mod survey;

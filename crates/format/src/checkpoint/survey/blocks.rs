@@ -1,6 +1,7 @@
 //! What a weight's block scales are: how many are NaN, negative, or zero where codes are not.
 //!
-//! A scale is a byte, so a tensor of them is counted into 256 bins, and everything but the zeros follows from the counts.
+//! A scale is a byte, so a tensor of them is counted into 256 bins, and everything but the zeros follows from the
+//! counts.
 
 use super::super::Precision;
 use super::super::coded::{Bytes, Coded};

@@ -1,9 +1,9 @@
 //! A survey of a checkpoint: every weight with its scales as they are stored, without a judgement.
 //!
-//! [`Checkpoint`] refuses what it cannot compute with, and stops there. A survey goes on: a weight whose parts do not fit
-//! together is described with the reason, scales that are NaN or zero are counted, and the rest of the model is described all
-//! the same. Scales are read whole, codes only where a scale is zero. (In GGUF the scales lie among the codes, so that all pages
-//! of a file are read.)
+//! [`Checkpoint`] refuses what it cannot compute with, and stops there. A survey goes on: a weight whose parts do not
+//! fit together is described with the reason, scales that are NaN or zero are counted, and the rest of the model is
+//! described all the same. Scales are read whole, codes only where a scale is zero. (In GGUF the scales lie among the
+//! codes, so that all pages of a file are read.)
 
 use std::path::Path;
 use std::thread;
@@ -31,7 +31,8 @@ pub struct Survey {
 /// A module that has a weight, or what is left of one.
 #[derive(Debug)]
 pub struct Module<'a> {
-    /// Its name, such as `model.layers.0.self_attn.q_proj`; modules of GGUF files have the names that other formats use.
+    /// Its name, such as `model.layers.0.self_attn.q_proj`; modules of GGUF files have the names that other formats
+    /// use.
     pub name: &'a str,
     /// The list of layers that it is in, such as `model.layers`, and its layer's number.
     pub layer: Option<(&'a str, usize)>,
@@ -106,7 +107,8 @@ impl Survey {
         names.map(|name| (name, number(name).unwrap_or(f32::NAN))).collect()
     }
 
-    /// Every module that has a weight of at least two sides, or parts of one. Scales are read by all threads of the machine.
+    /// Every module that has a weight of at least two sides, or parts of one. Scales are read by all threads of the
+    /// machine.
     pub fn modules(&self) -> Vec<Module<'_>> {
         let stems: Vec<&str> = self.checkpoint.catalogue.keys().map(String::as_str).collect();
         let threads = thread::available_parallelism().map_or(1, usize::from);
