@@ -63,7 +63,7 @@ impl Survey {
     ///
     /// If there is no model, or if a file is missing or damaged.
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
-        Ok(Self { checkpoint: Checkpoint::open_files(&Files::Disk, path.as_ref(), options)? })
+        Ok(Self { checkpoint: Checkpoint::catalogued(&Files::Disk, path.as_ref(), options)? })
     }
 
     /// What the model says it is, such as `qwen3_moe`.

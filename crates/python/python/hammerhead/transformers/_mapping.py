@@ -16,6 +16,17 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 
 @dataclass
+class Shapes:
+    """What conversions ask a model for: its configuration, and the shapes of parameters."""
+
+    config: Any
+    parameters: dict[str, torch.Tensor]
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        return self.parameters[name]
+
+
+@dataclass
 class Origin:
     """Where parameters come from: tensors of the files, and what is done to them."""
 
@@ -28,6 +39,9 @@ class Origin:
     sources: dict[str, list[str]] = field(default_factory=dict)
     """The tensors, in the order of loading, by the pattern of the conversion that takes them."""
 
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Parameters that share their values with one that is made."""
+
     @property
     def names(self) -> list[str]:
         return [name for names in self.sources.values() for name in names]
@@ -35,20 +49,22 @@ class Origin:
     @property
     def targets(self) -> list[str]:
         """All parameters that it makes."""
-        if self.converter is None:
-            return [self.target]
-        first, *others = self.converter.target_patterns
-        return [self.target, *(self.target.replace(first, other) for other in others)]
+        patterns = [""] if self.converter is None else self.converter.target_patterns
+        return [self.target, *(self.target.replace(patterns[0], other) for other in patterns[1:]), *self.aliases]
 
-    def made(self, model: Any, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+    def made(self, shapes: Shapes, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
         """The parameters, of tensors that are read so."""
+        made = self._converted(shapes, read)
+        return {**made, **{alias: made[shared] for alias, shared in self.aliases.items()}}
+
+    def _converted(self, shapes: Shapes, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
         if self.converter is None:
             return {self.target: read(self.names[0])}
         converter = deepcopy(self.converter)
         for pattern, names in self.sources.items():
             for name in names:
                 converter.add_tensor(self.target, name, pattern, lambda name=name: read(name))
-        made = converter.convert(self.target, model=model, config=model.config)
+        made = converter.convert(self.target, model=shapes, config=shapes.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hammerhead.transformers._files import Files
-from hammerhead.transformers._mapping import Origin, origins
+from hammerhead.transformers._files import Files, Packed
+from hammerhead.transformers._mapping import Origin, Shapes, origins
 from hammerhead.transformers._twin import Differs, ExpertsForm, MlpForm, Stacks, alike, experts_form, mlp_form
 
 Projection = tuple[str, int, str]
@@ -44,16 +44,26 @@ class Plan:
     left_out: list[str] = field(default_factory=list)
     """Quantised tensors that the model has no use for."""
 
+    shapes: Shapes = field(default_factory=lambda: Shapes(None, {}))
+    """The model's parameters as they were before anything was replaced."""
+
     @property
     def replaced(self) -> list[str]:
         return [*self.linears, *self.mlps, *self.experts]
+
+    @property
+    def stems(self) -> set[str]:
+        """The tensors whose values, and biases, the replaced modules have."""
+        of_mlps = (projection for _, projections in self.mlps.values() for projection in projections)
+        of_experts = (projection for _, each in self.experts.values() for expert in each for projection in expert)
+        return {*self.linears.values(), *(projection[0] for projection in (*of_mlps, *of_experts) if projection is not None)}
 
     def notes(self, model: Any, files: Files) -> list[str]:
         """What the user should know, a sentence each."""
         notes = [f"{_several(names)}: {reason}; its own code computes it with expanded weights" for reason, names in self.kept.items()]
         expanded = [origin for origin in self.expanded if any(name in files.packed for name in origin.names)]
         if expanded:
-            parameters = [model.get_parameter(target) for origin in expanded for target in origin.targets]
+            parameters = [self.shapes.get_parameter(target) for origin in expanded for target in origin.targets]
             size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
             notes.append(f"{_several([origin.target for origin in expanded])}: expanded from 4 bits, to {size:.1f} MiB in all")
         if self.left_out:
@@ -70,14 +80,14 @@ def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mappin
             "weight_scale and weight_global_scale); load the model without hammerhead.transformers"
         )
     found, lost = origins(model, conversions, files.names)
-    _refuse_tied(model, files, found)
-    made = Plan()
+    made = Plan(shapes=Shapes(model.config, model.state_dict()))
+    _untie(model, files, found)
     forms = Forms(unchecked or {})
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and f"{name}.weight" in found:
             _add_linear(made, name, module, files, found[f"{name}.weight"])
         elif (stacks := Stacks.of(module)) is not None:
-            _add_experts(made, name, module, stacks, model, files, found, forms)
+            _add_experts(made, name, module, stacks, files, found, forms)
             _add_numbered_experts(made, name, module, stacks, files, lost, forms)
     _fuse(made, model, forms)
     _expand_the_rest(made, files, found)
@@ -126,15 +136,15 @@ def _add_linear(made: Plan, name: str, module: Any, files: Files, origin: Origin
 
 
 def _add_experts(
-    made: Plan, name: str, module: Any, stacks: Stacks, model: Any, files: Files, found: dict[str, Origin], forms: Forms
+    made: Plan, name: str, module: Any, stacks: Stacks, files: Files, found: dict[str, Origin], forms: Forms
 ) -> None:
     first, down = (found.get(f"{name}.{part}") for part in (stacks.first, "down_proj"))
     if first is None or down is None or not any(source in files.packed for source in (*first.names, *down.names)):
         return
     try:
         form = forms.of(name, module, experts_form, stacks)
-        firsts = _rows_of(model, files, first, stacks, form.halves)
-        downs = _rows_of(model, files, down, stacks, None)
+        firsts = _rows_of(made.shapes, files, first, stacks, form.halves)
+        downs = _rows_of(made.shapes, files, down, stacks, None)
     except Differs as differs:
         made.kept.setdefault(f"{type(module).__name__} {differs}", []).append(name)
         return
@@ -158,7 +168,7 @@ def _add_numbered_experts(
     made.experts[name] = form, [(expert[0], expert[1] if stacks.gated else None, expert[-1]) for expert in each]
 
 
-def _rows_of(model: Any, files: Files, origin: Origin, stacks: Stacks, halves: Any) -> list[list[Projection]]:
+def _rows_of(shapes: Shapes, files: Files, origin: Origin, stacks: Stacks, halves: Any) -> list[list[Projection]]:
     """Where in the files the matrices of a stacked parameter lie, found by running the model's own conversion on numbers that say where they
     are from."""
     sides = 4, 2
@@ -175,10 +185,19 @@ def _rows_of(model: Any, files: Files, origin: Origin, stacks: Stacks, halves: A
             stack[member] = (torch.arange(8).reshape(sides) + 8 * mark).float()
         stack = stack.transpose(1, 2).contiguous() if packed.turned else stack
         marked[name] = stack if packed.stack is not None else stack[0]
-    whole = origin.made(model, marked.__getitem__)[origin.target].long()
+    small = _shape_of_marks(shapes.get_parameter(origin.target).shape, packed, stack, sides)
+    whole = origin.made(Shapes(shapes.config, dict.fromkeys(origin.targets, small)), marked.__getitem__)[origin.target].long()
     if stacks.turned:
         whole = whole.transpose(1, 2)
     return [[_recognised(rows, marks) for rows in _half(whole, half)] for half in (halves or ("all",))]
+
+
+def _shape_of_marks(shape: Sequence[int], packed: Packed, marks: torch.Tensor, sides: tuple[int, int]) -> torch.Tensor:
+    """What a parameter's shape is when it is made of marks: some conversions decide by it whether to transpose."""
+    if packed.rows == packed.k:
+        return marks
+    smaller = {packed.rows: sides[0], 2 * packed.rows: 2 * sides[0], packed.k: sides[1]}
+    return torch.empty(shape[0], *(smaller.get(size, size) for size in shape[1:]), device="meta")
 
 
 def _half(whole: torch.Tensor, half: str) -> torch.Tensor:
@@ -232,16 +251,23 @@ def _is_in(parameter: str, modules: set[str]) -> bool:
     return False
 
 
-def _refuse_tied(model: Any, files: Files, found: dict[str, Origin]) -> None:
+def _untie(model: Any, files: Files, found: dict[str, Origin]) -> None:
+    """Gives quantised weights that several modules of a class share to each of them; one that is shared with anything else is refused."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    for weight, other in tied.items():
+    for weight, other in list(tied.items()):
         for one, another in ((weight, other), (other, weight)):
             origin = found.get(one)
-            if origin is not None and any(name in files.packed for name in origin.names):
+            if origin is None or not any(name in files.packed for name in origin.names):
+                continue
+            kinds = {type(model.get_submodule(name.rpartition(".")[0])) for name in (one, another)}
+            if len(kinds) > 1 or found.get(another, origin).names != origin.names:
                 raise ValueError(
                     f"{one.removesuffix('.weight')} is NVFP4, but its weight is tied to {another}, which is not: set tie_word_embeddings to "
                     "false in config.json if the file has both, or export the model without quantising it"
                 )
+            found[another] = origin
+            origin.aliases[another] = one
+            tied.pop(weight, None)
 
 
 def _account_for_lost(made: Plan, model: Any, files: Files, found: dict[str, Origin], lost: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class NvFp4Quantizer(HfQuantizer):
         self.plan = Plan()
         self.device_map: Any = None
         self.conversions: list[Any] = []
-        self.dtypes: dict[str, torch.dtype] = {}
+        self.hidden: set[str] = set()
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
         for place in device_map.values() if isinstance(device_map, dict) else ():
@@ -75,14 +76,15 @@ class NvFp4Quantizer(HfQuantizer):
         self._replace(model, files)
         for name in self._expanded_names():
             module, _, parameter = name.rpartition(".")
-            owner = model.get_submodule(module)
-            self.dtypes[name] = getattr(owner, parameter).dtype
-            # Absent while transformers loads, so that it neither expects nor initialises it.
-            owner._parameters[parameter] = None
-            owner._is_hf_initialized = True
+            # Absent while transformers loads, so that it does not expect it.
+            model.get_submodule(module)._parameters[parameter] = None
+        for name in (*self.plan.replaced, *(name.rpartition(".")[0] for name in self._expanded_names())):
+            _leave_uninitialised(model, name)
+        biases = (f"{stem}{join}bias" for stem in self.plan.stems for join in "._")
+        self.hidden = {*files.hidden, *(bias for bias in biases if bias in files.element)}
         unexpected = model._keys_to_ignore_on_load_unexpected or set()
         model._keys_to_ignore_on_load_unexpected = {*unexpected, f"^{_HIDDEN}", r"\.[kv]_scale$"}
-        return [_Hidden(files.hidden), *weight_conversions]
+        return [_Hidden(self.hidden), *weight_conversions]
 
     def _replace(self, model: Any, files: Files) -> None:
         checkpoint = files.checkpoint
@@ -90,12 +92,19 @@ class NvFp4Quantizer(HfQuantizer):
         def backend(name: str) -> str | None:
             return backend_at(place_of(name, self.device_map))
 
+        # Modules that share weights share what is packed of them.
+        @cache
+        def linear(stem: str, backend: str | None) -> Linear:
+            return Linear.from_checkpoint(checkpoint, stem, backend=backend)
+
+        @cache
+        def mlp(projections: Any, gate: str, backend: str | None) -> Mlp:
+            return Mlp._named(checkpoint, projections, gate, backend=backend)
+
         for name, stem in self.plan.linears.items():
-            linear = Linear.from_checkpoint(checkpoint, stem, backend=backend(name))
-            model.set_submodule(name, NvFp4Linear(linear, model.get_submodule(name), files, stem))
+            model.set_submodule(name, NvFp4Linear(linear(stem, backend(name)), model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
-            mlp = Mlp._named(checkpoint, projections, form.gate, backend=backend(name))
-            model.set_submodule(name, NvFp4Mlp(mlp, model.get_submodule(name)))
+            model.set_submodule(name, NvFp4Mlp(mlp(projections, form.gate, backend(name)), model.get_submodule(name)))
         for name, (form, each) in self.plan.experts.items():
             experts = Experts._named(checkpoint, each, form.gate, backend=backend(name))
             model.set_submodule(name, NvFp4Experts(experts, form, model.get_submodule(name)))
@@ -106,11 +115,10 @@ class NvFp4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         assert self.files is not None
         for origin in self.plan.expanded:
-            for name, values in origin.made(model, self.files.expanded).items():
+            for name, values in origin.made(self.plan.shapes, self.files.expanded).items():
                 module, _, parameter = name.rpartition(".")
-                device = place_of(name, self.device_map) or "cpu"
-                values = values.to(device=device, dtype=self.dtypes[name]).contiguous()
-                model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(values, requires_grad=False)
+                values = values.to(place_of(name, self.device_map) or "cpu", self.plan.shapes.get_parameter(name).dtype)
+                model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(values.contiguous(), requires_grad=False)
         conversions = getattr(model, "_weight_conversions", None) or []
         self.conversions = [entry for entry in conversions if not isinstance(entry, _Hidden)]
         # Saving reverts them, which must not happen to the names of packed tensors: those are the files' own.
@@ -128,10 +136,7 @@ class NvFp4Quantizer(HfQuantizer):
             state = revert_weight_conversion(model, state)
         finally:
             model._weight_conversions = []
-        biases = (f"{stem}.bias" for stem in {packed.stem for packed in self.files.packed.values()})
-        for name in (*self.files.hidden, *(bias for bias in biases if bias in self.files.element and bias not in state)):
-            state[name] = self.files.tensor(name)
-        return state, {}
+        return {**state, **{name: self.files.tensor(name) for name in self.hidden}}, {}
 
     def is_serializable(self) -> bool:
         return True
@@ -143,6 +148,15 @@ class NvFp4Quantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def _leave_uninitialised(model: Any, name: str) -> None:
+    """Keeps a model from initialising parameters that are gone: it may do that from the module itself, or from the one that holds it."""
+    model.get_submodule(name)._is_hf_initialized = True
+    holder = model.get_submodule(name.rpartition(".")[0])
+    own = [*holder.named_parameters(recurse=False), *holder.named_buffers(recurse=False)]
+    if not own:
+        holder._is_hf_initialized = True
 
 
 class _Hidden(WeightRenaming):
