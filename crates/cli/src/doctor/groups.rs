@@ -162,9 +162,12 @@ fn errors(scales: &[(GlobalScale, f64)], keeps: Keeps) -> Option<[f64; 2]> {
     Some([largest, if all > 0.0 { (off / all).sqrt() } else { 0.0 }])
 }
 
+/// The groups of one kind in a layer, of experts or not.
+type OfLayer<'a> = (Option<(&'a str, usize)>, Kind, bool);
+
 /// What merging does, layer by layer; layers without differences are left out.
 pub fn merges(groups: &[Group<'_>]) -> Vec<Merge> {
-    let mut found: BTreeMap<(Option<(&str, usize)>, Kind, bool), Vec<&Group<'_>>> = BTreeMap::new();
+    let mut found: BTreeMap<OfLayer<'_>, Vec<&Group<'_>>> = BTreeMap::new();
     for group in groups.iter().filter(|group| group.format().is_some()) {
         found.entry((group.members[0].layer, group.kind, group.is_expert())).or_default().push(group);
     }

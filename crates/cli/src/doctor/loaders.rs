@@ -25,7 +25,7 @@ pub enum Verdict {
     /// It loads, with other weights.
     Wrong,
     Refuses,
-    /// No rule was read.
+    /// No rule was read that settles it.
     Unknown,
 }
 
@@ -144,7 +144,8 @@ fn vllm(subject: &Subject<'_>) -> (Verdict, String) {
         return (Verdict::Refuses, format!("Its list of ModelOpt's algorithms does not have {algorithm}."));
     }
     if subject.is_awq() {
-        return (Verdict::Wrong, "It does not know pre_quant_scale, and never multiplies tokens with it.".to_owned());
+        let says = "It does not know pre_quant_scale: it drops that tensor or stops at it, depending on the model.";
+        return (Verdict::Unknown, says.to_owned());
     }
     let largest = subject.merges.iter().map(|merge| merge.largest_error).fold(0.0, f64::max);
     if largest > 0.0 {
@@ -174,7 +175,7 @@ fn llama_cpp(subject: &Subject<'_>) -> (Verdict, String) {
         return refuses("Its converter does not support torchao.");
     }
     if subject.has(Format::CompressedTensors, Precision::MxFp4) {
-        return refuses("Its converter does not support mxfp4-pack-quantized.");
+        return refuses("Its converter takes mxfp4-pack-quantized of Kimi K3 alone.");
     }
     if subject.algorithm.as_deref().is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("NVFP4_AWQ")) {
         return refuses("Its converter takes quant_algo NVFP4 and W4A16_NVFP4 for NVFP4, not NVFP4_AWQ.");

@@ -222,6 +222,8 @@ fn experts_are_read_with_the_gate_s_scale_and_without_any_by_transformers() {
     assert!(transformers["says"].as_str().unwrap().contains("3.32e4 to 4.31e4 times too large"), "{transformers}");
     assert_eq!((&vllm["name"], &vllm["verdict"]), (&json!("vLLM 0.32.0"), &json!("wrong")));
     assert_eq!((&llama["name"], &llama["verdict"]), (&json!("llama.cpp b10586"), &json!("refuses")));
+    let unsettled = examine(changed("modelopt_dense", |t| both_vectors(t, 0.5), no_config).path());
+    assert_eq!(unsettled["loaders"][1]["verdict"], "unknown", "vLLM takes the algorithm, and has no pre_quant_scale");
     let awq = examine(&data("modelopt_awq"));
     assert!(awq["loaders"][1]["says"].as_str().unwrap().contains("NVFP4_AWQ"), "{awq}");
 }

@@ -92,8 +92,8 @@ mod tests {
         for first in [0, 1] {
             sorted.sort(&routed, first..5, 4);
             let tokens = |expert: usize| {
-                let rows = sorted.offsets()[expert + 1] - sorted.offsets()[expert];
-                (0..rows).map(|row| sorted.token(expert, row)).collect::<Vec<_>>()
+                let rows = &sorted.rows[sorted.offsets()[expert]..sorted.offsets()[expert + 1]];
+                rows.iter().map(|&row| first + row as usize / sorted.top_k).collect::<Vec<_>>()
             };
             let expected: [&[usize]; 4] = [&[3], &[0, 1, 3, 4], &[], &[0, 4]];
             for (expert, expected) in expected.iter().enumerate() {
