@@ -8,7 +8,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parent / "data"
-MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+MIXED = sorted(path.name for path in DATA.glob("*_mixed_*"))
+"""Models of which some layers are FP8 or MXFP8."""
+MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name not in MIXED)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -26,6 +28,14 @@ def expanded(folder):
             scales = stored[f"{stem}.weight_scale"].float().repeat_interleave(16, -1)
             whole = stored[f"{stem}.weight_scale_2"] if part == "weight" else 1 / stored[f"{stem}.weight_global_scale"]
             weights[f"{stem}.weight"] = E2M1[codes] * scales * whole
+        elif part == "weight" and tensor.dtype == torch.float8_e4m3fn:
+            scales = stored[f"{stem}.weight_scale"]
+            if scales.dtype == torch.uint8:
+                factors = torch.exp2(scales.float() - 127).repeat_interleave(32, -1)
+            else:
+                # One for the matrix, or one per row.
+                factors = scales.float().reshape(-1, 1)
+            weights[name] = tensor.float() * factors
         elif part in ("weight", "bias"):
             weights[name] = tensor.float()
     return weights

@@ -6,6 +6,7 @@
 Nothing is downloaded: the models have random weights from a fixed seed.
 """
 
+import copy
 import pathlib
 import shutil
 
@@ -46,7 +47,8 @@ def tidy(path):
             file.unlink()
 
 
-def modelopt(name, model, shard="5GB"):
+def modelopt(name, model, shard="5GB", others=None):
+    """All in NVFP4, but for modules that match a pattern of ``others``: those by that configuration of ModelOpt's."""
     import modelopt.torch.export as export
     import modelopt.torch.quantization as quantization
 
@@ -55,20 +57,30 @@ def modelopt(name, model, shard="5GB"):
             model(torch.randint(0, 64, (4, 16)))
 
     path = folder(name)
-    model = quantization.quantize(model, quantization.NVFP4_DEFAULT_CFG, calibrate)
+    settings = copy.deepcopy(quantization.NVFP4_DEFAULT_CFG)
+    for pattern, other in (others or {}).items():
+        # Of a configuration's entries these two say how weights and inputs are quantised; later entries win.
+        for quantizer in ("weight_quantizer", "input_quantizer"):
+            entries = getattr(quantization, other)["quant_cfg"]
+            [entry] = [each for each in entries if each["quantizer_name"] == f"*{quantizer}"]
+            settings["quant_cfg"].append({"enable": True, **entry, "quantizer_name": f"{pattern}{quantizer}"})
+    model = quantization.quantize(model, settings, calibrate)
     with torch.inference_mode():
         export.export_hf_checkpoint(model, export_dir=path, max_shard_size=shard)
     tidy(path)
 
 
-def compressed(name, model, ignore, shard="5GB"):
+def compressed(name, model, ignore, shard="5GB", others=None):
+    """All linear layers in NVFP4, but for those that match a pattern of ``others``: these by that preset."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     path = folder(name)
-    groups = {"group_0": preset_name_to_scheme("NVFP4A16", ["Linear"])}
+    presets = {**(others or {}), "Linear": "NVFP4A16"}
+    schemes = [preset_name_to_scheme(preset, [target]) for target, preset in presets.items()]
+    groups = {f"group_{number}": scheme for number, scheme in enumerate(schemes)}
     config = QuantizationConfig(config_groups=groups, ignore=ignore, quantization_status=QuantizationStatus.FROZEN)
     apply_quantization_config(model, config)
     for module in model.modules():
@@ -76,6 +88,13 @@ def compressed(name, model, ignore, shard="5GB"):
         if scheme is None:
             continue
         weight = module.weight.data.float()
+        if scheme.weights.num_bits == 8:
+            rows = weight.reshape(1, -1) if scheme.weights.strategy == "tensor" else weight
+            scales, _ = calculate_qparams(rows.amin(1), rows.amax(1), scheme.weights)
+            module.weight_scale.data = scales.reshape(module.weight_scale.shape)
+            if hasattr(module, "input_scale"):
+                module.input_scale.data.fill_(1 / 32)
+            continue
         blocks = weight.reshape(weight.shape[0], -1, scheme.weights.group_size)
         low, high = blocks.amin(-1), blocks.amax(-1)
         module.weight_global_scale.data = generate_gparam(low.amin(), high.amax()).reshape(1)
@@ -96,6 +115,22 @@ def main():
     modelopt("modelopt_qwen2_moe", made("Qwen2Moe", **{**MOE, "shared_expert_intermediate_size": 48}))
     compressed("compressed_qwen3", made("Qwen3"), ["lm_head"])
     compressed("compressed_qwen3_moe", made("Qwen3Moe", **MOE), ["lm_head", "re:.*mlp.gate$"], "60KB")
+    mixed()
+
+
+def mixed():
+    """Models of which some layers are not NVFP4."""
+    modelopt(
+        "modelopt_mixed_llama", made("Llama"),
+        others={"*self_attn*": "FP8_PER_CHANNEL_PER_TOKEN_CFG", "*lm_head*": "NVFP4_DEFAULT_CFG"},
+    )  # fmt: skip
+    modelopt(
+        "modelopt_mixed_qwen3_moe", made("Qwen3Moe", **MOE),
+        others={"*self_attn*": "FP8_DEFAULT_CFG", "*layers.1.mlp*": "MXFP8_DEFAULT_CFG"},
+    )  # fmt: skip
+    compressed("compressed_mixed_qwen3", made("Qwen3"), ["lm_head"], others={"re:.*self_attn.*": "FP8_DYNAMIC"})
+    ignored = ["lm_head", "re:.*mlp.gate$"]
+    compressed("compressed_mixed_qwen3_moe", made("Qwen3Moe", **MOE), ignored, others={"re:.*self_attn.*": "FP8"})
 
 
 if __name__ == "__main__":

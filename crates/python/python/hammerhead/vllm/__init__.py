@@ -1,7 +1,8 @@
-"""NVFP4 checkpoints in vLLM, on CPUs and Hopper GPUs: linear layers and experts of ModelOpt and compressed-tensors, with weights that stay 4-bit.
+"""NVFP4 checkpoints in vLLM, on CPUs and Hopper GPUs: linear layers and experts of ModelOpt and compressed-tensors,
+with weights that stay 4-bit.
 
-Nothing is imported: vLLM finds :func:`register` by its entry point (``vllm.general_plugins``) and calls it in every process. ``VLLM_PLUGINS`` says which
-plugins vLLM loads. On other GPUs vLLM's own layers are left as they are.
+Nothing is imported: vLLM finds :func:`register` by its entry point (``vllm.general_plugins``) and calls it in every
+process. ``VLLM_PLUGINS`` says which plugins vLLM loads. On other GPUs vLLM's own layers are left as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def serves(platform: Any) -> bool:
 
 
 def register() -> None:
-    """Puts our methods for NVFP4 in the place of vLLM's, if vLLM computes where these serve. May be called any number of times."""
+    """Puts our methods for NVFP4 in the place of vLLM's, if vLLM computes where these serve.
+
+    It may be called any number of times.
+    """
     from vllm import __version__
     from vllm.platforms import current_platform
 
@@ -30,9 +34,12 @@ def register() -> None:
     try:
         from hammerhead.vllm import _compressed, _modelopt
     except (ImportError, AttributeError) as error:
-        # Whoever serves other models must not suffer from it.
+        # Models that are not NVFP4 must still be served.
         logging.getLogger("vllm.hammerhead").warning(
-            "hammerhead follows vLLM %s, and this is %s, in which something has moved (%s): NVFP4 layers are left to vLLM", WRITTEN_FOR, __version__, error
+            "hammerhead follows vLLM %s; in this one, %s, something has moved (%s): NVFP4 layers are left to vLLM",
+            WRITTEN_FOR,
+            __version__,
+            error,
         )
         return
     _modelopt.register()

@@ -1,19 +1,50 @@
-"""compressed-tensors' NVFP4 checkpoints: ``weight_packed``, ``weight_scale`` and ``weight_global_scale``, which divides."""
+"""compressed-tensors' NVFP4: ``weight_packed``, ``weight_scale`` and ``weight_global_scale``, which divides.
+
+Of a checkpoint with several formats, layers that are not NVFP4 are vLLM's, and where it has no kernel for FP8 or MXFP8,
+torch multiplies.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
-from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4 import (
-    CompressedTensorsW4A4Nvfp4MoEMethod,
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_nvfp4 as moe_nvfp4,
 )
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW4A4Fp4
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    CompressedTensorsScheme,
+    CompressedTensorsW4A4Fp4,
+    CompressedTensorsW8A8Fp8,
+    CompressedTensorsW8A8Mxfp8,
+    CompressedTensorsW8A16Fp8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.transform.linear import get_linear_transform_schemes
 
-from hammerhead.vllm._packed import LocalExperts, MergedLinear, check_loaded, empty, gate_of
+from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
+from hammerhead.vllm._packed import (
+    LocalExperts,
+    MergedLinear,
+    check_loaded,
+    check_own_product,
+    empty,
+    gate_of,
+    not_a_number,
+)
+from hammerhead.vllm._plain import PlainLinear, plain, requantised
+
+SCALES = ("w13_weight_scale", "w13_weight_global_scale", "w2_weight_scale", "w2_weight_global_scale")
+"""The parameters of experts that hold scales of weights."""
+
+OTHERS = (CompressedTensorsW8A8Fp8, CompressedTensorsW8A16Fp8, CompressedTensorsW8A8Mxfp8)
+"""vLLM's schemes for layers that torch multiplies where vLLM cannot."""
+
+FORMAT = "nvfp4-pack-quantized"
+"""How compressed-tensors stores NVFP4."""
 
 
 class _Inputs:
@@ -26,12 +57,18 @@ class _Inputs:
 class HammerheadNvFp4Scheme(CompressedTensorsW4A4Fp4):
     """A linear layer, or several merged ones."""
 
-    def __init__(self, use_a16: bool) -> None:
+    def __init__(self, prefix: str, use_a16: bool) -> None:
         # Not the parent's: it looks for a kernel of vLLM's.
-        self.use_a16, self.group_size, self.kernel = use_a16, 16, _Inputs()
+        self.prefix, self.use_a16, self.group_size, self.kernel = prefix, use_a16, 16, _Inputs()
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        super().create_weights(layer, *args, **kwargs)
+        not_a_number(layer.weight_scale)
+        not_a_number(layer.weight_global_scale)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        check_loaded(layer, "weight_scale", layer.weight_scale.data)
+        check_loaded(self.prefix, layer, "weight_scale", "weight_global_scale")
+        check_own_product(self.prefix, layer)
         factors = [1 / divisor for divisor in layer.weight_global_scale.tolist()]
         self.packed = MergedLinear(layer.weight_packed.data, layer.weight_scale.data, layer.logical_widths, factors)
         empty(layer, "weight_packed", "weight_scale")
@@ -40,8 +77,41 @@ class HammerheadNvFp4Scheme(CompressedTensorsW4A4Fp4):
         return self.packed(x, bias)
 
 
+class OtherScheme(CompressedTensorsScheme):
+    """A linear layer in FP8 or MXFP8: by a scheme of vLLM's, or where it has no kernel, a product by torch."""
+
+    plain: PlainLinear | None = None
+
+    def __init__(self, prefix: str, scheme: CompressedTensorsScheme) -> None:
+        self.prefix, self.scheme, self.has_kernel = prefix, scheme, True
+        self.dtype = get_current_vllm_config().model_config.dtype
+
+    def get_min_capability(self) -> int:
+        return self.scheme.get_min_capability()
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.scheme.create_weights(layer, *args, **kwargs)
+        except ValueError as error:
+            no_kernel(layer, error)
+            self.has_kernel = False
+        not_a_number(layer.weight_scale)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        check_loaded(self.prefix, layer, "weight_scale")
+        if self.has_kernel and not requantised(layer, alike=True):
+            self.scheme.process_weights_after_loading(layer)
+            return
+        check_own_product(self.prefix, layer)
+        self.plain = plain(self.prefix, layer, self.dtype)
+        empty(layer, "weight", "weight_scale")
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.scheme.apply_weights(layer, x, bias) if self.plain is None else self.plain(x, bias)
+
+
 # vLLM's loader of experts goes by the name of this class: it must contain "CompressedTensors".
-class CompressedTensorsHammerheadExperts(CompressedTensorsW4A4Nvfp4MoEMethod):
+class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoEMethod):
     """The experts of a layer."""
 
     supports_eplb = False
@@ -51,15 +121,19 @@ class CompressedTensorsHammerheadExperts(CompressedTensorsW4A4Nvfp4MoEMethod):
         FusedMoEMethodBase.__init__(self, moe_config)
         self.group_size, self.use_global_sf = 16, False
 
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        super().create_weights(layer, *args, **kwargs)
+        for name in SCALES:
+            not_a_number(getattr(layer, name))
+
     def process_weights_after_loading(self, layer: Any) -> None:
-        check_loaded(layer, "w13_weight_scale", layer.w13_weight_scale.data)
-        check_loaded(layer, "w2_weight_scale", layer.w2_weight_scale.data)
+        check_loaded(layer.layer_name, layer, *SCALES)
         first = [[1 / divisor for divisor in pair] for pair in layer.w13_weight_global_scale.tolist()]
         down = [1 / divisor for divisor in layer.w2_weight_global_scale.tolist()]
         self.packed = LocalExperts(
             (layer.w13_weight_packed.data, layer.w13_weight_scale.data, first),
             (layer.w2_weight_packed.data, layer.w2_weight_scale.data, down),
-            gate_of(layer, self.moe),
+            gate_of(self.moe),
         )
         empty(layer, "w13_weight_packed", "w13_weight_scale", "w2_weight_packed", "w2_weight_scale")
 
@@ -85,19 +159,55 @@ class HammerheadCompressedTensorsConfig(CompressedTensorsConfig):
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.half, torch.float32]
 
-    def _get_scheme_from_parts(self, weight_quant: Any, input_quant: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_scheme_from_parts(
+        self,
+        weight_quant: Any,
+        input_quant: Any,
+        output_quant: Any = None,
+        format: str | None = None,
+        layer_name: str | None = None,
+    ) -> Any:
+        name = layer_name or "a layer"
         if self._is_nvfp4_format(weight_quant):
-            return HammerheadNvFp4Scheme(use_a16=input_quant is None)
-        return super()._get_scheme_from_parts(weight_quant, input_quant, *args, **kwargs)
+            self._check_format(name, format or self.quant_format)
+            return HammerheadNvFp4Scheme(name, use_a16=input_quant is None)
+        scheme = super()._get_scheme_from_parts(weight_quant, input_quant, output_quant, format, layer_name)
+        # Of checkpoints without NVFP4 everything is vLLM's.
+        return OtherScheme(name, scheme) if isinstance(scheme, OTHERS) and self._has_nvfp4() else scheme
+
+    def _has_nvfp4(self) -> bool:
+        schemes = self.target_scheme_map.values()
+        return any(scheme and self._is_nvfp4_format(scheme.get("weights")) for scheme in schemes)
+
+    @staticmethod
+    def _check_format(name: str, stored: str | None) -> None:
+        if stored != FORMAT:
+            raise NotImplementedError(f"{name}: its NVFP4 weights are stored as {stored!r}, and {FORMAT!r} is expected")
+
+    def _check_transforms(self, name: str) -> None:
+        # Transforms may name the class of a layer: before experts were merged, it was this.
+        alone = torch.nn.Linear(1, 1, device="meta")
+        if any(get_linear_transform_schemes(alone, name, self.transform_config, self.packed_modules_mapping)):
+            raise NotImplementedError(f"{name}: the checkpoint rotates what goes through it, which experts here do not")
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        vllms = super().get_quant_method
         if isinstance(layer, RoutedExperts):
             self._add_fused_moe_to_target_scheme_map()
             projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-            schemes = [self.get_scheme_dict(layer, f"{prefix}.0.{name}") for name in projections if name is not None]
+            names = [f"{prefix}.0.{name}" for name in projections if name is not None]
+            schemes = [self.get_scheme_dict(layer, name) for name in names]
             if all(scheme is not None and self._is_nvfp4_format(scheme.get("weights")) for scheme in schemes):
-                return CompressedTensorsHammerheadExperts(layer.moe_config)
-        return super().get_quant_method(layer, prefix)
+                for name, scheme in zip(names, schemes):
+                    self._check_format(name, scheme.get("format"))
+                    self._check_transforms(name)
+                moe = layer.moe_config
+                return experts_method(
+                    prefix, moe, lambda: CompressedTensorsHammerheadExperts(moe), lambda: vllms(layer, prefix)
+                )
+            if self._has_nvfp4():
+                return other_experts_method(prefix, f"not {FORMAT}", lambda: vllms(layer, prefix))
+        return vllms(layer, prefix)
 
 
 def register() -> None:

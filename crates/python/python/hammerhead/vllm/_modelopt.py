@@ -1,6 +1,8 @@
 """ModelOpt's NVFP4 checkpoints: ``weight``, ``weight_scale`` and ``weight_scale_2``, which multiplies.
 
 The parameters are registered and loaded by vLLM's own classes, from which these inherit; only what is computed is ours.
+Checkpoints of mixed precision name the algorithm of each layer. Layers that are not NVFP4 are vLLM's, and where it has
+no kernel for FP8 or MXFP8, torch multiplies.
 """
 
 from __future__ import annotations
@@ -8,11 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
-from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization import modelopt, register_quantization_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from hammerhead.vllm._packed import LocalExperts, MergedLinear, check_loaded, empty, gate_of
+from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
+from hammerhead.vllm._packed import (
+    GROUP,
+    LocalExperts,
+    MergedLinear,
+    check_loaded,
+    check_own_product,
+    empty,
+    gate_of,
+    not_a_number,
+)
+from hammerhead.vllm._plain import PlainLinear, plain, requantised
 
 ALGORITHMS = ("NVFP4", "W4A16_NVFP4")
 
@@ -22,6 +36,11 @@ class ModelOptHammerheadLinearMethod(modelopt.ModelOptLinearMethod):
     """A linear layer, or several merged ones."""
 
     supports_pre_processed_weights = False
+
+    def __init__(self, prefix: str, spec: Any, ctx: Any, format_scheme: Any) -> None:
+        super().__init__(spec, ctx, format_scheme)
+        self.prefix = prefix
+        _check_group(prefix, ctx.group_size)
 
     def create_weights(
         self,
@@ -42,15 +61,47 @@ class ModelOptHammerheadLinearMethod(modelopt.ModelOptLinearMethod):
         if self.akey:
             self.akey.create_weights(layer, modelopt.ACT, self.ctx, shapes, loader)
         self.fmt.extra_weights(layer, shapes, self.ctx, loader)
+        not_a_number(layer.weight_scale_2)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        check_loaded(layer, "weight_scale", layer.weight_scale.data)
+        check_loaded(self.prefix, layer, "weight_scale", "weight_scale_2")
+        check_own_product(self.prefix, layer)
         factors = layer.weight_scale_2.tolist()
         self.packed = MergedLinear(layer.weight.data, layer.weight_scale.data, layer.logical_widths, factors)
         empty(layer, "weight", "weight_scale")
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.packed(x, bias)
+
+
+@register_weight_loader_v2_supported_method
+class ModelOptHammerheadOtherLinearMethod(modelopt.ModelOptLinearMethod):
+    """A linear layer in FP8 or MXFP8: vLLM's, or where it has no kernel, a product by torch."""
+
+    plain: PlainLinear | None = None
+
+    def __init__(self, prefix: str, spec: Any, ctx: Any, format_scheme: Any) -> None:
+        super().__init__(spec, ctx, format_scheme)
+        self.prefix = prefix
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().create_weights(layer, *args, **kwargs)
+        except ValueError as error:
+            no_kernel(layer, error)
+        not_a_number(layer.weight_scale)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        check_loaded(self.prefix, layer, "weight_scale")
+        if self.kernel is not None and not requantised(layer, alike=False):
+            super().process_weights_after_loading(layer)
+            return
+        check_own_product(self.prefix, layer)
+        self.plain = plain(self.prefix, layer, self.input_dtype)
+        empty(layer, "weight", "weight_scale")
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return super().apply(layer, x, bias) if self.plain is None else self.plain(x, bias)
 
 
 # vLLM's loader of experts goes by the name of this class: it must contain "ModelOpt".
@@ -66,13 +117,19 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
         self.quant_config = quant_config
         self.use_global_sf = False
 
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        super().create_weights(layer, *args, **kwargs)
+        for name in ("w13_weight_scale", "w13_weight_scale_2", "w2_weight_scale", "w2_weight_scale_2"):
+            not_a_number(getattr(layer, name))
+
     def process_weights_after_loading(self, layer: Any) -> None:
-        check_loaded(layer, "w13_weight_scale", layer.w13_weight_scale.data)
-        check_loaded(layer, "w2_weight_scale", layer.w2_weight_scale.data)
+        check_loaded(
+            layer.layer_name, layer, "w13_weight_scale", "w13_weight_scale_2", "w2_weight_scale", "w2_weight_scale_2"
+        )
         self.packed = LocalExperts(
             (layer.w13_weight.data, layer.w13_weight_scale.data, layer.w13_weight_scale_2.tolist()),
             (layer.w2_weight.data, layer.w2_weight_scale.data, layer.w2_weight_scale_2.tolist()),
-            gate_of(layer, self.moe),
+            gate_of(self.moe),
         )
         empty(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
 
@@ -92,18 +149,70 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
         return self.packed(layer, x, topk_weights, topk_ids)
 
 
+def _check_group(prefix: str, size: int) -> None:
+    if size != GROUP:
+        raise NotImplementedError(f"{prefix}: {size} weights share a scale, and in NVFP4 {GROUP} do")
+
+
+def _experts(config: Any, layer: Any, prefix: str) -> Any:
+    _check_group(prefix, config.group_size)
+    moe = layer.moe_config
+    return experts_method(
+        prefix,
+        moe,
+        lambda: ModelOptHammerheadExperts(config, moe),
+        lambda: modelopt.ModelOptNvFp4FusedMoE(quant_config=config, moe_config=moe),
+    )
+
+
 class HammerheadNvFp4Config(modelopt.ModelOptNvFp4Config):
     """vLLM's, with our experts."""
-
-    FusedMoEMethodCls = ModelOptHammerheadExperts
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.half, torch.float32]
 
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix):
+            return _experts(self, layer, prefix)
+        return super().get_quant_method(layer, prefix)
+
+
+class HammerheadMixedPrecisionConfig(modelopt.ModelOptMixedPrecisionConfig):
+    """vLLM's, with our methods where weights are NVFP4."""
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.half, torch.float32]
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        known = isinstance(layer, (LinearBase, ParallelLMHead, RoutedExperts))
+        algorithm = self._resolve_quant_algo(prefix) if known and not self.is_layer_excluded(prefix) else None
+        if algorithm is None:
+            return super().get_quant_method(layer, prefix)
+        vllms = super().get_quant_method
+        if isinstance(layer, RoutedExperts):
+            self._check_alike(prefix)
+            if algorithm in ALGORITHMS:
+                return _experts(getattr(self, modelopt.LINEAR_ALGOS[algorithm][1]), layer, prefix)
+            return other_experts_method(prefix, algorithm, lambda: vllms(layer, prefix))
+        elif algorithm in modelopt.LINEAR_ALGOS and algorithm not in ALGORITHMS:
+            config = getattr(self, modelopt.LINEAR_ALGOS[algorithm][1])
+            return ModelOptHammerheadOtherLinearMethod(prefix, *modelopt.resolve(algorithm, config, prefix))
+        elif algorithm not in modelopt.LINEAR_ALGOS and algorithm.lower() not in modelopt.B12X_BLOCK_CODECS:
+            # vLLM would take the layer for one that is not quantised.
+            raise NotImplementedError(f"{prefix}: neither vLLM nor hammerhead knows its quantisation, {algorithm}")
+        return vllms(layer, prefix)
+
+    def _check_alike(self, prefix: str) -> None:
+        """Refuses experts that are quantised in several ways: vLLM goes by the first that it finds."""
+        parents = tuple(f"{candidate}." for candidate in self._quantized_layer_prefix_candidates(prefix))
+        found = {info["quant_algo"].upper() for key, info in self.quantized_layers.items() if key.startswith(parents)}
+        if len(found) > 1:
+            raise NotImplementedError(f"{prefix}: its experts are {' and '.join(sorted(found))}; one is expected")
+
 
 def _linear(algorithm: str) -> Any:
     def build(config: Any, prefix: str) -> ModelOptHammerheadLinearMethod:
-        return ModelOptHammerheadLinearMethod(*modelopt.resolve(algorithm, config, prefix))
+        return ModelOptHammerheadLinearMethod(prefix, *modelopt.resolve(algorithm, config, prefix))
 
     return build
 
@@ -111,5 +220,6 @@ def _linear(algorithm: str) -> Any:
 def register() -> None:
     """Makes these vLLM's choice."""
     register_quantization_config("modelopt_fp4")(HammerheadNvFp4Config)
+    register_quantization_config("modelopt_mixed")(HammerheadMixedPrecisionConfig)
     for algorithm in ALGORITHMS:
         modelopt.LINEAR_METHOD_BUILDERS[algorithm] = _linear(algorithm)

@@ -1,6 +1,7 @@
 """From the parameters that vLLM's loaders have filled to packed layers.
 
-vLLM merges matrices that see the same tokens (queries, keys and values; gate and up) and keeps one global scale for all of them. Here each keeps its own.
+vLLM merges matrices that see the same tokens (queries, keys and values; gate and up) and keeps one global scale for all
+of them. Here each keeps its own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ import torch
 
 from hammerhead import Experts, Linear, NvFp4
 
+GROUP = 16
+"""The weights that share one block scale in NVFP4."""
+
 
 class MergedLinear:
     """Matrices one below the other, each with a global scale of its own."""
 
-    def __init__(self, codes: torch.Tensor, scales: torch.Tensor, widths: Sequence[int], factors: Sequence[float]) -> None:
+    def __init__(
+        self, codes: torch.Tensor, scales: torch.Tensor, widths: Sequence[int], factors: Sequence[float]
+    ) -> None:
+        if len(widths) != len(factors):
+            raise ValueError(f"{len(widths)} merged matrices have {len(factors)} global scales")
         self.pieces: list[Linear] = []
         first = 0
         # Neighbours with the same global scale are one matrix.
@@ -58,39 +66,97 @@ class LocalExperts:
         )
 
     def __call__(self, layer: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        if layer.expert_map is not None:
-            # Experts of other processes become -1, and add nothing.
-            ids = layer.expert_map[ids.long()]
+        ids = local_ids(layer.expert_map, ids)
         return self.experts(x, ids, weights, weights_on_input=layer.apply_router_weight_on_input)
 
 
+def local_ids(expert_map: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
+    """The experts' numbers in this process; -1, which adds nothing, for those of other processes and for no expert."""
+    if expert_map is None:
+        return ids
+    local = expert_map[ids.clamp(min=0).long()]
+    return torch.where(ids < 0, torch.full_like(local, -1), local)
+
+
 GATES = {"silu": "silu", "gelu_tanh": "gelu-tanh", "relu2_no_mul": "relu2"}
-"""What vLLM's activations of experts are called here."""
+"""What vLLM's activations of experts that have no parameters, or only a limit, are called here."""
+
+OPENAI = "swigluoai_uninterleave"
+"""The activation of gpt-oss on gate and up one below the other, as vLLM calls it."""
 
 
-def gate_of(layer: Any, moe: Any) -> tuple[str, float | None]:
-    """The gate of a layer of experts and its limit, or ``NotImplementedError`` with the layer's name."""
-    name = moe.activation.value
+def gate_of(moe: Any) -> tuple[str, float | None]:
+    """The gate of experts and its limit, by vLLM's configuration of the layer, or ``NotImplementedError``."""
+    name, limit, alpha, beta = moe.activation.value, moe.swiglu_limit, moe.swiglu_alpha, moe.swiglu_beta
+    if name == OPENAI and limit is not None:
+        # What vLLM takes where a model does not say.
+        alpha, beta = 1.0 if alpha is None else alpha, 0.0 if beta is None else beta
+        return f"gpt-oss:alpha={alpha},beta={beta},limit={limit}", None
     if name not in GATES:
-        raise NotImplementedError(
-            f"{layer.layer_name}: its experts have the activation {name!r}, and hammerhead computes {', '.join(GATES)}; start vLLM with VLLM_PLUGINS='' "
-            "to leave the layer to vLLM"
-        )
+        known = ", ".join([*GATES, f"{OPENAI} with a limit"])
+        raise NotImplementedError(f"its experts have the activation {name!r}, and hammerhead computes {known}")
+    if limit is not None and name != "silu":
+        raise NotImplementedError(f"its experts limit what goes into {name!r} to {limit}, which is done for silu only")
+    if alpha not in (None, 1.0) or beta not in (None, 0.0):
+        raise NotImplementedError(f"its experts have {name!r} with alpha={alpha} and beta={beta}, which it has not")
+    return GATES[name], limit
+
+
+def check_experts(moe: Any) -> None:
+    """``NotImplementedError`` for experts that cannot be computed here, by vLLM's configuration of the layer."""
+    gate_of(moe)
     if moe.has_bias:
-        raise NotImplementedError(f"{layer.layer_name}: its experts have biases, which this plugin does not load; start vLLM with VLLM_PLUGINS=''")
-    return GATES[name], getattr(layer, "swiglu_limit", None)
+        raise NotImplementedError("its experts have biases, which this plugin does not load")
+    if moe.is_lora_enabled:
+        raise NotImplementedError("vLLM adds LoRA inside its own kernels for experts, which are not used here")
+    if moe.intermediate_size_per_partition % GROUP != 0:
+        raise NotImplementedError(
+            f"each process would hold {moe.intermediate_size_per_partition} columns of its experts, and NVFP4 has "
+            f"blocks of {GROUP}; use fewer processes, or --enable-expert-parallel"
+        )
 
 
-def check_loaded(layer: Any, what: str, scales: torch.Tensor) -> None:
-    """Refuses block scales of which some are not numbers: nothing was loaded there."""
-    # Signs aside, e4m3 has one pattern that is not a number.
-    if (scales.view(torch.uint8) & 0x7F == 0x7F).any():
-        name = getattr(layer, "prefix", None) or getattr(layer, "layer_name", None) or type(layer).__name__
-        raise RuntimeError(f"{name}: {what} was not loaded, or holds NaN; is the layer NVFP4 in the checkpoint, or should it be among its exceptions?")
+def not_a_number(parameter: torch.Tensor) -> None:
+    """Marks scales as not loaded: vLLM leaves there what memory held."""
+    if parameter.dtype == torch.uint8:
+        # In e8m0 all ones is not a number.
+        parameter.data.fill_(0xFF)
+    else:
+        parameter.data.fill_(float("nan"))
+
+
+def check_loaded(name: str, layer: Any, *scales: str) -> None:
+    """Refuses scales of which some are not numbers: nothing was loaded there."""
+    for scale in scales:
+        if _missing(getattr(layer, scale).data):
+            raise RuntimeError(
+                f"{name}: {scale} was not loaded, or holds NaN; is all of the layer quantised as the checkpoint's "
+                "configuration says, or should it be among its exceptions?"
+            )
+
+
+def _missing(scales: torch.Tensor) -> bool:
+    if scales.dtype == torch.uint8:
+        return bool((scales == 0xFF).any())
+    if scales.dtype == torch.float8_e4m3fn:
+        # Signs aside, e4m3 has one pattern that is not a number.
+        return bool((scales.view(torch.uint8) & 0x7F == 0x7F).any())
+    # vLLM marks some scales with the smallest number. None is negative.
+    return bool((scales.isnan() | (scales < 0)).any())
+
+
+def check_own_product(name: str, layer: Any) -> None:
+    """Refuses a layer whose weight vLLM's model reads itself: here it is packed."""
+    if getattr(layer, "is_bmm", False) or getattr(layer, "_retain_weight_for_gather", False):
+        raise NotImplementedError(f"{name}: the model reads its weight itself, and here it is packed; {WITHOUT}")
+
+
+WITHOUT = "start vLLM with VLLM_PLUGINS='' to leave the layer to vLLM"
+"""What may be done about a layer that is refused."""
 
 
 def empty(layer: torch.nn.Module, *names: str) -> None:
-    """Gives back the memory of parameters that were packed. They stay, without elements, for whoever asks for a device."""
+    """Gives back the memory of parameters that were packed. They stay, without elements: vLLM asks for their device."""
     for name in names:
         parameter = getattr(layer, name)
         setattr(layer, name, torch.nn.Parameter(parameter.data.new_empty(0), requires_grad=False))

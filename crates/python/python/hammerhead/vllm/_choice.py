@@ -1,0 +1,49 @@
+"""Which layers of a checkpoint are ours, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from hammerhead.vllm._packed import WITHOUT, check_experts
+
+LOG = logging.getLogger("vllm.hammerhead")
+
+
+def experts_method(prefix: str, moe: Any, ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
+    """Our method for NVFP4 experts, or vLLM's on a GPU for those that it alone computes.
+
+    On a CPU, where vLLM has no kernel for them, those are refused: ``NotImplementedError`` with the layer's name.
+    """
+    try:
+        check_experts(moe)
+    except NotImplementedError as error:
+        if current_platform.is_cpu():
+            raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
+        LOG.warning("%s: %s: the layer is left to vLLM", prefix, error)
+        return theirs()
+    return ours()
+
+
+def other_experts_method(prefix: str, kind: str, theirs: Callable[[], Any]) -> Any:
+    """vLLM's method for experts of a mixed checkpoint that are not NVFP4; its refusal with the layer's name."""
+    try:
+        return theirs()
+    except (ValueError, NotImplementedError) as error:
+        reason = _first_line(error)
+        raise NotImplementedError(f"{prefix}: its experts are {kind}, and vLLM refuses them: {reason}") from error
+
+
+def no_kernel(layer: Any, error: ValueError) -> None:
+    """Goes on if vLLM found no kernel for a layer whose parameters it had registered; raises any other error again."""
+    if "weight_scale" not in dict(layer.named_parameters(recurse=False)):
+        raise error
+    name = getattr(layer, "prefix", type(layer).__name__)
+    LOG.info("%s: vLLM has no kernel for it here (%s): torch multiplies", name, _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__
