@@ -8,9 +8,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parent / "data"
-MIXED = sorted(path.name for path in DATA.glob("*_mixed_*"))
-"""Models of which some layers are FP8 or MXFP8."""
-MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name not in MIXED)
+MIXED_EXPERTS = ["modelopt_mixed_experts"]
+"""Models of which experts are FP8 or MXFP8, and other layers NVFP4."""
+MIXED = sorted(path.name for path in DATA.glob("*_mixed_*") if path.name not in MIXED_EXPERTS)
+"""Models of which some linear layers are FP8 or MXFP8."""
+MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name not in [*MIXED, *MIXED_EXPERTS])
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 

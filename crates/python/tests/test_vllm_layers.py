@@ -26,7 +26,7 @@ from hammerhead.vllm import register, serves  # noqa: E402
 if not serves(current_platform):
     pytest.skip("the plugin leaves the layers of this platform to vLLM", allow_module_level=True)
 register()
-from hammerhead.vllm import _choice, _compressed, _modelopt, _packed, _plain  # noqa: E402
+from hammerhead.vllm import _calls, _choice, _compressed, _modelopt, _packed, _plain  # noqa: E402
 
 GATE_UP, EXPERTS = "model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.experts"
 MERGED = {"gate_up_proj": ["gate_proj", "up_proj"], "qkv_proj": ["q_proj", "k_proj", "v_proj"]}
@@ -36,6 +36,7 @@ def moe(activation="silu", **changes):
     """vLLM's configuration of a layer of experts, as far as it is looked at."""
     usual = dict(swiglu_limit=None, swiglu_alpha=None, swiglu_beta=None, has_bias=False, is_lora_enabled=False)
     usual.update(activation=MoEActivation(activation), intermediate_size_per_partition=32, moe_parallel_config=None)
+    usual.update(in_dtype=torch.float32, is_act_and_mul=not activation.endswith("_no_mul"))
     return SimpleNamespace(**{**usual, **changes})
 
 
@@ -58,7 +59,12 @@ def experts(config=None):
 
 
 def mixed(layers, **more):
-    """ModelOpt's configuration of a checkpoint with these algorithms by layer."""
+    """ModelOpt's configuration of a checkpoint with these algorithms by layer, and NVFP4 in another one."""
+    layers = {**layers, "model.layers.9.mlp.down_proj": algorithm("NVFP4")}
+    return mixed_alone(layers, **more)
+
+
+def mixed_alone(layers, **more):
     written = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers, **more}
     config = get_quantization_config("modelopt_mixed").from_config(written)
     config.packed_modules_mapping = MERGED
@@ -188,10 +194,26 @@ def test_experts_that_vllm_refuses_are_refused_by_name(monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("no kernel\nReasons: many")
 
+    monkeypatch.setattr(_choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     monkeypatch.setattr(_modelopt.modelopt, "ModelOptFp8MoEMethod", refuse)
     config = mixed({f"{EXPERTS}.0.up_proj": algorithm("FP8")})
     with pytest.raises(NotImplementedError, match=rf"^{EXPERTS}: its experts are FP8, .* refuses them: no kernel$"):
         config.get_quant_method(experts(), EXPERTS)
+
+
+def test_eight_bit_experts_are_plain_on_a_cpu_and_refused_by_name_if_they_cannot_be(monkeypatch):
+    monkeypatch.setattr(_choice, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    groups = groups_of("compressed_mixed_qwen3_moe")
+    groups["group_0"]["targets"] = ["re:.*experts.*"]
+    configs = {
+        _modelopt.ModelOptHammerheadFp8Experts: mixed({f"{EXPERTS}.0.up_proj": algorithm("FP8")}),
+        _modelopt.ModelOptHammerheadMxFp8Experts: mixed({f"{EXPERTS}.0.up_proj": algorithm("MXFP8")}),
+        _compressed.CompressedTensorsHammerheadFp8Experts: compressed(groups),
+    }
+    for method, config in configs.items():
+        assert type(config.get_quant_method(experts(), EXPERTS)) is method
+        with pytest.raises(NotImplementedError, match=rf"^{EXPERTS}: .*swiglustep"):
+            config.get_quant_method(experts(moe("swiglustep")), EXPERTS)
 
 
 def test_other_group_sizes_are_refused_by_name():
@@ -218,6 +240,9 @@ def test_each_group_of_a_mixed_checkpoint_of_compressed_tensors_has_its_scheme()
 
 @pytest.mark.usefixtures("_model_type")
 def test_a_checkpoint_without_nvfp4_is_vllms():
+    fp8 = mixed_alone({"model.layers.0.mlp.down_proj": algorithm("FP8")})
+    method = fp8.get_quant_method(linear(), "model.layers.0.mlp.down_proj")
+    assert type(method) is _modelopt.modelopt.ModelOptLinearMethod
     config = compressed({"only": groups_of("compressed_mixed_qwen3")["group_0"]}, format="float-quantized")
     qkv = linear()
     config.get_quant_method(qkv, "model.layers.0.self_attn.qkv_proj")
@@ -265,6 +290,36 @@ def test_a_layer_whose_weight_the_model_reads_itself_is_refused_by_name():
         _packed.check_own_product("model.wo_a", SimpleNamespace(is_bmm=True))
 
 
+def test_rows_that_are_not_finite_become_nan_and_leave_others_as_they_are(four_experts):
+    _, _, some = four_experts
+    x, ids, weights = torch.randn(4, 64), torch.tensor([[0], [1], [2], [3]], dtype=torch.int32), torch.rand(4, 1)
+    call = _calls.Call(EXPERTS)
+    call.hold(some([0, 1, 2, 3]), 64)
+    good = call(x, ids, weights)
+    x[1, 5], weights[2] = float("inf"), float("nan")
+    found = call(x, ids, weights)
+    assert found[1:3].isnan().all()
+    assert torch.equal(found[[0, 3]], good[[0, 3]])
+
+
+def test_other_refusals_of_a_layer_are_passed_on():
+    def refuse(x):
+        raise ValueError("too narrow")
+
+    call = _calls.Call(GATE_UP)
+    call.hold(refuse, 64)
+    with pytest.raises(ValueError, match="too narrow"):
+        call(torch.ones(2, 3))
+
+
+def test_layers_have_names_of_their_own_in_the_context_of_their_model(monkeypatch):
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    monkeypatch.setattr(_calls, "get_current_vllm_config_or_none", lambda: config)
+    calls = [_calls.Call(prefix) for prefix in (GATE_UP, "", "", EXPERTS, "")]
+    names = [f"hammerhead:{GATE_UP}", "hammerhead:", "hammerhead:#1", f"hammerhead:{EXPERTS}", "hammerhead:#2"]
+    assert config.compilation_config.static_forward_context == dict(zip(names, calls))
+
+
 def test_ids_of_no_expert_stay_so():
     places = torch.tensor([-1, 0, -1, 1], dtype=torch.int32)
     ids = torch.tensor([[0, 1], [3, -1]], dtype=torch.int32)
@@ -291,18 +346,15 @@ def four_experts():
     pairs = [factors[2 * e : 2 * e + 2] for e in range(4)]
     down, down_codes, down_scales, down_factors = quantised(4, 64, 32)
 
-    def some(numbers, gate=("silu", None)):
+    def some(numbers, gate=("silu", None), on_input=False):
         return _packed.LocalExperts(
             (codes[numbers], scales[numbers], [pairs[e] for e in numbers]),
             (down_codes[numbers], down_scales[numbers], [down_factors[e] for e in numbers]),
             gate,
+            on_input,
         )
 
     return first, down, some
-
-
-def held(expert_map=None, on_input=False):
-    return SimpleNamespace(expert_map=expert_map, apply_router_weight_on_input=on_input)
 
 
 def test_experts_of_two_processes_add_up_to_all(four_experts):
@@ -315,10 +367,10 @@ def test_experts_of_two_processes_add_up_to_all(four_experts):
             inner = torch.nn.functional.silu(first[e, 0] @ x[token]) * (first[e, 1] @ x[token])
             expected[token] += weights[token, place] * (down[e] @ inner)
     parts = [
-        some(here)(held(torch.tensor(places, dtype=torch.int32)), x, weights, ids)
+        some(here)(x, _packed.local_ids(torch.tensor(places, dtype=torch.int32), ids), weights)
         for here, places in (([0, 2], [0, -1, 1, -1]), ([1, 3], [-1, 0, -1, 1]))
     ]
-    torch.testing.assert_close(some([0, 1, 2, 3])(held(), x, weights, ids), expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(some([0, 1, 2, 3])(x, ids, weights), expected, rtol=0, atol=2e-4)
     torch.testing.assert_close(parts[0] + parts[1], expected, rtol=0, atol=2e-4)
 
 
@@ -328,7 +380,7 @@ def test_router_weights_on_the_input_go_through_the_activation(four_experts):
     scaled = x * weights
     inner = [torch.nn.functional.silu(first[e, 0] @ t) * (first[e, 1] @ t) for e, t in zip(ids[:, 0], scaled)]
     expected = torch.stack([down[e] @ each for e, each in zip(ids[:, 0], inner)])
-    found = some([0, 1, 2, 3])(held(on_input=True), x, weights, ids)
+    found = some([0, 1, 2, 3], on_input=True)(x, ids, weights)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
 
 
@@ -340,7 +392,7 @@ def test_the_gate_of_gpt_oss_is_computed_with_the_models_parameters(four_experts
     for token, e in zip(x, ids[:, 0]):
         g, u = (first[e, 0] @ token).clamp(max=0.5), (first[e, 1] @ token).clamp(-0.5, 0.5)
         expected.append(down[e] @ (g * torch.sigmoid(1.5 * g) * (u + 0.25)))
-    found = some([0, 1, 2, 3], gate)(held(), x, torch.ones(2, 1), ids)
+    found = some([0, 1, 2, 3], gate)(x, ids, torch.ones(2, 1))
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=2e-4)
 
 
@@ -368,19 +420,48 @@ EIGHT_BIT = {
 @pytest.mark.parametrize("kind", EIGHT_BIT)
 def test_a_product_of_eight_bit_weights_is_that_of_their_expansion(kind):
     codes, (scales, block, factors) = eight_bit(64, 96), EIGHT_BIT[kind]
-    x, bias, weight = torch.randn(5, 96), torch.randn(64), codes.float() * factors(scales)
-    found = _plain.PlainLinear(codes, scales, [32, 32], block, torch.float32)(x, bias)
-    torch.testing.assert_close(found, x @ weight.T + bias, rtol=1e-5, atol=1e-3)
+    x, weight = torch.randn(5, 96), codes.float() * factors(scales)
+    found = _plain.PlainLinear(codes, scales, [32, 32], block, torch.float32)(x)
+    torch.testing.assert_close(found, x @ weight.T, rtol=1e-5, atol=1e-3)
     narrow = x.bfloat16()
-    found = _plain.PlainLinear(codes, scales, [32, 32], block, torch.bfloat16)(narrow, None)
+    found = _plain.PlainLinear(codes, scales, [32, 32], block, torch.bfloat16)(narrow)
     assert found.dtype == torch.bfloat16
     exact = narrow.float() @ weight.T
     torch.testing.assert_close(found.float(), exact, rtol=2**-7, atol=2e-3 * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("kind", ["one per matrix", "one per row", "MXFP8"])
+@pytest.mark.parametrize("on_input", [False, True])
+def test_eight_bit_experts_are_those_expanded(kind, on_input):
+    first, down = eight_bit(4 * 64, 96).reshape(4, 64, 96), eight_bit(4 * 96, 32).reshape(4, 96, 32)
+    if kind == "MXFP8":
+        pair = [torch.randint(110, 118, shape, dtype=torch.uint8) for shape in ((4, 64, 3), (4, 96, 1))]
+        factors = [torch.exp2(scales.float() - 127).repeat_interleave(32, -1) for scales in pair]
+    elif kind == "one per row":
+        pair = factors = [torch.rand(4, 64, 1) / 999, torch.rand(4, 96, 1) / 999]
+    else:
+        pair = torch.rand(4, 2) / 999, torch.rand(4) / 999
+        factors = [pair[0].repeat_interleave(32, -1)[..., None], pair[1][:, None, None]]
+    layer = SimpleNamespace(apply_router_weight_on_input=on_input)
+    layer.w13_weight, layer.w13_weight_scale, layer.w2_weight, layer.w2_weight_scale = first, pair[0], down, pair[1]
+    config = moe("swigluoai_uninterleave", swiglu_limit=0.5, swiglu_alpha=1.5, swiglu_beta=0.25)
+    x, ids, weights = torch.randn(5, 96), torch.tensor([[0, 1], [2, 3], [3, 0], [1, -1], [0, 2]]), torch.rand(5, 2)
+    expected = torch.zeros(5, 96)
+    wide = first.float() * factors[0], down.float() * factors[1]
+    for token, place in ((0, 0), (0, 1), (1, 1), (2, 0), (2, 1), (3, 0), (4, 0)):
+        local, weight = [3, 1, -1, 0][ids[token, place]], weights[token, place]
+        g, u = (wide[0][local] @ (x[token] * weight if on_input else x[token])).chunk(2)
+        g, u = g.clamp(max=0.5), u.clamp(-0.5, 0.5)
+        y = wide[1][local] @ (g * torch.sigmoid(1.5 * g) * (u + 0.25))
+        expected[token] += y if on_input else weight * y
+    here = _packed.local_ids(torch.tensor([3, 1, -1, 0], dtype=torch.int32), ids)
+    found = _plain.PlainExperts(layer, config)(x, here, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
 def test_sums_of_eight_bit_codes_do_not_overflow_half_precision():
     codes = torch.full((16, 512), 448.0).to(torch.float8_e4m3fn)
-    found = _plain.PlainLinear(codes, torch.tensor([1e-3]), [16], None, torch.float16)(torch.ones(1, 512).half(), None)
+    found = _plain.PlainLinear(codes, torch.tensor([1e-3]), [16], None, torch.float16)(torch.ones(1, 512).half())
     torch.testing.assert_close(found, torch.full((1, 16), 448 * 512 * 1e-3).half())
 
 

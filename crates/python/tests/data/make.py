@@ -128,6 +128,10 @@ def mixed():
         "modelopt_mixed_qwen3_moe", made("Qwen3Moe", **MOE),
         others={"*self_attn*": "FP8_DEFAULT_CFG", "*layers.1.mlp*": "MXFP8_DEFAULT_CFG"},
     )  # fmt: skip
+    modelopt(
+        "modelopt_mixed_experts", made("Qwen3Moe", **{**MOE, "mlp_only_layers": []}),
+        others={"*layers.0.mlp.experts*": "FP8_DEFAULT_CFG", "*layers.1.mlp.experts*": "MXFP8_DEFAULT_CFG"},
+    )  # fmt: skip
     compressed("compressed_mixed_qwen3", made("Qwen3"), ["lm_head"], others={"re:.*self_attn.*": "FP8_DYNAMIC"})
     ignored = ["lm_head", "re:.*mlp.gate$"]
     compressed("compressed_mixed_qwen3_moe", made("Qwen3Moe", **MOE), ignored, others={"re:.*self_attn.*": "FP8"})

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from hammerhead.vllm._packed import WITHOUT, check_experts
+from hammerhead.vllm._packed import GROUP, WITHOUT, check_experts
 
 LOG = logging.getLogger("vllm.hammerhead")
 
@@ -19,7 +19,7 @@ def experts_method(prefix: str, moe: Any, ours: Callable[[], Any], theirs: Calla
     On a CPU, where vLLM has no kernel for them, those are refused: ``NotImplementedError`` with the layer's name.
     """
     try:
-        check_experts(moe)
+        check_experts(moe, GROUP)
     except NotImplementedError as error:
         if current_platform.is_cpu():
             raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
@@ -28,13 +28,25 @@ def experts_method(prefix: str, moe: Any, ours: Callable[[], Any], theirs: Calla
     return ours()
 
 
-def other_experts_method(prefix: str, kind: str, theirs: Callable[[], Any]) -> Any:
-    """vLLM's method for experts of a mixed checkpoint that are not NVFP4; its refusal with the layer's name."""
+def other_experts_method(
+    prefix: str, kind: str, moe: Any, plain: Callable[[], Any] | None, theirs: Callable[[], Any]
+) -> Any:
+    """The method for experts of a mixed checkpoint that are not NVFP4: vLLM's, or ``plain``, if there is one, on a CPU.
+
+    There vLLM finds kernels for FP8 with scales per matrix or row and for MXFP8, but cannot run them. Refusals name the
+    layer.
+    """
     try:
-        return theirs()
+        if plain is None or not current_platform.is_cpu():
+            return theirs()
     except (ValueError, NotImplementedError) as error:
         reason = _first_line(error)
         raise NotImplementedError(f"{prefix}: its experts are {kind}, and vLLM refuses them: {reason}") from error
+    try:
+        check_experts(moe, 1)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
+    return plain()
 
 
 def no_kernel(layer: Any, error: ValueError) -> None:

@@ -16,6 +16,9 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w4a4_nvfp4 as moe_nvfp4,
 )
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_fp8 as moe_fp8,
+)
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     CompressedTensorsScheme,
     CompressedTensorsW4A4Fp4,
@@ -25,6 +28,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.transform.linear import get_linear_transform_schemes
 
+from hammerhead.vllm._calls import Call
 from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
 from hammerhead.vllm._packed import (
     LocalExperts,
@@ -33,9 +37,10 @@ from hammerhead.vllm._packed import (
     check_own_product,
     empty,
     gate_of,
+    local_ids,
     not_a_number,
 )
-from hammerhead.vllm._plain import PlainLinear, plain, requantised
+from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised
 
 SCALES = ("w13_weight_scale", "w13_weight_global_scale", "w2_weight_scale", "w2_weight_global_scale")
 """The parameters of experts that hold scales of weights."""
@@ -59,7 +64,8 @@ class HammerheadNvFp4Scheme(CompressedTensorsW4A4Fp4):
 
     def __init__(self, prefix: str, use_a16: bool) -> None:
         # Not the parent's: it looks for a kernel of vLLM's.
-        self.prefix, self.use_a16, self.group_size, self.kernel = prefix, use_a16, 16, _Inputs()
+        self.use_a16, self.group_size, self.kernel = use_a16, 16, _Inputs()
+        self.prefix, self.call = prefix, Call(prefix)
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         super().create_weights(layer, *args, **kwargs)
@@ -70,11 +76,13 @@ class HammerheadNvFp4Scheme(CompressedTensorsW4A4Fp4):
         check_loaded(self.prefix, layer, "weight_scale", "weight_global_scale")
         check_own_product(self.prefix, layer)
         factors = [1 / divisor for divisor in layer.weight_global_scale.tolist()]
-        self.packed = MergedLinear(layer.weight_packed.data, layer.weight_scale.data, layer.logical_widths, factors)
+        packed = MergedLinear(layer.weight_packed.data, layer.weight_scale.data, layer.logical_widths, factors)
+        self.call.hold(packed, sum(layer.logical_widths))
         empty(layer, "weight_packed", "weight_scale")
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.packed(x, bias)
+        y = self.call(x)
+        return y if bias is None else y + bias
 
 
 class OtherScheme(CompressedTensorsScheme):
@@ -83,7 +91,7 @@ class OtherScheme(CompressedTensorsScheme):
     plain: PlainLinear | None = None
 
     def __init__(self, prefix: str, scheme: CompressedTensorsScheme) -> None:
-        self.prefix, self.scheme, self.has_kernel = prefix, scheme, True
+        self.prefix, self.scheme, self.has_kernel, self.call = prefix, scheme, True, Call(prefix)
         self.dtype = get_current_vllm_config().model_config.dtype
 
     def get_min_capability(self) -> int:
@@ -104,10 +112,14 @@ class OtherScheme(CompressedTensorsScheme):
             return
         check_own_product(self.prefix, layer)
         self.plain = plain(self.prefix, layer, self.dtype)
+        self.call.hold(self.plain, sum(layer.logical_widths))
         empty(layer, "weight", "weight_scale")
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.scheme.apply_weights(layer, x, bias) if self.plain is None else self.plain(x, bias)
+        if self.plain is None:
+            return self.scheme.apply_weights(layer, x, bias)
+        y = self.call(x)
+        return y if bias is None else y + bias
 
 
 # vLLM's loader of experts goes by the name of this class: it must contain "CompressedTensors".
@@ -123,6 +135,7 @@ class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoE
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         super().create_weights(layer, *args, **kwargs)
+        self.call = Call(layer.layer_name)
         for name in SCALES:
             not_a_number(getattr(layer, name))
 
@@ -130,11 +143,13 @@ class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoE
         check_loaded(layer.layer_name, layer, *SCALES)
         first = [[1 / divisor for divisor in pair] for pair in layer.w13_weight_global_scale.tolist()]
         down = [1 / divisor for divisor in layer.w2_weight_global_scale.tolist()]
-        self.packed = LocalExperts(
+        packed = LocalExperts(
             (layer.w13_weight_packed.data, layer.w13_weight_scale.data, first),
             (layer.w2_weight_packed.data, layer.w2_weight_scale.data, down),
             gate_of(self.moe),
+            layer.apply_router_weight_on_input,
         )
+        self.call.hold(packed, layer.hidden_size)
         empty(layer, "w13_weight_packed", "w13_weight_scale", "w2_weight_packed", "w2_weight_scale")
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
@@ -150,7 +165,18 @@ class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoE
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
         # A shared expert is computed by vLLM's runner, before.
-        return self.packed(layer, x, topk_weights, topk_ids)
+        return self.call(x, local_ids(layer.expert_map, topk_ids), topk_weights)
+
+
+class CompressedTensorsHammerheadFp8Experts(PlainExpertsMethod, moe_fp8.CompressedTensorsW8A8Fp8MoEMethod):
+    """Experts in FP8 with a scale per matrix or per row."""
+
+    def __init__(self, weights: Any, inputs: Any, moe_config: Any) -> None:
+        # Not the parent's: it looks for a kernel of vLLM's.
+        FusedMoEMethodBase.__init__(self, moe_config)
+        self.weight_quant, self.input_quant = weights, inputs
+        self.weight_block_size, self.block_quant = None, False
+        self.static_input_scales = not inputs.dynamic
 
 
 class HammerheadCompressedTensorsConfig(CompressedTensorsConfig):
@@ -184,6 +210,15 @@ class HammerheadCompressedTensorsConfig(CompressedTensorsConfig):
         if stored != FORMAT:
             raise NotImplementedError(f"{name}: its NVFP4 weights are stored as {stored!r}, and {FORMAT!r} is expected")
 
+    def _other_experts(self, layer: Any, prefix: str, schemes: list[Any]) -> Any:
+        vllms, moe, plain = super().get_quant_method, layer.moe_config, None
+        first: dict[str, Any] = schemes[0] or {}
+        weights, inputs = first.get("weights"), first.get("input_activations")
+        same = all(scheme == schemes[0] for scheme in schemes)
+        if weights is not None and same and self._is_fp8_w8a8(weights, inputs) and weights.block_structure is None:
+            plain = lambda: CompressedTensorsHammerheadFp8Experts(weights, inputs, moe)  # noqa: E731
+        return other_experts_method(prefix, f"not {FORMAT}", moe, plain, lambda: vllms(layer, prefix))
+
     def _check_transforms(self, name: str) -> None:
         # Transforms may name the class of a layer: before experts were merged, it was this.
         alone = torch.nn.Linear(1, 1, device="meta")
@@ -206,7 +241,7 @@ class HammerheadCompressedTensorsConfig(CompressedTensorsConfig):
                     prefix, moe, lambda: CompressedTensorsHammerheadExperts(moe), lambda: vllms(layer, prefix)
                 )
             if self._has_nvfp4():
-                return other_experts_method(prefix, f"not {FORMAT}", lambda: vllms(layer, prefix))
+                return self._other_experts(layer, prefix, schemes)
         return vllms(layer, prefix)
 
 

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import LinearBase, register_weight_loader
 from vllm.model_executor.layers.quantization import modelopt, register_quantization_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from hammerhead.vllm._calls import Call
 from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
 from hammerhead.vllm._packed import (
     GROUP,
@@ -24,9 +25,10 @@ from hammerhead.vllm._packed import (
     check_own_product,
     empty,
     gate_of,
+    local_ids,
     not_a_number,
 )
-from hammerhead.vllm._plain import PlainLinear, plain, requantised
+from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised
 
 ALGORITHMS = ("NVFP4", "W4A16_NVFP4")
 
@@ -39,8 +41,8 @@ class ModelOptHammerheadLinearMethod(modelopt.ModelOptLinearMethod):
 
     def __init__(self, prefix: str, spec: Any, ctx: Any, format_scheme: Any) -> None:
         super().__init__(spec, ctx, format_scheme)
-        self.prefix = prefix
         _check_group(prefix, ctx.group_size)
+        self.prefix, self.call = prefix, Call(prefix)
 
     def create_weights(
         self,
@@ -67,11 +69,13 @@ class ModelOptHammerheadLinearMethod(modelopt.ModelOptLinearMethod):
         check_loaded(self.prefix, layer, "weight_scale", "weight_scale_2")
         check_own_product(self.prefix, layer)
         factors = layer.weight_scale_2.tolist()
-        self.packed = MergedLinear(layer.weight.data, layer.weight_scale.data, layer.logical_widths, factors)
+        packed = MergedLinear(layer.weight.data, layer.weight_scale.data, layer.logical_widths, factors)
+        self.call.hold(packed, sum(layer.logical_widths))
         empty(layer, "weight", "weight_scale")
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.packed(x, bias)
+        y = self.call(x)
+        return y if bias is None else y + bias
 
 
 @register_weight_loader_v2_supported_method
@@ -82,7 +86,7 @@ class ModelOptHammerheadOtherLinearMethod(modelopt.ModelOptLinearMethod):
 
     def __init__(self, prefix: str, spec: Any, ctx: Any, format_scheme: Any) -> None:
         super().__init__(spec, ctx, format_scheme)
-        self.prefix = prefix
+        self.prefix, self.call = prefix, Call(prefix)
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -98,10 +102,14 @@ class ModelOptHammerheadOtherLinearMethod(modelopt.ModelOptLinearMethod):
             return
         check_own_product(self.prefix, layer)
         self.plain = plain(self.prefix, layer, self.input_dtype)
+        self.call.hold(self.plain, sum(layer.logical_widths))
         empty(layer, "weight", "weight_scale")
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return super().apply(layer, x, bias) if self.plain is None else self.plain(x, bias)
+        if self.plain is None:
+            return super().apply(layer, x, bias)
+        y = self.call(x)
+        return y if bias is None else y + bias
 
 
 # vLLM's loader of experts goes by the name of this class: it must contain "ModelOpt".
@@ -119,6 +127,7 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         super().create_weights(layer, *args, **kwargs)
+        self.call = Call(layer.layer_name)
         for name in ("w13_weight_scale", "w13_weight_scale_2", "w2_weight_scale", "w2_weight_scale_2"):
             not_a_number(getattr(layer, name))
 
@@ -126,11 +135,13 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
         check_loaded(
             layer.layer_name, layer, "w13_weight_scale", "w13_weight_scale_2", "w2_weight_scale", "w2_weight_scale_2"
         )
-        self.packed = LocalExperts(
+        packed = LocalExperts(
             (layer.w13_weight.data, layer.w13_weight_scale.data, layer.w13_weight_scale_2.tolist()),
             (layer.w2_weight.data, layer.w2_weight_scale.data, layer.w2_weight_scale_2.tolist()),
             gate_of(self.moe),
+            layer.apply_router_weight_on_input,
         )
+        self.call.hold(packed, layer.hidden_size)
         empty(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
@@ -146,7 +157,29 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
         # A shared expert is computed by vLLM's runner, before.
-        return self.packed(layer, x, topk_weights, topk_ids)
+        return self.call(x, local_ids(layer.expert_map, topk_ids), topk_weights)
+
+
+class ModelOptHammerheadFp8Experts(PlainExpertsMethod, modelopt.ModelOptFp8MoEMethod):
+    """Experts in FP8 with a scale per matrix."""
+
+    def __init__(self, quant_config: Any, moe_config: Any) -> None:
+        # Not the parent's: it looks for a kernel of vLLM's.
+        FusedMoEMethodBase.__init__(self, moe_config)
+        self.quant_config = quant_config
+
+
+class ModelOptHammerheadMxFp8Experts(PlainExpertsMethod, modelopt.ModelOptMxFp8FusedMoE):
+    """Experts in MXFP8."""
+
+    def __init__(self, quant_config: Any, moe_config: Any) -> None:
+        # Not the parent's: it looks for a kernel of vLLM's.
+        FusedMoEMethodBase.__init__(self, moe_config)
+        self.quant_config = quant_config
+
+
+PLAIN_EXPERTS = {"FP8": ModelOptHammerheadFp8Experts, "MXFP8": ModelOptHammerheadMxFp8Experts}
+"""Methods for experts that vLLM cannot compute on CPUs, by ModelOpt's names of algorithms."""
 
 
 def _check_group(prefix: str, size: int) -> None:
@@ -184,7 +217,7 @@ class HammerheadMixedPrecisionConfig(modelopt.ModelOptMixedPrecisionConfig):
         return [torch.bfloat16, torch.half, torch.float32]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        known = isinstance(layer, (LinearBase, ParallelLMHead, RoutedExperts))
+        known = isinstance(layer, (LinearBase, ParallelLMHead, RoutedExperts)) and self._has_nvfp4()
         algorithm = self._resolve_quant_algo(prefix) if known and not self.is_layer_excluded(prefix) else None
         if algorithm is None:
             return super().get_quant_method(layer, prefix)
@@ -193,7 +226,7 @@ class HammerheadMixedPrecisionConfig(modelopt.ModelOptMixedPrecisionConfig):
             self._check_alike(prefix)
             if algorithm in ALGORITHMS:
                 return _experts(getattr(self, modelopt.LINEAR_ALGOS[algorithm][1]), layer, prefix)
-            return other_experts_method(prefix, algorithm, lambda: vllms(layer, prefix))
+            return self._other_experts(algorithm, layer, prefix)
         elif algorithm in modelopt.LINEAR_ALGOS and algorithm not in ALGORITHMS:
             config = getattr(self, modelopt.LINEAR_ALGOS[algorithm][1])
             return ModelOptHammerheadOtherLinearMethod(prefix, *modelopt.resolve(algorithm, config, prefix))
@@ -201,6 +234,17 @@ class HammerheadMixedPrecisionConfig(modelopt.ModelOptMixedPrecisionConfig):
             # vLLM would take the layer for one that is not quantised.
             raise NotImplementedError(f"{prefix}: neither vLLM nor hammerhead knows its quantisation, {algorithm}")
         return vllms(layer, prefix)
+
+    def _has_nvfp4(self) -> bool:
+        """Of checkpoints without NVFP4 everything is vLLM's."""
+        return any(info["quant_algo"].upper() in ALGORITHMS for info in self.quantized_layers.values())
+
+    def _other_experts(self, algorithm: str, layer: Any, prefix: str) -> Any:
+        moe, method = layer.moe_config, PLAIN_EXPERTS.get(algorithm)
+        config = getattr(self, modelopt.LINEAR_ALGOS[algorithm][1]) if method is not None else None
+        theirs = super().get_quant_method
+        plain = None if method is None else lambda: method(config, moe)
+        return other_experts_method(prefix, algorithm, moe, plain, lambda: theirs(layer, prefix))
 
     def _check_alike(self, prefix: str) -> None:
         """Refuses experts that are quantised in several ways: vLLM goes by the first that it finds."""

@@ -34,10 +34,9 @@ class MergedLinear:
             self.pieces.append(Linear.from_arrays(NvFp4(codes[rows], scales[rows], factor)))
             first = rows.stop
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parts = [piece(x) for piece in self.pieces]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return y if bias is None else y + bias
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 class LocalExperts:
@@ -48,7 +47,9 @@ class LocalExperts:
         first: tuple[torch.Tensor, torch.Tensor, Sequence[Sequence[float]]],
         down: tuple[torch.Tensor, torch.Tensor, Sequence[float]],
         gate: tuple[str, float | None],
+        weights_on_input: bool,
     ) -> None:
+        self.weights_on_input = weights_on_input
         codes, scales, factors = first
         count, matrices = len(factors), len(factors[0])
         rows = codes.shape[1] // matrices
@@ -65,9 +66,9 @@ class LocalExperts:
             clamp=gate[1],
         )
 
-    def __call__(self, layer: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        ids = local_ids(layer.expert_map, ids)
-        return self.experts(x, ids, weights, weights_on_input=layer.apply_router_weight_on_input)
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Computes tokens by experts of these numbers here; those that are not here add nothing."""
+        return self.experts(x, ids, weights, weights_on_input=self.weights_on_input)
 
 
 def local_ids(expert_map: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
@@ -102,17 +103,20 @@ def gate_of(moe: Any) -> tuple[str, float | None]:
     return GATES[name], limit
 
 
-def check_experts(moe: Any) -> None:
-    """``NotImplementedError`` for experts that cannot be computed here, by vLLM's configuration of the layer."""
+def check_experts(moe: Any, group: int) -> None:
+    """``NotImplementedError`` for experts that cannot be computed here, by vLLM's configuration of the layer.
+
+    Blocks of ``group`` weights must not be cut by tensor parallel.
+    """
     gate_of(moe)
     if moe.has_bias:
         raise NotImplementedError("its experts have biases, which this plugin does not load")
     if moe.is_lora_enabled:
         raise NotImplementedError("vLLM adds LoRA inside its own kernels for experts, which are not used here")
-    if moe.intermediate_size_per_partition % GROUP != 0:
+    if moe.intermediate_size_per_partition % group != 0:
         raise NotImplementedError(
-            f"each process would hold {moe.intermediate_size_per_partition} columns of its experts, and NVFP4 has "
-            f"blocks of {GROUP}; use fewer processes, or --enable-expert-parallel"
+            f"each process would hold {moe.intermediate_size_per_partition} columns of its experts, which have "
+            f"blocks of {group}; use fewer processes, or --enable-expert-parallel"
         )
 
 

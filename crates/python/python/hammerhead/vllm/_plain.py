@@ -1,4 +1,4 @@
-"""Linear layers in FP8 and MXFP8 of mixed checkpoints, for platforms on which vLLM has no kernel for them.
+"""Layers in FP8 and MXFP8 of mixed checkpoints, for platforms on which vLLM has no kernel for them.
 
 Codes become numbers of the activations' type, and torch multiplies: this is for models to load whole, not for speed. No
 scale is rounded into a weight: scales per row multiply the sums in single precision.
@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from vllm.platforms import current_platform
+
+from hammerhead.vllm._calls import Call
+from hammerhead.vllm._packed import OPENAI, check_loaded, empty, local_ids, not_a_number
 
 MX_BLOCK = (1, 32)
 """The rows and columns of weights that share one scale in MXFP8."""
@@ -47,11 +50,9 @@ class PlainLinear:
             factors = factors.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
             self.weight = _narrowed(codes.float() * factors, held)
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.nn.functional.linear(x.to(self.weight.dtype), self.weight)
-        if self.scales is not None:
-            y = y.float() * self.scales
-        return (y if bias is None else y + bias).to(x.dtype)
+        return (y if self.scales is None else y.float() * self.scales).to(x.dtype)
 
 
 def plain(name: str, layer: Any, dtype: torch.dtype) -> PlainLinear:
@@ -77,3 +78,86 @@ def _narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same numbers in a type, if it has them all; else as they are."""
     narrow = weight.to(dtype)
     return narrow if torch.equal(narrow.float(), weight) else weight
+
+
+class PlainExperts:
+    """The experts that this process holds, one product after the other."""
+
+    def __init__(self, layer: Any, moe: Any) -> None:
+        """Takes a layer of vLLM's whose parameters are loaded."""
+        self.moe, self.weights_on_input = moe, layer.apply_router_weight_on_input
+        block = getattr(layer, "weight_block_size", None)
+        if layer.w13_weight_scale.dtype == torch.uint8:
+            block = MX_BLOCK
+
+        def of(name: str, matrices: int) -> list[PlainLinear]:
+            codes, scales = getattr(layer, name).data, getattr(layer, f"{name}_scale").data
+            widths = [codes.shape[1] // matrices] * matrices
+            return [PlainLinear(*pair, widths, block, moe.in_dtype) for pair in zip(codes, scales)]
+
+        self.first, self.down = of("w13_weight", 2 if moe.is_act_and_mul else 1), of("w2_weight", 1)
+
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Computes tokens by experts of these numbers here; those that are not here add nothing."""
+        on_input = self.weights_on_input
+        sums = torch.zeros_like(x, dtype=torch.float32)
+        for expert in ids.unique().tolist():
+            if not 0 <= expert < len(self.first):
+                continue
+            tokens, places = (ids == expert).nonzero(as_tuple=True)
+            factors = weights[tokens, places].float()[:, None]
+            seen = x[tokens] * factors.to(x.dtype) if on_input else x[tokens]
+            result = self.down[expert](self._gated(self.first[expert](seen))).float()
+            sums.index_add_(0, tokens, result if on_input else result * factors)
+        return sums.to(x.dtype)
+
+    def _gated(self, sums: torch.Tensor) -> torch.Tensor:
+        """The activation, which ``check_experts`` has found to be one of these."""
+        name, limit = self.moe.activation.value, self.moe.swiglu_limit
+        if name == "relu2_no_mul":
+            return sums.relu().square()
+        gate, up = sums.float().chunk(2, dim=-1)
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        if name == "gelu_tanh":
+            value = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        elif name == OPENAI:
+            value = gate * torch.sigmoid((self.moe.swiglu_alpha or 1.0) * gate) * (up + (self.moe.swiglu_beta or 0.0))
+        else:
+            value = torch.nn.functional.silu(gate) * up
+        return value.to(sums.dtype)
+
+
+class PlainExpertsMethod:
+    """Stands before a method of vLLM's for 8-bit experts, whose parameters it takes, and computes them by torch."""
+
+    is_monolithic = False
+    supports_eplb = False
+    moe: Any
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
+        self.call = Call(layer.layer_name)
+        not_a_number(layer.w13_weight_scale)
+        not_a_number(layer.w2_weight_scale)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        check_loaded(layer.layer_name, layer, "w13_weight_scale", "w2_weight_scale")
+        self.plain = PlainExperts(layer, self.moe)
+        self.call.hold(self.plain, layer.hidden_size)
+        empty(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        return None
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # A shared expert is computed by vLLM's runner, before.
+        return self.call(x, local_ids(layer.expert_map, topk_ids), topk_weights)
