@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from expansion import DATA, MODELS, expected_model, tensors_of  # noqa: E402
+from expansion import DATA, MIXED, MIXED_EXPERTS, MODELS, expected_model, tensors_of  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 import hammerhead.transformers  # noqa: E402
@@ -36,6 +36,17 @@ def test_logits_and_generated_tokens_are_those_of_the_expanded_model(name, tmp_p
         ours, theirs = model(TOKENS).logits, expected(TOKENS).logits
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * float(theirs.abs().max()))
     assert {part.rpartition(".")[2] for part in modules(model, torch.nn.Linear)} <= {"lm_head", "shared_expert_gate"}
+    generate = dict(max_new_tokens=12, do_sample=False)
+    assert torch.equal(model.generate(TOKENS, **generate), expected.generate(TOKENS, **generate))
+
+
+@pytest.mark.parametrize("name", [*MIXED, *MIXED_EXPERTS])
+def test_what_is_not_4_bit_in_a_mixed_checkpoint_is_computed_too(name, tmp_path):
+    model, expected = loaded(DATA / name), expected_model(DATA / name, tmp_path)
+    with torch.no_grad():
+        ours, theirs = model(TOKENS).logits, expected(TOKENS).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * float(theirs.abs().max()))
+    assert modules(model, (NvFp4Linear, NvFp4Mlp, NvFp4Experts))
     generate = dict(max_new_tokens=12, do_sample=False)
     assert torch.equal(model.generate(TOKENS, **generate), expected.generate(TOKENS, **generate))
 

@@ -5,10 +5,11 @@
 
     model = AutoModelForCausalLM.from_pretrained("folder of a ModelOpt or compressed-tensors checkpoint")
 
-The import registers with transformers: a quantizer for ModelOpt's checkpoints; one for compressed-tensors' that takes those in the format
-``nvfp4-pack-quantized`` and leaves all others to transformers' own; and ``experts_implementation="hammerhead"``. Of a model so loaded, linear layers,
-gated MLPs and experts are ours; attention, norms, embeddings and routers are transformers'. Activations are not quantised: a model computes what it would
-with its weights expanded, up to the rounding of sums. There are no gradients.
+The import registers with transformers: a quantizer for ModelOpt's checkpoints; one for compressed-tensors' that takes
+those in the format ``nvfp4-pack-quantized`` and leaves all others to transformers' own; and
+``experts_implementation="hammerhead"``. Of a model so loaded, linear layers, gated MLPs and experts are ours;
+attention, norms, embeddings and routers are transformers'. Activations are not quantised: a model computes what it
+would with its weights expanded, up to the rounding of sums. There are no gradients.
 """
 
 from hammerhead.transformers._experts import register_experts

@@ -1,7 +1,8 @@
 """What a checkpoint's files hold: quantised tensors, FP8 weights, and tensors as they are.
 
-A quantised tensor is several in the files. Here it is one, under the name that it had before it was quantised, because that is the name
-a model's key mapping knows. What is quantised is decided by the tensors themselves, not by the patterns of a configuration.
+A quantised tensor is several in the files. Here it is one, under the name that it had before it was quantised,
+because that is the name a model's key mapping knows. What is quantised is decided by the tensors themselves, not by
+the patterns of a configuration.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Files:
         self._path: dict[str, Path] = {}
         for path in self.paths:
             if path.suffix != ".safetensors":
-                raise ValueError(f"{path}: NVFP4 weights are read from safetensors files; convert the model, or name its folder")
+                raise ValueError(
+                    f"{path}: NVFP4 weights are read from safetensors files; convert the model, or name its folder"
+                )
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             header.pop("__metadata__", None)
@@ -94,7 +97,9 @@ class Files:
         """A tensor as it is stored."""
         path = self._path[name]
         if not path.exists():
-            raise FileNotFoundError(f"{path}: packed weights are saved from the files they were read from, and this one is gone")
+            raise FileNotFoundError(
+                f"{path}: packed weights are saved from the files they were read from, and this one is gone"
+            )
         with safe_open(path, "pt") as file:
             return file.get_tensor(name)
 
@@ -129,7 +134,9 @@ class Files:
         if scale.dim() == 1:
             scale = scale[:, None]
         if scale.dim() != weight.dim():
-            raise ValueError(f"{scales[0]} has shape {list(scale.shape)}, which does not scale a weight of shape {list(weight.shape)}")
+            raise ValueError(
+                f"{scales[0]} has shape {list(scale.shape)}, which does not scale a weight of shape {list(weight.shape)}"
+            )
         # One number for a row, for a block of a row, or for a block of rows and columns; the last block may be smaller.
         for side, (size, blocks) in enumerate(zip(weight.shape, scale.shape, strict=True)):
             block = -(-size // blocks)

@@ -1,7 +1,7 @@
 """Which tensors of a checkpoint become which parameters of a model, by the model's own key mapping.
 
-transformers renames a checkpoint's keys and converts tensors while it loads: experts are stacked, gate and up joined, prefixes changed.
-The same functions are asked here, before anything is loaded. No name is matched by its ending.
+transformers renames a checkpoint's keys and converts tensors while it loads: experts are stacked, gate and up joined,
+prefixes changed. The same functions are asked here, before anything is loaded. No name is matched by its ending.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Origin:
 
 
 def origins(model: Any, conversions: Sequence[Any], names: Iterable[str]) -> tuple[dict[str, Origin], dict[str, str]]:
-    """The origins of parameters by their names, and the tensors that become none, by the names that they would have in the model."""
+    """The origins of parameters by their names, and the tensors that become none, by the names that they would have
+    in the model."""
     state = model.state_dict()
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]

@@ -1,8 +1,9 @@
 """What becomes of every quantised tensor of a checkpoint: decided, and checked, before anything is replaced.
 
-A module is replaced only when it is known to be the same computation: its weights come from the tensors that the model's own key mapping
-names, and its class computes what ours does, which a linear layer does by definition and anything else by a twin that was run. What is not
-known to be the same keeps its own code, and gets its weights expanded. What has no place is refused by name.
+A module is replaced only when it is known to be the same computation: its weights come from the tensors that the
+model's own key mapping names, and its class computes what ours does, which a linear layer does by definition and
+anything else by a twin that was run. What is not known to be the same keeps its own code, and gets its weights
+expanded. What has no place is refused by name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Plan:
     mlps: dict[str, tuple[MlpForm, tuple[Projection, Projection, Projection]]] = field(default_factory=dict)
     """Gated MLPs: how they compute, and gate, up and down."""
 
-    experts: dict[str, tuple[ExpertsForm, list[tuple[Projection, Projection | None, Projection]]]] = field(default_factory=dict)
+    experts: dict[str, tuple[ExpertsForm, list[tuple[Projection, Projection | None, Projection]]]] = field(
+        default_factory=dict
+    )
     """Experts: how they compute, and the projections of each."""
 
     expanded: list[Origin] = field(default_factory=list)
@@ -56,24 +59,34 @@ class Plan:
         """The tensors whose values, and biases, the replaced modules have."""
         of_mlps = (projection for _, projections in self.mlps.values() for projection in projections)
         of_experts = (projection for _, each in self.experts.values() for expert in each for projection in expert)
-        return {*self.linears.values(), *(projection[0] for projection in (*of_mlps, *of_experts) if projection is not None)}
+        return {
+            *self.linears.values(),
+            *(projection[0] for projection in (*of_mlps, *of_experts) if projection is not None),
+        }
 
     def notes(self, model: Any, files: Files) -> list[str]:
         """What the user should know, a sentence each."""
-        notes = [f"{_several(names)}: {reason}; its own code computes it with expanded weights" for reason, names in self.kept.items()]
+        notes = [
+            f"{_several(names)}: {reason}; its own code computes it with expanded weights"
+            for reason, names in self.kept.items()
+        ]
         expanded = [origin for origin in self.expanded if any(name in files.packed for name in origin.names)]
         if expanded:
             parameters = [self.shapes.get_parameter(target) for origin in expanded for target in origin.targets]
             size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
-            notes.append(f"{_several([origin.target for origin in expanded])}: expanded from 4 bits, to {size:.1f} MiB in all")
+            notes.append(
+                f"{_several([origin.target for origin in expanded])}: expanded from 4 bits, to {size:.1f} MiB in all"
+            )
         if self.left_out:
-            notes.append(f"{_several(self.left_out)}: no parameter of {type(model).__name__}, which lacks nothing without; left out")
+            notes.append(
+                f"{_several(self.left_out)}: no parameter of {type(model).__name__}, which lacks nothing without; left out"
+            )
         return notes
 
 
 def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mapping[str, str] | None = None) -> Plan:
-    """Decides, or raises ``ValueError`` with the names of what has no place. ``unchecked`` names modules or classes whose gates are said, and that are
-    not run."""
+    """Decides, or raises ``ValueError`` with the names of what has no place. ``unchecked`` names modules or classes
+    whose gates are said, and that are not run."""
     if not files.packed:
         raise ValueError(
             f"{files.paths[0].parent}: no weight in these files is NVFP4 (codes with weight_scale and weight_scale_2, or with "
@@ -148,14 +161,15 @@ def _add_experts(
     except Differs as differs:
         made.kept.setdefault(f"{type(module).__name__} {differs}", []).append(name)
         return
-    seconds = firsts[1] if form.halves else [None] * stacks.count
-    made.experts[name] = form, list(zip(firsts[0][: stacks.count], seconds, downs[0]))
+    seconds = firsts[1][: stacks.count] if form.halves else [None] * stacks.count
+    made.experts[name] = form, list(zip(firsts[0][: stacks.count], seconds, downs[0], strict=True))
 
 
 def _add_numbered_experts(
     made: Plan, name: str, module: Any, stacks: Stacks, files: Files, lost: dict[str, str], forms: Forms
 ) -> None:
-    """Experts that are one stack in the model, and in the files one by one: some tools take models apart to quantise them."""
+    """Experts that are one stack in the model, and in the files one by one: some tools take models apart to quantise
+    them."""
     roles = ("gate_proj", "up_proj", "down_proj") if stacks.gated else ("up_proj", "down_proj")
     keys = [[f"{name}.{number}.{role}.weight" for role in roles] for number in range(stacks.count)]
     if name in made.experts or not all(lost.get(key) in files.packed for expert in keys for key in expert):
@@ -169,8 +183,8 @@ def _add_numbered_experts(
 
 
 def _rows_of(shapes: Shapes, files: Files, origin: Origin, stacks: Stacks, halves: Any) -> list[list[Projection]]:
-    """Where in the files the matrices of a stacked parameter lie, found by running the model's own conversion on numbers that say where they
-    are from."""
+    """Where in the files the matrices of a stacked parameter lie, found by running the model's own conversion on
+    numbers that say where they are from."""
     sides = 4, 2
     marks: dict[int, Projection] = {}
     marked: dict[str, torch.Tensor] = {}
@@ -185,8 +199,11 @@ def _rows_of(shapes: Shapes, files: Files, origin: Origin, stacks: Stacks, halve
             stack[member] = (torch.arange(8).reshape(sides) + 8 * mark).float()
         stack = stack.transpose(1, 2).contiguous() if packed.turned else stack
         marked[name] = stack if packed.stack is not None else stack[0]
-    small = _shape_of_marks(shapes.get_parameter(origin.target).shape, packed, stack, sides)
-    whole = origin.made(Shapes(shapes.config, dict.fromkeys(origin.targets, small)), marked.__getitem__)[origin.target].long()
+    one = files.packed[origin.names[0]]
+    small = _shape_of_marks(shapes.get_parameter(origin.target).shape, one, stack, sides)
+    whole = origin.made(Shapes(shapes.config, dict.fromkeys(origin.targets, small)), marked.__getitem__)[
+        origin.target
+    ].long()
     if stacks.turned:
         whole = whole.transpose(1, 2)
     return [[_recognised(rows, marks) for rows in _half(whole, half)] for half in (halves or ("all",))]
@@ -218,7 +235,8 @@ def _recognised(rows: torch.Tensor, marks: dict[int, Projection]) -> Projection:
 
 
 def _fuse(made: Plan, model: Any, forms: Forms) -> None:
-    """Takes the three linear layers of a gated MLP for one where that is the same computation. It is faster, and nothing else."""
+    """Takes the three linear layers of a gated MLP for one where that is the same computation. It is faster, and
+    nothing else."""
     for name, module in model.named_modules():
         parts = {part: made.linears.get(f"{name}.{part}") for part, _ in module.named_children()}
         if sum(stem is not None for stem in parts.values()) != 3:
@@ -252,7 +270,8 @@ def _is_in(parameter: str, modules: set[str]) -> bool:
 
 
 def _untie(model: Any, files: Files, found: dict[str, Origin]) -> None:
-    """Gives quantised weights that several modules of a class share to each of them; one that is shared with anything else is refused."""
+    """Gives quantised weights that several modules of a class share to each of them; one that is shared with anything
+    else is refused."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     for weight, other in list(tied.items()):
         for one, another in ((weight, other), (other, weight)):

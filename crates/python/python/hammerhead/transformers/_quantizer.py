@@ -24,8 +24,9 @@ _HIDDEN = "packed by hammerhead: "
 class NvFp4Config(QuantizationConfigMixin):
     """A model's own configuration of its quantisation, kept as it is for whoever loads the model after it was saved.
 
-    Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints of which no file says that they are quantised. ``unchecked`` replaces modules
-    without running a twin of them first: it names modules or their classes, each with its gate, as ``{"LlamaMLP": "silu"}``.
+    Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints of which no file says that they are
+    quantised. ``unchecked`` replaces modules without running a twin of them first: it names modules or their classes,
+    each with its gate, as ``{"LlamaMLP": "silu"}``.
     """
 
     def __init__(self, quant_method: str = MODELOPT, unchecked: Mapping[str, str] | None = None, **kept: Any) -> None:
@@ -62,7 +63,9 @@ class NvFp4Quantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Any = None, device_map: Any = None, **_: Any
     ) -> Any:
         if not checkpoint_files:
-            raise ValueError("NVFP4 weights are read from files: give from_pretrained a folder or a name, and no state_dict")
+            raise ValueError(
+                "NVFP4 weights are read from files: give from_pretrained a folder or a name, and no state_dict"
+            )
         self.files, self.device_map = Files(checkpoint_files), device_map
         return model
 
@@ -105,9 +108,9 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, NvFp4Linear(linear(stem, backend(name)), model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
             model.set_submodule(name, NvFp4Mlp(mlp(projections, form.gate, backend(name)), model.get_submodule(name)))
-        for name, (form, each) in self.plan.experts.items():
-            experts = Experts._named(checkpoint, each, form.gate, backend=backend(name))
-            model.set_submodule(name, NvFp4Experts(experts, form, model.get_submodule(name)))
+        for name, (routed, each) in self.plan.experts.items():
+            experts = Experts._named(checkpoint, each, routed.gate, backend=backend(name))
+            model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _expanded_names(self) -> list[str]:
         return [target for origin in self.plan.expanded for target in origin.targets]
@@ -116,9 +119,11 @@ class NvFp4Quantizer(HfQuantizer):
         assert self.files is not None
         for origin in self.plan.expanded:
             for name, values in origin.made(self.plan.shapes, self.files.expanded).items():
-                module, _, parameter = name.rpartition(".")
+                module, parameter = name.rpartition(".")[::2]
                 values = values.to(place_of(name, self.device_map) or "cpu", self.plan.shapes.get_parameter(name).dtype)
-                model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(values.contiguous(), requires_grad=False)
+                model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(
+                    values.contiguous(), requires_grad=False
+                )
         conversions = getattr(model, "_weight_conversions", None) or []
         self.conversions = [entry for entry in conversions if not isinstance(entry, _Hidden)]
         # Saving reverts them, which must not happen to the names of packed tensors: those are the files' own.
@@ -151,7 +156,8 @@ class NvFp4Quantizer(HfQuantizer):
 
 
 def _leave_uninitialised(model: Any, name: str) -> None:
-    """Keeps a model from initialising parameters that are gone: it may do that from the module itself, or from the one that holds it."""
+    """Keeps a model from initialising parameters that are gone: it may do that from the module itself, or from the
+    one that holds it."""
     model.get_submodule(name)._is_hf_initialized = True
     holder = model.get_submodule(name.rpartition(".")[0])
     own = [*holder.named_parameters(recurse=False), *holder.named_buffers(recurse=False)]
@@ -167,7 +173,7 @@ class _Hidden(WeightRenaming):
         object.__setattr__(self, "names", names)
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
-        return (_HIDDEN + source_key.replace(".", "/"), None) if source_key in self.names else (source_key, None)  # type: ignore[attr-defined]
+        return (_HIDDEN + source_key.replace(".", "/"), None) if source_key in self.names else (source_key, None)
 
 
 def count_parameters(model: torch.nn.Module) -> int:
@@ -195,7 +201,9 @@ def backend_at(place: Any) -> str | None:
         return None
     device = torch.device("cuda", place) if isinstance(place, int) else torch.device(place) if place != "disk" else None
     if device is None or device.type != "cuda":
-        raise ValueError(f"device_map: {place} was asked for, and packed weights lie on the CPU or on a GPU of NVIDIA's; give 'cpu' or 'cuda'")
+        raise ValueError(
+            f"device_map: {place} was asked for, and packed weights lie on the CPU or on a GPU of NVIDIA's; give 'cpu' or 'cuda'"
+        )
     backend = f"cuda:{device.index}" if device.index else "cuda"
     missing = backends().get("cuda", "this package was built without GPUs")
     if missing is not None:

@@ -24,7 +24,11 @@ OURS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 def is_ours(config: dict[str, Any]) -> bool:
     """Whether any layer of a configuration of compressed-tensors' is one that we read."""
     groups = config.get("config_groups")
-    formats = [group.get("format") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    formats = (
+        [group.get("format") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
     return any(format in OURS for format in (config.get("format"), *formats))
 
 
@@ -68,7 +72,12 @@ def declared_beside(config: Any) -> dict[str, Any] | None:
     if not name:
         return None
     try:
-        found = cached_file(name, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, local_files_only=not Path(name).is_dir())
+        found = cached_file(
+            name,
+            "hf_quant_config.json",
+            _raise_exceptions_for_missing_entries=False,
+            local_files_only=not Path(name).is_dir(),
+        )
         declared = json.loads(Path(found).read_text()) if found is not None else {}
     except (OSError, ValueError):
         return None
@@ -98,7 +107,9 @@ def _counting(original: Any, packed: Any) -> Any:
 
     @wraps(original)
     def counted(self: Any, *arguments: Any, **named: Any) -> int:
-        trainable = named.get("only_trainable", bool(arguments) and original.__name__ == "num_parameters" and arguments[0])
+        trainable = named.get(
+            "only_trainable", bool(arguments) and original.__name__ == "num_parameters" and arguments[0]
+        )
         return int(original(self, *arguments, **named)) + (0 if trainable else packed(self))
 
     return counted

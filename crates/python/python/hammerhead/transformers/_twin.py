@@ -1,10 +1,11 @@
 """Whether a module of a model computes what a layer of ours would, found by running it.
 
-Names say little about a computation: two classes with the same three projections may differ by a multiplier, a clamp or a norm. So before
-a module is replaced, a small twin of it is made: a copy with the same attributes and the same ``forward``, but with few columns, and with
-random weights that are exactly NVFP4. It is run on a few tokens beside our layer with the same weights. Tokens are small and large, so that
-clamps show. Only if every row agrees to the rounding of float32 are the two taken for the same computation. A twin takes milliseconds and
-none of the model's own weights; modules that are alike in class, attributes and shapes share one.
+Names say little about a computation: two classes with the same three projections may differ by a multiplier, a clamp
+or a norm. So before a module is replaced, a small twin of it is made: a copy with the same attributes and the same
+``forward``, but with few columns, and with random weights that are exactly NVFP4. It is run on a few tokens beside
+our layer with the same weights. Tokens are small and large, so that clamps show. Only if every row agrees to the
+rounding of float32 are the two taken for the same computation. A twin takes milliseconds and none of the model's own
+weights; modules that are alike in class, attributes and shapes share one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch
 from hammerhead import Experts, Mlp, NvFp4, quantize
 
 APART = 3e-5
-"""The most that a row may differ, as a part of its largest element: above what float32 sums of this length round, and below what any
-multiplier, clamp or other form of an activation makes."""
+"""The most that a row may differ, as a part of its largest element: above what float32 sums of this length round, and
+below what any multiplier, clamp or other form of an activation makes."""
 
 _MAGNITUDES = (0.05, 0.4, 1.0, 1.0, 2.5, 9.0, 40.0)
 """Of the tokens. With the last of them, pre-activations pass every limit in use."""
@@ -139,20 +140,26 @@ def mlp_form(module: torch.nn.Module, said: str | None = None) -> MlpForm:
         raise Differs("has projections with other sides than a gated MLP's")
     twin, (w, n) = _shrunk(module, wide, narrow)
     matrices = [_matrix(0, n, w), _matrix(1, n, w), _matrix(2, w, n)]
-    biases = [None if part.bias is None else _bias(number, matrix.shape[0]) for number, (part, matrix) in enumerate(zip(parts, matrices))]
-    for role, matrix, bias in zip(roles, matrices, biases):
+    biases = [
+        None if part.bias is None else _bias(number, matrix.shape[0])
+        for number, (part, matrix) in enumerate(zip(parts, matrices, strict=True))
+    ]
+    for role, matrix, bias in zip(roles, matrices, biases, strict=True):
         linear = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None)
         linear.load_state_dict({"weight": matrix.dequantize(), **({} if bias is None else {"bias": bias})})
         setattr(twin, role, linear)
     x = _tokens(w)
-    named = dict(zip(("b1_bias", "b2_bias", "down_bias"), biases))
+    named: Any = dict(zip(("b1_bias", "b2_bias", "down_bias"), biases, strict=True))
     expected = _run(twin, x)
-    gate = _agreed(expected, lambda gate: Mlp.from_arrays(*matrices, **named, gate=gate, threads=1)(x), _gates(module, gated=True))
+    gate = _agreed(
+        expected, lambda gate: Mlp.from_arrays(*matrices, **named, gate=gate, threads=1)(x), _gates(module, gated=True)
+    )
     return MlpForm(gate, roles)
 
 
 def experts_form(module: torch.nn.Module, stacks: Stacks, said: str | None = None) -> ExpertsForm:
-    """How experts compute, or ``Differs``. Where their gate is ``said``, nothing is run, and gate is taken to stand before up."""
+    """How experts compute, or ``Differs``. Where their gate is ``said``, nothing is run, and gate is taken to stand
+    before up."""
     arguments = _arguments(module)
     if len(arguments) not in (1, 3):
         raise Differs(f"takes {', '.join(arguments)}, where tokens are expected, or tokens, ids and weights")
@@ -167,7 +174,10 @@ def experts_form(module: torch.nn.Module, stacks: Stacks, said: str | None = Non
     b1 = [_matrix(3 * number, n, w) for number in numbers]
     b2 = [_matrix(3 * number + 1, n, w) for number in numbers] if stacks.gated else None
     down = [_matrix(3 * number + 2, w, n) for number in numbers]
-    has_bias = getattr(module, f"{stacks.first}_bias", None) is not None, getattr(module, "down_proj_bias", None) is not None
+    has_bias = (
+        getattr(module, f"{stacks.first}_bias", None) is not None,
+        getattr(module, "down_proj_bias", None) is not None,
+    )
     b1_bias = [_bias(3 * number, n) for number in numbers] if has_bias[0] else None
     b2_bias = [_bias(3 * number + 1, n) for number in numbers] if has_bias[0] and stacks.gated else None
     down_bias = [_bias(3 * number + 2, w) for number in numbers] if has_bias[1] else None
@@ -183,11 +193,11 @@ def experts_form(module: torch.nn.Module, stacks: Stacks, said: str | None = Non
         joined = (_joined(halves, one, b2[number] if b2 else None) for number, one in enumerate(b1))
         stacks.parameter(twin, stacks.first, joined)
         if b1_bias is not None:
-            pairs = zip(b1_bias, b2_bias or b1_bias)
+            pairs = zip(b1_bias, b2_bias or b1_bias, strict=True)
             stacks.parameter(twin, f"{stacks.first}_bias", (_interleaved(halves, one, other) for one, other in pairs))
 
         def ours(gate: str) -> torch.Tensor:
-            biases = {"b1_bias": b1_bias, "b2_bias": b2_bias, "down_bias": down_bias}
+            biases: Any = {"b1_bias": b1_bias, "b2_bias": b2_bias, "down_bias": down_bias}
             return form(gate)(Experts.from_arrays(b1, b2, down, **biases, gate=gate, threads=1), x, *call)
 
         def form(gate: str, halves: Halves | None = halves) -> ExpertsForm:
@@ -268,7 +278,8 @@ def _tokens(width: int) -> torch.Tensor:
 
 
 def _routed(ids: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights: for each token one id from the front, one from the back and one from the middle, if there are as many."""
+    """Ids and weights: for each token one id from the front, one from the back and one from the middle, if there are
+    as many."""
     top = min(3, ids)
     wished = ([token, ids - 1 - token, ids // 2 + token, *range(ids)] for token in range(tokens))
     chosen = [list(dict.fromkeys(id % ids for id in row))[:top] for row in wished]
@@ -285,7 +296,7 @@ def _interleaved(halves: Halves | None, one: torch.Tensor, other: torch.Tensor) 
         return one
     rows = one.shape[0]
     joined = one.new_empty(2 * rows, *one.shape[1:])
-    for half, part in zip(halves, (one, other)):
+    for half, part in zip(halves, (one, other), strict=True):
         at, step = _ROWS[half]
         joined[at * (rows if step == 1 else 1) :: step][:rows] = part
     return joined
@@ -296,7 +307,9 @@ def _gates(module: Any, gated: bool) -> list[str]:
     if not gated:
         return ["relu2", "none"]
     said = {**vars(getattr(module, "config", None) or object), **vars(module)}
-    numbers = {name: value for name, value in said.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    numbers = {
+        name: value for name, value in said.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
     limits = sorted({float(value) for name, value in numbers.items() if "limit" in name and value > 0}) or [7.0]
     alphas = sorted({float(value) for name, value in numbers.items() if name.endswith("alpha") and value > 0} | {1.702})
     clamped = [f"silu:limit={limit}" for limit in limits]
@@ -309,7 +322,9 @@ def _run(twin: Any, *arguments: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             result = twin(*arguments)
     except Exception as error:  # noqa: BLE001  (a stranger's code may fail in any way)
-        raise Differs(f"cannot be run by itself ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})") from error
+        raise Differs(
+            f"cannot be run by itself ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        ) from error
     if not isinstance(result, torch.Tensor):
         raise Differs(f"returns a {type(result).__name__} where a tensor is expected")
     return result
