@@ -177,7 +177,7 @@ impl Checkpoint {
             let (stem, part) = split(name);
             catalogue.entry(stem).or_default().push((part, name.to_owned()));
         }
-        names::separate(&mut catalogue);
+        parts::separate(&mut catalogue);
         Ok(Self {
             store,
             catalogue,

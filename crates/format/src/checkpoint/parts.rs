@@ -9,6 +9,21 @@ use crate::{Error, Result};
 /// Of every weight, by its stem: the parts it has, and under which names.
 pub(super) type Catalogue = BTreeMap<String, Vec<(Part, String)>>;
 
+/// Takes apart what only looks as if it belonged together: beside `dense.weight`, a tensor `dense_bias` is no part of `dense`, but a parameter of
+/// the module that holds it. The parts of a weight are joined to its stem in one way, with a dot or with an underscore.
+pub(super) fn separate(catalogue: &mut Catalogue) {
+    let joined = |stem: &str, name: &str, by| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with(by));
+    let mut apart = Vec::new();
+    for (stem, names) in catalogue.iter_mut() {
+        if names.iter().any(|(_, name)| joined(stem, name, '.')) {
+            apart.extend(names.extract_if(.., |(_, name)| joined(stem, name, '_')).map(|(_, name)| name));
+        }
+    }
+    for name in apart {
+        catalogue.entry(name.clone()).or_default().push((Part::Weight, name));
+    }
+}
+
 /// One weight's tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
@@ -36,5 +51,25 @@ impl<'a> Parts<'a> {
     /// An error about this weight.
     pub fn refuse<T>(&self, problem: String, remedy: &'static str) -> Result<T> {
         Err(Error::Weight { path: self.store.path().to_path_buf(), name: self.stem.to_owned(), problem, remedy })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::split;
+    use super::*;
+
+    #[test]
+    fn a_parameter_beside_a_module_is_no_part_of_it() {
+        let mut catalogue = Catalogue::new();
+        for name in ["a.dense.weight", "a.dense.bias", "a.dense_bias", "e.down_proj", "e.down_proj_bias"] {
+            let (stem, part) = split(name);
+            catalogue.entry(stem).or_default().push((part, name.to_owned()));
+        }
+        separate(&mut catalogue);
+        let parts = |stem: &str| catalogue[stem].iter().map(|(part, _)| *part).collect::<Vec<_>>();
+        assert_eq!(parts("a.dense"), [Part::Weight, Part::Bias]);
+        assert_eq!(parts("a.dense_bias"), [Part::Weight]);
+        assert_eq!(parts("e.down_proj"), [Part::Weight, Part::Bias]);
     }
 }
