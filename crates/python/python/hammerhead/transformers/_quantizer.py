@@ -45,6 +45,7 @@ class NvFp4Quantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.files: Files | None = None
         self.plan = Plan()
+        self.prepared: Any = None
         self.device_map: Any = None
         self.conversions: list[Any] = []
         self.hidden: set[str] = set()
@@ -66,19 +67,20 @@ class NvFp4Quantizer(HfQuantizer):
             raise ValueError(
                 "NVFP4 weights are read from files: give from_pretrained a folder or a name, and no state_dict"
             )
-        self.files, self.device_map = Files(checkpoint_files), device_map
+        self.files, self.device_map, self.prepared = Files(checkpoint_files), device_map, model
         return model
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
-        """Replaces modules: here the model's key mapping is known, with whatever its user added to it."""
-        files = self.files
+    def update_weight_conversions(self, weight_conversions: Any, *_: Any) -> Any:
+        """Replaces modules: here the model's key mapping is known, with whatever its user added to it. Some versions
+        of transformers pass the model, too."""
+        files, model, self.prepared = self.files, self.prepared, None
         assert files is not None
         self.plan = plan(model, files, weight_conversions, self.quantization_config.unchecked)
         for note in self.plan.notes(model, files):
             warnings.warn(f"hammerhead: {note}", stacklevel=2)
         self._replace(model, files)
         for name in self._expanded_names():
-            module, _, parameter = name.rpartition(".")
+            module, parameter = name.rpartition(".")[::2]
             # Absent while transformers loads, so that it does not expect it.
             model.get_submodule(module)._parameters[parameter] = None
         for name in (*self.plan.replaced, *(name.rpartition(".")[0] for name in self._expanded_names())):
@@ -124,6 +126,11 @@ class NvFp4Quantizer(HfQuantizer):
                 model.get_submodule(module)._parameters[parameter] = torch.nn.Parameter(
                     values.contiguous(), requires_grad=False
                 )
+        # Some versions of transformers leave renamed tensors of quantised models in the files' type.
+        for name, parameter in model.named_parameters():
+            planned = self.plan.shapes.parameters.get(name, parameter).dtype
+            if parameter.is_floating_point() and parameter.dtype != planned:
+                parameter.data = parameter.data.to(planned)
         conversions = getattr(model, "_weight_conversions", None) or []
         self.conversions = [entry for entry in conversions if not isinstance(entry, _Hidden)]
         # Saving reverts them, which must not happen to the names of packed tensors: those are the files' own.
