@@ -72,16 +72,12 @@ def declared_beside(config: Any) -> dict[str, Any] | None:
     if not name:
         return None
     try:
-        found = cached_file(
-            name,
-            "hf_quant_config.json",
-            _raise_exceptions_for_missing_entries=False,
-            local_files_only=not Path(name).is_dir(),
-        )
+        found = cached_file(name, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False)
         declared = json.loads(Path(found).read_text()) if found is not None else {}
     except (OSError, ValueError):
         return None
-    algorithm = str(declared.get("quantization", {}).get("quant_algo")).upper() if isinstance(declared, dict) else ""
+    said = declared.get("quantization") if isinstance(declared, dict) else None
+    algorithm = str(said.get("quant_algo")).upper() if isinstance(said, dict) else ""
     return {**declared, "quant_method": MODELOPT} if "NVFP4" in algorithm or algorithm == "MIXED_PRECISION" else None
 
 
