@@ -331,7 +331,8 @@ def test_a_lost_gradient_is_refused_compiled_or_not(arrays, x, compiled):
     tokens = torch.nn.Parameter(torch.from_numpy(x))
     with pytest.raises(ValueError, match="requires a gradient"):
         layer(tokens)
-    with pytest.raises(Exception, match="requires a gradient"):
+    # Older versions of torch (2.4) do not say what was raised while they compiled.
+    with pytest.raises(Exception, match="requires a gradient|Observed exception"):
         compiled(layer.__call__)(tokens)
     with torch.no_grad():
         assert torch.equal(layer(tokens), copy.deepcopy(layer)(tokens))
