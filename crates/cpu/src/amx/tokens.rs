@@ -217,3 +217,32 @@ fn expand_row(matrix: &Matrix<'_>, row: usize, to: usize, out: &mut [TokenTile])
 fn half_scale(scale: u8) -> u16 {
     u16::from(scale & 0x80) << 8 | u16::from(scale & 0x7F) << 7
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_part_says_all_of_what_is_not_finite() {
+        if !is_x86_feature_detected!("avx512f") || !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        let odd = f32::from_bits(0x3F81_2345);
+        let mut values = [odd; TILE_K];
+        (values[3], values[17], values[31]) = (f32::INFINITY, f32::NEG_INFINITY, f32::NAN);
+        let mut tiles = [TokenTile::zeroed()];
+        let mut places = Places { parts: 0..3, rows: 0..TILE_ROWS, out: &mut tiles };
+        // SAFETY: the processor has the instructions.
+        unsafe { places.put(0, widened_f32(&values)) };
+        let part = |row: usize, k: usize| bf16::from_bits(tiles[0].0[row][k]).to_f32();
+        for (k, value) in values.into_iter().enumerate() {
+            let parts = [0, 1, 2].map(|row| part(row, k));
+            if value == odd {
+                assert!(parts.iter().sum::<f32>() == odd && parts[1] != 0.0, "{parts:?}");
+            } else {
+                assert_eq!(parts[0].to_bits(), value.to_bits());
+                assert_eq!(parts[1..], [0.0; 2], "{value}");
+            }
+        }
+    }
+}
