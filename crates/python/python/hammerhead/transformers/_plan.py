@@ -101,7 +101,8 @@ def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mappin
             _add_linear(made, name, module, files, found[f"{name}.weight"])
         elif (stacks := Stacks.of(module)) is not None:
             _add_experts(made, name, module, stacks, files, found, forms)
-            _add_numbered_experts(made, name, module, stacks, files, lost, forms)
+            if not _is_shared(model, f"{name}.{stacks.first}"):
+                _add_numbered_experts(made, name, module, stacks, files, lost, forms)
     _fuse(made, model, forms)
     _expand_the_rest(made, files, found)
     _account_for_lost(made, model, files, found, lost)
@@ -267,6 +268,11 @@ def _is_in(parameter: str, modules: set[str]) -> bool:
         if module in modules:
             return True
     return False
+
+
+def _is_shared(model: Any, parameter: str) -> bool:
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    return parameter in tied or parameter in tied.values()
 
 
 def _untie(model: Any, files: Files, found: dict[str, Origin]) -> None:
