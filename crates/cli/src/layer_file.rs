@@ -255,7 +255,13 @@ fn by_logits(file: &Group<'_, '_>, tokens: usize, router: &Router) -> Result<Rou
         let problem = format!("its shape is {:?}, but [{tokens}, {experts}] was expected", logits.shape);
         return file.refuse("logits", problem, "give a row per token and a column per expert");
     }
-    Ok(router.route(&single(file, logits)?, tokens)?)
+    let logits = single(file, logits)?;
+    // A logit of -∞ masks an expert; of other such numbers a file should be told.
+    if let Some(at) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        let problem = format!("it has {} in row {}, column {}", logits[at], at / experts, at % experts);
+        return file.refuse("logits", problem, "logits are finite, or -inf for an expert that is not to be chosen");
+    }
+    Ok(router.route(&logits, tokens)?)
 }
 
 /// How logits are read.

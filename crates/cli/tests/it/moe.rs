@@ -237,6 +237,11 @@ fn what_does_not_fit_is_refused_with_its_tensor_and_a_remedy() {
     refused(routing(), &["--routing", "softmax", "--top-k", "6"], &["top-k is 6 of 5"]);
     refused(routing(), &["--routing", "softmax", "--top-k", "2", "--gate", "relu2"], &["e0.b2", "relu2"]);
     refused(vec![], &routed, &["\"logits\"", "missing"]);
+    for spoiled in [f32::INFINITY, f32::NAN] {
+        let mut given = logits(2);
+        given[EXPERTS + 3] = spoiled;
+        refused(vec![Tensor::from_f32("logits", [TOKENS, EXPERTS], given)], &routed, &["logits", "row 1, column 3"]);
+    }
     refused(vec![Tensor::from_f32("logits", [TOKENS, 2], vec![0.0; 2 * TOKENS])], &routed, &["\"logits\"", "[7, 5]"]);
     let with = |tensor| routing().into_iter().chain([tensor]).collect::<Vec<_>>();
     refused(with(Tensor::from_f32("e1.b1_bias", [3], vec![0.0; 3])), &routed, &["\"e1.b1_bias\"", "[32]"]);
