@@ -1,0 +1,177 @@
+//! The PTX of kernels that were tuned, held byte by byte: `ptx_digests.txt` has a line per configuration or layer with the digests of
+//! its kernels. Restructuring the code that builds kernels must not move any of them.
+//!
+//! A kernel that changes on purpose is measured again, and then `UPDATE_SNAPSHOTS=1 cargo test -p hammerhead-gpu --test ptx_digests`
+//! writes the new digests. Configurations that are listed stay listed: the planner's choices of today are only added.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use gpu::experts::product::ProductFamily;
+use gpu::experts::route::{RouteSpec, Score};
+use gpu::facts::Facts;
+use gpu::pack::Codes;
+use gpu::{Family, families};
+use hammerhead_gpu as gpu;
+use op::{Activation, Gate, Intermediate, Output, Problem, Request, Shape};
+
+const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx_digests.txt");
+
+/// FNV-1a: enough to notice a change, and the same on every machine.
+fn digest(text: &str) -> String {
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+/// Problems, each for another kind of kernel.
+fn problems() -> Vec<(&'static str, Problem)> {
+    use Activation::{BF16, F16, F32, NvFp4};
+    let problem = |shapes: &[[usize; 3]], gate, activation, output| {
+        let shapes = shapes.iter().map(|&[m, n, k]| Shape::new(m, n, k)).collect();
+        Problem::new(shapes, gate, activation, output).unwrap()
+    };
+    let ragged: Vec<[usize; 3]> = [80, 176, 128, 72, 64, 248, 96, 160].map(|m| [m, 4096, 7168]).to_vec();
+    let many: Vec<[usize; 3]> = (0..40).map(|group| [8 + group, 768, 2048]).collect();
+    vec![
+        ("decode", problem(&[[1, 4096, 7168]], Gate::Silu, F16, Output::F16)),
+        ("few", problem(&[[48, 3072, 4096]], Gate::GPT_OSS, BF16, Output::BF16)),
+        ("prefill", problem(&[[512, 3072, 7168]], Gate::Silu, BF16, Output::F16)),
+        ("float", problem(&[[200, 4096, 4096]], Gate::Silu, F32, Output::F32)),
+        ("plain", problem(&[[64, 7168, 2048]], Gate::None, F16, Output::F32)),
+        ("nvfp4", problem(&[[256, 4096, 7168]], Gate::Silu, NvFp4, Output::F16)),
+        ("nvfp4-few", problem(&[[40, 4096, 7168]], Gate::SiluLimited { limit: 7.0 }, NvFp4, Output::BF16)),
+        ("odd", problem(&[[40, 1003, 1040]], Gate::GeluTanh, BF16, Output::F16)),
+        ("ragged", problem(&ragged, Gate::Silu, NvFp4, Output::F16)),
+        ("many", problem(&many, Gate::Relu2, F16, Output::BF16)),
+    ]
+}
+
+/// The device that a family's configurations are planned for.
+fn facts(family: &dyn Family) -> Facts {
+    match family.name() {
+        "sm80" => Facts::a100(),
+        "sm100" => Facts::b200(),
+        "sm120" => Facts::rtx5090(),
+        _ => Facts::h200(),
+    }
+}
+
+/// The cheapest configuration of each strategy and schedule, for each family and problem.
+fn planned() -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for (family, (name, problem)) in
+        families::ALL.iter().flat_map(|family| problems().into_iter().map(move |p| (family, p)))
+    {
+        let facts = facts(*family);
+        let mut best = BTreeMap::new();
+        for config in family.candidates(&problem, &facts) {
+            let seconds = family.cost(&problem, &config, &facts).unwrap().seconds;
+            let place = best.entry((config.strategy, config.schedule)).or_insert((seconds, config));
+            if seconds < place.0 {
+                *place = (seconds, config);
+            }
+        }
+        lines.extend(best.values().map(|(_, config)| format!("{} {name} {config}", family.name())));
+    }
+    lines
+}
+
+/// The digests of a configuration's kernels.
+fn of_config(family: &str, problem: &str, config: &str) -> String {
+    let family = families::ALL.into_iter().find(|each| each.name() == family).expect("a family");
+    let problem = problems().into_iter().find(|(name, _)| *name == problem).expect("a problem").1;
+    let config = config.parse::<Request>().unwrap().complete().expect("a whole configuration");
+    let kernels = family.kernels(&problem, &config).unwrap();
+    kernels.iter().map(|kernel| digest(&kernel.to_ptx())).collect::<Vec<_>>().join(" ")
+}
+
+const LAYER: LayerShape = LayerShape {
+    experts: 128,
+    top: 8,
+    hidden: 2048,
+    inner: 768,
+    gate: Gate::Silu,
+    biased: false,
+    on_input: false,
+    gated: false,
+    activation: Activation::BF16,
+    intermediate: Intermediate::Tokens,
+    scaled: [false; 2],
+    invariant: false,
+    codes: Codes::Bfloats,
+    partial: Output::F32,
+    output: Output::BF16,
+};
+
+/// Layers, each for another kind of kernels.
+fn layers() -> Vec<(&'static str, LayerShape)> {
+    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..LAYER };
+    vec![
+        ("qwen3", LAYER),
+        (
+            "gpt-oss",
+            LayerShape { experts: 32, top: 4, hidden: 2880, inner: 2880, gate: Gate::GPT_OSS, biased: true, ..LAYER },
+        ),
+        ("deepseek", LayerShape { experts: 256, hidden: 7168, inner: 2048, invariant: true, ..LAYER }),
+        ("float", LayerShape { activation: Activation::F32, output: Output::F32, ..LAYER }),
+        ("scaled", LayerShape { scaled: [true; 2], on_input: true, biased: true, ..halves }),
+        ("nvfp4", LayerShape { intermediate: Intermediate::NvFp4, gate: Gate::Relu2, ..halves }),
+    ]
+}
+
+/// The digests of a layer's kernels for so many tokens, from logits.
+fn of_layer(family: &str, name: &str, tokens: u32) -> String {
+    let family = match family {
+        "sm90" => ProductFamily::Sm90,
+        _ => ProductFamily::Sm80 { shared_bytes: Facts::a100().shared_bytes as u32 },
+    };
+    let shape = layers().into_iter().find(|(each, _)| *each == name).expect("a layer").1;
+    let LayerShape { experts, top, .. } = shape;
+    let spec = RouteSpec { experts, top, score: Score::Softmax, renormalised: true, corrected: false, grouped: None };
+    let choice = Choice::Logits { logits: 0, spec, correction: 0, scale: 1.0 };
+    let kernels = LayerKernels::choose(family, &shape, tokens).unwrap();
+    let call = LayerCall { tokens, x: 0, choice, addend: None, out: 0 };
+    let site = LayerSite { workspace: 0, multiprocessors: 132 };
+    let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site);
+    let digests = launches.iter().map(|launch| digest(&launch.kernel.build().unwrap().to_ptx()));
+    digests.collect::<Vec<_>>().join(" ")
+}
+
+/// The digests of what a line names.
+fn digests(what: &str) -> String {
+    let words: Vec<&str> = what.split(' ').collect();
+    match words[..] {
+        [family, "layer", name, tokens] => of_layer(family, name, tokens.parse().unwrap()),
+        [family, problem, config] => of_config(family, problem, config),
+        _ => panic!("{what:?} is no line of the list"),
+    }
+}
+
+#[test]
+fn tuned_kernels_are_the_same_to_the_byte() {
+    let list = std::fs::read_to_string(LIST).unwrap_or_default();
+    let listed: BTreeMap<&str, &str> = list.lines().filter_map(|line| line.split_once(": ")).collect();
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        let layers = ["sm90", "sm80"].into_iter().flat_map(|family| {
+            let tokens = [1, 16, 64, 512, 4096];
+            layers()
+                .into_iter()
+                .flat_map(move |(name, _)| tokens.map(|tokens| format!("{family} layer {name} {tokens}")))
+        });
+        let all: BTreeSet<String> =
+            listed.keys().map(|what| (*what).to_owned()).chain(planned()).chain(layers).collect();
+        let text = all.iter().fold(String::new(), |mut text, what| {
+            let _ = writeln!(text, "{what}: {}", digests(what));
+            text
+        });
+        std::fs::write(LIST, text).unwrap();
+        return;
+    }
+    assert!(listed.len() > 100, "the list is there");
+    let moved: Vec<&str> =
+        listed.iter().filter(|(what, expected)| digests(what) != **expected).map(|(what, _)| *what).collect();
+    assert!(moved.is_empty(), "{} of {} have other PTX than before:\n{}", moved.len(), listed.len(), moved.join("\n"));
+}
