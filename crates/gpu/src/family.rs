@@ -1,6 +1,7 @@
 //! What a GPU architecture is to the rest of this crate: one seam, and device facts that are asked for rather than known.
 
 use std::fmt;
+use std::sync::Arc;
 
 use format::Matrix;
 pub use op::Phase;
@@ -10,7 +11,8 @@ use ptx::{Kernel, Target};
 use crate::expand::{ExpandSpec, TokenForm};
 use crate::facts::Facts;
 use crate::launch::{KernelSpec, Launch};
-use crate::pack;
+use crate::pack::{self, Codes};
+use crate::products::{ExpertKernel, ProductShape};
 
 /// Where a group's operands are, and how its sums are scaled. Everything starts at a multiple of 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,6 +29,8 @@ pub struct GroupOperands {
     pub out: u64,
     /// The tokens' global scale times each matrix's.
     pub alphas: [f64; 2],
+    /// What is added to each matrix's sums, `[n]` floats: of all groups of a launch, or (zeros) of none.
+    pub biases: [u64; 2],
 }
 
 /// Kernels for one architecture, and what is known about them.
@@ -53,9 +57,14 @@ pub trait Family: fmt::Debug + Send + Sync {
         pack::LAYOUT
     }
 
-    /// A matrix in that layout.
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
-        pack::pack(matrix)
+    /// A matrix in that layout. Where words may be in several orders, they are in order for these tokens.
+    fn pack(&self, matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
+        pack::pack_as(matrix, codes)
+    }
+
+    /// Bytes of a matrix in that layout.
+    fn packed_bytes(&self, rows: usize, k: usize) -> usize {
+        pack::packed_bytes(rows, k)
     }
 
     /// How tokens of a type are made what its tensor cores take, unless they are that already.
@@ -109,6 +118,25 @@ pub trait Family: fmt::Debug + Send + Sync {
             }
         }
         each.iter().map(KernelSpec::build).collect()
+    }
+
+    /// The tokens of a tile for the products of a layer with so many entries and experts, of which some rows are of several parts
+    /// (`wide`) or none.
+    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32;
+
+    /// The kernels worth trying for a product of experts with tiles of so many tokens on a device; the first is the one to take where
+    /// nothing is known of how many rows there are.
+    fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>>;
+
+    /// The one to take for so many entries, if there is one with such tiles.
+    fn expert_kernel(
+        &self,
+        shape: &ProductShape,
+        tile: u32,
+        _entries: u32,
+        facts: &Facts,
+    ) -> Option<Arc<dyn ExpertKernel>> {
+        self.expert_kernels(shape, tile, facts).into_iter().next()
     }
 
     /// How many times a block takes a step over the least of K that it can, in all: what simulating takes.

@@ -1,13 +1,12 @@
 //! What sums that went through memory need: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
 //! all groups in one launch. Where blocks have shared k, each has left planes of its own, which are added up first.
 
-use ptx::{
-    Addr, Bf16, Builder, Error, F16, F32, Feature, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64,
-};
+use ptx::{Addr, Builder, Error, F32, Feature, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
 
-use super::gating::{self, Function};
 use super::launch::Spec;
-use super::table::{Elements, RECORD_BYTES, locate};
+use super::phases::gates::{self, Function};
+use super::phases::store::store_element;
+use super::phases::table::{BIAS_BYTES, Elements, RECORD_BYTES, address, at, locate};
 use op::Output;
 
 /// Threads of a block, and so elements.
@@ -26,6 +25,8 @@ pub struct JoinSpec {
     pub parts: u32,
     /// What it is assembled for.
     pub target: Target,
+    /// Whether sums have biases added to them.
+    pub biased: bool,
 }
 
 /// Planes of sums start at multiples of this many bytes.
@@ -57,11 +58,12 @@ impl Spec for JoinSpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the table of groups (addresses are those of S1, S2 and C, and tiles are
-/// blocks), the number of blocks, and the gate's limit.
+/// blocks), the table of biases if there are some, the number of blocks, and the gate's limit.
 pub fn kernel(config: JoinSpec) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("join", config.target, launch);
     let table = k.table("groups", config.groups * RECORD_BYTES / 4);
+    let biases = config.biased.then(|| k.table("biases", config.groups * BIAS_BYTES / 4));
     let _: Reg<U32> = k.param("blocks");
     let clamp: Reg<F32> = k.param("clamp");
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
@@ -69,21 +71,38 @@ pub fn kernel(config: JoinSpec) -> Result<Kernel, Error> {
         k.launch_dependents();
         k.grid_dependency_wait();
     }
-    let (_, record) = locate(&mut k, table, config.groups, block);
+    let (number, record) = locate(&mut k, table, config.groups, block);
     let group = Elements::read(&mut k, record);
     let thread: Reg<U64> = k.convert(thread);
     let block = k.sub(block, group.first);
     let element = k.mul_wide_add(block, THREADS, thread);
     let inside = k.lt(element, group.count);
     k.if_(inside, |k| {
-        let gate = k.phase("gather", |k| gather(k, config, &group, 0, element));
-        let value = if config.function.matrices() == 1 {
-            gating::alone(k, config.function, gate)
-        } else {
-            let up = k.phase("gather", |k| gather(k, config, &group, 1, element));
-            k.phase("gate", |k| gating::apply(k, config.function, gate, up, clamp))
+        let biases = biases.map(|biases| {
+            let (n, place): (Reg<U32>, _) = (k.table_word(record, at::N), k.table_row(biases, number, BIAS_BYTES));
+            let n: Reg<U64> = k.convert(n);
+            (place, k.rem(element, n))
+        });
+        let gather = |k: &mut Builder, matrix| {
+            let value = gather(k, config, &group, matrix, element);
+            let Some((place, column)) = biases else { return value };
+            let all = address(k, place, 8 * matrix as u32);
+            let at = k.mul_add(column, 4u64, all);
+            let bias = k.load::<F32, Global>(Addr::of(at));
+            k.add(value, bias)
         };
-        k.phase("store", |k| store(k, config.output, group.addresses[2], element, value));
+        let gate = k.phase("gather", |k| gather(k, 0));
+        let value = if config.function.matrices() == 1 {
+            gates::alone(k, config.function, gate)
+        } else {
+            let up = k.phase("gather", |k| gather(k, 1));
+            k.phase("gate", |k| gates::apply(k, config.function, gate, up, clamp))
+        };
+        k.phase("store", |k| {
+            let offset = k.shl(element, config.output.bytes().trailing_zeros());
+            let at = k.add(group.addresses[2], offset);
+            store_element(k, config.output, None, Addr::<Global>::of(at), value);
+        });
     });
     k.finish()
 }
@@ -99,21 +118,5 @@ fn gather(k: &mut Builder, config: JoinSpec, group: &Elements, matrix: usize, el
         let part = k.load::<F32, Global>(Addr::of(at));
         sum = k.add(sum, part);
     }
-    gating::scaled(k, sum, group.factors[matrix])
-}
-
-fn store(k: &mut Builder, output: Output, out: Reg<U64>, element: Reg<U64>, value: Reg<F32>) {
-    let offset = k.shl(element, output.bytes().trailing_zeros());
-    let at = Addr::<Global>::of(k.add(out, offset));
-    match output {
-        Output::F16 => {
-            let value: Reg<F16> = k.convert(value);
-            k.store(at, value);
-        }
-        Output::BF16 => {
-            let value: Reg<Bf16> = k.convert(value);
-            k.store(at, value);
-        }
-        Output::F32 => k.store(at, value),
-    }
+    gates::scaled(k, sum, group.factors[matrix])
 }

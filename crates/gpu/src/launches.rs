@@ -105,8 +105,16 @@ pub(super) fn launches<M>(
         let scale = place.global.value() * 2f64.powi(-place.exponent);
         let (tokens, out) = (values, outputs[group]);
         let alphas = globals.map(|global| global * scale);
-        let token_scales = place.scales;
-        operands.push(GroupOperands { weights: addresses, tokens, token_scales, part_bytes: plane, out, alphas });
+        let (token_scales, biases) = (place.scales, weights[group].bias_addresses(&address));
+        operands.push(GroupOperands {
+            weights: addresses,
+            tokens,
+            token_scales,
+            part_bytes: plane,
+            out,
+            alphas,
+            biases,
+        });
     }
     let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(family.target(), source, &segments));
     let workspace = workspace + expanded_bytes(family, problem) as u64;

@@ -2,7 +2,7 @@
 //!
 //! `families` has a folder per architecture, behind one seam ([`Family`]): which configurations are legal, what they should cost on a
 //! device ([`facts`]), and the launches and kernels of a problem's products. What they share stands beside them: `expand` makes of tokens what
-//! the tensor cores take (`expansion` is its launches), `join` is what two passes need besides, `gating` is the arithmetic of the gate, and `pack` lays
+//! the tensor cores take (`expansion` is its launches), `join` is what two passes need besides, `phases` is what their kernels are made of, and `pack` lays
 //! weights out. All kernels are plain functions from a config to a [`ptx::Kernel`]. `launches` puts expansion and products together.
 //!
 //! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of the caller's), and
@@ -36,18 +36,17 @@ pub mod facts;
 pub mod families;
 mod family;
 pub mod foretold;
-pub mod gating;
 pub mod join;
 mod launch;
 pub mod launches;
 mod operands;
 pub mod pack;
 mod packed;
+pub mod phases;
 pub mod products;
 mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
-pub mod table;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands, Phase};

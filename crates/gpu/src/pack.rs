@@ -92,12 +92,7 @@ fn run_bytes(k: usize) -> usize {
     k.div_ceil(CHUNK_DEPTH) * CHUNK_BYTES as usize
 }
 
-/// Packs a matrix, on as many threads as the process has.
-pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
-    pack_as(matrix, Codes::Halves)
-}
-
-/// The same with words in a given order.
+/// Packs a matrix with words in a given order, on as many threads as the process has.
 pub fn pack_as(matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
     pack_chunks(
         matrix,

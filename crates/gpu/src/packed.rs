@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 
 use format::{GlobalScale, Matrix};
-use op::{Error, PackedWeights, Result, Weights};
+use op::{PackedWeights, Result, Weights};
 
 use super::family::Family;
+use super::pack::Codes;
 
 /// A packed weight matrix, somewhere.
 #[derive(Debug)]
@@ -23,19 +24,22 @@ pub struct PackedGroup<M> {
     pub(super) matrices: Vec<PackedMatrix<M>>,
     /// What tokens are multiplied with first, k floats; ones where only other groups of the layer have that, none where no group has.
     pub(super) input_scale: Option<M>,
+    /// What is added to each matrix's sums, n floats each; zeros where only other groups of the layer have that, none where no group has.
+    pub(super) biases: Vec<M>,
 }
 
 impl<M> PackedGroup<M> {
-    /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or not.
+    /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or not, and whose sums
+    /// have biases or not.
     fn new(
         family: &dyn Family,
         weights: &Weights<'_>,
-        scaled: bool,
+        [scaled, biased]: [bool; 2],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
         let mut bytes = 0;
         let mut each = |matrix: &Matrix<'_>| {
-            let packed = family.pack(matrix);
+            let packed = family.pack(matrix, Codes::Halves);
             bytes += packed.len();
             Ok(PackedMatrix { global: matrix.global(), memory: place(packed)? })
         };
@@ -43,7 +47,11 @@ impl<M> PackedGroup<M> {
         let scale = scaled.then(|| weights.input_scale().map_or_else(|| vec![1.0; weights.k()], <[f32]>::to_vec));
         bytes += scale.as_ref().map_or(0, |scale| size_of_val(&scale[..]));
         let input_scale = scale.map(|scale| place(bytemuck::cast_slice(&scale).to_vec())).transpose()?;
-        Ok(PackedGroup { bytes, matrices, input_scale })
+        let bias = |matrix| weights.bias(matrix).map_or_else(|| vec![0.0; weights.n()], <[f32]>::to_vec);
+        let all: Vec<Vec<f32>> = (0..weights.matrices().count()).filter(|_| biased).map(bias).collect();
+        bytes += all.iter().map(|bias| size_of_val(&bias[..])).sum::<usize>();
+        let biases = all.iter().map(|bias| place(bytemuck::cast_slice(bias).to_vec())).collect::<Result<_>>()?;
+        Ok(PackedGroup { bytes, matrices, input_scale, biases })
     }
 
     /// Bytes of the packed weights.
@@ -55,6 +63,12 @@ impl<M> PackedGroup<M> {
     pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
         let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
         ([address(&gate.memory), address(&up.memory)], [gate.global.value(), up.global.value()])
+    }
+
+    /// Where each matrix's biases are, the only one's twice; zeros where there are none.
+    pub(super) fn bias_addresses(&self, address: impl Fn(&M) -> u64) -> [u64; 2] {
+        let [gate, up] = [self.biases.first(), self.biases.last()];
+        [gate, up].map(|bias| bias.map_or(0, &address))
     }
 }
 
@@ -74,12 +88,9 @@ impl<M> PackedGroups<M> {
         weights: &[Weights<'_>],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
-        // The one place that refuses biases: none of these kernels adds them.
-        if weights.iter().any(|weights| weights.bias(0).is_some()) {
-            return Err(Error::Biases { backend: layout });
-        }
         let scaled = weights.iter().any(|weights| weights.input_scale().is_some());
-        let pack = |weights| PackedGroup::new(family, weights, scaled, &mut place);
+        let biased = weights.iter().any(|weights| weights.bias(0).is_some());
+        let pack = |weights| PackedGroup::new(family, weights, [scaled, biased], &mut place);
         let groups = weights.iter().map(pack).collect::<Result<_>>()?;
         Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
     }

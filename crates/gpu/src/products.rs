@@ -1,7 +1,11 @@
 //! One product of a layer of experts, as the families of kernels are asked for it.
 
-use op::{Activation, Gate, Output};
+use std::fmt;
 
+use op::{Activation, Gate, Output};
+use ptx::Target;
+
+use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
 
 /// The most experts of a layer.
@@ -55,4 +59,25 @@ pub struct ProductOperands {
     pub row_factors: u64,
     /// The result.
     pub out: u64,
+}
+
+/// A family's kernel for such a product.
+pub trait ExpertKernel: fmt::Debug + Send + Sync {
+    /// The kernel.
+    fn spec(&self) -> KernelSpec;
+
+    /// What it is assembled for.
+    fn target(&self) -> Target;
+
+    /// Tokens and columns of a tile.
+    fn tile(&self) -> [u32; 2];
+
+    /// Blocks of it that a multiprocessor holds at a time.
+    fn resident(&self) -> u32;
+
+    /// Whether warps that share a tile's columns split k and add their sums in the end.
+    fn shares_k(&self) -> bool;
+
+    /// The first arguments of a launch: where `rows` rows of `k` numbers are.
+    fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument>;
 }

@@ -139,7 +139,8 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
         .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
     let matrices = matrices.collect();
     let input_scale = weights.input_scale.as_ref().map(|scale| gpu.upload("factors", scale));
-    PackedGroup { bytes: weights.bytes, matrices, input_scale }
+    let biases = weights.biases.iter().map(|bias| gpu.upload("biases", bias)).collect();
+    PackedGroup { bytes: weights.bytes, matrices, input_scale, biases }
 }
 
 /// A problem's launches, and a device with their operands in its memory, before the first has run.

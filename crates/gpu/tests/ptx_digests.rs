@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
-use gpu::experts::product::ProductFamily;
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::facts::Facts;
 use gpu::pack::Codes;
@@ -124,15 +123,12 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
 
 /// The digests of a layer's kernels for so many tokens, from logits.
 fn of_layer(family: &str, name: &str, tokens: u32) -> String {
-    let family = match family {
-        "sm90" => ProductFamily::Sm90,
-        _ => ProductFamily::Sm80 { shared_bytes: Facts::a100().shared_bytes as u32 },
-    };
+    let family = families::ALL.into_iter().find(|each| each.name() == family).expect("a family");
     let shape = layers().into_iter().find(|(each, _)| *each == name).expect("a layer").1;
     let LayerShape { experts, top, .. } = shape;
     let spec = RouteSpec { experts, top, score: Score::Softmax, renormalised: true, corrected: false, grouped: None };
     let choice = Choice::Logits { logits: 0, spec, correction: 0, scale: 1.0 };
-    let kernels = LayerKernels::choose(family, &shape, tokens).unwrap();
+    let kernels = LayerKernels::choose(family, &shape, tokens, &facts(family)).unwrap();
     let call = LayerCall { tokens, x: 0, choice, addend: None, out: 0 };
     let site = LayerSite { workspace: 0, multiprocessors: 132 };
     let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site);

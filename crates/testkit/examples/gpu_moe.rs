@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use format::{Dense, Values};
 use gpu::experts::device::{DeviceExperts, ExpertQueue};
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
-use gpu::experts::product::ProductKernel;
 use gpu::experts::route::RouteSpec;
-use gpu::families::sm90;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::pack::Codes;
+use gpu::products::ExpertKernel;
 use gpu::{Launch, Spec};
 use half::{bf16, f16};
 use hammerhead::gpu::device;
@@ -251,7 +250,7 @@ fn kinds() -> Result<Value> {
     ];
     let (mut rows, mut passed) = (Vec::new(), true);
     for (name, shape) in shapes {
-        let layer = Layer::new(shape, 5, 3)?;
+        let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
         let tokens = 150;
         let model = Model { shape, ..model("", [40, 3, 256, 192])? };
@@ -263,9 +262,9 @@ fn kinds() -> Result<Value> {
         let choice = Choice::Given { ids: ids_at.address(), wide: true, weights: weights_at.address() };
         let call = LayerCall { choice, ..tensors.call(&model.router) };
         for tile in [8, 16, 24, 48, 96, 160] {
-            let candidates = candidates(&shape, tile);
-            let Some(&kernels) = candidates.get((tile as usize / 8) % candidates.len().max(1)) else { continue };
-            queue.prepare_with(&placed, &call, None, kernels)?;
+            let candidates = candidates(&placed, tile);
+            let Some(kernels) = candidates.get((tile as usize / 8) % candidates.len().max(1)) else { continue };
+            queue.prepare_with(&placed, &call, None, kernels.clone())?;
             // SAFETY: all tensors live until the results have been read.
             unsafe { queue.enqueue(&placed, &call, None) }?;
             let found = tensors.results(shape.output, queue.stream())?;
@@ -291,7 +290,7 @@ fn graph() -> Result<Value> {
     let mut queue = ExpertQueue::new(0)?;
     let model = model("", [40, 3, 256, 192])?;
     let shape = model.shape;
-    let layer = Layer::new(shape, 5, 3)?;
+    let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
     let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
     let (mut passed, mut rows) = (true, Vec::new());
     for tokens in [1, 20, 200] {
@@ -352,8 +351,9 @@ fn front() -> Result<Value> {
         ("input scales", LayerShape { scaled: [true; 2], ..common }, Intermediate::Tokens),
         ("on the input", LayerShape { on_input: true, ..common }, Intermediate::Tokens),
     ] {
-        let layer = Layer::new(shape, 5, 3)?;
-        let [weights, other] = [layer.weights().clone(), Layer::new(shape, 1, 8)?.weights().clone()];
+        let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
+        let [weights, other] =
+            [layer.weights().clone(), Layer::new(device::Device::of(0)?.family, shape, 1, 8)?.weights().clone()];
         let vector: Vec<f32> = (0..256).map(|at| (at % 9) as f32 / 64.0 - 0.06).collect();
         let shared = SharedWeights::new(other.experts()[0].clone()).with_gate(vector)?;
         let weights = if shape.on_input { weights } else { weights.with_shared(shared)? };
@@ -396,7 +396,7 @@ fn models() -> Result<Value> {
     let (mut passed, mut rows) = (true, Vec::new());
     for model in all_models()? {
         let Model { name, shape, router } = &model;
-        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
         for tokens in [1usize, 16, 64, 512, 4096] {
             let tensors = Tensors::new(context, queue.stream(), &model, tokens, 11)?;
@@ -433,7 +433,7 @@ fn company() -> Result<Value> {
         (model.shape.invariant, model.shape.output) = (true, Output::F32);
         let Model { name, shape, router } = &model;
         let (hidden, experts) = (shape.hidden as usize, shape.experts as usize);
-        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
         let free = Arc::new(placed.seen_as(LayerShape { invariant: false, ..*shape })?);
         let one = Tensors::new(context, queue.stream(), &model, 1, 99)?;
@@ -450,7 +450,7 @@ fn company() -> Result<Value> {
             }
             let found = tensors.results(shape.output, queue.stream())?;
             let bits: Vec<u32> = found[place * hidden..][..hidden].iter().map(|x| x.to_bits()).collect();
-            let tile = LayerKernels::choose(placed.family(), shape, tokens as u32)?.gate_up.tokens();
+            let tile = placed.kernels(tokens as u32)?.tokens();
             if alone.is_empty() {
                 alone = bits.clone();
             }
@@ -502,7 +502,7 @@ fn timing() -> Result<Value> {
     let mut rows = Vec::new();
     for model in all_models()? {
         let Model { name, shape, router } = &model;
-        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
         for tokens in [1usize, 16, 64, 512, 4096] {
             let stream = Stream::new(context)?;
@@ -512,7 +512,7 @@ fn timing() -> Result<Value> {
             let bytes = placed.workspace_bytes(tokens as u32);
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
-            let chosen = LayerKernels::choose(placed.family(), shape, tokens as u32)?;
+            let chosen = placed.kernels(tokens as u32)?;
             let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
                 let launches = placed.launches(kernels, &call, spaces[space].address())?;
@@ -546,10 +546,10 @@ fn timing() -> Result<Value> {
             let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
             println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
             let mut others = Vec::new();
-            for other in tiles(chosen.gate_up.tokens()).into_iter().flat_map(|tile| candidates(shape, tile)) {
+            for other in tiles(chosen.tokens()).into_iter().flat_map(|tile| candidates(&placed, tile)) {
                 let (total, kernels) = (whole(&other)?, apart(&other)?);
                 let products = &kernels[kernels.len() - 3..kernels.len() - 1];
-                let [gate_up, down] = [other.gate_up, other.down].map(|spec| size(&spec));
+                let [gate_up, down] = [&other.gate_up, &other.down].map(|kernel| size(&**kernel));
                 println!("    [{gate_up}] [{down}]: {total:.1} µs, products {:.1} and {:.1}", products[0], products[1]);
                 others.push(json!({"gate_up": gate_up, "down": down, "us": total,
                     "gate_up_us": products[0], "down_us": products[1]}));
@@ -561,15 +561,17 @@ fn timing() -> Result<Value> {
 }
 
 /// The kernels worth trying with tiles of so many tokens, both products' first, both products' second, and so on.
-fn candidates(shape: &LayerShape, tile: u32) -> Vec<LayerKernels> {
-    let [gates, downs] = [shape.gate_up(), shape.down()].map(|product| sm90::experts::kernels(&product, tile));
-    let pick = |all: &[MultiplySpec], index: usize| all.get(index).or(all.last()).copied();
-    let both = |index| Some(LayerKernels { gate_up: pick(&gates, index)?.into(), down: pick(&downs, index)?.into() });
+fn candidates(placed: &DeviceExperts, tile: u32) -> Vec<LayerKernels> {
+    let (device::Device { family, facts, .. }, shape) = (placed.device(), placed.shape());
+    let [gates, downs] = [shape.gate_up(), shape.down()].map(|product| family.expert_kernels(&product, tile, facts));
+    let pick = |all: &[Arc<dyn ExpertKernel>], index: usize| all.get(index).or(all.last()).cloned();
+    let both =
+        |index| Some(LayerKernels { family: *family, gate_up: pick(&gates, index)?, down: pick(&downs, index)? });
     (0..gates.len().max(downs.len())).filter_map(both).collect()
 }
 
-fn size(kernel: &ProductKernel) -> String {
-    let ProductKernel::Sm90(spec) = kernel else { return format!("{kernel:?}") };
+fn size(kernel: &dyn ExpertKernel) -> String {
+    let Some(spec) = kernel.spec().downcast::<MultiplySpec>() else { return format!("{kernel:?}") };
     let MultiplySpec { tokens, columns, stages, units, epilogue, .. } = spec;
     format!("{tokens}x{columns} {stages}x{units} r{} {epilogue}", spec.resident())
 }
@@ -607,7 +609,7 @@ fn parts() -> Result<Value> {
     let mut rows = Vec::new();
     for model in all_models()?.into_iter().take(2) {
         let Model { name, shape, router } = &model;
-        let layer = Layer::new(*shape, DIFFERENT, 3)?;
+        let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
         for tokens in [64usize, 512, 4096] {
             let stream = Stream::new(context)?;
@@ -617,7 +619,7 @@ fn parts() -> Result<Value> {
             let bytes = placed.workspace_bytes(tokens as u32);
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
-            let kernels = LayerKernels::choose(placed.family(), shape, tokens as u32)?;
+            let kernels = placed.kernels(tokens as u32)?;
             let mut times = Vec::new();
             for (what, left_out) in LEFT_OUT {
                 if what == EVEN {
@@ -657,7 +659,7 @@ fn host() -> Result<Value> {
     let mut rows = Vec::new();
     let [model, ..] = all_models()?;
     let Model { name, shape, router } = &model;
-    let layer = Layer::new(*shape, DIFFERENT, 3)?;
+    let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
     let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
     for tokens in [1usize, 16, 64] {
         let mut queue = ExpertQueue::new(0)?;

@@ -12,7 +12,7 @@ use fastrand::Rng;
 use format::{BLOCK, Dense, Matrix, Values, e4m3};
 use half::{bf16, f16};
 
-use op::{Activation, Activations, Backend, Error, Gate, Output, Problem, Result, Shape, Weights};
+use op::{Activation, Activations, Error, Gate, Output, Problem, Result, Shape, Weights};
 
 /// A named part of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,11 +175,6 @@ impl Case {
     /// Whether some of its weights have biases.
     pub fn is_biased(&self) -> bool {
         self.inputs == Inputs::Biases
-    }
-
-    /// Whether a backend refuses it, whatever the configuration: only those for CPUs add biases.
-    pub fn is_refused_by(&self, backend: &dyn Backend) -> bool {
-        self.is_biased() && backend.layout() != hammerhead::cpu::LAYOUT
     }
 
     /// Whether the community's own tolerance, 10⁻³ absolute and relative, is asked for beside ours.

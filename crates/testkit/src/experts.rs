@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use format::{Dense, Matrix, Values};
+use gpu::Family;
 use gpu::experts::layer::LayerShape;
 use gpu::experts::packed::PackedExpert;
 use half::{bf16, f16};
@@ -20,11 +21,11 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A layer of which so many experts differ.
-    pub fn new(shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
+    /// A layer of which so many experts differ, packed for a family.
+    pub fn new(family: &dyn Family, shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let experts = (0..different).map(|_| expert(&shape, &mut rng)).collect::<Result<Vec<_>>>()?;
-        let packed = experts.iter().map(|expert| PackedExpert::new(&shape, expert).map(Arc::new));
+        let packed = experts.iter().map(|expert| PackedExpert::new(family, &shape, expert).map(Arc::new));
         let packed = packed.collect::<Result<_>>()?;
         Ok(Layer { shape, weights: ExpertWeights::new(experts, shape.gate)?, packed })
     }

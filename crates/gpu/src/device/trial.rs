@@ -12,6 +12,7 @@ use super::Device;
 use crate::driver::{DeviceMemory, EncodedLaunch, Stream};
 use crate::family::GroupOperands;
 use crate::launches::bytes_of;
+use crate::pack::Codes;
 
 /// Tokens, columns and K of the problem: each beyond the end of a tile, or of a unit.
 const SHAPE: Shape = Shape { m: 19, n: 72, k: 336 };
@@ -89,7 +90,8 @@ fn compute(
     let hold = |bytes: &[u8]| DeviceMemory::holding(context, "a trial", bytes, &stream);
     let [values, scales] = bytes_of(activations);
     let (tokens, scales) = (hold(values)?, hold(scales)?);
-    let packed = weights.matrices().map(|matrix| hold(&family.pack(matrix))).collect::<Result<Vec<_>>>()?;
+    let packed =
+        weights.matrices().map(|matrix| hold(&family.pack(matrix, Codes::Halves))).collect::<Result<Vec<_>>>()?;
     let out = DeviceMemory::new(context, "a trial", SHAPE.m * SHAPE.n * output.bytes())?;
     let workspace = DeviceMemory::new(context, "a trial", family.workspace_bytes(&problem, &config))?;
     let operands = GroupOperands {
@@ -99,6 +101,7 @@ fn compute(
         part_bytes: 0,
         out: out.address(),
         alphas: [1.0; 2],
+        biases: [0; 2],
     };
     let launches = family.launches(&problem, &config, &[operands], workspace.address(), facts.multiprocessors)?;
     for launch in &launches {

@@ -18,11 +18,9 @@ use op::{Error, Intermediate, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use super::packed::PackedExpert;
-use super::product::ProductFamily;
 use super::route::RouteSpec;
 use crate::device::{self, Device, Readers};
 use crate::driver::{DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
-use crate::families::FAMILY_VARIABLE;
 use crate::launch::Launch;
 use crate::operands::{ALIGNMENT, check_place};
 
@@ -34,7 +32,6 @@ const REMEMBERED: usize = 512;
 pub struct DeviceExperts {
     shape: LayerShape,
     device: &'static Device,
-    family: ProductFamily,
     weights: LayerWeights,
     bytes: usize,
     memory: Arc<Placed>,
@@ -69,15 +66,8 @@ impl DeviceExperts {
         shape.check()?;
         graveyard::sweep();
         let device = Device::of(device)?;
-        let Some(family) = ProductFamily::of(device) else {
-            let reason = format!("family {} has no kernels for layers of experts", device.family.name());
-            let remedy = format!(
-                "set {FAMILY_VARIABLE}=sm80, whose kernels run on every GPU since Ampere, or use a CPU backend"
-            );
-            return Err(Error::Unavailable { backend: device::NAME, reason, remedy });
-        };
         let stream = Stream::new(device.context)?;
-        let stride: usize = shape.matrix_bytes().iter().sum();
+        let stride: usize = shape.matrix_bytes(device.family).iter().sum();
         let count = shape.experts as usize;
         let matrices = DeviceMemory::new(device.context, "the experts' weights", stride * count)?;
         let (mut factors, mut biases): (Vec<f32>, [Vec<f32>; 3]) = Default::default();
@@ -124,17 +114,17 @@ impl DeviceExperts {
         let weights = LayerWeights { matrices: memory[0].address(), factors, biases, scales, tables, gate };
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
-        Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::new(memory), shared: None })
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None })
     }
 
-    /// Whether there are kernels for layers of experts on a device.
-    pub fn runs_on(device: usize) -> bool {
-        Device::of(device).is_ok_and(|device| ProductFamily::of(device).is_some())
+    /// The device that it is on.
+    pub fn device(&self) -> &'static Device {
+        self.device
     }
 
-    /// The family that its products are taken from.
-    pub fn family(&self) -> ProductFamily {
-        self.family
+    /// The kernels for calls with so many tokens.
+    pub fn kernels(&self, tokens: u32) -> Result<LayerKernels> {
+        LayerKernels::choose(self.device.family, &self.shape, tokens, &self.device.facts)
     }
 
     /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and results, how many
@@ -149,8 +139,8 @@ impl DeviceExperts {
             let [found, expected] = [shape, expected].map(|shape| format!("{shape:?}"));
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }
-        let Self { device, family, weights, bytes, .. } = *self;
-        Ok(DeviceExperts { shape, device, family, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
+        let Self { device, weights, bytes, .. } = *self;
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
     }
 
     /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the
@@ -227,7 +217,7 @@ impl DeviceExperts {
         };
         let site = LayerSite { workspace: workspace + self.shared_bytes(call.tokens), ..site };
         let of_all = LayerCall { choice: Choice::Everyone, out: workspace, addend: None, ..*call };
-        let kernels_of_all = LayerKernels::choose(shared.family, &shared.shape, call.tokens)?;
+        let kernels_of_all = shared.kernels(call.tokens)?;
         let mut launches = layer::launches(&shared.shape, &kernels_of_all, &shared.weights, &of_all, site);
         let call = LayerCall { addend: Some((Output::F32, workspace)), ..*call };
         launches.extend(layer::launches(&self.shape, kernels, &self.weights, &call, site));
@@ -372,10 +362,10 @@ impl ExpertQueue {
         };
         let known = self.ready.get(&key(layer, call, workspace)).filter(|ready| ready.is_for(layer, call));
         let kernels = match known {
-            Some(ready) => ready.kernels,
+            Some(ready) => ready.kernels.clone(),
             None => {
                 self.check(layer, call)?;
-                LayerKernels::choose(layer.family, &layer.shape, call.tokens)?
+                layer.kernels(call.tokens)?
             }
         };
         let address = match workspace {
@@ -414,7 +404,7 @@ impl ExpertQueue {
         if self.ready.get(&key).is_some_and(|ready| ready.is_for(layer, call)) {
             return Ok(key);
         }
-        let kernels = LayerKernels::choose(layer.family(), &layer.shape, call.tokens)?;
+        let kernels = layer.kernels(call.tokens)?;
         self.prepare_with(layer, call, lent, kernels)?;
         Ok(key)
     }

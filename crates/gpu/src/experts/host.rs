@@ -122,7 +122,7 @@ impl HostExperts {
         let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
         let fits = |mlps: &[MlpWeights<'_>]| shape(mlps, weights.gate(), intermediate).check().is_ok();
         let [k, _, width] = weights.experts()[0].widths();
-        DeviceExperts::runs_on(device) && k == width && fits(weights.experts()) && of_all.is_none_or(fits)
+        Device::of(device).is_ok() && k == width && fits(weights.experts()) && of_all.is_none_or(fits)
     }
 
     /// Packs the weights, and puts them into a device's memory. If the layer is to be `invariant`, a token's bits depend on nothing but that
@@ -133,11 +133,12 @@ impl HostExperts {
         intermediate: Intermediate,
         invariant: bool,
     ) -> Result<Self> {
+        let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
             let shape = shape(mlps, weights.gate(), intermediate);
             let shape = LayerShape { invariant, gated: gate.is_some(), ..shape };
             let packed = mlps.iter().map(|mlp| {
-                let packed = PackedExpert::new(&shape, mlp)?;
+                let packed = PackedExpert::new(family, &shape, mlp)?;
                 Ok(Arc::new(match gate {
                     Some(vector) => packed.with_gate(vector),
                     None => packed,

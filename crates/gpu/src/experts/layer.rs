@@ -9,23 +9,27 @@
 //! among themselves, and add up their sums in the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's
 //! bits depend on that token and the weights only.
 
+use std::sync::Arc;
+
 use op::{Activation, Error, Gate, Intermediate, Output, Result};
 
-use ptx::{Feature, Target};
+use ptx::Feature;
 
 use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
-use super::product::{ProductFamily, ProductKernel};
 use super::route::{self, RouteSpec};
 use super::share::{self, ShareSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
 use super::{For, Portable};
 use crate::expand::{Float, TokenForm};
 use crate::expansion::{self, Segment};
-use crate::families::experts::FACTOR_BYTES;
+use crate::facts::Facts;
+use crate::families::experts;
+use crate::family::Family;
 use crate::launch::{Argument, Launch};
-use crate::pack::{self, Codes};
-use crate::products::{MOST_EXPERTS, ProductOperands, ProductShape};
+use crate::pack::Codes;
+use crate::phases::experts::FACTOR_BYTES;
+use crate::products::{ExpertKernel, MOST_EXPERTS, ProductOperands, ProductShape};
 
 /// What every part of the workspace begins at a multiple of.
 pub(super) const ALIGNMENT: u64 = 256;
@@ -137,11 +141,11 @@ impl LayerShape {
     }
 
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
-    pub fn matrix_bytes(&self) -> Vec<usize> {
+    pub fn matrix_bytes(&self, family: &dyn Family) -> Vec<usize> {
         let [hidden, inner] = [self.hidden, self.inner].map(|size| size as usize);
-        let first = pack::packed_bytes(inner, hidden);
+        let first = family.packed_bytes(inner, hidden);
         let mut all = vec![first; self.gate.matrices()];
-        all.push(pack::packed_bytes(hidden, inner));
+        all.push(family.packed_bytes(hidden, inner));
         all
     }
 
@@ -186,34 +190,41 @@ fn operand_bytes(activation: Activation) -> u64 {
 }
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LayerKernels {
+    /// Whose kernels they are.
+    pub family: &'static dyn Family,
     /// Gate and up.
-    pub gate_up: ProductKernel,
+    pub gate_up: Arc<dyn ExpertKernel>,
     /// Down.
-    pub down: ProductKernel,
+    pub down: Arc<dyn ExpertKernel>,
 }
 
 impl LayerKernels {
-    /// The kernels for so many tokens.
-    pub fn choose(family: ProductFamily, shape: &LayerShape, tokens: u32) -> Result<Self> {
+    /// The kernels for so many tokens on a device.
+    pub fn choose(family: &'static dyn Family, shape: &LayerShape, tokens: u32, facts: &Facts) -> Result<Self> {
         let entries = tokens * shape.top;
         let wide = [shape.outer_activation(), shape.inner_activation()].contains(&Activation::F32);
-        let tile = family.tile(entries, shape.experts, wide);
-        Self::of(shape, tile, |product| family.kernel(product, tile, Some(entries)))
+        let tile = family.expert_tile(entries, shape.experts, wide);
+        Self::of(family, shape, tile, |product| family.expert_kernel(product, tile, entries, facts))
     }
 
     /// The kernels with tiles of so many tokens.
-    pub fn with_tile(family: ProductFamily, shape: &LayerShape, tile: u32) -> Result<Self> {
-        Self::of(shape, tile, |product| family.kernel(product, tile, None))
+    pub fn with_tile(family: &'static dyn Family, shape: &LayerShape, tile: u32, facts: &Facts) -> Result<Self> {
+        Self::of(family, shape, tile, |product| family.expert_kernels(product, tile, facts).into_iter().next())
     }
 
-    /// What the kernels are assembled for.
-    fn target(&self) -> Target {
-        self.gate_up.target()
+    /// Tokens of a tile.
+    pub fn tokens(&self) -> u32 {
+        self.gate_up.tile()[0]
     }
 
-    fn of(shape: &LayerShape, tile: u32, kernel: impl Fn(&ProductShape) -> Option<ProductKernel>) -> Result<Self> {
+    fn of(
+        family: &'static dyn Family,
+        shape: &LayerShape,
+        tile: u32,
+        kernel: impl Fn(&ProductShape) -> Option<Arc<dyn ExpertKernel>>,
+    ) -> Result<Self> {
         let kernel = |product: ProductShape| {
             kernel(&product).ok_or_else(|| Error::Mismatch {
                 group: 0,
@@ -222,7 +233,7 @@ impl LayerKernels {
                 expected: "one for which there is a kernel: a multiple of 8, at most 256".to_owned(),
             })
         };
-        Ok(LayerKernels { gate_up: kernel(shape.gate_up())?, down: kernel(shape.down())? })
+        Ok(LayerKernels { family, gate_up: kernel(shape.gate_up())?, down: kernel(shape.down())? })
     }
 }
 
@@ -388,7 +399,7 @@ impl Maker<'_> {
 
     /// The launch of a kernel that is none of the products.
     fn around<S: Portable>(&self, spec: S, grid: [u32; 3], arguments: Vec<Argument>) -> Launch {
-        let target = self.kernels.target();
+        let target = self.kernels.family.target();
         let overlapping = target.has(Feature::GridDependency);
         Launch { kernel: For { spec, target }.into(), grid, arguments, overlapping }
     }
@@ -459,7 +470,7 @@ impl Maker<'_> {
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
         let run = spec.run(self.call.tokens, self.site.multiprocessors);
-        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.gate_up.tokens()].map(Argument::U32));
+        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.tokens()].map(Argument::U32));
         let grid = [self.call.tokens.div_ceil(run), 1, 1];
         self.around(spec, grid, arguments)
     }
@@ -469,8 +480,12 @@ impl Maker<'_> {
         2 * u64::from(self.entries) * u64::from(columns)
     }
 
+    fn matrix_bytes(&self) -> Vec<usize> {
+        self.shape.matrix_bytes(self.kernels.family)
+    }
+
     fn stride(&self) -> u32 {
-        self.shape.matrix_bytes().iter().sum::<usize>() as u32
+        self.matrix_bytes().iter().sum::<usize>() as u32
     }
 
     fn gate_up(&self) -> Launch {
@@ -479,15 +494,15 @@ impl Maker<'_> {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
             layout: self.between.layout,
-            weights: [first, first + self.shape.matrix_bytes()[0] as u64],
+            weights: [first, first + self.matrix_bytes()[0] as u64],
             stride: self.stride(),
             factors: self.weights.factors,
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
             out: self.between.gated,
         };
-        let (shape, kernel) = (self.shape.gate_up(), self.kernels.gate_up);
-        kernel.launch(&shape, &operands, self.entries, self.site.multiprocessors)
+        let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
+        experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
     }
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.
@@ -506,7 +521,7 @@ impl Maker<'_> {
             k: self.shape.inner as usize,
             elements: self.entries as usize * self.shape.inner as usize,
         };
-        expansion::launches(self.kernels.target(), form, &[segment])
+        expansion::launches(self.kernels.family.target(), form, &[segment])
     }
 
     /// What is a matter of each row's expert.
@@ -522,7 +537,7 @@ impl Maker<'_> {
     }
 
     fn down(&self) -> Launch {
-        let bytes = self.shape.matrix_bytes();
+        let bytes = self.matrix_bytes();
         let before: usize = bytes[..bytes.len() - 1].iter().sum();
         let down = self.weights.matrices + before as u64;
         let operands = ProductOperands {
@@ -536,8 +551,8 @@ impl Maker<'_> {
             row_factors: 0,
             out: self.between.partial,
         };
-        let (shape, kernel) = (self.shape.down(), self.kernels.down);
-        kernel.launch(&shape, &operands, self.entries, self.site.multiprocessors)
+        let (shape, kernel) = (self.shape.down(), &*self.kernels.down);
+        experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
     }
 
     fn combine(&self) -> Launch {

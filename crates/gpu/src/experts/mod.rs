@@ -11,7 +11,6 @@ pub mod device;
 pub mod host;
 pub mod layer;
 pub mod packed;
-pub mod product;
 pub mod route;
 pub mod share;
 pub mod sort;

@@ -5,10 +5,9 @@ use op::{Error, Intermediate, MlpWeights, Result};
 
 use super::between;
 use super::layer::LayerShape;
-use crate::{gating, pack};
-
-/// What the kernels' sums lack: dequantised weights are 2⁻⁷ times what they should be.
-const WEIGHT_FACTOR: f64 = 128.0;
+use crate::family::Family;
+use crate::pack::WEIGHT_FACTOR;
+use crate::phases::gates;
 
 /// An expert's packed matrices one after another, their factors, and their biases.
 #[derive(Clone, Debug)]
@@ -23,7 +22,7 @@ pub struct PackedExpert {
 
 impl PackedExpert {
     /// Packs an expert's weights. Biases that it lacks in a layer that has some are zeros, and input scales are ones.
-    pub fn new(shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
+    pub fn new(family: &dyn Family, shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
         let (found, expected) = (expert.widths(), [hidden, inner, hidden]);
@@ -48,9 +47,9 @@ impl PackedExpert {
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
-            packed.extend(pack::pack_as(matrix, shape.codes));
+            packed.extend(family.pack(matrix, shape.codes));
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
-            factors[place] = gating::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
+            factors[place] = gates::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
             if shape.biased {
                 biases[place] = bias.map_or_else(|| vec![0.0; matrix.rows()], <[f32]>::to_vec);
             } else if bias.is_some() {
@@ -103,6 +102,7 @@ mod tests {
     use op::{Activation, Gate, Output, Weights};
 
     use super::*;
+    use crate::families::sm90::Sm90;
     use crate::pack::Codes;
 
     const SHAPE: LayerShape = LayerShape {
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn what_an_expert_lacks_beside_others_that_have_it_changes_nothing() {
         let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap();
-        let packed = PackedExpert::new(&SHAPE, &expert).unwrap();
+        let packed = PackedExpert::new(&Sm90, &SHAPE, &expert).unwrap();
         assert_eq!(packed.scales(), &[vec![1.0; 32], vec![]]);
         assert_eq!(packed.biases(), &[vec![0.0; 16], vec![], vec![0.0; 32]]);
         assert!(packed.table().is_empty());
@@ -139,11 +139,11 @@ mod tests {
     #[test]
     fn what_a_layer_was_not_said_to_have_is_refused() {
         let scaled = plain(32, 16).with_input_scale(vec![1.0; 16]).unwrap();
-        let error = PackedExpert::new(&SHAPE, &MlpWeights::new(plain(16, 32), scaled).unwrap()).unwrap_err();
+        let error = PackedExpert::new(&Sm90, &SHAPE, &MlpWeights::new(plain(16, 32), scaled).unwrap()).unwrap_err();
         assert!(error.to_string().contains("input scale"), "{error}");
         let (biased, shape) =
             (plain(16, 32).with_bias([vec![1.0; 16]]).unwrap(), LayerShape { biased: false, ..SHAPE });
-        let error = PackedExpert::new(&shape, &MlpWeights::new(biased, plain(32, 16)).unwrap()).unwrap_err();
+        let error = PackedExpert::new(&Sm90, &shape, &MlpWeights::new(biased, plain(32, 16)).unwrap()).unwrap_err();
         assert!(error.to_string().contains("biases"), "{error}");
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn the_scale_of_an_nvfp4_intermediate_is_among_the_factors_of_down() {
         let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap().with_intermediate_scale(0.75).unwrap();
         let shape = LayerShape { intermediate: Intermediate::NvFp4, ..SHAPE };
-        let factors = |shape| PackedExpert::new(shape, &expert).unwrap().factors().map(|[a, b]| a * b);
+        let factors = |shape| PackedExpert::new(&Sm90, shape, &expert).unwrap().factors().map(|[a, b]| a * b);
         let ([up, _, down], [other_up, _, other]) = (factors(&shape), factors(&SHAPE));
         assert_eq!((down, up), (0.75 * other, other_up));
     }

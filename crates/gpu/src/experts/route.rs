@@ -14,7 +14,7 @@ use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, Spe
 use op::routing::{Router, Scoring};
 
 use super::{Portable, await_predecessor, launch_dependents};
-use crate::gating;
+use crate::phases::gates;
 use crate::products::MOST_EXPERTS;
 
 /// Tokens of a block: a warp each.
@@ -207,7 +207,7 @@ impl Logits {
             Score::Softmax => {
                 let most = k.broadcast(logit);
                 let below = k.sub(logit, most);
-                gating::exponential(k, below)
+                gates::exponential(k, below)
             }
         };
         let sum = match (spec.score, spec.renormalised) {
@@ -241,7 +241,7 @@ impl Logits {
             let last = k.min(expert, self.spec.experts - 1);
             let logit = self.logit(k, row, last);
             let below = k.sub(logit, most);
-            let power = gating::exponential(k, below);
+            let power = gates::exponential(k, below);
             let power = k.select(exists, power, 0.0);
             sum = k.add(sum, power);
         }
@@ -343,7 +343,7 @@ fn keep_groups(k: &mut Builder, spec: RouteSpec, Grouped { groups, kept }: Group
 
 /// A number's sigmoid; NaN stays that.
 pub(super) fn sigmoid(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
-    let sigmoid = gating::sigmoid(k, x);
+    let sigmoid = gates::sigmoid(k, x);
     let number = k.eq(x, x);
     k.select(number, sigmoid, x)
 }

@@ -3,8 +3,8 @@
 
 use op::{Activation, Arithmetic, Config, Error, Output, Problem, Result, Schedule, Shape, Strategy};
 
-use crate::gating::Function;
 use crate::pack::CHUNK_DEPTH;
+use crate::phases::gates::Function;
 
 /// Numbers of groups that kernels are built for; a launch takes the next larger one.
 pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];

@@ -5,22 +5,23 @@
 //! other. Two passes are a launch for each matrix, which leave their sums in the workspace, and one that joins them. So do, in one launch,
 //! blocks that share k where they cannot meet.
 //!
-//! A kernel's arguments, in order: where tokens are, the table of groups, the number of tiles, and the gate's limit.
+//! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number of tiles, and the
+//! gate's limit. Sums that go through memory get their biases where they are joined.
 
 use op::{Config, Problem, Shape};
 use ptx::Target;
 
 use super::choice::{MOST_GROUPS, capacity, passes_twice};
 use crate::family::GroupOperands;
-use crate::gating::{self, Function};
 use crate::join::{JoinSpec, plane_bytes};
 use crate::launch::{Argument, Launch, Spec};
-use crate::table::{self, Record};
+use crate::phases::gates::{self, Function};
+use crate::phases::table::{self, Record};
 
 /// What a family's kernel of products is to whoever cuts a problem into launches.
 pub(super) trait MultiplyKernel: Spec {
-    /// The same kernel for so many groups.
-    fn for_groups(self, groups: u32) -> Self;
+    /// The same kernel for so many groups, whose sums have biases or not.
+    fn for_groups(self, groups: u32, biased: bool) -> Self;
 
     /// What it is assembled for, and so what joins its sums.
     fn target(&self) -> Target;
@@ -65,8 +66,12 @@ impl Group {
         self.planes + index * plane_bytes(self.shape.m * self.shape.n) as u64
     }
 
+    fn is_biased(&self) -> bool {
+        self.operands.biases != [0; 2]
+    }
+
     fn factors(&self, weight_factor: f64) -> [[f32; 2]; 2] {
-        self.operands.alphas.map(|alpha| gating::factors(alpha * weight_factor))
+        self.operands.alphas.map(|alpha| gates::factors(alpha * weight_factor))
     }
 }
 
@@ -119,7 +124,9 @@ impl<K: MultiplyKernel> Cut<'_, K> {
 
     /// The products of all groups: to C, or the sums of one matrix or of all to their planes.
     fn multiply(&self, groups: &[Group], matrix: Option<usize>) -> Launch {
-        let kernel = self.kernel.for_groups(capacity(groups.len()));
+        let leaves_sums = matrix.is_some() || self.blocks > 1;
+        let biased = !leaves_sums && groups.iter().any(Group::is_biased);
+        let kernel = self.kernel.for_groups(capacity(groups.len()), biased);
         let (mut records, mut tiles) = (Vec::new(), 0u32);
         for group in groups {
             let [m, n, k] = group.sides();
@@ -138,7 +145,7 @@ impl<K: MultiplyKernel> Cut<'_, K> {
         }
         let grid = [kernel.blocks(tiles, self.multiprocessors), 1, 1];
         let tokens = kernel.tokens(groups);
-        let arguments = std::iter::once(tokens).chain(self.arguments(&records, tiles)).collect();
+        let arguments = std::iter::once(tokens).chain(self.arguments(groups, &records, biased, tiles)).collect();
         Launch { kernel: kernel.into(), grid, arguments, overlapping: kernel.overlaps() }
     }
 
@@ -150,6 +157,7 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             groups: capacity(groups.len()),
             parts: self.blocks,
             target: self.kernel.target(),
+            biased: groups.iter().any(Group::is_biased),
         };
         let (mut records, mut blocks) = (Vec::new(), 0u32);
         for group in groups {
@@ -160,12 +168,22 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             records.push(Record { first_tile: blocks, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors });
             blocks += spec.blocks(group.shape.m * group.shape.n);
         }
-        let arguments = self.arguments(&records, blocks).collect();
+        let arguments = self.arguments(groups, &records, spec.biased, blocks).collect();
         Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: self.kernel.overlaps() }
     }
 
-    fn arguments(&self, records: &[Record], tiles: u32) -> impl Iterator<Item = Argument> {
-        let table = table::words(records, capacity(records.len()));
-        [Argument::Words(table), Argument::U32(tiles), Argument::F32(gating::clamp(self.problem.gate()))].into_iter()
+    fn arguments(
+        &self,
+        groups: &[Group],
+        records: &[Record],
+        biased: bool,
+        tiles: u32,
+    ) -> impl Iterator<Item = Argument> {
+        let capacity = capacity(records.len());
+        let biases: Vec<[u64; 2]> = groups.iter().map(|group| group.operands.biases).collect();
+        let mut arguments = vec![Argument::Words(table::words(records, capacity))];
+        arguments.extend(biased.then(|| Argument::Words(table::bias_words(&biases, capacity))));
+        arguments.extend([Argument::U32(tiles), Argument::F32(gates::clamp(self.problem.gate()))]);
+        arguments.into_iter()
     }
 }

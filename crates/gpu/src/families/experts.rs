@@ -1,54 +1,11 @@
-//! The experts of a layer as the groups of a launch: one shape, and a layout in the device's memory that says where each one's rows
-//! begin and which of the tiles of tokens is its first.
-//!
-//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them, for every
-//! family's kernels alike.
+//! The products of a layer's experts, as every family plans and launches them.
 
 use op::{Epilogue, Output};
-use ptx::instr::LoadOrder;
-use ptx::{Addr, Builder, F32, Global, ParamTable, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
+use ptx::Feature;
 
-use crate::launch::Argument;
-use crate::pack::{CHUNK_DEPTH, Codes};
-use crate::products::{ProductOperands, ProductShape};
-use crate::table::{self, address, at};
-
-/// A layer's experts, as far as a kernel is built for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Experts {
-    /// How many there are.
-    pub count: u32,
-    /// Whether sums have biases added to them.
-    pub biased: bool,
-    /// Whether sums are multiplied with a factor per row.
-    pub factored: bool,
-    /// Whether the launch before this one reads the same layout, and so begins only when that is there. Then nobody waits for that launch
-    /// but who asks for what it writes, and weights are on their way before it ends.
-    pub follows: bool,
-    /// What the words of weights are in order for.
-    pub codes: Codes,
-}
-
-impl Experts {
-    /// Those of a product.
-    pub(super) fn of(shape: &ProductShape) -> Self {
-        let ProductShape { experts, biased, factored, follows, codes, .. } = *shape;
-        Experts { count: experts, biased, factored, follows, codes }
-    }
-
-    /// Words of the experts' first tiles, as bisection wants them.
-    fn tile_words(self) -> u32 {
-        self.count.next_power_of_two().max(self.count + 1)
-    }
-
-    /// Bytes of what a block keeps of the layout.
-    pub fn layout_bytes(self) -> u32 {
-        4 * (self.tile_words() + self.count + 1)
-    }
-}
-
-/// Bytes of the factors of an expert: two for each of gate, up and down.
-pub const FACTOR_BYTES: u32 = 24;
+use crate::launch::{Argument, Launch};
+use crate::phases::gates;
+use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
 /// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule; but no more than so many.
 pub(super) fn tile(entries: u32, experts: u32, most: u32) -> u32 {
@@ -65,12 +22,29 @@ pub(super) fn epilogue(shape: &ProductShape, tile: u32) -> Epilogue {
 }
 
 /// The most tiles of so many tokens and columns that so many rows may make.
-pub(super) fn most_tiles(shape: &ProductShape, rows: u32, [tokens, columns]: [u32; 2]) -> u32 {
+fn most_tiles(shape: &ProductShape, rows: u32, [tokens, columns]: [u32; 2]) -> u32 {
     shape.n.div_ceil(columns) * (shape.experts.min(rows) + rows / tokens)
 }
 
-/// The arguments that [`ExpertWork`] declares, for one matrix or two.
-pub(super) fn arguments(shape: &ProductShape, operands: &ProductOperands, two: bool) -> Vec<Argument> {
+/// A product's launch over so many rows, of which the layout says which are whose.
+pub(crate) fn launch(
+    kernel: &dyn ExpertKernel,
+    shape: &ProductShape,
+    operands: &ProductOperands,
+    rows: u32,
+    multiprocessors: u32,
+) -> Launch {
+    let mut arguments = kernel.rows(operands, [rows, shape.k]);
+    arguments.extend(self::arguments(shape, operands));
+    arguments.push(Argument::F32(gates::clamp(shape.gate)));
+    let grid = [most_tiles(shape, rows, kernel.tile()).min(multiprocessors * kernel.resident()), 1, 1];
+    let overlapping = kernel.target().has(Feature::GridDependency);
+    Launch { kernel: kernel.spec(), grid, arguments, overlapping }
+}
+
+/// The arguments that [`ExpertWork`](crate::phases::experts) declares.
+fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> {
+    let two = shape.gate.matrices() == 2;
     let mut arguments = vec![Argument::Pointer(operands.layout), Argument::Pointer(operands.weights[0])];
     arguments.extend(two.then_some(Argument::Pointer(operands.weights[1])));
     arguments.extend([Argument::U32(operands.stride), Argument::Pointer(operands.factors)]);
@@ -81,270 +55,4 @@ pub(super) fn arguments(shape: &ProductShape, operands: &ProductOperands, two: b
     arguments.extend(shape.factored.then_some(Argument::Pointer(operands.row_factors)));
     arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
     arguments
-}
-
-/// How a kernel cuts the experts' results, and who does it.
-#[derive(Clone, Copy)]
-pub(super) struct ExpertTiles {
-    /// Columns of a tile.
-    pub columns: u32,
-    /// Threads of a block.
-    pub threads: u32,
-    /// Matrices that are multiplied.
-    pub matrices: u32,
-}
-
-/// The arguments that describe experts.
-pub(super) struct ExpertWork {
-    tiles: ExpertTiles,
-    experts: Experts,
-    layout: Reg<U64>,
-    kept: Option<SharedRegion>,
-    places: Places,
-    /// Columns of C.
-    pub n: Reg<U32>,
-    /// The summed dimension.
-    pub k: Reg<U32>,
-}
-
-/// Where operands are.
-#[derive(Clone, Copy)]
-struct Places {
-    weights: [Reg<U64>; 2],
-    /// Bytes from one expert's weights to the next one's.
-    stride: Reg<U32>,
-    factors: Reg<U64>,
-    biases: Option<[Reg<U64>; 2]>,
-    row_factors: Option<Reg<U64>>,
-    out: Reg<U64>,
-}
-
-/// An expert, and where its operands are.
-pub(super) struct Expert {
-    index: Reg<U32>,
-    places: Places,
-    /// Where C is: all experts' rows.
-    out: Reg<U64>,
-}
-
-/// What is known of a tile.
-pub(super) struct Found {
-    pub expert: Expert,
-    /// Its number among the expert's.
-    pub inside: Reg<U32>,
-    /// Tiles along the expert's rows.
-    pub token_tiles: Reg<U32>,
-    /// The expert's rows, and the first of them.
-    pub m: Reg<U32>,
-    pub first_row: Reg<U32>,
-}
-
-impl ExpertWork {
-    pub fn declare(k: &mut Builder, tiles: ExpertTiles, experts: Experts) -> Self {
-        let layout = k.pointer("layout");
-        let gate = k.pointer("gate");
-        let two = tiles.matrices == 2;
-        let up = if two { k.pointer("up") } else { gate };
-        let (stride, factors) = (k.param("stride"), k.pointer("factors"));
-        let biases = experts.biased.then(|| {
-            let gate = k.pointer("gate_bias");
-            [gate, if two { k.pointer("up_bias") } else { gate }]
-        });
-        let row_factors = experts.factored.then(|| k.pointer("row_factors"));
-        let out = k.pointer("out");
-        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, out };
-        ExpertWork { tiles, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
-    }
-
-    pub fn declare_layout(&mut self, k: &mut Builder) {
-        self.kept = Some(k.shared("layout", self.experts.layout_bytes(), 16));
-    }
-
-    pub fn follows(&self) -> bool {
-        self.experts.follows
-    }
-
-    /// A word of what the block keeps: first tiles from the first on, and behind them rows.
-    fn word(&self, k: &mut Builder, index: Reg<U32>, further: u32) -> Addr<Shared> {
-        let region = self.kept.unwrap_or(SharedRegion { offset: 0, bytes: 0 });
-        let base = k.shared_address(region);
-        Addr::of(k.mul_add(index, 4, base)).plus((4 * further).cast_signed())
-    }
-
-    fn first_row(&self, k: &mut Builder, expert: Reg<U32>, further: u32) -> Reg<U32> {
-        let at = self.word(k, expert, self.experts.tile_words() + further);
-        k.load(at)
-    }
-
-    fn first_tile(&self, k: &mut Builder, expert: Reg<U32>, further: u32) -> Reg<U32> {
-        let at = self.word(k, expert, further);
-        k.load(at)
-    }
-
-    /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile could be of.
-    pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
-        let (count, words) = (self.experts.count, self.experts.tile_words());
-        let threads = self.tiles.threads;
-        for first in (0..words).step_by(threads as usize) {
-            let index = k.add(thread, first);
-            let exists = k.le(index, count);
-            let row_at = Addr::<Global>::of(k.mul_wide_add(index, 4, self.layout));
-            k.if_(exists, |k| {
-                // Past L1, which may still have what was there when another kernel read it.
-                let order = LoadOrder::Relaxed(Scope::Gpu);
-                let [row]: [Reg<U32>; 1] = k.load_as(order, row_at);
-                let [tile]: [Reg<U32>; 1] = k.load_as(order, row_at.plus((4 * (count + 1)).cast_signed()));
-                let (rows, tiles) = (self.word(k, index, words), self.word(k, index, 0));
-                k.store(rows, row);
-                k.store(tiles, tile);
-            });
-            if words > count + 1 {
-                let (behind, within) = (k.gt(index, count), k.lt(index, words));
-                let padding = k.both(behind, within);
-                let (at, most) = (self.word(k, index, 0), k.variable(u32::MAX));
-                k.when(padding, |k| k.store(at, most));
-            }
-        }
-    }
-
-    /// `body` for the number of each tile of this block: blocks take every so-many-th, and may have none.
-    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Reg<U32>)) {
-        let (block, blocks) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::NctaidX));
-        let (tiles, number) = (self.count(k), k.variable(block));
-        k.loop_while(
-            |k| k.lt(number, tiles),
-            |k| {
-                body(k, number);
-                let next = k.add(number, blocks);
-                k.set(number, next);
-            },
-        );
-    }
-
-    fn column_tiles(&self, k: &mut Builder) -> Reg<U32> {
-        let rounded = k.add(self.n, self.tiles.columns - 1);
-        k.div(rounded, self.tiles.columns)
-    }
-
-    /// Tiles of all experts.
-    fn count(&self, k: &mut Builder) -> Reg<U32> {
-        let end = k.variable(self.experts.count);
-        let token_tiles = self.first_tile(k, end, 0);
-        let columns = self.column_tiles(k);
-        k.mul(token_tiles, columns)
-    }
-
-    /// Units along k.
-    pub fn depth(&self, k: &mut Builder) -> Reg<U32> {
-        let depth = k.add(self.k, CHUNK_DEPTH as u32 - 1);
-        k.shr(depth, CHUNK_DEPTH.trailing_zeros())
-    }
-
-    /// The expert of a tile: the last whose first tile is not behind it.
-    pub fn locate(&self, k: &mut Builder, number: Reg<U32>) -> Found {
-        let columns = self.column_tiles(k);
-        let tile = k.div(number, columns);
-        let index = k.variable(0);
-        let mut step = self.experts.count.next_power_of_two() / 2;
-        while step > 0 {
-            let first = self.first_tile(k, index, step);
-            let reached = k.le(first, tile);
-            let probe = k.add(index, step);
-            k.when(reached, |k| k.set(index, probe));
-            step /= 2;
-        }
-        let [first_tile, next_tile] = [0, 1].map(|further| self.first_tile(k, index, further));
-        let [first_row, next_row] = [0, 1].map(|further| self.first_row(k, index, further));
-        let before = k.mul(first_tile, columns);
-        let (token_tiles, m) = (k.sub(next_tile, first_tile), k.sub(next_row, first_row));
-        Found {
-            expert: Expert { index, places: self.places, out: self.places.out },
-            inside: k.sub(number, before),
-            token_tiles,
-            m,
-            first_row,
-        }
-    }
-}
-
-impl Expert {
-    fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
-        k.mul_wide_add(self.index, self.places.stride, self.places.weights[matrix as usize])
-    }
-
-    fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        let at = Addr::<Global>::of(k.mul_wide_add(self.index, FACTOR_BYTES, self.places.factors));
-        k.load_vector(at.plus((8 * matrix).cast_signed()))
-    }
-
-    fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
-        self.places.biases.map(|biases| {
-            let last = k.sub(n, 1);
-            let column = k.min(column, last);
-            let row_bytes = k.mul(n, 4);
-            let row = k.mul_wide_add(self.index, row_bytes, biases[matrix as usize]);
-            let at = k.mul_wide_add(column, 4, row);
-            k.load(Addr::<Global>::of(at))
-        })
-    }
-
-    fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
-        self.places.row_factors.map(|factors| {
-            let at = k.mul_wide_add(row, 4, factors);
-            k.load(Addr::<Global>::of(at))
-        })
-    }
-}
-
-/// Whose a tile is: a group's of the launch's table, or an expert's.
-pub(super) enum Owner {
-    Record(ParamTable),
-    Expert(Expert),
-}
-
-impl Owner {
-    /// Where a matrix's packed weights are: 0 is the gate's, 1 the up matrix's.
-    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
-        match self {
-            Owner::Record(record) => address(k, *record, at::GATE + 8 * matrix),
-            Owner::Expert(expert) => expert.weights(k, matrix),
-        }
-    }
-
-    /// Where C is, or where planes of sums begin.
-    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        match self {
-            Owner::Record(record) => address(k, *record, at::OUT),
-            Owner::Expert(expert) => expert.out,
-        }
-    }
-
-    /// The two factors of a matrix's sums.
-    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        match self {
-            Owner::Record(record) => table::factors(k, *record, matrix),
-            Owner::Expert(expert) => expert.factors(k, matrix),
-        }
-    }
-
-    /// What is added to a matrix's sums in one of so many columns, if something is.
-    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
-        match self {
-            Owner::Record(_) => None,
-            Owner::Expert(expert) => expert.bias(k, matrix, column, n),
-        }
-    }
-
-    /// Whether the sums of rows have factors.
-    pub fn is_factored(&self) -> bool {
-        matches!(self, Owner::Expert(expert) if expert.places.row_factors.is_some())
-    }
-
-    /// What the sums of a row of C are multiplied with, if they are.
-    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
-        match self {
-            Owner::Record(_) => None,
-            Owner::Expert(expert) => expert.row_factor(k, row),
-        }
-    }
 }

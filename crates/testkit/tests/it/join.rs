@@ -3,8 +3,8 @@
 
 use hammerhead::Gate;
 
-use hammerhead::gpu::gating::{self, Function};
-use hammerhead::gpu::table::{self, Record};
+use hammerhead::gpu::phases::gates::{self, Function};
+use hammerhead::gpu::phases::table::{self, Record};
 use hammerhead::gpu::{KernelSpec, join};
 use sim::{Arg, Gpu, Limits, Schedule};
 
@@ -23,6 +23,7 @@ fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
         groups: 1,
         parts: 1,
         target: ptx::Target::Sm90a,
+        biased: false,
     };
     let mut gpu = Gpu::new(Limits::h200());
     let planes = [0, 1].map(|side| {
@@ -36,7 +37,7 @@ fn joined(gate: Gate, pairs: &[[f32; 2]]) -> Vec<f32> {
     let record =
         Record { first_tile: 0, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors: [[1.0; 2]; 2] };
     let blocks = config.blocks(pairs.len());
-    let args = vec![Arg::Words(table::words(&[record], 1)), Arg::U32(blocks), Arg::F32(gating::clamp(gate))];
+    let args = vec![Arg::Words(table::words(&[record], 1)), Arg::U32(blocks), Arg::F32(gates::clamp(gate))];
     let launch = sim::Invocation { grid: [blocks, 1, 1], args };
     gpu.run(&KernelSpec::from(config).build().unwrap(), &launch, Schedule::Earliest).unwrap();
     let bytes = gpu.download(out).unwrap();

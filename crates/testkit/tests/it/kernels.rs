@@ -10,8 +10,8 @@ use hammerhead::gpu::experts::share::ShareSpec;
 use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
 use hammerhead::gpu::families::sm90::experts;
 use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
-use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::pack::Codes;
+use hammerhead::gpu::phases::gates::Function;
 use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
 use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::Error;
@@ -35,6 +35,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     function: Function::Silu,
     output: Output::F16,
     groups: 1,
+    biased: false,
     experts: None,
 };
 
@@ -102,13 +103,17 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let target = ptx::Target::Sm90a;
     let joins =
         Gate::JOINING.map(Function::of).into_iter().zip(Output::ALL.into_iter().cycle()).map(|(function, output)| {
-            KernelSpec::from(join::JoinSpec { function, output, groups: 8, parts: 1, target })
+            KernelSpec::from(join::JoinSpec { function, output, groups: 8, parts: 1, target, biased: true })
         });
     let scaled = [Float::F16, Float::BF16, Float::F32].map(TokenForm::Scaled);
     let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
         [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
     });
-    assert_assemble(configs().into_iter().map(KernelSpec::from).chain(joins).chain(expansions).collect(), &CHIPS);
+    let biased = configs().into_iter().step_by(3).map(|spec| MultiplySpec { biased: true, ..spec }.into());
+    assert_assemble(
+        configs().into_iter().map(KernelSpec::from).chain(biased).chain(joins).chain(expansions).collect(),
+        &CHIPS,
+    );
 }
 
 #[test]

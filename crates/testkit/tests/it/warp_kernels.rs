@@ -5,17 +5,17 @@ use hammerhead::gpu::experts::For;
 use hammerhead::gpu::experts::between::{BetweenSpec, Form};
 use hammerhead::gpu::experts::combine::CombineSpec;
 use hammerhead::gpu::experts::layer::{LayerKernels, LayerShape};
-use hammerhead::gpu::experts::product::ProductFamily;
 use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
 use hammerhead::gpu::experts::share::ShareSpec;
 use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
+use hammerhead::gpu::facts::Facts;
 use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
 use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
 use hammerhead::gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
 use hammerhead::gpu::families::sm120::ArrangeSpec;
-use hammerhead::gpu::gating::Function;
 use hammerhead::gpu::pack::Codes;
-use hammerhead::gpu::{KernelSpec, expand, join};
+use hammerhead::gpu::phases::gates::Function;
+use hammerhead::gpu::{KernelSpec, expand, families, join};
 use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::{Error, Target};
 
@@ -37,6 +37,7 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
     function: Function::Silu,
     output: Output::F16,
     groups: 1,
+    biased: false,
     experts: None,
 };
 
@@ -96,12 +97,14 @@ fn every_kernel_assembles_without_spills() {
     let target = Target::Sm80;
     let joins = [1, 2].map(|parts| {
         let (function, output, groups) = (Function::Silu, Output::F16, 8);
-        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target })
+        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target, biased: parts > 1 })
     });
     let expansions = [expand::TokenForm::NvFp4, expand::TokenForm::Single]
         .map(|source| KernelSpec::from(expand::ExpandSpec::new(target, source, 1, 16)));
     let products = configs().into_iter().map(KernelSpec::from);
-    let all = products.chain(joins).chain(expansions).chain(expert_kernels(target)).collect();
+    let biased = configs().into_iter().filter(|spec| !spec.leaves_sums()).step_by(3);
+    let biased = biased.map(|spec| KernelSpec::from(WarpMultiplySpec { biased: true, ..spec }));
+    let all = products.chain(biased).chain(joins).chain(expansions).chain(expert_kernels(target)).collect();
     assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
 }
 
@@ -124,7 +127,8 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         partial: Output::F32,
         output: Output::BF16,
     };
-    let family = ProductFamily::Sm80 { shared_bytes: 99 << 10 };
+    let family = families::ALL.into_iter().find(|family| family.target() == target).expect("a family");
+    let facts = Facts { shared_bytes: 99 << 10, ..Facts::a100() };
     let halves = LayerShape { codes: Codes::Halves, activation: Activation::F16, on_input: true, ..layer };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let alike = LayerShape { invariant: true, ..layer };
@@ -132,9 +136,10 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         [(layer, [8, 16, 64, 128]), (alike, [8, 32, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
     let cases = sizes.into_iter().flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
     let mut all: Vec<KernelSpec> = cases
-        .flat_map(|(layer, tile)| {
-            let LayerKernels { gate_up, down } = LayerKernels::with_tile(family, &layer, tile).expect("a kernel");
-            [gate_up, down].map(KernelSpec::from)
+        .flat_map(|(layer, tile): (LayerShape, u32)| {
+            let tile = if target == Target::Sm100f { tile.next_multiple_of(16) } else { tile };
+            let kernels = LayerKernels::with_tile(family, &layer, tile, &facts).expect("a kernel");
+            [kernels.gate_up.spec(), kernels.down.spec()]
         })
         .collect();
     let (grouped, score) = (Some(Grouped { groups: 8, kept: 4 }), Score::Sigmoid);
@@ -180,11 +185,14 @@ fn kernels_with_block_scales_assemble_without_spills() {
     let target = Target::Sm120f;
     let (function, output, groups, parts) = (Function::Silu, Output::F16, 8, 2);
     let others = [
-        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target }),
+        KernelSpec::from(join::JoinSpec { function, output, groups, parts, target, biased: true }),
         KernelSpec::from(expand::ExpandSpec::new(target, expand::TokenForm::Single, 1, 16)),
         KernelSpec::from(ArrangeSpec { groups, target }),
     ];
-    let all = desktop_configs().into_iter().map(KernelSpec::from).chain(others).collect();
+    let biased = desktop_configs().into_iter().filter(|spec| !spec.leaves_sums()).step_by(3);
+    let biased = biased.map(|spec| KernelSpec::from(WarpMultiplySpec { biased: true, ..spec }));
+    let products = desktop_configs().into_iter().map(KernelSpec::from).chain(biased);
+    let all = products.chain(others).chain(expert_kernels(target)).collect();
     assert_assemble(all, &["sm_120f", "sm_120a", "sm_121a"]);
 }
 
@@ -237,6 +245,8 @@ const TENSOR: TensorMultiplySpec = TensorMultiplySpec {
     function: Function::Silu,
     output: Output::F16,
     groups: 1,
+    biased: false,
+    experts: None,
 };
 
 /// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
@@ -297,7 +307,10 @@ fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
         assert_eq!(built.shared_bytes(), config.shared_bytes(), "{config:?}");
         config.into()
     });
-    let all: Vec<KernelSpec> = kernels.chain(arrangements).collect();
+    let biased = tensor_configs().into_iter().filter(|spec| !spec.leaves_sums()).step_by(3);
+    let biased = biased.map(|spec| TensorMultiplySpec { biased: true, ..spec }.into());
+    let experts = expert_kernels(Target::Sm100f);
+    let all: Vec<KernelSpec> = kernels.chain(arrangements).chain(biased).chain(experts).collect();
     // There is no silicon to try them on: each for both.
     for chip in ["sm_100f", "sm_103a"] {
         assert_assemble(all.clone(), &[chip]);

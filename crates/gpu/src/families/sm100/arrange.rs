@@ -11,7 +11,7 @@ use ptx::{Addr, Builder, Error, Global, Kernel, LaunchBounds, ParamTable, Reg, S
 
 use super::slabs::{BLOCK_ROWS, DEPTH, PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT, UNIT_SCALES, UNITS};
 use crate::launch::Spec;
-use crate::table::{RECORD_BYTES, address, at, locate};
+use crate::phases::table::{RECORD_BYTES, address, at, locate};
 
 /// Threads of a block.
 const THREADS: u32 = 128;

@@ -55,6 +55,8 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMult
         function,
         output,
         groups: 1,
+        biased: false,
+        experts: None,
     };
     kernel.check().map_err(|error| error.to_string())?;
     Ok(kernel)

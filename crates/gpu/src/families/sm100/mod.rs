@@ -11,10 +11,13 @@
 
 pub mod arrange;
 mod choice;
+pub mod experts;
 pub mod kernel;
 mod model;
 mod multiply;
 pub mod slabs;
+
+use std::sync::Arc;
 
 use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
@@ -26,6 +29,8 @@ use crate::expand::TokenForm;
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands, Phase};
 use crate::launch::Launch;
+use crate::pack::Codes;
+use crate::products::{ExpertKernel, ProductShape};
 
 /// Its name.
 pub const NAME: &str = "sm100";
@@ -61,8 +66,12 @@ impl Family for Sm100 {
         slabs::LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes) -> Vec<u8> {
         slabs::pack(matrix)
+    }
+
+    fn packed_bytes(&self, rows: usize, k: usize) -> usize {
+        slabs::packed_bytes(rows, k)
     }
 
     fn expansion(&self, activation: Activation) -> Option<TokenForm> {
@@ -109,6 +118,14 @@ impl Family for Sm100 {
         let workspace = workspace + multiply::arranged_bytes(problem, &kernel);
         launches.extend(Cut { problem, config, kernel, blocks, multiprocessors }.launches(&operands, workspace));
         Ok(launches)
+    }
+
+    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32 {
+        experts::tile(entries, experts, wide)
+    }
+
+    fn expert_kernels(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
+        experts::kernels(shape, tile).into_iter().map(|kernel| Arc::new(kernel) as Arc<dyn ExpertKernel>).collect()
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

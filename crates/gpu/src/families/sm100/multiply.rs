@@ -9,14 +9,14 @@ use crate::families::choice::{MOST_GROUPS, capacity};
 use crate::families::cut::{Group, MultiplyKernel};
 use crate::family::GroupOperands;
 use crate::launch::{Argument, Launch};
-use crate::table::{self, Record};
+use crate::phases::table::{self, Record};
 
 /// What the slabs of every group begin at a multiple of.
 const ALIGNMENT: u64 = 256;
 
 impl MultiplyKernel for TensorMultiplySpec {
-    fn for_groups(self, groups: u32) -> Self {
-        TensorMultiplySpec { groups, ..self }
+    fn for_groups(self, groups: u32, biased: bool) -> Self {
+        TensorMultiplySpec { groups, biased, ..self }
     }
 
     fn target(&self) -> Target {

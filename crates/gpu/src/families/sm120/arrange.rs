@@ -15,7 +15,7 @@ use super::super::choice::{MOST_GROUPS, capacity};
 use crate::family::GroupOperands;
 use crate::launch::{Argument, Launch, Spec};
 use crate::pack::CHUNK_DEPTH;
-use crate::table::{self, RECORD_BYTES, Record, address, at, locate};
+use crate::phases::table::{self, RECORD_BYTES, Record, address, at, locate};
 
 /// Rows of a strip, and its bytes of codes and in all.
 const STRIP_ROWS: usize = 8;

@@ -10,18 +10,21 @@
 
 mod arrange;
 
+use std::sync::Arc;
+
 use format::Matrix;
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Shape};
 use ptx::Target;
 
 use super::choice::steps;
 use super::cut::{self, Cut};
-use super::sm80::{choice, model};
+use super::sm80::{choice, experts, model};
 use crate::expand::TokenForm;
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
-use crate::pack;
+use crate::pack::{self, Codes};
+use crate::products::{ExpertKernel, ProductShape};
 
 pub use arrange::ArrangeSpec;
 
@@ -60,7 +63,7 @@ impl Family for Sm120 {
         pack::CODES_LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>) -> Vec<u8> {
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes) -> Vec<u8> {
         pack::pack_codes(matrix)
     }
 
@@ -109,6 +112,14 @@ impl Family for Sm120 {
         let mut launches = arrange::launches(TARGET, &arranged);
         launches.extend(Cut { problem, config, kernel, blocks, multiprocessors }.launches(&operands, next));
         Ok(launches)
+    }
+
+    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32 {
+        experts::tile(entries, experts, wide)
+    }
+
+    fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
+        experts::kernels(TARGET, shape, tile, facts.shared_bytes as u32)
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

@@ -47,6 +47,7 @@ pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> R
         function,
         output,
         groups: 1,
+        biased: false,
         experts: None,
     };
     kernel.check().map_err(|error| error.to_string())?;

@@ -3,14 +3,17 @@
 //! Tiles of few tokens have warps along k, as products of few tokens have anyhow; the more tokens, the more warps stand along the columns.
 //! How many stages there are is what the device has room for.
 
+use std::sync::Arc;
+
 use op::Schedule;
-use ptx::{Feature, Target};
+use ptx::Target;
 
 use super::kernel::{Products, Tokens, WarpMultiplySpec};
-use crate::families::experts::{self, Experts};
-use crate::gating::{self, Function};
-use crate::launch::{Argument, Launch};
-use crate::products::{ProductOperands, ProductShape};
+use crate::families::experts;
+use crate::launch::{Argument, KernelSpec};
+use crate::phases::experts::Experts;
+use crate::phases::gates::Function;
+use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
 /// Tokens of a tile, at most; and where they are of several parts, which take more room.
 const MOST_TOKENS: u32 = 128;
@@ -23,8 +26,8 @@ pub fn tile(entries: u32, experts: u32, wide: bool) -> u32 {
     experts::tile(entries, experts, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS })
 }
 
-/// The kernel for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared memory; if there is one.
-pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32) -> Option<WarpMultiplySpec> {
+/// The kernels for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared memory.
+pub fn kernels(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32) -> Vec<Arc<dyn ExpertKernel>> {
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let with = |fragments: u32, units, stages| {
         let columns = fragments * if products == Products::Interleaved { 8 } else { 16 };
@@ -43,6 +46,7 @@ pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32
             function: Function::of(shape.gate),
             output: shape.output,
             groups: 1,
+            biased: shape.biased,
             experts: Some(Experts { follows: false, ..Experts::of(shape) }),
         }
     };
@@ -55,23 +59,32 @@ pub fn kernel(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32
     };
     let alike = |spec: &WarpMultiplySpec| !(shape.invariant && spec.shares_k());
     let fits = |spec: &WarpMultiplySpec| spec.check().is_ok() && spec.shared_bytes() <= shared_bytes && alike(spec);
-    sizes.iter().find_map(|&(fragments, units)| STAGES.rev().map(|stages| with(fragments, units, stages)).find(fits))
+    let deepest = |&(fragments, units)| STAGES.rev().map(|stages| with(fragments, units, stages)).find(fits);
+    sizes.iter().filter_map(deepest).map(|spec| Arc::new(spec) as Arc<dyn ExpertKernel>).collect()
 }
 
-/// A product's launch over so many rows, of which the layout says which are whose.
-pub fn launch(
-    shape: &ProductShape,
-    kernel: WarpMultiplySpec,
-    operands: &ProductOperands,
-    rows: u32,
-    multiprocessors: u32,
-) -> Launch {
-    let two = kernel.products != Products::Single;
-    let mut arguments = vec![Argument::Pointer(operands.rows), Argument::U64(operands.plane)];
-    arguments.extend(experts::arguments(shape, operands, two));
-    arguments.push(Argument::F32(gating::clamp(shape.gate)));
-    let most = experts::most_tiles(shape, rows, [kernel.tokens, kernel.columns]);
-    let grid = [most.min(multiprocessors * kernel.resident), 1, 1];
-    let overlapping = kernel.target.has(Feature::GridDependency);
-    Launch { kernel: kernel.into(), grid, arguments, overlapping }
+impl ExpertKernel for WarpMultiplySpec {
+    fn spec(&self) -> KernelSpec {
+        (*self).into()
+    }
+
+    fn target(&self) -> Target {
+        self.target
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.tokens, self.columns]
+    }
+
+    fn resident(&self) -> u32 {
+        self.resident
+    }
+
+    fn shares_k(&self) -> bool {
+        WarpMultiplySpec::shares_k(self)
+    }
+
+    fn rows(&self, operands: &ProductOperands, _: [u32; 2]) -> Vec<Argument> {
+        vec![Argument::Pointer(operands.rows), Argument::U64(operands.plane)]
+    }
 }

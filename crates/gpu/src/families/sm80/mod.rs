@@ -15,6 +15,8 @@ pub mod kernel;
 pub(super) mod model;
 mod multiply;
 
+use std::sync::Arc;
+
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::Target;
 
@@ -23,6 +25,7 @@ use super::cut::{self, Cut};
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands};
 use crate::launch::Launch;
+use crate::products::{ExpertKernel, ProductShape};
 
 /// Its name, and what its kernels are assembled for.
 pub const NAME: &str = "sm80";
@@ -80,6 +83,14 @@ impl Family for Sm80 {
     ) -> Result<Vec<Launch>> {
         let (kernel, blocks) = (choice::kernel_config(TARGET, problem, config)?, choice::blocks_leaving_sums(config));
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
+    }
+
+    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32 {
+        experts::tile(entries, experts, wide)
+    }
+
+    fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
+        experts::kernels(TARGET, shape, tile, facts.shared_bytes as u32)
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

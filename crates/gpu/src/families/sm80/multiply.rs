@@ -8,8 +8,8 @@ use crate::families::cut::{Group, MultiplyKernel};
 use crate::launch::Argument;
 
 impl MultiplyKernel for WarpMultiplySpec {
-    fn for_groups(self, groups: u32) -> Self {
-        WarpMultiplySpec { groups, ..self }
+    fn for_groups(self, groups: u32, biased: bool) -> Self {
+        WarpMultiplySpec { groups, biased, ..self }
     }
 
     fn target(&self) -> Target {

@@ -26,6 +26,7 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySp
         function,
         output,
         groups: 1,
+        biased: false,
         experts: None,
     };
     kernel.check().map_err(|error| error.to_string())?;

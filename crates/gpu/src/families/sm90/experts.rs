@@ -2,22 +2,22 @@
 //! their launches.
 
 use op::Schedule;
-use ptx::tensor_map::TensorMap;
+use ptx::Target;
 
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
-use crate::families::experts::{self, Experts};
-use crate::gating::{self, Function};
-use crate::launch::{Argument, Launch};
-use crate::products::{ProductOperands, ProductShape};
+use crate::families::experts;
+use crate::launch::{Argument, KernelSpec};
+use crate::phases::experts::Experts;
+use crate::phases::gates::Function;
+use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
 /// Tokens of a tile up to which two blocks are on a multiprocessor, each with one block of rows.
 const FEW: u32 = 16;
 /// Tokens of a tile, at most: as many keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
 const MOST_TOKENS: u32 = 160;
-/// Blocks of rows of a wide tile, and how many such tiles there must be: more than an H200 has places for blocks, twice over. And what
-/// of their columns may be beyond the last.
+/// Blocks of rows of a wide tile, how many such tiles each multiprocessor must have, and what of their columns may be beyond the last.
 const WIDE: u32 = 4;
-const MANY_TILES: f64 = 2.0 * 132.0;
+const MANY_TILES: f64 = 2.0;
 const MOST_WASTE: f64 = 1.07;
 /// Stages of a pipeline, at most.
 const MOST_STAGES: u32 = 16;
@@ -62,6 +62,7 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
         function: Function::of(shape.gate),
         output: shape.output,
         groups: 1,
+        biased: shape.biased,
         experts: Some(Experts::of(shape)),
     };
     // As many stages as there is room for, of as many units, or else of fewer.
@@ -80,36 +81,42 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<MultiplySpec> {
 
 /// The kernel to take for so many entries, if there is one with such tiles. Wide tiles of few tokens have less to do besides multiplying, but
 /// want more of them than there are places for blocks, and columns that they divide.
-pub fn kernel(shape: &ProductShape, tile: u32, entries: u32) -> Option<MultiplySpec> {
+pub fn kernel(shape: &ProductShape, tile: u32, entries: u32, multiprocessors: u32) -> Option<MultiplySpec> {
     let all = kernels(shape, tile);
     let count = f64::from(shape.experts);
     let hit = count * (1.0 - (1.0 - 1.0 / count).powi(entries.cast_signed()));
     let suits = |kernel: &&MultiplySpec| {
         let columns = shape.n.next_multiple_of(kernel.columns);
         let tiles = hit * f64::from(columns / kernel.columns);
-        kernel.blocks() == WIDE && tiles >= MANY_TILES && f64::from(columns) <= MOST_WASTE * f64::from(shape.n)
+        let many = MANY_TILES * f64::from(multiprocessors);
+        kernel.blocks() == WIDE && tiles >= many && f64::from(columns) <= MOST_WASTE * f64::from(shape.n)
     };
     all.iter().find(suits).or(all.first()).copied()
 }
 
-/// A product's launch over so many rows, of which the layout says which are whose.
-pub fn launch(
-    shape: &ProductShape,
-    kernel: MultiplySpec,
-    operands: &ProductOperands,
-    rows: u32,
-    multiprocessors: u32,
-) -> Launch {
-    let maps: Vec<TensorMap> = kernel
-        .widths()
-        .into_iter()
-        .map(|width| kernel.row_map(operands.rows, [rows, shape.k], operands.plane, width))
-        .collect();
-    let two = kernel.products != Products::Single;
-    let mut arguments = vec![Argument::Maps(maps)];
-    arguments.extend(experts::arguments(shape, operands, two));
-    arguments.push(Argument::F32(gating::clamp(shape.gate)));
-    let most = experts::most_tiles(shape, rows, [kernel.tokens, kernel.columns]);
-    let grid = [most.min(multiprocessors * kernel.resident()), 1, 1];
-    Launch { kernel: kernel.into(), grid, arguments, overlapping: true }
+impl ExpertKernel for MultiplySpec {
+    fn spec(&self) -> KernelSpec {
+        (*self).into()
+    }
+
+    fn target(&self) -> Target {
+        Target::Sm90a
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.tokens, self.columns]
+    }
+
+    fn resident(&self) -> u32 {
+        MultiplySpec::resident(self)
+    }
+
+    fn shares_k(&self) -> bool {
+        MultiplySpec::shares_k(self)
+    }
+
+    fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument> {
+        let map = |width| self.row_map(operands.rows, sides, operands.plane, width);
+        vec![Argument::Maps(self.widths().into_iter().map(map).collect())]
+    }
 }

@@ -9,6 +9,8 @@ pub mod kernel;
 mod model;
 mod multiply;
 
+use std::sync::Arc;
+
 use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
 use ptx::Target;
 
@@ -17,6 +19,7 @@ use super::cut::{self, Cut};
 use crate::facts::Facts;
 use crate::family::{Family, GroupOperands, Phase};
 use crate::launch::Launch;
+use crate::products::{ExpertKernel, ProductShape};
 
 pub use choice::kernel_config;
 
@@ -76,6 +79,25 @@ impl Family for Sm90 {
     ) -> Result<Vec<Launch>> {
         let (kernel, blocks) = (choice::kernel_config(problem, config)?, 1);
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
+    }
+
+    fn expert_tile(&self, entries: u32, experts: u32, _wide: bool) -> u32 {
+        experts::tile(entries, experts)
+    }
+
+    fn expert_kernels(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
+        experts::kernels(shape, tile).into_iter().map(|kernel| Arc::new(kernel) as Arc<dyn ExpertKernel>).collect()
+    }
+
+    fn expert_kernel(
+        &self,
+        shape: &ProductShape,
+        tile: u32,
+        entries: u32,
+        facts: &Facts,
+    ) -> Option<Arc<dyn ExpertKernel>> {
+        let kernel = experts::kernel(shape, tile, entries, facts.multiprocessors)?;
+        Some(Arc::new(kernel))
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

@@ -8,8 +8,8 @@ use crate::families::cut::{Group, MultiplyKernel};
 use crate::launch::Argument;
 
 impl MultiplyKernel for MultiplySpec {
-    fn for_groups(self, groups: u32) -> Self {
-        MultiplySpec { groups, ..self }
+    fn for_groups(self, groups: u32, biased: bool) -> Self {
+        MultiplySpec { groups, biased, ..self }
     }
 
     fn target(&self) -> Target {

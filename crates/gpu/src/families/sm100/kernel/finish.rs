@@ -6,15 +6,16 @@
 //! bring it to C (`epilogue=bulk`): it writes and sends a row of its own, so nobody waits for another. Where two blocks share k, sums are left as they are, a plane per block and matrix.
 
 use ptx::{
-    Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, InSpace, Pred, Reg, Shared, SpecialRegister, TensorAddress,
-    U32, U64,
+    Addr, Bf16x2, Builder, F16x2, F32, Global, InSpace, Pred, Reg, Shared, SpecialRegister, TensorAddress, U32, U64,
 };
 
 use super::claims::Worker;
 use super::work::Tile;
 use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
-use crate::{gating, join};
+use crate::join;
+use crate::phases::gates::{Gates, Terms};
+use crate::phases::store::{element_address, store_element};
 use op::Output;
 
 /// Accumulators that a thread reads of each matrix at a time.
@@ -39,7 +40,7 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
         let steps = writer.steps(k);
         let activated = parts.pipe.wait_gated(k, tile.round);
         if activated {
-            activate(k, &writer.gates, own, steps);
+            activate(k, &writer, own, steps);
         }
         parts.pipe.wait_summed(k, tile.round);
         k.repeat(steps, |k, step| {
@@ -60,19 +61,24 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
 }
 
 /// While up is summed: gate's sums are replaced by what its function makes of them, in tensor memory, where there is room for them.
-fn activate(k: &mut Builder, gates: &Gates, own: Reg<U32>, steps: Reg<U32>) {
+fn activate(k: &mut Builder, writer: &Writer<'_>, own: Reg<U32>, steps: Reg<U32>) {
     k.repeat(steps, |k, step| {
         let at = k.mul_add(step, COLUMNS, own).cast();
         let sums: [Reg<F32>; COLUMNS as usize] = k.tensor_load_columns(at);
         k.tensor_wait_load();
-        let values = sums.map(|sum| gates.activate(k, sum));
+        let first = if writer.config.biased { k.mul(step, COLUMNS) } else { step };
+        let mut values = sums;
+        for (index, value) in (0..).zip(&mut values) {
+            let terms = writer.terms(k, 0, first, index);
+            *value = writer.gates.activate(k, *value, terms);
+        }
         k.tensor_store_columns(at, &values);
     });
     k.tensor_wait_store();
 }
 
 /// Where a thread's values go.
-struct Writer {
+struct Writer<'a> {
     config: TensorMultiplySpec,
     gates: Gates,
     /// Where the thread's row of accumulators begins in C, or in this block's first plane.
@@ -87,10 +93,14 @@ struct Writer {
     plane: Option<Reg<U64>>,
     /// Where the row goes in shared memory first, if it does.
     staged: Option<Reg<U32>>,
+    /// The tile, and of it what all the thread's sums have in common: the biases of its column, or its token's factor.
+    tile: &'a Tile,
+    biases: [Option<Reg<F32>>; 2],
+    factor: Option<Reg<F32>>,
 }
 
-impl Writer {
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, row: Reg<U32>) -> Self {
+impl<'a> Writer<'a> {
+    fn new(k: &mut Builder, parts: &Parts, tile: &'a Tile, row: Reg<U32>) -> Self {
         let config = parts.config;
         let left = k.sub(tile.n, tile.column);
         let (token, column, exists, count) = if config.swapped() {
@@ -100,7 +110,7 @@ impl Writer {
             let token = k.add(tile.first_token, row);
             (token, tile.column, k.lt(row, tile.tokens), k.min(left, config.columns))
         };
-        let mut out = tile.out(k);
+        let mut out = tile.owner.out(k);
         let plane = tile.half.map(|half| {
             let elements = k.mul_wide(tile.m, tile.n);
             let plane = join::plane_stride(k, elements);
@@ -109,11 +119,33 @@ impl Writer {
             out = k.mul_add(first, plane, out);
             plane
         });
-        let wide: Reg<U64> = k.convert(column);
-        let element = k.mul_wide_add(token, tile.n, wide);
-        let offset = k.shl(element, config.stored().bytes().trailing_zeros());
-        let start = k.add(out, offset);
-        Writer { config, gates: Gates::new(k, parts, tile), start, exists, count, n: tile.n, plane, staged: None }
+        let start = element_address(k, out, [token, tile.n, column], config.stored().bytes() as u32);
+        // The table of groups has factors of two matrices in any case.
+        let single = config.experts.is_some() && config.accumulators() == 1;
+        let gates = Gates::new(k, &tile.owner, single, config.function, parts.work.clamp);
+        let (mut biases, mut factor) = ([None; 2], None);
+        if config.swapped() && config.biased {
+            let matrices = config.accumulators();
+            biases =
+                [0, 1].map(|matrix| (matrix < matrices).then(|| tile.owner.bias(k, matrix, column, tile.n)).flatten());
+        } else if !config.swapped() && tile.owner.is_factored() {
+            factor = row_factor(k, tile, row);
+        }
+        Writer { config, gates, start, exists, count, n: tile.n, plane, staged: None, tile, biases, factor }
+    }
+
+    /// What a sum has besides its factors: that of a matrix, and of the `index`-th register from the tile's `first` column, or token, on.
+    fn terms(&self, k: &mut Builder, matrix: u32, first: Reg<U32>, index: u32) -> Terms {
+        let (mut factor, mut bias) = (self.factor, self.biases[matrix as usize]);
+        if self.config.swapped() && self.tile.owner.is_factored() {
+            let token = k.add(first, index);
+            factor = row_factor(k, self.tile, token);
+        } else if !self.config.swapped() && self.config.biased {
+            let column = k.add(first, index);
+            let column = k.add(column, self.tile.column);
+            bias = self.tile.owner.bias(k, matrix, column, self.n);
+        }
+        Terms { factor, bias }
     }
 
     /// How often accumulators are read.
@@ -139,12 +171,23 @@ impl Writer {
                 }
             }
             None => {
-                let value = |index: usize| match up.map(|up| up[index]) {
-                    None => self.gates.alone(k, gate[index]),
-                    Some(up) if activated => self.gates.join(k, gate[index], up),
-                    Some(up) => {
-                        let activation = self.gates.activate(k, gate[index]);
-                        self.gates.join(k, activation, up)
+                let value = |index: usize| {
+                    let terms = |k: &mut Builder, matrix| self.terms(k, matrix, first, index as u32);
+                    match up.map(|up| up[index]) {
+                        None => {
+                            let terms = terms(k, 0);
+                            self.gates.alone(k, gate[index], terms)
+                        }
+                        Some(up) => {
+                            let activation = if activated {
+                                gate[index]
+                            } else {
+                                let terms = terms(k, 0);
+                                self.gates.activate(k, gate[index], terms)
+                            };
+                            let terms = terms(k, 1);
+                            self.gates.join(k, activation, up, terms)
+                        }
                     }
                 };
                 let values: Vec<Reg<F32>> = (0..COLUMNS as usize).map(value).collect();
@@ -191,24 +234,17 @@ impl Writer {
             let inside = k.lt(this, self.count);
             let there = k.both(inside, self.exists);
             let at = k.mul_wide_add(stride, index, start);
-            store_element(k, self.config.stored(), there, Addr::of(at), value);
+            store_element(k, self.config.stored(), Some(there), Addr::<Global>::of(at), value);
         }
     }
 }
 
-/// Rounds a value and stores it where it exists.
-fn store_element(k: &mut Builder, output: Output, there: Pred, at: Addr<Global>, value: Reg<F32>) {
-    match output {
-        Output::F16 => {
-            let value: Reg<F16> = k.convert(value);
-            k.when(there, |k| k.store(at, value));
-        }
-        Output::BF16 => {
-            let value: Reg<Bf16> = k.convert(value);
-            k.when(there, |k| k.store(at, value));
-        }
-        Output::F32 => k.when(there, |k| k.store(at, value)),
-    }
+/// What the sums of a token of the tile are multiplied with; beyond the last token it is that one's.
+fn row_factor(k: &mut Builder, tile: &Tile, token: Reg<U32>) -> Option<Reg<F32>> {
+    let last = k.sub(tile.tokens, 1);
+    let token = k.min(token, last);
+    let row = k.add(tile.first_token, token);
+    tile.owner.row_factor(k, row)
 }
 
 /// Rounds eight neighbours and stores them; or, where it is said of each sixteen bytes, those that exist.
@@ -239,37 +275,5 @@ fn store_row<S: InSpace>(
                 guarded(k, half, &|k| k.store_vector(at, four));
             }
         }
-    }
-}
-
-/// What is made of a gate sum and an up sum.
-struct Gates {
-    config: TensorMultiplySpec,
-    gate: [Reg<F32>; 2],
-    up: [Reg<F32>; 2],
-    clamp: Reg<F32>,
-}
-
-impl Gates {
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
-        Gates { config: parts.config, gate: tile.factors(k, 0), up: tile.factors(k, 1), clamp: parts.work.clamp }
-    }
-
-    /// What becomes of the only sum.
-    fn alone(&self, k: &mut Builder, sum: Reg<F32>) -> Reg<F32> {
-        let value = gating::scaled(k, sum, self.gate);
-        gating::alone(k, self.config.function, value)
-    }
-
-    /// What becomes of a gate sum, whatever up is.
-    fn activate(&self, k: &mut Builder, sum: Reg<F32>) -> Reg<F32> {
-        let gate = gating::scaled(k, sum, self.gate);
-        gating::activation(k, self.config.function, gate, self.clamp)
-    }
-
-    /// What becomes of that and an up sum.
-    fn join(&self, k: &mut Builder, activation: Reg<F32>, sum: Reg<F32>) -> Reg<F32> {
-        let up = gating::scaled(k, sum, self.up);
-        gating::joined(k, self.config.function, activation, up, self.clamp)
     }
 }

@@ -51,8 +51,10 @@ use super::arrange::Padding;
 use super::slabs::{BLOCK_ROWS, DEPTH, PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
 use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
-use crate::gating::Function;
 use crate::launch::Spec;
+use crate::phases::experts::Experts;
+use crate::phases::gates::Function;
+use crate::products::MOST_EXPERTS;
 use claims::{Claims, Worker};
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
@@ -122,6 +124,10 @@ pub struct TensorMultiplySpec {
     pub output: Output,
     /// Groups that a launch may have: one of [`CAPACITIES`].
     pub groups: u32,
+    /// Whether sums have biases added to them.
+    pub biased: bool,
+    /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
+    pub experts: Option<Experts>,
 }
 
 impl TensorMultiplySpec {
@@ -295,7 +301,8 @@ impl TensorMultiplySpec {
         let barriers = 2 * self.stages + self.sets * of_sets;
         let stages = self.stages * self.stage_bytes().iter().sum::<u32>();
         let claims = if self.schedule == Schedule::Claimed { Claims::BYTES } else { 0 };
-        stages + self.staged_bytes() + claims + barriers * Barriers::STRIDE + 4
+        let declared = stages + self.staged_bytes() + claims + barriers * Barriers::STRIDE + 4;
+        self.experts.map_or(declared, |experts| declared.next_multiple_of(16) + experts.layout_bytes())
     }
 
     /// Whether a block may have several tiles.
@@ -421,6 +428,9 @@ impl TensorMultiplySpec {
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
         }
+        if let Some(experts) = self.experts {
+            self.check_experts(experts)?;
+        }
         if self.tensor_columns() > TENSOR_COLUMNS {
             let wanted = "at most 512: fewer stages, each of which has columns for its scales, or a smaller tile";
             return refuse("columns of tensor memory", self.tensor_columns(), wanted);
@@ -428,6 +438,24 @@ impl TensorMultiplySpec {
         if self.shared_bytes() > TARGET.shared_limit() {
             let wanted = "at most 232448 bytes: fewer stages or a smaller tile";
             return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        Ok(())
+    }
+
+    fn check_experts(&self, experts: Experts) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !(1..=MOST_EXPERTS).contains(&experts.count) {
+            return refuse("experts", experts.count, "1 to 1024");
+        }
+        if self.schedule != Schedule::Persistent {
+            let wanted = "schedule=persistent: only the device knows how many there are";
+            return refuse("tiles of a block", 1, wanted);
+        }
+        if self.paired() {
+            return refuse("blocks of an expert's tile", 2, "1: tiles of at most 128 tokens and 128 columns");
+        }
+        if self.element.is_none() {
+            return refuse("bits of an expert's rows", 4, "16: rows lie where tensor maps find them");
         }
         Ok(())
     }
@@ -484,8 +512,10 @@ impl Spec for TensorMultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table of groups, the number of tiles, and the
-/// gate's limit.
+/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table of groups, that
+/// of biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor map of all rows, then what
+/// [`crate::phases::experts`] declares, and
+/// the gate's limit.
 ///
 /// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks, meet before tensor
 /// memory is given back.
@@ -495,7 +525,8 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: config.threads(), cluster, min_blocks: Some(1) };
     let mut k = Builder::new("nvfp4_dual_gemm_tcgen05", TARGET, launch);
     let place = Place::new(&mut k, config);
-    let (work, pipe) = (Work::declare(&mut k, config, place), Pipeline::declare(&mut k, config, place));
+    let (mut work, pipe) = (Work::declare(&mut k, config, place), Pipeline::declare(&mut k, config, place));
+    work.groups.declare_layout(&mut k);
     let parts = Parts { config, work, pipe, place };
     let thread = k.special(SpecialRegister::TidX);
     let warp = k.shr(thread, 5);
@@ -512,6 +543,7 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
             k.tensor_alloc(config.group(), address, config.tensor_columns());
             k.tensor_relinquish(config.group());
         });
+        parts.work.groups.fetch_layout(k, thread);
         k.tensor_fence_before_sync();
         if config.paired() {
             // All blocks' barriers and columns are there before either is told of anything.
@@ -521,7 +553,9 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
             k.sync_threads();
         }
         k.tensor_fence_after_sync();
-        k.launch_dependents();
+        if config.experts.is_none() {
+            k.launch_dependents();
+        }
         k.load::<TensorAddress, Shared>(address)
     });
     let (finishes, brings) = (k.lt(warp, FINISHING_WARPS), k.lt(warp, config.token_warp()));

@@ -25,14 +25,20 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
+    if parts.config.experts.is_some_and(|experts| experts.follows) {
+        // Also where this block has no tile: who waits for this launch must not overtake the one before it.
+        k.grid_dependency_wait();
+    }
     fill(k, parts, Worker::Asking, |k, tile, pass| {
         let map = parts.work.map(k, tile);
         if pass == 0 {
             if let Some(map) = map {
                 k.prefetch_map(map);
             }
-            let first = k.eq(tile.round, 0);
-            k.when(first, |k| k.grid_dependency_wait());
+            if parts.config.experts.is_none() {
+                let first = k.eq(tile.round, 0);
+                k.when(first, |k| k.grid_dependency_wait());
+            }
         }
         let rows = own_tokens(k, parts, tile);
         let first_token = parts.own(k, rows, tile.first_token);

@@ -1,13 +1,17 @@
 //! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; a second one, or tensor
-//! maps, say where their tokens are.
+//! maps, say where their tokens are. The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a
+//! layout in the device's memory, which a block copies to shared memory when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
 use super::claims::{Claims, Worker};
-use super::{Parts, Place, TensorMultiplySpec};
+use super::{Parts, Place, Products, TensorMultiplySpec};
 use crate::families::sm100::arrange;
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
-use crate::table::{RECORD_BYTES, address, at, factors, locate};
+use crate::phases::experts::{ExpertTiles, ExpertWork};
+use crate::phases::groups::{GroupTable, Groups};
+use crate::phases::owner::Owner;
+use crate::phases::table::{address, at};
 use op::Schedule;
 
 /// Words of a group in the table of tokens: an address.
@@ -17,9 +21,8 @@ pub const TOKEN_WORDS: u32 = 2;
 pub(super) struct Work {
     config: TensorMultiplySpec,
     place: Place,
-    table: ParamTable,
     tokens: TokenPlaces,
-    tiles: Reg<U32>,
+    pub groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
 }
@@ -34,7 +37,7 @@ enum TokenPlaces {
 
 /// A tile, as far as all who work on it need to know.
 pub(super) struct Tile {
-    record: ParamTable,
+    pub owner: Owner,
     /// Which of the block's tiles it is.
     pub round: Reg<U32>,
     /// The number of its group.
@@ -73,34 +76,43 @@ impl Work {
             None => TokenPlaces::Slabs(k.table("tokens", config.groups * TOKEN_WORDS)),
             Some(_) => TokenPlaces::Maps(k.tensor_maps("tokens", config.groups)),
         };
-        Work {
-            config,
-            place,
-            tokens,
-            table: k.table("groups", config.groups * RECORD_BYTES / 4),
-            tiles: k.param("tiles"),
-            clamp: k.param("clamp"),
-        }
+        let matrices = if config.products == Products::Single { 1 } else { 2 };
+        let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
+        let tiles = ExpertTiles { columns, threads, matrices, biased };
+        let groups = Groups::declare(k, config.groups, config.experts, tiles);
+        Work { config, place, tokens, groups, clamp: k.param("clamp") }
     }
 
     /// `body` for each tile of this block: its own, every so-many-th, or its own and those that it takes over.
     pub fn each_tile(&self, k: &mut Builder, claims: Option<(&Claims, Worker)>, body: impl FnOnce(&mut Builder, Tile)) {
+        let table = match &self.groups {
+            Groups::Table(table) => *table,
+            Groups::Experts(work) => {
+                let round = k.variable(0);
+                return work.each_tile(k, |k, number| {
+                    let tile = self.find_expert(k, work, number, round);
+                    body(k, tile);
+                    let following = k.add(round, 1);
+                    k.set(round, following);
+                });
+            }
+        };
         let block = k.special(SpecialRegister::CtaidX);
         // Blocks of a pair have the same tiles, and pairs that share tokens neighbouring ones.
         let pairing = self.config.cluster_blocks().trailing_zeros();
         let block = if self.config.paired() { k.shr(block, pairing) } else { block };
         let round = k.variable(0);
         if let Some((claims, worker)) = claims {
-            return self.each_claimed(k, (block, round), (claims, worker), body);
+            return self.each_claimed(k, table, (block, round), (claims, worker), body);
         }
         match self.config.schedule {
             Schedule::PerTile | Schedule::Claimed => {
-                let tile = self.find(k, block, round, None);
+                let tile = self.find(k, table, block, round, None);
                 body(k, tile);
             }
             Schedule::SplitK => {
                 let (number, half) = (k.shr(block, 1), k.and(block, 1));
-                let tile = self.find(k, number, round, Some(half));
+                let tile = self.find(k, table, number, round, Some(half));
                 body(k, tile);
             }
             Schedule::Persistent => {
@@ -108,12 +120,12 @@ impl Work {
                 let blocks = if self.config.paired() { k.shr(blocks, pairing) } else { blocks };
                 let number = k.variable(block);
                 k.repeat_while(|k| {
-                    let tile = self.find(k, number, round, None);
+                    let tile = self.find(k, table, number, round, None);
                     body(k, tile);
                     let (next, following) = (k.add(number, blocks), k.add(round, 1));
                     k.set(number, next);
                     k.set(round, following);
-                    k.lt(number, self.tiles)
+                    k.lt(number, table.tiles)
                 });
             }
         }
@@ -123,6 +135,7 @@ impl Work {
     fn each_claimed(
         &self,
         k: &mut Builder,
+        table: GroupTable,
         (block, round): (Reg<U32>, Reg<U32>),
         (claims, worker): (&Claims, Worker),
         body: impl FnOnce(&mut Builder, Tile),
@@ -132,7 +145,7 @@ impl Work {
             if worker == Worker::Asking {
                 claims.ask(k, round);
             }
-            let tile = self.find(k, number, round, None);
+            let tile = self.find(k, table, number, round, None);
             body(k, tile);
             let more = claims.next(k, round, worker, number);
             let following = k.add(round, 1);
@@ -144,8 +157,40 @@ impl Work {
         }
     }
 
-    fn find(&self, k: &mut Builder, number: Reg<U32>, round: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
-        let (group, record) = locate(k, self.table, self.config.groups, number);
+    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>, round: Reg<U32>) -> Tile {
+        let found = work.locate(k, number);
+        let (column_tile, token_tile) =
+            (k.div(found.inside, found.token_tiles), k.rem(found.inside, found.token_tiles));
+        let before = k.mul(token_tile, self.config.tokens);
+        let left = k.sub(found.m, before);
+        let [first_step, steps, units] = self.share(k, work.k, None);
+        Tile {
+            round,
+            group: found.expert.index,
+            owner: Owner::Expert(found.expert),
+            token_tile,
+            token_tiles: found.token_tiles,
+            first_token: k.add(found.first_row, before),
+            tokens: k.min(left, self.config.tokens),
+            m: found.m,
+            n: work.n,
+            column: k.mul(column_tile, self.config.columns),
+            first_step,
+            steps,
+            units,
+            half: None,
+        }
+    }
+
+    fn find(
+        &self,
+        k: &mut Builder,
+        table: GroupTable,
+        number: Reg<U32>,
+        round: Reg<U32>,
+        half: Option<Reg<U32>>,
+    ) -> Tile {
+        let (group, record, owner) = table.locate(k, number);
         let [first_tile, token_tiles, tile_tokens, m, n, depth] =
             [at::FIRST_TILE, at::TOKEN_TILES, at::TILE_TOKENS, at::M, at::N, at::K]
                 .map(|place| k.table_word::<U32>(record, place));
@@ -157,7 +202,7 @@ impl Work {
         let (first_column, tokens) = (k.mul(column_tile, self.config.shared_columns()), k.min(left, tile_tokens));
         let (column, tokens) = self.own_columns(k, n, first_column, tokens);
         Tile {
-            record,
+            owner,
             round,
             group,
             token_tile,
@@ -247,7 +292,7 @@ impl Work {
         let blocks = k.add(tile.n, BLOCK_ROWS - 1);
         let blocks = k.shr(blocks, BLOCK_ROWS.trailing_zeros());
         let stride = k.mul_wide(blocks, BLOCK_ROWS * ROW_BYTES + SCALE_BYTES);
-        let matrix = address(k, tile.record, at::GATE + 8 * matrix);
+        let matrix = tile.owner.weights(k, matrix);
         let start = self.start(k, tile, matrix, stride);
         let scales = k.mul_wide_add(blocks, BLOCK_ROWS * ROW_BYTES, start);
         let mut first = parts.own(k, self.config.weight_rows(), tile.column);
@@ -267,17 +312,5 @@ impl Work {
             of_blocks.push(k.mul_wide_add(next, SCALE_BYTES, scales));
         }
         Rows { first, codes: k.mul_wide_add(first, ROW_BYTES, start), scales: of_blocks, stride }
-    }
-}
-
-impl Tile {
-    /// Where C is, or where planes of sums begin.
-    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
-        address(k, self.record, at::OUT)
-    }
-
-    /// The two factors of a matrix's sums.
-    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
-        factors(k, self.record, matrix)
     }
 }

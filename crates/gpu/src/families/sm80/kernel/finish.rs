@@ -4,13 +4,15 @@
 //! stores write each element from where it is. *Staged* ones turn values around in the memory of the stages, so that threads can write
 //! sixteen bytes of a row of C each. Where two blocks share k, sums are left as they are, a plane of them per block and matrix.
 
-use ptx::{Addr, Bf16, Builder, F16, F32, Global, Pred, Reg, Shared, U32, U64};
+use ptx::{Addr, Builder, F32, Global, Pred, Reg, Shared, U32, U64};
 
 use super::consume::Consumer;
 use super::work::Tile;
 use super::{Parts, Products, STRIP_ROWS, WarpMultiplySpec};
-use crate::{gating, join};
-use op::{Epilogue, Output};
+use crate::join;
+use crate::phases::gates::Gates;
+use crate::phases::store::{element_address, store_element};
+use op::Epilogue;
 
 /// Bytes that one warp needs for one word of each of its threads.
 const WORD_ROW: u32 = 32 * 4;
@@ -133,14 +135,6 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: 
     }
 }
 
-/// The address of an element of C, from its row, the columns of C, and its column.
-fn element_address(k: &mut Builder, out: Reg<U64>, [row, n, column]: [Reg<U32>; 3], bytes: u32) -> Reg<U64> {
-    let wide: Reg<U64> = k.convert(column);
-    let element = k.mul_wide_add(row, n, wide);
-    let offset = k.shl(element, bytes.trailing_zeros());
-    k.add(out, offset)
-}
-
 /// Two neighbouring tokens of a column: the first of their eight, and their sums.
 struct Pair {
     token: u32,
@@ -163,9 +157,15 @@ fn each_pair(
     }
 }
 
+/// What is made of a tile's sums.
+fn gates(k: &mut Builder, parts: &Parts, tile: &Tile) -> Gates {
+    let single = parts.config.products == Products::Single;
+    Gates::new(k, &tile.owner, single, parts.config.function, parts.work.clamp)
+}
+
 /// Element by element: the eight quads of a warp are neighbours in a row of C.
 fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place: &Place) {
-    let gates = Gates::new(k, parts, tile);
+    let gates = gates(k, parts, tile);
     let (out, bytes) = (tile.owner.out(k), parts.config.output.bytes() as u32);
     let first = k.add(tile.first_token, place.token);
     for column in columns(consumer) {
@@ -206,30 +206,9 @@ fn exists(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Pred {
     k.lt(this, tile.tokens)
 }
 
-/// Rounds a value and stores it, where it exists if that is a question.
-fn store_element<S: ptx::InSpace>(k: &mut Builder, output: Output, exists: Option<Pred>, at: Addr<S>, value: Reg<F32>) {
-    fn store<T: ptx::Type, S: ptx::InSpace>(k: &mut Builder, exists: Option<Pred>, at: Addr<S>, value: Reg<T>) {
-        match exists {
-            Some(exists) => k.when(exists, |k| k.store(at, value)),
-            None => k.store(at, value),
-        }
-    }
-    match output {
-        Output::F16 => {
-            let value: Reg<F16> = k.convert(value);
-            store(k, exists, at, value);
-        }
-        Output::BF16 => {
-            let value: Reg<Bf16> = k.convert(value);
-            store(k, exists, at, value);
-        }
-        Output::F32 => store(k, exists, at, value),
-    }
-}
-
 /// Values to shared memory, a row of columns for each token, also for tokens beyond the tile's.
 fn stage(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place: &Place) {
-    let gates = Gates::new(k, parts, tile);
+    let gates = gates(k, parts, tile);
     let (bytes, pitch) = (parts.config.output.bytes() as u32, pitch(&parts.config));
     let base = k.shared_address(parts.pipe.region);
     let at = k.mul_add(place.column, bytes, base);
@@ -303,43 +282,5 @@ fn store_sums(k: &mut Builder, consumer: &Consumer, tile: &Tile, place: &Place) 
                 }
             });
         });
-    }
-}
-
-/// What is made of a gate sum and an up sum.
-struct Gates {
-    config: WarpMultiplySpec,
-    gate: [Reg<F32>; 2],
-    up: [Reg<F32>; 2],
-    clamp: Reg<F32>,
-}
-
-impl Gates {
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
-        let gate = tile.owner.factors(k, 0);
-        // Experts' factors end with those of their last matrix.
-        let up = if parts.config.products == Products::Single { gate } else { tile.owner.factors(k, 1) };
-        Gates { config: parts.config, gate, up, clamp: parts.work.clamp }
-    }
-
-    /// The value of sums of gate and up, times the row's factor and with their biases.
-    fn apply(
-        &self,
-        k: &mut Builder,
-        (gate, up): (Reg<F32>, Option<Reg<F32>>),
-        biases: [Option<Reg<F32>>; 2],
-        factor: Option<Reg<F32>>,
-    ) -> Reg<F32> {
-        let mut finished = |sum: Reg<F32>, factors, bias: Option<Reg<F32>>| {
-            let scaled = gating::scaled(k, sum, factors);
-            let scaled = factor.map_or(scaled, |factor| k.mul(scaled, factor));
-            bias.map_or(scaled, |bias| k.add(scaled, bias))
-        };
-        let gate = finished(gate, self.gate, biases[0]);
-        let up = up.map(|up| finished(up, self.up, biases[1]));
-        match up {
-            None => gating::alone(k, self.config.function, gate),
-            Some(up) => gating::apply(k, self.config.function, gate, up, self.clamp),
-        }
     }
 }

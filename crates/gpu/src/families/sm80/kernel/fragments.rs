@@ -4,8 +4,8 @@ use ptx::instr::{MatrixElement, Warp};
 use ptx::{Addr, Bf16x2, Builder, F16x2, Reg, Shared, U32};
 
 use super::{SLICES, STRIP_CODES, STRIP_SCALES, TOKEN_BYTES, Tokens};
-use crate::families::sm90::kernel::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
 use crate::pack::Codes;
+use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is the strip of rows
 /// r, index 1 that of rows r + 8.

@@ -25,10 +25,10 @@ use ptx::{Builder, Error, Feature, Kernel, LaunchBounds, SpecialRegister, Target
 
 use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
-use crate::families::experts::Experts;
-use crate::gating::Function;
 use crate::launch::Spec;
 use crate::pack::Codes;
+use crate::phases::experts::Experts;
+use crate::phases::gates::Function;
 use crate::products::MOST_EXPERTS;
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
@@ -88,6 +88,8 @@ pub struct WarpMultiplySpec {
     pub output: Output,
     /// Groups that a launch may have.
     pub groups: u32,
+    /// Whether sums have biases added to them.
+    pub biased: bool,
     /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
     pub experts: Option<Experts>,
 }
@@ -300,9 +302,6 @@ impl WarpMultiplySpec {
                 "schedule=persistent: only the device knows how many tiles there are",
             );
         }
-        if self.takes_codes() {
-            return refuse("an order of weights", 0, "that of targets whose tensor cores take no codes: sm_80");
-        }
         Ok(())
     }
 }
@@ -321,8 +320,8 @@ impl Spec for WarpMultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the next), the table
-/// of groups, the number of tiles, and the gate's limit. For experts: all rows, bytes from one part of them to the next, then what
-/// [`ExpertWork`](crate::families::experts) declares, and the gate's limit.
+/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: all rows, bytes from one part of them to the next, then what
+/// [`ExpertWork`](crate::phases::experts) declares, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };

@@ -5,8 +5,10 @@
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, U32, U64};
 
 use super::{Products, UNIT, WarpMultiplySpec};
-use crate::families::experts::{ExpertTiles, ExpertWork, Owner};
-use crate::table::{RECORD_BYTES, at, locate};
+use crate::phases::experts::{ExpertTiles, ExpertWork};
+use crate::phases::groups::{GroupTable, Groups};
+use crate::phases::owner::Owner;
+use crate::phases::table::at;
 use op::Schedule;
 
 /// Words of a group in the table of tokens: an address, and bytes from one part to the next.
@@ -15,24 +17,18 @@ pub const TOKEN_WORDS: u32 = 4;
 /// The arguments that describe the work.
 pub(super) struct Work {
     config: WarpMultiplySpec,
+    rows: Rows,
     groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
 }
 
-/// Where groups are described.
-enum Groups {
-    /// In tables among the arguments, with so many tiles.
-    Tables(Tables),
-    /// In the device's memory. All rows are one tensor: where it is, and bytes from one part to the next.
-    Experts { work: ExpertWork, rows: Reg<U64>, plane: Reg<U64> },
-}
-
-#[derive(Clone, Copy)]
-struct Tables {
-    groups: ParamTable,
-    tokens: ParamTable,
-    tiles: Reg<U32>,
+/// Where rows of tokens are.
+enum Rows {
+    /// Of each group, in a table among the arguments.
+    Table(ParamTable),
+    /// Of all experts together: the address, and bytes from one part to the next.
+    Together([Reg<U64>; 2]),
 }
 
 /// A tile.
@@ -61,32 +57,25 @@ pub(super) struct Tile {
 
 impl Work {
     pub fn declare(k: &mut Builder, config: WarpMultiplySpec) -> Self {
-        let groups = match config.experts {
-            None => Groups::Tables(Tables {
-                tokens: k.table("tokens", config.groups * TOKEN_WORDS),
-                groups: k.table("groups", config.groups * RECORD_BYTES / 4),
-                tiles: k.param("tiles"),
-            }),
-            Some(experts) => {
-                let (rows, plane) = (k.pointer("rows"), k.param("plane"));
-                let matrices = if config.products == Products::Single { 1 } else { 2 };
-                let tiles = ExpertTiles { columns: config.columns, threads: config.threads(), matrices };
-                Groups::Experts { work: ExpertWork::declare(k, tiles, experts), rows, plane }
-            }
+        let rows = match config.experts {
+            None => Rows::Table(k.table("tokens", config.groups * TOKEN_WORDS)),
+            Some(_) => Rows::Together([k.pointer("rows"), k.param("plane")]),
         };
-        Work { config, groups, clamp: k.param("clamp") }
+        let matrices = if config.products == Products::Single { 1 } else { 2 };
+        let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
+        let tiles = ExpertTiles { columns, threads, matrices, biased };
+        let groups = Groups::declare(k, config.groups, config.experts, tiles);
+        Work { config, rows, groups, clamp: k.param("clamp") }
     }
 
     /// Sets aside what the block keeps of a layout, behind everything else in shared memory.
     pub fn declare_layout(&mut self, k: &mut Builder) {
-        if let Groups::Experts { work, .. } = &mut self.groups {
-            work.declare_layout(k);
-        }
+        self.groups.declare_layout(k);
     }
 
     /// Every thread: fetches the layout.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
-        if let Groups::Experts { work, .. } = &self.groups {
+        if let Groups::Experts(work) = &self.groups {
             work.fetch(k, thread);
             k.sync_threads();
         }
@@ -94,11 +83,11 @@ impl Work {
 
     /// `body` for each tile of this block: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
-        let tables = match &self.groups {
-            Groups::Tables(tables) => *tables,
-            Groups::Experts { work, rows, plane } => {
+        let table = match &self.groups {
+            Groups::Table(table) => *table,
+            Groups::Experts(work) => {
                 return work.each_tile(k, |k, number| {
-                    let tile = self.find_expert(k, work, [*rows, *plane], number);
+                    let tile = self.find_expert(k, work, number);
                     body(k, tile);
                 });
             }
@@ -106,29 +95,29 @@ impl Work {
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
             Schedule::PerTile | Schedule::Claimed => {
-                let tile = self.find(k, tables, block, None);
+                let tile = self.find(k, table, block, None);
                 body(k, tile);
             }
             Schedule::SplitK => {
                 let (number, half) = (k.shr(block, 1), k.and(block, 1));
-                let tile = self.find(k, tables, number, Some(half));
+                let tile = self.find(k, table, number, Some(half));
                 body(k, tile);
             }
             Schedule::Persistent => {
                 let blocks = k.special(SpecialRegister::NctaidX);
                 let number = k.variable(block);
                 k.repeat_while(|k| {
-                    let tile = self.find(k, tables, number, None);
+                    let tile = self.find(k, table, number, None);
                     body(k, tile);
                     let next = k.add(number, blocks);
                     k.set(number, next);
-                    k.lt(number, tables.tiles)
+                    k.lt(number, table.tiles)
                 });
             }
         }
     }
 
-    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, places: [Reg<U64>; 2], number: Reg<U32>) -> Tile {
+    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Tile {
         let found = work.locate(k, number);
         let (column_tile, token_tile) =
             (k.div(found.inside, found.token_tiles), k.rem(found.inside, found.token_tiles));
@@ -136,10 +125,11 @@ impl Work {
         let left = k.sub(found.m, before);
         let depth = work.depth(k);
         let [first_stage, stages] = self.share(k, depth, None);
+        let [tokens_at, part_bytes] = self.rows_of(k, found.expert.index);
         Tile {
             owner: Owner::Expert(found.expert),
-            tokens_at: places[0],
-            part_bytes: places[1],
+            tokens_at,
+            part_bytes,
             first_token: k.add(found.first_row, before),
             tokens: k.min(left, self.config.tokens),
             m: found.m,
@@ -153,8 +143,8 @@ impl Work {
         }
     }
 
-    fn find(&self, k: &mut Builder, tables: Tables, number: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
-        let (group, record) = locate(k, tables.groups, self.config.groups, number);
+    fn find(&self, k: &mut Builder, table: GroupTable, number: Reg<U32>, half: Option<Reg<U32>>) -> Tile {
+        let (group, record, owner) = table.locate(k, number);
         let [first_tile, token_tiles, tile_tokens, m, n, depth] =
             [at::FIRST_TILE, at::TOKEN_TILES, at::TILE_TOKENS, at::M, at::N, at::K]
                 .map(|place| k.table_word::<U32>(record, place));
@@ -166,12 +156,11 @@ impl Work {
         let units = k.add(depth, UNIT - 1);
         let units = k.shr(units, UNIT.trailing_zeros());
         let [first_stage, stages] = self.share(k, units, half);
-        let place = k.table_row(tables.tokens, group, TOKEN_WORDS * 4);
-        let [low, high, part_low, part_high] = [0, 4, 8, 12].map(|word| k.table_word::<U32>(place, word));
+        let [tokens_at, part_bytes] = self.rows_of(k, group);
         Tile {
-            owner: Owner::Record(record),
-            tokens_at: k.pack_words(low, high),
-            part_bytes: k.pack_words(part_low, part_high),
+            owner,
+            tokens_at,
+            part_bytes,
             first_token,
             tokens,
             m,
@@ -182,6 +171,18 @@ impl Work {
             first_stage,
             stages,
             half,
+        }
+    }
+
+    /// Where a group's rows are, and bytes from one part to the next.
+    fn rows_of(&self, k: &mut Builder, group: Reg<U32>) -> [Reg<U64>; 2] {
+        match self.rows {
+            Rows::Together(places) => places,
+            Rows::Table(table) => {
+                let place = k.table_row(table, group, TOKEN_WORDS * 4);
+                let [low, high, part_low, part_high] = [0, 4, 8, 12].map(|word| k.table_word::<U32>(place, word));
+                [k.pack_words(low, high), k.pack_words(part_low, part_high)]
+            }
         }
     }
 

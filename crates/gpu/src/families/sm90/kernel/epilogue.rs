@@ -5,13 +5,14 @@
 //! memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each. *Bulk* ones do
 //! that too, but leave the writing to the copy engine, a row of the warpgroup's columns at a time.
 
-use ptx::{Addr, Bf16, Bf16x2, Builder, F16, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
+use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32};
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::Tile;
 use super::{MultiplySpec, Parts, Products};
-use crate::gating;
+use crate::phases::gates::Gates;
+use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
 
 /// The hardware barrier of all consumer warpgroups.
@@ -87,12 +88,12 @@ impl Finish {
     }
 
     /// What the sums of a tile will be finished with.
-    pub fn gates(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) -> Gates {
-        let gate = tile.owner.factors(k, 0);
-        let up = if self.config.products == Products::Single { gate } else { tile.owner.factors(k, 1) };
+    pub fn gates(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) -> TileGates {
+        let single = self.config.products == Products::Single;
+        let gates = Gates::new(k, &tile.owner, single, self.config.function, parts.work.clamp);
         let column = self.column(k, consumer, tile);
         let biases = self.biases(k, consumer, tile, column);
-        Gates { config: self.config, gate, up, clamp: parts.work.clamp, biases }
+        TileGates { gates, biases }
     }
 
     /// The warpgroup's first column.
@@ -101,7 +102,7 @@ impl Finish {
     }
 
     /// Finishes a tile. Of warpgroups that share k, the first does it.
-    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &Gates) {
+    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) {
         if self.config.division().along_k > 1 {
             let finishes = k.eq(consumer.along_k, 0);
             k.if_(finishes, |k| self.finish_own(k, consumer, tile, gates));
@@ -110,7 +111,7 @@ impl Finish {
         }
     }
 
-    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &Gates) {
+    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) {
         let rows = self.rows(k, tile);
         let column = self.column(k, consumer, tile);
         match self.staging {
@@ -179,7 +180,7 @@ impl Finish {
         tile: &Tile,
         column: Reg<U32>,
     ) -> Vec<[Option<Reg<F32>>; 2]> {
-        if self.config.experts.is_none_or(|experts| !experts.biased) {
+        if !self.config.biased {
             return Vec::new();
         }
         let quad = k.shr(consumer.lane, 2);
@@ -226,7 +227,7 @@ impl Finish {
         consumer: &Consumer,
         tile: &Tile,
         rows: &Rows,
-        gates: &Gates,
+        gates: &TileGates,
         column: Reg<U32>,
     ) {
         let out = tile.owner.out(k);
@@ -251,25 +252,11 @@ impl Finish {
                             let value = gates.apply(k, (gate[neighbour], up), index, factor);
                             let exists = k.lt(this, rows.count);
                             let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
-                            self.store_element(k, exists, Addr::of(at), value);
+                            store_element(k, self.config.output, Some(exists), Addr::<Global>::of(at), value);
                         }
                     });
                 }
             });
-        }
-    }
-
-    fn store_element(&self, k: &mut Builder, exists: ptx::Pred, at: Addr<Global>, value: Reg<F32>) {
-        match self.config.output {
-            Output::F16 => {
-                let value: Reg<F16> = k.convert(value);
-                k.when(exists, |k| k.store(at, value));
-            }
-            Output::BF16 => {
-                let value: Reg<Bf16> = k.convert(value);
-                k.when(exists, |k| k.store(at, value));
-            }
-            Output::F32 => k.when(exists, |k| k.store(at, value)),
         }
     }
 
@@ -289,7 +276,7 @@ impl Finish {
     }
 
     /// Values to shared memory, a row of columns for each token.
-    fn stage(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, rows: &Rows, gates: &Gates, base: Reg<U32>) {
+    fn stage(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, rows: &Rows, gates: &TileGates, base: Reg<U32>) {
         let base = k.mul_add(consumer.quarter, 8 * self.element_bytes(), base);
         let at = match self.config.output {
             Output::F32 => {
@@ -414,54 +401,21 @@ impl Finish {
     }
 }
 
-/// The address of an element of C, from its row, the columns of C, and its column.
-fn element_address(k: &mut Builder, out: Reg<U64>, [row, n, column]: [Reg<U32>; 3], bytes: u32) -> Reg<U64> {
-    let wide: Reg<U64> = k.convert(column);
-    let element = k.mul_wide_add(row, n, wide);
-    let offset = k.shl(element, bytes.trailing_zeros());
-    k.add(out, offset)
-}
-
-/// What is made of a gate sum and an up sum.
-pub(super) struct Gates {
-    config: MultiplySpec,
-    gate: [Reg<F32>; 2],
-    up: [Reg<F32>; 2],
-    clamp: Reg<F32>,
-    /// What is added to gate and up in each strip's column; nothing where no sum has that.
+/// What is made of a gate sum and an up sum, and what is added to both in each strip's column.
+pub(super) struct TileGates {
+    gates: Gates,
+    /// Nothing where no sum has a bias.
     biases: Vec<[Option<Reg<F32>>; 2]>,
 }
 
-impl Gates {
+impl TileGates {
     fn apply(
         &self,
         k: &mut Builder,
-        (gate, up): (Reg<F32>, Option<Reg<F32>>),
+        sums: (Reg<F32>, Option<Reg<F32>>),
         strip: usize,
         factor: Option<Reg<F32>>,
     ) -> Reg<F32> {
-        let gate = self.finished(k, gate, self.gate, (strip, 0), factor);
-        match up {
-            None => gating::alone(k, self.config.function, gate),
-            Some(up) => {
-                let up = self.finished(k, up, self.up, (strip, 1), factor);
-                gating::apply(k, self.config.function, gate, up, self.clamp)
-            }
-        }
-    }
-
-    /// A sum times its factors, and its bias.
-    fn finished(
-        &self,
-        k: &mut Builder,
-        sum: Reg<F32>,
-        factors: [Reg<F32>; 2],
-        (strip, matrix): (usize, usize),
-        factor: Option<Reg<F32>>,
-    ) -> Reg<F32> {
-        let scaled = gating::scaled(k, sum, factors);
-        let scaled = factor.map_or(scaled, |factor| k.mul(scaled, factor));
-        let bias = self.biases.get(strip).and_then(|biases| biases[matrix]);
-        bias.map_or(scaled, |bias| k.add(scaled, bias))
+        self.gates.apply(k, sums, self.biases.get(strip).copied().unwrap_or_default(), factor)
     }
 }

@@ -37,13 +37,11 @@ use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
-pub(crate) use fragments::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
-
 pub use crate::families::choice::{CAPACITIES, Products, Tokens};
-use crate::families::experts::Experts;
-use crate::gating::Function;
 use crate::launch::Spec;
 use crate::pack::Codes;
+use crate::phases::experts::Experts;
+use crate::phases::gates::Function;
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::Work;
@@ -99,6 +97,8 @@ pub struct MultiplySpec {
     pub output: Output,
     /// Groups that a launch may have: one of [`CAPACITIES`].
     pub groups: u32,
+    /// Whether sums have biases added to them.
+    pub biased: bool,
     /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
     pub experts: Option<Experts>,
 }
@@ -381,7 +381,7 @@ impl Parts {
         let pipe = Pipeline::declare(k, config);
         let combine = combine::Combine::declare(k, config, &pipe);
         let epilogue = epilogue::Finish::declare(k, config, &pipe);
-        work.declare_layout(k);
+        work.groups.declare_layout(k);
         Parts { config, work, pipe, combine, epilogue }
     }
 }
@@ -392,8 +392,8 @@ impl Spec for MultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, the number of tiles,
-/// and the gate's limit. For experts: the tensor maps of all rows, one for each width; the layout; the first expert's gate and up
+/// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of biases if there are
+/// some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one for each width; the layout; the first expert's gate and up
 /// weights (or only those), bytes from one expert's to the next one's; factors; gate and up biases (or only those), if there are
 /// some; a factor per row, if there is one; C; its columns, the summed dimension, and the gate's limit.
 ///
@@ -413,7 +413,7 @@ pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
             parts.combine.prepare(k, thread);
             k.fence_barrier_init();
         });
-        parts.work.fetch(k, thread);
+        parts.work.groups.fetch_layout(k, thread);
         k.sync_threads();
         parts.combine.announce(k);
         if config.experts.is_none() {

@@ -5,28 +5,22 @@
 //! (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a layout in the
 //! device's memory (`sort` of the layer leaves it), which a block copies to shared memory when it begins.
 
-use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32};
+use ptx::{Builder, F32, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32};
 
 use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
-use crate::families::experts::{ExpertTiles, ExpertWork, Owner};
-use crate::table::{RECORD_BYTES, at, locate};
+use crate::phases::experts::{ExpertTiles, ExpertWork};
+use crate::phases::groups::{GroupTable, Groups};
+use crate::phases::owner::Owner;
+use crate::phases::table::at;
 use op::Schedule;
 
 /// The arguments that describe the work.
 pub(super) struct Work {
     config: MultiplySpec,
     maps: TensorMapParam,
-    groups: Groups,
+    pub groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
-}
-
-/// Where groups are described.
-enum Groups {
-    /// In a table among the arguments, with so many tiles.
-    Table { table: ParamTable, tiles: Reg<U32> },
-    /// In the device's memory.
-    Experts(ExpertWork),
 }
 
 /// A tile, as far as all who work on it need to know.
@@ -64,42 +58,17 @@ impl Work {
     pub fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
         let maps = if config.experts.is_some() { config.widths().len() as u32 } else { config.groups };
         let maps = k.tensor_maps("tokens", maps);
-        let groups = match config.experts {
-            None => {
-                Groups::Table { table: k.table("groups", config.groups * RECORD_BYTES / 4), tiles: k.param("tiles") }
-            }
-            Some(experts) => {
-                let matrices = if config.products == Products::Single { 1 } else { 2 };
-                let tiles = ExpertTiles { columns: config.columns, threads: config.threads(), matrices };
-                Groups::Experts(ExpertWork::declare(k, tiles, experts))
-            }
-        };
+        let matrices = if config.products == Products::Single { 1 } else { 2 };
+        let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
+        let tiles = ExpertTiles { columns, threads, matrices, biased };
+        let groups = Groups::declare(k, config.groups, config.experts, tiles);
         Work { config, maps, groups, clamp: k.param("clamp") }
-    }
-
-    /// Sets aside what the block keeps of a layout, behind everything else in shared memory.
-    pub fn declare_layout(&mut self, k: &mut Builder) {
-        if let Groups::Experts(work) = &mut self.groups {
-            work.declare_layout(k);
-        }
-    }
-
-    /// Every thread: fetches the layout. Where the kernel before this one leaves it, that is waited for first, and only then may the next
-    /// one begin, so that it knows the layout to be there. Where the kernel before this one has waited for it, it is there.
-    pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
-        if let Groups::Experts(work) = &self.groups {
-            if !work.follows() {
-                k.grid_dependency_wait();
-            }
-            k.launch_dependents();
-            work.fetch(k, thread);
-        }
     }
 
     /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile, Reg<U32>)) {
-        let (table, tiles) = match &self.groups {
-            Groups::Table { table, tiles } => (*table, *tiles),
+        let table = match &self.groups {
+            Groups::Table(table) => *table,
             Groups::Experts(work) => {
                 let round = k.variable(0);
                 return work.each_tile(k, |k, number| {
@@ -113,13 +82,13 @@ impl Work {
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
             Schedule::PerTile | Schedule::Claimed => {
-                let tile = self.find(k, table, tiles, block);
+                let tile = self.find(k, table, block);
                 let round = k.variable(0);
                 body(k, tile, round);
             }
             Schedule::SplitK => {
                 let number = k.shr(block, 1);
-                let tile = self.find(k, table, tiles, number);
+                let tile = self.find(k, table, number);
                 let round = k.variable(0);
                 body(k, tile, round);
             }
@@ -127,12 +96,12 @@ impl Work {
                 let blocks = k.special(SpecialRegister::NctaidX);
                 let (number, round) = (k.variable(block), k.variable(0));
                 k.repeat_while(|k| {
-                    let tile = self.find(k, table, tiles, number);
+                    let tile = self.find(k, table, number);
                     body(k, tile, round);
                     let (next, following) = (k.add(number, blocks), k.add(round, 1));
                     k.set(number, next);
                     k.set(round, following);
-                    k.lt(number, tiles)
+                    k.lt(number, table.tiles)
                 });
             }
         }
@@ -182,16 +151,16 @@ impl Work {
 
     /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no
     /// tokens to store.
-    fn find(&self, k: &mut Builder, table: ParamTable, tiles: Reg<U32>, number: Reg<U32>) -> Tile {
-        let beyond = (self.config.resident() > 1).then(|| k.ge(number, tiles));
+    fn find(&self, k: &mut Builder, table: GroupTable, number: Reg<U32>) -> Tile {
+        let beyond = (self.config.resident() > 1).then(|| k.ge(number, table.tiles));
         let number = match beyond {
             Some(beyond) => {
-                let again = k.sub(number, tiles);
+                let again = k.sub(number, table.tiles);
                 k.select(beyond, again, number)
             }
             None => number,
         };
-        let (group, record) = locate(k, table, self.config.groups, number);
+        let (group, record, owner) = table.locate(k, number);
         let word = |k: &mut Builder, place| -> Reg<U32> { k.table_word(record, place) };
         let first_tile = word(k, at::FIRST_TILE);
         let (token_tiles, tile_tokens) = (word(k, at::TOKEN_TILES), word(k, at::TILE_TOKENS));
@@ -206,7 +175,7 @@ impl Work {
         let depth = k.add(depth, UNIT - 1);
         let depth = k.shr(depth, UNIT.trailing_zeros());
         Tile {
-            owner: Owner::Record(record),
+            owner,
             map: group,
             first_token,
             tokens,

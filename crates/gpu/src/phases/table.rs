@@ -7,6 +7,8 @@ use ptx::{Builder, F32, ParamTable, Reg, U32, U64};
 
 /// Bytes of a record.
 pub(crate) const RECORD_BYTES: u32 = 64;
+/// Bytes of a group in the table of biases, which only kernels that add some have: the addresses of gate's and up's.
+pub(crate) const BIAS_BYTES: u32 = 16;
 
 /// A group, as the kernel is told about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +50,14 @@ pub fn words(records: &[Record], capacity: u32) -> Vec<u32> {
     for _ in records.len()..capacity as usize {
         words.extend([u32::MAX; RECORD_BYTES as usize / 4]);
     }
+    words
+}
+
+/// The table of biases of a launch, as long as the kernel expects it.
+pub fn bias_words(biases: &[[u64; 2]], capacity: u32) -> Vec<u32> {
+    let halves = |address: &u64| [*address as u32, (*address >> 32) as u32];
+    let mut words: Vec<u32> = biases.as_flattened().iter().flat_map(halves).collect();
+    words.resize((capacity * BIAS_BYTES / 4) as usize, 0);
     words
 }
 

@@ -11,6 +11,8 @@ use ptx::{Builder, F32, Reg};
 use op::Gate;
 use op::gate::{GELU_CUBIC, GELU_SCALE};
 
+use super::owner::Owner;
+
 /// What log₂e has beyond f32.
 const LOG2_E_REST: f32 = 1.925_963e-8;
 
@@ -38,7 +40,7 @@ pub enum Function {
 
 impl Function {
     /// Matrices whose sums it takes.
-    pub(super) fn matrices(self) -> u64 {
+    pub(crate) fn matrices(self) -> u64 {
         if matches!(self, Function::Relu2 | Function::None) { 1 } else { 2 }
     }
 
@@ -73,13 +75,13 @@ pub fn factors(alpha: f64) -> [f32; 2] {
 }
 
 /// A sum times the two factors of its α.
-pub(super) fn scaled(k: &mut Builder, sum: Reg<F32>, factors: [Reg<F32>; 2]) -> Reg<F32> {
+pub(crate) fn scaled(k: &mut Builder, sum: Reg<F32>, factors: [Reg<F32>; 2]) -> Reg<F32> {
     let scaled = k.mul(sum, factors[0]);
     k.mul(scaled, factors[1])
 }
 
 /// What becomes of the only value of a gate that takes one matrix.
-pub(super) fn alone(k: &mut Builder, function: Function, value: Reg<F32>) -> Reg<F32> {
+pub(crate) fn alone(k: &mut Builder, function: Function, value: Reg<F32>) -> Reg<F32> {
     if function != Function::Relu2 {
         return value;
     }
@@ -90,13 +92,13 @@ pub(super) fn alone(k: &mut Builder, function: Function, value: Reg<F32>) -> Reg
 }
 
 /// The gate of two values, as the CPU's epilogues have it.
-pub(super) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
+pub(crate) fn apply(k: &mut Builder, function: Function, gate: Reg<F32>, up: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
     let activation = activation(k, function, gate, clamp);
     joined(k, function, activation, up, clamp)
 }
 
 /// What becomes of the gate's value, whatever up is.
-pub(super) fn activation(k: &mut Builder, function: Function, gate: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
+pub(crate) fn activation(k: &mut Builder, function: Function, gate: Reg<F32>, clamp: Reg<F32>) -> Reg<F32> {
     let (gate, argument) = match function {
         Function::Silu | Function::Relu2 | Function::None => (gate, gate),
         Function::SiluLimited => {
@@ -119,7 +121,7 @@ pub(super) fn activation(k: &mut Builder, function: Function, gate: Reg<F32>, cl
 }
 
 /// The gate of two values, of which the gate's has been activated.
-pub(super) fn joined(
+pub(crate) fn joined(
     k: &mut Builder,
     function: Function,
     activation: Reg<F32>,
@@ -161,7 +163,7 @@ fn at_least(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
 /// a number here, and the gate value that it is multiplied with is NaN then.
 ///
 /// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 + d·ln 2.
-pub(super) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
+pub(crate) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
     let y = k.max(y, -88.0);
     let y = k.min(y, 88.0);
     let power = power(k, y, -1.0);
@@ -170,7 +172,7 @@ pub(super) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
 }
 
 /// eʸ for a y that is not positive; below −87.3, where it would be subnormal, and for NaN it is zero.
-pub(super) fn exponential(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
+pub(crate) fn exponential(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
     let y = k.max(y, -88.0);
     power(k, y, 1.0)
 }
@@ -184,6 +186,74 @@ fn power(k: &mut Builder, y: Reg<F32>, sign: f32) -> Reg<F32> {
     let factor = k.mul(lost, LN_2);
     let power = k.exp2_flushed(t);
     k.fma(power, factor, power)
+}
+
+/// What is made of a tile's gate sums and up sums.
+pub(crate) struct Gates {
+    function: Function,
+    /// The factors of gate, or of the only matrix, and of up.
+    factors: [[Reg<F32>; 2]; 2],
+    clamp: Reg<F32>,
+}
+
+impl Gates {
+    /// For the sums of one matrix, or of two.
+    pub fn new(k: &mut Builder, owner: &Owner, single: bool, function: Function, clamp: Reg<F32>) -> Self {
+        let gate = owner.factors(k, 0);
+        // Experts' factors end with those of their last matrix.
+        let up = if single { gate } else { owner.factors(k, 1) };
+        Gates { function, factors: [gate, up], clamp }
+    }
+
+    /// A matrix's sum times its factors and its row's, plus its column's bias.
+    fn finished(&self, k: &mut Builder, matrix: usize, sum: Reg<F32>, terms: Terms) -> Reg<F32> {
+        let scaled = scaled(k, sum, self.factors[matrix]);
+        let scaled = terms.factor.map_or(scaled, |factor| k.mul(scaled, factor));
+        terms.bias.map_or(scaled, |bias| k.add(scaled, bias))
+    }
+
+    /// The value of a gate sum and an up sum, or of the only one, with their biases and their row's factor.
+    pub fn apply(
+        &self,
+        k: &mut Builder,
+        (gate, up): (Reg<F32>, Option<Reg<F32>>),
+        biases: [Option<Reg<F32>>; 2],
+        factor: Option<Reg<F32>>,
+    ) -> Reg<F32> {
+        let gate = self.finished(k, 0, gate, Terms { factor, bias: biases[0] });
+        match up {
+            None => alone(k, self.function, gate),
+            Some(up) => {
+                let up = self.finished(k, 1, up, Terms { factor, bias: biases[1] });
+                apply(k, self.function, gate, up, self.clamp)
+            }
+        }
+    }
+
+    /// What becomes of the only sum.
+    pub fn alone(&self, k: &mut Builder, sum: Reg<F32>, terms: Terms) -> Reg<F32> {
+        let value = self.finished(k, 0, sum, terms);
+        alone(k, self.function, value)
+    }
+
+    /// What becomes of a gate sum, whatever up is.
+    pub fn activate(&self, k: &mut Builder, sum: Reg<F32>, terms: Terms) -> Reg<F32> {
+        let gate = self.finished(k, 0, sum, terms);
+        activation(k, self.function, gate, self.clamp)
+    }
+
+    /// What becomes of that and an up sum.
+    pub fn join(&self, k: &mut Builder, activation: Reg<F32>, sum: Reg<F32>, terms: Terms) -> Reg<F32> {
+        let up = self.finished(k, 1, sum, terms);
+        joined(k, self.function, activation, up, self.clamp)
+    }
+}
+
+/// What a sum is multiplied with and has added, besides the factors of its matrix.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Terms {
+    pub factor: Option<Reg<F32>>,
+    pub bias: Option<Reg<F32>>,
 }
 
 #[cfg(test)]

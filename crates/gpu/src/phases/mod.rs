@@ -1,0 +1,18 @@
+//! What kernels of every family are made of: the same instructions, written once.
+//!
+//! - [`table`]: the groups of a launch that the host knows, in a table among a kernel's parameters;
+//! - [`experts`]: those that only the device knows, the experts of a layer, in a layout in its memory;
+//! - `groups`, `owner`: either of them, whose a tile is, and where its operands are;
+//! - `slices`: codes and scales as pairs of 16-bit numbers;
+//! - [`gates`]: from sums to values: scale, row factor, bias, gate;
+//! - `store`: from values to C.
+//!
+//! How products are issued, and what surrounds that (stages, barriers, who copies), is each family's own: registers were tuned per kernel.
+
+pub mod experts;
+pub mod gates;
+pub(crate) mod groups;
+pub(crate) mod owner;
+pub(crate) mod slices;
+pub(crate) mod store;
+pub mod table;

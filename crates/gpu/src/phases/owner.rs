@@ -1,0 +1,69 @@
+//! Whose a tile is, and where its operands are: a group's of the launch's table, or an expert's.
+
+use ptx::{Addr, Builder, F32, Global, ParamTable, Reg, U32, U64};
+
+use super::experts::Expert;
+use super::table::{self, address, at};
+
+/// Whose a tile is.
+pub(crate) enum Owner {
+    /// A group's, of which these are the record and, where sums have biases, the addresses of those.
+    Group {
+        record: ParamTable,
+        biases: Option<ParamTable>,
+    },
+    Expert(Expert),
+}
+
+impl Owner {
+    /// Where a matrix's packed weights are: 0 is the gate's, 1 the up matrix's.
+    pub fn weights(&self, k: &mut Builder, matrix: u32) -> Reg<U64> {
+        match self {
+            Owner::Group { record, .. } => address(k, *record, at::GATE + 8 * matrix),
+            Owner::Expert(expert) => expert.weights(k, matrix),
+        }
+    }
+
+    /// Where C is, or where planes of sums begin.
+    pub fn out(&self, k: &mut Builder) -> Reg<U64> {
+        match self {
+            Owner::Group { record, .. } => address(k, *record, at::OUT),
+            Owner::Expert(expert) => expert.out,
+        }
+    }
+
+    /// The two factors of a matrix's sums.
+    pub fn factors(&self, k: &mut Builder, matrix: u32) -> [Reg<F32>; 2] {
+        match self {
+            Owner::Group { record, .. } => table::factors(k, *record, matrix),
+            Owner::Expert(expert) => expert.factors(k, matrix),
+        }
+    }
+
+    /// What is added to a matrix's sums in one of `n` columns, if something is. Behind the last column it is that one's.
+    pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
+        match self {
+            Owner::Group { biases, .. } => biases.map(|biases| {
+                let last = k.sub(n, 1);
+                let column = k.min(column, last);
+                let all = address(k, biases, 8 * matrix);
+                let at = k.mul_wide_add(column, 4, all);
+                k.load(Addr::<Global>::of(at))
+            }),
+            Owner::Expert(expert) => expert.bias(k, matrix, column, n),
+        }
+    }
+
+    /// What the sums of a row of C are multiplied with, if they are.
+    pub fn row_factor(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        match self {
+            Owner::Group { .. } => None,
+            Owner::Expert(expert) => expert.row_factor(k, row),
+        }
+    }
+
+    /// Whether the sums of rows have factors.
+    pub fn is_factored(&self) -> bool {
+        matches!(self, Owner::Expert(expert) if expert.is_factored())
+    }
+}

@@ -1,0 +1,87 @@
+//! Codes and scales of packed words as pairs of 16-bit numbers, for the kernels that dequantise in registers. The layout of words and
+//! scale bytes is described in [`crate::pack`].
+
+use ptx::{Builder, Reg, U32};
+
+use crate::families::choice::Tokens;
+
+/// A signs-only mask for bits that shifts have brought there: (a & b) | c.
+const AND_OR: u8 = 0xea;
+
+/// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
+pub(crate) fn scale_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
+    match element {
+        Tokens::F16 => {
+            let moved = if word == 0 { k.shr(scales, 1) } else { k.shl(scales, 7) };
+            k.and(moved, 0x7f80_7f80)
+        }
+        _ => {
+            let moved = if word == 0 { k.shr(scales, 4) } else { k.shl(scales, 4) };
+            let exponent = k.variable(0x7000_7000);
+            k.lop3(moved, 0x0ff0_0ff0, exponent, AND_OR)
+        }
+    }
+}
+
+/// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
+pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {
+        let bits = k.and(word, mask);
+        let moved = k.mul(bits, factor);
+        k.and(moved, keep)
+    };
+    match (element, second) {
+        (Tokens::F16, 0) => {
+            let shifted = k.shl(word, 3);
+            [k.and(word, 0x8e00_8e00), k.and(shifted, 0x8e00_8e00)]
+        }
+        (Tokens::F16, _) => [masked(k, 0x4038_4038, 66, 0x8e00_8e00), masked(k, 0x2007_2007, 516, 0x8e00_8e00)],
+        (_, 0) => {
+            let shifted = k.shr(word, 3);
+            let magnitude = k.and(shifted, 0x01c0_01c0);
+            let first = k.lop3(word, 0x8000_8000, magnitude, AND_OR);
+            [first, masked(k, 0x11c0_11c0, 9, 0x81c0_81c0)]
+        }
+        _ => {
+            let shifted = k.shl(word, 3);
+            let magnitude = k.and(shifted, 0x01c0_01c0);
+            let sign = k.shl(word, 1);
+            let first = k.lop3(sign, 0x8000_8000, magnitude, AND_OR);
+            [first, masked(k, 0x2007_2007, 68, 0x81c0_81c0)]
+        }
+    }
+}
+
+/// The same of a word that is in order for bfloat16.
+pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    const KEPT: u32 = 0x81c0_81c0;
+    if second == 0 {
+        let shifted = k.shl(word, 3);
+        return [k.and(word, KEPT), k.and(shifted, KEPT)];
+    }
+    let bits = k.and(word, 0x2007_2007);
+    let moved = k.mul(bits, 68);
+    let shifted = k.shr(word, 3);
+    let magnitude = k.and(shifted, 0x01c0_01c0);
+    let sign = k.shl(word, 1);
+    [k.and(moved, KEPT), k.lop3(sign, 0x8000_8000, magnitude, AND_OR)]
+}
+
+/// Halves of a word that is in order for bfloat16, with a few steps more.
+pub(crate) fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+    const KEPT: u32 = 0x8e00_8e00;
+    let masked = |k: &mut Builder, mask: u32, factor: u32| {
+        let bits = k.and(word, mask);
+        let moved = k.mul(bits, factor);
+        k.and(moved, KEPT)
+    };
+    // Magnitude and sign, of which one is in its place and the other one is not.
+    if second == 0 {
+        let moved = k.shl(word, 3);
+        let magnitude = k.and(moved, 0x0e00_0e00);
+        return [k.lop3(word, 0x8000_8000, magnitude, AND_OR), masked(k, 0x1038_1038, 72)];
+    }
+    let moved = k.shl(word, 1);
+    let sign = k.and(moved, 0x8000_8000);
+    [masked(k, 0x2007_2007, 516), k.lop3(word, 0x0e00_0e00, sign, AND_OR)]
+}
