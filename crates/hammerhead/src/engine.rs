@@ -211,7 +211,7 @@ impl Engine {
     }
 
     /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a device and
-    /// back included; for the next best where a device's memory is full, or where that one adds no biases.
+    /// back included; for the next best where a device's memory is full.
     fn pack(&self, weights: &[Weights<'_>], gate: Gate) -> Result<Arc<dyn PackedWeights>> {
         let mut planners: Vec<&Planner> = self.planners.iter().collect();
         if planners.len() > 1 {
@@ -230,7 +230,7 @@ impl Engine {
         let (last, first) = planners.split_last().ok_or(Error::NoGroups)?;
         for planner in first {
             match planner.backends()[0].prepack(weights, &self.team) {
-                Err(Error::DeviceMemory { .. } | Error::Biases { .. }) => {}
+                Err(Error::DeviceMemory { .. }) => {}
                 packed => return packed,
             }
         }

@@ -149,15 +149,6 @@ pub enum Error {
         value: f32,
     },
 
-    /// Weights with biases, for a backend that adds none.
-    #[error(
-        "backend '{backend}' adds no biases, and these weights have some; force a CPU backend, as with HAMMERHEAD_BACKEND=avx2"
-    )]
-    Biases {
-        /// The backend.
-        backend: &'static str,
-    },
-
     /// Parts of an MLP, or of a layer of experts, that do not fit together.
     #[error("{what} has {found}; expected is {expected}: check which tensors belong together")]
     Mlp {

@@ -138,11 +138,6 @@ impl<'a> Weights<'a> {
         Ok(Self { biases, ..self })
     }
 
-    /// The same weights, to whose sums nothing is added.
-    pub fn without_bias(self) -> Self {
-        Self { biases: Vec::new(), ..self }
-    }
-
     /// What is added to the sums of a matrix (0 is gate or the only one, 1 is up), column by column, if there is that.
     pub fn bias(&self, matrix: usize) -> Option<&[f32]> {
         self.biases.get(matrix).map(|bias| &bias[..])

@@ -20,19 +20,6 @@ use crate::interrupt::computed;
 pub struct Layer {
     layer: hammerhead::Layer,
     wish: Wish,
-    late_bias: Option<Vec<f32>>,
-}
-
-/// Packs one matrix. A bias that the backend does not add to single products, as on a GPU, is left to the caller.
-fn load_matrix(wish: &Wish, weights: Weights<'_>) -> Result<(hammerhead::Layer, Option<Vec<f32>>)> {
-    let engine = wish.engine()?;
-    match engine.load(&[weights.as_borrowed()], Gate::None) {
-        Err(hammerhead::Error::Biases { .. }) => {
-            let bias = weights.bias(0).map(<[f32]>::to_vec);
-            Ok((engine.load(&[weights.without_bias()], Gate::None)?, bias))
-        }
-        layer => Ok((layer?, None)),
-    }
 }
 
 #[pymethods]
@@ -56,14 +43,8 @@ impl Layer {
         let borrow = |(group, parts)| BorrowedWeights::new(parts, ["b1", "b2"], &format!("group {group}"));
         let borrowed = groups.into_iter().enumerate().map(borrow).collect::<Result<Vec<_>>>()?;
         let weights = borrowed.iter().map(BorrowedWeights::weights).collect::<Result<Vec<Weights<'_>>>>()?;
-        let load = || -> Result<_> {
-            match &weights[..] {
-                [weights] if gate == Gate::None => load_matrix(&wish, weights.as_borrowed()),
-                weights => Ok((wish.engine()?.load(weights, gate)?, None)),
-            }
-        };
-        let (layer, late_bias) = py.detach(load)?;
-        Ok(Self { layer, wish, late_bias })
+        let layer = py.detach(|| -> Result<_> { Ok(wish.engine()?.load(&weights, gate)?) })?;
+        Ok(Self { layer, wish })
     }
 
     /// Packs gated pairs of a model's layer: all numbered ones, those of these numbers, or the shared ones.
@@ -91,7 +72,7 @@ impl Layer {
         };
         let load = || -> Result<_> { Ok(wish.engine()?.load_checkpoint(&model.model, layer, experts, gate)?) };
         let layer = py.detach(load)?;
-        Ok(Self { layer, wish, late_bias: None })
+        Ok(Self { layer, wish })
     }
 
     /// Packs one matrix of a model, with its bias and its input scale if it has them, by the name of its module.
@@ -106,9 +87,12 @@ impl Layer {
         config: Option<String>,
     ) -> Result<Self> {
         let wish = Wish::new(backend, threads, config)?;
-        let load = || load_matrix(&wish, linear_weights(model.model.linear(name)?)?);
-        let (layer, late_bias) = py.detach(load)?;
-        Ok(Self { layer, wish, late_bias })
+        let load = || -> Result<_> {
+            let weights = linear_weights(model.model.linear(name)?)?;
+            Ok(wish.engine()?.load(&[weights], Gate::None)?)
+        };
+        let layer = py.detach(load)?;
+        Ok(Self { layer, wish })
     }
 
     /// The layer as bytes.
@@ -122,19 +106,13 @@ impl Layer {
     fn from_bytes(py: Python<'_>, bytes: &[u8], options: EngineParts) -> Result<Self> {
         let wish = Wish::new(options.0, options.1, options.2)?;
         let layer = py.detach(|| -> Result<_> { Ok(hammerhead::Layer::from_bytes(&*wish.engine()?, bytes)?) })?;
-        Ok(Self { layer, wish, late_bias: None })
+        Ok(Self { layer, wish })
     }
 
     /// What was asked of the engine.
     #[getter]
     fn options(&self) -> EngineParts {
         self.wish.parts()
-    }
-
-    /// What is still to be added to sums, if there is that.
-    #[getter]
-    fn late_bias(&self) -> Option<Vec<f32>> {
-        self.late_bias.clone()
     }
 
     /// Computes every group's tokens into its output; for arrays on a GPU, in the stream with this handle.

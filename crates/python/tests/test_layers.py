@@ -81,20 +81,6 @@ def test_a_linear_layer_is_a_product_and_a_bias(rng, matrices, x):
     assert layer(x.reshape(7, 1, K)).shape == (7, 1, 40) and layer(x[0]).shape == (40,)
 
 
-def test_a_bias_that_a_backend_leaves_is_added_before_the_one_rounding(rng, matrices, x):
-    [weight] = matrices(1, 40, K)
-    bias = rng.standard_normal(40).astype(np.float32)
-    layer, late = Linear.from_arrays(weight, bias=bias), Linear.from_arrays(weight)
-    late._late_bias = bias.tolist()
-    for dtype in ("float32", "float16", "bfloat16"):
-        found, expected = (each(x.reshape(7, 1, K), dtype=dtype) for each in (late, layer))
-        assert found.dtype == expected.dtype and found.shape == (7, 1, 40)
-        np.testing.assert_array_equal(found, expected)
-    torch = pytest.importorskip("torch")
-    tokens = torch.from_numpy(x).bfloat16()
-    assert torch.equal(late(tokens), layer(tokens))
-
-
 @pytest.mark.parametrize("gate", ["silu", "gpt-oss", "relu2"])
 def test_an_mlp_has_biases_and_gates(rng, matrices, x, gate):
     b1, b2 = matrices(2, N, K)

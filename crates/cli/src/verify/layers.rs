@@ -82,11 +82,7 @@ fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &
     let backend = engine.backends()[0];
     let layer = match Experts::new(engine, &weights, options) {
         Ok(layer) => layer,
-        Err(
-            refusal @ (hammerhead::Error::Biases { .. }
-            | hammerhead::Error::BatchInvariant { .. }
-            | hammerhead::Error::ScaledIntermediate { .. }),
-        ) => {
+        Err(refusal @ (hammerhead::Error::BatchInvariant { .. } | hammerhead::Error::ScaledIntermediate { .. })) => {
             summary.refused += 1;
             summary.refusal.get_or_insert_with(|| refusal.to_string());
             return Ok(());

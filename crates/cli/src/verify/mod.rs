@@ -200,11 +200,6 @@ fn check_case(
     let problem = case.computed_problem()?;
     let mut ways = Vec::new();
     for engine in engines {
-        if case.is_refused_by(engine.backends()[0]) {
-            summary.refused += 1;
-            summary.refusal.get_or_insert_with(|| "biases are added by the backends for CPUs".to_owned());
-            continue;
-        }
         match plans(args, &problem, engine)? {
             Ok((plans, illegal)) => {
                 summary.illegal += illegal;

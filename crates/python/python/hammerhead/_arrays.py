@@ -51,12 +51,6 @@ class Library(Protocol):
     def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
         """A new array where the other one lies."""
 
-    def vector(self, like: Any, values: list[float]) -> Any:
-        """Numbers in float32 where the other array lies."""
-
-    def add(self, array: Any, other: Any, out: Any) -> None:
-        """Adds two arrays of float32 and rounds to the type of the third."""
-
     def row_major(self, array: Any) -> bool:
         """Whether the elements follow each other row by row."""
 
@@ -119,16 +113,6 @@ class Numpy:
             raise ImportError("bfloat16 arrays of numpy need ml_dtypes: pip install ml_dtypes") from error
         return numpy.empty(shape, dtype=ml_dtypes.bfloat16)
 
-    def vector(self, like: Any, values: list[float]) -> Any:
-        import numpy
-
-        return numpy.array(values, dtype="float32")
-
-    def add(self, array: Any, other: Any, out: Any) -> None:
-        # What is lent as uint16 is bfloat16 (`_named`).
-        out = out.view("bfloat16") if out.dtype == "uint16" else out
-        out[...] = (array + other).astype(out.dtype)
-
     def row_major(self, array: Any) -> bool:
         return bool(array.flags.c_contiguous)
 
@@ -190,12 +174,6 @@ class Torch:
 
     def empty(self, like: Any, shape: tuple[int, ...], element: str) -> Any:
         return self.torch.empty(shape, dtype=getattr(self.torch, element), device=like.device)
-
-    def vector(self, like: Any, values: list[float]) -> Any:
-        return self.torch.tensor(values, dtype=self.torch.float32, device=like.device)
-
-    def add(self, array: Any, other: Any, out: Any) -> None:
-        self.torch.add(array, other, out=out)
 
     def row_major(self, array: Any) -> bool:
         return bool(array.is_contiguous())

@@ -75,17 +75,12 @@ class Linear(PackedLayer):
     """One NVFP4 matrix: ``x @ weight.T + bias``. Tensors on a GPU are computed there, in torch's current stream."""
 
     _layer: _native.Layer
-    _late_bias: list[float] | None
-    """What the backend leaves to us to add."""
-    _late_biases: dict[tuple[type[Any], str], Any]
-    """The same as vectors, by whose they are and where they lie."""
 
     @classmethod
     def _of(cls, layer: _native.Layer) -> Self:
         linear = cls.__new__(cls)
         [(n, k)] = layer.columns
         linear._hold(layer, k, n)
-        linear._late_bias, linear._late_biases = layer.late_bias, {}
         return linear
 
     @classmethod
@@ -125,16 +120,7 @@ class Linear(PackedLayer):
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
         x, element = tokens
         with library.at_device_of(x):
-            if self._late_bias is None:
-                self._layer.run([(library.loan(x), element)], [_lent(library, room)], library.stream(x))
-                return
-            # Sums in single precision, so that the one rounding comes after the bias.
-            sums = library.empty(x, (int(x.shape[0]), self.out_features), "float32")
-            self._layer.run([(library.loan(x), element)], [_lent(library, (sums, "float32"))], library.stream(x))
-            place = type(library), str(getattr(x, "device", "cpu"))
-            if place not in self._late_biases:
-                self._late_biases[place] = library.vector(x, self._late_bias)
-            library.add(sums, self._late_biases[place], room[0].reshape(sums.shape))
+            self._layer.run([(library.loan(x), element)], [_lent(library, room)], library.stream(x))
 
     def __repr__(self) -> str:
         return f"Linear(in_features={self.in_features}, out_features={self.out_features}, backends={self.backends})"

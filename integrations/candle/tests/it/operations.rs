@@ -54,10 +54,8 @@ fn rounding(dtype: DType) -> f32 {
 #[test]
 fn a_linear_layer_takes_every_type_and_any_leading_dimensions() {
     let weight = matrix(40, K, 0.5);
-    // On a GPU a product by itself adds no bias.
-    let bias = if cfg!(feature = "cuda") { vec![0.0; 40] } else { numbers(40, 1, 0.2) };
-    let weights = Weights::plain(weight.as_borrowed());
-    let weights = if cfg!(feature = "cuda") { weights } else { weights.with_bias([bias.clone()]).unwrap() };
+    let bias = numbers(40, 1, 0.2);
+    let weights = Weights::plain(weight.as_borrowed()).with_bias([bias.clone()]).unwrap();
     let linear = Linear::new(engine(), &weights).unwrap();
     let bias = Tensor::new(bias, device()).unwrap();
     for (shape, dtype) in
