@@ -156,7 +156,7 @@ fn check(
     let intermediate = LayerOptions::default().intermediate;
     let reference = LayerReference { weights, intermediate, tokens, routed };
     let backend = engine.backends()[0];
-    let arithmetic = |activation| backend.arithmetic(activation);
+    let arithmetic = |activation| backend.layer_arithmetic(activation);
     Ok(moe::check(&reference, 0..CHECKED.min(tokens.rows()), result, &arithmetic)?)
 }
 

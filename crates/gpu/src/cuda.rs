@@ -11,12 +11,14 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
-    Weights,
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
+    Problem, Result, Team, Weights,
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
 use super::driver::{DeviceMemory, Function};
+use super::experts::host::HostExperts;
+use super::experts::layer::LayerShape;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
@@ -143,6 +145,11 @@ unsafe impl Backend for Cuda {
         self.family().arithmetic(activation)
     }
 
+    fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
+        // Codes times scales, exact in f16.
+        self.arithmetic(if activation == Activation::NvFp4 { Activation::F16 } else { activation })
+    }
+
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
         self.family().candidates(problem, &self.facts())
     }
@@ -159,6 +166,13 @@ unsafe impl Backend for Cuda {
 
     fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights)?))
+    }
+
+    fn load_layer(&self, layer: &LayerSpec<'_>, _: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+        if !LayerShape::suits(layer) {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(HostExperts::new(self.device, layer)?)))
     }
 
     unsafe fn run(

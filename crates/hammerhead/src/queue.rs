@@ -82,7 +82,7 @@ impl Queue {
 
     /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is computed: ids, weights and
     /// logits stay on the device, and nothing waits for them. The layer must be in the device's memory as a whole, as one that an engine of
-    /// `cuda` alone has packed on a GPU of family `sm90` or `sm80` is. `workspace` is memory of the caller's to work in, its address a multiple of 256, and
+    /// `cuda` alone has packed is. `workspace` is memory of the caller's to work in, its address a multiple of 256, and
     /// how many bytes there are: at least what [`Experts::queue_workspace_bytes`] says. Without one the queue uses its own, and in a graph one that
     /// the graph keeps.
     ///

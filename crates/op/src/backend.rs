@@ -8,7 +8,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Activation, Activations, Arithmetic, Config, Error, Problem, Result, Target, Team, Weights};
+use crate::{
+    Activation, Activations, Arithmetic, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Target, Team, Weights,
+};
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,6 +116,11 @@ pub unsafe trait Backend: Send + Sync {
     /// How it adds products up, with activations of such a type: what its results are judged by.
     fn arithmetic(&self, activation: Activation) -> Arithmetic;
 
+    /// The same for the products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16 bits.
+    fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
+        self.arithmetic(activation)
+    }
+
     /// Configurations worth trying for this problem on so many threads. Each is legal.
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config>;
 
@@ -131,6 +138,12 @@ pub unsafe trait Backend: Send + Sync {
     /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once, on a team's
     /// threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
+
+    /// Puts a whole layer where this backend computes it, if it computes layers of that kind whole. If not, their products are computed
+    /// one by one.
+    fn load_layer(&self, _layer: &LayerSpec<'_>, _team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+        Ok(None)
+    }
 
     /// Computes.
     ///

@@ -45,11 +45,7 @@ impl Activations<'_> {
     pub fn element(&self) -> Activation {
         match self {
             Activations::NvFp4(_) => Activation::NvFp4,
-            Activations::Dense(a) => match a.values() {
-                Values::F16(_) => Activation::F16,
-                Values::BF16(_) => Activation::BF16,
-                Values::F32(_) => Activation::F32,
-            },
+            Activations::Dense(a) => Activation::of_values(a.values()),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use format::BLOCK;
+use format::{BLOCK, Values};
 
 use crate::{Error, Gate, Result, Shape};
 
@@ -74,6 +74,15 @@ pub enum Activation {
 impl Activation {
     /// Every activation type.
     pub const ALL: [Activation; 4] = [Activation::NvFp4, Activation::F16, Activation::BF16, Activation::F32];
+
+    /// The type of dense values.
+    pub fn of_values(values: &Values<'_>) -> Self {
+        match values {
+            Values::F16(_) => Activation::F16,
+            Values::BF16(_) => Activation::BF16,
+            Values::F32(_) => Activation::F32,
+        }
+    }
 
     /// Bytes that `k` elements of one row take, scales included.
     pub const fn row_bytes(self, k: usize) -> usize {

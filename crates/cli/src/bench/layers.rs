@@ -195,7 +195,7 @@ impl Timed {
         let result = Dense::new(tokens.rows(), self.case.widths[0], self.out.clone(), 1.0)?;
         // Whichever backend computed: one of one layout, and the least exact of them is what all are held to.
         let backend = engine.backends()[0];
-        let arithmetic = |tokens| backend.arithmetic(tokens);
+        let arithmetic = |tokens| backend.layer_arithmetic(tokens);
         let report = moe::check(&reference, 0..CHECKED.min(tokens.rows()), &result, &arithmetic)?;
         if let Some(first) = report.first {
             let (case, config) = (self.case.problem.clone(), "as planned".to_owned());

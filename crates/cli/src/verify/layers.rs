@@ -96,7 +96,7 @@ fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &
         routed: &routed,
     };
     let outcome = layer.run(engine, &instance.tokens, &routed, output).and_then(|result| {
-        let report = moe::check(&reference, 0..tokens, &result, &|tokens| backend.arithmetic(tokens))?;
+        let report = moe::check(&reference, 0..tokens, &result, &|tokens| backend.layer_arithmetic(tokens))?;
         let alike = !options.batch_invariant || is_the_same_alone(&layer, engine, &instance, &result, output)?;
         Ok((report, alike))
     });

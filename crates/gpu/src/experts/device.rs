@@ -17,7 +17,7 @@ use op::routing::Router;
 use op::{Error, Intermediate, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
-use super::packed::PackedExpert;
+use super::packed::{Numbers, PackedExpert};
 use super::route::RouteSpec;
 use crate::device::{self, Device, Readers};
 use crate::driver::{DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
@@ -70,9 +70,7 @@ impl DeviceExperts {
         let stride: usize = shape.matrix_bytes(device.family).iter().sum();
         let count = shape.experts as usize;
         let matrices = DeviceMemory::new(device.context, "the experts' weights", stride * count)?;
-        let (mut factors, mut biases): (Vec<f32>, [Vec<f32>; 3]) = Default::default();
-        let (mut scales, mut tables, mut gate): ([Vec<f32>; 2], Vec<f32>, Vec<f32>) = Default::default();
-        let mut placed = 0;
+        let (mut numbers, mut placed) = (Numbers::default(), 0);
         for expert in experts {
             let expert = expert?;
             if placed < count {
@@ -80,38 +78,22 @@ impl DeviceExperts {
                 unsafe { matrices.write(placed * stride, expert.matrices(), &stream) }?;
                 stream.synchronize()?;
             }
-            factors.extend(expert.factors().as_flattened());
-            for (all, one) in biases.iter_mut().zip(expert.biases()) {
-                all.extend(one);
-            }
-            for (all, one) in scales.iter_mut().zip(expert.scales()) {
-                all.extend(one);
-            }
-            tables.extend(expert.table());
-            gate.extend(expert.gate());
+            numbers.add(&expert);
             placed += 1;
         }
         if placed != count {
             let (found, expected) = (placed.to_string(), count.to_string());
             return Err(Error::Mismatch { group: 0, what: "the number of experts", found, expected });
         }
-        let wanted = if shape.gated { shape.hidden as usize } else { 0 };
-        if gate.len() != wanted {
-            let (found, expected) = (gate.len().to_string(), wanted.to_string());
-            return Err(Error::Mismatch { group: 0, what: "the length of the expert's own gate", found, expected });
-        }
-        let mut memory = vec![matrices];
-        let mut place = |values: &[f32]| {
+        numbers.check(&shape)?;
+        let (first, mut memory) = (matrices.address(), vec![matrices]);
+        let weights = numbers.placed(first, |values| {
             let placed =
                 DeviceMemory::holding(device.context, "an experts' layer", bytemuck::cast_slice(values), &stream)?;
             let address = placed.address();
             memory.push(placed);
             Ok::<u64, Error>(address)
-        };
-        let factors = place(&factors)?;
-        let biases = [place(&biases[0])?, place(&biases[1])?, place(&biases[2])?];
-        let (scales, tables, gate) = ([place(&scales[0])?, place(&scales[1])?], place(&tables)?, place(&gate)?);
-        let weights = LayerWeights { matrices: memory[0].address(), factors, biases, scales, tables, gate };
+        })?;
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
         Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None })
@@ -194,34 +176,20 @@ impl DeviceExperts {
         self.bytes
     }
 
-    /// Bytes that a call with so many tokens works in. The shared expert's results come first; what it works in is free again when they are
-    /// there.
+    /// Bytes that a call with so many tokens works in.
     pub fn workspace_bytes(&self, tokens: u32) -> usize {
-        let own = layer::workspace_bytes(&self.shape, tokens);
-        self.shared.as_ref().map_or(own, |shared| {
-            self.shared_bytes(tokens) as usize + own.max(layer::workspace_bytes(&shared.shape, tokens))
-        })
-    }
-
-    /// Bytes of the shared expert's results.
-    fn shared_bytes(&self, tokens: u32) -> u64 {
-        let results = u64::from(tokens) * u64::from(self.shape.hidden) * Output::F32.bytes() as u64;
-        results.next_multiple_of(layer::ALIGNMENT)
+        layer::whole_workspace_bytes(&self.shape, self.shared.as_ref().map(|shared| &shared.shape), tokens)
     }
 
     /// The launches of a call, for a workspace at an address; those of the shared expert come first.
     pub fn launches(&self, kernels: &LayerKernels, call: &LayerCall, workspace: u64) -> Result<Vec<Launch>> {
         let site = LayerSite { workspace, multiprocessors: self.device.facts.multiprocessors };
-        let Some(shared) = &self.shared else {
-            return Ok(layer::launches(&self.shape, kernels, &self.weights, call, site));
+        let shared = match &self.shared {
+            Some(shared) => Some((&shared.shape, shared.kernels(call.tokens)?, &shared.weights)),
+            None => None,
         };
-        let site = LayerSite { workspace: workspace + self.shared_bytes(call.tokens), ..site };
-        let of_all = LayerCall { choice: Choice::Everyone, out: workspace, addend: None, ..*call };
-        let kernels_of_all = shared.kernels(call.tokens)?;
-        let mut launches = layer::launches(&shared.shape, &kernels_of_all, &shared.weights, &of_all, site);
-        let call = LayerCall { addend: Some((Output::F32, workspace)), ..*call };
-        launches.extend(layer::launches(&self.shape, kernels, &self.weights, &call, site));
-        Ok(launches)
+        let shared = shared.as_ref().map(|(shape, kernels, weights)| (*shape, kernels, *weights));
+        Ok(layer::whole_launches((&self.shape, kernels, &self.weights), shared, call, site))
     }
 
     /// Remembers that work in a stream will read the weights.

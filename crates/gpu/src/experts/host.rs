@@ -6,9 +6,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use format::{Dense, Values};
 use op::routing::{Router, Scoring};
-use op::{Activation, Error, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, SharedWeights, Target};
+use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights};
 
 use super::device::{DeviceExperts, ExpertQueue};
 use super::layer::{Choice, LayerCall, LayerShape};
@@ -17,7 +16,6 @@ use crate::device::Device;
 use crate::driver::DeviceMemory;
 use crate::launches::dense_bytes;
 use crate::operands::{DeviceOutput, DeviceTokens};
-use crate::pack::Codes;
 
 /// A layer, with the expert that computes every token if there is one.
 #[derive(Debug)]
@@ -76,66 +74,13 @@ struct Kept {
     places: [Option<DeviceMemory>; 4],
 }
 
-/// A call: tensors of the host's.
-#[derive(Debug)]
-pub struct HostCall<'a> {
-    /// Tokens.
-    pub x: &'a Dense<'a>,
-    /// Experts `[tokens, top]`; those that there are not compute nothing.
-    pub ids: &'a [u32],
-    /// Their weights.
-    pub weights: &'a [f32],
-    /// Experts of a token.
-    pub top: usize,
-    /// Whether weights multiply what experts are given.
-    pub on_input: bool,
-    /// Results.
-    pub out: Target<'a>,
-}
-
-/// The sizes of some MLPs and what they compute, as a layer of them.
-fn shape(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> LayerShape {
-    let [hidden, inner, _] = mlps[0].widths().map(|width| width as u32);
-    let any = |what: fn(&MlpWeights<'_>) -> bool| mlps.iter().any(what);
-    LayerShape {
-        experts: mlps.len() as u32,
-        top: 1,
-        hidden,
-        inner,
-        gate,
-        biased: any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some())),
-        on_input: false,
-        gated: false,
-        activation: Activation::F32,
-        intermediate,
-        scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
-        invariant: false,
-        codes: Codes::Bfloats,
-        partial: Output::F32,
-        output: Output::F32,
-    }
-}
-
 impl HostExperts {
-    /// Whether there are kernels on a device for a layer with this between its products. Else its products can still be computed one by one.
-    pub fn suits(device: usize, weights: &ExpertWeights<'_>, intermediate: Intermediate) -> bool {
-        let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
-        let fits = |mlps: &[MlpWeights<'_>]| shape(mlps, weights.gate(), intermediate).check().is_ok();
-        let [k, _, width] = weights.experts()[0].widths();
-        Device::of(device).is_ok() && k == width && fits(weights.experts()) && of_all.is_none_or(fits)
-    }
-
-    /// Packs the weights, and puts them into a device's memory. If the layer is to be `invariant`, a token's bits depend on nothing but that
-    /// token and the weights.
-    pub fn new(
-        device: usize,
-        weights: &ExpertWeights<'_>,
-        intermediate: Intermediate,
-        invariant: bool,
-    ) -> Result<Self> {
+    /// Packs the weights, and puts them into a device's memory.
+    pub fn new(device: usize, spec: &LayerSpec<'_>) -> Result<Self> {
+        let LayerSpec { weights, intermediate, batch_invariant: invariant } = *spec;
         let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
-            let shape = shape(mlps, weights.gate(), intermediate);
+            let shape = LayerShape::of(mlps, weights.gate(), intermediate);
             let shape = LayerShape { invariant, gated: gate.is_some(), ..shape };
             let packed = mlps.iter().map(|mlp| {
                 let packed = PackedExpert::new(family, &shape, mlp)?;
@@ -217,55 +162,10 @@ impl HostExperts {
         Ok(Arc::clone(&views[views.len() - 1]))
     }
 
-    /// Bytes of the device's memory that weights take.
-    pub fn bytes(&self) -> usize {
-        self.experts.bytes() + self.shared.as_ref().map_or(0, |shared| shared.bytes())
-    }
-
-    /// Computes a call. Its slices have the lengths that its sizes say, or it is refused.
-    pub fn run(&self, call: HostCall<'_>) -> Result<()> {
-        let (tokens, hidden) = (call.x.rows(), self.experts.shape().hidden as usize);
-        let expected = [
-            ("k of the tokens", call.x.k(), hidden),
-            ("the number of ids", call.ids.len(), tokens * call.top),
-            ("the number of weights", call.weights.len(), tokens * call.top),
-            ("the number of results", call.out.len(), tokens * hidden),
-        ];
-        if let Some((what, found, expected)) = expected.into_iter().find(|(_, found, expected)| found != expected) {
-            let (found, expected) = (found.to_string(), expected.to_string());
-            return Err(Error::Mismatch { group: 0, what, found, expected });
-        }
-        let global = call.x.global().value();
-        if global != 1.0 {
-            let (found, expected) = (global.to_string(), "1 on a GPU; multiply the tokens with it".to_owned());
-            return Err(Error::Mismatch { group: 0, what: "the tokens' scale", found, expected });
-        }
-        if tokens == 0 {
-            return Ok(());
-        }
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut kept = match kept {
-            Some(kept) => kept,
-            None => Kept { queue: ExpertQueue::new(self.device)?, places: std::array::from_fn(|_| None) },
-        };
-        let queued = self.queue_all(call, &mut kept);
-        // Also after an error: what was queued before it may still read and write the caller's memory.
-        let done = queued.and(kept.queue.stream().synchronize());
-        // After an error, whatever state that left behind goes.
-        if done.is_ok() {
-            *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
-        }
-        done
-    }
-
     /// Queues the copies and what lies between them.
-    fn queue_all(&self, call: HostCall<'_>, kept: &mut Kept) -> Result<()> {
-        let HostCall { x, top, on_input, mut out, .. } = call;
-        let activation = match x.values() {
-            Values::F16(_) => Activation::F16,
-            Values::BF16(_) => Activation::BF16,
-            Values::F32(_) => Activation::F32,
-        };
+    fn queue_all(&self, call: LayerOperands<'_>, kept: &mut Kept) -> Result<()> {
+        let LayerOperands { tokens: x, top, on_input, target: mut out, .. } = call;
+        let activation = Activation::of_values(x.values());
         let (tokens, output) = (x.rows() as u32, out.element());
         let shape = LayerShape { top: top as u32, on_input, activation, output, ..*self.experts.shape() };
         let layer = self.view(shape)?;
@@ -300,4 +200,50 @@ impl HostExperts {
         }
         Ok(addresses)
     }
+}
+
+impl LoadedLayer for HostExperts {
+    fn bytes(&self) -> usize {
+        self.experts.bytes() + self.shared.as_ref().map_or(0, |shared| shared.bytes())
+    }
+
+    fn run(&self, call: LayerOperands<'_>) -> Result<()> {
+        check_operands(&call, self.experts.shape().hidden as usize)?;
+        if call.tokens.rows() == 0 {
+            return Ok(());
+        }
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut kept = match kept {
+            Some(kept) => kept,
+            None => Kept { queue: ExpertQueue::new(self.device)?, places: std::array::from_fn(|_| None) },
+        };
+        let queued = self.queue_all(call, &mut kept);
+        // Also after an error: what was queued before it may still read and write the caller's memory.
+        let done = queued.and(kept.queue.stream().synchronize());
+        // After an error, whatever state that left behind goes.
+        if done.is_ok() {
+            *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+        }
+        done
+    }
+}
+
+/// Refuses slices of other lengths than a call's sizes say, for results as wide as tokens.
+pub(crate) fn check_operands(call: &LayerOperands<'_>, hidden: usize) -> Result<()> {
+    let rows = call.tokens.rows();
+    let expected = [
+        ("k of the tokens", call.tokens.k(), hidden),
+        ("the number of ids", call.ids.len(), rows * call.top),
+        ("the number of weights", call.weights.len(), rows * call.top),
+        ("the number of results", call.target.len(), rows * hidden),
+    ];
+    let mismatch = |what, found: String, expected: String| Err(Error::Mismatch { group: 0, what, found, expected });
+    if let Some((what, found, expected)) = expected.into_iter().find(|(_, found, expected)| found != expected) {
+        return mismatch(what, found.to_string(), expected.to_string());
+    }
+    let global = call.tokens.global().value();
+    if global != 1.0 {
+        return mismatch("the tokens' scale", global.to_string(), "1 on a GPU; multiply the tokens with it".to_owned());
+    }
+    Ok(())
 }

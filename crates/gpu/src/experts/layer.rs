@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use op::{Activation, Error, Gate, Intermediate, Output, Result};
+use op::{Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Result};
 
 use ptx::Feature;
 
@@ -70,6 +70,38 @@ pub struct LayerShape {
 }
 
 impl LayerShape {
+    /// The sizes of some MLPs and what they compute, as a layer of them with tokens and results in single precision.
+    pub fn of(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> Self {
+        let [hidden, inner, _] = mlps[0].widths().map(|width| width as u32);
+        let any = |what: fn(&MlpWeights<'_>) -> bool| mlps.iter().any(what);
+        LayerShape {
+            experts: mlps.len() as u32,
+            top: 1,
+            hidden,
+            inner,
+            gate,
+            biased: any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some())),
+            on_input: false,
+            gated: false,
+            activation: Activation::F32,
+            intermediate,
+            scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
+            invariant: false,
+            codes: Codes::Bfloats,
+            partial: Output::F32,
+            output: Output::F32,
+        }
+    }
+
+    /// Whether there are kernels for a layer: results are as wide as tokens, and nothing else is asked that they lack.
+    pub fn suits(spec: &LayerSpec<'_>) -> bool {
+        let weights = spec.weights;
+        let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
+        let fits = |mlps: &[MlpWeights<'_>]| LayerShape::of(mlps, weights.gate(), spec.intermediate).check().is_ok();
+        let [k, _, width] = weights.experts()[0].widths();
+        k == width && fits(weights.experts()) && of_all.is_none_or(fits)
+    }
+
     /// Refuses what there are no kernels for.
     pub fn check(&self) -> Result<()> {
         let refuse = |what, found: u32, expected: &str| {
@@ -378,6 +410,37 @@ pub fn launches(
     launches.push(maker.down());
     launches.push(maker.combine());
     launches
+}
+
+/// Bytes of the results of a layer's shared expert.
+fn shared_bytes(shape: &LayerShape, tokens: u32) -> u64 {
+    let results = u64::from(tokens) * u64::from(shape.hidden) * Output::F32.bytes() as u64;
+    results.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes that [`whole_launches`] need to work in, for so many tokens of a layer with a shared expert or without. Its results come first; what
+/// it works in is free again when they are there.
+pub fn whole_workspace_bytes(shape: &LayerShape, shared: Option<&LayerShape>, tokens: u32) -> usize {
+    let own = workspace_bytes(shape, tokens);
+    shared.map_or(own, |shared| shared_bytes(shape, tokens) as usize + own.max(workspace_bytes(shared, tokens)))
+}
+
+/// A layer, how its products are computed, and where its weights are.
+pub type Part<'a> = (&'a LayerShape, &'a LayerKernels, &'a LayerWeights);
+
+/// The launches of a call of a layer, and before them those of its shared expert, a layer of one, if it has one: its results are added.
+pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall, site: LayerSite) -> Vec<Launch> {
+    let (shape, kernels, weights) = own;
+    let Some((shared_shape, shared_kernels, shared_weights)) = shared else {
+        return launches(shape, kernels, weights, call, site);
+    };
+    let results = site.workspace;
+    let site = LayerSite { workspace: results + shared_bytes(shape, call.tokens), ..site };
+    let of_all = LayerCall { choice: Choice::Everyone, out: results, addend: None, ..*call };
+    let mut all = launches(shared_shape, shared_kernels, shared_weights, &of_all, site);
+    let call = LayerCall { addend: Some((Output::F32, results)), ..*call };
+    all.extend(launches(shape, kernels, weights, &call, site));
+    all
 }
 
 /// What the launches are made of.

@@ -4,7 +4,7 @@ use format::GlobalScale;
 use op::{Error, Intermediate, MlpWeights, Result};
 
 use super::between;
-use super::layer::LayerShape;
+use super::layer::{LayerShape, LayerWeights};
 use crate::family::Family;
 use crate::pack::WEIGHT_FACTOR;
 use crate::phases::gates;
@@ -93,6 +93,49 @@ impl PackedExpert {
     /// The table by which an NVFP4 intermediate is quantised; nothing in a layer that has none.
     pub fn table(&self) -> &[f32] {
         &self.table
+    }
+}
+
+/// The numbers of all experts of a layer beside their matrices, one expert's behind another's.
+#[derive(Debug, Default)]
+pub struct Numbers {
+    factors: Vec<f32>,
+    biases: [Vec<f32>; 3],
+    scales: [Vec<f32>; 2],
+    tables: Vec<f32>,
+    gate: Vec<f32>,
+}
+
+impl Numbers {
+    /// Appends an expert's.
+    pub fn add(&mut self, expert: &PackedExpert) {
+        self.factors.extend(expert.factors().as_flattened());
+        for (all, one) in self.biases.iter_mut().zip(expert.biases()) {
+            all.extend(one);
+        }
+        for (all, one) in self.scales.iter_mut().zip(expert.scales()) {
+            all.extend(one);
+        }
+        self.tables.extend(expert.table());
+        self.gate.extend(expert.gate());
+    }
+
+    /// Where everything is, once `place` has put the numbers somewhere; matrices are there already.
+    pub fn placed<E>(&self, matrices: u64, mut place: impl FnMut(&[f32]) -> Result<u64, E>) -> Result<LayerWeights, E> {
+        let factors = place(&self.factors)?;
+        let biases = [place(&self.biases[0])?, place(&self.biases[1])?, place(&self.biases[2])?];
+        let scales = [place(&self.scales[0])?, place(&self.scales[1])?];
+        Ok(LayerWeights { matrices, factors, biases, scales, tables: place(&self.tables)?, gate: place(&self.gate)? })
+    }
+
+    /// Refuses a gate of the expert's own that is not as long as the layer's says.
+    pub fn check(&self, shape: &LayerShape) -> Result<()> {
+        let wanted = if shape.gated { shape.hidden as usize } else { 0 };
+        if self.gate.len() == wanted {
+            return Ok(());
+        }
+        let (found, expected) = (self.gate.len().to_string(), wanted.to_string());
+        Err(Error::Mismatch { group: 0, what: "the length of the expert's own gate", found, expected })
     }
 }
 

@@ -19,21 +19,22 @@
 //! **NaN and infinity** in tokens, logits or weights, or where a product or an intermediate is beyond its type, are computed with as IEEE arithmetic has them: they spoil the
 //! results of their token and of no other. An NVFP4 intermediate has no codes for them: the results of its row are NaN.
 //!
-//! **A GPU that computes whole layers** (`device.rs`) takes the place of all that where an engine has nothing but that GPU: it gets tokens, a
-//! [`Routed`] and where the result goes; checks and routing before it stay as they are. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in its memory already.
+//! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes the place of all that
+//! where an engine has nothing but that backend: it gets tokens, a [`Routed`] and where the result goes; checks and routing before it stay
+//! as they are. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in a GPU's memory.
 
-mod device;
 mod rows;
 mod saved;
 mod sorted;
 mod stack;
+mod whole;
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use format::Dense;
 use gpu::experts::device::ExpertQueue;
-use gpu::experts::host::DeviceRouting;
+use gpu::experts::host::{DeviceRouting, HostExperts};
 use gpu::{DeviceOutput, DeviceTokens};
 use half::{bf16, f16};
 use op::{
@@ -41,10 +42,10 @@ use op::{
 };
 
 use crate::Engine;
-use device::DeviceLayer;
 use rows::{cut, each, part};
 use sorted::Sorted;
 use stack::{Rows, Stack, element};
+use whole::WholeLayer;
 
 /// How a layer is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +85,8 @@ impl Mlp {
     pub fn new(engine: &Engine, weights: &MlpWeights<'_>, gate: Gate, options: LayerOptions) -> Result<Self> {
         gate.check()?;
         let alone = ExpertWeights::new(vec![weights.clone()], gate)?;
-        let products = match DeviceLayer::new(engine, &alone, options)? {
-            Some(device) => Products::Device(device),
+        let products = match WholeLayer::new(engine, &alone, options)? {
+            Some(whole) => Products::Whole(whole),
             None => {
                 let stack = Stack::new(engine, std::slice::from_ref(weights), gate, options)?;
                 Products::Engine { stack, shared: None }
@@ -157,10 +158,10 @@ impl Mlp {
         pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, _, target| {
             let stack = match &self.products {
                 Products::Engine { stack, .. } => stack,
-                Products::Device(device) => {
+                Products::Whole(whole) => {
                     let rows = tokens.rows();
                     let everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
-                    return device.run((tokens, 0), &everyone, target);
+                    return whole.run((tokens, 0), &everyone, target);
                 }
             };
             let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens) };
@@ -212,8 +213,8 @@ pub struct Experts {
 enum Products {
     /// An engine's backends, product by product.
     Engine { stack: Stack, shared: Option<Shared> },
-    /// A device, as a whole.
-    Device(DeviceLayer),
+    /// One backend, as a whole.
+    Whole(WholeLayer),
 }
 
 impl Products {
@@ -222,7 +223,7 @@ impl Products {
             Products::Engine { stack, shared } => {
                 stack.packed_bytes() + shared.as_ref().map_or(0, |shared| shared.stack.packed_bytes())
             }
-            Products::Device(device) => device.packed_bytes(),
+            Products::Whole(whole) => whole.packed_bytes(),
         }
     }
 
@@ -237,13 +238,13 @@ impl Products {
     }
 
     /// The layer in a device's memory, if it is there as a whole.
-    fn on_device(&self) -> Result<&DeviceLayer> {
+    fn on_device(&self) -> Result<&HostExperts> {
         match self {
-            Products::Device(device) => Ok(device),
+            Products::Whole(whole) => whole.on_gpu(),
             Products::Engine { .. } => Err(Error::Layout {
                 backend: "cuda, on tensors there,",
                 found: "the CPU, or for one product at a time",
-                expected: "a whole layer: packed for cuda alone, on a GPU of family sm90 or sm80, with results as wide as tokens",
+                expected: "a whole layer: packed for cuda alone, with results as wide as tokens",
             }),
         }
     }
@@ -267,8 +268,8 @@ struct Workspace {
 impl Experts {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Self> {
-        let products = match DeviceLayer::new(engine, weights, options)? {
-            Some(device) => Products::Device(device),
+        let products = match WholeLayer::new(engine, weights, options)? {
+            Some(whole) => Products::Whole(whole),
             None => Self::products(engine, weights, options)?,
         };
         let (count, widths) = (weights.experts().len(), weights.experts()[0].widths());
@@ -390,10 +391,10 @@ impl Experts {
         }
         let (stack, shared) = match &self.products {
             Products::Engine { stack, shared } => (stack, shared.as_ref()),
-            Products::Device(device) => {
-                let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(device.is_shared()));
+            Products::Whole(whole) => {
+                let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(whole.is_shared()));
                 return pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
-                    device.run((tokens, first), routed, target)
+                    whole.run((tokens, first), routed, target)
                 });
             }
         };

@@ -1,4 +1,4 @@
-//! Whole layers of experts on every CPU backend: against the reference, in every way to the same bits, and what is refused.
+//! Whole layers of experts on every CPU backend, and in the simulator of every family: against the reference, in every way to the same bits, and what is refused.
 
 use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
@@ -7,6 +7,7 @@ use hammerhead::{
     Options, Output, Routed, Target, Weights, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Instance, Model};
+use rayon::prelude::*;
 
 const DENSE: [Activation; 3] = [Activation::BF16, Activation::F32, Activation::F16];
 
@@ -20,6 +21,11 @@ fn engine(backend: &str, threads: usize) -> Engine {
 
 fn model(name: &str) -> Model {
     moe::models().into_iter().find(|model| model.name == name).unwrap().scaled_down()
+}
+
+/// The simulator of each family.
+fn simulators() -> impl Iterator<Item = &'static dyn Backend> {
+    ["sim", "sim:sm80", "sim:sm120", "sim:sm100"].into_iter().map(|name| backends::by_name(name).unwrap())
 }
 
 /// The numbers of a result, as bits.
@@ -53,9 +59,11 @@ fn assert_right(
 ) {
     let engine = engine(backend.name(), 2);
     let layer = Experts::new(&engine, weights, options).unwrap();
-    let result = layer.run(&engine, tokens, routed, output).unwrap();
+    let result = layer
+        .run(&engine, tokens, routed, output)
+        .unwrap_or_else(|error| panic!("{what} on {}, {options:?}: {error}", backend.name()));
     let reference = LayerReference { weights, intermediate: options.intermediate, tokens, routed };
-    let report = moe::check(&reference, 0..tokens.rows(), &result, &|a| backend.arithmetic(a)).unwrap();
+    let report = moe::check(&reference, 0..tokens.rows(), &result, &|a| backend.layer_arithmetic(a)).unwrap();
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(report.passed(), "{what} on {}, {options:?}: {} wrong; {first}", backend.name(), report.failures);
     assert_eq!(report.compared, tokens.rows() * result.k());
@@ -81,6 +89,23 @@ fn every_model_is_right_on_every_backend_with_every_intermediate() {
 }
 
 #[test]
+fn every_model_is_right_in_the_simulator_of_every_family() {
+    let cases = moe::models().into_iter().enumerate().flat_map(|case| simulators().enumerate().map(move |b| (case, b)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, model), (turn, backend))| {
+        let model = model.scaled_down();
+        let intermediate = match Intermediate::ALL[(index + turn) % 3] {
+            Intermediate::NvFp4 if model.input_scales => Intermediate::F32,
+            other => other,
+        };
+        let (element, output) = (DENSE[(index + turn) % 3], Output::ALL[(index + 2 * turn) % 3]);
+        let instance = model.instance([6, 1][(index + turn) % 2], element, usize::MAX, index as u64).unwrap();
+        let options = LayerOptions { intermediate, batch_invariant: index % 2 == 0, ..LayerOptions::default() };
+        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+        assert_right(model.name, backend, (&weights, options), (&instance.tokens, &routed), output);
+    });
+}
+
+#[test]
 fn input_scales_of_both_products_are_part_of_the_layer() {
     let model = model("qwen3-30b-a3b");
     let instance = model.instance(5, Activation::BF16, usize::MAX, 3).unwrap();
@@ -93,7 +118,7 @@ fn input_scales_of_both_products_are_part_of_the_layer() {
         MlpWeights::new(up, down).unwrap()
     });
     let weights = ExpertWeights::new(scaled.collect(), model.gate).unwrap();
-    for backend in available() {
+    for backend in available().chain(simulators()) {
         let (options, routed) = (LayerOptions::default(), instance.routed().unwrap());
         assert_right("AWQ", backend, (&weights, options), (&instance.tokens, &routed), Output::F32);
     }
@@ -121,7 +146,7 @@ fn ragged_routings_are_right_and_experts_of_others_add_nothing() {
             let given: Vec<f32> =
                 (0..2 * tokens).map(|i| if ids[i] < 0 { f32::NAN } else { 0.3 + i as f32 / 50.0 }).collect();
             let routed = Routed::given(Ids::I32(&ids), &given, tokens, weights.experts().len()).unwrap();
-            for backend in available() {
+            for backend in available().chain(simulators()) {
                 let options = LayerOptions::default();
                 assert_right(what, backend, (&weights, options), (&instance.tokens, &routed), Output::F32);
             }

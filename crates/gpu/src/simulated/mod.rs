@@ -8,23 +8,28 @@
 //! private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
 //! circle: the simulator knows instructions only.
 
+mod layer;
+
 use std::sync::Arc;
 
 use op::backend::packed_as;
 use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team,
-    Weights,
+    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
+    Problem, Result, Team, Weights,
 };
 use ptx::{Feature, Target};
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
 use super::expand::TokenForm;
+use super::experts::layer::LayerShape;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
 use super::launch::{Argument, Launch};
 use super::launches::{Site, TokenPlace, bytes_of, launches, workspace_bytes};
 use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
+
+use layer::SimulatedLayer;
 
 /// The backend's name.
 pub const NAME: &str = "sim";
@@ -119,6 +124,15 @@ fn argument(argument: &Argument) -> Arg {
         Argument::Maps(maps) => Arg::Maps(maps.clone()),
         Argument::Words(words) => Arg::Words(words.clone()),
     }
+}
+
+/// Launches as the simulator takes them.
+fn simulated_launches(launches: &[Launch]) -> Result<Vec<(ptx::Kernel, sim::Invocation)>> {
+    let simulated = |launch: &Launch| {
+        let args = launch.arguments.iter().map(argument).collect();
+        Ok((launch.kernel.build()?, sim::Invocation { grid: launch.grid, args }))
+    };
+    launches.iter().map(simulated).collect()
 }
 
 /// Puts a group's tokens into the simulated memory as they come, as a kernel before the first would have left them there.
@@ -216,6 +230,13 @@ unsafe impl Backend for Simulated {
         Ok(Arc::new(PackedGroups::new(self.layout, self.family, weights, Ok)?))
     }
 
+    fn load_layer(&self, layer: &LayerSpec<'_>, _: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+        if !LayerShape::suits(layer) {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(SimulatedLayer::new(*self, layer)?)))
+    }
+
     unsafe fn run(
         &self,
         problem: &Problem,
@@ -304,11 +325,7 @@ impl Simulated {
         let site = Site { family: self.family, workspace: workspace.address, multiprocessors };
         let address = |buffer: &Buffer| buffer.address;
         let launches = launches(site, problem, config, &weights, address, (source, &tokens), &outputs)?;
-        let simulated = |launch: &Launch| {
-            let args = launch.arguments.iter().map(argument).collect();
-            Ok((launch.kernel.build()?, sim::Invocation { grid: launch.grid, args }))
-        };
-        let launches = launches.iter().map(simulated).collect::<Result<_>>()?;
+        let launches = simulated_launches(&launches)?;
         Ok(Staged { gpu, launches, results, workspace })
     }
 }

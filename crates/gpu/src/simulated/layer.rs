@@ -1,0 +1,145 @@
+//! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for each.
+
+use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result};
+use sim::{Gpu, Rules};
+
+use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
+use crate::experts::host::check_operands;
+use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use crate::experts::packed::{Numbers, PackedExpert};
+use crate::families::choice::Tokens;
+use crate::launches::dense_bytes;
+use crate::pack::CHUNK_DEPTH;
+use crate::products::{ExpertKernel, ProductShape};
+
+/// Steps of one block over 64 of K that a call may take.
+const MOST_STEPS: usize = 4096;
+
+/// A layer as it is packed, with the expert of every token if there is one.
+#[derive(Debug)]
+pub(super) struct SimulatedLayer {
+    on: Simulated,
+    own: Packed,
+    shared: Option<Packed>,
+}
+
+/// Some experts as the kernels take them.
+#[derive(Debug)]
+struct Packed {
+    shape: LayerShape,
+    matrices: Vec<u8>,
+    numbers: Numbers,
+}
+
+impl Packed {
+    fn new(on: &Simulated, spec: &LayerSpec<'_>, mlps: &[MlpWeights<'_>], gate: Option<&[f32]>) -> Result<Self> {
+        let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
+        let shape = LayerShape { invariant: spec.batch_invariant, gated: gate.is_some(), ..shape };
+        let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
+        for mlp in mlps {
+            let mut packed = PackedExpert::new(on.family, &shape, mlp)?;
+            if let Some(vector) = gate {
+                packed = packed.with_gate(vector);
+            }
+            matrices.extend(packed.matrices());
+            numbers.add(&packed);
+        }
+        numbers.check(&shape)?;
+        Ok(Packed { shape, matrices, numbers })
+    }
+
+    /// Puts them into the simulated memory.
+    fn placed(&self, gpu: &mut Gpu) -> Result<LayerWeights> {
+        let matrices = gpu.upload("matrices", &self.matrices).address;
+        self.numbers.placed(matrices, |values| Ok(gpu.upload("numbers", bytemuck::cast_slice(values)).address))
+    }
+}
+
+impl SimulatedLayer {
+    pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>) -> Result<Self> {
+        let own = Packed::new(&on, spec, spec.weights.experts(), None)?;
+        let of_all = spec.weights.shared();
+        let of_all = of_all.map(|shared| Packed::new(&on, spec, std::slice::from_ref(shared.mlp()), shared.gate()));
+        Ok(SimulatedLayer { on, own, shared: of_all.transpose()? })
+    }
+
+    /// How a call's products are computed: those of the layer, or of its shared expert.
+    fn kernels(&self, shape: &LayerShape, tokens: u32) -> Result<LayerKernels> {
+        LayerKernels::choose(self.on.family, shape, tokens, &self.on.facts())
+    }
+}
+
+/// Steps of both products, where each expert has so many rows.
+fn steps(shape: &LayerShape, kernels: &LayerKernels, rows: &[usize]) -> usize {
+    let of = |product: ProductShape, kernel: &dyn ExpertKernel| {
+        let [tokens, columns] = kernel.tile().map(|side| side as usize);
+        let token_tiles: usize = rows.iter().map(|rows| rows.div_ceil(tokens)).sum();
+        let parts = Tokens::of(product.activation).parts() as usize * product.gate.matrices();
+        token_tiles * (product.n as usize).div_ceil(columns) * (product.k as usize).div_ceil(CHUNK_DEPTH) * parts
+    };
+    of(shape.gate_up(), &*kernels.gate_up) + of(shape.down(), &*kernels.down)
+}
+
+impl LoadedLayer for SimulatedLayer {
+    fn bytes(&self) -> usize {
+        self.own.matrices.len() + self.shared.as_ref().map_or(0, |shared| shared.matrices.len())
+    }
+
+    fn run(&self, operands: LayerOperands<'_>) -> Result<()> {
+        let LayerOperands { tokens, ids, weights, top, on_input, .. } = operands;
+        check_operands(&operands, self.own.shape.hidden as usize)?;
+        if tokens.rows() == 0 {
+            return Ok(());
+        }
+        let activation = Activation::of_values(tokens.values());
+        let (top, output) = (top as u32, operands.target.element());
+        let shape = LayerShape { top, on_input, activation, output, ..self.own.shape };
+        shape.check()?;
+        let shared = self.shared.as_ref().map(|shared| LayerShape { activation, ..shared.shape });
+        let count = tokens.rows() as u32;
+        let kernels = self.kernels(&shape, count)?;
+        let shared_kernels = shared.as_ref().map(|shape| self.kernels(shape, count)).transpose()?;
+        let mut rows = vec![0; shape.experts as usize];
+        ids.iter().for_each(|&id| rows.get_mut(id as usize).into_iter().for_each(|rows| *rows += 1));
+        let mut steps_of_all = steps(&shape, &kernels, &rows);
+        if let Some((shape, kernels)) = shared.as_ref().zip(shared_kernels.as_ref()) {
+            steps_of_all += steps(shape, kernels, &[tokens.rows()]);
+        }
+        if steps_of_all > MOST_STEPS {
+            let reason =
+                format!("the layer takes {steps_of_all} steps of a tile over 64 of K, and {MOST_STEPS} is the most");
+            let remedy = "compute fewer tokens or a smaller layer there, or use another backend".to_owned();
+            return Err(Error::Unavailable { backend: NAME, reason, remedy });
+        }
+        let mut gpu = Gpu::new(self.on.limits()).with_rules(Rules::Letter);
+        let own_weights = self.own.placed(&mut gpu)?;
+        let shared_weights = self.shared.as_ref().map(|shared| shared.placed(&mut gpu)).transpose()?;
+        let inputs: [(&str, &[u8]); 3] = [
+            ("tokens", dense_bytes(tokens)),
+            ("ids", bytemuck::cast_slice(ids)),
+            ("weights", bytemuck::cast_slice(weights)),
+        ];
+        let [x, ids, weights] = inputs.map(|(name, bytes)| {
+            let buffer = gpu.upload(name, bytes);
+            gpu.await_predecessor(buffer);
+            buffer.address
+        });
+        let out = gpu.alloc("results", operands.target.len() * output.bytes());
+        // Full of NaN: tiles read rows behind their expert's last, which nobody may have written, and that must not show.
+        let bytes = layer::whole_workspace_bytes(&shape, shared.as_ref(), count);
+        let workspace = gpu.upload("workspace", &vec![0xFF; bytes]);
+        let choice = Choice::Given { ids, wide: false, weights };
+        let call = LayerCall { tokens: count, x, choice, addend: None, out: out.address };
+        let of_all = shared.as_ref().zip(shared_kernels.as_ref()).zip(shared_weights.as_ref());
+        let of_all = of_all.map(|((shape, kernels), weights)| (shape, kernels, weights));
+        let site = LayerSite { workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
+        let launches = layer::whole_launches((&shape, &kernels, &own_weights), of_all, &call, site);
+        let launches = simulated_launches(&launches)?;
+        let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        gpu.run_sequence(&sequence, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+        let found = gpu.download(out).map_err(|first| Error::Unwritten { first })?;
+        let mut target = operands.target;
+        target.bytes_mut().copy_from_slice(found);
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! A whole feed-forward layer as an operation: what a backend that computes layers whole is given, and what it gives back.
+//!
+//! A gated product is the first half of a layer with the counts given. The layer goes on: rows are found by routing, the products have a
+//! second one behind them, and a token's results are added up. [`crate::layer_reference`] defines all of it.
+
+use std::any::Any;
+use std::fmt;
+
+use format::Dense;
+
+use crate::{ExpertWeights, Intermediate, Result, Target};
+
+/// What a layer computes.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSpec<'w> {
+    /// Experts with gate/up and down, their biases and input scales, the gate, and an expert of every token if there is one.
+    pub weights: &'w ExpertWeights<'w>,
+    /// What stands between the two products.
+    pub intermediate: Intermediate,
+    /// Whether a token's result may depend on nothing but that token and the weights.
+    pub batch_invariant: bool,
+}
+
+/// A call of a layer on the host's memory.
+#[derive(Debug)]
+pub struct LayerOperands<'a> {
+    /// Tokens `[rows, hidden]`.
+    pub tokens: &'a Dense<'a>,
+    /// Experts `[rows, top]`; those that there are not compute nothing.
+    pub ids: &'a [u32],
+    /// Their weights.
+    pub weights: &'a [f32],
+    /// Experts of a token.
+    pub top: usize,
+    /// Whether weights multiply what experts are given, and not what they make of it.
+    pub on_input: bool,
+    /// Results `[rows, hidden]`.
+    pub target: Target<'a>,
+}
+
+/// A layer where its backend computes it.
+pub trait LoadedLayer: Any + fmt::Debug + Send + Sync {
+    /// Bytes of memory that its weights take there.
+    fn bytes(&self) -> usize;
+
+    /// Computes a call. Slices have the lengths that the sizes say, or it is refused.
+    fn run(&self, operands: LayerOperands<'_>) -> Result<()>;
+}
