@@ -1,8 +1,8 @@
-//! Launches on memory of the caller's, in the caller's stream.
+//! Launches on memory of the caller's, in the caller's stream: products, and whole layers.
 //!
-//! A [`LaunchQueue`] is one stream with the working memory of what is queued there. [`LaunchQueue::prepare`] looks at addresses, compiles and
-//! allocates, and [`LaunchQueue::launch`] queues what was prepared: without an allocation and without waiting for anything, so
-//! that it can be captured in a CUDA graph. Who decides on the configuration stands above this crate.
+//! A [`LaunchQueue`] is one stream with the working memory of what is queued there. Preparing a call looks at addresses, compiles and
+//! allocates; queueing what was prepared does neither and waits for nothing, so that it can be captured in a CUDA graph. Who decides on
+//! the configuration of products stands above this crate.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,35 +12,144 @@ use op::operands::TokenShape;
 use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weights};
 
 use super::device::{self, Device, DeviceWeights};
-use super::driver::{Context, DeviceMemory, EncodedLaunch, Stream, graveyard};
+use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
 use super::expand::TokenForm;
+use super::experts::device::DeviceExperts;
+use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
 use super::family::Family;
+use super::launch::Launch;
 use super::launches::{self, Site, TokenPlace};
 use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
 
 /// Calls that a queue remembers.
 const REMEMBERED: usize = 512;
+/// Launches from which on they are queued as one graph, which takes the host a quarter of the time. Fewer are queued one by one: the first
+/// of them may then begin beside what is before it in the stream.
+const GRAPH_LAUNCHES: usize = 4;
+
+/// What a call computes, and on what.
+#[derive(Debug)]
+enum Call {
+    /// The products of some groups.
+    Products {
+        weights: Weak<dyn PackedWeights>,
+        problem: Problem,
+        config: Config,
+        tokens: Vec<DeviceTokens>,
+        outputs: Vec<DeviceOutput>,
+    },
+    /// A whole layer.
+    Layer { layer: Weak<DeviceExperts>, kernels: LayerKernels, call: LayerCall },
+}
+
+/// What a call reads beside its tensors: kept by graphs, waited for before it goes.
+enum Owner {
+    Weights(Arc<dyn PackedWeights>),
+    Layer(Arc<DeviceExperts>),
+}
+
+impl Call {
+    /// Whose weights they are; the owner may go, and what was prepared for it is then of no use.
+    fn owner(&self) -> Option<Owner> {
+        match self {
+            Call::Products { weights, .. } => weights.upgrade().map(Owner::Weights),
+            Call::Layer { layer, .. } => layer.upgrade().map(Owner::Layer),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        match self {
+            Call::Products { weights, .. } => weights.strong_count() > 0,
+            Call::Layer { layer, .. } => layer.strong_count() > 0,
+        }
+    }
+
+    /// Bytes that its launches work in.
+    fn workspace_bytes(&self, device: &Device) -> usize {
+        match self {
+            Call::Products { problem, config, .. } => launches::workspace_bytes(device.family, problem, config),
+            Call::Layer { layer, call, .. } => layer.upgrade().map_or(0, |layer| layer.workspace_bytes(call.tokens)),
+        }
+    }
+
+    /// Its launches, in a workspace at an address. Tokens of products are multiplied with the weights' input scales.
+    fn launches(&self, device: &'static Device, workspace: u64) -> Result<Vec<Launch>> {
+        match (self, self.owner()) {
+            (Call::Products { problem, config, tokens, outputs, .. }, Some(Owner::Weights(weights))) => {
+                product_launches(device, &*weights, (problem, config), (tokens, true, outputs), workspace)
+            }
+            (Call::Layer { kernels, call, .. }, Some(Owner::Layer(layer))) => layer.launches(kernels, call, workspace),
+            _ => Err(Error::Forgotten),
+        }
+    }
+}
+
+impl Owner {
+    fn address(&self) -> usize {
+        match self {
+            Owner::Weights(weights) => Arc::as_ptr(weights).addr(),
+            Owner::Layer(layer) => Arc::as_ptr(layer).addr(),
+        }
+    }
+
+    /// Remembers that work in a stream will read it.
+    fn read_by(&self, stream: &Arc<Stream>, device: &Device) -> Result<()> {
+        match self {
+            Owner::Weights(weights) => DeviceWeights::on(&**weights, device)?.read_by(stream),
+            Owner::Layer(layer) => layer.read_by(stream),
+        }
+        Ok(())
+    }
+
+    /// Gives it to a graph to keep.
+    fn keep(self, capture: &Capture) -> Result<()> {
+        match self {
+            Owner::Weights(weights) => capture.keep(weights),
+            Owner::Layer(layer) => capture.keep(layer),
+        }
+    }
+}
 
 /// A call whose launches are known.
 #[derive(Debug)]
 struct Ready {
-    problem: Problem,
-    config: Config,
-    tokens: Vec<DeviceTokens>,
-    outputs: Vec<DeviceOutput>,
-    launches: Vec<EncodedLaunch>,
-    /// Whose the weights are; the layer may go, and what was prepared for it is then of no use.
-    weights: Weak<dyn PackedWeights>,
-    /// What the launches work in, kept for as long as they are.
-    workspace: Option<Arc<DeviceMemory>>,
+    call: Call,
+    launches: Queued,
+    /// Memory of the caller's that it works in, its address and bytes; else the queue's, and when that is replaced the call is forgotten.
+    lent: Option<(u64, usize)>,
 }
 
-impl Ready {
-    fn is_for(&self, weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> bool {
-        std::ptr::addr_eq(self.weights.as_ptr(), Arc::as_ptr(weights))
-            && self.tokens == tokens
-            && self.outputs == outputs
+/// Launches, ready to be queued.
+#[derive(Debug)]
+enum Queued {
+    Each(Vec<EncodedLaunch>),
+    Graph(Graph),
+}
+
+impl Queued {
+    fn new(device: &Device, launches: Vec<EncodedLaunch>) -> Result<Self> {
+        if launches.len() < GRAPH_LAUNCHES {
+            return Ok(Queued::Each(launches));
+        }
+        let beside = Stream::new(device.context)?;
+        // SAFETY: nothing is computed: the launches become a graph.
+        let captured = beside.capture(|| launches.iter().try_for_each(|launch| unsafe { launch.queue(&beside) }));
+        captured.map(Queued::Graph)
+    }
+
+    /// Queues them.
+    ///
+    /// # Safety
+    ///
+    /// What they read and write must be there until the stream has done the work.
+    unsafe fn queue(&self, stream: &Stream) -> Result<()> {
+        match self {
+            // SAFETY: the caller's promise is the same.
+            Queued::Each(launches) => launches.iter().try_for_each(|launch| unsafe { launch.queue(stream) }),
+            // SAFETY: the caller's promise is the same.
+            Queued::Graph(graph) => unsafe { graph.launch(stream) },
+        }
     }
 }
 
@@ -53,7 +162,8 @@ pub struct Prepared(u64);
 struct Captured {
     id: u64,
     workspace: Option<Arc<DeviceMemory>>,
-    weights: Vec<Weak<dyn PackedWeights>>,
+    /// Addresses of weights and layers.
+    owners: Vec<usize>,
 }
 
 /// A stream, and the working memory of what is queued there.
@@ -114,11 +224,17 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Option<Prepared> {
-        let key = key(weights, tokens, outputs);
-        self.ready.get(&key).is_some_and(|ready| ready.is_for(weights, tokens, outputs)).then_some(Prepared(key))
+        let key = product_key(weights, tokens, outputs);
+        let is_it = |ready: &Ready| match &ready.call {
+            Call::Products { weights: own, tokens: their, outputs: results, .. } => {
+                std::ptr::addr_eq(own.as_ptr(), Arc::as_ptr(weights)) && their == tokens && results == outputs
+            }
+            Call::Layer { .. } => false,
+        };
+        self.ready.get(&key).is_some_and(is_it).then_some(Prepared(key))
     }
 
-    /// Does everything that comes before the queueing: looks at the operands, compiles and allocates.
+    /// Does everything that comes before the queueing of products: looks at the operands, compiles and allocates.
     pub fn prepare(
         &mut self,
         weights: &Arc<dyn PackedWeights>,
@@ -132,78 +248,162 @@ impl LaunchQueue {
         check_weights(problem, weights.as_ref())?;
         let element = token_type(DeviceWeights::on(weights.as_ref(), self.device)?, problem, tokens)?;
         check_operands(self.stream.context(), problem, (element, tokens), outputs)?;
-        let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
-        let launches =
-            self.launches(weights.as_ref(), problem, config, (tokens, true, outputs), workspace.as_deref())?;
-        self.ready.retain(|_, ready| ready.weights.strong_count() > 0);
-        if self.ready.len() >= REMEMBERED {
-            self.ready.clear();
-        }
-        let ready = Ready {
+        let call = Call::Products {
+            weights: Arc::downgrade(weights),
             problem: problem.clone(),
             config: *config,
-            launches,
             tokens: tokens.to_vec(),
             outputs: outputs.to_vec(),
-            weights: Arc::downgrade(weights),
-            workspace,
         };
-        let key = key(weights, tokens, outputs);
-        self.ready.insert(key, ready);
+        self.remember(product_key(weights, tokens, outputs), call, None)
+    }
+
+    /// Does everything that comes before the queueing of a layer. `lent` is memory of the caller's to work in, its address a multiple of
+    /// 256, and how many bytes there are; without one the queue uses its own.
+    pub fn prepare_layer(
+        &mut self,
+        layer: &Arc<DeviceExperts>,
+        call: &LayerCall,
+        lent: Option<(u64, usize)>,
+    ) -> Result<Prepared> {
+        let key = layer_key(layer, call, lent);
+        if self.layer_call(key, layer, call).is_some() {
+            return Ok(Prepared(key));
+        }
+        self.prepare_layer_with(layer, call, lent, layer.kernels(call.tokens)?)
+    }
+
+    /// The same with these kernels instead of those that would be chosen.
+    pub fn prepare_layer_with(
+        &mut self,
+        layer: &Arc<DeviceExperts>,
+        call: &LayerCall,
+        lent: Option<(u64, usize)>,
+        kernels: LayerKernels,
+    ) -> Result<Prepared> {
+        self.unless_capturing("a call must be prepared", || Ok(()))?;
+        self.check_layer(layer, call, lent)?;
+        let key = layer_key(layer, call, lent);
+        self.remember(key, Call::Layer { layer: Arc::downgrade(layer), kernels, call: *call }, lent)
+    }
+
+    /// The kernels of a layer's call that was prepared: of this layer, and not of one that is gone and whose place this one has taken.
+    fn layer_call(&self, key: u64, layer: &Arc<DeviceExperts>, call: &LayerCall) -> Option<&LayerKernels> {
+        match &self.ready.get(&key)?.call {
+            Call::Layer { layer: own, kernels, call: prepared } => {
+                let same = own.strong_count() > 0 && own.as_ptr() == Arc::as_ptr(layer) && prepared == call;
+                same.then_some(kernels)
+            }
+            Call::Products { .. } => None,
+        }
+    }
+
+    /// Makes a call's launches ready.
+    fn remember(&mut self, key: u64, call: Call, lent: Option<(u64, usize)>) -> Result<Prepared> {
+        let workspace = match lent {
+            Some(_) => None,
+            None => self.workspace(call.workspace_bytes(self.device))?,
+        };
+        let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address));
+        let launches = self.encode(&call.launches(self.device, address.unwrap_or(0))?)?;
+        self.ready.retain(|_, ready| ready.call.is_alive());
+        if self.ready.len() >= REMEMBERED {
+            self.stream.synchronize()?;
+            self.ready.clear();
+        }
+        let launches = Queued::new(self.device, launches)?;
+        self.ready.insert(key, Ready { call, launches, lent });
         Ok(Prepared(key))
     }
 
     /// Queues a call that was prepared. Returns before it is computed.
     ///
     /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the weights, and
-    /// working memory of its own, so that it may be launched beside others and after queue and layer are gone.
+    /// working memory of its own unless that is lent, so that it may be launched beside others and after queue and layer are gone.
     ///
     /// # Safety
     ///
     /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay until the
-    /// stream has done the work.
+    /// stream has done the work; so must memory that is lent.
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
-        let Some((ready, weights)) = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.weights.upgrade()?)))
-        else {
-            return Err(Error::Forgotten);
-        };
-        let Some(capture) = self.stream.capturing()? else {
-            DeviceWeights::on(weights.as_ref(), self.device)?.read_by(&self.stream);
+        let known = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.call.owner()?)));
+        let Some((ready, owner)) = known else { return Err(Error::Forgotten) };
+        if self.stream.capturing()?.is_none() {
+            owner.read_by(&self.stream, self.device)?;
             // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is waited for
             // when the queue goes or needs another, and the weights, which now know this stream, when they go.
-            return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
+            return unsafe { ready.launches.queue(&self.stream) };
+        }
+        let Some(ready) = self.ready.remove(&call.0) else { return Err(Error::Forgotten) };
+        // SAFETY: the caller's promise is the same.
+        let done = unsafe { self.capture(&ready.call, ready.lent) };
+        self.ready.insert(call.0, ready);
+        done
+    }
+
+    /// Queues a layer's call. Returns before it is computed.
+    ///
+    /// In a stream that is being captured, a call of the layer with as many tokens must have been made before (or
+    /// [`LaunchQueue::prepare_layer`]), so that nothing has to be compiled in it; of other tensors will do.
+    ///
+    /// # Safety
+    ///
+    /// As for [`LaunchQueue::launch`].
+    pub unsafe fn enqueue_layer(
+        &mut self,
+        layer: &Arc<DeviceExperts>,
+        call: &LayerCall,
+        lent: Option<(u64, usize)>,
+    ) -> Result<()> {
+        if self.stream.capturing()?.is_none() {
+            let prepared = self.prepare_layer(layer, call, lent)?;
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.launch(prepared) };
+        }
+        let known = self.layer_call(layer_key(layer, call, lent), layer, call);
+        let kernels = match known {
+            Some(kernels) => kernels.clone(),
+            None => {
+                self.check_layer(layer, call, lent)?;
+                layer.kernels(call.tokens)?
+            }
         };
+        let call = Call::Layer { layer: Arc::downgrade(layer), kernels, call: *call };
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.capture(&call, lent) }
+    }
+
+    /// Queues a call in a stream that is being captured.
+    ///
+    /// # Safety
+    ///
+    /// As for [`LaunchQueue::launch`].
+    unsafe fn capture(&mut self, call: &Call, lent: Option<(u64, usize)>) -> Result<()> {
+        let Some(capture) = self.stream.capturing()? else { return Ok(()) };
         let captured = match self.captured.take() {
             Some(captured) if captured.id == capture.id() => captured,
-            _ => Captured { id: capture.id(), workspace: None, weights: Vec::new() },
+            _ => Captured { id: capture.id(), workspace: None, owners: Vec::new() },
         };
         let captured = self.captured.insert(captured);
-        if !captured.weights.iter().any(|kept| std::ptr::addr_eq(kept.as_ptr(), Arc::as_ptr(&weights))) {
-            capture.keep(Arc::clone(&weights))?;
-            captured.weights.push(Arc::downgrade(&weights));
+        let owner = call.owner().ok_or(Error::Forgotten)?;
+        if !captured.owners.contains(&owner.address()) {
+            captured.owners.push(owner.address());
+            owner.keep(&capture)?;
         }
-        let Some(bytes) = ready
-            .workspace
-            .as_ref()
-            .map(|_| launches::workspace_bytes(self.device.family, &ready.problem, &ready.config))
-        else {
-            // SAFETY: the operands are the caller's promise, and the graph keeps the weights.
-            return ready.launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) });
-        };
-        if captured.workspace.as_ref().is_none_or(|workspace| workspace.bytes() < bytes) {
+        let bytes = if lent.is_some() { 0 } else { call.workspace_bytes(self.device) };
+        if bytes > 0 && captured.workspace.as_ref().is_none_or(|workspace| workspace.bytes() < bytes) {
             let workspace = Arc::new(DeviceMemory::new(self.stream.context(), "a graph to work in", bytes)?);
             capture.keep(Arc::clone(&workspace))?;
             captured.workspace = Some(workspace);
         }
-        let workspace = captured.workspace.clone();
-        let operands = (&ready.tokens[..], true, &ready.outputs[..]);
-        let launches =
-            self.launches(weights.as_ref(), &ready.problem, &ready.config, operands, workspace.as_deref())?;
-        // SAFETY: the operands are the caller's promise, and the graph keeps weights and working memory.
+        let own = captured.workspace.as_deref().map_or(0, DeviceMemory::address);
+        let address = lent.map_or(own, |(address, _)| address);
+        let launches = self.encode(&call.launches(self.device, address)?)?;
+        // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights and working memory.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// Queues a problem whose plan is made and whose operands are known to be right: tokens are multiplied with what the weights
+    /// Queues products whose plan is made and whose operands are known to be right: tokens are multiplied with what the weights
     /// ask for.
     ///
     /// # Safety
@@ -218,32 +418,35 @@ impl LaunchQueue {
         outputs: &[DeviceOutput],
     ) -> Result<()> {
         let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
-        let launches = self.launches(weights, problem, config, (tokens, false, outputs), workspace.as_deref())?;
+        let address = workspace.as_deref().map_or(0, DeviceMemory::address);
+        let launches = product_launches(self.device, weights, (problem, config), (tokens, false, outputs), address)?;
         // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives it back.
-        launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
+        self.encode(&launches)?.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// The launches of a problem, over memory of as many bytes as they need to work in. Tokens are still to be multiplied with the
-    /// weights' input scales, or not.
-    fn launches(
-        &self,
-        weights: &dyn PackedWeights,
-        problem: &Problem,
-        config: &Config,
-        (tokens, multiply, outputs): (&[DeviceTokens], bool, &[DeviceOutput]),
-        workspace: Option<&DeviceMemory>,
-    ) -> Result<Vec<EncodedLaunch>> {
+    /// Looks at where a layer, a call's tensors and memory that is lent are.
+    fn check_layer(&self, layer: &DeviceExperts, call: &LayerCall, lent: Option<(u64, usize)>) -> Result<()> {
+        let [found, expected] = [layer.device(), self.device].map(|device| device.context.ordinal());
+        if found != expected {
+            let [found, expected] = [found, expected].map(|device| format!("device {device}"));
+            return Err(Error::Mismatch { group: 0, what: "the place of the weights", found, expected });
+        }
+        if call.tokens > 0 {
+            layer.check(call)?;
+        }
+        let Some((address, there)) = lent else { return Ok(()) };
+        let bytes = layer.workspace_bytes(call.tokens);
+        if there < bytes {
+            let (what, found) = ("the workspace", format!("{there} bytes"));
+            let expected = format!("{bytes} for {} tokens, as workspace_bytes says,", call.tokens);
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        check_place(self.device.context, 0, "the workspace", address, there, layer::ALIGNMENT)
+    }
+
+    /// Launches as the driver takes them. Their kernels are compiled, unless the stream is being captured.
+    fn encode(&self, launches: &[Launch]) -> Result<Vec<EncodedLaunch>> {
         let context = self.device.context;
-        let weights = DeviceWeights::on(weights, self.device)?;
-        let (source, places) = sources(self.device.family, weights.groups(), problem, tokens, multiply);
-        let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
-        let site = Site {
-            family: self.device.family,
-            workspace: workspace.map_or(0, DeviceMemory::address),
-            multiprocessors: self.device.facts.multiprocessors,
-        };
-        let (groups, tokens) = (weights.groups(), (source, &places[..]));
-        let launches = launches::launches(site, problem, config, groups, DeviceMemory::address, tokens, &targets)?;
         let encoded = launches.iter().map(|launch| {
             let function = match device::compiled(context, &launch.kernel) {
                 Some(function) => function,
@@ -288,6 +491,22 @@ impl Drop for LaunchQueue {
             graveyard::bury(Box::new(self.workspace.take()));
         }
     }
+}
+
+/// The launches of products, in a workspace at an address. Tokens are still to be multiplied with the weights' input scales, or not.
+fn product_launches(
+    device: &'static Device,
+    weights: &dyn PackedWeights,
+    (problem, config): (&Problem, &Config),
+    (tokens, multiply, outputs): (&[DeviceTokens], bool, &[DeviceOutput]),
+    workspace: u64,
+) -> Result<Vec<Launch>> {
+    let weights = DeviceWeights::on(weights, device)?;
+    let (source, places) = sources(device.family, weights.groups(), problem, tokens, multiply);
+    let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
+    let site = Site { family: device.family, workspace, multiprocessors: device.facts.multiprocessors };
+    let (groups, tokens) = (weights.groups(), (source, &places[..]));
+    launches::launches(site, problem, config, groups, DeviceMemory::address, tokens, &targets)
 }
 
 /// How tokens are expanded, and from where. Where they are still to be multiplied, the factors lie with the weights.
@@ -357,7 +576,7 @@ fn check_operands(
     Ok(())
 }
 
-fn key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> u64 {
+fn product_key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> u64 {
     let mut hasher = DefaultHasher::new();
     Arc::as_ptr(weights).addr().hash(&mut hasher);
     for token in tokens {
@@ -365,5 +584,17 @@ fn key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[Dev
         (values, scales, global.value().to_bits(), exponent, token.rows).hash(&mut hasher);
     }
     outputs.iter().for_each(|output| output.address.hash(&mut hasher));
+    hasher.finish()
+}
+
+fn layer_key(layer: &Arc<DeviceExperts>, call: &LayerCall, lent: Option<(u64, usize)>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let chosen = match call.choice {
+        Choice::Logits { logits, correction, .. } => [logits, correction],
+        Choice::Given { ids, weights, .. } => [ids, weights],
+        Choice::Everyone => [0; 2],
+    };
+    let lent = lent.map(|(address, _)| address);
+    (Arc::as_ptr(layer).addr(), [call.x, call.out], chosen, call.tokens, lent).hash(&mut hasher);
     hasher.finish()
 }

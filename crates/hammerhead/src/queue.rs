@@ -23,7 +23,6 @@
 //! ```
 
 use gpu::driver::Stream;
-use gpu::experts::device::ExpertQueue;
 use gpu::experts::host::DeviceRouting;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
@@ -35,11 +34,8 @@ use crate::{Experts, Layer, Mlp};
 /// A stream, and the plans and the working memory of what is queued there.
 #[derive(Debug)]
 pub struct Queue {
-    /// Whole layers' part of the stream, made when one is first queued. It goes before the stream does.
-    layers: Option<ExpertQueue>,
     launches: LaunchQueue,
     planner: Planner,
-    device: usize,
 }
 
 impl Queue {
@@ -60,7 +56,7 @@ impl Queue {
     }
 
     fn over(device: usize, launches: LaunchQueue) -> Result<Self> {
-        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()), device, layers: None })
+        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()) })
     }
 
     /// The same queue, in which every configuration grants a request. What was planned before is planned anew.
@@ -77,7 +73,7 @@ impl Queue {
 
     /// Bytes of working memory that it holds.
     pub fn workspace_bytes(&self) -> usize {
-        self.launches.workspace_bytes() + self.layers.as_ref().map_or(0, ExpertQueue::workspace_bytes)
+        self.launches.workspace_bytes()
     }
 
     /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is computed: ids, weights and
@@ -103,7 +99,7 @@ impl Queue {
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { layer.enqueue(self.layers()?, tokens, routing, out, workspace) }
+        unsafe { layer.enqueue(&mut self.launches, tokens, routing, out, workspace) }
     }
 
     /// The same for an MLP.
@@ -119,18 +115,7 @@ impl Queue {
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { layer.enqueue(self.layers()?, tokens, out, workspace) }
-    }
-
-    fn layers(&mut self) -> Result<&mut ExpertQueue> {
-        match &mut self.layers {
-            Some(layers) => Ok(layers),
-            none => {
-                // SAFETY: the stream lives as long as `launches`, which is dropped after this.
-                let layers = unsafe { ExpertQueue::on_stream(self.device, self.launches.stream().handle()) }?;
-                Ok(none.insert(layers))
-            }
-        }
+        unsafe { layer.enqueue(&mut self.launches, tokens, out, workspace) }
     }
 
     /// Queues C of every group. Returns before it is computed.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use format::{Dense, Values};
-use gpu::experts::device::{DeviceExperts, ExpertQueue};
+use gpu::LaunchQueue;
+use gpu::experts::device::DeviceExperts;
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
 use gpu::experts::route::RouteSpec;
 use gpu::families::sm90::kernel::MultiplySpec;
@@ -225,7 +226,7 @@ fn worst(figures: impl Iterator<Item = Result<f64>>) -> Result<f64> {
 /// Small layers of every kind, in every tile, with ids of the caller's of which some are nobody's, and from logits.
 fn kinds() -> Result<Value> {
     let context = device::context(0)?;
-    let mut queue = ExpertQueue::new(0)?;
+    let mut queue = LaunchQueue::new(0)?;
     let common = model("", [40, 3, 256, 192])?.shape;
     let halves = LayerShape {
         activation: Activation::F16,
@@ -264,9 +265,9 @@ fn kinds() -> Result<Value> {
         for tile in [8, 16, 24, 48, 96, 160] {
             let candidates = candidates(&placed, tile);
             let Some(kernels) = candidates.get((tile as usize / 8) % candidates.len().max(1)) else { continue };
-            queue.prepare_with(&placed, &call, None, kernels.clone())?;
+            queue.prepare_layer_with(&placed, &call, None, kernels.clone())?;
             // SAFETY: all tensors live until the results have been read.
-            unsafe { queue.enqueue(&placed, &call, None) }?;
+            unsafe { queue.enqueue_layer(&placed, &call, None) }?;
             let found = tensors.results(shape.output, queue.stream())?;
             let hidden = shape.hidden as usize;
             let token = |t: usize| {
@@ -287,7 +288,7 @@ fn kinds() -> Result<Value> {
 /// One captured graph, replayed after logits and tokens have changed in place.
 fn graph() -> Result<Value> {
     let context = device::context(0)?;
-    let mut queue = ExpertQueue::new(0)?;
+    let mut queue = LaunchQueue::new(0)?;
     let model = model("", [40, 3, 256, 192])?;
     let shape = model.shape;
     let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
@@ -296,11 +297,11 @@ fn graph() -> Result<Value> {
     for tokens in [1, 20, 200] {
         let tensors = Tensors::new(context, queue.stream(), &model, tokens, 1)?;
         let call = tensors.call(&model.router);
-        queue.prepare(&placed, &call, None)?;
+        queue.prepare_layer(&placed, &call, None)?;
         // SAFETY: the queue outlives it.
         let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
         // SAFETY: the tensors outlive the graph's launches, which are waited for.
-        let graph = stream.capture(|| unsafe { queue.enqueue(&placed, &call, None) })?;
+        let graph = stream.capture(|| unsafe { queue.enqueue_layer(&placed, &call, None) })?;
         for seed in 2..6 {
             let mut other = Tensors::new(context, &stream, &model, tokens, seed)?;
             if seed == 5 {
@@ -392,7 +393,7 @@ fn front() -> Result<Value> {
 /// A few tokens of layers as large as models have them.
 fn models() -> Result<Value> {
     let context = device::context(0)?;
-    let mut queue = ExpertQueue::new(0)?;
+    let mut queue = LaunchQueue::new(0)?;
     let (mut passed, mut rows) = (true, Vec::new());
     for model in all_models()? {
         let Model { name, shape, router } = &model;
@@ -401,10 +402,10 @@ fn models() -> Result<Value> {
         for tokens in [1usize, 16, 64, 512, 4096] {
             let tensors = Tensors::new(context, queue.stream(), &model, tokens, 11)?;
             // SAFETY: the tensors live until the results have been read.
-            unsafe { queue.enqueue(&placed, &tensors.call(router), None) }?;
+            unsafe { queue.enqueue_layer(&placed, &tensors.call(router), None) }?;
             let found = tensors.results(shape.output, queue.stream())?;
             // SAFETY: as before.
-            unsafe { queue.enqueue(&placed, &tensors.call(router), None) }?;
+            unsafe { queue.enqueue_layer(&placed, &tensors.call(router), None) }?;
             let same = tensors
                 .results(shape.output, queue.stream())?
                 .iter()
@@ -427,7 +428,7 @@ fn models() -> Result<Value> {
 /// One token in batches of all sizes, in layers that are batch-invariant: the same bits, and what it costs beside layers that are not.
 fn company() -> Result<Value> {
     let context = device::context(0)?;
-    let mut queue = ExpertQueue::new(0)?;
+    let mut queue = LaunchQueue::new(0)?;
     let (mut passed, mut rows) = (true, Vec::new());
     for mut model in all_models()? {
         (model.shape.invariant, model.shape.output) = (true, Output::F32);
@@ -446,7 +447,7 @@ fn company() -> Result<Value> {
             unsafe {
                 tensors.x_at.write(place * token.len(), &token, queue.stream())?;
                 tensors.logits_at.write(4 * place * experts, bytemuck::cast_slice(&one.logits), queue.stream())?;
-                queue.enqueue(&placed, &tensors.call(router), None)?;
+                queue.enqueue_layer(&placed, &tensors.call(router), None)?;
             }
             let found = tensors.results(shape.output, queue.stream())?;
             let bits: Vec<u32> = found[place * hidden..][..hidden].iter().map(|x| x.to_bits()).collect();
@@ -460,9 +461,9 @@ fn company() -> Result<Value> {
             let call = tensors.call(router);
             let mut us = [0.0; 2];
             for (us, layer) in us.iter_mut().zip([&placed, &free]) {
-                queue.prepare(layer, &call, None)?;
+                queue.prepare_layer(layer, &call, None)?;
                 // SAFETY: the tensors outlive the graph's launches, which are waited for.
-                *us = time(&stream, 8, || (0..8).try_for_each(|_| unsafe { queue.enqueue(layer, &call, None) }))?;
+                *us = time(&stream, 8, || (0..8).try_for_each(|_| unsafe { queue.enqueue_layer(layer, &call, None) }))?;
             }
             let [invariant, free] = us;
             println!(
@@ -662,14 +663,14 @@ fn host() -> Result<Value> {
     let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
     let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
     for tokens in [1usize, 16, 64] {
-        let mut queue = ExpertQueue::new(0)?;
+        let mut queue = LaunchQueue::new(0)?;
         let tensors = Tensors::new(context, queue.stream(), &model, tokens, 4)?;
         let call = tensors.call(router);
-        queue.prepare(&placed, &call, None)?;
+        queue.prepare_layer(&placed, &call, None)?;
         // SAFETY: the queue outlives it.
         let stream = unsafe { Stream::borrowed(context, queue.stream().handle()) }?;
         // SAFETY: the tensors outlive all launches, which are waited for.
-        let graph = stream.capture(|| unsafe { queue.enqueue(&placed, &call, None) })?;
+        let graph = stream.capture(|| unsafe { queue.enqueue_layer(&placed, &call, None) })?;
         let calls = 20;
         let each = |one: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
             let mut batch = || {
@@ -683,7 +684,7 @@ fn host() -> Result<Value> {
             Ok(times[50])
         };
         // SAFETY: as for the graph.
-        let queued = each(&mut || unsafe { queue.enqueue(&placed, &call, None) })?;
+        let queued = each(&mut || unsafe { queue.enqueue_layer(&placed, &call, None) })?;
         // SAFETY: as for the graph.
         let launched = each(&mut || unsafe { graph.launch(&stream) })?;
         println!("{name} {tokens} tokens: {queued:.2} µs of the host for a call, {launched:.2} for a graph of one");

@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use op::routing::{Router, Scoring};
 use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights};
 
-use super::device::{DeviceExperts, ExpertQueue};
+use super::device::DeviceExperts;
 use super::layer::{Choice, LayerCall, LayerShape};
 use super::packed::PackedExpert;
 use crate::device::Device;
 use crate::driver::DeviceMemory;
 use crate::launches::dense_bytes;
 use crate::operands::{DeviceOutput, DeviceTokens};
+use crate::queue::LaunchQueue;
 
 /// A layer, with the expert that computes every token if there is one.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl DeviceRouting<'_> {
 /// What a call leaves for the next one.
 #[derive(Debug)]
 struct Kept {
-    queue: ExpertQueue,
+    queue: LaunchQueue,
     /// Tokens, ids, weights and results.
     places: [Option<DeviceMemory>; 4],
 }
@@ -109,10 +110,10 @@ impl HostExperts {
     ///
     /// # Safety
     ///
-    /// As for [`ExpertQueue::enqueue`].
+    /// As for [`LaunchQueue::launch`].
     pub unsafe fn enqueue(
         &self,
-        queue: &mut ExpertQueue,
+        queue: &mut LaunchQueue,
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
@@ -144,7 +145,7 @@ impl HostExperts {
         };
         let call = LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, out: out.address };
         // SAFETY: the caller's promise is the same.
-        unsafe { queue.enqueue(&view, &call, workspace) }
+        unsafe { queue.enqueue_layer(&view, &call, workspace) }
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
@@ -179,7 +180,7 @@ impl HostExperts {
         let choice = Choice::Given { ids, wide: false, weights };
         let call = LayerCall { tokens, x, choice, addend: None, out: results };
         // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
-        unsafe { kept.queue.enqueue(&layer, &call, None) }?;
+        unsafe { kept.queue.enqueue_layer(&layer, &call, None) }?;
         match &kept.places[3] {
             // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
             Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
@@ -215,7 +216,7 @@ impl LoadedLayer for HostExperts {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut kept = match kept {
             Some(kept) => kept,
-            None => Kept { queue: ExpertQueue::new(self.device)?, places: std::array::from_fn(|_| None) },
+            None => Kept { queue: LaunchQueue::new(self.device)?, places: std::array::from_fn(|_| None) },
         };
         let queued = self.queue_all(call, &mut kept);
         // Also after an error: what was queued before it may still read and write the caller's memory.

@@ -32,7 +32,7 @@ use crate::phases::experts::FACTOR_BYTES;
 use crate::products::{ExpertKernel, MOST_EXPERTS, ProductOperands, ProductShape};
 
 /// What every part of the workspace begins at a multiple of.
-pub(super) const ALIGNMENT: u64 = 256;
+pub(crate) const ALIGNMENT: u64 = 256;
 
 /// A layer: its sizes, and what it computes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -33,9 +33,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use format::Dense;
-use gpu::experts::device::ExpertQueue;
 use gpu::experts::host::{DeviceRouting, HostExperts};
-use gpu::{DeviceOutput, DeviceTokens};
+use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{
     Activation, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team,
@@ -183,10 +182,10 @@ impl Mlp {
     ///
     /// # Safety
     ///
-    /// As for [`ExpertQueue::enqueue`].
+    /// As for [`LaunchQueue::launch`].
     pub(crate) unsafe fn enqueue(
         &self,
-        queue: &mut ExpertQueue,
+        queue: &mut LaunchQueue,
         x: DeviceTokens,
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
@@ -355,10 +354,10 @@ impl Experts {
     ///
     /// # Safety
     ///
-    /// As for [`ExpertQueue::enqueue`].
+    /// As for [`LaunchQueue::launch`].
     pub(crate) unsafe fn enqueue(
         &self,
-        queue: &mut ExpertQueue,
+        queue: &mut LaunchQueue,
         x: DeviceTokens,
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
