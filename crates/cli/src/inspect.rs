@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
-use format::checkpoint::{Arrangement, Checkpoint, Content, Format, Layer, Pair, Role};
+use format::checkpoint::{Arrangement, Checkpoint, Content, Format, Layer, Pair, Role, Weight};
 use serde::Serialize;
 
 use crate::model::{self, Reading};
@@ -53,6 +53,17 @@ struct Report {
     layers: Vec<LayerReport>,
     /// All quantised matrices, those of other modules too.
     quantised_weights: usize,
+    /// Each of them, where no layer was found.
+    matrices: Vec<MatrixReport>,
+}
+
+#[derive(Serialize)]
+struct MatrixReport {
+    name: String,
+    n: usize,
+    k: usize,
+    /// A number that multiplies.
+    global: f64,
 }
 
 #[derive(Serialize)]
@@ -104,6 +115,8 @@ pub fn inspect(args: &Args) -> Result<()> {
 }
 
 fn report(model: &Checkpoint) -> Result<Report> {
+    let weights = model.weights()?;
+    let described = if model.layers().is_empty() { &weights[..] } else { &[] };
     let files: Vec<&Path> = model.files().collect();
     let (gate, source) = model.gate_and_source();
     let formats: BTreeSet<Format> = pairs(model).filter_map(|pair| format_of(&pair.content)).collect();
@@ -123,7 +136,8 @@ fn report(model: &Checkpoint) -> Result<Report> {
         tower: model.tower().to_owned(),
         other_towers: model.other_towers().to_vec(),
         layers: model.layers().iter().map(|layer| describe(model, layer, &files)).collect::<Result<_>>()?,
-        quantised_weights: model.weights()?.len(),
+        quantised_weights: weights.len(),
+        matrices: described.iter().map(|weight| describe_matrix(model, weight)).collect::<Result<_>>()?,
         files: files.iter().map(|file| FileReport { name: name_of(file), bytes: length(file) }).collect(),
     })
 }
@@ -145,6 +159,11 @@ fn name_of(file: &Path) -> String {
 
 fn length(file: &Path) -> u64 {
     std::fs::metadata(file).map_or(0, |file| file.len())
+}
+
+fn describe_matrix(model: &Checkpoint, weight: &Weight) -> Result<MatrixReport> {
+    let [n, k] = weight.shape;
+    Ok(MatrixReport { name: weight.name.clone(), n, k, global: model.global(weight)?.value() })
 }
 
 fn describe(model: &Checkpoint, layer: &Layer, files: &[&Path]) -> Result<LayerReport> {
@@ -212,7 +231,8 @@ fn text(report: &Report) -> String {
         text += &format!("{format}: nibbles {nibbles}; global scale {global_scale}\n");
     }
     if report.layers.is_empty() {
-        return text + "no layer with a gated pair was found\n";
+        text += "no layer with a gated pair was found\n";
+        return if report.matrices.is_empty() { text } else { text + &matrices(&report.matrices) };
     }
     text += &format!("gate {} ({})\n", report.gate, report.gate_source);
     if let Some(routing) = &report.routing {
@@ -255,6 +275,14 @@ fn text(report: &Report) -> String {
         ]);
     }
     text + &table.text()
+}
+
+fn matrices(found: &[MatrixReport]) -> String {
+    let mut table = Table::new(&["matrix", ">n × k", ">global"]);
+    for MatrixReport { name, n, k, global } in found {
+        table.row([name.clone(), format!("{n} × {k}"), format!("{global:.4e}")]);
+    }
+    table.text()
 }
 
 fn range(globals: Option<[f64; 2]>) -> String {

@@ -7,6 +7,7 @@
 //! | `ids`, `weights` | I32 or I64, and F32, `[T, top]` | experts and weights; ids outside 0..E add nothing |
 //! | `e0.b1`, `e0.b2`, `e0.down` | U8 `[rows, K/2]` | codes of gate, up and down; no `b2` where the gate takes one matrix |
 //! | `…_scale`, `…_global` | F8_E4M3 `[rows, K/16]`, F32 `[]` or `[1]` | block scales; global scales that multiply, 1 if absent |
+//! | `…_scale_2` | F32 `[]` or `[1]` | global scales under the names that `quantize` gives them |
 //! | `…_bias` | F32, BF16 or F16 `[rows]` | added to the sums, if there are any |
 //! | `e0.b1_input_scale`, `e0.down_input_scale` | F32 `[K]` of that matrix | what its tokens are multiplied with first (AWQ), if anything; `b1`'s is `b2`'s too |
 //! | `e0.down_input_global` | F32 `[]` or `[1]` | the global scale of an NVFP4 intermediate, 1 if absent |
@@ -25,18 +26,21 @@ use crate::problem_file::Group;
 use crate::{Error, Result};
 
 /// The names an expert may have.
-const PARTS: [&str; 15] = [
+const PARTS: [&str; 18] = [
     "b1",
     "b1_scale",
+    "b1_scale_2",
     "b1_global",
     "b1_bias",
     "b1_input_scale",
     "b2",
     "b2_scale",
+    "b2_scale_2",
     "b2_global",
     "b2_bias",
     "down",
     "down_scale",
+    "down_scale_2",
     "down_global",
     "down_bias",
     "down_input_scale",
@@ -134,7 +138,8 @@ fn experts(file: &File) -> Result<usize> {
         };
         if !known {
             let remedy = "known are x, logits, correction, ids, weights, and e0., e1., … and shared. before b1, b2 and down, \
-                each also with _scale, _global and _bias, b1_input_scale, down_input_scale, down_input_global, and shared.gate";
+                each also with _scale, _global (or _scale_2) and _bias, b1_input_scale, down_input_scale, \
+                down_input_global, and shared.gate";
             return whole.refuse(name, "a layer of experts has no tensor of that name", remedy);
         }
         numbers.extend(number);

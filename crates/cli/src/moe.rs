@@ -23,7 +23,7 @@ use crate::{Result, console, files, table};
     logits                  F32 [T, E], with --routing and --top-k; correction F32 [E] for sigmoid, if there is one; or\n  \
     ids, weights            I32 or I64, and F32, [T, top]; ids outside 0..E add nothing\n  \
     e0.b1, e0.b2, e0.down   U8 [rows, K/2] for each expert e0, e1, …, no b2 where the gate takes one matrix; each with\n  \
-    …_scale, …_global       F8_E4M3 [rows, K/16], and F32 that multiplies, 1 if absent\n  \
+    …_scale, …_global       F8_E4M3 [rows, K/16], and F32 that multiplies (or …_scale_2), 1 if absent\n  \
     …_bias                  F32, BF16 or F16 [rows], if there are any\n  \
     e0.b1_input_scale, e0.down_input_scale  F32 [K], what tokens are multiplied with first (AWQ), if anything\n  \
     e0.down_input_global    F32, the scale of an nvfp4 intermediate, 1 if absent\n  \

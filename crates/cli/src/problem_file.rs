@@ -5,6 +5,7 @@
 //! | `a`, `b1`, `b2` | U8 `[rows, K/2]` | codes, even k in the low nibble |
 //! | `a_scale`, `b1_scale`, `b2_scale` | F8_E4M3 `[rows, K/16]` | block scales |
 //! | `a_global`, `b1_global`, `b2_global` | F32 `[]` or `[1]` | global scales that multiply; 1 if absent |
+//! | `a_scale_2`, `b1_scale_2`, `b2_scale_2` | the same | the same under the names that `quantize` gives them |
 //! | `a` | F16, BF16 or F32 `[M, K]` | or activations that are not quantised, without `a_scale` |
 //!
 //! Without `b2` it is a plain GEMM. A group is the same names prefixed `g0.`, `g1.`, …, and every group may have its
@@ -22,7 +23,20 @@ use testkit::cases::Instance;
 use crate::{Error, Result};
 
 /// The names a group may have.
-const PARTS: [&str; 9] = ["a", "a_scale", "a_global", "b1", "b1_scale", "b1_global", "b2", "b2_scale", "b2_global"];
+const PARTS: [&str; 12] = [
+    "a",
+    "a_scale",
+    "a_scale_2",
+    "a_global",
+    "b1",
+    "b1_scale",
+    "b1_scale_2",
+    "b1_global",
+    "b2",
+    "b2_scale",
+    "b2_scale_2",
+    "b2_global",
+];
 
 /// A problem, borrowing its weights from the file.
 #[derive(Debug)]
@@ -149,7 +163,8 @@ fn prefixes(file: &File) -> Result<Vec<String>> {
             return refuse(
                 name,
                 problem,
-                "known are a, b1 and b2, each also with _scale and _global, and all of them prefixed g0., g1., …",
+                "known are a, b1 and b2, each also with _scale and _global (or _scale_2), \
+                 and all of them prefixed g0., g1., …",
             );
         }
         match number {
@@ -255,7 +270,8 @@ impl<'a> Group<'a, '_> {
             return self.refuse("b1", "it has no rows", "a weight matrix needs at least one, as each is a column of c");
         }
         if gate.matrices() == 1 {
-            return match ["b2_scale", "b2_global"].into_iter().find(|part| self.file.contains(&self.name(part))) {
+            let scales = ["b2_scale", "b2_scale_2", "b2_global"];
+            return match scales.into_iter().find(|part| self.contains(part)) {
                 Some(part) => self.refuse(part, "it is there, but b2 is not", "add b2, or leave this out"),
                 None => Ok(Weights::plain(b1)),
             };
@@ -278,9 +294,9 @@ impl<'a> Group<'a, '_> {
         let tensor = self.file.tensor(&self.name("a"))?;
         let a: Activations<'a> = match tensor.dtype {
             Dtype::F16 | Dtype::BF16 | Dtype::F32 => {
-                if self.file.contains(&self.name("a_scale")) {
+                if let Some(part) = ["a_scale", "a_scale_2"].into_iter().find(|part| self.contains(part)) {
                     let problem = format!("it is there, but {:?} is {} and not quantised", tensor.name, tensor.dtype);
-                    return self.refuse("a_scale", problem, "leave it out, or give the codes as U8");
+                    return self.refuse(part, problem, "leave it out, or give the codes as U8");
                 }
                 let global = self.global("a_global")?;
                 tensor.into_dense(global).map_err(|reason| self.in_file(reason))?.into()
@@ -302,7 +318,15 @@ impl<'a> Group<'a, '_> {
     /// A quantised matrix.
     pub fn matrix(&self, part: &str) -> Result<Matrix<'a>> {
         let (codes, scales) = (self.name(part), self.name(&format!("{part}_scale")));
-        let global = self.global(&format!("{part}_global"))?;
+        let [global, scale_2] = ["global", "scale_2"].map(|name| format!("{part}_{name}"));
+        let global = match (self.contains(&global), self.contains(&scale_2)) {
+            (true, true) => {
+                let problem = format!("it is there, and {:?} is too: two names of one scale", self.name(&global));
+                return self.refuse(&scale_2, problem, "keep one of them");
+            }
+            (_, true) => self.global(&scale_2)?,
+            _ => self.global(&global)?,
+        };
         Ok(tensors::matrix(self.file, &codes, &scales, global)?)
     }
 

@@ -46,7 +46,7 @@ const SECONDS: f64 = 1.0;
     With --input and --output, one problem is read from safetensors and its result written:\n  \
     a, b1, b2                    U8 [rows, K/2], even k in the low nibble\n  \
     a_scale, b1_scale, b2_scale  F8_E4M3 [rows, K/16]\n  \
-    a_global, …                  F32 scalars that multiply, 1 if absent\n\
+    a_global, …                  F32 scalars that multiply (or a_scale_2, …), 1 if absent\n\
     `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
     prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
     With --checkpoint and --layer, the weights are those of a model's layer, one group per expert. With --output the \

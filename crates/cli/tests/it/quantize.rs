@@ -1,7 +1,7 @@
 //! `quantize`: the layout it writes, what it copies, what it refuses.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::common::{Random, assert_refused, hammerhead, stderr, succeed};
 use format::tensors::{self, Dtype, File, Tensor};
@@ -137,20 +137,57 @@ fn input_and_output_are_two_files() {
     assert!(!stderr(&output).is_empty());
 }
 
+fn matrix(name: &str, rows: usize) -> Tensor<'static> {
+    Tensor::from_f32(name, [rows, 32], numbers(rows * 32))
+}
+
 #[test]
 fn what_was_quantised_can_be_run() {
-    let tensor = |name, rows| Tensor::from_f32(name, [rows, 32], numbers(rows * 32));
-    let place = Place::new(&[tensor("b1", 6), tensor("b2", 6)]);
-    succeed(place.args(&[]));
-    let after = File::open(place.path("out")).unwrap();
-    let mut problem = vec![tensor("a", 4)];
-    for name in after.names() {
-        let mut tensor = after.tensor(name).unwrap();
-        tensor.name = name.replace("_scale_2", "_global");
-        problem.push(tensor);
+    let place = Place::new(&[matrix("a", 4), matrix("b1", 6), matrix("b2", 6)]);
+    let (input, output) = (place.path("out"), place.path("c"));
+    let run = |input: &Path| {
+        hammerhead(["run".as_ref(), "--input".as_ref(), input.as_os_str(), "--output".as_ref(), output.as_os_str()])
+    };
+    for patterns in [&["--tensor", "b?"][..], &[]] {
+        succeed(place.args(patterns));
+        let ran = run(&input);
+        assert!(ran.status.success(), "{}", stderr(&ran));
+        assert_eq!(File::open(&output).unwrap().tensor("c").unwrap().shape, [4, 6]);
     }
-    let (input, output) = (place.path("problem"), place.path("c"));
-    tensors::write(&input, &problem, None).unwrap();
-    succeed(["run".as_ref(), "--input".as_ref(), input.as_os_str(), "--output".as_ref(), output.as_os_str()]);
-    assert_eq!(File::open(&output).unwrap().tensor("c").unwrap().shape, [4, 6]);
+    let after = File::open(&input).unwrap();
+    let mut problem: Vec<_> = after.names().map(|name| after.tensor(name).unwrap()).collect();
+    problem.push(Tensor::from_f32("b1_global", [], vec![1.0]));
+    tensors::write(place.path("both"), &problem, None).unwrap();
+    assert_refused(&run(&place.path("both")), &["\"b1_scale_2\"", "\"b1_global\"", "two names"]);
+}
+
+#[test]
+fn what_was_quantised_is_read_again_whatever_it_is_called() {
+    let names = [
+        "b1",
+        "weight",
+        "head",
+        "m.bias",
+        "m.scales",
+        "m.down_proj_scales",
+        "m._weight_qdata",
+        "m.up.weight",
+        "n_weight",
+    ];
+    let tensors: Vec<_> = names.iter().enumerate().map(|(at, name)| matrix(name, at + 1)).collect();
+    let place = Place::new(&tensors);
+    succeed(place.args(&[]));
+    let (quantised, restored) = (place.path("out"), place.path("restored"));
+    let told = succeed(["inspect".as_ref(), quantised.as_os_str()]);
+    assert!(told.contains("9 quantised matrices") && told.contains("b1 "), "{told}");
+    succeed(["dequantize".as_ref(), quantised.as_os_str(), restored.as_os_str()]);
+    let (before, after) = (File::open(place.path("in")).unwrap(), File::open(&restored).unwrap());
+    assert_eq!(after.names().collect::<Vec<_>>(), before.names().collect::<Vec<_>>());
+    let quantised = File::open(&quantised).unwrap();
+    for name in names {
+        let global = quantised.tensor(&format!("{name}_scale_2")).unwrap().scalar_f32().unwrap();
+        let expected = tensors::matrix(&quantised, name, &format!("{name}_scale"), global).unwrap().dequantize();
+        let bytes: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(after.tensor(name).unwrap().bytes, bytes, "{name}");
+    }
 }

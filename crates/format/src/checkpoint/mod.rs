@@ -52,6 +52,7 @@ pub use feed_forward::{FeedForward, Linear, Projections, Router};
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
 pub use layers::{Arrangement, Content, Layer, Pair, Role};
 use layouts::Recognised;
+use names::Part;
 use parts::{Catalogue, Parts};
 pub use routing::{RoutingRule, Score};
 use store::Store;
@@ -178,6 +179,7 @@ impl Checkpoint {
             catalogue.entry(stem).or_default().push((part, name.to_owned()));
         }
         parts::separate(&mut catalogue);
+        parts::join_quantised(&mut catalogue, &store);
         Ok(Self {
             store,
             catalogue,
@@ -364,10 +366,19 @@ impl Checkpoint {
                     None => push(format!("{experts}.{member}.{last}.weight"), Rows::All),
                 },
                 None if coded.stack > 1 => push(format!("{stem}.{member}.weight"), Rows::All),
-                None => push(format!("{stem}.weight"), Rows::All),
+                None => push(self.unquantised_name(stem, format), Rows::All),
             }
         }
         Ok(())
+    }
+
+    /// The name that a matrix had before it was quantised. ModelOpt leaves its codes under that.
+    fn unquantised_name(&self, stem: &str, format: Format) -> String {
+        let mut names = self.catalogue.get(stem).into_iter().flatten();
+        match names.find(|(part, _)| *part == Part::Weight) {
+            Some((_, name)) if format == Format::ModelOpt => name.clone(),
+            _ => format!("{stem}.weight"),
+        }
     }
 
     fn parts(&self, stem: &str) -> Parts<'_> {

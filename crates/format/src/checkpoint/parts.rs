@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::names::Part;
+use super::names::{Part, split};
 use super::store::{Store, View};
+use crate::tensors::Dtype;
 use crate::{Error, Result};
 
 /// Of every weight, by its stem: the parts it has, and under which names.
@@ -21,6 +22,39 @@ pub(super) fn separate(catalogue: &mut Catalogue) {
     }
     for name in apart {
         catalogue.entry(name.clone()).or_default().push((Part::Weight, name));
+    }
+}
+
+/// Puts together what `hammerhead quantize` makes of a matrix of any name X: codes `X`, scales `X_scale` and a global
+/// scale `X_scale_2`. Names alone tell only where X ends as the weight of a module does; elsewhere types must agree.
+pub(super) fn join_quantised(catalogue: &mut Catalogue, store: &Store) {
+    for global in store.names() {
+        let Some((scales, codes)) =
+            global.strip_suffix("_2").and_then(|name| Some((name, name.strip_suffix("_scale")?)))
+        else {
+            continue;
+        };
+        let parts = [
+            (Part::Weight, codes, Dtype::U8),
+            (Part::BlockScale, scales, Dtype::F8_E4M3),
+            (Part::Multiplier, global, Dtype::F32),
+        ];
+        let (stem, _) = split(codes);
+        let together = parts.iter().all(|(part, name, _)| split(name) == (stem.clone(), *part));
+        if together || !parts.iter().all(|(_, name, dtype)| store.view(name).is_some_and(|view| view.is(*dtype))) {
+            continue;
+        }
+        for (part, name, _) in parts {
+            for home in [split(name).0, name.to_owned()] {
+                if let Some(names) = catalogue.get_mut(&home) {
+                    names.retain(|(_, other)| other != name);
+                    if names.is_empty() {
+                        catalogue.remove(&home);
+                    }
+                }
+            }
+            catalogue.entry(codes.to_owned()).or_default().push((part, name.to_owned()));
+        }
     }
 }
 
@@ -56,7 +90,6 @@ impl<'a> Parts<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::split;
     use super::*;
 
     #[test]
