@@ -129,6 +129,20 @@ pub enum Error {
     #[error("{option} compares ways to compute on a processor's threads, of which {backend} uses none; leave it out")]
     NoScaling { option: &'static str, backend: &'static str },
 
+    /// Kernels of an architecture for a device of another.
+    #[error(
+        "--arch {arch} does not go with --device {device}, which has compute capability {}.{} and does not run those \
+         kernels; leave out --device, or ask for --arch {fitting}", capability.0, capability.1
+    )]
+    OtherArch { arch: String, device: String, capability: (i32, i32), fitting: String },
+
+    /// A device that a backend does not compute on.
+    #[error(
+        "--backend {backend} does not go with --device {device}: only cuda computes on that GPU; leave out --backend, \
+         or leave out --device to see what {backend} weighs on this machine"
+    )]
+    OtherBackend { backend: String, device: String },
+
     /// Results were wrong.
     #[error("{failed} of {all} checks failed; {remedy}")]
     Failed { failed: usize, all: usize, remedy: &'static str },

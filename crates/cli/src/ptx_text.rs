@@ -14,7 +14,7 @@ use ptx::{Bank, Kernel};
 
 use crate::predict::cheapest;
 use crate::shapes::{self, Shapes};
-use crate::{Result, console, files};
+use crate::{Error, Result, console, files};
 
 /// Print the GPU kernels that a problem would run
 #[derive(Debug, ClapArgs)]
@@ -86,6 +86,11 @@ impl Arch {
         }
     }
 
+    /// What it is called on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     /// The device that is planned for where nobody names one.
     fn facts(self) -> Facts {
         match self {
@@ -111,6 +116,7 @@ pub fn ptx(args: &Args) -> Result<()> {
         Problem::new(args.shape.0.clone(), args.gate, args.activation.unwrap_or(args.arch.activation()), args.out)?;
     let family = args.arch.family();
     let facts = args.device.as_deref().map_or_else(|| Ok(args.arch.facts()), Facts::named)?;
+    expect_runs_on(args.arch, &facts)?;
     let (_, config) = cheapest(family, &problem, &args.config, &facts)?;
     let kernels = family.kernels(&problem, &config)?;
     // The assembler takes ASCII only, also in comments.
@@ -125,6 +131,21 @@ pub fn ptx(args: &Args) -> Result<()> {
         Some(path) => files::write_report(path, &text),
         None => console::print(&text),
     }
+}
+
+/// Refuses a device that does not run an architecture's kernels.
+fn expect_runs_on(arch: Arch, facts: &Facts) -> Result<()> {
+    let capability = facts.capability;
+    if arch.family().supports(capability) {
+        return Ok(());
+    }
+    let fitting = Arch::value_variants().iter().filter(|arch| arch.family().supports(capability));
+    Err(Error::OtherArch {
+        arch: arch.name(),
+        device: facts.name.clone(),
+        capability,
+        fitting: fitting.map(|arch| arch.name()).collect::<Vec<_>>().join(" or "),
+    })
 }
 
 /// What a kernel says of itself.

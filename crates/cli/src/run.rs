@@ -8,13 +8,13 @@ use clap::{ArgGroup, Args as ClapArgs};
 use format::Values;
 use format::tensors::File;
 use half::{bf16, f16};
-use hammerhead::Target;
-use hammerhead::{Engine, Output, Plan, Weights, expect_finite};
+use hammerhead::gpu::foretold;
+use hammerhead::{Engine, Output, Plan, Target, Weights, backends, expect_finite};
 use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
-use crate::computed::{COPIES_NOTE, Clock, Computed, Planned};
+use crate::computed::{COPIES_NOTE, Clock, Computed, Planned, on_device};
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
 use crate::layer::{Choice, Opened};
@@ -80,7 +80,7 @@ pub struct Args {
     explain: bool,
     /// With --explain: say what this GPU, which need not be there, should take, phase by phase, and compute nothing: h200, h100, a100,
     /// rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark
-    #[arg(long, value_name = "NAME", requires = "explain", conflicts_with_all = ["input", "output"])]
+    #[arg(long, value_name = "NAME", requires = "explain", conflicts_with_all = ["input", "output", "checkpoint"])]
     device: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -286,6 +286,16 @@ struct Row {
     plan: Plan,
 }
 
+/// Refuses a backend that does not compute on a GPU of that name.
+fn expect_computes_on(backend: &str, device: &str) -> Result<()> {
+    let on_gpus = backends::by_name(backend).is_ok_and(on_device);
+    let foretold = backend.strip_prefix(foretold::PREFIX).is_some_and(|name| name.eq_ignore_ascii_case(device));
+    if backend == "auto" || on_gpus || foretold {
+        return Ok(());
+    }
+    Err(Error::OtherBackend { backend: backend.to_owned(), device: device.to_owned() })
+}
+
 fn run_selected(args: &Args) -> Result<()> {
     if args.selection.suite.contains(&SuiteName::Moe) {
         return Err(Error::LayerOption { option: "run", remedy: "take hammerhead verify or bench with --suite moe" });
@@ -293,6 +303,7 @@ fn run_selected(args: &Args) -> Result<()> {
     let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
     let cases = args.selection.cases(defaults)?;
     if let Some(device) = &args.device {
+        expect_computes_on(&args.how.backend, device)?;
         return predict::explain(device, &cases, &args.how.request(), args.json);
     }
     let engine = args.how.engine()?;

@@ -231,4 +231,37 @@ fn a_gpu_that_is_not_there_is_predicted_phase_by_phase() {
         Some(2),
         "only what is explained can be of another GPU"
     );
+    assert_eq!(
+        hammerhead(["run", "--checkpoint", "model", "--layer", "0", "--explain", "--device", "b200"]).status.code(),
+        Some(2),
+        "a layer of a checkpoint is computed here"
+    );
+}
+
+#[test]
+fn a_device_goes_only_with_a_backend_that_computes_on_it() {
+    let explain =
+        |backend| hammerhead(["run", "--shape", "64x200x320", "--explain", "--device", "h200", "--backend", backend]);
+    for backend in ["avx2", "scalar", "sim", "foretold:b200"] {
+        assert_refused(&explain(backend), &[backend, "h200", "leave out --backend"]);
+    }
+    for backend in ["auto", "cuda", "cuda:1", "foretold:h200"] {
+        assert!(explain(backend).status.success(), "{backend}: {}", stderr(&explain(backend)));
+    }
+}
+
+#[test]
+fn kernels_are_printed_only_for_a_device_that_runs_them() {
+    let ptx = |arch, device| hammerhead(["ptx", "--arch", arch, "--device", device]);
+    for (arch, device, fitting) in [
+        ("sm_100a", "h100", "--arch sm_80 or sm_90a"),
+        ("sm_90a", "b200", "--arch sm_80 or sm_100a"),
+        ("sm_120f", "a100", "--arch sm_80"),
+        ("sm_90a", "rtx5090", "--arch sm_80 or sm_120f"),
+    ] {
+        assert_refused(&ptx(arch, device), &[arch, device, fitting]);
+    }
+    for (arch, device) in [("sm_80", "b200"), ("sm_90a", "h100"), ("sm_100a", "b200"), ("sm_120f", "dgx-spark")] {
+        assert!(ptx(arch, device).status.success(), "{arch} on {device}");
+    }
 }
