@@ -14,7 +14,8 @@ use crate::launch::{KernelSpec, Launch};
 use crate::pack::{self, Codes};
 use crate::products::{ExpertKernel, ProductShape};
 
-/// Where a group's operands are, and how its sums are scaled. Everything starts at a multiple of 16 bytes.
+/// Where a group's operands are, and how its sums are scaled. Everything but C starts at a multiple of 16 bytes, and so
+/// does C where its rows are a multiple of 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupOperands {
     /// The packed gate and up weights; without a gate only the first is looked at.

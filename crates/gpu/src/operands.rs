@@ -7,7 +7,7 @@ use op::{Activation, Activations, Error, Output, Result};
 use super::driver::{Context, PointerKind};
 use super::launches::TokenPlace;
 
-/// What addresses of dense tokens and of results must be a multiple of.
+/// What addresses of dense tokens, and of results whose rows are a multiple of it, must be a multiple of.
 pub(crate) const ALIGNMENT: u64 = 16;
 /// What addresses of codes must be a multiple of.
 const CODE_ALIGNMENT: u64 = 4;
@@ -76,7 +76,8 @@ impl DeviceTokens {
     }
 }
 
-/// Where one group's C goes: row-major `[rows, n]` in the device's memory, at an address that is a multiple of 16.
+/// Where one group's C goes: row-major `[rows, n]` in the device's memory. Its address must be a multiple of 16 where
+/// the bytes of a row are, and of the element's size elsewhere, so that groups may follow each other in one array.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceOutput {
     pub(crate) element: Output,
@@ -87,6 +88,13 @@ impl DeviceOutput {
     /// A place for results of this type.
     pub fn new(element: Output, address: u64) -> Self {
         DeviceOutput { element, address }
+    }
+
+    /// What the address of C must be a multiple of. Kernels store 16 bytes at a time only where the bytes of every row
+    /// are a multiple of 16, and elements one by one elsewhere.
+    pub fn alignment(element: Output, n: usize) -> u64 {
+        let row = (n * element.bytes()) as u64;
+        if row.is_multiple_of(ALIGNMENT) { ALIGNMENT } else { element.bytes() as u64 }
     }
 
     /// The element type.
@@ -148,5 +156,27 @@ pub(crate) fn check_place(
             refuse(reason, "check shape and element type of the tensor")
         }
         PointerKind::Device { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_one_array_may_follow_each_other_whatever_their_rows() {
+        for element in [Output::F16, Output::BF16, Output::F32] {
+            for (n, rows) in (1..=40).flat_map(|n| (0..6).map(move |rows| (n, rows))) {
+                let end = (rows * n * element.bytes()) as u64;
+                assert!(end.is_multiple_of(DeviceOutput::alignment(element, n)), "{rows} rows of {n} {element}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_may_be_stored_sixteen_bytes_at_a_time_begin_at_a_multiple_of_sixteen() {
+        let alignments = [(Output::F16, 8), (Output::F16, 12), (Output::BF16, 40), (Output::F32, 4), (Output::F32, 6)]
+            .map(|(element, n)| DeviceOutput::alignment(element, n));
+        assert_eq!(alignments, [16, 2, 16, 16, 4]);
     }
 }

@@ -19,7 +19,7 @@ use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
 use super::family::Family;
 use super::launch::Launch;
 use super::launches::{self, Site, TokenPlace};
-use super::operands::{ALIGNMENT, DeviceOutput, DeviceTokens, check_place};
+use super::operands::{DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
 
 /// Calls that a queue remembers.
@@ -570,7 +570,8 @@ fn check_operands(
         if shape.m > 0 {
             tokens.check(context, group)?;
             let bytes = shape.m * shape.n * problem.output().bytes();
-            check_place(context, group, "the results", output.address, bytes, ALIGNMENT)?;
+            let alignment = DeviceOutput::alignment(output.element(), shape.n);
+            check_place(context, group, "the results", output.address, bytes, alignment)?;
         }
     }
     Ok(())

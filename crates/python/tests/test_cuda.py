@@ -78,6 +78,34 @@ def test_experts_of_uneven_numbers_of_tokens():
         expect_close(part, tokens, truth)
 
 
+def test_results_of_any_width_follow_each_other_in_one_array():
+    for n in (1, 7, 33, 36, 60, 100):
+        pairs, values = layer(n, 256, groups=4)
+        weights = DualWeights.from_arrays([b1 for b1, _ in pairs], [b2 for _, b2 in pairs])
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            for counts in ([1, 1, 1, 1], [3, 0, 5, 1], [1, 70, 0, 9]):
+                x = random(sum(counts), 256, dtype=dtype)
+                given = torch.empty(sum(counts), n, device="cuda", dtype=dtype)
+                for result in (weights.grouped(x, counts), weights.grouped(x, counts, out=given)):
+                    for part, tokens, truth in zip(result.split(counts), x.split(counts), values):
+                        expect_close(part, tokens, truth)
+
+
+def test_results_go_to_any_address_of_the_callers():
+    for n in (33, 64):
+        pairs, values = layer(n, 256, groups=2)
+        weights = DualWeights.from_arrays([b1 for b1, _ in pairs], [b2 for _, b2 in pairs])
+        for dtype in (torch.float16, torch.float32):
+            x, counts = random(8, 256, dtype=dtype), [3, 5]
+            memory = torch.full((8 * n + 2,), 7.0, device="cuda", dtype=dtype)
+            out = memory[1:-1].view(8, n)
+            assert out.data_ptr() % 16 != 0
+            assert weights.grouped(x, counts, out=out) is out
+            for part, tokens, truth in zip(out.split(counts), x.split(counts), values):
+                expect_close(part, tokens, truth)
+            assert memory[0] == 7.0 and memory[-1] == 7.0
+
+
 def test_work_is_queued_in_the_current_stream():
     [(b1, b2)], [values] = layer(512, 1024)
     weights = DualWeights.from_arrays(b1, b2)

@@ -256,6 +256,28 @@ def test_an_mlp_is_a_layer_of_one():
         close(found[64 * token : 64 * token + 64], network.compute(x[64 * token : 64 * token + 64]))
 
 
+def test_results_of_any_width_follow_each_other_in_one_array():
+    gpu, rng, counts, k = Gpu(), random.Random(3), [1, 3, 0, 2], 64
+    starts = [sum(counts[:group]) for group in range(len(counts))]
+    lend = lambda at, columns: [
+        (Lent(at + 2 * columns * start, (count, columns), "bfloat16", device=0), "bfloat16")
+        for start, count in zip(starts, counts)
+    ]
+    for n in (1, 7, 33, 36, 40):
+        pairs = [[Matrix(rng, n, k) for _ in range(2)] for _ in counts]
+        groups = [(gate.parts(), up.parts(), None, None) for gate, up in pairs]
+        layer = _native.Layer.pack(groups, "silu", None, "cuda", None, None)
+        content, x = bf16([rng.uniform(-1, 1) for _ in range(sum(counts) * k)])
+        x_at, out_at = gpu.place(content), gpu.place(bytes(2 * sum(counts) * n))
+        layer.run(lend(x_at, k), lend(out_at, n), gpu.stream.value)
+        gpu.wait()
+        found = floats(gpu.read(out_at, 2 * sum(counts) * n))
+        for (gate, up), start, count in zip(pairs, starts, counts):
+            for token in range(start, start + count):
+                sums = zip(*(matrix.times(x[token * k : (token + 1) * k]) for matrix in (gate, up)))
+                close(found[token * n : (token + 1) * n], [g / (1 + math.exp(-g)) * u for g, u in sums])
+
+
 def test_a_captured_graph_serves_every_routing_and_other_places():
     gpu = Gpu()
     case = Case(gpu, experts=4, top=2, hidden=64, inner=32, tokens=3)

@@ -1,11 +1,14 @@
 """The package with torch tensors on the CPU: the same results, without copies, and torch's own ways of being odd."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import reference
 
 import hammerhead
 from hammerhead import DualWeights, NvFp4
+from hammerhead._arrays import Torch
 
 torch = pytest.importorskip("torch")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -113,3 +116,28 @@ def test_what_torch_cannot_lend_is_refused(layer):
         weights(torch.randn(2, 96), out=np.zeros((2, 72), dtype=np.float32))
     with pytest.raises(TypeError, match="same library"):
         DualWeights.from_arrays([layer[0]] * 2, [layer[1]] * 2).grouped([torch.randn(2, 96), np.ones((2, 96), "f4")])
+
+
+@pytest.mark.parametrize(
+    ("address", "columns", "bytes_each", "is_cuda", "suits"),
+    [
+        (4096, 40, 2, True, True),
+        (4098, 40, 2, True, False),
+        (4098, 33, 2, True, True),
+        (4100, 8, 4, True, False),
+        (4100, 7, 4, True, True),
+        (4098, 40, 2, False, True),
+    ],
+)
+def test_results_that_a_gpu_may_store_16_bytes_at_a_time_get_an_address_for_that(
+    address, columns, bytes_each, is_cuda, suits
+):
+    out = SimpleNamespace(
+        is_cuda=is_cuda, data_ptr=lambda: address, shape=(3, columns), element_size=lambda: bytes_each, copied=None
+    )
+    out.copy_ = lambda room: setattr(out, "copied", room)
+    library = Torch(SimpleNamespace(_C=None, empty_like=lambda like: "a new tensor"))
+    room = library.room(out)
+    library.settle(out, room)
+    assert (room is out) == suits
+    assert out.copied == (None if suits else "a new tensor")

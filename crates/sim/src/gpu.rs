@@ -38,12 +38,17 @@ impl Gpu {
 
     /// A buffer that holds these bytes.
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> Buffer {
-        self.memory.add(name, bytes.to_vec(), true)
+        self.memory.add(name, bytes.to_vec(), true, 0)
     }
 
     /// A buffer that nobody has written yet.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> Buffer {
-        self.memory.add(name, vec![0; bytes], false)
+        self.alloc_beyond(name, bytes, 0)
+    }
+
+    /// The same, so many bytes beyond an address that suits every access: shows which alignment a kernel relies on.
+    pub fn alloc_beyond(&mut self, name: &str, bytes: usize, beyond: u64) -> Buffer {
+        self.memory.add(name, vec![0; bytes], false, beyond)
     }
 
     /// Declares a buffer to be what the preceding grid writes: the kernel may touch it only after `griddepcontrol.wait`.

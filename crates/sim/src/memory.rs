@@ -116,9 +116,10 @@ impl GlobalMemory {
     /// Space left between buffers, so that an index out of bounds meets nothing.
     const GAP: u64 = 1 << 20;
 
-    pub(crate) fn add(&mut self, name: &str, data: Vec<u8>, written: bool) -> Buffer {
+    /// A buffer so many bytes beyond a multiple of 64 KiB.
+    pub(crate) fn add(&mut self, name: &str, data: Vec<u8>, written: bool, beyond: u64) -> Buffer {
         let end = self.buffers.last().map_or(Self::START, |last| last.address + last.data.len() as u64);
-        let address = (end + Self::GAP).next_multiple_of(1 << 16);
+        let address = (end + Self::GAP).next_multiple_of(1 << 16) + beyond;
         let (written, data) = (Arc::new(Written::new(data.len(), written)), Arc::new(data));
         let buffer = Buffer { address, bytes: data.len() as u64 };
         self.buffers.push(Contents { name: name.into(), address, data, written, awaited: false });

@@ -27,6 +27,7 @@ use super::families;
 use super::family::Family;
 use super::launch::{Argument, Launch};
 use super::launches::{Site, TokenPlace, bytes_of, launches, workspace_bytes};
+use super::operands::DeviceOutput;
 use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
 
 use layer::SimulatedLayer;
@@ -318,7 +319,10 @@ impl Simulated {
                 _ => place,
             });
             weights.push(packed);
-            results.push(gpu.alloc("result", shape.m * shape.n * problem.output().bytes()));
+            // No better aligned than a caller's need be.
+            let (output, n) = (problem.output(), shape.n);
+            let beyond = DeviceOutput::alignment(output, n);
+            results.push(gpu.alloc_beyond("result", shape.m * n * output.bytes(), beyond));
         }
         let workspace = gpu.alloc("workspace", workspace_bytes(self.family, problem, config));
         let outputs: Vec<u64> = results.iter().map(|buffer| buffer.address).collect();

@@ -39,6 +39,12 @@ class Library(Protocol):
     def writable(self, array: Any) -> Any:
         """The same memory, as something that can be lent to be written."""
 
+    def room(self, out: Any) -> Any:
+        """Memory that every kernel can write results to: the array, or one like it where its address does not suit."""
+
+    def settle(self, out: Any, room: Any) -> None:
+        """Brings results from the room that was made for an array to the array."""
+
     def loan(self, array: Any) -> Any:
         """What the native half takes once: the array, or a capsule of it where that takes less time."""
 
@@ -92,6 +98,12 @@ class Numpy:
     def _named(self, array: Any) -> Any:
         """DLPack as numpy speaks it has no bfloat16: lent as uint16, and told apart by name."""
         return array.view("uint16") if array.dtype.name == "bfloat16" else array
+
+    def room(self, out: Any) -> Any:
+        return out
+
+    def settle(self, out: Any, room: Any) -> None:
+        """Nothing is left to do: the room is the array."""
 
     def loan(self, array: Any) -> Any:
         return array
@@ -161,6 +173,16 @@ class Torch:
 
     def writable(self, array: Any) -> Any:
         return array.detach() if array.requires_grad else array
+
+    def room(self, out: Any) -> Any:
+        # Rows of a multiple of 16 bytes may be stored 16 bytes at a time, others never are.
+        if not out.is_cuda or out.data_ptr() % 16 == 0 or out.shape[-1] * out.element_size() % 16 != 0:
+            return out
+        return self.torch.empty_like(out)
+
+    def settle(self, out: Any, room: Any) -> None:
+        if room is not out:
+            out.copy_(room)
 
     def loan(self, array: Any) -> Any:
         # A tensor's own __dlpack__ takes 5 µs, most of them for streams: what is lent is used in the tensor's own.

@@ -64,7 +64,10 @@ class PackedLayer(Packed):
         shape = (*x.shape[:-1], self.out_features)
         if out is None:
             out = library.empty(x, shape, tokens[1] if dtype is None else element_name(dtype))
-        self._run(library, tokens, routing, on_input, _target(out, shape, dtype, library))
+        target, element = _target(out, shape, dtype, library)
+        room = library.room(target)
+        self._run(library, tokens, routing, on_input, (room, element))
+        library.settle(target, room)
         return out
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:

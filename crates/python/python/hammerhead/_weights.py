@@ -195,9 +195,12 @@ class DualWeights(Packed):
             outputs = [library.empty(array, shape, element) for array, shape in zip(arrays, shapes)]
         elif len(outputs) != len(tokens):
             raise ValueError(f"out: there are {len(outputs)} outputs for {len(tokens)} groups")
-        lent = [_target(out, shape, dtype, library) for out, shape in zip(outputs, shapes)]
+        targets = [_target(out, shape, dtype, library) for out, shape in zip(outputs, shapes)]
+        lent = [(library.room(out), element) for out, element in targets]
         with library.at_device_of(arrays[0]):
             self._layer.run([_tokens(x, library) for x in tokens], lent, library.stream(arrays[0]))
+        for (out, _), (room, _) in zip(targets, lent):
+            library.settle(out, room)
         return outputs
 
     @property

@@ -5,6 +5,7 @@
 
 use format::Dense;
 use hammerhead::gpu::Simulated;
+use hammerhead::gpu::simulated::Staged;
 use hammerhead::reference::Reference;
 use hammerhead::{
     Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Problem, Request, Shape, Target, cpu,
@@ -394,6 +395,31 @@ fn every_activation_and_output_goes_through_every_strategy() {
             }
         }
     });
+}
+
+#[test]
+fn groups_that_follow_each_other_in_one_array_are_stored_wherever_they_begin() {
+    let names = [HOPPER, AMPERE, DESKTOP, BLACKWELL].into_par_iter();
+    names.flat_map(|name| Output::ALL.map(|output| (name, output))).for_each(|(name, output)| {
+        let case = case(&[(3, 37, 80), (5, 37, 80)], Activation::F16, Gate::Silu, output);
+        for result in staged(&case.instance(7).unwrap(), name).results {
+            assert_eq!(result.address % 16, output.bytes() as u64, "{name}: no better aligned than one element");
+        }
+        for strategy in ["two-pass", "sequential", "interleaved", "ping-pong"] {
+            check(&case, (name, &format!("strategy={strategy}")), Schedule::Random(3));
+        }
+    });
+}
+
+/// A simulated GPU before the first launch of what is planned for an instance.
+fn staged(instance: &Instance, name: &str) -> Staged {
+    let simulator = Simulated::by_name(name).expect("a family's simulator");
+    let plan = Plan::best(instance.problem.clone(), &[simulator], &Request::default(), 1).unwrap();
+    let packed = simulator.prepack(&instance.weights, &cpu::team(Some(1)).unwrap()).unwrap();
+    let (mut results, largest) = (poisoned(instance), vec![4.0; instance.activations.len()]);
+    let (weights, activations, targets) = (packed.as_ref(), &instance.activations[..], &mut Target::all(&mut results));
+    let operands = Operands { weights, activations, largest: &largest, targets };
+    simulator.staged((&instance.problem, plan.config()), &operands, 3).unwrap()
 }
 
 #[test]
