@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a crate or of the Python package, and the
-tank's operation behind its seam.
+tank's operation behind its seam. Also, that the README's first command compiles nothing that only other languages need.
 
 Crates are read from `cargo metadata`, development dependencies included. Modules are read from the sources: a path that begins with `crate`,
 `super` or `self` is an arrow to the module that defines what it names, through re-exports; tests do not count. A module and those inside
@@ -37,6 +37,8 @@ OPTIONAL = {("gpu", "sim")}
 OPERATION = Path("crates/tank/src/operations/dual_gemm")
 WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
 NEUTRAL = {"Error", "Team", "cpu", "gpu", "machine"}
+# Of no use to the command: the other languages' interfaces, and what those alone stand on.
+NOT_THE_COMMANDS = re.compile(r"hammerhead-(c|python)|pyo3.*|cbindgen")
 
 
 def crates_at_fault():
@@ -59,6 +61,19 @@ def crates_at_fault():
                 yield f"{folder} → {to} must be optional"
         for feature in package["features"].get("default", []):
             yield f"{folder} has the default feature {feature}: a crate's extras are asked for"
+
+
+def first_command_at_fault():
+    """What `cargo run` compiles is what `cargo tree` shows without a package's name."""
+    tree = subprocess.run(
+        ["cargo", "tree", "--quiet", "--edges", "normal,build", "--prefix", "none", "--format", "{p}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in sorted({line.split()[0] for line in tree.stdout.splitlines() if line}):
+        if NOT_THE_COMMANDS.fullmatch(name):
+            yield f"`cargo run` compiles {name}, which the command does not need; see default-members in Cargo.toml"
 
 
 def code_of(path):
@@ -186,7 +201,8 @@ def seam_at_fault():
 
 
 def main():
-    faults = [*crates_at_fault(), *modules_at_fault(), *python_modules_at_fault(), *seam_at_fault()]
+    faults = [*crates_at_fault(), *first_command_at_fault(), *modules_at_fault()]
+    faults += [*python_modules_at_fault(), *seam_at_fault()]
     if Path("crates/cpu/build.rs").read_bytes() != Path("crates/gpu/build.rs").read_bytes():
         faults.append("crates/cpu/build.rs and crates/gpu/build.rs differ; they must be the same file")
     for fault in faults:
