@@ -19,7 +19,7 @@ pub struct How {
     #[arg(long, value_name = "N", value_parser = thread_count())]
     pub threads: Option<usize>,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
-    /// depth=K, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|claimed|split-k,
+    /// depth=K, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k,
     /// multicast=N, ahead=N; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub config: Option<Request>,

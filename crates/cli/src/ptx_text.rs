@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = shapes::SYNTAX, default_value = "256x4096x7168")]
     shape: Shapes,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
-    /// depth=64|128|256, stages=N, epilogue=direct|staged|bulk, schedule=tile|persistent|split-k; the rest is planned
+    /// depth=64|128|256, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
     config: Request,
     /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none

@@ -229,7 +229,7 @@ fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config 
 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead } = *config;
+    let Config { strategy, tile, depth, stages, epilogue: _, schedule, multicast, ahead } = *config;
     // Whatever was asked for: only what is left over whole groups of rows decides.
     let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
     if tile.tokens == 0 || !whole_groups(tile.tokens) {
@@ -250,12 +250,6 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
     }
     if strategy == Strategy::PingPong && stages < 2 {
         return Err("ping-pong with one stage has nowhere to expand the next panel; take at least two stages".into());
-    }
-    if epilogue == Epilogue::Bulk {
-        return Err("a CPU has no copy engine; take epilogue=direct or epilogue=staged".into());
-    }
-    if schedule == Schedule::Claimed {
-        return Err("a thread takes the next tile that is there in any case; take schedule=tile".into());
     }
     if schedule == Schedule::SplitK {
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());

@@ -53,13 +53,11 @@ pub enum Epilogue {
     Direct,
     /// Pieces are gathered in fast memory first and written as longer runs.
     Staged,
-    /// Pieces are gathered in fast memory, and a copy engine writes them while the threads go on.
-    Bulk,
 }
 
 impl Epilogue {
     /// Every epilogue, simplest first.
-    pub const ALL: [Epilogue; 3] = [Epilogue::Direct, Epilogue::Staged, Epilogue::Bulk];
+    pub const ALL: [Epilogue; 2] = [Epilogue::Direct, Epilogue::Staged];
 }
 
 impl fmt::Display for Epilogue {
@@ -67,7 +65,6 @@ impl fmt::Display for Epilogue {
         f.pad(match self {
             Epilogue::Direct => "direct",
             Epilogue::Staged => "staged",
-            Epilogue::Bulk => "bulk",
         })
     }
 }
@@ -79,15 +76,13 @@ pub enum Schedule {
     PerTile,
     /// As many workers as the machine has room for, each with its share of the tiles, settled beforehand.
     Persistent,
-    /// A worker for each tile, of which those that are done with theirs take over the tiles of those that have not begun.
-    Claimed,
     /// Two workers a tile, each with half of K.
     SplitK,
 }
 
 impl Schedule {
     /// Every schedule, simplest first.
-    pub const ALL: [Schedule; 4] = [Schedule::PerTile, Schedule::Persistent, Schedule::Claimed, Schedule::SplitK];
+    pub const ALL: [Schedule; 3] = [Schedule::PerTile, Schedule::Persistent, Schedule::SplitK];
 }
 
 impl fmt::Display for Schedule {
@@ -95,7 +90,6 @@ impl fmt::Display for Schedule {
         f.pad(match self {
             Schedule::PerTile => "tile",
             Schedule::Persistent => "persistent",
-            Schedule::Claimed => "claimed",
             Schedule::SplitK => "split-k",
         })
     }

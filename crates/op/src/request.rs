@@ -205,7 +205,7 @@ mod tests {
             ("colour=red", "colour=red"),
             ("strategy=fast", "fast"),
             ("epilogue=tma", "direct, staged"),
-            ("schedule=stream-k", "tile, persistent, claimed, split-k"),
+            ("schedule=stream-k", "tile, persistent, split-k"),
             ("interleaved", "interleaved"),
         ] {
             let error = text.parse::<Request>().unwrap_err().to_string();

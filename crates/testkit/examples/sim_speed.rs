@@ -156,7 +156,7 @@ fn mutants() -> Outcomes {
 type Example = (&'static str, &'static str, (usize, usize, usize));
 
 const CALLS: [Example; 8] = [
-    ("sim", "strategy=interleaved,tile=24x96,depth=128,stages=2,epilogue=bulk,schedule=tile", (25, 104, 336)),
+    ("sim", "strategy=interleaved,tile=24x96,depth=128,stages=2,epilogue=staged,schedule=tile", (25, 104, 336)),
     ("sim", "strategy=sequential,tile=16x192,depth=64,stages=2,epilogue=staged,schedule=persistent", (40, 200, 208)),
     ("sim", "strategy=two-pass,tile=32x192,depth=64,stages=2,epilogue=staged,schedule=split-k", (20, 200, 208)),
     ("sim", "strategy=ping-pong,tile=16x64,depth=128,stages=2,epilogue=staged,schedule=persistent", (40, 200, 208)),

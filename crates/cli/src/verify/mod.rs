@@ -315,11 +315,10 @@ fn requests(many: bool) -> Vec<Request> {
         let epilogues = Epilogue::ALL.into_iter().filter(|_| many);
         let schedule = Some(Schedule::Persistent);
         requests.extend(epilogues.map(|epilogue| Request { epilogue: Some(epilogue), schedule, ..as_planned }));
-        // Two pairs of blocks that share tokens, a gate that is ahead, tiles that are taken over: where there are such.
+        // Two pairs of blocks that share tokens, a gate that is ahead: where there are such.
         let pairs = Some(Tile { tokens: 256, columns: 32 });
         requests.push(Request { tile: pairs, multicast: Some(2), ..as_planned });
         requests.push(Request { ahead: Some(1), ..as_planned });
-        requests.push(Request { schedule: Some(Schedule::Claimed), ..as_planned });
     }
     requests
 }

@@ -1,7 +1,7 @@
 //! What a configuration means for a problem, whichever family's kernels compute it: which products, on what tokens, how they end. What
 //! else a kernel is made of is its family's.
 
-use op::{Activation, Arithmetic, Config, Error, Output, Problem, Result, Schedule, Shape, Strategy};
+use op::{Activation, Arithmetic, Config, Error, Output, Problem, Result, Shape, Strategy};
 
 use crate::pack::CHUNK_DEPTH;
 use crate::phases::gates::Function;
@@ -94,12 +94,6 @@ pub(super) fn ending(problem: &Problem, strategy: Strategy) -> (Function, Output
 pub(super) fn sizes(config: &Config) -> Result<[u32; 4], String> {
     if config.multicast != 1 {
         return Err("only pairs of blocks on data-centre Blackwell share copies of tokens; ask for multicast=1".into());
-    }
-    if config.schedule == Schedule::Claimed {
-        return Err(
-            "only data-centre Blackwell's launcher lets clusters take over others' tiles; ask for schedule=persistent"
-                .into(),
-        );
     }
     if config.ahead != 0 {
         return Err("gate is ahead of up only where other warps finish sums in tensor memory; ask for ahead=0".into());

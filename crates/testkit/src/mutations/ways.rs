@@ -46,7 +46,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
 /// first two.
-pub static WAYS: [Way; 25] = [
+pub static WAYS: [Way; 22] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -68,8 +68,8 @@ pub static WAYS: [Way; 25] = [
         ..HOPPER
     },
     Way {
-        name: "gate, then up, by the copy engine",
-        request: "strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=bulk,schedule=tile",
+        name: "gate, then up, by way of shared memory",
+        request: "strategy=sequential,tile=16x64,depth=64,stages=4,epilogue=staged,schedule=tile",
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(9, 40, 16)], &[(9, 72, 128)], &[(20, 72, 592)]],
@@ -179,14 +179,6 @@ pub static WAYS: [Way; 25] = [
         ..BLACKWELL
     },
     Way {
-        name: "tokens as rows, by the copy engine",
-        request: "strategy=interleaved,tile=128x32,depth=256,stages=2,epilogue=bulk,schedule=persistent",
-        gate: Gate::Silu,
-        output: Output::BF16,
-        problems: &[&[(3, 8, 16)], &[(130, 40, 16)], &[(40, 40, 592)]],
-        ..BLACKWELL
-    },
-    Way {
         name: "pairs, tokens as rows",
         request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent",
         gate: Gate::Silu,
@@ -200,21 +192,6 @@ pub static WAYS: [Way; 25] = [
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(130, 40, 592)], &[(9, 40, 1872)]],
-        ..BLACKWELL
-    },
-    Way {
-        name: "tiles that are taken over",
-        request: "strategy=interleaved,tile=16x128,depth=256,stages=2,epilogue=direct,schedule=claimed",
-        gate: Gate::Silu,
-        problems: &[&[(3, 9, 16)], &[(19, 200, 848)]],
-        ..BLACKWELL
-    },
-    Way {
-        name: "tiles that pairs take over",
-        request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=claimed",
-        gate: Gate::Silu,
-        output: Output::F16,
-        problems: &[&[(3, 8, 16)], &[(9, 136, 592)]],
         ..BLACKWELL
     },
     Way {

@@ -54,8 +54,8 @@ fn config(rng: &mut Rng) -> Config {
         tile: Tile { tokens: number(rng), columns: number(rng) },
         depth: number(rng),
         stages: number(rng),
-        epilogue: Epilogue::ALL[rng.usize(..3)],
-        schedule: Schedule::ALL[rng.usize(..4)],
+        epilogue: Epilogue::ALL[rng.usize(..2)],
+        schedule: Schedule::ALL[rng.usize(..3)],
         multicast: if rng.bool() { 1 } else { number(rng) },
         ahead: if rng.bool() { 0 } else { number(rng) },
     }

@@ -217,7 +217,6 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { units: 3, ..COMMON },
         WarpMultiplySpec { stages: 2, ..COMMON },
         WarpMultiplySpec { stages: 17, ..COMMON },
-        WarpMultiplySpec { epilogue: Epilogue::Bulk, ..COMMON },
         WarpMultiplySpec { tokens: 128, columns: 256, ..COMMON },
         WarpMultiplySpec { stages: 16, units: 4, ..COMMON },
         WarpMultiplySpec { groups: 3, ..COMMON },
@@ -273,9 +272,6 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
         TensorMultiplySpec { tokens: 256, ..TENSOR },
         TensorMultiplySpec { tokens: 256, columns: 128, schedule: persistent, groups: 8, ..TENSOR },
         TensorMultiplySpec { tokens: 256, columns: 96, stages: 4, ..TENSOR },
-        TensorMultiplySpec { schedule: Schedule::Claimed, groups: 8, ..TENSOR },
-        TensorMultiplySpec { schedule: Schedule::Claimed, sets: 2, element: Some(Tokens::F16), stages: 2, ..small },
-        TensorMultiplySpec { schedule: Schedule::Claimed, tokens: 256, multicast: 2, ..TENSOR },
         TensorMultiplySpec { ahead: 4, ..TENSOR },
         TensorMultiplySpec { tokens: 256, columns: 128, multicast: 2, ahead: 1, schedule: persistent, ..TENSOR },
         TensorMultiplySpec { ahead: 2, element: Some(Tokens::F16), stages: 2, ..small },
@@ -284,8 +280,6 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
         TensorMultiplySpec { tokens: 256, multicast: 2, element: Some(Tokens::Bf16Sum), stages: 2, ..TENSOR },
         TensorMultiplySpec { columns: 256, schedule: persistent, sets: 2, ..small },
         TensorMultiplySpec { columns: 256, schedule: Schedule::SplitK, ..small },
-        TensorMultiplySpec { epilogue: Epilogue::Bulk, stages: 5, ..TENSOR },
-        TensorMultiplySpec { epilogue: Epilogue::Bulk, schedule: persistent, output: Output::F32, stages: 3, ..TENSOR },
     ];
     let pairs = [TensorMultiplySpec { tokens: 256, ..TENSOR }, TensorMultiplySpec { columns: 256, ..small }];
     all.extend(pairs.map(|pair| TensorMultiplySpec { element: Some(Tokens::F16), stages: 2, ..pair }));
@@ -339,7 +333,6 @@ fn a_tile_that_blackwell_lacks_is_refused_with_the_reason() {
         (TensorMultiplySpec { stages: 0, ..TENSOR }, "1 to 16"),
         (TensorMultiplySpec { sets: 2, ..TENSOR }, "schedule=persistent"),
         (TensorMultiplySpec { epilogue: Epilogue::Staged, ..TENSOR }, "epilogue=direct"),
-        (TensorMultiplySpec { epilogue: Epilogue::Bulk, aligned: false, ..TENSOR }, "multiple of 16 bytes"),
         (TensorMultiplySpec { columns: 128, stages: 6, ..TENSOR }, "at most 512"),
         (TensorMultiplySpec { stages: 7, ..TENSOR }, "232448"),
         (TensorMultiplySpec { groups: 3, ..TENSOR }, "1, 8, 32 or 128"),

@@ -30,8 +30,6 @@ const MOST_ROWS: usize = u32::MAX as usize / 256;
 /// Sizes worth trying: tokens of swapped tiles, columns of the others.
 const TOKENS: [usize; 9] = [8, 16, 24, 32, 48, 64, 80, 96, 112];
 const COLUMNS: [usize; 4] = [32, 64, 96, 128];
-/// Schedules worth trying: the model does not tell tiles that are taken over from those that are dealt.
-const SCHEDULES: [Schedule; 3] = [Schedule::PerTile, Schedule::Persistent, Schedule::SplitK];
 
 /// Every configuration worth trying, with as many stages as there is room for.
 pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
@@ -48,7 +46,8 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     let mut configs = Vec::new();
     // What shares tokens comes last: of two that should take as long, the simpler one is taken.
     for (multicast, tile) in [1, 2].into_iter().flat_map(|multicast| tiles.iter().map(move |tile| (multicast, *tile))) {
-        for (strategy, schedule) in Strategy::ALL.into_iter().flat_map(|s| SCHEDULES.map(|schedule| (s, schedule))) {
+        for (strategy, schedule) in Strategy::ALL.into_iter().flat_map(|s| Schedule::ALL.map(|schedule| (s, schedule)))
+        {
             let (depth, epilogue) = (depth(problem.activation()), Epilogue::Direct);
             let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead: 0 };
             let fits = |config: &Config| legal(problem, config, facts).is_ok();

@@ -37,7 +37,7 @@ impl MultiplyKernel for TensorMultiplySpec {
                 let together = self.cluster_blocks();
                 tiles.min((multiprocessors / together).max(1)) * together
             }
-            Schedule::PerTile | Schedule::Claimed | Schedule::SplitK => tiles * self.blocks_per_tile(),
+            Schedule::PerTile | Schedule::SplitK => tiles * self.blocks_per_tile(),
         }
     }
 

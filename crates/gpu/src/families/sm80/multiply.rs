@@ -27,7 +27,7 @@ impl MultiplyKernel for WarpMultiplySpec {
     fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32 {
         match self.schedule {
             Schedule::Persistent => tiles.min(multiprocessors * self.resident),
-            Schedule::PerTile | Schedule::Claimed | Schedule::SplitK => tiles * self.blocks_per_tile(),
+            Schedule::PerTile | Schedule::SplitK => tiles * self.blocks_per_tile(),
         }
     }
 

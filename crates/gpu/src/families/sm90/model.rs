@@ -285,7 +285,7 @@ fn busiest(problem: &Problem, kernel: &kernel::MultiplySpec, facts: &Facts) -> f
     let workers = multiprocessors * together as usize / kernel.blocks_per_tile() as usize;
     match kernel.schedule {
         Schedule::Persistent => in_turn(&tiles, workers) + FILL + FINISH,
-        Schedule::PerTile | Schedule::Claimed | Schedule::SplitK => deal(&tiles, workers),
+        Schedule::PerTile | Schedule::SplitK => deal(&tiles, workers),
     }
 }
 

@@ -27,7 +27,7 @@ impl MultiplyKernel for MultiplySpec {
     fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32 {
         match self.schedule {
             Schedule::Persistent => tiles.min(multiprocessors),
-            Schedule::PerTile | Schedule::Claimed | Schedule::SplitK => match tiles * self.blocks_per_tile() {
+            Schedule::PerTile | Schedule::SplitK => match tiles * self.blocks_per_tile() {
                 blocks if spreads(self, blocks, multiprocessors) => multiprocessors,
                 blocks => blocks,
             },

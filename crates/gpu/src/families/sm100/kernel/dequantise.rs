@@ -10,7 +10,6 @@
 use ptx::instr::Width;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, U32, U64};
 
-use super::claims::Worker;
 use super::work::{Rows, Tile};
 use super::{EXPANDING_THREADS, Parts};
 use crate::families::choice::Tokens;
@@ -24,7 +23,7 @@ const SCALE_FACTOR: u64 = 0x7800_7800;
 /// Four warps fill the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts, thread: Reg<U32>) {
     let turn = parts.pipe.start(k);
-    parts.each_tile(k, Worker::Warps, |k, tile| {
+    parts.work.each_tile(k, |k, tile| {
         for pass in 0..parts.config.passes() {
             let pieces = pieces(k, parts, &tile, pass, thread);
             let unit = k.variable(tile.first_step);

@@ -2,14 +2,10 @@
 //!
 //! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C: it stores sixteen
 //! bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a column of C and its registers are
-//! tokens: the lanes of a warp store neighbours. A thread with a token may also leave its row in shared memory and have the copy engine
-//! bring it to C (`epilogue=bulk`): it writes and sends a row of its own, so nobody waits for another. Where two blocks share k, sums are left as they are, a plane per block and matrix.
+//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block and matrix.
 
-use ptx::{
-    Addr, Bf16x2, Builder, F16x2, F32, Global, InSpace, Pred, Reg, Shared, SpecialRegister, TensorAddress, U32, U64,
-};
+use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, SpecialRegister, TensorAddress, U32, U64};
 
-use super::claims::Worker;
 use super::work::Tile;
 use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
@@ -26,17 +22,13 @@ const LANE_SHIFT: u32 = 16;
 /// Four warps finish every tile.
 pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
     let lane = k.special(SpecialRegister::LaneId);
-    parts.each_tile(k, Worker::Warps, |k, tile| {
+    parts.work.each_tile(k, |k, tile| {
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let first_lane = k.shl(warp, 5);
         let own = k.mul_add(first_lane, 1u32 << LANE_SHIFT, sums);
         let row = k.add(first_lane, lane);
-        let staged = parts.pipe.staged.map(|region| {
-            let base = k.shared_address(region);
-            k.mul_add(row, parts.config.staged_row(), base)
-        });
         let row = parts.own(k, BLOCK_ROWS, row);
-        let writer = Writer { staged, ..Writer::new(k, parts, &tile, row) };
+        let writer = Writer::new(k, parts, &tile, row);
         let steps = writer.steps(k);
         let activated = parts.pipe.wait_gated(k, tile.round);
         if activated {
@@ -56,7 +48,6 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
             writer.write(k, first, (gate, activated), up);
         });
         parts.pipe.drain(k, tile.round);
-        writer.send(k);
     });
 }
 
@@ -91,8 +82,6 @@ struct Writer<'a> {
     n: Reg<U32>,
     /// Bytes from the plane of one matrix to that of the next.
     plane: Option<Reg<U64>>,
-    /// Where the row goes in shared memory first, if it does.
-    staged: Option<Reg<U32>>,
     /// The tile, and of it what all the thread's sums have in common: the biases of its column, or its token's factor.
     tile: &'a Tile,
     biases: [Option<Reg<F32>>; 2],
@@ -131,7 +120,7 @@ impl<'a> Writer<'a> {
         } else if !config.swapped() && tile.owner.is_factored() {
             factor = row_factor(k, tile, row);
         }
-        Writer { config, gates, start, exists, count, n: tile.n, plane, staged: None, tile, biases, factor }
+        Writer { config, gates, start, exists, count, n: tile.n, plane, tile, biases, factor }
     }
 
     /// What a sum has besides its factors: that of a matrix, and of the `index`-th register from the tile's `first` column, or token, on.
@@ -197,23 +186,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Has the copy engine bring the row that was left in shared memory to C, and waits until it has read it.
-    fn send(&self, k: &mut Builder) {
-        let Some(row) = self.staged else { return };
-        let bytes = k.mul(self.count, self.config.stored().bytes() as u32);
-        k.fence_async_shared();
-        k.when(self.exists, |k| k.bulk_store(Addr::of(self.start), Addr::of(row), bytes, None));
-        k.bulk_commit();
-        k.bulk_wait_read(0);
-        k.sync_warp();
-    }
-
     fn store(&self, k: &mut Builder, first: Reg<U32>, start: Reg<U64>, values: [Reg<F32>; COLUMNS as usize]) {
         let bytes = self.config.stored().bytes() as u32;
-        if let Some(row) = self.staged {
-            let at = k.mul_add(first, bytes, row);
-            return store_row(k, self.config.stored(), None, Addr::<Shared>::of(at), values);
-        }
         // From one register to the next it is a column, or a row of C.
         let stride = if self.config.swapped() { k.mul(self.n, bytes) } else { k.variable(bytes) };
         let start = k.mul_wide_add(first, stride, start);
@@ -227,7 +201,7 @@ impl<'a> Writer<'a> {
                     k.both(inside, self.exists)
                 })
                 .collect();
-            return store_row(k, self.config.stored(), Some(&there), Addr::<Global>::of(start), values);
+            return store_row(k, self.config.stored(), &there, Addr::of(start), values);
         }
         for (index, value) in (0..).zip(values) {
             let this = k.add(first, index);
@@ -247,32 +221,22 @@ fn row_factor(k: &mut Builder, tile: &Tile, token: Reg<U32>) -> Option<Reg<F32>>
     tile.owner.row_factor(k, row)
 }
 
-/// Rounds eight neighbours and stores them; or, where it is said of each sixteen bytes, those that exist.
-fn store_row<S: InSpace>(
-    k: &mut Builder,
-    output: Output,
-    there: Option<&[Pred]>,
-    at: Addr<S>,
-    values: [Reg<F32>; COLUMNS as usize],
-) {
-    let guarded = |k: &mut Builder, half: usize, store: &dyn Fn(&mut Builder)| match there {
-        Some(there) => k.when(there[half], store),
-        None => store(k),
-    };
+/// Rounds eight neighbours and stores those that exist, sixteen bytes at a time.
+fn store_row(k: &mut Builder, output: Output, there: &[Pred], at: Addr<Global>, values: [Reg<F32>; COLUMNS as usize]) {
     let pairs = [0, 2, 4, 6].map(|index| [values[index], values[index + 1]]);
     match output {
         Output::F16 => {
             let pairs: [Reg<F16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            guarded(k, 0, &|k| k.store_vector(at, pairs));
+            k.when(there[0], |k| k.store_vector(at, pairs));
         }
         Output::BF16 => {
             let pairs: [Reg<Bf16x2>; 4] = pairs.map(|[low, high]| k.convert_pair(low, high));
-            guarded(k, 0, &|k| k.store_vector(at, pairs));
+            k.when(there[0], |k| k.store_vector(at, pairs));
         }
         Output::F32 => {
             for (half, four) in values.chunks_exact(4).enumerate() {
                 let (at, four) = (at.plus(16 * half as i32), [four[0], four[1], four[2], four[3]]);
-                guarded(k, half, &|k| k.store_vector(at, four));
+                k.when(there[half], |k| k.store_vector(at, four));
             }
         }
     }

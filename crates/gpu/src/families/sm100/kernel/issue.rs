@@ -12,7 +12,6 @@ use ptx::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
 use ptx::{Builder, MmaShape, Multiply, MultiplyHalves, Pred, Reg, Tcgen05Matrix, TensorAddress, U32};
 
-use super::claims::Worker;
 use super::pipeline::Turn;
 use super::work::Tile;
 use super::{BLOCK_COLUMNS, Parts, Tokens};
@@ -46,7 +45,7 @@ pub(super) fn multiply(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>)
 /// The second block of a pair passes on that its stages are full.
 fn follow(k: &mut Builder, parts: &Parts) {
     let turn = parts.pipe.start(k);
-    parts.each_tile(k, Worker::Thread, |k, tile| {
+    parts.work.each_tile(k, |k, tile| {
         for _ in 0..parts.config.passes() {
             k.repeat(tile.steps, |k, _| {
                 parts.pipe.pass_on(k, &turn);
@@ -59,7 +58,7 @@ fn follow(k: &mut Builder, parts: &Parts) {
 /// Multiplies what stages hold as they fill, tile after tile, and hands the sums over.
 fn lead(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>) {
     let turn = parts.pipe.start(k);
-    parts.each_tile(k, Worker::Thread, |k, tile| {
+    parts.work.each_tile(k, |k, tile| {
         parts.pipe.wait_drained(k, tile.round);
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let shape = shape(k, parts, &tile);

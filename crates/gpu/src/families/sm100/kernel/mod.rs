@@ -21,7 +21,6 @@
 //! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
-//! - `claims`: tiles that are taken over from blocks that have not begun;
 //! - `pipeline`: the stages in shared memory, the accumulators in tensor memory, and the barriers of both;
 //! - `produce`: two threads fill the stages, one with tokens and one with weights;
 //! - `dequantise`: where tokens have 16 bits, four warps fill them with weights;
@@ -31,7 +30,6 @@
 //! Where gate is *ahead* of up, over some last stages of k or over all of it, the finishing warps get its sums earlier and compute its
 //! function while up's products are summed.
 
-mod claims;
 mod dequantise;
 mod finish;
 mod issue;
@@ -55,10 +53,9 @@ use crate::launch::Spec;
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::MOST_EXPERTS;
-use claims::{Claims, Worker};
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
-use work::{Tile, Work};
+use work::Work;
 
 pub(super) use work::TOKEN_WORDS;
 
@@ -284,30 +281,18 @@ impl TensorMultiplySpec {
         [self.token_rows() * ROW_BYTES * self.parts(), weights, self.scale_blocks() * SCALE_BYTES]
     }
 
-    /// Bytes from one row of C to the next in shared memory, where the copy engine takes them from there: sixteen more than a row has, so
-    /// that threads with a row each meet in different banks.
-    fn staged_row(&self) -> u32 {
-        self.columns * self.stored().bytes() as u32 + STORE_BYTES
-    }
-
-    /// Bytes of a block's rows of C there.
-    fn staged_bytes(&self) -> u32 {
-        if self.epilogue == Epilogue::Bulk { BLOCK_ROWS * self.staged_row() } else { 0 }
-    }
-
     /// Bytes of shared memory: what the phases declare, added up.
     pub fn shared_bytes(&self) -> u32 {
         let of_sets = 1 + u32::from(self.has_several_tiles()) + u32::from(self.gates_ahead());
         let barriers = 2 * self.stages + self.sets * of_sets;
         let stages = self.stages * self.stage_bytes().iter().sum::<u32>();
-        let claims = if self.schedule == Schedule::Claimed { Claims::BYTES } else { 0 };
-        let declared = stages + self.staged_bytes() + claims + barriers * Barriers::STRIDE + 4;
+        let declared = stages + barriers * Barriers::STRIDE + 4;
         self.experts.map_or(declared, |experts| declared.next_multiple_of(16) + experts.layout_bytes())
     }
 
     /// Whether a block may have several tiles.
     fn has_several_tiles(&self) -> bool {
-        matches!(self.schedule, Schedule::Persistent | Schedule::Claimed)
+        self.schedule == Schedule::Persistent
     }
 
     /// Blocks that take part in one tile, or in those that share tokens.
@@ -400,7 +385,7 @@ impl TensorMultiplySpec {
             return refuse("tiles that share tokens (multicast)", self.multicast, wanted);
         }
         if self.ahead > 0 && (self.products != Products::Interleaved || self.sets > 1 || self.leaves_sums()) {
-            let wanted = "0, or with strategy=interleaved and schedule=tile, persistent or claimed up to as many as there are stages: two passes and \
+            let wanted = "0, or with strategy=interleaved and schedule=tile or persistent up to as many as there are stages: two passes and \
                 split-k leave sums as they are, sequential has gate ahead over all of k, and ping-pong finishes beside the next tile";
             return refuse("stages over which gate is ahead", self.ahead, wanted);
         }
@@ -415,15 +400,12 @@ impl TensorMultiplySpec {
             return refuse("sets of accumulators", self.sets, "1 or 2");
         }
         if self.sets > 1 && !self.has_several_tiles() {
-            let wanted =
-                "schedule=persistent or claimed: a block needs several tiles to finish one while it sums the next";
+            let wanted = "schedule=persistent: a block needs several tiles to finish one while it sums the next";
             return refuse("tiles of a ping-pong block", 1, wanted);
         }
-        let bulky = !self.swapped() && self.aligned && !self.leaves_sums();
-        if self.epilogue == Epilogue::Staged || self.epilogue == Epilogue::Bulk && !bulky {
-            let wanted = "epilogue=direct, by way of registers; or epilogue=bulk with 128 or 256 tokens, where a thread has a row \
-                of C, if rows are a multiple of 16 bytes and no block leaves sums for others";
-            return refuse("ways to C", 1, wanted);
+        if self.epilogue != Epilogue::Direct {
+            let wanted = "epilogue=direct: sums go from tensor memory to registers, and from there to C";
+            return refuse("staged rows of C", 1, wanted);
         }
         if !CAPACITIES.contains(&self.groups) {
             return refuse("groups of a launch", self.groups, "1, 8, 32 or 128");
@@ -492,11 +474,6 @@ impl Place {
 }
 
 impl Parts {
-    /// `body` for each tile of this block.
-    fn each_tile(&self, k: &mut Builder, worker: Worker, body: impl FnOnce(&mut Builder, Tile)) {
-        self.work.each_tile(k, self.pipe.claims.as_ref().map(|claims| (claims, worker)), body);
-    }
-
     /// `rows` times this block's place in its pair, added to `first`.
     fn own(&self, k: &mut Builder, rows: impl Into<Value<U32>>, first: Reg<U32>) -> Reg<U32> {
         match self.place.rank {

@@ -22,12 +22,8 @@ use ptx::descriptor::Swizzle;
 use ptx::instr::Semantics;
 use ptx::{Addr, Barriers, Builder, Cluster, Pred, Reg, Scope, Shared, SharedRegion, TensorAddress, U16, U32, Value};
 
-use super::claims::Claims;
-use super::{
-    ALL_BLOCKS, BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, Place, SAME_TOKENS, STORE_BYTES, TensorMultiplySpec,
-};
+use super::{ALL_BLOCKS, BOTH_BLOCKS, EXPANDING_THREADS, FINISHING_WARPS, Place, SAME_TOKENS, TensorMultiplySpec};
 use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES};
-use op::Schedule;
 
 /// What the copies of scales are aligned to.
 const SCALE_ALIGN: u32 = 128;
@@ -42,15 +38,11 @@ pub(super) struct Pipeline {
     weights: SharedRegion,
     /// Scales, by stage: of tokens, then of each matrix. None where weights are dequantised.
     scales: Option<SharedRegion>,
-    /// Rows of C on their way, where the copy engine brings them there.
-    pub staged: Option<SharedRegion>,
     full: Barriers,
     empty: Barriers,
     summed: Barriers,
     gated: Option<Barriers>,
     drained: Option<Barriers>,
-    /// Tiles that are taken over, where they are.
-    pub claims: Option<Claims>,
     /// Where the address of tensor memory is left.
     pub tensor_address: SharedRegion,
 }
@@ -70,8 +62,6 @@ impl Pipeline {
             tokens: k.shared("tokens", tokens, Swizzle::B128.period()),
             weights: k.shared("weights", weights, Swizzle::B128.period()),
             scales: (scales > 0).then(|| k.shared("scales", scales, SCALE_ALIGN)),
-            staged: (config.staged_bytes() > 0).then(|| k.shared("staged", config.staged_bytes(), STORE_BYTES)),
-            claims: (config.schedule == Schedule::Claimed).then(|| Claims::declare(k, config, place)),
             full: k.barriers("full", config.stages),
             empty: k.barriers("empty", config.stages),
             summed: k.barriers("summed", config.sets),
@@ -96,9 +86,6 @@ impl Pipeline {
         for stage in 0..self.config.stages {
             k.barrier_init(self.full.at(stage), fillers);
             k.barrier_init(self.empty.at(stage), self.config.multicast);
-        }
-        if let Some(claims) = &self.claims {
-            claims.prepare(k);
         }
         for set in 0..self.config.sets {
             k.barrier_init(self.summed.at(set), 1);

@@ -6,7 +6,6 @@
 use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U16, U32, U64, Value};
 
 use super::Parts;
-use super::claims::Worker;
 use super::pipeline::Turn;
 use super::work::{Rows, Tile};
 use crate::families::sm100::slabs::{PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
@@ -14,7 +13,7 @@ use crate::families::sm100::slabs::{PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
     let config = parts.config;
-    fill(k, parts, Worker::Thread, |k, tile, pass| {
+    fill(k, parts, |k, tile, pass| {
         let first = if config.passes() > 1 { pass } else { 0 };
         let matrices: Vec<Rows> =
             (0..config.matrices()).map(|i| parts.work.weights(k, parts, tile, first + i)).collect();
@@ -29,7 +28,7 @@ pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
         // Also where this block has no tile: who waits for this launch must not overtake the one before it.
         k.grid_dependency_wait();
     }
-    fill(k, parts, Worker::Asking, |k, tile, pass| {
+    fill(k, parts, |k, tile, pass| {
         let map = parts.work.map(k, tile);
         if pass == 0 {
             if let Some(map) = map {
@@ -119,11 +118,11 @@ struct Slabs {
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
-fn fill(k: &mut Builder, parts: &Parts, worker: Worker, feed: impl Fn(&mut Builder, &Tile, u32) -> Feed) {
+fn fill(k: &mut Builder, parts: &Parts, feed: impl Fn(&mut Builder, &Tile, u32) -> Feed) {
     let elected = k.elect();
     k.if_(elected, |k| {
         let turn = parts.pipe.start(k);
-        parts.each_tile(k, worker, |k, tile| {
+        parts.work.each_tile(k, |k, tile| {
             for pass in 0..parts.config.passes() {
                 let feed = feed(k, &tile, pass);
                 let places = feed.places(k);

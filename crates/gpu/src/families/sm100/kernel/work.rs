@@ -4,7 +4,6 @@
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
-use super::claims::{Claims, Worker};
 use super::{Parts, Place, Products, TensorMultiplySpec};
 use crate::families::sm100::arrange;
 use crate::families::sm100::slabs::{BLOCK_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
@@ -83,8 +82,8 @@ impl Work {
         Work { config, place, tokens, groups, clamp: k.param("clamp") }
     }
 
-    /// `body` for each tile of this block: its own, every so-many-th, or its own and those that it takes over.
-    pub fn each_tile(&self, k: &mut Builder, claims: Option<(&Claims, Worker)>, body: impl FnOnce(&mut Builder, Tile)) {
+    /// `body` for each tile of this block: its own, or every tile at a stride of the grid's size.
+    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let table = match &self.groups {
             Groups::Table(table) => *table,
             Groups::Experts(work) => {
@@ -102,11 +101,8 @@ impl Work {
         let pairing = self.config.cluster_blocks().trailing_zeros();
         let block = if self.config.paired() { k.shr(block, pairing) } else { block };
         let round = k.variable(0);
-        if let Some((claims, worker)) = claims {
-            return self.each_claimed(k, table, (block, round), (claims, worker), body);
-        }
         match self.config.schedule {
-            Schedule::PerTile | Schedule::Claimed => {
+            Schedule::PerTile => {
                 let tile = self.find(k, table, block, round, None);
                 body(k, tile);
             }
@@ -128,32 +124,6 @@ impl Work {
                     k.lt(number, table.tiles)
                 });
             }
-        }
-    }
-
-    /// `body` for the tile of this block, and for those that it takes over.
-    fn each_claimed(
-        &self,
-        k: &mut Builder,
-        table: GroupTable,
-        (block, round): (Reg<U32>, Reg<U32>),
-        (claims, worker): (&Claims, Worker),
-        body: impl FnOnce(&mut Builder, Tile),
-    ) {
-        let number = k.variable(block);
-        k.repeat_while(|k| {
-            if worker == Worker::Asking {
-                claims.ask(k, round);
-            }
-            let tile = self.find(k, table, number, round, None);
-            body(k, tile);
-            let more = claims.next(k, round, worker, number);
-            let following = k.add(round, 1);
-            k.set(round, following);
-            more
-        });
-        if worker == Worker::Asking {
-            claims.leave(k, round);
         }
     }
 

@@ -267,9 +267,6 @@ impl WarpMultiplySpec {
             let wanted = "3 to 16: one that is read, one that is read ahead, and others on their way";
             return refuse("pipeline stages", self.stages, wanted);
         }
-        if self.epilogue == Epilogue::Bulk {
-            return refuse("copy engines", 0, "epilogue=direct or staged: these kernels are for GPUs without one");
-        }
         if !(1..=2).contains(&self.resident) {
             return refuse("blocks on a multiprocessor", self.resident, "1 or 2");
         }

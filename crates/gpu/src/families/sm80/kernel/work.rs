@@ -94,7 +94,7 @@ impl Work {
         };
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
-            Schedule::PerTile | Schedule::Claimed => {
+            Schedule::PerTile => {
                 let tile = self.find(k, table, block, None);
                 body(k, tile);
             }

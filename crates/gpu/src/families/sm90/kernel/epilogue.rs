@@ -2,8 +2,7 @@
 //!
 //! A thread holds, for each eight tokens, two neighbouring tokens of one column; the eight lanes beside it hold the next
 //! columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around in shared
-//! memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each. *Bulk* ones do
-//! that too, but leave the writing to the copy engine, a row of the warpgroup's columns at a time.
+//! memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each.
 
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32};
 
@@ -121,15 +120,8 @@ impl Finish {
                 let base = k.mul_add(consumer.warpgroup, self.staging_bytes(), base);
                 self.meet_before_staging(k, consumer);
                 k.phase("stage", |k| self.stage(k, consumer, tile, &rows, gates, base));
-                let bulk = self.config.epilogue == Epilogue::Bulk;
-                if bulk {
-                    k.fence_async_shared();
-                }
                 k.phase("meet", |k| self.meet(k, consumer));
-                k.phase("store", |k| match bulk {
-                    true => self.store_bulk(k, consumer, tile, &rows, base, column),
-                    false => self.store_staged(k, consumer, tile, &rows, base, column),
-                });
+                k.phase("store", |k| self.store_staged(k, consumer, tile, &rows, base, column));
             }
         }
     }
@@ -365,39 +357,6 @@ impl Finish {
                 });
             }
         });
-    }
-
-    /// A row of the warpgroup's columns for each thread, from shared memory to C, by the copy engine. The thread waits until it
-    /// has been read: the memory may be written again, or the block may end.
-    fn store_bulk(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        tile: &Tile,
-        rows: &Rows,
-        base: Reg<U32>,
-        column: Reg<U32>,
-    ) {
-        let out = tile.owner.out(k);
-        let inside = k.lt(column, tile.n);
-        k.if_(inside, |k| {
-            let left = k.sub(tile.n, column);
-            let columns = k.min(left, self.columns());
-            let bytes = k.mul(columns, self.element_bytes());
-            for further in (0..self.tokens()).step_by(128) {
-                let token = k.add(consumer.thread, further);
-                let exists = k.lt(token, rows.count);
-                k.if_(exists, |k| {
-                    let row = k.add(rows.first, token);
-                    let to = element_address(k, out, [row, tile.n, column], self.element_bytes());
-                    let from = k.mul_add(token, self.pitch(), base);
-                    k.bulk_store(Addr::of(to), Addr::of(from), bytes, None);
-                });
-            }
-        });
-        k.bulk_commit();
-        k.bulk_wait_read(0);
-        k.sync_warp();
     }
 }
 

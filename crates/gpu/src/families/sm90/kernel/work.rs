@@ -81,7 +81,7 @@ impl Work {
         };
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
-            Schedule::PerTile | Schedule::Claimed => {
+            Schedule::PerTile => {
                 let tile = self.find(k, table, block);
                 let round = k.variable(0);
                 body(k, tile, round);
