@@ -19,8 +19,8 @@ pub struct How {
     #[arg(long, value_name = "N", value_parser = thread_count())]
     pub threads: Option<usize>,
     /// Ask for a configuration, any part of strategy=two-pass|sequential|interleaved|ping-pong, tile=TOKENSxCOLUMNS,
-    /// depth=K, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k,
-    /// multicast=N, ahead=N; the rest is planned
+    /// depth=K, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k, and of what a backend has of its
+    /// own (on data-centre Blackwell multicast=N, ahead=N); the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub config: Option<Request>,
 }

@@ -37,7 +37,7 @@ struct Row {
 pub fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &Facts) -> Result<(f64, Config)> {
     let (mut best, mut refused) = (None, None);
     for candidate in family.candidates(problem, facts) {
-        let config = request.applied_to(candidate);
+        let config = request.applied_to(candidate, family.settings());
         match family.cost(problem, &config, facts) {
             Ok(cost) if best.is_none_or(|(seconds, _)| cost.seconds < seconds) => best = Some((cost.seconds, config)),
             Ok(_) => {}
@@ -47,6 +47,7 @@ pub fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts
     match (best, refused) {
         (Some(best), _) => Ok(best),
         (None, Some((config, reason))) => {
+            let config = Box::new(config);
             Err(hammerhead::Error::Illegal { backend: gpu::device::NAME, config, reason }.into())
         }
         (None, None) => {
@@ -62,7 +63,7 @@ fn predict(problem: &Problem, request: &Request, facts: &Facts) -> Result<Predic
         |reason| hammerhead::Error::UnknownName { what: "kernels for device", name: facts.name.clone(), known: reason };
     let choice = families::choose(facts.capability, i32::MAX, None).map_err(unknown)?;
     let (planned_seconds, config) = cheapest(choice.family, problem, request, facts)?;
-    let illegal = |reason| hammerhead::Error::Illegal { backend: gpu::device::NAME, config, reason };
+    let illegal = |reason| hammerhead::Error::Illegal { backend: gpu::device::NAME, config: Box::new(config), reason };
     let phases = choice.family.phases(problem, &config, facts).map_err(illegal)?;
     let row = |phase: &Phase| Row { phase: phase.what, seconds: phase.seconds, bound_by: phase.bound_by };
     Ok(Prediction {

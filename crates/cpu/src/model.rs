@@ -12,8 +12,7 @@ use super::pack::{CHUNK, COLUMNS};
 use super::schedule::OWN_TOKENS;
 use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
-use op::Tile;
-use op::{Config, Cost, Epilogue, Error, Phase, Problem, Result, Schedule, Shape, Strategy};
+use op::{Config, Cost, Epilogue, Error, Own, Phase, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 /// Bytes per second of sums carried from one stretch of K to the next, and of planes between passes.
 const SUM_BANDWIDTH: f64 = 30e9;
@@ -224,12 +223,12 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
 /// A configuration with the epilogue and the schedule that are simplest: the model does not tell the others from them.
 fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config {
     let (epilogue, schedule) = (Epilogue::Direct, Schedule::PerTile);
-    Config { strategy, tile, depth, stages, epilogue, schedule, multicast: 1, ahead: 0 }
+    Config { strategy, tile, depth, stages, epilogue, schedule, own: Own::NONE }
 }
 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
-    let Config { strategy, tile, depth, stages, epilogue: _, schedule, multicast, ahead } = *config;
+    let Config { strategy, tile, depth, stages, schedule, .. } = *config;
     // Whatever was asked for: only what is left over whole groups of rows decides.
     let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
     if tile.tokens == 0 || !whole_groups(tile.tokens) {
@@ -254,14 +253,6 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
     if schedule == Schedule::SplitK {
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());
     }
-    if multicast != 1 {
-        return Err(
-            "threads share tokens through the caches, and nothing copies them to several; take multicast=1".into()
-        );
-    }
-    if ahead != 0 {
-        return Err("a thread finishes what it has multiplied, and nobody else does meanwhile; take ahead=0".into());
-    }
     let sums = tile.tokens.checked_mul(rates.parts * 8).and_then(|bytes| bytes.checked_mul(tile.columns));
     let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));
     match sums.zip(slabs).and_then(|(sums, slabs)| sums.checked_add(slabs)) {
@@ -281,7 +272,9 @@ pub(super) fn legal(
     rates: &Rates,
     threads: usize,
 ) -> Result<usize> {
-    permitted(problem, config, rates, threads).map_err(|reason| Error::Illegal { backend, config: *config, reason })
+    let known = config.own.check(backend, &[]);
+    let permitted = known.and_then(|()| permitted(problem, config, rates, threads));
+    permitted.map_err(|reason| Error::Illegal { backend, config: Box::new(*config), reason })
 }
 
 /// Legality and cost of a configuration.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
-    Problem, Result, Team, Weights,
+    Problem, Result, Setting, Team, Weights,
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
@@ -86,7 +86,7 @@ impl Cuda {
     }
 
     fn illegal(&self, config: &Config, reason: String) -> Error {
-        Error::Illegal { backend: self.name, config: *config, reason }
+        Error::Illegal { backend: self.name, config: Box::new(*config), reason }
     }
 
     /// The configuration that the model finds cheapest.
@@ -148,6 +148,10 @@ unsafe impl Backend for Cuda {
     fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
         // Codes times scales, exact in f16.
         self.arithmetic(if activation == Activation::NvFp4 { Activation::F16 } else { activation })
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.family().settings()
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use format::Matrix;
 pub use op::Phase;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting};
 use ptx::{Kernel, Target};
 
 use crate::expand::{ExpandSpec, TokenForm};
@@ -75,6 +75,11 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// How its tensor cores add products up, with activations of such a type.
     fn arithmetic(&self, activation: Activation) -> Arithmetic;
+
+    /// The settings that its configurations may have beside those that all have.
+    fn settings(&self) -> &'static [Setting] {
+        &[]
+    }
 
     /// Configurations worth trying for a problem on a device. Each is legal.
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config>;

@@ -4,7 +4,8 @@
 use std::sync::{Arc, LazyLock};
 
 use op::{
-    Activation, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Team, Weights,
+    Activation, Arithmetic, Backend, Config, Cost, Error, Operands, PackedWeights, Problem, Result, Setting, Team,
+    Weights,
 };
 
 use crate::facts::Facts;
@@ -49,7 +50,7 @@ impl Foretold {
     }
 
     fn illegal(&self, config: &Config) -> impl FnOnce(String) -> Error + use<> {
-        let (backend, config) = (self.name, *config);
+        let (backend, config) = (self.name, Box::new(*config));
         move |reason| Error::Illegal { backend, config, reason }
     }
 
@@ -91,6 +92,10 @@ unsafe impl Backend for Foretold {
 
     fn arithmetic(&self, activation: Activation) -> Arithmetic {
         self.family.arithmetic(activation)
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.family.settings()
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {

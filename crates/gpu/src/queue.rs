@@ -243,7 +243,7 @@ impl LaunchQueue {
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Result<Prepared> {
-        let illegal = |reason| Error::Illegal { backend: device::NAME, config: *config, reason };
+        let illegal = |reason| Error::Illegal { backend: device::NAME, config: Box::new(*config), reason };
         self.device.family.legal(problem, config, &self.device.facts).map_err(illegal)?;
         check_weights(problem, weights.as_ref())?;
         let element = token_type(DeviceWeights::on(weights.as_ref(), self.device)?, problem, tokens)?;

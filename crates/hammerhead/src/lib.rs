@@ -29,7 +29,7 @@ pub use plan::{Basis, Considered, Plan};
 pub use op::operands::expect_finite;
 pub use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, ExpertWeights, Gate, Ids,
-    Intermediate, MlpWeights, Output, Problem, Request, Result, Routed, Router, Schedule, Scoring, Shape,
+    Intermediate, MlpWeights, Output, Own, Problem, Request, Result, Routed, Router, Schedule, Scoring, Setting, Shape,
     SharedWeights, Strategy, Target, Team, Tile, Weights, Workers, bound, interrupt, layer_reference, reference,
     routing,
 };

@@ -72,7 +72,7 @@ impl Plan {
             return self;
         }
         for (backend, tuned, config) in tuning.known(&Bucket::of(&self.problem, threads), backends) {
-            if request.applied_to(config) != config {
+            if request.applied_to(config, backend.settings()) != config {
                 continue;
             }
             match backend.check(&self.problem, &config, threads) {
@@ -99,7 +99,7 @@ impl Plan {
         let mut refusal = None;
         for &backend in backends {
             for candidate in backend.candidates(&problem, threads) {
-                let config = request.applied_to(candidate);
+                let config = request.applied_to(candidate, backend.settings());
                 if considered.iter().any(|c| c.backend.name() == backend.name() && c.config == config) {
                     continue;
                 }

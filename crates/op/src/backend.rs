@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Activation, Activations, Arithmetic, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Target, Team, Weights,
+    Activation, Activations, Arithmetic, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Setting, Target, Team,
+    Weights,
 };
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.
@@ -119,6 +120,11 @@ pub unsafe trait Backend: Send + Sync {
     /// The same for the products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16 bits.
     fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
         self.arithmetic(activation)
+    }
+
+    /// The settings that its configurations may have beside those that all have; `legal` refuses others.
+    fn settings(&self) -> &'static [Setting] {
+        &[]
     }
 
     /// Configurations worth trying for this problem on so many threads. Each is legal.

@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Activation, Arithmetic, Cost, Epilogue, Gate, Output, Schedule, Shape, Strategy, Tile, Weights, Workers,
+        Activation, Arithmetic, Cost, Epilogue, Gate, Output, Own, Schedule, Shape, Strategy, Tile, Weights, Workers,
     };
 
     const SHAPES: [(usize, usize); 2] = [(3, 32), (5, 16)];
@@ -206,7 +206,11 @@ mod tests {
 
         fn legal(&self, _: &Problem, config: &Config, _: usize) -> Result<()> {
             let reason = String::new();
-            if config.stages == 1 { Ok(()) } else { Err(Error::Illegal { backend: "ones", config: *config, reason }) }
+            if config.stages == 1 {
+                Ok(())
+            } else {
+                Err(Error::Illegal { backend: "ones", config: Box::new(*config), reason })
+            }
         }
 
         fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
@@ -236,8 +240,7 @@ mod tests {
         stages: 1,
         epilogue: Epilogue::Direct,
         schedule: Schedule::PerTile,
-        multicast: 1,
-        ahead: 0,
+        own: Own::NONE,
     };
 
     fn problem(tokens: [usize; 2]) -> Problem {

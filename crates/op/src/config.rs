@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Own;
+
 /// The order in which the two products of a dual GEMM are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Strategy {
@@ -110,21 +112,17 @@ pub struct Config {
     pub epilogue: Epilogue,
     /// Who computes which tile.
     pub schedule: Schedule,
-    /// Tiles side by side whose tokens come by one copy for all of them; 1 where every tile has its own brought.
-    pub multicast: usize,
-    /// Stages at the end of K over which all of the gate's products come before the up matrix's, so that the gate's function is computed
-    /// beside those.
-    pub ahead: usize,
+    /// What only the backend that computes understands.
+    pub own: Own,
 }
 
 impl fmt::Display for Config {
-    /// What a request reads back as this configuration: tiles that share nothing, and a gate that is not ahead, are not worth a word.
+    /// What a request reads back as this configuration.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead } = self;
-        let shared = if *multicast == 1 { String::new() } else { format!(",multicast={multicast}") };
-        let ahead = if *ahead == 0 { String::new() } else { format!(",ahead={ahead}") };
+        let Config { strategy, tile, depth, stages, epilogue, schedule, own } = self;
+        let own: String = own.iter().map(|(key, value)| format!(",{key}={value}")).collect();
         f.pad(&format!(
-            "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}{shared}{ahead}"
+            "strategy={strategy},tile={tile},depth={depth},stages={stages},epilogue={epilogue},schedule={schedule}{own}"
         ))
     }
 }

@@ -294,7 +294,7 @@ pub enum Error {
         /// The backend.
         backend: &'static str,
         /// The configuration.
-        config: Config,
+        config: Box<Config>,
         /// Why, and what would be legal.
         reason: String,
     },

@@ -6,7 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Config, Epilogue, Error, Result, Schedule, Strategy, Tile};
+use crate::own::COMMON;
+use crate::{Config, Epilogue, Error, Own, Result, Schedule, Setting, Strategy, Tile};
 
 /// What a person asks of a configuration; what is absent is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -23,31 +24,28 @@ pub struct Request {
     pub epilogue: Option<Epilogue>,
     /// Who computes which tile.
     pub schedule: Option<Schedule>,
-    /// Tiles side by side whose tokens come by one copy.
-    pub multicast: Option<usize>,
-    /// Stages at the end of K over which gate is ahead of up.
-    pub ahead: Option<usize>,
+    /// Settings of one backend's own.
+    pub own: Own,
 }
 
 impl Request {
-    /// The configuration with every wish of this request in place of its own value; or the one that is asked for, where nothing is left open.
-    pub fn applied_to(&self, config: Config) -> Config {
-        self.complete().unwrap_or(Config {
+    /// The configuration of a backend that has these settings, with every wish of this request in place of its own
+    /// value; or the one that is asked for, where nothing is left open.
+    pub fn applied_to(&self, config: Config, settings: &[Setting]) -> Config {
+        let applied = self.complete().unwrap_or(Config {
             strategy: self.strategy.unwrap_or(config.strategy),
             tile: self.tile.unwrap_or(config.tile),
             depth: self.depth.unwrap_or(config.depth),
             stages: self.stages.unwrap_or(config.stages),
             epilogue: self.epilogue.unwrap_or(config.epilogue),
             schedule: self.schedule.unwrap_or(config.schedule),
-            multicast: self.multicast.unwrap_or(config.multicast),
-            ahead: self.ahead.unwrap_or(config.ahead),
-        })
+            own: config.own.overridden_by(self.own),
+        });
+        Config { own: applied.own.without_defaults(settings), ..applied }
     }
-}
 
-impl Request {
-    /// The configuration that this asks for, where it leaves nothing to be planned. Of tiles that share copies, and of a gate that is
-    /// ahead, nothing need be said: then there are none.
+    /// The configuration that this asks for, where it leaves nothing to be planned. Settings of a backend's own need
+    /// not be mentioned: then they have their defaults.
     pub fn complete(&self) -> Option<Config> {
         Some(Config {
             strategy: self.strategy?,
@@ -56,8 +54,7 @@ impl Request {
             stages: self.stages?,
             epilogue: self.epilogue?,
             schedule: self.schedule?,
-            multicast: self.multicast.unwrap_or(1),
-            ahead: self.ahead.unwrap_or(0),
+            own: self.own,
         })
     }
 }
@@ -71,8 +68,7 @@ impl From<Config> for Request {
             stages: Some(config.stages),
             epilogue: Some(config.epilogue),
             schedule: Some(config.schedule),
-            multicast: Some(config.multicast),
-            ahead: Some(config.ahead),
+            own: config.own,
         }
     }
 }
@@ -86,9 +82,13 @@ impl FromStr for Request {
             let refuse = |reason: &str| Error::ConfigSyntax { entry: entry.to_owned(), reason: reason.to_owned() };
             let (key, value) = entry.split_once('=').ok_or_else(|| refuse("write key=value, for example stages=2"))?;
             let number = || match value.parse::<usize>() {
-                Ok(number) if number > 0 || key == "ahead" => Ok(number),
-                _ if key == "ahead" => Err(refuse("the value must be a whole number")),
+                Ok(number) if number > 0 => Ok(number),
                 _ => Err(refuse("the value must be a positive whole number")),
+            };
+            let setting = || {
+                value.parse::<u32>().map_err(|_| refuse(&format!(
+                "known to all backends are {COMMON}; the value of a setting of one backend's own is a whole number"
+            )))
             };
             match key {
                 "strategy" => request.strategy = Some(value.parse()?),
@@ -97,13 +97,7 @@ impl FromStr for Request {
                 "stages" => request.stages = Some(number()?),
                 "epilogue" => request.epilogue = Some(value.parse()?),
                 "schedule" => request.schedule = Some(value.parse()?),
-                "multicast" => request.multicast = Some(number()?),
-                "ahead" => request.ahead = Some(number()?),
-                _ => {
-                    return Err(refuse(
-                        "known keys are strategy, tile, depth, stages, epilogue, schedule, multicast and ahead",
-                    ));
-                }
+                _ => request.own = request.own.with(key, setting()?).map_err(|reason| refuse(&reason))?,
             }
         }
         Ok(request)
@@ -171,18 +165,26 @@ mod tests {
             stages: 2,
             epilogue: Epilogue::Staged,
             schedule: Schedule::SplitK,
-            multicast: 2,
-            ahead: 3,
+            own: Own::NONE.with("lead", 3).unwrap().with("width", 2).unwrap(),
         };
+        assert!(config.to_string().ends_with(",schedule=split-k,width=2,lead=3"), "{config}");
         let request = config.to_string().parse::<Request>().unwrap();
         assert_eq!((request, request.complete()), (Request::from(config), Some(config)));
         assert_eq!(Request { depth: None, ..request }.complete(), None);
-        let older = Request { multicast: None, ahead: None, ..request };
-        let plain = Config { multicast: 1, ahead: 0, ..config };
-        assert_eq!(plain.to_string().parse::<Request>().unwrap(), older, "what is plain is left unsaid");
-        assert_eq!(older.complete(), Some(plain));
-        assert_eq!(older.applied_to(config), plain, "nothing is left open");
-        assert_eq!("ahead=0".parse::<Request>().unwrap().ahead, Some(0));
+        let (older, plain) = (Request { own: Own::NONE, ..request }, Config { own: Own::NONE, ..config });
+        assert_eq!(plain.to_string().parse::<Request>().unwrap(), older);
+        assert_eq!(older.applied_to(config, &[]), plain, "nothing is left open");
+    }
+
+    #[test]
+    fn a_setting_of_a_backends_own_is_applied_by_itself_and_its_default_is_not_mentioned() {
+        let settings = [Setting::new("width", 1), Setting::new("lead", 0)];
+        let whole = "strategy=two-pass,tile=16x32,depth=64,stages=2,epilogue=direct,schedule=tile,width=2,lead=3";
+        let config = whole.parse::<Request>().unwrap().complete().unwrap();
+        let applied = |text: &str| text.parse::<Request>().unwrap().applied_to(config, &settings).own;
+        assert_eq!(applied("lead=1"), Own::of([(settings[0], 2), (settings[1], 1)]));
+        assert_eq!(applied("width=1"), Own::of([(settings[1], 3)]));
+        assert_eq!(applied("lead=0,width=1"), Own::NONE);
     }
 
     #[test]
@@ -200,9 +202,10 @@ mod tests {
             ("tile=0x16", "tile=0x16"),
             ("stages=0", "stages=0"),
             ("stages=-1", "stages=-1"),
-            ("multicast=0", "multicast=0"),
-            ("ahead=-1", "ahead=-1"),
-            ("colour=red", "colour=red"),
+            ("width=-1", "whole number"),
+            ("width=4294967296", "whole number"),
+            ("colour=red", "known to all backends are strategy, tile"),
+            ("Colour=1", "lowercase"),
             ("strategy=fast", "fast"),
             ("epilogue=tma", "direct, staged"),
             ("schedule=stream-k", "tile, persistent, split-k"),

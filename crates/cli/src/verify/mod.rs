@@ -6,8 +6,8 @@ use clap::Args as ClapArgs;
 use hammerhead::cpu::{self, LAYOUT};
 use hammerhead::gpu::simulated;
 use hammerhead::{
-    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Output, Plan, Problem, Request, Schedule, Strategy, Tile,
-    backends,
+    BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Output, Plan, Problem, Request, Schedule, Setting, Strategy,
+    Tile, backends,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -283,15 +283,22 @@ fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Result<(Vec<
     Ok(Ok((plans, illegal)))
 }
 
-/// Some of the sizes that a backend has of its own, where it has not those of the CPU's.
+/// Some of the sizes that a backend has of its own, where it has not those of the CPU's; and each of its settings with
+/// each strategy.
 fn own_sizes(engine: &Engine, problem: &Problem) -> Vec<Request> {
     let backend = engine.backends()[0];
     if backend.layout() == LAYOUT {
         return Vec::new();
     }
     let own = backend.candidates(problem, engine.threads());
+    let set = |(setting, strategy): (&Setting, Strategy)| {
+        let has =
+            |config: &&Config| config.strategy == strategy && config.own.iter().any(|(key, _)| key == setting.key());
+        own.iter().find(has)
+    };
+    let with_settings = backend.settings().iter().flat_map(|setting| Strategy::ALL.map(|strategy| (setting, strategy)));
     let some = own.len().div_ceil(8).max(1);
-    own.into_iter().step_by(some).map(Request::from).collect()
+    own.iter().step_by(some).chain(with_settings.filter_map(set)).map(|config| Request::from(*config)).collect()
 }
 
 fn way(plan: &Plan) -> (&'static str, Config) {
@@ -299,7 +306,7 @@ fn way(plan: &Plan) -> (&'static str, Config) {
 }
 
 /// Every strategy as planned; and, if that is not enough, with tiles that cut small problems in many pieces, in a few
-/// and not at all, with one to four stages, persistent, with every epilogue, and with what only some GPUs have.
+/// and not at all, with one to four stages, and persistent with every epilogue.
 fn requests(many: bool) -> Vec<Request> {
     let mut requests = Vec::new();
     for strategy in Strategy::ALL {
@@ -315,10 +322,6 @@ fn requests(many: bool) -> Vec<Request> {
         let epilogues = Epilogue::ALL.into_iter().filter(|_| many);
         let schedule = Some(Schedule::Persistent);
         requests.extend(epilogues.map(|epilogue| Request { epilogue: Some(epilogue), schedule, ..as_planned }));
-        // Two pairs of blocks that share tokens, a gate that is ahead: where there are such.
-        let pairs = Some(Tile { tokens: 256, columns: 32 });
-        requests.push(Request { tile: pairs, multicast: Some(2), ..as_planned });
-        requests.push(Request { ahead: Some(1), ..as_planned });
     }
     requests
 }

@@ -90,14 +90,10 @@ pub(super) fn ending(problem: &Problem, strategy: Strategy) -> (Function, Output
     }
 }
 
-/// The sizes of a configuration as kernels count them: tokens and columns of a tile, chunks of weights along k in a stage, and stages.
-pub(super) fn sizes(config: &Config) -> Result<[u32; 4], String> {
-    if config.multicast != 1 {
-        return Err("only pairs of blocks on data-centre Blackwell share copies of tokens; ask for multicast=1".into());
-    }
-    if config.ahead != 0 {
-        return Err("gate is ahead of up only where other warps finish sums in tensor memory; ask for ahead=0".into());
-    }
+/// The sizes of a configuration as kernels count them, of a family without settings of its own: tokens and columns of a
+/// tile, chunks of weights along k in a stage, and stages.
+pub(super) fn sizes(family: &str, config: &Config) -> Result<[u32; 4], String> {
+    config.own.check(family, &[])?;
     if !config.depth.is_multiple_of(CHUNK_DEPTH) {
         return Err(format!("a stage holds chunks of {CHUNK_DEPTH} of K; ask for depth=64, 128 or 256"));
     }
@@ -107,7 +103,7 @@ pub(super) fn sizes(config: &Config) -> Result<[u32; 4], String> {
 
 /// A configuration that a family's kernels refuse, as an error.
 pub(super) fn illegal(config: &Config) -> impl Fn(String) -> Error {
-    move |reason| Error::Illegal { backend: "cuda", config: *config, reason }
+    move |reason| Error::Illegal { backend: "cuda", config: Box::new(*config), reason }
 }
 
 /// How many times a block takes a step over a chunk's depth of K, in all.

@@ -29,8 +29,9 @@ const MOST_EXPANDED: usize = (u32::MAX - expand::MOST_THREAD_UNITS + 1) as usize
 const MOST_TILES: usize = i32::MAX as usize / 4;
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
-/// The number of tiles of a configuration, which joins sums that went through memory or not; or refuses what a launch cannot count, with the size, the limit and the remedy.
-pub(super) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<usize, String> {
+/// The number of tiles of a configuration, which joins sums that went through memory or not, and launches so many tiles
+/// side by side together; or refuses what a launch cannot count, with the size, the limit and the remedy.
+pub(super) fn check(problem: &Problem, config: &Config, joins: bool, together: usize) -> Result<usize, String> {
     let groups = || problem.groups().iter();
     for shape in groups() {
         if shape.m > MOST_SIDE || shape.n > MOST_SIDE {
@@ -50,8 +51,8 @@ pub(super) fn check(problem: &Problem, config: &Config, joins: bool) -> Result<u
         ));
     }
     let tile = config.tile;
-    // Where tiles share tokens, there are as many of them whether the last have columns or not.
-    let across = |shape: &Shape| shape.n.div_ceil(tile.columns).next_multiple_of(config.multicast);
+    // Of tiles that are launched together there are as many whether the last have columns or not.
+    let across = |shape: &Shape| shape.n.div_ceil(tile.columns).next_multiple_of(together);
     let tiles: usize = groups().map(|shape| shape.m.div_ceil(tile.tokens) * across(shape)).sum();
     if tiles > MOST_TILES {
         return Err(format!("{tiles} tiles are more than the {MOST_TILES} of one launch; make tiles larger"));

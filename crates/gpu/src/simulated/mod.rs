@@ -15,7 +15,7 @@ use std::sync::Arc;
 use op::backend::packed_as;
 use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
-    Problem, Result, Team, Weights,
+    Problem, Result, Setting, Team, Weights,
 };
 use ptx::{Feature, Target};
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
@@ -110,7 +110,7 @@ impl Simulated {
     }
 
     fn illegal(&self, config: &Config, reason: String) -> Error {
-        Error::Illegal { backend: self.name, config: *config, reason }
+        Error::Illegal { backend: self.name, config: Box::new(*config), reason }
     }
 }
 
@@ -200,6 +200,10 @@ unsafe impl Backend for Simulated {
             Arithmetic::BlockScaledTensorCores => Arithmetic::Simulated { parts: 1 },
             other => other,
         }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.family.settings()
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {

@@ -3,9 +3,11 @@
 
 use fastrand::Rng;
 use hammerhead::backends;
+use hammerhead::gpu::Foretold;
 use hammerhead::tuning::{self, Bucket, Measured, Tuned, Tuning};
 use hammerhead::{
-    Activation, Config, Epilogue, Error, Gate, Output, Plan, Problem, Request, Schedule, Shape, Strategy, Tile,
+    Activation, Backend, Config, Epilogue, Error, Gate, Output, Own, Plan, Problem, Request, Schedule, Shape, Strategy,
+    Tile,
 };
 
 /// Numbers at which something may turn over, and small ones that are legal more often than others.
@@ -56,9 +58,17 @@ fn config(rng: &mut Rng) -> Config {
         stages: number(rng),
         epilogue: Epilogue::ALL[rng.usize(..2)],
         schedule: Schedule::ALL[rng.usize(..3)],
-        multicast: if rng.bool() { 1 } else { number(rng) },
-        ahead: if rng.bool() { 0 } else { number(rng) },
+        own: own(rng),
     }
+}
+
+/// Settings of some backend's own, or of nobody's; mostly none.
+fn own(rng: &mut Rng) -> Own {
+    let count = if rng.u8(..4) == 0 { rng.usize(1..4) } else { 0 };
+    (0..count).fold(Own::NONE, |own, _| {
+        let key = ["multicast", "ahead", "colour"][rng.usize(..3)];
+        own.with(key, number(rng) as u32).unwrap()
+    })
 }
 
 /// Problems from one token to whatever `Problem` allows, alone and in groups whose sizes have nothing to do with each other.
@@ -109,7 +119,6 @@ fn one_number_out_of_range_in_a_legal_configuration_is_refused_and_no_more() {
                     tile(number, number),
                     Config { depth: number, ..candidate },
                     Config { stages: number, ..candidate },
-                    Config { multicast: number, ..candidate },
                 ] {
                     let text = config.to_string().parse::<Request>();
                     assert_eq!(text.is_ok(), number > 0, "{config}");
@@ -119,6 +128,24 @@ fn one_number_out_of_range_in_a_legal_configuration_is_refused_and_no_more() {
             }
         }
     }
+}
+
+#[test]
+fn a_setting_that_a_backend_lacks_is_refused_and_a_default_of_its_own_changes_nothing() {
+    let problem = Problem::new(vec![Shape::new(300, 128, 512)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap();
+    let blackwell: &'static dyn Backend = Foretold::by_name("foretold:b200").unwrap();
+    for backend in backends::all().iter().copied().chain([blackwell]) {
+        let has = if backend.settings().is_empty() { "none of its own" } else { "multicast and ahead" };
+        let plan = |request: &str| Plan::modelled(problem.clone(), &[backend], &request.parse().unwrap(), 2);
+        let reason = plan("colour=3").unwrap_err().to_string();
+        assert!(reason.contains(&format!("has no setting colour; it has {has}")), "{reason}");
+    }
+    let config =
+        |request: &str| *Plan::modelled(problem.clone(), &[blackwell], &request.parse().unwrap(), 2).unwrap().config();
+    let plain = config("tile=256x32,schedule=tile,strategy=interleaved,multicast=1,ahead=0");
+    assert_eq!(plain.own, Own::NONE);
+    let shared = config("tile=256x32,schedule=tile,strategy=interleaved,multicast=2,ahead=1");
+    assert!(shared.to_string().ends_with(",schedule=tile,multicast=2,ahead=1"), "{shared}");
 }
 
 #[test]
@@ -167,8 +194,8 @@ fn text_of_any_kind_is_read_or_refused() {
     for _ in 0..100_000 {
         let text: String = (0..rng.usize(..8)).map(|_| words[rng.usize(..words.len())]).collect();
         if let Ok(request) = text.parse::<Request>() {
-            let applied = request.applied_to(config(&mut rng));
-            assert_eq!(request.applied_to(applied), applied, "{text}");
+            let applied = request.applied_to(config(&mut rng), &[]);
+            assert_eq!(request.applied_to(applied, &[]), applied, "{text}");
         }
     }
 }

@@ -22,7 +22,7 @@ fn errors() -> Vec<(String, f64)> {
             (word("gate").parse().unwrap(), word("activation").parse().unwrap());
         let problem = Problem::new(groups, gate, activation, word("output").parse::<Output>().unwrap()).unwrap();
         let request: Request = word("config").parse().unwrap();
-        let config = request.applied_to(Sm90.candidates(&problem, &facts)[0]);
+        let config = request.applied_to(Sm90.candidates(&problem, &facts)[0], &[]);
         let phases: Vec<Phase> = Sm90.phases(&problem, &config, &facts).unwrap();
         let predicted: f64 = phases.iter().map(|phase| phase.seconds).sum();
         (format!("{problem} {activation}"), predicted / case["burst"]["median"].as_f64().unwrap() - 1.0)

@@ -479,10 +479,11 @@ fn what_the_kernels_cannot_do_is_refused_with_the_reason() {
         ("tile=256x96,depth=64,stages=2", "registers"),
         ("tile=256x64,stages=16", "shared memory"),
         ("epilogue=staged", "epilogue=direct"),
+        ("multicast=2", "sm90 has no setting multicast"),
     ] {
         let base = "strategy=interleaved,tile=64x64,depth=64,stages=2,epilogue=direct,schedule=tile";
-        let base: Config = base.parse::<Request>().unwrap().applied_to(backend.candidates(&problem, 1)[0]);
-        let config = request.parse::<Request>().unwrap().applied_to(base);
+        let base: Config = base.parse::<Request>().unwrap().applied_to(backend.candidates(&problem, 1)[0], &[]);
+        let config = request.parse::<Request>().unwrap().applied_to(base, &[]);
         let refusal = backend.check(&problem, &config, 1).unwrap_err().to_string();
         assert!(refusal.contains(part), "{request}: {refusal}");
     }

@@ -1,10 +1,18 @@
 //! Which kernel a configuration means for a problem.
 
-use op::{Activation, Config, Problem, Result, Schedule, Shape, Strategy};
+use op::{Activation, Config, Problem, Result, Schedule, Setting, Shape, Strategy};
 
 use super::kernel::TensorMultiplySpec;
 use super::slabs::{DEPTH, UNIT};
 use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice};
+
+/// Tiles side by side that share the copies of their tokens: two pairs of blocks, or 1 where none are shared.
+pub(super) const MULTICAST: Setting = Setting::new("multicast", 1);
+/// Stages at the end of k over which all of the gate's products come before the up matrix's, so that the gate's
+/// function is computed beside those.
+pub(super) const AHEAD: Setting = Setting::new("ahead", 0);
+/// What these kernels can be told beside what all can.
+pub(super) const SETTINGS: [Setting; 2] = [MULTICAST, AHEAD];
 
 /// Columns of k of a stage: rows of 128 bytes, of codes or of numbers of 16 bits.
 pub(super) fn depth(activation: Activation) -> usize {
@@ -17,6 +25,7 @@ pub(super) fn kernel_config(problem: &Problem, config: &Config) -> Result<Tensor
 }
 
 pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMultiplySpec, String> {
+    config.own.check(super::NAME, &SETTINGS)?;
     let activation = problem.activation();
     let depth = depth(activation);
     if config.depth != depth {
@@ -49,8 +58,8 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMult
         stages: narrow(config.stages),
         epilogue: config.epilogue,
         schedule: config.schedule,
-        multicast: narrow(config.multicast),
-        ahead: narrow(config.ahead),
+        multicast: MULTICAST.value(&config.own),
+        ahead: AHEAD.value(&config.own),
         aligned: problem.groups().iter().all(aligned),
         function,
         output,

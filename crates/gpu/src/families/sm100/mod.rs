@@ -20,7 +20,7 @@ pub mod slabs;
 use std::sync::Arc;
 
 use format::Matrix;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting};
 use ptx::Target;
 
 use super::choice::Tokens;
@@ -83,6 +83,10 @@ impl Family for Sm100 {
             Activation::NvFp4 => Arithmetic::BlockScaledTensorCores,
             other => Tokens::of(other).arithmetic(),
         }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &choice::SETTINGS
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {

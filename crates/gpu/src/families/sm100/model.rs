@@ -6,9 +6,9 @@
 //! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
 //! says, if 64 KB are asked for ahead (the same microbenchmarks). How far it may be off is said in docs/blackwell.md.
 
-use op::{Activation, Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
+use op::{Activation, Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::{blocks_leaving_sums, depth, joins, kernel_of};
+use super::choice::{AHEAD, MULTICAST, blocks_leaving_sums, depth, joins, kernel_of};
 use super::kernel::TensorMultiplySpec;
 use super::multiply::arranged_bytes;
 use super::slabs::{BLOCK_ROWS, SCALE_BYTES, UNIT};
@@ -49,10 +49,11 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
         for (strategy, schedule) in Strategy::ALL.into_iter().flat_map(|s| Schedule::ALL.map(|schedule| (s, schedule)))
         {
             let (depth, epilogue) = (depth(problem.activation()), Epilogue::Direct);
-            let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, multicast, ahead: 0 };
+            let own = |ahead| Own::of([(MULTICAST, multicast), (AHEAD, ahead)]);
+            let with = |stages| Config { strategy, tile, depth, stages, epilogue, schedule, own: own(0) };
             let fits = |config: &Config| legal(problem, config, facts).is_ok();
             let Some(config) = (2..=8).rev().map(with).find(fits) else { continue };
-            let ahead = [1, config.stages].map(|ahead| Config { ahead, ..config });
+            let ahead = [1, config.stages as u32].map(|ahead| Config { own: own(ahead), ..config });
             configs.extend(std::iter::once(config).chain(ahead.into_iter().filter(fits)));
         }
     }
@@ -83,7 +84,7 @@ pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result
     if let Some(shape) = problem.groups().iter().find(|shape| shape.n > MOST_ROWS || shape.m > MOST_ROWS) {
         return Err(format!("{shape} has a side beyond {MOST_ROWS}, the rows whose bytes 32 bits count; split it"));
     }
-    let tiles = limits::check(problem, config, joins(problem, config))?;
+    let tiles = limits::check(problem, config, joins(problem, config), kernel.multicast as usize)?;
     Ok((kernel, tiles))
 }
 
@@ -194,13 +195,15 @@ mod tests {
     use super::*;
     use op::{Gate, Output};
 
+    use super::super::choice::SETTINGS;
+
     /// Whether a configuration is legal for one group of such columns.
     fn judged(config: &str, n: usize) -> Result<(), String> {
         let problem = Problem::new(vec![Shape::new(300, n, 512)], Gate::Silu, Activation::NvFp4, Output::F16);
         let problem = problem.expect("a problem");
         let request: op::Request = config.parse().expect("a request");
         let candidate = candidates(&problem, &Facts::b200())[0];
-        legal(&problem, &request.applied_to(candidate), &Facts::b200()).map(drop)
+        legal(&problem, &request.applied_to(candidate, &SETTINGS), &Facts::b200()).map(drop)
     }
 
     /// Seconds of the products of a problem, and what bounds them.

@@ -28,7 +28,8 @@ use crate::products::{ExpertKernel, ProductShape};
 
 pub use arrange::ArrangeSpec;
 
-/// What its kernels are assembled for.
+/// Its name, and what its kernels are assembled for.
+pub const NAME: &str = "sm120";
 const TARGET: Target = Target::Sm120f;
 /// What the arranged tokens of a group begin at a multiple of.
 const ALIGNMENT: usize = 256;
@@ -39,7 +40,7 @@ pub struct Sm120;
 
 impl Family for Sm120 {
     fn name(&self) -> &'static str {
-        "sm120"
+        NAME
     }
 
     fn target(&self) -> Target {

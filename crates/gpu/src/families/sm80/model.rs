@@ -7,7 +7,7 @@
 //! once, fast if enough bytes are asked for ahead. The larger of the two times, a part of the smaller, and what launching takes, is the prediction.
 //! It has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within four percent of the best.
 
-use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
+use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 use ptx::Target;
 
@@ -75,8 +75,7 @@ pub(in crate::families) fn candidates(target: Target, problem: &Problem, facts: 
                 let aligned = problem.groups().iter().all(|shape| (shape.n * bytes).is_multiple_of(16));
                 let staged = aligned && schedule != Schedule::SplitK && (tile.columns * bytes).is_multiple_of(16);
                 let epilogue = if staged { Epilogue::Staged } else { Epilogue::Direct };
-                let with =
-                    |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule, multicast: 1, ahead: 0 };
+                let with = |depth| Config { strategy, tile, depth, stages: 1, epilogue, schedule, own: Own::NONE };
                 configs.extend(
                     [256, 128, 64].into_iter().filter_map(|depth| deepest(target, problem, with(depth), facts)),
                 );
@@ -119,7 +118,7 @@ pub(in crate::families) fn legal(
             facts.name
         ));
     }
-    let tiles = limits::check(problem, config, joins(problem, config))?;
+    let tiles = limits::check(problem, config, joins(problem, config), 1)?;
     Ok((kernel, tiles))
 }
 

@@ -11,7 +11,7 @@ pub fn kernel_config(problem: &Problem, config: &Config) -> Result<MultiplySpec>
 }
 
 pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySpec, String> {
-    let [tokens, columns, units, stages] = sizes(config)?;
+    let [tokens, columns, units, stages] = sizes(super::NAME, config)?;
     let (function, output) = ending(problem, config.strategy);
     let kernel = MultiplySpec {
         products: Products::of(problem, config.strategy),

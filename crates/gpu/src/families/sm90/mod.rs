@@ -23,13 +23,16 @@ use crate::products::{ExpertKernel, ProductShape};
 
 pub use choice::kernel_config;
 
+/// Its name.
+pub const NAME: &str = "sm90";
+
 /// The family of Hopper GPUs.
 #[derive(Debug)]
 pub struct Sm90;
 
 impl Family for Sm90 {
     fn name(&self) -> &'static str {
-        "sm90"
+        NAME
     }
 
     fn target(&self) -> Target {

@@ -8,7 +8,7 @@
 //! from L2 for every tile. The larger of the two times, and what launching takes, is the prediction; a
 //! launch that begins beside the one before it takes less.
 
-use op::{Config, Cost, Epilogue, Problem, Result, Schedule, Shape, Strategy, Tile};
+use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 use super::choice::kernel_of;
 use super::kernel::{self, UNIT};
@@ -78,16 +78,8 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
                 let epilogue = if aligned { Epilogue::Staged } else { Epilogue::Direct };
                 // Deep stages cost fewer instructions, but several of them are needed.
                 let depths: &[usize] = if tokens <= 32 { &[256, 128, 64] } else { &[128, 64] };
-                let with = |&depth: &usize| Config {
-                    strategy,
-                    tile,
-                    depth,
-                    stages: 1,
-                    epilogue,
-                    schedule,
-                    multicast: 1,
-                    ahead: 0,
-                };
+                let with =
+                    |&depth: &usize| Config { strategy, tile, depth, stages: 1, epilogue, schedule, own: Own::NONE };
                 let with_room =
                     |resident| depths.iter().map(with).find_map(|config| deepest(problem, config, resident, facts));
                 configs.extend([1, 2].into_iter().filter_map(with_room));
@@ -119,7 +111,7 @@ fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> O
 pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::MultiplySpec, usize), String> {
     let kernel = kernel_of(problem, config)?;
     problem.groups().iter().try_for_each(|shape| check_rows(shape, config, &kernel))?;
-    let tiles = limits::check(problem, config, passes_twice(problem, config))?;
+    let tiles = limits::check(problem, config, passes_twice(problem, config), 1)?;
     Ok((kernel, tiles))
 }
 
