@@ -16,7 +16,7 @@
 //! signs of its codes, so readers may take scales as unsigned.
 
 use std::ops::{Deref, Range};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use format::{BLOCK, GlobalScale, Matrix};
 use memmap2::{Mmap, MmapMut};
@@ -80,20 +80,9 @@ pub(super) struct PackedPanels {
 impl PackedPanels {
     /// Packs all groups, on all threads.
     pub(super) fn new(weights: &[Weights<'_>], team: &Team) -> Result<Self> {
-        let queue = Mutex::new(weights.iter().enumerate());
-        let done = Mutex::new(Vec::with_capacity(weights.len()));
-        team.run(|| {
-            // A poisoned queue means that another thread panicked, which ends the run anyway.
-            while let Some((index, weights)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
-                let panels = Panels::new(weights);
-                if let Ok(mut done) = done.lock() {
-                    done.push((index, panels));
-                }
-            }
-        });
-        let mut done = done.into_inner().unwrap_or_default();
-        done.sort_by_key(|(index, _)| *index);
-        Ok(Self::of(done.into_iter().map(|(_, panels)| panels).collect::<Result<_>>()?))
+        let mut groups: Vec<Option<Result<Panels>>> = weights.iter().map(|_| None).collect();
+        team.for_each(groups.iter_mut().zip(weights), |(group, weights)| *group = Some(Panels::new(weights)));
+        Ok(Self::of(groups.into_iter().flatten().collect::<Result<_>>()?))
     }
 
     /// Groups that were packed before, each of one or two matrices of one shape.

@@ -168,15 +168,15 @@ unsafe impl Backend for Cuda {
         Ok(Cost { copying: copied_bytes(problem) / facts.host_bandwidth + COPYING, ..cost })
     }
 
-    fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights)?))
+    fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights, team)?))
     }
 
-    fn load_layer(&self, layer: &LayerSpec<'_>, _: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+    fn load_layer(&self, layer: &LayerSpec<'_>, team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
         if !LayerShape::suits(layer) {
             return Ok(None);
         }
-        Ok(Some(Arc::new(HostExperts::new(self.device, layer)?)))
+        Ok(Some(Arc::new(HostExperts::new(self.device, layer, team)?)))
     }
 
     unsafe fn run(
@@ -371,8 +371,8 @@ mod tests {
             let tokens = [format::Dense::new(1, 16, vec![half::bf16::from_f32(value); 16], 1.0).unwrap().into()];
             let shapes = vec![op::Shape::new(1, 1, 16)];
             let problem = Problem::new(shapes, op::Gate::None, Activation::BF16, op::Output::F32).unwrap();
-            let (weights, largest) =
-                (PackedGroups::<Vec<u8>>::new("", families::ALL[0], &[], Ok).unwrap(), [value.abs()]);
+            let (packer, largest) = ((families::ALL[0], &Team::new(op::Alone)), [value.abs()]);
+            let weights = PackedGroups::<Vec<u8>>::new("", packer, &[], Ok).unwrap();
             let operands = Operands { weights: &weights, activations: &tokens, largest: &largest, targets: &mut [] };
             widened(&problem, &operands).unwrap()
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use format::Matrix;
 pub use op::Phase;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Team};
 use ptx::{Kernel, Target};
 
 use crate::expand::{ExpandSpec, TokenForm};
@@ -58,9 +58,9 @@ pub trait Family: fmt::Debug + Send + Sync {
         pack::LAYOUT
     }
 
-    /// A matrix in that layout. Where words may be in several orders, they are in order for these tokens.
-    fn pack(&self, matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
-        pack::pack_as(matrix, codes)
+    /// A matrix in that layout, made on a team's threads. Where words may be in several orders, they are in order for these tokens.
+    fn pack(&self, matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
+        pack::pack_as(matrix, codes, team)
     }
 
     /// Bytes of a matrix in that layout.

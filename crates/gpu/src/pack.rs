@@ -41,7 +41,7 @@
 //! have too.) A word's bytes are the scales of steps 0, 1, 2, 3, as e4m3 without a sign.
 
 use format::{BLOCK, Matrix};
-use rayon::prelude::*;
+use op::Team;
 
 /// The name of the layout.
 pub const LAYOUT: &str = "32x64 chunks in the GPU's memory";
@@ -92,19 +92,19 @@ fn run_bytes(k: usize) -> usize {
     k.div_ceil(CHUNK_DEPTH) * CHUNK_BYTES as usize
 }
 
-/// Packs a matrix with words in a given order, on as many threads as the process has.
-pub fn pack_as(matrix: &Matrix<'_>, codes: Codes) -> Vec<u8> {
+/// Packs a matrix with words in a given order, on a team's threads.
+pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
     pack_chunks(
-        matrix,
+        (matrix, team),
         |row, column, quarter| word(matrix, codes, row, column + 2 * quarter),
         |row, column| SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step))),
     )
 }
 
 /// Packs a matrix for tensor cores that take NVFP4 itself.
-pub fn pack_codes(matrix: &Matrix<'_>) -> Vec<u8> {
+pub fn pack_codes(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
     pack_chunks(
-        matrix,
+        (matrix, team),
         |row, column, quarter| code_word(std::array::from_fn(|i| code(matrix, row, column + 8 * quarter + i))),
         |row, column| std::array::from_fn(|step| scale(matrix, row, column + BLOCK * step) & 0x7f),
     )
@@ -118,12 +118,12 @@ fn code_word(codes: [u32; 8]) -> u32 {
 /// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and each word of scales for a
 /// row and a first column.
 fn pack_chunks(
-    matrix: &Matrix<'_>,
+    (matrix, team): (&Matrix<'_>, &Team),
     word: impl Fn(usize, usize, usize) -> u32 + Sync,
     scales_of: impl Fn(usize, usize) -> [u8; 4] + Sync,
 ) -> Vec<u8> {
     let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
-    packed.par_chunks_mut(run_bytes(matrix.k())).enumerate().for_each(|(run, bytes)| {
+    team.for_each(packed.chunks_mut(run_bytes(matrix.k())).enumerate(), |(run, bytes)| {
         for (step, chunk) in bytes.chunks_exact_mut(CHUNK_BYTES as usize).enumerate() {
             let (row, column) = (run * CHUNK_ROWS, step * CHUNK_DEPTH);
             let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
@@ -189,6 +189,8 @@ fn scale_byte(scale: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use op::Alone;
+
     use super::*;
 
     /// An e2m1 code's value.
@@ -308,7 +310,7 @@ mod tests {
             let (codes, scales) = everything(rows, k);
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
             for order in [Codes::Halves, Codes::Bfloats] {
-                let packed = pack_as(&matrix, order);
+                let packed = pack_as(&matrix, order, &Team::new(Alone));
                 assert_eq!(packed.len(), packed_bytes(rows, k));
                 for (at, value) in unpack(&packed, order, rows, k).into_iter().enumerate() {
                     let code = codes[at / 2] >> (at % 2 * 4) & 15;
@@ -324,7 +326,7 @@ mod tests {
         for (rows, k) in [(1, 16), (65, 80), (254, 256)] {
             let (codes, scales) = everything(rows, k);
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
-            let packed = pack_codes(&matrix);
+            let packed = pack_codes(&matrix, &Team::new(Alone));
             assert_eq!(packed.len(), packed_bytes(rows, k));
             let across = k.div_ceil(CHUNK_DEPTH);
             for (row, column) in (0..rows).flat_map(|row| (0..k).map(move |column| (row, column))) {

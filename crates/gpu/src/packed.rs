@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use format::{GlobalScale, Matrix};
-use op::{PackedWeights, Result, Weights};
+use op::{PackedWeights, Result, Team, Weights};
 
 use super::family::Family;
 use super::pack::Codes;
@@ -32,14 +32,14 @@ impl<M> PackedGroup<M> {
     /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or not, and whose sums
     /// have biases or not.
     fn new(
-        family: &dyn Family,
+        (family, team): (&dyn Family, &Team),
         weights: &Weights<'_>,
         [scaled, biased]: [bool; 2],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
         let mut bytes = 0;
         let mut each = |matrix: &Matrix<'_>| {
-            let packed = family.pack(matrix, Codes::Halves);
+            let packed = family.pack(matrix, Codes::Halves, team);
             bytes += packed.len();
             Ok(PackedMatrix { global: matrix.global(), memory: place(packed)? })
         };
@@ -81,16 +81,16 @@ pub(super) struct PackedGroups<M> {
 }
 
 impl<M> PackedGroups<M> {
-    /// Packs every group's weights and puts them where `place` does.
+    /// Packs every group's weights on a team's threads, and puts them where `place` does.
     pub(super) fn new(
         layout: &'static str,
-        family: &dyn Family,
+        (family, team): (&dyn Family, &Team),
         weights: &[Weights<'_>],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
         let scaled = weights.iter().any(|weights| weights.input_scale().is_some());
         let biased = weights.iter().any(|weights| weights.bias(0).is_some());
-        let pack = |weights| PackedGroup::new(family, weights, [scaled, biased], &mut place);
+        let pack = |weights| PackedGroup::new((family, team), weights, [scaled, biased], &mut place);
         let groups = weights.iter().map(pack).collect::<Result<_>>()?;
         Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
     }

@@ -128,23 +128,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Activation, Arithmetic, Cost, Epilogue, Gate, Output, Own, Schedule, Shape, Strategy, Tile, Weights, Workers,
+        Activation, Alone, Arithmetic, Cost, Epilogue, Gate, Output, Own, Schedule, Shape, Strategy, Tile, Weights,
     };
 
     const SHAPES: [(usize, usize); 2] = [(3, 32), (5, 16)];
-
-    #[derive(Debug)]
-    struct Alone;
-
-    impl Workers for Alone {
-        fn count(&self) -> usize {
-            1
-        }
-
-        fn run(&self, work: &(dyn Fn() + Sync)) {
-            work();
-        }
-    }
 
     #[derive(Debug)]
     struct Packed(&'static str, usize);

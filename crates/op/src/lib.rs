@@ -57,4 +57,4 @@ pub use request::Request;
 pub use routing::{Groups, Ids, Routed, Router, Scoring};
 pub use shape::Shape;
 pub use target::Target;
-pub use team::{Team, Workers};
+pub use team::{Alone, Team, Workers};

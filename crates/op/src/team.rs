@@ -14,6 +14,20 @@ pub trait Workers: fmt::Debug + Send + Sync {
     fn run(&self, work: &(dyn Fn() + Sync));
 }
 
+/// The caller's thread and no other.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone;
+
+impl Workers for Alone {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        work();
+    }
+}
+
 /// Workers, and the memory that runs on them keep.
 #[derive(Debug)]
 pub struct Team {
@@ -37,6 +51,14 @@ impl Team {
         self.workers.run(&work);
     }
 
+    /// Calls `work` once per item. Whichever worker is free takes the next one.
+    pub fn for_each<T: Send>(&self, items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+        let items = Mutex::new(items);
+        // A worker that panics while it takes an item ends the run for all; the team hands the panic on.
+        let next = || items.lock().ok()?.next();
+        self.run(|| std::iter::from_fn(next).for_each(&work));
+    }
+
     /// The one `T` that runs on this team share, made at its first use. It goes when the team does.
     pub fn kept<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,16 +77,26 @@ mod tests {
 
     use super::*;
 
+    /// Three threads, of which each is started for the run.
     #[derive(Debug)]
-    struct Alone;
+    struct Three;
 
-    impl Workers for Alone {
+    impl Workers for Three {
         fn count(&self) -> usize {
-            1
+            3
         }
 
         fn run(&self, work: &(dyn Fn() + Sync)) {
-            work();
+            std::thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(work))));
+        }
+    }
+
+    #[test]
+    fn every_item_is_taken_once_however_many_workers_there_are() {
+        for team in [Team::new(Alone), Team::new(Three)] {
+            let mut counts = [0; 100];
+            team.for_each(counts.iter_mut().enumerate(), |(index, count)| *count += index);
+            assert!(counts.iter().enumerate().all(|(index, count)| index == *count), "{team:?}");
         }
     }
 

@@ -371,10 +371,11 @@ impl Memory {
     fn new(context: &'static Context, stream: &Stream) -> Result<Self> {
         let ((n, k), most) = (SIZES, TOKENS[TOKENS.len() - 1]);
         let hold = |bytes: &[u8]| DeviceMemory::holding(context, "operands", bytes, stream);
+        let team = hammerhead::cpu::team(None)?;
         let packed = |seed: usize| -> Result<DeviceMemory> {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 9) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| 0x20 + ((i + seed) % 32) as u8).collect();
-            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?, hammerhead::gpu::pack::Codes::Halves))
+            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?, hammerhead::gpu::pack::Codes::Halves, &team))
         };
         let halves = |i: usize| half::f16::from_f32(((i * 7 + i / k) % 17) as f32 / 8.0 - 1.0).to_le_bytes();
         Ok(Memory {

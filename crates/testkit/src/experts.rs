@@ -9,7 +9,7 @@ use gpu::experts::packed::PackedExpert;
 use half::{bf16, f16};
 use op::layer_reference::LayerReference;
 use op::routing::Ids;
-use op::{Activation, Arithmetic, ExpertWeights, MlpWeights, Output, Result, Routed, Weights};
+use op::{Activation, Alone, Arithmetic, ExpertWeights, MlpWeights, Output, Result, Routed, Team, Weights};
 
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
 #[derive(Debug)]
@@ -25,7 +25,8 @@ impl Layer {
     pub fn new(family: &dyn Family, shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let experts = (0..different).map(|_| expert(&shape, &mut rng)).collect::<Result<Vec<_>>>()?;
-        let packed = experts.iter().map(|expert| PackedExpert::new(family, &shape, expert).map(Arc::new));
+        let alone = Team::new(Alone);
+        let packed = experts.iter().map(|expert| PackedExpert::new((family, &alone), &shape, expert).map(Arc::new));
         let packed = packed.collect::<Result<_>>()?;
         Ok(Layer { shape, weights: ExpertWeights::new(experts, shape.gate)?, packed })
     }

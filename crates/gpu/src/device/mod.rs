@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use op::backend::packed_as;
-use op::{Error, PackedWeights, Result, Weights};
+use op::{Error, PackedWeights, Result, Team, Weights};
 
 use crate::driver::{Absent, Context, DeviceInfo, DeviceMemory, Function, Stream, graveyard};
 use crate::facts::Facts;
@@ -144,13 +144,13 @@ impl Readers {
 }
 
 impl DeviceWeights {
-    /// Packs weights and puts them into a device's memory.
-    pub(super) fn new(device: &'static Device, weights: &[Weights<'_>]) -> Result<Self> {
+    /// Packs weights on a team's threads, and puts them into a device's memory.
+    pub(super) fn new(device: &'static Device, weights: &[Weights<'_>], team: &Team) -> Result<Self> {
         graveyard::sweep();
         let (context, family) = (device.context, device.family);
         let stream = Stream::new(context)?;
         let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
-        let packed = PackedGroups::new(family.layout(), family, weights, place)?;
+        let packed = PackedGroups::new(family.layout(), (family, team), weights, place)?;
         Ok(Self { packed, device, readers: Readers::default() })
     }
 

@@ -6,7 +6,7 @@
 use format::{Dense, Matrix};
 use half::f16;
 use op::reference::Reference;
-use op::{Activation, Activations, Config, Error, Gate, Output, Problem, Result, Shape, Weights, bound};
+use op::{Activation, Activations, Alone, Config, Error, Gate, Output, Problem, Result, Shape, Team, Weights, bound};
 
 use super::Device;
 use crate::driver::{DeviceMemory, EncodedLaunch, Stream};
@@ -90,8 +90,9 @@ fn compute(
     let hold = |bytes: &[u8]| DeviceMemory::holding(context, "a trial", bytes, &stream);
     let [values, scales] = bytes_of(activations);
     let (tokens, scales) = (hold(values)?, hold(scales)?);
-    let packed =
-        weights.matrices().map(|matrix| hold(&family.pack(matrix, Codes::Halves))).collect::<Result<Vec<_>>>()?;
+    let alone = Team::new(Alone);
+    let packed = weights.matrices().map(|matrix| hold(&family.pack(matrix, Codes::Halves, &alone)));
+    let packed = packed.collect::<Result<Vec<_>>>()?;
     let out = DeviceMemory::new(context, "a trial", SHAPE.m * SHAPE.n * output.bytes())?;
     let workspace = DeviceMemory::new(context, "a trial", family.workspace_bytes(&problem, &config))?;
     let operands = GroupOperands {

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
-use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights};
+use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team};
 
 use super::device::DeviceExperts;
 use super::layer::{Choice, LayerCall, LayerShape};
@@ -76,15 +76,15 @@ struct Kept {
 }
 
 impl HostExperts {
-    /// Packs the weights, and puts them into a device's memory.
-    pub fn new(device: usize, spec: &LayerSpec<'_>) -> Result<Self> {
+    /// Packs the weights on a team's threads, and puts them into a device's memory.
+    pub fn new(device: usize, spec: &LayerSpec<'_>, team: &Team) -> Result<Self> {
         let LayerSpec { weights, intermediate, batch_invariant: invariant } = *spec;
         let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
             let shape = LayerShape::of(mlps, weights.gate(), intermediate);
             let shape = LayerShape { invariant, gated: gate.is_some(), ..shape };
             let packed = mlps.iter().map(|mlp| {
-                let packed = PackedExpert::new(family, &shape, mlp)?;
+                let packed = PackedExpert::new((family, team), &shape, mlp)?;
                 Ok(Arc::new(match gate {
                     Some(vector) => packed.with_gate(vector),
                     None => packed,

@@ -1,7 +1,7 @@
 //! An expert's weights as the kernels take them, before they are on any device.
 
 use format::GlobalScale;
-use op::{Error, Intermediate, MlpWeights, Result};
+use op::{Error, Intermediate, MlpWeights, Result, Team};
 
 use super::between;
 use super::layer::{LayerShape, LayerWeights};
@@ -21,8 +21,9 @@ pub struct PackedExpert {
 }
 
 impl PackedExpert {
-    /// Packs an expert's weights. Biases that it lacks in a layer that has some are zeros, and input scales are ones.
-    pub fn new(family: &dyn Family, shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
+    /// Packs an expert's weights for a family on a team's threads. Biases that it lacks in a layer that has some are zeros, and input
+    /// scales are ones.
+    pub fn new((family, team): (&dyn Family, &Team), shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
         let (found, expected) = (expert.widths(), [hidden, inner, hidden]);
@@ -47,7 +48,7 @@ impl PackedExpert {
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
-            packed.extend(family.pack(matrix, shape.codes));
+            packed.extend(family.pack(matrix, shape.codes, team));
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
             factors[place] = gates::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
             if shape.biased {
@@ -142,7 +143,7 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use format::Matrix;
-    use op::{Activation, Gate, Output, Weights};
+    use op::{Activation, Alone, Gate, Output, Weights};
 
     use super::*;
     use crate::families::sm90::Sm90;
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn what_an_expert_lacks_beside_others_that_have_it_changes_nothing() {
         let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap();
-        let packed = PackedExpert::new(&Sm90, &SHAPE, &expert).unwrap();
+        let packed = PackedExpert::new((&Sm90, &Team::new(Alone)), &SHAPE, &expert).unwrap();
         assert_eq!(packed.scales(), &[vec![1.0; 32], vec![]]);
         assert_eq!(packed.biases(), &[vec![0.0; 16], vec![], vec![0.0; 32]]);
         assert!(packed.table().is_empty());
@@ -182,11 +183,15 @@ mod tests {
     #[test]
     fn what_a_layer_was_not_said_to_have_is_refused() {
         let scaled = plain(32, 16).with_input_scale(vec![1.0; 16]).unwrap();
-        let error = PackedExpert::new(&Sm90, &SHAPE, &MlpWeights::new(plain(16, 32), scaled).unwrap()).unwrap_err();
+        let error =
+            PackedExpert::new((&Sm90, &Team::new(Alone)), &SHAPE, &MlpWeights::new(plain(16, 32), scaled).unwrap())
+                .unwrap_err();
         assert!(error.to_string().contains("input scale"), "{error}");
         let (biased, shape) =
             (plain(16, 32).with_bias([vec![1.0; 16]]).unwrap(), LayerShape { biased: false, ..SHAPE });
-        let error = PackedExpert::new(&Sm90, &shape, &MlpWeights::new(biased, plain(32, 16)).unwrap()).unwrap_err();
+        let error =
+            PackedExpert::new((&Sm90, &Team::new(Alone)), &shape, &MlpWeights::new(biased, plain(32, 16)).unwrap())
+                .unwrap_err();
         assert!(error.to_string().contains("biases"), "{error}");
     }
 
@@ -194,7 +199,9 @@ mod tests {
     fn the_scale_of_an_nvfp4_intermediate_is_among_the_factors_of_down() {
         let expert = MlpWeights::new(plain(16, 32), plain(32, 16)).unwrap().with_intermediate_scale(0.75).unwrap();
         let shape = LayerShape { intermediate: Intermediate::NvFp4, ..SHAPE };
-        let factors = |shape| PackedExpert::new(&Sm90, shape, &expert).unwrap().factors().map(|[a, b]| a * b);
+        let factors = |shape| {
+            PackedExpert::new((&Sm90, &Team::new(Alone)), shape, &expert).unwrap().factors().map(|[a, b]| a * b)
+        };
         let ([up, _, down], [other_up, _, other]) = (factors(&shape), factors(&SHAPE));
         assert_eq!((down, up), (0.75 * other, other_up));
     }

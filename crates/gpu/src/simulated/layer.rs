@@ -1,6 +1,6 @@
 //! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for each.
 
-use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result};
+use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Team};
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
@@ -32,12 +32,17 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(on: &Simulated, spec: &LayerSpec<'_>, mlps: &[MlpWeights<'_>], gate: Option<&[f32]>) -> Result<Self> {
+    fn new(
+        (on, team): (&Simulated, &Team),
+        spec: &LayerSpec<'_>,
+        mlps: &[MlpWeights<'_>],
+        gate: Option<&[f32]>,
+    ) -> Result<Self> {
         let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
         let shape = LayerShape { invariant: spec.batch_invariant, gated: gate.is_some(), ..shape };
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
         for mlp in mlps {
-            let mut packed = PackedExpert::new(on.family, &shape, mlp)?;
+            let mut packed = PackedExpert::new((on.family, team), &shape, mlp)?;
             if let Some(vector) = gate {
                 packed = packed.with_gate(vector);
             }
@@ -56,10 +61,11 @@ impl Packed {
 }
 
 impl SimulatedLayer {
-    pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>) -> Result<Self> {
-        let own = Packed::new(&on, spec, spec.weights.experts(), None)?;
+    pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>, team: &Team) -> Result<Self> {
+        let own = Packed::new((&on, team), spec, spec.weights.experts(), None)?;
         let of_all = spec.weights.shared();
-        let of_all = of_all.map(|shared| Packed::new(&on, spec, std::slice::from_ref(shared.mlp()), shared.gate()));
+        let of_all =
+            of_all.map(|shared| Packed::new((&on, team), spec, std::slice::from_ref(shared.mlp()), shared.gate()));
         Ok(SimulatedLayer { on, own, shared: of_all.transpose()? })
     }
 

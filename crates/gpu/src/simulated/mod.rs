@@ -231,15 +231,15 @@ unsafe impl Backend for Simulated {
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
     }
 
-    fn prepack(&self, weights: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {
-        Ok(Arc::new(PackedGroups::new(self.layout, self.family, weights, Ok)?))
+    fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(PackedGroups::new(self.layout, (self.family, team), weights, Ok)?))
     }
 
-    fn load_layer(&self, layer: &LayerSpec<'_>, _: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+    fn load_layer(&self, layer: &LayerSpec<'_>, team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
         if !LayerShape::suits(layer) {
             return Ok(None);
         }
-        Ok(Some(Arc::new(SimulatedLayer::new(*self, layer)?)))
+        Ok(Some(Arc::new(SimulatedLayer::new(*self, layer, team)?)))
     }
 
     unsafe fn run(

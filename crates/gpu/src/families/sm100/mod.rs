@@ -20,7 +20,7 @@ pub mod slabs;
 use std::sync::Arc;
 
 use format::Matrix;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Team};
 use ptx::Target;
 
 use super::choice::Tokens;
@@ -66,8 +66,8 @@ impl Family for Sm100 {
         slabs::LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes) -> Vec<u8> {
-        slabs::pack(matrix)
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, team: &Team) -> Vec<u8> {
+        slabs::pack(matrix, team)
     }
 
     fn packed_bytes(&self, rows: usize, k: usize) -> usize {

@@ -15,7 +15,7 @@
 //! arithmetic ([`op::Arithmetic`]) rests on.
 
 use format::{BLOCK, Matrix};
-use rayon::prelude::*;
+use op::Team;
 
 /// The name of the layout.
 pub const LAYOUT: &str = "swizzled slabs of 256 in the GPU's memory";
@@ -47,13 +47,11 @@ fn slab_bytes(rows: usize) -> usize {
     blocks * (BLOCK_ROWS * ROW_BYTES + SCALE_BYTES) as usize
 }
 
-/// Packs a matrix, on as many threads as the process has.
-pub fn pack(matrix: &Matrix<'_>) -> Vec<u8> {
+/// Packs a matrix on a team's threads.
+pub fn pack(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
     let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
-    packed
-        .par_chunks_mut(slab_bytes(matrix.rows()))
-        .enumerate()
-        .for_each(|(slab, bytes)| pack_slab(matrix, slab * DEPTH as usize, bytes));
+    let slabs = packed.chunks_mut(slab_bytes(matrix.rows())).enumerate();
+    team.for_each(slabs, |(slab, bytes)| pack_slab(matrix, slab * DEPTH as usize, bytes));
     packed
 }
 
@@ -91,6 +89,8 @@ fn scale_place(row: usize, block: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use op::Alone;
+
     use super::*;
 
     /// Every weight of a packed matrix, as the tensor cores read it.
@@ -122,7 +122,7 @@ mod tests {
                 (0..rows * k / 2).map(|at| if at / 8 % 5 == 0 { 0x80 } else { (at * 7) as u8 }).collect();
             let scales: Vec<u8> = (0..rows * k / BLOCK).map(|at| finite[at % finite.len()]).collect();
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
-            let packed = pack(&matrix);
+            let packed = pack(&matrix, &Team::new(Alone));
             assert_eq!(packed.len(), packed_bytes(rows, k));
             let mut expected = vec![0.0; k];
             for (row, found) in unpack(&packed, rows, k).chunks_exact(k).enumerate() {
@@ -133,7 +133,7 @@ mod tests {
             assert!(used <= rows * k * 9 / 16, "the padding is zero");
         }
         let zeros = Matrix::new(1, 16, vec![0x08; 8], vec![0x7e], 1.0).expect("a sound matrix");
-        assert!(pack(&zeros)[128 * 128..].iter().all(|scale| *scale == 0));
+        assert!(pack(&zeros, &Team::new(Alone))[128 * 128..].iter().all(|scale| *scale == 0));
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod arrange;
 use std::sync::Arc;
 
 use format::Matrix;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Shape};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Shape, Team};
 use ptx::Target;
 
 use super::choice::steps;
@@ -64,8 +64,8 @@ impl Family for Sm120 {
         pack::CODES_LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes) -> Vec<u8> {
-        pack::pack_codes(matrix)
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, team: &Team) -> Vec<u8> {
+        pack::pack_codes(matrix, team)
     }
 
     fn expansion(&self, activation: Activation) -> Option<TokenForm> {
