@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use hammerhead::gpu::experts::host::DeviceRouting;
+use hammerhead::gpu::host::DeviceRouting;
 use hammerhead::gpu::{self, DeviceOutput, DeviceTokens};
 use hammerhead::{Activation, Router};
 

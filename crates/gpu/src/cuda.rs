@@ -17,11 +17,11 @@ use op::{
 
 use super::device::{Device, DeviceWeights, NAME, context};
 use super::driver::{DeviceMemory, Function};
-use super::experts::host::HostExperts;
 use super::experts::layer::LayerShape;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
+use super::host::HostExperts;
 use super::launches::bytes_of;
 use super::operands::{DeviceOutput, DeviceTokens};
 use super::queue::LaunchQueue;

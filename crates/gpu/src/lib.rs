@@ -36,6 +36,7 @@ pub mod facts;
 pub mod families;
 mod family;
 pub mod foretold;
+pub mod host;
 pub mod join;
 mod launch;
 pub mod launches;

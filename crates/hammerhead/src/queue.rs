@@ -23,7 +23,7 @@
 //! ```
 
 use gpu::driver::Stream;
-use gpu::experts::host::DeviceRouting;
+use gpu::host::DeviceRouting;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
 use op::{Error, Problem, Request, Result};

@@ -8,7 +8,6 @@
 pub mod between;
 pub mod combine;
 pub mod device;
-pub mod host;
 pub mod layer;
 pub mod packed;
 pub mod route;

@@ -1,10 +1,11 @@
 //! What a configuration means for a problem, whichever family's kernels compute it: which products, on what tokens, how they end. What
 //! else a kernel is made of is its family's.
 
-use op::{Activation, Arithmetic, Config, Error, Output, Problem, Result, Shape, Strategy};
+use op::{Config, Error, Output, Problem, Result, Shape, Strategy};
 
 use crate::pack::CHUNK_DEPTH;
 use crate::phases::gates::Function;
+pub use crate::phases::tokens::Tokens;
 
 /// Numbers of groups that kernels are built for; a launch takes the next larger one.
 pub const CAPACITIES: [u32; 4] = [1, 8, 32, 128];
@@ -34,44 +35,6 @@ impl Products {
             (1, _) | (_, Strategy::TwoPass) => Products::Single,
             (_, Strategy::Sequential) => Products::Sequential,
             (_, Strategy::Interleaved | Strategy::PingPong) => Products::Interleaved,
-        }
-    }
-}
-
-/// What tokens are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tokens {
-    /// Halves.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Three bfloat16 each, of which the sum is meant.
-    Bf16Sum,
-    /// NVFP4 itself: codes and scales.
-    NvFp4,
-}
-
-impl Tokens {
-    /// What tokens of a type become before tensor cores that take numbers of 16 bits multiply them.
-    pub fn of(activation: Activation) -> Self {
-        match activation {
-            Activation::NvFp4 | Activation::F16 => Tokens::F16,
-            Activation::BF16 => Tokens::Bf16,
-            Activation::F32 => Tokens::Bf16Sum,
-        }
-    }
-
-    /// Numbers that make up one token's element.
-    pub fn parts(self) -> u32 {
-        if self == Tokens::Bf16Sum { 3 } else { 1 }
-    }
-
-    /// How tensor cores add their products up.
-    pub(super) fn arithmetic(self) -> Arithmetic {
-        match self {
-            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
-            Tokens::Bf16 | Tokens::Bf16Sum => Arithmetic::bf16_tensor_cores(self.parts()),
-            Tokens::NvFp4 => Arithmetic::BlockScaledTensorCores,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! - [`table`]: the groups of a launch that the host knows, in a table among a kernel's parameters;
 //! - [`experts`]: those that only the device knows, the experts of a layer, in a layout in its memory;
 //! - `groups`, `owner`: either of them, whose a tile is, and where its operands are;
+//! - [`tokens`]: what the tensor cores are given for tokens;
 //! - `slices`: codes and scales as pairs of 16-bit numbers;
 //! - [`gates`]: from sums to values: scale, row factor, bias, gate;
 //! - `store`: from values to C.
@@ -16,3 +17,4 @@ pub(crate) mod owner;
 pub(crate) mod slices;
 pub(crate) mod store;
 pub mod table;
+pub mod tokens;

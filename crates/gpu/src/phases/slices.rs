@@ -3,7 +3,7 @@
 
 use ptx::{Builder, Reg, U32};
 
-use crate::families::choice::Tokens;
+use super::tokens::Tokens;
 
 /// A signs-only mask for bits that shifts have brought there: (a & b) | c.
 const AND_OR: u8 = 0xea;

@@ -4,10 +4,10 @@ use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, R
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
-use crate::experts::host::check_operands;
 use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::families::choice::Tokens;
+use crate::host::check_operands;
 use crate::launches::dense_bytes;
 use crate::pack::CHUNK_DEPTH;
 use crate::products::{ExpertKernel, ProductShape};

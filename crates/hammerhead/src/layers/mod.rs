@@ -33,7 +33,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use format::Dense;
-use gpu::experts::host::{DeviceRouting, HostExperts};
+use gpu::host::{DeviceRouting, HostExperts};
 use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{

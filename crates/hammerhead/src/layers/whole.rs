@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use format::Dense;
-use gpu::experts::host::HostExperts;
+use gpu::host::HostExperts;
 use op::{Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Result, Routed, Target};
 
 use super::LayerOptions;

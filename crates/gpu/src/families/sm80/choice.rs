@@ -6,7 +6,6 @@ use ptx::{Feature, Target};
 
 use super::kernel::WarpMultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice, sizes};
-use crate::families::sm120;
 
 /// The kernel of the products that a configuration asks for, for one group.
 pub(in crate::families) fn kernel_config(
@@ -18,8 +17,7 @@ pub(in crate::families) fn kernel_config(
 }
 
 pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> Result<WarpMultiplySpec, String> {
-    let family = if target.has(Feature::BlockScaledMma) { sm120::NAME } else { super::NAME };
-    let [tokens, columns, units, stages] = sizes(family, config)?;
+    let [tokens, columns, units, stages] = sizes(target.name(), config)?;
     if config.schedule == Schedule::SplitK {
         if passes_twice(problem, config) {
             return Err(

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use op::routing::{Router, Scoring};
 use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team};
 
-use super::device::DeviceExperts;
-use super::layer::{Choice, LayerCall, LayerShape};
-use super::packed::PackedExpert;
 use crate::device::Device;
 use crate::driver::DeviceMemory;
+use crate::experts::device::DeviceExperts;
+use crate::experts::layer::{Choice, LayerCall, LayerShape};
+use crate::experts::packed::PackedExpert;
 use crate::launches::dense_bytes;
 use crate::operands::{DeviceOutput, DeviceTokens};
 use crate::queue::LaunchQueue;

@@ -1,0 +1,41 @@
+//! What the tensor cores are given for tokens.
+
+use op::{Activation, Arithmetic};
+
+/// What tokens are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tokens {
+    /// Halves.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Three bfloat16 each, of which the sum is meant.
+    Bf16Sum,
+    /// NVFP4 itself: codes and scales.
+    NvFp4,
+}
+
+impl Tokens {
+    /// What tokens of a type become before tensor cores that take numbers of 16 bits multiply them.
+    pub fn of(activation: Activation) -> Self {
+        match activation {
+            Activation::NvFp4 | Activation::F16 => Tokens::F16,
+            Activation::BF16 => Tokens::Bf16,
+            Activation::F32 => Tokens::Bf16Sum,
+        }
+    }
+
+    /// Numbers that make up one token's element.
+    pub fn parts(self) -> u32 {
+        if self == Tokens::Bf16Sum { 3 } else { 1 }
+    }
+
+    /// How tensor cores add their products up.
+    pub(crate) fn arithmetic(self) -> Arithmetic {
+        match self {
+            Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
+            Tokens::Bf16 | Tokens::Bf16Sum => Arithmetic::bf16_tensor_cores(self.parts()),
+            Tokens::NvFp4 => Arithmetic::BlockScaledTensorCores,
+        }
+    }
+}
