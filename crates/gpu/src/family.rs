@@ -58,7 +58,8 @@ pub trait Family: fmt::Debug + Send + Sync {
         pack::LAYOUT
     }
 
-    /// A matrix in that layout, made on a team's threads. Where words may be in several orders, they are in order for these tokens.
+    /// A matrix in that layout, made on a team's threads. Where words may be in several orders, they are in order for
+    /// these tokens.
     fn pack(&self, matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
         pack::pack_as(matrix, codes, team)
     }
@@ -126,12 +127,12 @@ pub trait Family: fmt::Debug + Send + Sync {
         each.iter().map(KernelSpec::build).collect()
     }
 
-    /// The tokens of a tile for the products of a layer with so many entries and experts, of which some rows are of several parts
-    /// (`wide`) or none.
+    /// The tokens of a tile for the products of a layer with so many entries and experts, of which some rows are of
+    /// several parts (`wide`) or none.
     fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32;
 
-    /// The kernels worth trying for a product of experts with tiles of so many tokens on a device; the first is the one to take where
-    /// nothing is known of how many rows there are.
+    /// The kernels worth trying for a product of experts with tiles of so many tokens on a device; the first is the one
+    /// to take where nothing is known of how many rows there are.
     fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>>;
 
     /// The one to take for so many entries, if there is one with such tiles.

@@ -24,13 +24,14 @@ pub struct PackedGroup<M> {
     pub(super) matrices: Vec<PackedMatrix<M>>,
     /// What tokens are multiplied with first, k floats; ones where only other groups of the layer have that, none where no group has.
     pub(super) input_scale: Option<M>,
-    /// What is added to each matrix's sums, n floats each; zeros where only other groups of the layer have that, none where no group has.
+    /// What is added to each matrix's sums, n floats each; zeros where only other groups of the layer have that, none
+    /// where no group has.
     pub(super) biases: Vec<M>,
 }
 
 impl<M> PackedGroup<M> {
-    /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or not, and whose sums
-    /// have biases or not.
+    /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or
+    /// not, and whose sums have biases or not.
     fn new(
         (family, team): (&dyn Family, &Team),
         weights: &Weights<'_>,

@@ -1,8 +1,8 @@
 //! Launches on memory of the caller's, in the caller's stream: products, and whole layers.
 //!
-//! A [`LaunchQueue`] is one stream with the working memory of what is queued there. Preparing a call looks at addresses, compiles and
-//! allocates; queueing what was prepared does neither and waits for nothing, so that it can be captured in a CUDA graph. Who decides on
-//! the configuration of products stands above this crate.
+//! A [`LaunchQueue`] is one stream with the working memory of what is queued there. Preparing a call looks at
+//! addresses, compiles and allocates; queueing what was prepared does neither and waits for nothing, so that it can be
+//! captured in a CUDA graph. Who decides on the configuration of products stands above this crate.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,8 +24,8 @@ use super::packed::PackedGroup;
 
 /// Calls that a queue remembers.
 const REMEMBERED: usize = 512;
-/// Launches from which on they are queued as one graph, which takes the host a quarter of the time. Fewer are queued one by one: the first
-/// of them may then begin beside what is before it in the stream.
+/// Launches from which on they are queued as one graph, which takes the host a quarter of the time. Fewer are queued
+/// one by one: the first of them may then begin beside what is before it in the stream.
 const GRAPH_LAUNCHES: usize = 4;
 
 /// What a call computes, and on what.
@@ -116,7 +116,8 @@ impl Owner {
 struct Ready {
     call: Call,
     launches: Queued,
-    /// Memory of the caller's that it works in, its address and bytes; else the queue's, and when that is replaced the call is forgotten.
+    /// Memory of the caller's that it works in, its address and bytes; else the queue's, and when that is replaced the
+    /// call is forgotten.
     lent: Option<(u64, usize)>,
 }
 
@@ -258,8 +259,8 @@ impl LaunchQueue {
         self.remember(product_key(weights, tokens, outputs), call, None)
     }
 
-    /// Does everything that comes before the queueing of a layer. `lent` is memory of the caller's to work in, its address a multiple of
-    /// 256, and how many bytes there are; without one the queue uses its own.
+    /// Does everything that comes before the queueing of a layer. `lent` is memory of the caller's to work in, its
+    /// address a multiple of 256, and how many bytes there are; without one the queue uses its own.
     pub fn prepare_layer(
         &mut self,
         layer: &Arc<DeviceExperts>,
@@ -287,7 +288,8 @@ impl LaunchQueue {
         self.remember(key, Call::Layer { layer: Arc::downgrade(layer), kernels, call: *call }, lent)
     }
 
-    /// The kernels of a layer's call that was prepared: of this layer, and not of one that is gone and whose place this one has taken.
+    /// The kernels of a layer's call that was prepared: of this layer, and not of one that is gone and whose place this
+    /// one has taken.
     fn layer_call(&self, key: u64, layer: &Arc<DeviceExperts>, call: &LayerCall) -> Option<&LayerKernels> {
         match &self.ready.get(&key)?.call {
             Call::Layer { layer: own, kernels, call: prepared } => {
@@ -319,7 +321,8 @@ impl LaunchQueue {
     /// Queues a call that was prepared. Returns before it is computed.
     ///
     /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the weights, and
-    /// working memory of its own unless that is lent, so that it may be launched beside others and after queue and layer are gone.
+    /// working memory of its own unless that is lent, so that it may be launched beside others and after queue and
+    /// layer are gone.
     ///
     /// # Safety
     ///
@@ -399,12 +402,13 @@ impl LaunchQueue {
         let own = captured.workspace.as_deref().map_or(0, DeviceMemory::address);
         let address = lent.map_or(own, |(address, _)| address);
         let launches = self.encode(&call.launches(self.device, address)?)?;
-        // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights and working memory.
+        // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights and working
+        // memory.
         launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
-    /// Queues products whose plan is made and whose operands are known to be right: tokens are multiplied with what the weights
-    /// ask for.
+    /// Queues products whose plan is made and whose operands are known to be right: tokens are multiplied with what the
+    /// weights ask for.
     ///
     /// # Safety
     ///
@@ -493,7 +497,8 @@ impl Drop for LaunchQueue {
     }
 }
 
-/// The launches of products, in a workspace at an address. Tokens are still to be multiplied with the weights' input scales, or not.
+/// The launches of products, in a workspace at an address. Tokens are still to be multiplied with the weights' input
+/// scales, or not.
 fn product_launches(
     device: &'static Device,
     weights: &dyn PackedWeights,

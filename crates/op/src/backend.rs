@@ -145,8 +145,8 @@ pub unsafe trait Backend: Send + Sync {
     /// threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
-    /// Puts a whole layer where this backend computes it, if it computes layers of that kind whole. If not, their products are computed
-    /// one by one.
+    /// Puts a whole layer where this backend computes it, if it computes layers of that kind whole. If not, their
+    /// products are computed one by one.
     fn load_layer(&self, _layer: &LayerSpec<'_>, _team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
         Ok(None)
     }

@@ -1,7 +1,9 @@
-//! A whole feed-forward layer as an operation: what a backend that computes layers whole is given, and what it gives back.
+//! A whole feed-forward layer as an operation: what a backend that computes layers whole is given, and what it gives
+//! back.
 //!
-//! A gated product is the first half of a layer with the counts given. The layer goes on: rows are found by routing, the products have a
-//! second one behind them, and a token's results are added up. [`crate::layer_reference`] defines all of it.
+//! A gated product is the first half of a layer with the counts given. The layer goes on: rows are found by routing,
+//! the products have a second one behind them, and a token's results are added up. [`crate::layer_reference`] defines
+//! all of it.
 
 use std::any::Any;
 use std::fmt;
@@ -13,7 +15,8 @@ use crate::{ExpertWeights, Intermediate, Result, Target};
 /// What a layer computes.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSpec<'w> {
-    /// Experts with gate/up and down, their biases and input scales, the gate, and an expert of every token if there is one.
+    /// Experts with gate/up and down, their biases and input scales, the gate, and an expert of every token if there is
+    /// one.
     pub weights: &'w ExpertWeights<'w>,
     /// What stands between the two products.
     pub intermediate: Intermediate,

@@ -1,6 +1,6 @@
-//! A layer of experts in a device's memory, which [`LaunchQueue`](crate::LaunchQueue) computes on tensors of the caller's. Nothing of a call is
-//! read back, so that one captured in a CUDA graph serves whatever routing the tensors hold when it is launched. A layer that is
-//! dropped waits for the streams that read it.
+//! A layer of experts in a device's memory, which [`LaunchQueue`](crate::LaunchQueue) computes on tensors of the
+//! caller's. Nothing of a call is read back, so that one captured in a CUDA graph serves whatever routing the tensors
+//! hold when it is launched. A layer that is dropped waits for the streams that read it.
 //!
 //! What only the device sees cannot be refused, and is defined instead. An id outside of 0..experts is nobody's: it costs nothing and adds
 //! nothing, and what its weight is does not matter. A logit that is NaN counts as less than every other; weights of logits that are not finite

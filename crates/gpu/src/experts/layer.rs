@@ -418,8 +418,8 @@ fn shared_bytes(shape: &LayerShape, tokens: u32) -> u64 {
     results.next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that [`whole_launches`] need to work in, for so many tokens of a layer with a shared expert or without. Its results come first; what
-/// it works in is free again when they are there.
+/// Bytes that [`whole_launches`] need to work in, for so many tokens of a layer with a shared expert or without. Its
+/// results come first; what it works in is free again when they are there.
 pub fn whole_workspace_bytes(shape: &LayerShape, shared: Option<&LayerShape>, tokens: u32) -> usize {
     let own = workspace_bytes(shape, tokens);
     shared.map_or(own, |shared| shared_bytes(shape, tokens) as usize + own.max(workspace_bytes(shared, tokens)))
@@ -428,7 +428,8 @@ pub fn whole_workspace_bytes(shape: &LayerShape, shared: Option<&LayerShape>, to
 /// A layer, how its products are computed, and where its weights are.
 pub type Part<'a> = (&'a LayerShape, &'a LayerKernels, &'a LayerWeights);
 
-/// The launches of a call of a layer, and before them those of its shared expert, a layer of one, if it has one: its results are added.
+/// The launches of a call of a layer, and before them those of its shared expert, a layer of one, if it has one: its
+/// results are added.
 pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall, site: LayerSite) -> Vec<Launch> {
     let (shape, kernels, weights) = own;
     let Some((shared_shape, shared_kernels, shared_weights)) = shared else {

@@ -21,8 +21,8 @@ pub struct PackedExpert {
 }
 
 impl PackedExpert {
-    /// Packs an expert's weights for a family on a team's threads. Biases that it lacks in a layer that has some are zeros, and input
-    /// scales are ones.
+    /// Packs an expert's weights for a family on a team's threads. Biases that it lacks in a layer that has some are
+    /// zeros, and input scales are ones.
     pub fn new((family, team): (&dyn Family, &Team), shape: &LayerShape, expert: &MlpWeights<'_>) -> Result<Self> {
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);

@@ -5,8 +5,8 @@
 //! other. Two passes are a launch for each matrix, which leave their sums in the workspace, and one that joins them. So do, in one launch,
 //! blocks that share k where they cannot meet.
 //!
-//! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number of tiles, and the
-//! gate's limit. Sums that go through memory get their biases where they are joined.
+//! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number
+//! of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
 
 use op::{Config, Problem, Shape};
 use ptx::Target;

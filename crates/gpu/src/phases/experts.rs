@@ -1,8 +1,8 @@
-//! The experts of a layer as the groups of a launch: one shape, and a layout in the device's memory that says where each one's rows
-//! begin and which of the tiles of tokens is its first.
+//! The experts of a layer as the groups of a launch: one shape, and a layout in the device's memory that says where
+//! each one's rows begin and which of the tiles of tokens is its first.
 //!
-//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find them, for every
-//! family's kernels alike.
+//! Weights, factors and biases of all experts lie one after another, so an expert's number is all it takes to find
+//! them, for every family's kernels alike.
 
 use ptx::instr::LoadOrder;
 use ptx::{Addr, Builder, F32, Global, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
@@ -17,8 +17,8 @@ pub struct Experts {
     pub count: u32,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
-    /// Whether the launch before this one reads the same layout, and so begins only when that is there. Then nobody waits for that launch
-    /// but who asks for what it writes, and weights are on their way before it ends.
+    /// Whether the launch before this one reads the same layout, and so begins only when that is there. Then nobody
+    /// waits for that launch but who asks for what it writes, and weights are on their way before it ends.
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
@@ -146,7 +146,8 @@ impl ExpertWork {
         k.load(at)
     }
 
-    /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile could be of.
+    /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile
+    /// could be of.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
         let (count, words) = (self.experts.count, self.experts.tile_words());
         let threads = self.tiles.threads;

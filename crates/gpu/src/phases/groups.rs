@@ -1,5 +1,5 @@
-//! The groups of a launch, of either kind: those that the host knows stand in a table among the kernel's parameters, and the experts of
-//! a layer, whose numbers of tokens only the device knows, in a layout in its memory.
+//! The groups of a launch, of either kind: those that the host knows stand in a table among the kernel's parameters,
+//! and the experts of a layer, whose numbers of tokens only the device knows, in a layout in its memory.
 
 use ptx::{Builder, ParamTable, Reg, U32};
 
@@ -46,9 +46,9 @@ impl Groups {
         }
     }
 
-    /// Every thread, in kernels that ask for weights before the launch before them ends: fetches the layout. Where that launch leaves it, it is
-    /// waited for first, and only then may the next one begin, so that it knows the layout to be there. Where that launch has waited for
-    /// the layout, it is there.
+    /// Every thread, in kernels that ask for weights before the launch before them ends: fetches the layout. Where that
+    /// launch leaves it, it is waited for first, and only then may the next one begin, so that it knows the layout to
+    /// be there. Where that launch has waited for the layout, it is there.
     pub fn fetch_layout(&self, k: &mut Builder, thread: Reg<U32>) {
         if let Groups::Experts(work) = self {
             if !work.follows() {

@@ -8,7 +8,8 @@
 //! - [`gates`]: from sums to values: scale, row factor, bias, gate;
 //! - `store`: from values to C.
 //!
-//! How products are issued, and what surrounds that (stages, barriers, who copies), is each family's own: registers were tuned per kernel.
+//! How products are issued, and what surrounds that (stages, barriers, who copies), is each family's own: registers
+//! were tuned per kernel.
 
 pub mod experts;
 pub mod gates;

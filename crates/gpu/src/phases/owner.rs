@@ -40,7 +40,8 @@ impl Owner {
         }
     }
 
-    /// What is added to a matrix's sums in one of `n` columns, if something is. Behind the last column it is that one's.
+    /// What is added to a matrix's sums in one of `n` columns, if something is. Behind the last column it is that
+    /// one's.
     pub fn bias(&self, k: &mut Builder, matrix: u32, column: Reg<U32>, n: Reg<U32>) -> Option<Reg<F32>> {
         match self {
             Owner::Group { biases, .. } => biases.map(|biases| {

@@ -1,5 +1,5 @@
-//! Codes and scales of packed words as pairs of 16-bit numbers, for the kernels that dequantise in registers. The layout of words and
-//! scale bytes is described in [`crate::pack`].
+//! Codes and scales of packed words as pairs of 16-bit numbers, for the kernels that dequantise in registers. The
+//! layout of words and scale bytes is described in [`crate::pack`].
 
 use ptx::{Builder, Reg, U32};
 

@@ -1,4 +1,5 @@
-//! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for each.
+//! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for
+//! each.
 
 use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Team};
 use sim::{Gpu, Rules};
@@ -131,7 +132,8 @@ impl LoadedLayer for SimulatedLayer {
             buffer.address
         });
         let out = gpu.alloc("results", operands.target.len() * output.bytes());
-        // Full of NaN: tiles read rows behind their expert's last, which nobody may have written, and that must not show.
+        // Full of NaN: tiles read rows behind their expert's last, which nobody may have written, and that must not
+        // show.
         let bytes = layer::whole_workspace_bytes(&shape, shared.as_ref(), count);
         let workspace = gpu.upload("workspace", &vec![0xFF; bytes]);
         let choice = Choice::Given { ids, wide: false, weights };

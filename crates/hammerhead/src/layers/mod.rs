@@ -19,9 +19,10 @@
 //! **NaN and infinity** in tokens, logits or weights, or where a product or an intermediate is beyond its type, are computed with as IEEE arithmetic has them: they spoil the
 //! results of their token and of no other. An NVFP4 intermediate has no codes for them: the results of its row are NaN.
 //!
-//! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes the place of all that
-//! where an engine has nothing but that backend: it gets tokens, a [`Routed`] and where the result goes; checks and routing before it stay
-//! as they are. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in a GPU's memory.
+//! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes
+//! the place of all that where an engine has nothing but that backend: it gets tokens, a [`Routed`] and where the
+//! result goes; checks and routing before it stay as they are. An MLP is a layer of one expert there.
+//! [`crate::gpu::Queue`] computes such layers on tensors that are in a GPU's memory.
 
 mod rows;
 mod saved;

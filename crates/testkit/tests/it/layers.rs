@@ -1,4 +1,5 @@
-//! Whole layers of experts on every CPU backend, and in the simulator of every family: against the reference, in every way to the same bits, and what is refused.
+//! Whole layers of experts on every CPU backend, and in the simulator of every family: against the reference, in every
+//! way to the same bits, and what is refused.
 
 use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;

@@ -1,7 +1,8 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 //!
-//! Rows are numbers of 16 bits, so weights are dequantised on their way to the tensor cores. A tile of fewer than 128 tokens has weights for
-//! rows of its multiplications, as products of few tokens have; two sets of accumulators let one tile be finished while the next is summed.
+//! Rows are numbers of 16 bits, so weights are dequantised on their way to the tensor cores. A tile of fewer than 128
+//! tokens has weights for rows of its multiplications, as products of few tokens have; two sets of accumulators let one
+//! tile be finished while the next is summed.
 
 use op::{Epilogue, Schedule};
 use ptx::Target;

@@ -26,7 +26,8 @@ pub fn tile(entries: u32, experts: u32, wide: bool) -> u32 {
     experts::tile(entries, experts, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS })
 }
 
-/// The kernels for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared memory.
+/// The kernels for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared
+/// memory.
 pub fn kernels(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32) -> Vec<Arc<dyn ExpertKernel>> {
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let with = |fragments: u32, units, stages| {

@@ -15,7 +15,8 @@ use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 const FEW: u32 = 16;
 /// Tokens of a tile, at most: as many keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
 const MOST_TOKENS: u32 = 160;
-/// Blocks of rows of a wide tile, how many such tiles each multiprocessor must have, and what of their columns may be beyond the last.
+/// Blocks of rows of a wide tile, how many such tiles each multiprocessor must have, and what of their columns may be
+/// beyond the last.
 const WIDE: u32 = 4;
 const MANY_TILES: f64 = 2.0;
 const MOST_WASTE: f64 = 1.07;

@@ -2,7 +2,8 @@
 //!
 //! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C: it stores sixteen
 //! bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a column of C and its registers are
-//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block and matrix.
+//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block
+//! and matrix.
 
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, SpecialRegister, TensorAddress, U32, U64};
 
@@ -123,7 +124,8 @@ impl<'a> Writer<'a> {
         Writer { config, gates, start, exists, count, n: tile.n, plane, tile, biases, factor }
     }
 
-    /// What a sum has besides its factors: that of a matrix, and of the `index`-th register from the tile's `first` column, or token, on.
+    /// What a sum has besides its factors: that of a matrix, and of the `index`-th register from the tile's `first`
+    /// column, or token, on.
     fn terms(&self, k: &mut Builder, matrix: u32, first: Reg<U32>, index: u32) -> Terms {
         let (mut factor, mut bias) = (self.factor, self.biases[matrix as usize]);
         if self.config.swapped() && self.tile.owner.is_factored() {

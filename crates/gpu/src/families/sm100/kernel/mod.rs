@@ -489,9 +489,9 @@ impl Spec for TensorMultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table of groups, that
-/// of biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor map of all rows, then what
-/// [`crate::phases::experts`] declares, and
+/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table
+/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor map
+/// of all rows, then what [`crate::phases::experts`] declares, and
 /// the gate's limit.
 ///
 /// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks, meet before tensor

@@ -1,6 +1,6 @@
 //! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; a second one, or tensor
-//! maps, say where their tokens are. The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a
-//! layout in the device's memory, which a block copies to shared memory when it begins.
+//! maps, say where their tokens are. The experts of a layer, whose numbers of tokens only the device knows, have one
+//! shape and stand in a layout in the device's memory, which a block copies to shared memory when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 

@@ -317,8 +317,8 @@ impl Spec for WarpMultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the next), the table
-/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: all rows, bytes from one part of them to the next, then what
-/// [`ExpertWork`](crate::phases::experts) declares, and the gate's limit.
+/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: all rows, bytes
+/// from one part of them to the next, then what [`ExpertWork`](crate::phases::experts) declares, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };

@@ -392,10 +392,11 @@ impl Spec for MultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of biases if there are
-/// some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one for each width; the layout; the first expert's gate and up
-/// weights (or only those), bytes from one expert's to the next one's; factors; gate and up biases (or only those), if there are
-/// some; a factor per row, if there is one; C; its columns, the summed dimension, and the gate's limit.
+/// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of
+/// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
+/// for each width; the layout; the first expert's gate and up weights (or only those), bytes from one expert's to the
+/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; C;
+/// its columns, the summed dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
 /// the barriers of `epilogue`, and nowhere else.
