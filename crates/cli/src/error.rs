@@ -115,6 +115,14 @@ pub enum Error {
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },
 
+    /// A command or an option under its former name.
+    #[error("{old} has another name now: {new}")]
+    OldSpelling { old: &'static str, new: String },
+
+    /// An option that only whole layers have.
+    #[error("{option} is for whole layers, and {found}; {remedy}")]
+    ProductOption { option: &'static str, found: &'static str, remedy: &'static str },
+
     /// An option that layers of experts do not go with.
     #[error("{option} does not go with layers of experts; {remedy}")]
     LayerOption { option: &'static str, remedy: &'static str },

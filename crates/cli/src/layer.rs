@@ -25,9 +25,8 @@ pub struct Choice {
     /// The number of the layer
     #[arg(long, value_name = "N", requires = "checkpoint")]
     layer: Option<usize>,
-    /// The whole feed-forward layer: router, gate and up, down, biases, shared expert, combination. Tokens of a file are `x` F16, BF16 or F32 [T, K];
-    /// `ids` and `weights` [T, top] beside it replace the model's router. The result is `y`
-    #[arg(long, requires = "checkpoint", conflicts_with = "experts")]
+    /// The former name of --whole
+    #[arg(long, hide = true)]
     pub mlp: bool,
     /// Which experts, one group per expert: numbers such as 0,3,5, `shared`, or `all`, which is every numbered one
     #[arg(long, value_name = "LIST", default_value = "all", requires = "checkpoint")]

@@ -23,7 +23,6 @@ mod layer;
 mod layer_file;
 mod memory;
 mod model;
-mod moe;
 mod options;
 mod page;
 mod pattern;
@@ -70,7 +69,8 @@ enum Command {
     Run(run::Args),
     Verify(verify::Args),
     Bench(bench::Args),
-    Moe(moe::Args),
+    #[command(hide = true, disable_help_flag = true)]
+    Moe(OldMoe),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
     Inspect(inspect::Args),
@@ -82,11 +82,22 @@ enum Command {
     Vectors(vectors::Args),
 }
 
+/// What `run` does now
+#[derive(Debug, clap::Args)]
+struct OldMoe {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    rest: Vec<String>,
+}
+
 fn main() -> ExitCode {
     match dispatch(&Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
         Err(Error::PipeClosed) => ExitCode::from(141),
+        Err(error @ Error::OldSpelling { .. }) => {
+            console::complain(&error);
+            ExitCode::from(2)
+        }
         Err(error) => {
             console::complain(&error);
             ExitCode::FAILURE
@@ -99,7 +110,10 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Run(args) => run::run(args),
         Command::Verify(args) => verify::verify(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Moe(args) => moe::moe(args),
+        Command::Moe(old) => {
+            let new = format!("hammerhead run {}", old.rest.join(" "));
+            Err(Error::OldSpelling { old: "hammerhead moe", new: new.trim_end().to_owned() })
+        }
         Command::Quantize(args) => quantize::quantize(args),
         Command::Dequantize(args) => dequantize::dequantize(args),
         Command::Inspect(args) => inspect::inspect(args),

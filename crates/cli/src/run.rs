@@ -24,7 +24,7 @@ use crate::selection::{self, Chosen, Defaults, Origin, Selection, SuiteName};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
-use crate::whole_layer::{self, Wish};
+use crate::whole_layer::{self, LayerArgs, Wish};
 use crate::{Error, Result, console, files, memory, predict, shapes};
 
 /// Runs of a case that are timed, at most.
@@ -49,29 +49,40 @@ const SECONDS: f64 = 1.0;
     a_global, …                  F32 scalars that multiply (or a_scale_2, …), 1 if absent\n\
     `a` may instead be F16, BF16 or F32 [M, K] without a scale. Without b2 it is a plain GEMM. A group is the same names \
     prefixed g0., g1., … The result is c (or g0.c, …), [M, N].\n\n\
+    A file with x instead is a whole layer of experts, y[t] = Σ_j w[t,j]·MLP_e(x[t]), e = ids[t,j], with \
+    MLP(x) = down(gate(x·B1ᵀ + b1, x·B2ᵀ + b2)) + b3:\n  \
+    x                       F16, BF16 or F32 [T, K]\n  \
+    logits                  F32 [T, E], with --routing and --top-k; correction F32 [E] for sigmoid, if there is one; or\n  \
+    ids, weights            I32 or I64, and F32, [T, top]; ids outside 0..E add nothing\n  \
+    e0.b1, e0.b2, e0.down   U8 [rows, K/2] for each expert e0, e1, …, no b2 where the gate takes one matrix; each with\n  \
+    …_scale, …_global       F8_E4M3 [rows, K/16], and F32 that multiplies, 1 if absent\n  \
+    …_bias                  F32, BF16 or F16 [rows], if there are any\n  \
+    e0.b1_input_scale, e0.down_input_scale  F32 [K], what tokens are multiplied with first (AWQ), if anything\n  \
+    e0.down_input_global    F32, the scale of an nvfp4 intermediate, 1 if absent\n  \
+    shared.…                the same names: an expert for every token; shared.gate F32 [K] multiplies it with σ(x·v)\n\
+    Its result is y, [T, K].\n\n\
     With --checkpoint and --layer, the weights are those of a model's layer, one group per expert. With --output the \
-    result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites. With --mlp it is the whole feed-forward \
+    result is written, c or g0.c, …; without, it is checked and timed like a problem of the suites. With --whole it is the whole feed-forward \
     layer, from the router to the sum, and the result is y.\n\n\
     Examples:\n  \
     hammerhead run\n  \
     hammerhead run --shape 256x4096x7168 --activation bf16 --out bf16\n  \
     hammerhead run --shape 80,176,128x4096x7168 --gate gelu-tanh\n  \
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --experts 0,3,5 --m 32\n  \
-    hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --mlp --m 32\n  \
+    hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --whole --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
-    hammerhead run --input layer.safetensors --output c.safetensors --out bf16\n  \
+    hammerhead run --input problem.safetensors --output c.safetensors --out bf16\n  \
+    hammerhead run --input layer.safetensors --output y.safetensors --routing softmax-renorm --top-k 8 --save layer.packed\n  \
+    hammerhead run --input tokens.safetensors --output y.safetensors --packed layer.packed\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain\n  \
     hammerhead run --suite dual --explain --device b200")]
 pub struct Args {
-    /// Read one problem from this safetensors file
+    /// Read one problem, or a whole layer, from this safetensors file
     #[arg(long, value_name = "FILE", requires = "output", conflicts_with = "seed")]
     input: Option<PathBuf>,
     /// Write its result to this safetensors file
     #[arg(long, value_name = "FILE", requires = "source")]
     output: Option<PathBuf>,
-    /// With --mlp: write the layer as it is packed to this file, with its rule of routing, for `hammerhead moe --packed`
-    #[arg(long, value_name = "FILE", requires = "mlp")]
-    save: Option<PathBuf>,
     /// Every case of the suites, also those that are not there for their speed
     #[arg(long)]
     all: bool,
@@ -93,11 +104,16 @@ pub struct Args {
     #[command(flatten)]
     choice: Choice,
     #[command(flatten)]
+    layer: LayerArgs,
+    #[command(flatten)]
     how: How,
 }
 
 /// Takes the problem from where the options say.
 pub fn run(args: &Args) -> Result<()> {
+    if args.choice.mlp {
+        return Err(Error::OldSpelling { old: "--mlp", new: "--whole".to_owned() });
+    }
     match (&args.input, &args.choice.checkpoint, &args.output) {
         (Some(input), _, Some(output)) => run_file(args, input, output),
         (_, Some(model), output) => run_layer(args, model, output.as_deref()),
@@ -122,15 +138,21 @@ struct FileReport {
 fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
+    if args.layer.reads(&file) {
+        refuse_explain(args)?;
+        return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &args.how.engine()?);
+    }
+    refuse_layer_options(args, "the file has no x, so it is a problem of products")?;
     compute(args, &ProblemFile::read(&file, args.selection.gate)?, input, output)
 }
 
 /// A layer of a checkpoint: computed into a file, or checked and timed.
 fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
     let opened = args.choice.open(path)?;
-    if args.choice.mlp {
+    if args.layer.whole {
         return run_whole(args, &opened, output);
     }
+    refuse_layer_options(args, "without --whole the experts' gated products are computed")?;
     match output {
         Some(output) => {
             for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
@@ -158,18 +180,33 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 
 /// A whole feed-forward layer of a checkpoint: computed into a file, or checked and timed.
 fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> {
-    if args.explain {
-        return Err(Error::LayerOption { option: "--explain", remedy: "leave it out, or leave out --mlp" });
-    }
+    refuse_explain(args)?;
     for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
-        for output in output.into_iter().chain(args.save.as_deref()) {
+        for output in output.into_iter().chain(args.layer.written()) {
             files::check_output(input, output)?;
         }
     }
+    whole_layer::run(opened, &wish(args, output), &args.how.engine()?)
+}
+
+/// What the options ask of a whole layer.
+fn wish<'a>(args: &'a Args, output: Option<&'a Path>) -> Wish<'a> {
     let Selection { gate, out, seed, .. } = args.selection;
-    let (out, save) = (out.unwrap_or_default(), args.save.as_deref());
-    let wish = Wish { gate, out, seed, output, save, json: args.json, quiet: args.quiet };
-    whole_layer::run(opened, &wish, &args.how.engine()?)
+    let (layer, out) = (&args.layer, out.unwrap_or_default());
+    Wish { layer, gate, out, seed, output, json: args.json, quiet: args.quiet }
+}
+
+fn refuse_explain(args: &Args) -> Result<()> {
+    let refused = Error::LayerOption { option: "--explain", remedy: "leave it out" };
+    if args.explain { Err(refused) } else { Ok(()) }
+}
+
+/// Refuses options that only whole layers have, where this is none.
+fn refuse_layer_options(args: &Args, found: &'static str) -> Result<()> {
+    match args.layer.given() {
+        Some(option) => Err(Error::ProductOption { option, found, remedy: "leave it out, or give a layer" }),
+        None => Ok(()),
+    }
 }
 
 /// Computes a problem into a file.

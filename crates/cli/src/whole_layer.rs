@@ -1,22 +1,30 @@
-//! `hammerhead run --checkpoint M --layer L --mlp`: a whole feed-forward layer of a model, from tokens to what the layer adds to them.
+//! `hammerhead run` of a whole feed-forward layer, from tokens to what the layer adds to them: of a file (`--input`, or
+//! `--packed` weights with it), or of a model (`--checkpoint M --layer L --whole`).
 //!
-//! Tokens come from a file or from a seed. Experts are chosen by the model's own router (its product with the tokens, then its rule), or by `ids` and
-//! `weights` beside the tokens. A layer without experts is computed by its one MLP.
+//! A file's experts are chosen by its logits and the rule that options name, or by its ids and weights. A model's are
+//! chosen by its own router (its product with the tokens, then its rule), or by `ids` and `weights` beside the tokens.
+//! A layer without experts is computed by its one MLP.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::Args;
 use format::checkpoint::FeedForward;
-use format::tensors::{self, Tensor};
+use format::tensors::{self, File, Tensor};
 use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
-use hammerhead::{Engine, ExpertWeights, Experts, Gate, Ids, LayerOptions, Output, Routed, feed_forward};
+use hammerhead::routing::Groups;
+use hammerhead::{
+    Engine, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Output, Routed, Router, Scoring,
+    expect_finite, feed_forward,
+};
 use serde::Serialize;
 use testkit::moe;
 
 use crate::layer::Opened;
+use crate::layer_file::{self, LayerFile, name_tensor};
 use crate::timing::Spread;
-use crate::{Error, Result, console, table};
+use crate::{Error, Result, console, files, table};
 
 /// Runs that are timed, at most, and seconds after which no further one is begun.
 const RUNS: usize = 7;
@@ -24,22 +32,97 @@ const SECONDS: f64 = 1.0;
 /// Rows that are held against the reference where no result is written.
 const CHECKED: usize = 4;
 
+/// What is asked of a whole layer.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "A whole layer")]
+pub struct LayerArgs {
+    /// With --checkpoint: the whole feed-forward layer, that is router, gate and up, down, biases, shared expert,
+    /// combination. Tokens of a file are `x` F16, BF16 or F32 [T, K]; `ids` and `weights` [T, top] beside it replace
+    /// the model's router. The result is `y`
+    #[arg(long, requires = "checkpoint", conflicts_with = "experts")]
+    pub whole: bool,
+    /// How a file's logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain
+    /// or sigmoid-input
+    #[arg(long, value_name = "NAME", requires_all = ["top_k", "input"])]
+    routing: Option<Scoring>,
+    /// Experts per token
+    #[arg(long, value_name = "N", requires = "routing")]
+    top_k: Option<usize>,
+    /// With sigmoid: so many groups of experts …
+    #[arg(long, value_name = "N", requires_all = ["top_groups", "routing"])]
+    groups: Option<usize>,
+    /// … of which so many may be chosen from, those whose best two sum highest
+    #[arg(long, value_name = "N", requires = "groups")]
+    top_groups: Option<usize>,
+    /// What the router's weights are multiplied with [default: 1]
+    #[arg(long, value_name = "FACTOR", requires = "routing", allow_negative_numbers = true)]
+    scaling: Option<f32>,
+    /// What stands between the two products: tokens (their type), f32 or nvfp4 [default: tokens]
+    #[arg(long, value_name = "TYPE", requires = "source")]
+    intermediate: Option<Intermediate>,
+    /// Let a token's result depend on that token and the weights only, to the bit
+    #[arg(long, requires = "source")]
+    batch_invariant: bool,
+    /// Write the layer as it is packed to this file, with its rule of routing if there is one, for --packed
+    #[arg(long, value_name = "FILE", requires = "source", conflicts_with = "packed")]
+    save: Option<PathBuf>,
+    /// Map the layer from a file that --save wrote; then --input holds x and its routing alone, and --routing may be
+    /// left out
+    #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "gate")]
+    packed: Option<PathBuf>,
+}
+
+impl LayerArgs {
+    /// The first option that only a whole layer has, if one is given.
+    pub fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.routing.is_some(), "--routing"),
+            (self.intermediate.is_some(), "--intermediate"),
+            (self.batch_invariant, "--batch-invariant"),
+            (self.save.is_some(), "--save"),
+            (self.packed.is_some(), "--packed"),
+        ];
+        given.into_iter().find_map(|(given, option)| given.then_some(option))
+    }
+
+    /// Whether a file of the input holds a layer, and not a problem of products.
+    pub fn reads(&self, file: &File) -> bool {
+        self.packed.is_some() || file.contains("x")
+    }
+
+    /// The files that are written beside the result.
+    pub fn written(&self) -> Option<&Path> {
+        self.save.as_deref()
+    }
+
+    fn options(&self) -> LayerOptions {
+        let (intermediate, batch_invariant) = (self.intermediate.unwrap_or_default(), self.batch_invariant);
+        LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() }
+    }
+
+    fn rule(&self) -> layer_file::Wish {
+        let groups = self.groups.zip(self.top_groups).map(|(count, best)| Groups { count, best });
+        layer_file::Wish { scoring: self.routing, top_k: self.top_k, groups, scaling: self.scaling }
+    }
+}
+
 /// What is asked of a run.
 pub struct Wish<'a> {
+    pub layer: &'a LayerArgs,
     pub gate: Option<Gate>,
     pub out: Output,
     pub seed: u64,
     pub output: Option<&'a Path>,
-    /// Where the packed layer goes, if anywhere.
-    pub save: Option<&'a Path>,
     pub json: bool,
     pub quiet: bool,
 }
 
 #[derive(Serialize)]
 struct Report {
-    model: String,
-    layer: usize,
+    /// The model, or the file.
+    source: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layer: Option<usize>,
     tokens: usize,
     experts: usize,
     top_k: usize,
@@ -49,6 +132,8 @@ struct Report {
     /// Of tokens, of the intermediate and of results.
     widths: [usize; 3],
     gate: String,
+    intermediate: String,
+    batch_invariant: bool,
     output_type: String,
     threads: usize,
     packed_bytes: usize,
@@ -60,49 +145,108 @@ struct Report {
     max_error_of_bound: f64,
 }
 
-/// Computes the layer: into a file, or checked and timed.
+/// A layer, packed, with what it is called on.
+struct Loaded<'a> {
+    layer: Experts,
+    tokens: Dense<'a>,
+    routed: Routed,
+    routing: String,
+    shared: bool,
+}
+
+impl Loaded<'_> {
+    fn report(&self, source: &Path, number: Option<usize>, wish: &Wish<'_>, threads: usize, seconds: &[f64]) -> Report {
+        let LayerOptions { intermediate, batch_invariant, .. } = self.layer.options();
+        Report {
+            source: source.display().to_string(),
+            layer: number,
+            tokens: self.tokens.rows(),
+            experts: self.layer.count(),
+            top_k: self.routed.top_k(),
+            routing: self.routing.clone(),
+            shared: self.shared,
+            widths: self.layer.widths(),
+            gate: self.layer.gate().to_string(),
+            intermediate: intermediate.to_string(),
+            batch_invariant,
+            output_type: wish.out.to_string(),
+            threads,
+            packed_bytes: self.layer.packed_bytes(),
+            seconds: Spread::of(seconds),
+            output: wish.output.map(|path| path.display().to_string()),
+            compared: 0,
+            max_error_of_bound: 0.0,
+        }
+    }
+}
+
+/// In words what chose experts.
+fn chosen_by(router: Option<&Router>) -> String {
+    let rule = |rule: &Router| format!("{}, top {}", rule.scoring(), rule.top_k());
+    router.map_or("ids and weights of the file".to_owned(), rule)
+}
+
+/// Computes a layer from a file into a file.
+pub fn run_file(file: &File, input: &Path, output: &Path, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
+    for read in [Some(input), wish.layer.packed.as_deref()].into_iter().flatten() {
+        for written in [Some(output), wish.layer.written()].into_iter().flatten() {
+            files::check_output(read, written)?;
+        }
+    }
+    let loaded = load_file(file, wish, engine)?;
+    expect_finite(&[loaded.tokens.clone().into()]).map_err(|error| name_tensor(file, error))?;
+    let clock = Instant::now();
+    let result = loaded.layer.run(engine, &loaded.tokens, &loaded.routed, wish.out);
+    let result = result.map_err(|error| name_tensor(file, error))?;
+    let seconds = [clock.elapsed().as_secs_f64()];
+    write(output, &result)?;
+    tell(wish, &loaded.report(input, None, wish, engine.threads(), &seconds), None)
+}
+
+fn load_file<'a>(file: &'a File, wish: &Wish<'_>, engine: &Engine) -> Result<Loaded<'a>> {
+    let (options, rule) = (wish.layer.options(), wish.layer.rule());
+    if let Some(packed) = &wish.layer.packed {
+        let (layer, router) = Experts::open(engine, packed, options)?;
+        let routing = chosen_by(router.as_ref().filter(|_| file.contains("logits")));
+        let (tokens, routed) = layer_file::read_inputs(file, (layer.count(), layer.widths()[0]), rule, router)?;
+        return Ok(Loaded { layer, tokens, routed, routing, shared: false });
+    }
+    let LayerFile { weights, tokens, routed, router } = LayerFile::read(file, wish.gate, rule)?;
+    let layer = Experts::new(engine, &weights, options)?;
+    if let Some(path) = &wish.layer.save {
+        layer.save(engine, path, router.as_ref())?;
+    }
+    let shared = weights.shared().is_some();
+    Ok(Loaded { layer, tokens, routed, routing: chosen_by(router.as_ref()), shared })
+}
+
+/// Computes a model's layer: into a file, or checked and timed.
 pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
     let stored = opened.feed_forward()?;
     let tokens = opened.dense_tokens(wish.seed)?;
     let (routed, routing) = route(opened, &stored, &tokens)?;
     let rule = feed_forward::router(&stored)?;
     let weights = feed_forward::expert_weights(stored, Some(opened.gate(wish.gate)?))?;
-    let layer = Experts::new(engine, &weights, LayerOptions::default())?;
-    if let Some(path) = wish.save {
+    let layer = Experts::new(engine, &weights, wish.layer.options())?;
+    if let Some(path) = &wish.layer.save {
         layer.save(engine, path, rule.as_ref())?;
     }
+    let loaded = Loaded { layer, tokens, routed, routing, shared: weights.shared().is_some() };
     let (mut seconds, mut result) = (Vec::new(), None);
     let begun = Instant::now();
     while result.is_none() || (wish.output.is_none() && seconds.len() < RUNS && begun.elapsed().as_secs_f64() < SECONDS)
     {
         let clock = Instant::now();
-        result = Some(layer.run(engine, &tokens, &routed, wish.out)?);
+        result = Some(loaded.layer.run(engine, &loaded.tokens, &loaded.routed, wish.out)?);
         seconds.push(clock.elapsed().as_secs_f64());
     }
     let Some(result) = result else { return Ok(()) };
-    let mut report = Report {
-        model: opened.model.path().display().to_string(),
-        layer: opened.number(),
-        tokens: tokens.rows(),
-        experts: layer.count(),
-        top_k: routed.top_k(),
-        routing,
-        shared: weights.shared().is_some(),
-        widths: layer.widths(),
-        gate: weights.gate().to_string(),
-        output_type: wish.out.to_string(),
-        threads: engine.threads(),
-        packed_bytes: layer.packed_bytes(),
-        seconds: Spread::of(&seconds),
-        output: wish.output.map(|path| path.display().to_string()),
-        compared: 0,
-        max_error_of_bound: 0.0,
-    };
+    let mut report = loaded.report(opened.model.path(), Some(opened.number()), wish, engine.threads(), &seconds);
     let mut failed = None;
     match wish.output {
         Some(path) => write(path, &result)?,
         None => {
-            let checked = check(&weights, &tokens, &routed, &result, engine)?;
+            let checked = check(&weights, &loaded, &result, engine)?;
             (report.compared, report.max_error_of_bound) = (checked.compared, checked.max_ratio);
             failed = (!checked.passed()).then_some(checked.failures);
         }
@@ -120,7 +264,7 @@ pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
 fn route(opened: &Opened, stored: &FeedForward<'_>, tokens: &Dense<'_>) -> Result<(Routed, String)> {
     let experts = stored.experts.len();
     if let Some(routed) = opened.given_experts(tokens.rows(), experts)? {
-        return Ok((routed, "ids and weights of the file".to_owned()));
+        return Ok((routed, chosen_by(None)));
     }
     if experts == 1 && stored.router.is_none() {
         let rows = tokens.rows();
@@ -141,20 +285,18 @@ fn route(opened: &Opened, stored: &FeedForward<'_>, tokens: &Dense<'_>) -> Resul
             logits.push((sum * tokens.global().value() + bias) as f32);
         }
     }
-    let routing = format!("{}, top {}", rule.scoring(), rule.top_k());
-    Ok((rule.route(&logits, tokens.rows())?, routing))
+    Ok((rule.route(&logits, tokens.rows())?, chosen_by(Some(&rule))))
 }
 
 /// Holds the first rows against the reference.
 fn check(
     weights: &ExpertWeights<'_>,
-    tokens: &Dense<'_>,
-    routed: &Routed,
+    loaded: &Loaded<'_>,
     result: &Dense<'_>,
     engine: &Engine,
 ) -> Result<testkit::verify::Report> {
-    let intermediate = LayerOptions::default().intermediate;
-    let reference = LayerReference { weights, intermediate, tokens, routed };
+    let Loaded { layer, tokens, routed, .. } = loaded;
+    let reference = LayerReference { weights, intermediate: layer.options().intermediate, tokens, routed };
     let backend = engine.backends()[0];
     let arithmetic = |activation| backend.layer_arithmetic(activation);
     Ok(moe::check(&reference, 0..CHECKED.min(tokens.rows()), result, &arithmetic)?)

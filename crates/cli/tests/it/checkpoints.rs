@@ -371,10 +371,10 @@ fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
         Tensor::from_f32("weights", [3, 2], weights.to_vec()),
     ];
     tensors::write(&tokens, &given, None).unwrap();
-    let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--mlp"];
+    let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--whole"];
     let save = ["--save", path(&packed)];
     succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--out", "f32"]).chain(&save));
-    succeed(["moe", "--packed", path(&packed), "--input", path(&tokens), "--output", path(&again), "--out", "f32"]);
+    succeed(["run", "--packed", path(&packed), "--input", path(&tokens), "--output", path(&again), "--out", "f32"]);
     assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(&again).unwrap());
     let found = values(&File::open(&out).unwrap(), "y");
     let theirs = File::open(data("modelopt_qwen3_moe.expected.safetensors")).unwrap();
@@ -396,7 +396,7 @@ fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
     let report: Value = serde_json::from_str(&succeed(run.iter().chain(&["--m", "9", "--json"]))).unwrap();
     assert_eq!((&report["routing"], &report["compared"]), (&"softmax, top 2".into(), &(4 * k).into()));
     let dense = data("modelopt_dense");
-    let text = succeed(["run", "--checkpoint", path(&dense), "--layer", "0", "--mlp"]);
+    let text = succeed(["run", "--checkpoint", path(&dense), "--layer", "0", "--whole"]);
     assert!(text.contains("one MLP") && text.contains("right in"), "{text}");
     assert_refused(&hammerhead(run.iter().chain(&["--explain"])), &["--explain"]);
 }

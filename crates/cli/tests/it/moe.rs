@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Operand, Random, assert_refused, cpu_backends, hammerhead, read_result, succeed};
+use crate::common::{Operand, Random, assert_refused, cpu_backends, hammerhead, read_result, stderr, succeed};
 use format::tensors::{self, Dtype, File, Tensor};
 
 const TOKENS: usize = 7;
@@ -94,20 +94,22 @@ impl Layer {
     }
 }
 
+/// The simulator of every family of GPUs.
+const SIMULATORS: [&str; 4] = ["sim", "sim:sm80", "sim:sm_100a", "sim:sm_120a"];
+
 /// Runs the command on every backend and compares; the intermediate is f32, so that little is rounded.
 fn check(input: &Path, expected: &[f64], more: &[&str]) {
     let output = input.with_file_name("y.safetensors");
     let largest = expected.iter().fold(0f64, |most, y| most.max(y.abs()));
-    for backend in cpu_backends() {
-        for (out, tolerance) in [("f32", 2e-5), ("bf16", 5e-3)] {
-            let files = ["moe", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
-            let how = ["--backend", backend, "--out", out, "--intermediate", "f32"];
-            succeed(files.iter().chain(&how).chain(more));
-            let found = read_result(&File::open(&output).unwrap(), "y", out, [TOKENS, K]);
-            for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
-                let error = (found - expected).abs();
-                assert!(error <= tolerance * largest, "{backend} {out} {more:?}: y[{at}] is {found}, not {expected}");
-            }
+    let ways = cpu_backends().into_iter().flat_map(|backend| [(backend, "f32", 2e-5), (backend, "bf16", 5e-3)]);
+    for (backend, out, tolerance) in ways.chain(SIMULATORS.map(|simulator| (simulator, "f32", 2e-5))) {
+        let files = ["run", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+        let how = ["--backend", backend, "--out", out, "--intermediate", "f32"];
+        succeed(files.iter().chain(&how).chain(more));
+        let found = read_result(&File::open(&output).unwrap(), "y", out, [TOKENS, K]);
+        for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let error = (found - expected).abs();
+            assert!(error <= tolerance * largest, "{backend} {out} {more:?}: y[{at}] is {found}, not {expected}");
         }
     }
 }
@@ -201,7 +203,7 @@ fn a_layer_that_was_saved_is_mapped_back_with_its_routing() {
     tensors::write(&inputs, &alone, None).unwrap();
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let moe = |input: &Path, output: &Path, more: &[&str]| {
-        let files = ["moe".to_owned(), "--input".to_owned(), text(input), "--output".to_owned(), text(output)];
+        let files = ["run".to_owned(), "--input".to_owned(), text(input), "--output".to_owned(), text(output)];
         files.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect::<Vec<_>>()
     };
     let packed_at = text(&packed);
@@ -226,7 +228,7 @@ fn what_does_not_fit_is_refused_with_its_tensor_and_a_remedy() {
     let layer = Layer::new(1, true, false, false);
     let routing = || vec![Tensor::from_f32("logits", [TOKENS, EXPERTS], logits(2))];
     let files =
-        ["moe", "--backend", "scalar", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+        ["run", "--backend", "scalar", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
     let routed = ["--routing", "softmax", "--top-k", "2"];
     let refused = |tensors: Vec<Tensor<'static>>, more: &[&str], fragments: &[&str]| {
         layer.write(&input, tensors);
@@ -260,4 +262,31 @@ fn what_does_not_fit_is_refused_with_its_tensor_and_a_remedy() {
     let sized = |n| Expert::new(&mut Random(9), n, true, false).tensors("shared.");
     let narrow = sized(INNER).into_iter().filter(|tensor| !tensor.name.starts_with("shared.down"));
     refused(routing().into_iter().chain(narrow).collect(), &routed, &["\"shared.down\"", "missing"]);
+}
+
+#[test]
+fn former_spellings_are_answered_with_the_new_ones() {
+    let moe = ["moe", "--input", "layer.safetensors", "--top-k", "2"];
+    let mlp = ["run", "--checkpoint", "model", "--layer", "0", "--mlp"];
+    for (old, new) in [(&moe[..], "hammerhead run --input layer.safetensors --top-k 2"), (&mlp, "--whole")] {
+        let output = hammerhead(old);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(new), "{text}");
+    }
+}
+
+#[test]
+fn options_of_whole_layers_are_refused_where_there_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let problem = folder.path().join("problem.safetensors");
+    let tensors = ["a", "b1"].into_iter().flat_map(|name| {
+        let scale = Tensor::from_bytes(format!("{name}_scale"), Dtype::F8_E4M3, [1, 1], vec![0x38; 1]);
+        [Tensor::from_bytes(name, Dtype::U8, [1, 8], vec![0x22; 8]), scale]
+    });
+    tensors::write(&problem, &tensors.collect::<Vec<_>>(), None).unwrap();
+    let output = folder.path().join("c.safetensors");
+    let files = ["run", "--input", problem.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    succeed(files);
+    assert_refused(&hammerhead(files.into_iter().chain(["--batch-invariant"])), &["--batch-invariant", "no x"]);
 }
