@@ -212,7 +212,7 @@ pub struct Experts {
 #[derive(Debug)]
 enum Products {
     /// An engine's backends, product by product.
-    Engine { stack: Stack, shared: Option<Shared> },
+    Engine { stack: Stack, shared: Option<Box<Shared>> },
     /// One backend, as a whole.
     Whole(WholeLayer),
 }
@@ -282,7 +282,7 @@ impl Experts {
         if let Some(weights_of_all) = weights.shared() {
             let mlp = std::slice::from_ref(weights_of_all.mlp());
             let stack = Stack::new(engine, mlp, weights.gate(), options)?;
-            shared = Some(Shared { stack, gate: weights_of_all.gate().map(Box::from) });
+            shared = Some(Box::new(Shared { stack, gate: weights_of_all.gate().map(Box::from) }));
         }
         Ok(Products::Engine { stack, shared })
     }
@@ -312,7 +312,8 @@ impl Experts {
     fn of(opened: saved::Opened, options: LayerOptions) -> (Self, Option<Router>) {
         let saved::Opened { stack, shared, router } = opened;
         let (gate, widths, count) = (stack.layers().0.gate(), stack.widths(), stack.scales().len());
-        let products = Products::Engine { stack, shared: shared.map(|(stack, gate)| Shared { stack, gate }) };
+        let shared = shared.map(|(stack, gate)| Box::new(Shared { stack, gate }));
+        let products = Products::Engine { stack, shared };
         (Self { products, gate, widths, count, options, kept: Mutex::default() }, router)
     }
 
@@ -390,7 +391,7 @@ impl Experts {
             return Err(Error::RoutedTokens { tokens: tokens.rows(), routed: routed.tokens() });
         }
         let (stack, shared) = match &self.products {
-            Products::Engine { stack, shared } => (stack, shared.as_ref()),
+            Products::Engine { stack, shared } => (stack, shared.as_deref()),
             Products::Whole(whole) => {
                 let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(whole.is_shared()));
                 return pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
