@@ -254,7 +254,7 @@ def test_arrays_on_a_gpu_are_taken_by_layers_that_are_there(arrays):
     x, out = Lent(1 << 20, (3, K), element, **on_gpu), Lent(2 << 20, (3, K), element, **on_gpu)
     logits = Lent(3 << 20, (3, E), "float32", **on_gpu)
     for layer, routing in zip(layers, ([], [logits])):
-        with pytest.raises(ValueError, match="packed for cuda alone, on a GPU of famil"):
+        with pytest.raises(ValueError, match="packed for cuda alone"):
             layer._layer.run((x, element), routing, False, (out, element), 0)
     run = layers[1]._layer.run
     with pytest.raises(ValueError, match="router_logits: it lies on the CPU, and the tokens on CUDA device 0"):
