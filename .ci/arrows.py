@@ -26,8 +26,8 @@ ARROWS = {
     "gpu": "op format ptx sim",
     "hammerhead": "cpu gpu op format",
     "testkit": "hammerhead cpu gpu op format ptx sim",
-    "tank": "testkit hammerhead op format",
-    "cli": "tank testkit hammerhead op format ptx sim",
+    "tank": "testkit hammerhead gpu op format",
+    "cli": "tank testkit hammerhead gpu op format ptx sim",
     "c": "hammerhead",
     "python": "hammerhead",
 }
@@ -36,7 +36,7 @@ OPTIONAL = {("gpu", "sim")}
 # The tank's game and its referee know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
 OPERATION = Path("crates/tank/src/operations/dual_gemm")
 WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
-NEUTRAL = {"Error", "Team", "cpu", "gpu", "machine"}
+NEUTRAL = {"Error", "Team", "cpu", "machine"}
 # Of no use to the command: the other languages' interfaces, and what those alone stand on.
 NOT_THE_COMMANDS = re.compile(r"hammerhead-(c|python)|pyo3.*|cbindgen")
 

@@ -2,8 +2,7 @@
 
 use std::ffi::c_void;
 
-use hammerhead::gpu::host::DeviceRouting;
-use hammerhead::gpu::{self, DeviceOutput, DeviceTokens};
+use hammerhead::gpu::{self, DeviceOutput, DeviceRouting, DeviceTokens};
 use hammerhead::{Activation, Router};
 
 use crate::layer::{at, destroy, hand_out};

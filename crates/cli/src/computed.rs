@@ -1,6 +1,5 @@
 //! What was computed and how: the fields that the reports of `run` and `bench` have in common.
 
-use hammerhead::gpu;
 use hammerhead::{Backend, Plan};
 use serde::Serialize;
 use testkit::verify::Report;

@@ -115,7 +115,7 @@ impl Listed {
             layout: backend.layout(),
             available: reason.is_none(),
             reason,
-            kernels: hammerhead::gpu::Cuda::by_name(backend.name()).and_then(hammerhead::gpu::Cuda::choice),
+            kernels: gpu::Cuda::by_name(backend.name()).and_then(gpu::Cuda::choice),
         }
     }
 }

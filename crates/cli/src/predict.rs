@@ -1,8 +1,8 @@
 //! What a GPU that is named, and need not be there, should take for a problem: phase by phase, and what bounds each.
 
-use hammerhead::gpu::facts::Facts;
-use hammerhead::gpu::{Family, Phase, families};
-use hammerhead::{Config, Problem, Request, gpu};
+use gpu::facts::Facts;
+use gpu::{Family, Phase, families};
+use hammerhead::{Config, Problem, Request};
 use serde::Serialize;
 
 use crate::selection::Chosen;

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use hammerhead::gpu::facts::Facts;
-use hammerhead::gpu::{Family, families};
+use gpu::facts::Facts;
+use gpu::{Family, families};
 use hammerhead::{Activation, Gate, Output, Problem, Request};
 use ptx::assemble::Assembler;
 use ptx::{Bank, Kernel};

@@ -35,8 +35,9 @@ pub use op::{
 };
 pub use {cpu, format};
 
-/// The GPU: computing on tensors that are there already, and what it stands on.
+/// Computing on tensors that are on a GPU already. The kernels and the driver are the crate `hammerhead-gpu`.
 pub mod gpu {
     pub use crate::queue::Queue;
-    pub use ::gpu::*;
+    pub use ::gpu::host::DeviceRouting;
+    pub use ::gpu::{DeviceOutput, DeviceTokens};
 }

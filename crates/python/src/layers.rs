@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hammerhead::feed_forward::{self, expert_weights, joined_weights, mlp_weights};
 use hammerhead::format::Dense;
-use hammerhead::gpu::host::DeviceRouting;
+use hammerhead::gpu::DeviceRouting;
 use hammerhead::routing::Groups;
 use hammerhead::{
     Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,

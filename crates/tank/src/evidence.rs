@@ -262,7 +262,7 @@ pub fn entry_digest(entry: &Entry) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hammerhead::gpu::{device, simulated};
+    use gpu::{device, simulated};
 
     use super::*;
     use crate::operations::dual_gemm::{Planner, ProblemSpec};

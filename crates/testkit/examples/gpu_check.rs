@@ -8,8 +8,8 @@
 use std::process::ExitCode;
 
 use format::{Dense, Values};
+use gpu::device;
 use hammerhead::cpu;
-use hammerhead::gpu::device;
 use hammerhead::{Activation, Engine, Error, Gate, Options, Output, Plan, Request, Result, Shape};
 use hammerhead::{Target, backends};
 use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use format::{Dense, Matrix, Values};
+use gpu::driver::{CUBIN_VARIABLE, Context, DeviceMemory, EncodedLaunch, Event, Function, Origin, Stream};
+use gpu::expand::{PARTS, TokenForm};
+use gpu::expansion::{self, Segment};
+use gpu::{DeviceOutput, DeviceTokens, device};
 use half::{bf16, f16};
-use hammerhead::gpu::driver::{CUBIN_VARIABLE, Context, DeviceMemory, EncodedLaunch, Event, Function, Origin, Stream};
-use hammerhead::gpu::expand::{PARTS, TokenForm};
-use hammerhead::gpu::expansion::{self, Segment};
-use hammerhead::gpu::{self, DeviceOutput, DeviceTokens, Queue, device};
+use hammerhead::gpu::Queue;
 use hammerhead::{
     Activation, Activations, Backend, Engine, Error, Gate, Layer, Options, Output, Plan, Request, Result, Shape,
 };

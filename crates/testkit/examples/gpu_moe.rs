@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use format::{Dense, Values};
 use gpu::LaunchQueue;
+use gpu::device;
+use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
 use gpu::experts::device::DeviceExperts;
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
 use gpu::experts::route::RouteSpec;
@@ -20,8 +22,6 @@ use gpu::pack::Codes;
 use gpu::products::ExpertKernel;
 use gpu::{Launch, Spec};
 use half::{bf16, f16};
-use hammerhead::gpu::device;
-use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::Layer;
 use op::layer_reference::LayerReference;

@@ -13,11 +13,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use format::Matrix;
-use hammerhead::gpu::device::{self, Device};
-use hammerhead::gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Function, Stream};
-use hammerhead::gpu::families::sm80::{Sm80, kernel::WarpMultiplySpec};
-use hammerhead::gpu::families::sm90::Sm90;
-use hammerhead::gpu::{Argument, Family, GroupOperands, KernelSpec, Launch, Spec};
+use gpu::device::{self, Device};
+use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Function, Stream};
+use gpu::families::sm80::{Sm80, kernel::WarpMultiplySpec};
+use gpu::families::sm90::Sm90;
+use gpu::{Argument, Family, GroupOperands, KernelSpec, Launch, Spec};
 use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape};
 use ptx::instr::{LoadOrder, MatrixElement, Warp};
 use ptx::{
@@ -375,7 +375,7 @@ impl Memory {
         let packed = |seed: usize| -> Result<DeviceMemory> {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 9) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| 0x20 + ((i + seed) % 32) as u8).collect();
-            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?, hammerhead::gpu::pack::Codes::Halves, &team))
+            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?, gpu::pack::Codes::Halves, &team))
         };
         let halves = |i: usize| half::f16::from_f32(((i * 7 + i / k) % 17) as f32 / 8.0 - 1.0).to_le_bytes();
         Ok(Memory {

@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use format::Dense;
-use hammerhead::gpu::Simulated;
+use gpu::Simulated;
 use hammerhead::{Activation, Backend, Gate, Output, Plan, Problem, Request, Shape, Target, cpu};
 use hammerhead_testkit::cases::{Case, Inputs, Suite};
 use hammerhead_testkit::mutations::{Trial, WAYS, Way};

@@ -10,10 +10,11 @@
 
 use std::time::{Duration, Instant};
 
+use gpu::driver::{DeviceMemory, Event, Graph, Stream};
+use gpu::launches::bytes_of;
+use gpu::{DeviceOutput, DeviceTokens, device};
 use hammerhead::Layer;
-use hammerhead::gpu::driver::{DeviceMemory, Event, Graph, Stream};
-use hammerhead::gpu::launches::bytes_of;
-use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue, device};
+use hammerhead::gpu::Queue;
 use op::{Activations, Output, Request, Result};
 
 /// How long the device works before sustained times are taken.

@@ -1,7 +1,7 @@
 //! What kernels do, counted in the simulator, and whether it is right: evidence that needs no GPU.
 
 use format::Dense;
-use hammerhead::gpu::Simulated;
+use gpu::Simulated;
 use op::operands::largest_of;
 use op::{Backend, Config, Operands, Problem, Result, Shape, Target};
 use sim::Profile;

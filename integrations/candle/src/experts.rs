@@ -8,7 +8,7 @@ use candle_core::{
 };
 use hammerhead::feed_forward::{expert_weights, router};
 use hammerhead::format::checkpoint::Checkpoint;
-use hammerhead::gpu::host::DeviceRouting;
+use hammerhead::gpu::DeviceRouting;
 use hammerhead::{Engine, ExpertWeights, Ids, LayerOptions, Routed, Router};
 
 use crate::cuda::{self, Beside};

@@ -7,7 +7,7 @@
 
 use std::slice;
 
-use hammerhead::gpu::{Cuda, device};
+use gpu::{Cuda, device};
 use hammerhead::{Engine, Layer, Problem, Request};
 use indicatif::ProgressBar;
 use testkit::cases::Instance;

@@ -3,8 +3,8 @@
 mod layers;
 
 use clap::Args as ClapArgs;
+use gpu::simulated;
 use hammerhead::cpu::{self, LAYOUT};
-use hammerhead::gpu::simulated;
 use hammerhead::{
     BACKEND_VARIABLE, Config, Engine, Epilogue, Options, Output, Plan, Problem, Request, Schedule, Setting, Strategy,
     Tile, backends,

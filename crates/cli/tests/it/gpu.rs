@@ -160,7 +160,7 @@ fn info_tells_of_cuda_and_sim_and_why_one_is_not_there() {
     let report = json(&["info", "--json"]);
     let backend = |name: &str| report["backends"].as_array().unwrap().iter().find(|b| b["name"] == name).unwrap();
     assert_eq!(backend("sim")["available"], true);
-    match hammerhead::gpu::Cuda::FIRST.available() {
+    match gpu::Cuda::FIRST.available() {
         Ok(()) => assert_eq!(backend("cuda")["available"], true),
         Err(error) => assert_eq!(backend("cuda")["reason"], error.to_string()),
     }
@@ -169,7 +169,7 @@ fn info_tells_of_cuda_and_sim_and_why_one_is_not_there() {
 
 #[test]
 fn without_a_gpu_the_backend_cuda_is_refused_with_the_reason_and_the_remedy() {
-    if hammerhead::gpu::Cuda::FIRST.available().is_ok() {
+    if gpu::Cuda::FIRST.available().is_ok() {
         eprintln!("NOT RUN: this machine has a GPU");
         return;
     }

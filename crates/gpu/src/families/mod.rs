@@ -4,7 +4,7 @@
 //! (`cut`), the experts of a layer as the groups of a launch (`experts`), the sizes beyond which a launch would count wrongly (`limits`), and what a
 //! launch should take from first principles (`streams`).
 
-pub mod choice;
+pub(crate) mod choice;
 mod cut;
 pub mod experts;
 mod limits;

@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 
-use hammerhead::gpu::blank::Blank;
-use hammerhead::gpu::device;
-use hammerhead::gpu::driver::{Context, LentMemory, Stream};
+use gpu::blank::Blank;
+use gpu::device;
+use gpu::driver::{Context, LentMemory, Stream};
 use serde_json::Value;
 
 use super::protocol::{Answer, LATCH_DONE, OnGpu, Prepared, Request, Residence, VERSION, line, understand};

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use hammerhead::gpu::driver::{Context, DeviceMemory, Event, Stream};
+use gpu::driver::{Context, DeviceMemory, Event, Stream};
 
 use crate::Result;
 

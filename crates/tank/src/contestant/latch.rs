@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hammerhead::gpu::driver::{Context, DeviceMemory, Event, Stream};
+use gpu::driver::{Context, DeviceMemory, Event, Stream};
 
 use super::DeviceTime;
 use super::memory::{Memory, PAGE};

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
+use gpu::driver::{Context, DeviceMemory, Stream};
 use serde_json::Value;
 
 use super::latch::{Latch, Passed, Run};

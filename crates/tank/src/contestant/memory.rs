@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hammerhead::gpu::driver::{Context, DeviceMemory, Stream};
+use gpu::driver::{Context, DeviceMemory, Stream};
 
 use super::protocol::OnGpu;
 use crate::written::hex;

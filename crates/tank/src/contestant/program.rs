@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hammerhead::gpu::device;
+use gpu::device;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 

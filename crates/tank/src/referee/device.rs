@@ -1,7 +1,7 @@
 //! A GPU on which both sides of a sitting compute: what it can do at most, how it was while they did, and whether anything ran outside of its clock.
 
-use hammerhead::gpu::device;
-use hammerhead::gpu::driver::{Monitor, Reading};
+use gpu::device;
+use gpu::driver::{Monitor, Reading};
 
 use super::record::{DeviceReport, Side};
 use super::stats::median;

@@ -197,7 +197,7 @@ impl Official {
     fn place(&self, entries: &[&Entry]) -> Place {
         let place = |entry: &&Entry| match entry {
             Entry::Builtin { ways } => self.operation.device(ways).map_or(Place::Processor, Place::Device),
-            Entry::Program { .. } if hammerhead::gpu::device::context(0).is_err() => Place::Processor,
+            Entry::Program { .. } if gpu::device::context(0).is_err() => Place::Processor,
             Entry::Program { .. } => Place::Unknown,
         };
         let places: Vec<Place> = entries.iter().map(place).collect();

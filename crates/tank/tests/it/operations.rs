@@ -134,7 +134,7 @@ fn a_matrix_product_in_triton_waits_for_a_gpu() {
     let folder = Folder::read(copied.path()).unwrap();
     let pitch = |name: &str| Pitch::read(&copied.path().join(name)).unwrap();
     let season = Season::of_operation(folder, ["square.toml", "cublas.toml"].map(pitch).to_vec()).unwrap();
-    match (season.operation(), hammerhead::gpu::device::context(0)) {
+    match (season.operation(), gpu::device::context(0)) {
         (Err(error), Err(missing)) => {
             let (said, missing) = (error.to_string(), missing.to_string());
             let told = said.contains("gpu-matmul") && said.contains(&missing) && said.contains("nothing was played");

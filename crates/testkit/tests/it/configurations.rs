@@ -2,8 +2,8 @@
 //! refused, and every backend grants or refuses it, for any problem. Tests run with overflow checks.
 
 use fastrand::Rng;
+use gpu::Foretold;
 use hammerhead::backends;
-use hammerhead::gpu::Foretold;
 use hammerhead::tuning::{self, Bucket, Measured, Tuned, Tuning};
 use hammerhead::{
     Activation, Backend, Config, Epilogue, Error, Gate, Output, Own, Plan, Problem, Request, Schedule, Shape, Strategy,

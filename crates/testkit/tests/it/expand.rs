@@ -2,10 +2,10 @@
 //! places in memory and the schedule, and never before the preceding kernel has ended.
 
 use format::Matrix;
+use gpu::expand::{Float, PARTS, TokenForm};
+use gpu::expansion::{self, Segment};
+use gpu::{Argument, Launch};
 use half::{bf16, f16};
-use hammerhead::gpu::expand::{Float, PARTS, TokenForm};
-use hammerhead::gpu::expansion::{self, Segment};
-use hammerhead::gpu::{Argument, Launch};
 use ptx::Kernel;
 use sim::mutate::mutants;
 use sim::{Arg, Buffer, Gpu, Limits, Rules, Schedule, explore, explore_mutants};

@@ -1,8 +1,8 @@
 //! The model from first principles against what an H200 was measured to take: as far off as docs/blackwell.md says, and no further.
 
-use hammerhead::gpu::facts::Facts;
-use hammerhead::gpu::families::sm90::Sm90;
-use hammerhead::gpu::{Family, Phase};
+use gpu::facts::Facts;
+use gpu::families::sm90::Sm90;
+use gpu::{Family, Phase};
 use hammerhead::{Activation, Gate, Output, Problem, Request, Shape};
 use serde_json::Value;
 

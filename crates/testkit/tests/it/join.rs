@@ -3,9 +3,9 @@
 
 use hammerhead::Gate;
 
-use hammerhead::gpu::phases::gates::{self, Function};
-use hammerhead::gpu::phases::table::{self, Record};
-use hammerhead::gpu::{KernelSpec, join};
+use gpu::phases::gates::{self, Function};
+use gpu::phases::table::{self, Record};
+use gpu::{KernelSpec, join};
 use sim::{Arg, Gpu, Limits, Schedule};
 
 const MAGNITUDES: [f32; 11] = [0.0, 1e-41, 1e-30, 0.7, 7.5, 90.0, 1.6e13, 3e30, 2.5e38, f32::INFINITY, f32::NAN];

@@ -1,18 +1,18 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
-use hammerhead::gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
-use hammerhead::gpu::experts::For;
-use hammerhead::gpu::experts::between::{BetweenSpec, Form};
-use hammerhead::gpu::experts::combine::CombineSpec;
-use hammerhead::gpu::experts::layer::LayerShape;
-use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
-use hammerhead::gpu::experts::share::ShareSpec;
-use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
-use hammerhead::gpu::families::sm90::experts;
-use hammerhead::gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
-use hammerhead::gpu::pack::Codes;
-use hammerhead::gpu::phases::gates::Function;
-use hammerhead::gpu::{KernelSpec, families::sm90::kernel, join};
+use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
+use gpu::experts::For;
+use gpu::experts::between::{BetweenSpec, Form};
+use gpu::experts::combine::CombineSpec;
+use gpu::experts::layer::LayerShape;
+use gpu::experts::route::{Grouped, RouteSpec, Score};
+use gpu::experts::share::ShareSpec;
+use gpu::experts::sort::{Ids, Rows, SortSpec};
+use gpu::families::sm90::experts;
+use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
+use gpu::pack::Codes;
+use gpu::phases::gates::Function;
+use gpu::{KernelSpec, families::sm90::kernel, join};
 use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::Error;
 

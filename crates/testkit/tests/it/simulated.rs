@@ -4,8 +4,8 @@
 //! derived bound.
 
 use format::Dense;
-use hammerhead::gpu::Simulated;
-use hammerhead::gpu::simulated::Staged;
+use gpu::Simulated;
+use gpu::simulated::Staged;
 use hammerhead::reference::Reference;
 use hammerhead::{
     Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Problem, Request, Shape, Target, cpu,

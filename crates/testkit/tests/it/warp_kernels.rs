@@ -1,21 +1,21 @@
 //! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled without spills for
 //! the chips that run them.
 
-use hammerhead::gpu::experts::For;
-use hammerhead::gpu::experts::between::{BetweenSpec, Form};
-use hammerhead::gpu::experts::combine::CombineSpec;
-use hammerhead::gpu::experts::layer::{LayerKernels, LayerShape};
-use hammerhead::gpu::experts::route::{Grouped, RouteSpec, Score};
-use hammerhead::gpu::experts::share::ShareSpec;
-use hammerhead::gpu::experts::sort::{Ids, Rows, SortSpec};
-use hammerhead::gpu::facts::Facts;
-use hammerhead::gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
-use hammerhead::gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
-use hammerhead::gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
-use hammerhead::gpu::families::sm120::ArrangeSpec;
-use hammerhead::gpu::pack::Codes;
-use hammerhead::gpu::phases::gates::Function;
-use hammerhead::gpu::{KernelSpec, expand, families, join};
+use gpu::experts::For;
+use gpu::experts::between::{BetweenSpec, Form};
+use gpu::experts::combine::CombineSpec;
+use gpu::experts::layer::{LayerKernels, LayerShape};
+use gpu::experts::route::{Grouped, RouteSpec, Score};
+use gpu::experts::share::ShareSpec;
+use gpu::experts::sort::{Ids, Rows, SortSpec};
+use gpu::facts::Facts;
+use gpu::families::sm80::kernel::{Products, Tokens, WarpMultiplySpec, kernel};
+use gpu::families::sm100::arrange::{ArrangeSpec as SlabSpec, Padding};
+use gpu::families::sm100::kernel::{TensorMultiplySpec, kernel as kernel_of};
+use gpu::families::sm120::ArrangeSpec;
+use gpu::pack::Codes;
+use gpu::phases::gates::Function;
+use gpu::{KernelSpec, expand, families, join};
 use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
 use ptx::{Error, Target};
 

@@ -15,7 +15,7 @@ pub mod experts;
 pub mod kernel;
 mod model;
 mod multiply;
-pub mod slabs;
+mod slabs;
 
 use std::sync::Arc;
 

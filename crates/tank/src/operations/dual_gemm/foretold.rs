@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use hammerhead::gpu;
 use testkit::counters::counters;
 
 use crate::contestant::Fault;

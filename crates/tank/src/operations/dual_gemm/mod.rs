@@ -18,8 +18,8 @@ pub mod yardstick;
 use std::sync::Arc;
 
 use fastrand::Rng;
+use gpu::Cuda;
 use hammerhead::Request;
-use hammerhead::gpu::Cuda;
 use serde_json::Value;
 use testkit::cases::Case;
 

@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 
+use gpu::driver::{Context, LentMemory, Stream};
+use gpu::{DeviceOutput, DeviceTokens, device};
 use hammerhead::format::GlobalScale;
-use hammerhead::gpu::driver::{Context, LentMemory, Stream};
-use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue, device};
+use hammerhead::gpu::Queue;
 use hammerhead::{Activation, Problem, Request, Shape};
 
 use super::builtin::{Bench, Builtin, Loaded, Worker, failed, map};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hammerhead::gpu::{Foretold, Phase, Simulated, device, simulated};
+use gpu::{Foretold, Phase, Simulated, device, simulated};
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 use hammerhead::{Backend, Config, Engine, Options, Plan, Problem, Request, backends};
 use sha2::{Digest, Sha256};

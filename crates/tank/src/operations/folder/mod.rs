@@ -309,7 +309,7 @@ impl FolderOperation {
     pub fn new(folder: &Folder) -> Result<Self> {
         let about = Arc::new(folder.about.clone());
         if about.gpu
-            && let Err(error) = hammerhead::gpu::device::context(0)
+            && let Err(error) = gpu::device::context(0)
         {
             return Err(Error::Rules {
                 what: format!("the operation {}", about.name),

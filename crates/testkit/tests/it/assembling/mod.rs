@@ -1,6 +1,6 @@
 //! Kernels through NVIDIA's assembler, for tests of several families.
 
-use hammerhead::gpu::KernelSpec;
+use gpu::KernelSpec;
 use ptx::assemble::Assembler;
 use rayon::prelude::*;
 
