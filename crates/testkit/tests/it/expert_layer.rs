@@ -434,7 +434,9 @@ fn mutants_are_caught(family: &'static dyn Family) {
     // Gate and up, and down.
     for at in [1, 2] {
         let broken: Vec<Mutant> = mutants(&launches[at].0).into_iter().filter(peculiar).collect();
-        assert!(broken.len() > 1, "{}", broken.len());
+        // The fetch of sm100's layout has few instructions that the nursery knows how to break.
+        let least = if family.name() == "sm100" { 2 } else { 9 };
+        assert!(broken.len() >= least, "{}: {}", family.name(), broken.len());
         // Neighbours have most in common.
         let share = broken.len().div_ceil(rayon::current_num_threads());
         let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, at), broken, &right));
