@@ -213,8 +213,9 @@ impl LaunchQueue {
         self.workspace.as_ref().map_or(0, |workspace| workspace.bytes())
     }
 
-    /// Forgets every call that was prepared.
+    /// Forgets every call that was prepared, once the stream has done what was queued of them.
     pub fn forget(&mut self) {
+        device::waited_for(&self.stream);
         self.ready.clear();
     }
 
@@ -308,12 +309,14 @@ impl LaunchQueue {
         };
         let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address));
         let launches = self.encode(&call.launches(self.device, address.unwrap_or(0))?)?;
+        // Nothing may be waited for in a stream that is being captured, nor another capture begun beside it.
+        let capturing = self.stream.capturing()?.is_some();
         self.ready.retain(|_, ready| ready.call.is_alive());
-        if self.ready.len() >= REMEMBERED {
+        if self.ready.len() >= REMEMBERED && !capturing {
             self.stream.synchronize()?;
             self.ready.clear();
         }
-        let launches = Queued::new(self.device, launches)?;
+        let launches = if capturing { Queued::Each(launches) } else { Queued::new(self.device, launches)? };
         self.ready.insert(key, Ready { call, launches, lent });
         Ok(Prepared(key))
     }
