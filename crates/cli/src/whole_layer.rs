@@ -151,7 +151,6 @@ struct Loaded<'a> {
     tokens: Dense<'a>,
     routed: Routed,
     routing: String,
-    shared: bool,
 }
 
 impl Loaded<'_> {
@@ -164,7 +163,7 @@ impl Loaded<'_> {
             experts: self.layer.count(),
             top_k: self.routed.top_k(),
             routing: self.routing.clone(),
-            shared: self.shared,
+            shared: self.layer.has_shared(),
             widths: self.layer.widths(),
             gate: self.layer.gate().to_string(),
             intermediate: intermediate.to_string(),
@@ -207,17 +206,19 @@ fn load_file<'a>(file: &'a File, wish: &Wish<'_>, engine: &Engine) -> Result<Loa
     let (options, rule) = (wish.layer.options(), wish.layer.rule());
     if let Some(packed) = &wish.layer.packed {
         let (layer, router) = Experts::open(engine, packed, options)?;
-        let routing = chosen_by(router.as_ref().filter(|_| file.contains("logits")));
+        let routing = match rule.scoring.zip(rule.top_k).filter(|_| file.contains("logits")) {
+            Some((scoring, top)) => format!("{scoring}, top {top}"),
+            None => chosen_by(router.as_ref().filter(|_| file.contains("logits"))),
+        };
         let (tokens, routed) = layer_file::read_inputs(file, (layer.count(), layer.widths()[0]), rule, router)?;
-        return Ok(Loaded { layer, tokens, routed, routing, shared: false });
+        return Ok(Loaded { layer, tokens, routed, routing });
     }
     let LayerFile { weights, tokens, routed, router } = LayerFile::read(file, wish.gate, rule)?;
     let layer = Experts::new(engine, &weights, options)?;
     if let Some(path) = &wish.layer.save {
         layer.save(engine, path, router.as_ref())?;
     }
-    let shared = weights.shared().is_some();
-    Ok(Loaded { layer, tokens, routed, routing: chosen_by(router.as_ref()), shared })
+    Ok(Loaded { layer, tokens, routed, routing: chosen_by(router.as_ref()) })
 }
 
 /// Computes a model's layer: into a file, or checked and timed.
@@ -231,7 +232,7 @@ pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
     if let Some(path) = &wish.layer.save {
         layer.save(engine, path, rule.as_ref())?;
     }
-    let loaded = Loaded { layer, tokens, routed, routing, shared: weights.shared().is_some() };
+    let loaded = Loaded { layer, tokens, routed, routing };
     let (mut seconds, mut result) = (Vec::new(), None);
     let begun = Instant::now();
     while result.is_none() || (wish.output.is_none() && seconds.len() < RUNS && begun.elapsed().as_secs_f64() < SECONDS)

@@ -208,7 +208,8 @@ fn a_layer_that_was_saved_is_mapped_back_with_its_routing() {
     };
     let packed_at = text(&packed);
     succeed(moe(&input, &first, &["--routing", "softmax", "--top-k", "2", "--save", &packed_at]));
-    succeed(moe(&inputs, &second, &["--packed", &packed_at]));
+    let text_of = succeed(moe(&inputs, &second, &["--packed", &packed_at, "--json"]));
+    assert!(text_of.contains("\"shared\": true") && text_of.contains("softmax, top 2"), "{text_of}");
     let [first, second] = [first, second].map(|path| std::fs::read(path).unwrap());
     assert_eq!(first, second);
     let third = folder.path().join("third");

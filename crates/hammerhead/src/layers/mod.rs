@@ -327,6 +327,14 @@ impl Experts {
         self.count
     }
 
+    /// Whether an expert computes every token beside them.
+    pub fn has_shared(&self) -> bool {
+        match &self.products {
+            Products::Engine { shared, .. } => shared.is_some(),
+            Products::Whole(whole) => whole.is_shared(),
+        }
+    }
+
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
         self.widths
