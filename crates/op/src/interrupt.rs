@@ -1,7 +1,8 @@
 //! Ending a call before it is done, because the program that made it was asked to stop.
 //!
 //! A caller gives a question, which is asked now and then on its own thread between pieces of work. Where the answer is yes, no thread takes another piece, and
-//! the call ends with [`Error::Interrupted`]. A call without a question costs nothing by it, and one that is shorter than 50 ms a look at a clock per piece.
+//! the call ends with [`Error::Interrupted`]. A call without a question costs nothing by it, and one that is shorter
+//! than 50 ms a look at a clock per piece.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Tokens in slabs, made on the device: codes, as they come, are copied to where the tensor cores want them, and so are their scales.
 //!
-//! Nothing is dequantised. What `slabs` says of weights holds of tokens; but that tiles of C, not blocks of 128 rows, have
-//! scale blocks of their own, so that a tile may begin at any multiple of eight tokens.
+//! Nothing is dequantised. What `slabs` says of weights holds of tokens; but that tiles of C, not blocks of 128 rows,
+//! have scale blocks of their own, so that a tile may begin at any multiple of eight tokens.
 //!
 //! A thread takes 64 of k of one token: 32 bytes of codes and four scales. A block takes a slab of 32 tokens of a tile, and four blocks
 //! the slab of a tile, also where it has fewer tokens: all scales of a tile are copied, so all of them are written.
