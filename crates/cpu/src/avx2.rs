@@ -7,10 +7,10 @@
 use std::arch::x86_64::*;
 use std::slice::from_mut;
 
-use format::BLOCK;
 use half::f16;
 
 use super::backend::InstructionSet;
+use super::dense::{self, Band, DenseKernel, DenseLoops, Stream};
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
@@ -22,6 +22,7 @@ use super::schedule;
 use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::sums::Lanes;
+use super::vector::Vector;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
@@ -60,7 +61,8 @@ impl InstructionSet for Avx2 {
     fn rates(activation: Activation) -> Rates {
         match activation {
             Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 10e-9, multiply: 10e-9 }),
-            _ => Rates::of(&FloatKernel, "float", FINISH, Speed { expand: 22e-9, multiply: 12e-9 }),
+            _ => Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
+                .with_stream(Speed { expand: 20e-9, multiply: 11e-9 }, &dense::STREAMED),
         }
     }
 
@@ -73,7 +75,7 @@ impl InstructionSet for Avx2 {
     ) -> Result<()> {
         match problem.activation() {
             Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, team),
-            _ => schedule::run(&FloatKernel, problem, config, panels, operands, team),
+            _ => schedule::run(&DenseKernel::<Avx2>::NEW, problem, config, panels, operands, team),
         }
     }
 }
@@ -100,7 +102,7 @@ impl Kernel for IntegerKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn group_len(&self, blocks: usize) -> usize {
+    fn group_len(blocks: usize) -> usize {
         blocks
     }
 
@@ -189,98 +191,107 @@ fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBl
     }
 }
 
-/// Dense tokens, widened to f32.
-struct FloatKernel;
+impl DenseLoops for Avx2 {
+    type Vector = __m256;
 
-impl Expand for FloatKernel {
-    type Block = FloatBlock;
+    const PAIRS: usize = 3;
+    const PANELS: usize = 1;
 
-    const BLANK: FloatBlock = FloatBlock::BLANK;
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { dense::expand::<__m256>(scales, codes, out) }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, PANELS>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { band.add::<__m256, TOKENS>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: Stream<'_, PANELS>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { stream.run::<__m256, TOKENS>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn finish(finish: Finish<'_>) {
+        write(finish);
+    }
+}
+
+impl Vector for __m256 {
+    const LANES: usize = HALF;
+    const REGISTERS: usize = 16;
+
+    type Codes = __m256i;
 
     #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_float(scales, codes, out) }
-    }
-}
-
-impl Kernel for FloatKernel {
-    type Token = f32;
-
-    const ROWS: usize = 1;
-    const BLOCKS: usize = 1;
-    const PANELS: usize = 2;
-
-    fn group_len(&self, blocks: usize) -> usize {
-        blocks * BLOCK
+    unsafe fn zero() -> Self {
+        // SAFETY: the processor has the instruction, as for all that follows: the caller's promise.
+        unsafe { _mm256_setzero_ps() }
     }
 
-    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
-        source.scaled_row(group, source.f32_exponent(), out);
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm256_set1_ps(value) }
     }
 
-    fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        2f64.powi(-source.f32_exponent())
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the processor has the instruction, and there are 8 floats to read.
+        unsafe { _mm256_loadu_ps(from) }
     }
 
-    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-            unsafe {
-                match *tokens {
-                    [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
-                    [a, b] => rows_float([a, b], panel, sums, fresh),
-                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_float([a], panel, from_mut(sum), fresh)),
-                }
-            }
-        });
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the processor has the instruction, and there is room for 8 floats.
+        unsafe { _mm256_storeu_ps(to, self) }
     }
 
-    fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-        unsafe { write(finish) }
+    #[inline(always)]
+    unsafe fn multiply(self, factor: Self) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm256_mul_ps(self, factor) }
     }
-}
 
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn expand_float(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-    // Eight magnitudes fit a vector; the code's sign bit is moved to the top of its lane.
-    let magnitudes = loadps(&format::e2m1::VALUES, 0);
-    let sign = _mm256_set1_epi32(i32::MIN);
-    let scales = scales_f32(scales);
-    for (quarter, codes) in codes.as_chunks().0.iter().enumerate() {
-        let (vector, half) = (quarter / 2, quarter % 2);
-        let mut lanes = load256(codes);
-        for k in [0, 2, 4, 6, 1, 3, 5, 7] {
-            let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(lanes), sign);
-            let weights = _mm256_mul_ps(_mm256_permutevar8x32_ps(magnitudes, lanes), scales[half]);
-            storeps(&mut out.0[8 * vector + k], half, _mm256_xor_ps(weights, _mm256_castsi256_ps(signs)));
-            lanes = _mm256_srli_epi32::<4>(lanes);
+    #[inline(always)]
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm256_fmadd_ps(self, factor, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 8 scales to read.
+        unsafe {
+            let halves = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())));
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
         }
     }
-}
 
-/// A few tokens against one panel; even and odd k in sums of their own, so that one token alone does not wait for itself.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &mut [Lanes], fresh: bool) {
-    for half in 0..2 {
-        let mut totals = [[_mm256_setzero_ps(); 2]; R];
-        for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
-            total[0] = loadps(&sums.0, half);
-        }
-        for (index, block) in panel[..tokens[0].len() / BLOCK].iter().enumerate() {
-            for (k, weights) in block.0.iter().enumerate() {
-                let weights = loadps(weights, half);
-                for (total, tokens) in totals.iter_mut().zip(tokens) {
-                    let token = _mm256_set1_ps(tokens[index * BLOCK + k]);
-                    total[k % 2] = _mm256_fmadd_ps(token, weights, total[k % 2]);
-                }
-            }
-        }
-        for (total, sums) in totals.into_iter().zip(sums.iter_mut()) {
-            storeps(&mut sums.0, half, _mm256_add_ps(total[0], total[1]));
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> __m256i {
+        // SAFETY: the processor has the instruction, and there are 32 bytes to read.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn next(codes: __m256i) -> __m256i {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm256_srli_epi32::<4>(codes) }
+    }
+
+    /// Eight magnitudes fit a vector; the code's sign bit is moved to the top of its lane.
+    #[inline(always)]
+    unsafe fn values(codes: __m256i) -> Self {
+        // SAFETY: the processor has the instructions, and the first eight of the values are read.
+        unsafe {
+            let magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(format::e2m1::VALUES.as_ptr()), codes);
+            let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), _mm256_set1_epi32(i32::MIN));
+            _mm256_xor_ps(magnitudes, _mm256_castsi256_ps(signs))
         }
     }
 }

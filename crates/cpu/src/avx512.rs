@@ -8,10 +8,10 @@
 use std::arch::x86_64::*;
 use std::slice::from_mut;
 
-use format::BLOCK;
 use half::f16;
 
 use super::backend::InstructionSet;
+use super::dense::{self, Band, DenseKernel, DenseLoops, Stream};
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
@@ -23,6 +23,7 @@ use super::schedule;
 use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::sums::Lanes;
+use super::vector::Vector;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Tokens that share a loaded weight.
@@ -67,7 +68,8 @@ impl InstructionSet for Avx512 {
         match activation {
             Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 5e-9, multiply: 3.5e-9 })
                 .with_stream(Speed { expand: 3e-9, multiply: 2.5e-9 }, &STREAMED),
-            _ => Rates::of(&FloatKernel, "float", FINISH, Speed { expand: 11e-9, multiply: 6e-9 }),
+            _ => Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
+                .with_stream(Speed { expand: 6e-9, multiply: 5.5e-9 }, &dense::STREAMED),
         }
     }
 
@@ -80,7 +82,7 @@ impl InstructionSet for Avx512 {
     ) -> Result<()> {
         match problem.activation() {
             Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, team),
-            _ => schedule::run(&FloatKernel, problem, config, panels, operands, team),
+            _ => schedule::run(&DenseKernel::<Avx512>::NEW, problem, config, panels, operands, team),
         }
     }
 }
@@ -107,7 +109,7 @@ impl Kernel for IntegerKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn group_len(&self, blocks: usize) -> usize {
+    fn group_len(blocks: usize) -> usize {
         blocks
     }
 
@@ -261,96 +263,101 @@ fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBl
     }
 }
 
-/// Dense tokens, widened to f32.
-struct FloatKernel;
+impl DenseLoops for Avx512 {
+    type Vector = __m512;
 
-impl Expand for FloatKernel {
-    type Block = FloatBlock;
-
-    const BLANK: FloatBlock = FloatBlock::BLANK;
-
-    #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_float(scales, codes, out) }
-    }
-}
-
-impl Kernel for FloatKernel {
-    type Token = f32;
-
-    const ROWS: usize = 1;
-    const BLOCKS: usize = 1;
+    const PAIRS: usize = 6;
     const PANELS: usize = 2;
 
-    fn group_len(&self, blocks: usize) -> usize {
-        blocks * BLOCK
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { dense::expand::<__m512>(scales, codes, out) }
     }
 
-    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
-        source.scaled_row(group, source.f32_exponent(), out);
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, PANELS>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { band.add::<__m512, TOKENS>() }
     }
 
-    fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        2f64.powi(-source.f32_exponent())
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: Stream<'_, PANELS>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { stream.run::<__m512, TOKENS>() }
     }
 
-    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-            unsafe {
-                match *tokens {
-                    [a, b, c, d, e, f, g, h] => rows_float([a, b, c, d, e, f, g, h], panel, sums, fresh),
-                    [a, b, c, d] => rows_float([a, b, c, d], panel, sums, fresh),
-                    [a, b] => rows_float([a, b], panel, sums, fresh),
-                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_float([a], panel, from_mut(sum), fresh)),
-                }
-            }
-        });
-    }
-
-    fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-        unsafe { write(finish) }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn finish(finish: Finish<'_>) {
+        write(finish);
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-#[inline]
-fn expand_float(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-    let table = loadps(&format::e2m1::VALUES);
-    let scales = scales_f32(scales, 256.0);
-    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
-        let mut lanes = load512(codes);
-        for k in [0, 2, 4, 6, 1, 3, 5, 7] {
-            let weights = _mm512_mul_ps(_mm512_permutexvar_ps(lanes, table), scales);
-            // SAFETY: a row of the block is 16 floats.
-            unsafe { _mm512_storeu_ps(out.0[8 * half + k].as_mut_ptr(), weights) };
-            lanes = _mm512_srli_epi32::<4>(lanes);
-        }
-    }
-}
+impl Vector for __m512 {
+    const LANES: usize = COLUMNS;
+    const REGISTERS: usize = 32;
 
-/// A few tokens against one panel; even and odd k in sums of their own, so that one token alone does not wait for itself.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-#[inline]
-fn rows_float<const R: usize>(tokens: [&[f32]; R], panel: &[FloatBlock], sums: &mut [Lanes], fresh: bool) {
-    let mut totals = [[_mm512_setzero_ps(); 2]; R];
-    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
-        total[0] = loadps(&sums.0);
+    type Codes = __m512i;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the processor has the instruction, as for all that follows: the caller's promise.
+        unsafe { _mm512_setzero_ps() }
     }
-    for (index, block) in panel[..tokens[0].len() / BLOCK].iter().enumerate() {
-        for (k, weights) in block.0.iter().enumerate() {
-            let weights = loadps(weights);
-            for (total, tokens) in totals.iter_mut().zip(tokens) {
-                let token = _mm512_set1_ps(tokens[index * BLOCK + k]);
-                total[k % 2] = _mm512_fmadd_ps(token, weights, total[k % 2]);
-            }
-        }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm512_set1_ps(value) }
     }
-    for (total, sums) in totals.into_iter().zip(sums) {
-        // SAFETY: lanes are 16 floats.
-        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), _mm512_add_ps(total[0], total[1])) };
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the processor has the instruction, and there are 16 floats to read.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the processor has the instruction, and there is room for 16 floats.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, factor: Self) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm512_mul_ps(self, factor) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm512_fmadd_ps(self, factor, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 16 scales to read.
+        unsafe { scales_f32(&*from.cast(), 256.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> __m512i {
+        // SAFETY: the processor has the instruction, and there are 64 bytes to read.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn next(codes: __m512i) -> __m512i {
+        // SAFETY: the processor has the instruction.
+        unsafe { _mm512_srli_epi32::<4>(codes) }
+    }
+
+    /// The look-up reads four bits of each lane.
+    #[inline(always)]
+    unsafe fn values(codes: __m512i) -> Self {
+        // SAFETY: the processor has the instructions, and there are 16 values to read.
+        unsafe { _mm512_permutexvar_ps(codes, _mm512_loadu_ps(format::e2m1::VALUES.as_ptr())) }
     }
 }
 

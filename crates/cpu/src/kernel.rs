@@ -35,7 +35,7 @@ pub(super) trait Kernel: Expand + Sync + Sized {
     }
 
     /// Token elements that a group of [`Self::ROWS`] rows takes, K being so many blocks.
-    fn group_len(&self, blocks: usize) -> usize;
+    fn group_len(blocks: usize) -> usize;
 
     /// Writes one group of prepared rows, zeros where there are no tokens or no K; `group` counts groups of rows.
     fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [Self::Token]);
@@ -114,7 +114,7 @@ impl<K: Kernel> Product<'_, K> {
     ) {
         let (depth, count, panels) = (self.depth(), self.rows(), self.panels());
         let Product { tokens, group_len, blocks, slab, sums, fresh, .. } = self;
-        let elements = ahead.kernel.group_len(1);
+        let elements = K::group_len(1);
         let stretch = blocks.start * elements..blocks.end * elements;
         let mut pace = Pace::new(ahead.remaining(), count.div_ceil(SHARED) * panels);
         for (panel, sums) in sums.chunks_exact_mut(count).enumerate() {
@@ -136,6 +136,8 @@ pub(super) struct TileStream<'a, K: Kernel> {
     /// Every group of rows of the tile, `group_len` elements each.
     pub tokens: &'a [K::Token],
     pub group_len: usize,
+    /// Rows of the tile that tokens have become, without those that fill a group up.
+    pub rows: usize,
     /// For each panel, its packed bytes; panels stand in the order of their sums.
     pub panels: Vec<&'a [u8]>,
     /// What this thread will most likely stream next, panel for panel; empty if that is not known.

@@ -2,7 +2,8 @@
 //!
 //! `pack` lays weights out once, for all of them, and `saved` knows them in files. `kernel` says what an instruction set must be able to do with the pieces of
 //! work that it is handed: tokens as they came (`source`) are prepared, packed blocks are expanded (`expansion`) into slabs (`slab`),
-//! products are added up (`sums`), and a tile's sums become values of C (`finish`, `scale`, `target`). `schedule` cuts a
+//! products are added up (`sums`), and a tile's sums become values of C (`finish`, `scale`, `target`). What vector units say alike is
+//! written once, over a small trait (`vector`): the loops for dense tokens (`dense`). `schedule` cuts a
 //! problem into tiles and walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
 //! `environment` of ours. `model` predicts what that costs, at the `speeds` that `measure` finds or
 //! the kernels' authors found.
@@ -36,6 +37,8 @@ mod avx2;
 mod avx512;
 mod backend;
 pub mod ceilings;
+#[cfg(target_arch = "x86_64")]
+mod dense;
 mod environment;
 mod expansion;
 mod finish;
@@ -56,6 +59,8 @@ mod speeds;
 mod sums;
 mod target;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 
 pub use backend::Cpu;
 pub use environment::in_default_mode;

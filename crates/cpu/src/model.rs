@@ -34,7 +34,8 @@ pub(super) struct Rates {
     parts: usize,
     panels: usize,
     block_bytes: usize,
-    token_bytes: usize,
+    /// Bytes of a group of prepared rows, K being so many blocks.
+    group_bytes: fn(usize) -> usize,
     /// Seconds to scale, gate, round and store one result.
     finish: f64,
     speed: Speed,
@@ -72,7 +73,7 @@ impl Rates {
             parts: kernel.parts(),
             panels: K::PANELS,
             block_bytes: size_of::<K::Block>(),
-            token_bytes: size_of::<K::Token>() * kernel.group_len(K::BLOCKS) / K::BLOCKS,
+            group_bytes: |blocks| K::group_len(blocks).saturating_mul(size_of::<K::Token>()),
             finish,
             speed,
             stream: None,
@@ -177,12 +178,12 @@ impl Rates {
             .iter()
             .map(|s| {
                 let planes = if config.strategy == Strategy::TwoPass { 8 * s.m * s.n } else { 0 };
-                self.row_groups(s.m) * s.k / BLOCK * self.token_bytes + planes
+                self.row_groups(s.m).saturating_mul((self.group_bytes)(s.k / BLOCK)).saturating_add(planes)
             })
-            .sum();
+            .fold(0, usize::saturating_add);
         let deepest = problem.groups().iter().map(|s| s.k).max().unwrap_or(0);
         // The most tokens and the deepest K may be of different groups, whose product nobody has checked.
-        let copy = (rows / self.rows).saturating_mul(deepest / BLOCK).saturating_mul(self.token_bytes);
+        let copy = (rows / self.rows).saturating_mul((self.group_bytes)(deepest / BLOCK));
         let copy = if threads > 1 && copy <= OWN_TOKENS { copy } else { 0 };
         threads.saturating_mul(self.slabs(config) + sums + copy).saturating_add(shared)
     }
@@ -397,7 +398,7 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     // Tokens are walked once for every slab, and for both matrices again where those are apart.
     let apart = matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential);
     let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
-    let tokens = repeated * row_groups * blocks * rates.token_bytes as f64;
+    let tokens = repeated * row_groups * (rates.group_bytes)(shape.k / BLOCK) as f64;
     Work {
         tiles: (token_tiles * column_tiles * if config.strategy == Strategy::TwoPass { 2 } else { 1 }) as f64,
         expansion: expanded as f64 * panels * blocks * speed.expand,

@@ -275,14 +275,31 @@ const STREAM_AHEAD: usize = 8 * CHUNK_BYTES;
 /// Asks for what comes a little later in the same stream as this chunk.
 #[inline(always)]
 pub(super) fn prefetch_stream(chunk: &[u8]) {
+    prefetch(chunk.as_ptr().wrapping_add(STREAM_AHEAD), chunk.len());
+}
+
+/// Asks for what comes a little later than this chunk of a panel: in the panel, or in the one that is read next.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn prefetch_panel(panel: &[[u8; CHUNK_BYTES]], chunk: usize, next: Option<&[u8]>) {
+    let later = chunk * CHUNK_BYTES + STREAM_AHEAD;
+    match (later.checked_sub(size_of_val(panel)), next) {
+        (Some(place), Some(next)) => prefetch(next.as_ptr().wrapping_add(place), CHUNK_BYTES),
+        _ => prefetch(panel.as_ptr().cast::<u8>().wrapping_add(later), CHUNK_BYTES),
+    }
+}
+
+/// Asks for so many bytes.
+#[inline(always)]
+fn prefetch(from: *const u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..chunk.len()).step_by(64) {
+    for line in (0..length).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch is a hint; it faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(STREAM_AHEAD + line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = chunk;
+    let _ = (from, length);
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl Kernel for ScalarKernel {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    fn group_len(&self, blocks: usize) -> usize {
+    fn group_len(blocks: usize) -> usize {
         blocks * BLOCK
     }
 

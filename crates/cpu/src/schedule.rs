@@ -109,7 +109,7 @@ fn prepare<'a, K: Kernel>(
     team: &Team,
     arena: &'a Arena,
 ) -> Result<Parts<'a, K::Token>> {
-    let group_len = |shape: &Shape| kernel.group_len(shape.k / BLOCK);
+    let group_len = |shape: &Shape| K::group_len(shape.k / BLOCK);
     let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
     let lengths: Vec<usize> = problem.groups().iter().map(length).collect();
     let total: usize = lengths.iter().sum();
@@ -175,7 +175,7 @@ fn walk<K: Kernel>(
     let panels = largest(|tile| tile.columns.len()).div_ceil(COLUMNS);
     // Taken before the threads start, so that a lack of memory is an error of the run.
     let workers = team.count().min(tiles.len());
-    let depth = largest_k(groups).map_or(0, |k| kernel.group_len(k / BLOCK));
+    let depth = largest_k(groups).map_or(0, |k| K::group_len(k / BLOCK));
     let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth);
     let scratch =
         (0..workers).map(|_| Scratch::new(config, arena, [rows, panels, tokens])).collect::<Result<Vec<_>>>()?;
@@ -263,7 +263,7 @@ impl<'a, K: Kernel> Scratch<'a, K> {
             panels: tile.columns.len().div_ceil(COLUMNS),
             slab: (K::PANELS / together).max(1),
         };
-        let group_len = kernel.group_len(group.shape.k / BLOCK);
+        let group_len = K::group_len(group.shape.k / BLOCK);
         let first = tile.tokens.start * kernel.parts() / K::ROWS;
         let tokens = &group.tokens[first * group_len..][..layout.rows / K::ROWS * group_len];
         let tokens = self.tokens.get((tile.group, tile.tokens.start), tokens);
@@ -372,7 +372,8 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
         let next = self.next.map_or(Vec::new(), |(group, tile)| self.full_panels(group, group.matrices, tile));
         let (tokens, group_len) = (self.tokens, self.group_len);
-        let tile = TileStream { tokens, group_len, panels, next, ring: ring.pages(), sums };
+        let rows = self.tile.tokens.len() * self.kernel.parts();
+        let tile = TileStream { tokens, group_len, rows, panels, next, ring: ring.pages(), sums };
         if narrow { self.kernel.stream(tile) } else { self.kernel.resident(tile) }
     }
 

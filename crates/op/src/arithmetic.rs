@@ -46,7 +46,7 @@ pub enum Arithmetic {
     Unknown,
     /// One product after the other, rounded, and added, rounded.
     Separate,
-    /// Fused multiply-adds, even and odd k in sums of their own, which are added after every stretch of K.
+    /// Fused multiply-adds, one product after the other.
     Fused,
     /// Blocks of 16 as exact integers, each added by one fused multiply-add.
     Blocks,
@@ -94,12 +94,8 @@ impl Arithmetic {
                 roundings.min(LAMBDA * roundings.sqrt()) * all
             }
             Arithmetic::Separate => k * sum.average + all,
-            // Half of the products beside the total of earlier stretches; and an addition at each stretch's end.
-            Arithmetic::Fused => {
-                let even = all.min(sum.peak + sum.parity + sum.burst);
-                let odd = all.min(sum.parity + sum.burst);
-                k / 2.0 * (even + odd) + (k / 64.0).ceil() * partial
-            }
+            // `average` holds for any order of the products within a stretch.
+            Arithmetic::Fused => k * sum.average,
             Arithmetic::Blocks => k / 16.0 * sum.average,
             Arithmetic::Tiles { parts } => {
                 // A first part is off by less than 2⁻⁷ of its activation, and later parts are no larger than that.

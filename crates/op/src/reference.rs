@@ -100,8 +100,6 @@ pub struct Sum {
     pub peak: f64,
     /// |α| times what the sum so far is on average when a product is added to it, or more, in whichever order it is largest.
     pub average: f64,
-    /// |α| times the largest sum of products with even k in a row, or with odd k, from one stretch to another.
-    pub parity: f64,
     /// |α| times the largest Σ |a·b| of a stretch.
     pub burst: f64,
     /// |α| times a power of two that divides every product.
@@ -129,7 +127,6 @@ impl Sum {
             rounded: 0.0,
             peak: magnitude,
             average: magnitude,
-            parity: magnitude,
             burst: magnitude,
             quantum: 0.0,
             operands: [f64::INFINITY; 2],
@@ -142,22 +139,6 @@ impl Sum {
 const STRETCH: usize = 64;
 /// Stretches of a stage of the kernels that have every other one.
 const STAGES: [usize; 3] = [1, 2, 4];
-
-/// A sum on its way, and how far it has gone to either side.
-#[derive(Clone, Copy, Default)]
-struct Walk {
-    at: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Walk {
-    fn step(&mut self, by: f64) {
-        self.at += by;
-        self.least = self.least.min(self.at);
-        self.most = self.most.max(self.at);
-    }
-}
 
 /// One order of adding, into up to four sums.
 #[derive(Clone, Copy, Default)]
@@ -173,7 +154,7 @@ impl Order {
     fn step(&mut self, which: usize, stretch: &Stretch) {
         let sum = &mut self.sums[which];
         self.travel += stretch.products * (sum.abs() + stretch.magnitude);
-        *sum += stretch.even + stretch.odd;
+        *sum += stretch.sum;
         self.peak = self.peak.max(sum.abs());
     }
 }
@@ -181,8 +162,7 @@ impl Order {
 /// Sums over a stretch.
 struct Stretch {
     products: f64,
-    even: f64,
-    odd: f64,
+    sum: f64,
     magnitude: f64,
 }
 
@@ -194,13 +174,12 @@ struct Walks {
     in_a_row: Order,
     /// For each size of stages: every other one apart; the two halves apart; both.
     staged: [[Order; 3]; STAGES.len()],
-    by_parity: [Walk; 2],
 }
 
 impl Walks {
     fn new(k: usize) -> Self {
         let (stretches, done, in_a_row) = (k.div_ceil(STRETCH), 0, Order::default());
-        Self { stretches, done, in_a_row, staged: Default::default(), by_parity: Default::default() }
+        Self { stretches, done, in_a_row, staged: Default::default() }
     }
 
     fn step(&mut self, stretch: &Stretch) {
@@ -214,8 +193,6 @@ impl Walks {
             halved.step(half, stretch);
             both.step(2 * half + parity, stretch);
         }
-        self.by_parity[0].step(stretch.even);
-        self.by_parity[1].step(stretch.odd);
         self.done += 1;
     }
 
@@ -237,8 +214,8 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
                 magnitudes[lane] += product.abs();
             }
         }
-        let [even, odd] = [0, 1].map(|parity| sums[parity..].iter().step_by(2).sum());
-        let stretch = Stretch { products: a.len() as f64, even, odd, magnitude: magnitudes.iter().sum() };
+        let (products, sum) = (a.len() as f64, sums.iter().sum());
+        let stretch = Stretch { products, sum, magnitude: magnitudes.iter().sum() };
         walks.step(&stretch);
         magnitude += stretch.magnitude;
         burst = burst.max(stretch.magnitude);
@@ -258,7 +235,6 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
         rounded: rounding * scale * magnitude,
         peak: scale * walks.worst(|order| order.peak),
         average: scale * walks.worst(|order| order.travel) / a.values.len() as f64,
-        parity: scale * walks.by_parity.map(|walk| walk.most - walk.least).into_iter().fold(0.0, f64::max),
         burst: scale * burst,
         quantum: scale * quantum,
         operands: [a.largest, b.largest],

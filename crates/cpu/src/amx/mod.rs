@@ -175,7 +175,7 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         self.parts
     }
 
-    fn group_len(&self, blocks: usize) -> usize {
+    fn group_len(blocks: usize) -> usize {
         blocks.div_ceil(Self::BLOCKS)
     }
 
@@ -310,7 +310,7 @@ mod tests {
             let activations = tokens(rows, largest, range);
             let (source, kernel) = (source(&activations), AmxKernel::<true> { parts: 1 });
             let groups = rows.div_ceil(TILE_ROWS);
-            let mut tiles = vec![TokenTile([[0x7FFF; TILE_K]; TILE_ROWS]); kernel.group_len(K / BLOCK)];
+            let mut tiles = vec![TokenTile([[0x7FFF; TILE_K]; TILE_ROWS]); AmxKernel::<true>::group_len(K / BLOCK)];
             for group in 0..groups {
                 kernel.prepare(source, group, &mut tiles);
                 for (row, k) in (0..TILE_ROWS).flat_map(|row| (0..K.next_multiple_of(TILE_K)).map(move |k| (row, k))) {
