@@ -8,7 +8,7 @@
 use format::BLOCK;
 
 use super::kernel::Kernel;
-use super::pack::{CHUNK, COLUMNS};
+use super::pack::{BLOCK_BYTES, CHUNK, COLUMNS};
 use super::schedule::OWN_TOKENS;
 use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
@@ -22,6 +22,8 @@ const TILE_OVERHEAD: f64 = 1e-6;
 const RUN_OVERHEAD: f64 = 10e-6;
 /// The part of computing that shows although memory takes longer, or the other way round.
 const UNHIDDEN: f64 = 0.1;
+/// The part of a tile by which the slowest thread is behind the others in the end.
+const UNEVEN: f64 = 0.3;
 /// The most memory that one thread may work in.
 const SCRATCH_LIMIT: usize = 64 << 20;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
@@ -289,10 +291,9 @@ pub(super) fn check(
     let scratch_bytes = legal(backend, problem, config, rates, threads)?;
     let Work { tiles, expansion, products, traffic, results } = work(problem, config, rates);
     let computing = expansion + products + traffic + results + tiles * TILE_OVERHEAD;
-    // The last round of tiles may leave threads idle.
+    let spread = spread(tiles, passes(problem, config), threads);
     let threads = threads as f64;
-    let spread = if tiles > 0.0 { (tiles / threads).ceil() / tiles } else { 1.0 };
-    let memory = problem.bytes() / (threads * bandwidth.thread).min(bandwidth.machine);
+    let memory = (problem.bytes() + reread(problem, config)) / (threads * bandwidth.thread).min(bandwidth.machine);
     let computing_seconds = computing * spread;
     let bound_by = if memory > computing_seconds {
         "memory"
@@ -310,6 +311,26 @@ pub(super) fn check(
     Ok(Cost { seconds, bound_by, copying: 0.0, scratch_bytes })
 }
 
+/// Passes over the tiles, each of which ends when all are done.
+fn passes(problem: &Problem, config: &Config) -> f64 {
+    if config.strategy == Strategy::TwoPass { problem.matrices() as f64 } else { 1.0 }
+}
+
+/// The part of all tiles' time that passes until the last one is done. A pass's last round may leave threads idle, and threads are not
+/// equally fast: a part of one more tile is waited for.
+fn spread(tiles: f64, passes: f64, threads: usize) -> f64 {
+    let waiting = if threads > 1 { UNEVEN } else { 0.0 };
+    if tiles > 0.0 { passes * ((tiles / passes / threads as f64).ceil() + waiting) / tiles } else { 1.0 }
+}
+
+/// Bytes of weights that are read again, by every tile of tokens but the first.
+fn reread(problem: &Problem, config: &Config) -> f64 {
+    let again = |shape: &Shape| shape.m.div_ceil(config.tile.tokens).saturating_sub(1) as f64;
+    let weights = |shape: &Shape| (shape.n as f64) * (shape.k / BLOCK) as f64 * (BLOCK_BYTES / COLUMNS) as f64;
+    let groups = problem.groups().iter();
+    groups.map(|shape| problem.matrices() as f64 * again(shape) * weights(shape)).sum()
+}
+
 /// Where the time that [`check`] predicts goes.
 pub(super) fn phases(
     backend: &'static str,
@@ -320,7 +341,7 @@ pub(super) fn phases(
 ) -> Result<Vec<Phase>> {
     let all = check(backend, problem, config, rates, threads)?.seconds;
     let Work { tiles, expansion, products, traffic, results } = work(problem, config, rates.0);
-    let spread = if tiles > 0.0 { (tiles / threads as f64).ceil() / tiles } else { 1.0 };
+    let spread = spread(tiles, passes(problem, config), threads);
     let phase = |what, seconds, bound_by| Phase { what, seconds, bound_by };
     let mut phases = vec![
         phase("dequantising", expansion * spread, "vector units"),
@@ -400,7 +421,7 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
     let tokens = repeated * row_groups * (rates.group_bytes)(shape.k / BLOCK) as f64;
     Work {
-        tiles: (token_tiles * column_tiles * if config.strategy == Strategy::TwoPass { 2 } else { 1 }) as f64,
+        tiles: (token_tiles * column_tiles) as f64 * passes(problem, config),
         expansion: expanded as f64 * panels * blocks * speed.expand,
         products: row_groups * panels * blocks * speed.multiply,
         traffic: sums + (planes as f64 + tokens) / PLANE_BANDWIDTH,
