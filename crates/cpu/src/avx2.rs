@@ -1,37 +1,36 @@
-//! AVX2: the same two ways as AVX-512, in halves of eight columns.
+//! AVX2: vectors of eight columns, two to a panel.
 //!
-//! *Integer*: `vpmaddubsw` multiplies unsigned weights with signed tokens and adds pairs into 16 bits (at most
-//! 2·24·12 = 576, far from saturation), `vpmaddwd` adds pairs of those into 32. *Float*: a look-up has eight entries, which
+//! *NVFP4 tokens* (`integer`): `vpmaddubsw` multiplies unsigned weights with signed tokens and adds pairs into 16 bits,
+//! `vpmaddwd` adds pairs of those into 32. Processors with AVX-VNNI have one instruction for both. None was at hand: its loops are
+//! tested with that instruction in plain Rust. *Dense tokens* (`dense`): a look-up has eight entries, which
 //! is enough for the magnitudes; the sign is moved over.
 
 use std::arch::x86_64::*;
-use std::slice::from_mut;
+use std::marker::PhantomData;
 
 use half::f16;
 
 use super::backend::InstructionSet;
-use super::dense::{self, Band, DenseKernel, DenseLoops, Stream};
-use super::expansion::{Expand, Expansion};
+use super::dense::{self, DenseKernel, DenseLoops};
 use super::finish::Finish;
-use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
-use super::kernel::{Kernel, Product};
+use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
+use super::kernel::{Band, PanelStream};
 use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
-use super::source::GroupTokens;
 use super::speeds::Speed;
-use super::sums::Lanes;
 use super::vector::Vector;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
-/// Tokens that share a loaded weight.
-const SHARED: usize = 4;
 /// Seconds to finish a result.
 const FINISH: f64 = 1.2e-9;
 
 /// Columns of a vector.
 const HALF: usize = COLUMNS / 2;
+
+/// Tiles of NVFP4 tokens that are streamed.
+const STREAMED: [(usize, usize); 4] = [(1, 16), (2, 16), (3, 16), (4, 16)];
 
 /// The backend for AVX2 with FMA and F16C.
 #[derive(Debug)]
@@ -59,11 +58,16 @@ impl InstructionSet for Avx2 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 10e-9, multiply: 10e-9 }),
-            _ => Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
-                .with_stream(Speed { expand: 20e-9, multiply: 11e-9 }, &dense::STREAMED),
-        }
+        let dense = || {
+            Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
+                .with_stream(Speed { expand: 20e-9, multiply: 11e-9 }, &dense::STREAMED)
+        };
+        // The loops differ in their speeds only, and those are measured.
+        let integer = || {
+            Rates::of(&IntegerKernel::<Avx2>::NEW, "integer", FINISH, Speed { expand: 10e-9, multiply: 8e-9 })
+                .with_stream(Speed { expand: 8e-9, multiply: 8e-9 }, &STREAMED)
+        };
+        if activation == Activation::NvFp4 { integer() } else { dense() }
     }
 
     unsafe fn run(
@@ -74,120 +78,122 @@ impl InstructionSet for Avx2 {
         team: &Team,
     ) -> Result<()> {
         match problem.activation() {
-            Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, team),
+            Activation::NvFp4 if is_x86_feature_detected!("avxvnni") => {
+                schedule::run(&IntegerKernel::<AvxVnni>::NEW, problem, config, panels, operands, team)
+            }
+            Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx2>::NEW, problem, config, panels, operands, team),
             _ => schedule::run(&DenseKernel::<Avx2>::NEW, problem, config, panels, operands, team),
         }
     }
 }
 
-/// NVFP4 tokens.
-struct IntegerKernel;
+/// `vpmaddubsw` and `vpmaddwd`.
+pub(super) struct Pairs;
 
-impl Expand for IntegerKernel {
-    type Block = IntegerBlock;
-
-    const BLANK: IntegerBlock = IntegerBlock::BLANK;
+impl Dots for Pairs {
+    type Floats = __m256;
+    type Bytes = __m256i;
 
     #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_integer(scales, codes, out) }
+    unsafe fn load(from: *const u8) -> __m256i {
+        // SAFETY: the processor has the instruction, and there are 32 bytes to read: the caller's promises.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(bytes: __m256i, to: *mut u8) {
+        // SAFETY: the processor has the instruction, and there is room for 32 bytes: the caller's promises.
+        unsafe { _mm256_storeu_si256(to.cast(), bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(codes: __m256i) -> [__m256i; 2] {
+        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
+            let low = _mm256_set1_epi8(15);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low);
+            [_mm256_shuffle_epi8(table, _mm256_and_si256(codes, low)), _mm256_shuffle_epi8(table, high)]
+        }
+    }
+
+    /// Sums of pairs are at most 2·24·12 = 576, so four of them have room in 16 bits.
+    #[inline(always)]
+    unsafe fn dot(weights: [__m256i; 4], words: &[i32; 4], start: i32) -> __m256 {
+        // SAFETY: the processor has the instructions: the caller's promise.
+        unsafe {
+            let first = _mm256_maddubs_epi16(weights[0], _mm256_set1_epi32(words[0]));
+            let second = _mm256_maddubs_epi16(weights[1], _mm256_set1_epi32(words[1]));
+            let third = _mm256_maddubs_epi16(weights[2], _mm256_set1_epi32(words[2]));
+            let fourth = _mm256_maddubs_epi16(weights[3], _mm256_set1_epi32(words[3]));
+            let pairs = _mm256_add_epi16(_mm256_add_epi16(first, second), _mm256_add_epi16(third, fourth));
+            let dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            _mm256_cvtepi32_ps(_mm256_add_epi32(dot, _mm256_set1_epi32(start)))
+        }
     }
 }
 
-impl Kernel for IntegerKernel {
-    type Token = IntegerToken;
+integer_loops!(Avx2, Pairs, "avx2,fma,f16c", tokens 6, panels 1, few 4);
 
-    const ROWS: usize = 1;
-    const BLOCKS: usize = 1;
-    const PANELS: usize = 2;
+/// AVX2 with AVX-VNNI.
+pub(super) struct AvxVnni;
 
-    fn group_len(blocks: usize) -> usize {
-        blocks
+integer_loops!(AvxVnni, Quads<Vpdpbusd>, "avx2,fma,f16c,avxvnni", tokens 6, panels 1, few 4);
+
+/// An instruction that multiplies unsigned with signed bytes and adds four products to each lane, or what stands for it in a test.
+pub(super) trait Quad {
+    /// # Safety
+    ///
+    /// The processor must have the instruction.
+    unsafe fn add(sum: __m256i, weights: __m256i, values: __m256i) -> __m256i;
+}
+
+/// `vpdpbusd` of AVX-VNNI.
+pub(super) struct Vpdpbusd;
+
+impl Quad for Vpdpbusd {
+    #[inline(always)]
+    unsafe fn add(sum: __m256i, weights: __m256i, values: __m256i) -> __m256i {
+        // SAFETY: the processor has the instruction: the caller's promise.
+        unsafe { _mm256_dpbusd_avx_epi32(sum, weights, values) }
+    }
+}
+
+/// Dot products of fours. What is not the product itself is as without AVX-VNNI.
+pub(super) struct Quads<Q>(PhantomData<Q>);
+
+impl<Q: Quad> Dots for Quads<Q> {
+    type Floats = __m256;
+    type Bytes = __m256i;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m256i {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::load(from) }
     }
 
-    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [IntegerToken]) {
-        integer::prepare(source.activations, group, out);
+    #[inline(always)]
+    unsafe fn store(bytes: __m256i, to: *mut u8) {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::store(bytes, to) }
     }
 
-    fn unit(&self, _: GroupTokens<'_>) -> f64 {
-        integer::UNIT
+    #[inline(always)]
+    unsafe fn look_up(codes: __m256i) -> [__m256i; 2] {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::look_up(codes) }
     }
 
-    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-            unsafe {
-                match *tokens {
-                    [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
-                    [a, b] => rows_integer([a, b], panel, sums, fresh),
-                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_integer([a], panel, from_mut(sum), fresh)),
-                }
+    #[inline(always)]
+    unsafe fn dot(weights: [__m256i; 4], words: &[i32; 4], start: i32) -> __m256 {
+        // SAFETY: the processor has the instructions: the caller's promise.
+        unsafe {
+            let mut dot = _mm256_set1_epi32(start);
+            for (weights, word) in weights.into_iter().zip(words) {
+                dot = Q::add(dot, weights, _mm256_set1_epi32(*word));
             }
-        });
-    }
-
-    fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-        unsafe { write(finish) }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
-    let low = _mm256_set1_epi8(15);
-    let table = _mm256_broadcastsi128_si256(load128(&WEIGHT_TABLE));
-    for (quarter, codes) in codes.as_chunks().0.iter().enumerate() {
-        let (vector, half) = (quarter / 2, quarter % 2);
-        let codes = load256(codes);
-        for (part, codes) in [codes, _mm256_srli_epi16::<4>(codes)].into_iter().enumerate() {
-            let weights = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
-            let place = &mut out.weights[2 * vector + part].as_chunks_mut::<32>().0[half];
-            // SAFETY: the place has 32 bytes.
-            unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), weights) };
+            _mm256_cvtepi32_ps(dot)
         }
-    }
-    for (half, scales) in scales_f32(scales).into_iter().enumerate() {
-        // SAFETY: half of the scales is 8 floats.
-        unsafe { _mm256_storeu_ps(out.scales.as_mut_ptr().add(half * HALF), scales) };
-    }
-}
-
-/// Sixteen e4m3 scales as f32: shifted into place, a byte is the half-precision number 2⁻⁸ times the scale.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn scales_f32(scales: &[u8; COLUMNS]) -> [__m256; 2] {
-    let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
-    let parts = [_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves)];
-    parts.map(|part| _mm256_mul_ps(_mm256_cvtph_ps(part), _mm256_set1_ps(256.0)))
-}
-
-/// A few tokens against one panel.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBlock], sums: &mut [Lanes], fresh: bool) {
-    let ones = _mm256_set1_epi16(1);
-    for half in 0..2 {
-        let mut totals = [_mm256_setzero_ps(); R];
-        for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
-            *total = loadps(&sums.0, half);
-        }
-        for (index, block) in panel[..tokens[0].len()].iter().enumerate() {
-            let weights = [0, 1, 2, 3].map(|i| load256(&block.weights[i].as_chunks::<32>().0[half]));
-            let scales = loadps(&block.scales, half);
-            for (total, tokens) in totals.iter_mut().zip(tokens) {
-                let token = &tokens[index];
-                let mut dot = _mm256_set1_epi32(token.start);
-                for (weights, word) in weights.into_iter().zip(token.values) {
-                    let pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(word));
-                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, ones));
-                }
-                let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(token.scale));
-                *total = _mm256_fmadd_ps(dot, scales, *total);
-            }
-        }
-        totals.into_iter().zip(sums.iter_mut()).for_each(|(total, sums)| storeps(&mut sums.0, half, total));
     }
 }
 
@@ -204,15 +210,15 @@ impl DenseLoops for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, PANELS>) {
+    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>) {
         // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { band.add::<__m256, TOKENS>() }
+        unsafe { band.add::<TOKENS>() }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: Stream<'_, PANELS>) {
+    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>) {
         // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stream.run::<__m256, TOKENS>() }
+        unsafe { stream.run::<TOKENS>() }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -303,20 +309,6 @@ fn write(finish: Finish<'_>) {
         // SAFETY: both are 32 bytes, and every pattern of bits is a number in half precision.
         unsafe { std::mem::transmute::<[__m128i; 2], [f16; COLUMNS]>(halves) }
     });
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn load256(bytes: &[u8; 32]) -> __m256i {
-    // SAFETY: there are 32 bytes, and the load wants no alignment.
-    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn load128(bytes: &[u8; 16]) -> __m128i {
-    // SAFETY: there are 16 bytes, and the load wants no alignment.
-    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
 /// The lower or upper eight of sixteen floats.

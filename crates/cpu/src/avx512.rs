@@ -1,60 +1,53 @@
-//! AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 multiply-adds for the others.
+//! AVX-512: integer dot products for NVFP4 tokens, f32 multiply-adds for the others.
 //!
-//! A vector is one panel of 16 columns. *Integer*: a byte shuffle turns nibbles into bytes, `vpdpbusd` multiplies four of
-//! K at once, and after a block of 16 the sum is converted and scaled, all exactly; only the addition to the running
-//! sum rounds. *Float*: the low four bits of each lane pick a weight from a table in a register (`vpermps`), the scale
-//! is multiplied in (exactly), and tokens are broadcast against it. Several tokens share each loaded weight.
+//! A vector is one panel of 16 columns. *NVFP4 tokens* (`integer`): a byte shuffle turns nibbles into bytes, `vpdpbusd` multiplies
+//! four of K at once, or `vpmaddubsw` and `vpmaddwd` do where there is no VNNI; after a block of 16 the sum is converted and scaled,
+//! all exactly, and only the addition to the running sum rounds. *Dense tokens* (`dense`): the low four bits of each lane pick a weight
+//! from a table in a register (`vpermps`), the scale is multiplied in, exactly, and tokens are broadcast against it.
 
 use std::arch::x86_64::*;
-use std::slice::from_mut;
 
 use half::f16;
 
 use super::backend::InstructionSet;
-use super::dense::{self, Band, DenseKernel, DenseLoops, Stream};
-use super::expansion::{Expand, Expansion};
+use super::dense::{self, DenseKernel, DenseLoops};
 use super::finish::Finish;
-use super::integer::{self, IntegerBlock, IntegerToken, WEIGHT_TABLE};
-use super::kernel::{Kernel, Product, TileStream};
+use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
+use super::kernel::{Band, PanelStream};
 use super::model::Rates;
-use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels, prefetch_stream};
+use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
-use super::source::GroupTokens;
 use super::speeds::Speed;
-use super::sums::Lanes;
 use super::vector::Vector;
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
-
-/// Tokens that share a loaded weight.
-const SHARED: usize = 8;
 
 /// Seconds to finish a result.
 pub(super) const FINISH: f64 = 0.7e-9;
 
-/// Tiles that are streamed: a few tokens, and a panel of gate and one of up.
-const STREAMED: [(usize, usize); SHARED] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
+/// Tiles of NVFP4 tokens that are streamed.
+const STREAMED: [(usize, usize); 8] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
 
-/// The backend for AVX-512 with VNNI.
+/// The backend for AVX-512, with VNNI or without.
 #[derive(Debug)]
 pub struct Avx512;
 
 impl InstructionSet for Avx512 {
     const NAME: &'static str = "avx512";
-    const SUMMARY: &'static str = "AVX-512: integer dot products (VNNI) for NVFP4 tokens, f32 for others";
+    const SUMMARY: &'static str =
+        "AVX-512: integer dot products (VNNI where there is that) for NVFP4 tokens, f32 for others";
 
     fn available() -> Result<()> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("f16c")
             && is_x86_feature_detected!("fma");
         match has {
             true => Ok(()),
             false => Err(Error::Unavailable {
                 backend: Self::NAME,
-                reason: "this processor lacks AVX-512 F, BW, VL or VNNI".to_owned(),
+                reason: "this processor lacks AVX-512 F, BW or VL".to_owned(),
                 remedy: "use 'avx2' or 'scalar', or leave the choice to 'auto'".to_owned(),
             }),
         }
@@ -65,12 +58,16 @@ impl InstructionSet for Avx512 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        match activation {
-            Activation::NvFp4 => Rates::of(&IntegerKernel, "integer", FINISH, Speed { expand: 5e-9, multiply: 3.5e-9 })
-                .with_stream(Speed { expand: 3e-9, multiply: 2.5e-9 }, &STREAMED),
-            _ => Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
-                .with_stream(Speed { expand: 6e-9, multiply: 5.5e-9 }, &dense::STREAMED),
-        }
+        let dense = || {
+            Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
+                .with_stream(Speed { expand: 8e-9, multiply: 5.5e-9 }, &dense::STREAMED)
+        };
+        // The loops differ in their speeds only, and those are measured.
+        let integer = || {
+            Rates::of(&IntegerKernel::<Vnni>::NEW, "integer", FINISH, Speed { expand: 5e-9, multiply: 2e-9 })
+                .with_stream(Speed { expand: 3e-9, multiply: 2e-9 }, &STREAMED)
+        };
+        if activation == Activation::NvFp4 { integer() } else { dense() }
     }
 
     unsafe fn run(
@@ -81,157 +78,105 @@ impl InstructionSet for Avx512 {
         team: &Team,
     ) -> Result<()> {
         match problem.activation() {
-            Activation::NvFp4 => schedule::run(&IntegerKernel, problem, config, panels, operands, team),
+            Activation::NvFp4 if is_x86_feature_detected!("avx512vnni") => {
+                schedule::run(&IntegerKernel::<Vnni>::NEW, problem, config, panels, operands, team)
+            }
+            Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx512>::NEW, problem, config, panels, operands, team),
             _ => schedule::run(&DenseKernel::<Avx512>::NEW, problem, config, panels, operands, team),
         }
     }
 }
 
-/// NVFP4 tokens.
-struct IntegerKernel;
+/// `vpdpbusd`.
+pub(super) struct Quads;
 
-impl Expand for IntegerKernel {
-    type Block = IntegerBlock;
-
-    const BLANK: IntegerBlock = IntegerBlock::BLANK;
+impl Dots for Quads {
+    type Floats = __m512;
+    type Bytes = __m512i;
 
     #[inline(always)]
-    fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions.
-        unsafe { expand_integer(scales, codes, out) }
-    }
-}
-
-impl Kernel for IntegerKernel {
-    type Token = IntegerToken;
-
-    const ROWS: usize = 1;
-    const BLOCKS: usize = 1;
-    const PANELS: usize = 2;
-
-    fn group_len(blocks: usize) -> usize {
-        blocks
+    unsafe fn load(from: *const u8) -> __m512i {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::load(from) }
     }
 
-    fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [IntegerToken]) {
-        integer::prepare(source.activations, group, out);
+    #[inline(always)]
+    unsafe fn store(bytes: __m512i, to: *mut u8) {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::store(bytes, to) }
     }
 
-    fn unit(&self, _: GroupTokens<'_>) -> f64 {
-        integer::UNIT
+    #[inline(always)]
+    unsafe fn look_up(codes: __m512i) -> [__m512i; 2] {
+        // SAFETY: the caller promises the same.
+        unsafe { Pairs::look_up(codes) }
     }
 
-    fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        product.by_rows::<SHARED>(ahead, |tokens, panel, sums, fresh| {
-            // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-            unsafe {
-                match *tokens {
-                    [a, b, c, d, e, f, g, h] => rows_integer([a, b, c, d, e, f, g, h], panel, sums, fresh),
-                    [a, b, c, d] => rows_integer([a, b, c, d], panel, sums, fresh),
-                    [a, b] => rows_integer([a, b], panel, sums, fresh),
-                    _ => tokens.iter().zip(sums).for_each(|(a, sum)| rows_integer([a], panel, from_mut(sum), fresh)),
-                }
-            }
-        });
-    }
-
-    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        let (&[gate, up], rows) = (&*tile.panels, tile.tokens.len() / tile.group_len) else { return false };
-        let panels = [gate.as_chunks::<CHUNK_BYTES>(), up.as_chunks()];
-        if panels.iter().any(|(_, rest)| !rest.is_empty()) {
-            return false;
-        }
-        let (panels, tokens) = (panels.map(|(chunks, _)| chunks), tile.tokens.as_chunks::<CHUNK_BLOCKS>().0);
-        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
+    #[inline(always)]
+    unsafe fn dot(weights: [__m512i; 4], words: &[i32; 4], start: i32) -> __m512 {
+        // SAFETY: the processor has the instructions: the caller's promise.
         unsafe {
-            match rows {
-                1 => stream_integer::<1>(tokens, panels, tile.sums),
-                2 => stream_integer::<2>(tokens, panels, tile.sums),
-                3 => stream_integer::<3>(tokens, panels, tile.sums),
-                4 => stream_integer::<4>(tokens, panels, tile.sums),
-                5 => stream_integer::<5>(tokens, panels, tile.sums),
-                6 => stream_integer::<6>(tokens, panels, tile.sums),
-                7 => stream_integer::<7>(tokens, panels, tile.sums),
-                8 => stream_integer::<8>(tokens, panels, tile.sums),
-                _ => return false,
+            let mut dot = _mm512_set1_epi32(start);
+            for (weights, word) in weights.into_iter().zip(words) {
+                dot = _mm512_dpbusd_epi32(dot, weights, _mm512_set1_epi32(*word));
             }
-        }
-        true
-    }
-
-    fn finish(&self, finish: Finish<'_>) {
-        // SAFETY: the functions want the instructions, and the schedule runs this kernel only where `available` found them.
-        unsafe { write(finish) }
-    }
-}
-
-/// A few tokens against two panels along all of K, weights and sums in registers throughout.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
-fn stream_integer<const R: usize>(
-    tokens: &[[IntegerToken; CHUNK_BLOCKS]],
-    panels: [&[[u8; CHUNK_BYTES]]; 2],
-    sums: &mut [Lanes],
-) {
-    let low = _mm512_set1_epi8(15);
-    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
-    let (mut gate, mut up) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
-    let chunks = panels[0].len();
-    for (index, (gate_chunk, up_chunk)) in panels[0].iter().zip(panels[1]).enumerate() {
-        for (totals, chunk) in [(&mut gate, gate_chunk), (&mut up, up_chunk)] {
-            prefetch_stream(chunk);
-            let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
-            let codes = codes.as_chunks::<64>().0.as_chunks::<2>().0;
-            for (block, (scales, codes)) in scales.as_chunks().0.iter().zip(codes).enumerate() {
-                let codes = [load512(&codes[0]), load512(&codes[1])];
-                let look_up = |codes: __m512i| _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
-                let weights = [
-                    look_up(codes[0]),
-                    look_up(_mm512_srli_epi16::<4>(codes[0])),
-                    look_up(codes[1]),
-                    look_up(_mm512_srli_epi16::<4>(codes[1])),
-                ];
-                let scales = scales_f32(scales, 256.0);
-                for (row, total) in totals.iter_mut().enumerate() {
-                    *total = add_block(*total, weights, scales, &tokens[row * chunks + index][block]);
-                }
-            }
+            _mm512_cvtepi32_ps(dot)
         }
     }
-    for (total, sums) in gate.into_iter().chain(up).zip(sums) {
-        // SAFETY: lanes are 16 floats.
-        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
+}
+
+/// AVX-512 with VNNI.
+pub(super) struct Vnni;
+
+integer_loops!(Vnni, Quads, "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma", tokens 6, panels 2, few 8);
+
+/// `vpmaddubsw` and `vpmaddwd`, for processors without VNNI.
+pub(super) struct Pairs;
+
+impl Dots for Pairs {
+    type Floats = __m512;
+    type Bytes = __m512i;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m512i {
+        // SAFETY: the processor has the instruction, and there are 64 bytes to read: the caller's promises.
+        unsafe { _mm512_loadu_si512(from.cast()) }
     }
-}
 
-/// Adds the product of one block of a token and one of weights: an exact integer, scaled twice, exactly, and rounded once.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
-#[inline]
-fn add_block(total: __m512, weights: [__m512i; 4], scales: __m512, token: &IntegerToken) -> __m512 {
-    let words = token.values.map(|word| _mm512_set1_epi32(word));
-    let even = _mm512_dpbusd_epi32(_mm512_set1_epi32(token.start), weights[0], words[0]);
-    let odd = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[1], words[1]);
-    let even = _mm512_dpbusd_epi32(even, weights[2], words[2]);
-    let odd = _mm512_dpbusd_epi32(odd, weights[3], words[3]);
-    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
-    _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(token.scale)), scales, total)
-}
+    #[inline(always)]
+    unsafe fn store(bytes: __m512i, to: *mut u8) {
+        // SAFETY: the processor has the instruction, and there is room for 64 bytes: the caller's promises.
+        unsafe { _mm512_storeu_si512(to.cast(), bytes) }
+    }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
-#[inline]
-fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
-    let low = _mm512_set1_epi8(15);
-    let table = _mm512_broadcast_i32x4(load128(&WEIGHT_TABLE));
-    for (half, codes) in codes.as_chunks().0.iter().enumerate() {
-        let codes = load512(codes);
-        let weights = [codes, _mm512_srli_epi16::<4>(codes)];
-        for (part, codes) in weights.into_iter().enumerate() {
-            let weights = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, low));
-            store512(&mut out.weights[2 * half + part], weights);
+    #[inline(always)]
+    unsafe fn look_up(codes: __m512i) -> [__m512i; 2] {
+        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
+            let low = _mm512_set1_epi8(15);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low);
+            [_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)), _mm512_shuffle_epi8(table, high)]
         }
     }
-    // SAFETY: the block's scales are 16 floats.
-    unsafe { _mm512_storeu_ps(out.scales.as_mut_ptr(), scales_f32(scales, 256.0)) };
+
+    /// Sums of pairs are at most 2·24·12 = 576, so four of them have room in 16 bits.
+    #[inline(always)]
+    unsafe fn dot(weights: [__m512i; 4], words: &[i32; 4], start: i32) -> __m512 {
+        // SAFETY: the processor has the instructions: the caller's promise.
+        unsafe {
+            let first = _mm512_maddubs_epi16(weights[0], _mm512_set1_epi32(words[0]));
+            let second = _mm512_maddubs_epi16(weights[1], _mm512_set1_epi32(words[1]));
+            let third = _mm512_maddubs_epi16(weights[2], _mm512_set1_epi32(words[2]));
+            let fourth = _mm512_maddubs_epi16(weights[3], _mm512_set1_epi32(words[3]));
+            let pairs = _mm512_add_epi16(_mm512_add_epi16(first, second), _mm512_add_epi16(third, fourth));
+            let dot = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+            _mm512_cvtepi32_ps(_mm512_add_epi32(dot, _mm512_set1_epi32(start)))
+        }
+    }
 }
+
+integer_loops!(Avx512, Pairs, "avx512f,avx512bw,avx512vl,f16c,fma", tokens 6, panels 2, few 8);
 
 /// Sixteen e4m3 scales (their signs are folded into the codes) as f32. Shifted into place, a byte is the half-precision
 /// number 2⁻⁸ times the scale, subnormal or not.
@@ -240,27 +185,6 @@ fn expand_integer(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut In
 fn scales_f32(scales: &[u8; COLUMNS], factor: f32) -> __m512 {
     let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
     _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor))
-}
-
-/// A few tokens against one panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma")]
-#[inline]
-fn rows_integer<const R: usize>(tokens: [&[IntegerToken]; R], panel: &[IntegerBlock], sums: &mut [Lanes], fresh: bool) {
-    let mut totals = [_mm512_setzero_ps(); R];
-    for (total, sums) in totals.iter_mut().zip(sums.iter()).filter(|_| !fresh) {
-        *total = loadps(&sums.0);
-    }
-    for (index, block) in panel[..tokens[0].len()].iter().enumerate() {
-        let weights = [0, 1, 2, 3].map(|i| load512(&block.weights[i]));
-        let scales = loadps(&block.scales);
-        for (total, tokens) in totals.iter_mut().zip(tokens) {
-            *total = add_block(*total, weights, scales, &tokens[index]);
-        }
-    }
-    for (total, sums) in totals.into_iter().zip(sums) {
-        // SAFETY: lanes are 16 floats.
-        unsafe { _mm512_storeu_ps(sums.0.as_mut_ptr(), total) };
-    }
 }
 
 impl DenseLoops for Avx512 {
@@ -276,15 +200,15 @@ impl DenseLoops for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, PANELS>) {
+    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>) {
         // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { band.add::<__m512, TOKENS>() }
+        unsafe { band.add::<TOKENS>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: Stream<'_, PANELS>) {
+    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>) {
         // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stream.run::<__m512, TOKENS>() }
+        unsafe { stream.run::<TOKENS>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
@@ -368,20 +292,6 @@ pub(super) fn write(finish: Finish<'_>) {
         // SAFETY: both are 32 bytes, and every pattern of bits is a number in half precision.
         unsafe { std::mem::transmute::<__m256i, [f16; COLUMNS]>(halves) }
     });
-}
-
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn load512(bytes: &[u8; 64]) -> __m512i {
-    // SAFETY: there are 64 bytes, and the load wants no alignment.
-    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-}
-
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn store512(bytes: &mut [u8; 64], value: __m512i) {
-    // SAFETY: there are 64 bytes, and the store wants no alignment.
-    unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), value) }
 }
 
 #[target_feature(enable = "avx512f")]

@@ -14,20 +14,18 @@
 //! depend on neither.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use format::{BLOCK, Values};
 use half::slice::HalfFloatSliceExt;
 use op::Activations;
 
-use super::expansion::{Expand, Expansion, Pace};
+use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
-use super::kernel::{Kernel, Product, TileStream};
-use super::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, prefetch_panel};
+use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream};
+use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
 use super::scalar::FloatBlock;
 use super::scale::two_powers;
 use super::source::GroupTokens;
-use super::sums::Lanes;
 use super::vector::Vector;
 
 /// Tokens that are prepared together.
@@ -60,10 +58,10 @@ pub(super) trait DenseLoops: Sized + Sync {
     unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock);
 
     /// [`Band::add`].
-    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, PANELS>);
+    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>);
 
-    /// [`Stream::run`].
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: Stream<'_, PANELS>);
+    /// [`PanelStream::run`].
+    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>);
 
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
@@ -111,13 +109,23 @@ impl<L: DenseLoops> Kernel for DenseKernel<L> {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        unsafe { multiply(product, ahead) }
+        product.by_bands(self, ahead);
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let rows = tile.rows;
+        if rows > FEW {
+            return false;
+        }
+        // Two panels at a time, whose sums do not wait for each other, where those leave room in the registers.
+        let sums_of_two = 2 * rows * COLUMNS / L::Vector::LANES;
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        unsafe { stream(tile) }
+        unsafe {
+            match tile.panels.len().is_multiple_of(2) && 3 * sums_of_two <= L::Vector::REGISTERS {
+                true => tile.by_panels::<2>(|stream| stream.start(rows)),
+                false => tile.by_panels::<1>(|stream| stream.start(rows)),
+            }
+        }
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -180,108 +188,51 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
     }
 }
 
-/// Multiplies every token with every panel of the slab, a band at a time; what is ahead is expanded in between.
-///
-/// # Safety
-///
-/// The processor must have the instructions.
-unsafe fn multiply<L: DenseLoops>(mut product: Product<'_, DenseKernel<L>>, ahead: &mut Expansion<'_, DenseKernel<L>>) {
-    let (pairs, panels) = (product.rows() / ROWS, product.panels());
-    let bands = pairs.div_ceil(L::PAIRS);
-    let mut pace = Pace::new(ahead.remaining(), bands * panels.div_ceil(L::PANELS));
-    for panel in (0..panels).step_by(L::PANELS) {
-        for band in 0..bands {
-            // As even as can be: a band of few tokens has too few sums to keep the units busy.
-            let band = band * pairs / bands..(band + 1) * pairs / bands;
-            // SAFETY: the functions want what this function's caller promises.
-            unsafe {
-                match L::PANELS.min(panels - panel) {
-                    1 => Band::<1>::of(&mut product, band, panel).multiply::<L>(),
-                    _ => Band::<2>::of(&mut product, band, panel).multiply::<L>(),
-                }
-            }
-            (0..pace.due()).for_each(|_| ahead.step());
-        }
-    }
-}
+impl<L: DenseLoops> Banded for DenseKernel<L> {
+    const GROUPS: usize = L::PAIRS;
+    const TOGETHER: usize = L::PANELS;
 
-/// Some tokens and `PANELS` panels along a slab's K, and where their sums stand.
-pub(super) struct Band<'a, const PANELS: usize> {
-    /// Pairs of tokens, each `group_len` on.
-    tokens: &'a [f32],
-    group_len: usize,
-    /// Where the slab stands in K.
-    k: Range<usize>,
-    /// For each panel, its blocks along that K.
-    weights: [&'a [FloatBlock]; PANELS],
-    /// For each panel, the sums of the tokens.
-    sums: [&'a mut [Lanes]; PANELS],
-    /// Whether the sums start at zero.
-    fresh: bool,
-}
-
-impl<'a, const PANELS: usize> Band<'a, PANELS> {
-    /// Some pairs of tokens of a product, and panels from this one on.
-    fn of<L: DenseLoops>(product: &'a mut Product<'_, DenseKernel<L>>, pairs: Range<usize>, panel: usize) -> Self {
-        let rows = product.rows();
-        let Product { tokens, group_len, blocks, slab, sums, fresh, .. } = product;
-        let mut panels = sums.chunks_exact_mut(rows).skip(panel);
-        let rows = pairs.start * ROWS..pairs.end * ROWS;
-        Self {
-            tokens: &tokens[pairs.start * *group_len..pairs.end * *group_len],
-            group_len: *group_len,
-            k: blocks.start * BLOCK..blocks.end * BLOCK,
-            weights: std::array::from_fn(|index| &slab.panel(panel + index)[..blocks.len()]),
-            sums: std::array::from_fn(|_| panels.next().map_or(&mut [][..], |sums| &mut sums[rows.clone()])),
-            fresh: *fresh,
-        }
-    }
-
-    /// # Safety
-    ///
-    /// The processor must have the instructions.
-    unsafe fn multiply<L: DenseLoops>(self) {
-        // SAFETY: the functions want what this function's caller promises.
+    fn band<const PANELS: usize>(&self, band: Band<'_, Self, PANELS>) {
+        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
         unsafe {
-            match self.tokens.len() / self.group_len {
-                1 => L::band::<2, PANELS>(self),
-                2 => L::band::<4, PANELS>(self),
-                3 => L::band::<6, PANELS>(self),
-                4 if L::PAIRS >= 4 => L::band::<8, PANELS>(self),
-                5 if L::PAIRS >= 5 => L::band::<10, PANELS>(self),
-                6 if L::PAIRS >= 6 => L::band::<12, PANELS>(self),
+            match band.tokens.len() / band.group_len {
+                1 => L::band::<2, PANELS>(band),
+                2 => L::band::<4, PANELS>(band),
+                3 => L::band::<6, PANELS>(band),
+                4 if L::PAIRS >= 4 => L::band::<8, PANELS>(band),
+                5 if L::PAIRS >= 5 => L::band::<10, PANELS>(band),
+                6 if L::PAIRS >= 6 => L::band::<12, PANELS>(band),
                 more => unreachable!("a band of {more} pairs"),
             }
         }
     }
+}
 
+impl<L: DenseLoops, const PANELS: usize> Band<'_, DenseKernel<L>, PANELS> {
     /// Adds the products of `TOKENS` tokens, all sums in registers.
     ///
     /// # Safety
     ///
     /// The processor must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn add<V: Vector, const TOKENS: usize>(self) {
-        let Self { tokens, group_len, k, weights, mut sums, fresh } = self;
-        let depth = k.len();
-        assert!(
-            depth.is_multiple_of(UNROLLED) && k.end * ROWS <= group_len && tokens.len() == TOKENS / ROWS * group_len
-        );
-        assert!(
-            weights.iter().all(|panel| panel.len() * BLOCK == depth) && sums.iter().all(|sums| sums.len() == TOKENS)
-        );
-        let token = tokens[k.start * ROWS..].as_ptr();
+    pub(super) unsafe fn add<const TOKENS: usize>(self) {
+        let Self { tokens, group_len, blocks, weights, mut sums, fresh } = self;
+        let depth = blocks.len() * BLOCK;
+        assert!(blocks.end * BLOCK * ROWS <= group_len && tokens.len() == TOKENS / ROWS * group_len);
+        assert!(weights.iter().all(|panel| panel.len() == blocks.len()));
+        assert!(sums.iter().all(|sums| sums.len() == TOKENS));
+        let token = tokens[blocks.start * BLOCK * ROWS..].as_ptr();
         let weights = weights.map(|panel| panel.as_ptr().cast::<f32>());
-        let parts = COLUMNS / V::LANES;
+        let parts = COLUMNS / L::Vector::LANES;
         // SAFETY: the processor has the instructions (promised by the caller). As asserted above, there are `depth` rows of 16
         // weights per panel, and of every pair of tokens, `group_len` apart, the two numbers of as many k from `token` on.
         unsafe {
-            let mut total = [[[V::zero(); 2]; PANELS]; TOKENS];
+            let mut total = [[[L::Vector::zero(); 2]; PANELS]; TOKENS];
             if !fresh {
                 for (panel, sums) in sums.iter().enumerate() {
                     for (total, sums) in total.iter_mut().zip(sums.iter()) {
                         for (part, total) in total[panel].iter_mut().enumerate().take(parts) {
-                            *total = V::load(sums.0[part * V::LANES..].as_ptr());
+                            *total = L::Vector::load(sums.0[part * L::Vector::LANES..].as_ptr());
                         }
                     }
                 }
@@ -296,7 +247,7 @@ impl<'a, const PANELS: usize> Band<'a, PANELS> {
             for (panel, sums) in sums.iter_mut().enumerate() {
                 for (total, sums) in total.iter().zip(sums.iter_mut()) {
                     for (part, total) in total[panel].iter().enumerate().take(parts) {
-                        total.store(sums.0[part * V::LANES..].as_mut_ptr());
+                        total.store(sums.0[part * L::Vector::LANES..].as_mut_ptr());
                     }
                 }
             }
@@ -338,56 +289,11 @@ unsafe fn step<V: Vector, const PANELS: usize, const TOKENS: usize>(
     }
 }
 
-/// Multiplies up to four tokens with a tile's panels along all of K, from the packed codes; says whether it did.
-///
-/// # Safety
-///
-/// The processor must have the instructions.
-unsafe fn stream<L: DenseLoops>(tile: TileStream<'_, DenseKernel<L>>) -> bool {
-    let TileStream { tokens, group_len, rows, panels, next, sums, .. } = tile;
-    if rows > FEW || panels.iter().any(|panel| panel.len() % CHUNK_BYTES != 0) {
-        return false;
-    }
-    let padded = tokens.len() / group_len * ROWS;
-    // Two panels at a time, whose sums do not wait for each other, where those leave room in the registers.
-    let sums_of_two = 2 * rows * COLUMNS / L::Vector::LANES;
-    let pairs = panels.len().is_multiple_of(2) && 3 * sums_of_two <= L::Vector::REGISTERS;
-    let mut later = panels.iter().chain(&next).copied().skip(if pairs { 2 } else { 1 });
-    if pairs {
-        for (panels, sums) in panels.as_chunks().0.iter().zip(sums.chunks_exact_mut(2 * padded)) {
-            let (first, second) = sums.split_at_mut(padded);
-            let next = [later.next(), later.next()];
-            // SAFETY: the function wants what this function's caller promises.
-            unsafe { Stream::<2> { tokens, group_len, panels: *panels, next, sums: [first, second] }.start::<L>(rows) }
-        }
-    } else {
-        for (&panel, sums) in panels.iter().zip(sums.chunks_exact_mut(padded)) {
-            let next = [later.next()];
-            // SAFETY: the function wants what this function's caller promises.
-            unsafe { Stream::<1> { tokens, group_len, panels: [panel], next, sums: [sums] }.start::<L>(rows) }
-        }
-    }
-    true
-}
-
-/// A few tokens on their way along `PANELS` panels.
-pub(super) struct Stream<'a, const PANELS: usize> {
-    /// Pairs of tokens, each `group_len` on.
-    tokens: &'a [f32],
-    group_len: usize,
-    /// For each panel, its packed bytes, whole chunks.
-    panels: [&'a [u8]; PANELS],
-    /// What is read after each, if that is known.
-    next: [Option<&'a [u8]>; PANELS],
-    /// For each panel, the sums of the tokens; garbage at first.
-    sums: [&'a mut [Lanes]; PANELS],
-}
-
-impl<const PANELS: usize> Stream<'_, PANELS> {
+impl<L: DenseLoops, const PANELS: usize> PanelStream<'_, DenseKernel<L>, PANELS> {
     /// # Safety
     ///
     /// The processor must have the instructions.
-    unsafe fn start<L: DenseLoops>(self, tokens: usize) {
+    unsafe fn start(self, tokens: usize) {
         // SAFETY: the functions want what this function's caller promises.
         unsafe {
             match tokens {
@@ -405,19 +311,19 @@ impl<const PANELS: usize> Stream<'_, PANELS> {
     ///
     /// The processor must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn run<V: Vector, const TOKENS: usize>(self) {
-        let panels: [&[[u8; CHUNK_BYTES]]; PANELS] = self.panels.map(|panel| panel.as_chunks().0);
+    pub(super) unsafe fn run<const TOKENS: usize>(self) {
+        let panels = self.panels;
         let chunks = panels[0].len();
         assert!(panels.iter().all(|panel| panel.len() == chunks) && self.sums.iter().all(|sums| sums.len() >= TOKENS));
         assert!(chunks * CHUNK_BLOCKS * BLOCK * ROWS <= self.group_len);
         assert!(self.tokens.len() >= TOKENS.div_ceil(ROWS) * self.group_len);
-        let parts = COLUMNS / V::LANES;
+        let parts = COLUMNS / L::Vector::LANES;
         let mut token = self.tokens.as_ptr();
         // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks, 16 each, and
         // their codes, 128 bytes each, four per column and eight k. `token` points to a block of the first pair of tokens, one of four
         // per chunk, and the other pairs stand `group_len` on (asserted above).
         unsafe {
-            let mut total = [[[V::zero(); 2]; TOKENS]; PANELS];
+            let mut total = [[[L::Vector::zero(); 2]; TOKENS]; PANELS];
             for chunk in 0..chunks {
                 for (panel, next) in panels.iter().zip(self.next) {
                     prefetch_panel(panel, chunk, next);
@@ -438,7 +344,7 @@ impl<const PANELS: usize> Stream<'_, PANELS> {
             for (total, sums) in total.into_iter().zip(self.sums) {
                 for (total, sums) in total.into_iter().zip(sums) {
                     for (part, total) in total.iter().enumerate().take(parts) {
-                        total.store(sums.0[part * V::LANES..].as_mut_ptr());
+                        total.store(sums.0[part * L::Vector::LANES..].as_mut_ptr());
                     }
                 }
             }

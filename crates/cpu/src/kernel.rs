@@ -11,6 +11,7 @@ use bytemuck::Pod;
 
 use super::expansion::{Expand, Expansion, Pace};
 use super::finish::Finish;
+use super::pack::CHUNK_BYTES;
 use super::slab::SlabView;
 use super::source::GroupTokens;
 use super::sums::Lanes;
@@ -103,30 +104,63 @@ impl<K: Kernel> Product<'_, K> {
     }
 }
 
-impl<K: Kernel> Product<'_, K> {
-    /// Hands each panel to `rows`, with a few tokens at a time (`SHARED`, or what is left of them): for kernels whose
-    /// groups are single rows. What is ahead is expanded in between.
-    #[inline(always)]
-    pub(super) fn by_rows<const SHARED: usize>(
-        self,
-        ahead: &mut Expansion<'_, K>,
-        rows: impl Fn(&[&[K::Token]], &[K::Block], &mut [Lanes], bool),
-    ) {
-        let (depth, count, panels) = (self.depth(), self.rows(), self.panels());
-        let Product { tokens, group_len, blocks, slab, sums, fresh, .. } = self;
-        let elements = K::group_len(1);
-        let stretch = blocks.start * elements..blocks.end * elements;
-        let mut pace = Pace::new(ahead.remaining(), count.div_ceil(SHARED) * panels);
-        for (panel, sums) in sums.chunks_exact_mut(count).enumerate() {
-            let panel = &slab.panel(panel)[..depth];
-            for (tokens, sums) in tokens.chunks(SHARED * group_len).zip(sums.chunks_mut(SHARED)) {
-                let mut few: [&[K::Token]; SHARED] = [&[]; SHARED];
-                for (few, token) in few.iter_mut().zip(tokens.chunks_exact(group_len)) {
-                    *few = &token[stretch.clone()];
+/// A kernel whose sums of some rows and a panel or two stay in registers along a slab.
+pub(super) trait Banded: Kernel {
+    /// The most groups of rows of a band.
+    const GROUPS: usize;
+    /// The most panels of a band: one or two.
+    const TOGETHER: usize;
+
+    /// Multiplies a band.
+    fn band<const PANELS: usize>(&self, band: Band<'_, Self, PANELS>);
+}
+
+/// Some groups of rows and `PANELS` panels along a slab's K, and where their sums stand.
+pub(super) struct Band<'a, K: Kernel, const PANELS: usize> {
+    /// The groups of rows, `group_len` elements each.
+    pub tokens: &'a [K::Token],
+    pub group_len: usize,
+    /// Blocks along K, from the first: where the slab stands.
+    pub blocks: Range<usize>,
+    /// For each panel, those blocks.
+    pub weights: [&'a [K::Block]; PANELS],
+    /// For each panel, the sums of every row.
+    pub sums: [&'a mut [Lanes]; PANELS],
+    /// Whether the sums start at zero here (they hold garbage then).
+    pub fresh: bool,
+}
+
+impl<K: Banded> Product<'_, K> {
+    /// Multiplies every group of rows with every panel, band by band; what is ahead is expanded in between.
+    pub(super) fn by_bands(mut self, kernel: &K, ahead: &mut Expansion<'_, K>) {
+        let (groups, panels) = (self.rows() / K::ROWS, self.panels());
+        let bands = groups.div_ceil(K::GROUPS);
+        let mut pace = Pace::new(ahead.remaining(), bands * panels.div_ceil(K::TOGETHER));
+        for panel in (0..panels).step_by(K::TOGETHER) {
+            for band in 0..bands {
+                // As even as can be: a band of few rows has too few sums to keep the units busy.
+                let band = band * groups / bands..(band + 1) * groups / bands;
+                match K::TOGETHER.min(panels - panel) {
+                    1 => kernel.band::<1>(self.band(band, panel)),
+                    _ => kernel.band::<2>(self.band(band, panel)),
                 }
-                rows(&few[..sums.len()], panel, sums, fresh);
                 (0..pace.due()).for_each(|_| ahead.step());
             }
+        }
+    }
+
+    /// Some groups of rows, and panels from this one on.
+    fn band<const PANELS: usize>(&mut self, groups: Range<usize>, panel: usize) -> Band<'_, K, PANELS> {
+        let count = self.rows();
+        let mut panels = self.sums.chunks_exact_mut(count).skip(panel);
+        let rows = groups.start * K::ROWS..groups.end * K::ROWS;
+        Band {
+            tokens: &self.tokens[groups.start * self.group_len..groups.end * self.group_len],
+            group_len: self.group_len,
+            blocks: self.blocks.clone(),
+            weights: std::array::from_fn(|index| &self.slab.panel(panel + index)[..self.blocks.len()]),
+            sums: std::array::from_fn(|_| panels.next().map(|sums| &mut sums[rows.clone()]).unwrap_or_default()),
+            fresh: self.fresh,
         }
     }
 }
@@ -146,4 +180,39 @@ pub(super) struct TileStream<'a, K: Kernel> {
     pub ring: &'a mut [K::Block],
     /// For each panel, the sums of every row; garbage at first.
     pub sums: &'a mut [Lanes],
+}
+
+/// One to a few panels of a tile along all of K, from their packed bytes.
+pub(super) struct PanelStream<'a, K: Kernel, const PANELS: usize> {
+    /// Every group of rows, `group_len` elements each.
+    pub tokens: &'a [K::Token],
+    pub group_len: usize,
+    /// For each panel, its chunks.
+    pub panels: [&'a [[u8; CHUNK_BYTES]]; PANELS],
+    /// What is read after each, if that is known.
+    pub next: [Option<&'a [u8]>; PANELS],
+    /// For each panel, the sums of every row; garbage at first.
+    pub sums: [&'a mut [Lanes]; PANELS],
+}
+
+impl<K: Kernel> TileStream<'_, K> {
+    /// Hands out so many panels at a time, if there are whole chunks of them; says whether there were.
+    pub(super) fn by_panels<const PANELS: usize>(self, each: impl Fn(PanelStream<'_, K, PANELS>)) -> bool {
+        let Self { tokens, group_len, panels, next, sums, .. } = self;
+        if !panels.len().is_multiple_of(PANELS) || panels.iter().any(|panel| panel.len() % CHUNK_BYTES != 0) {
+            return false;
+        }
+        let mut later = panels.iter().chain(&next).copied().skip(PANELS);
+        let mut sums = sums.chunks_exact_mut(tokens.len() / group_len * K::ROWS);
+        for panels in panels.as_chunks::<PANELS>().0 {
+            each(PanelStream {
+                tokens,
+                group_len,
+                panels: panels.map(|panel| panel.as_chunks().0),
+                next: std::array::from_fn(|_| later.next()),
+                sums: std::array::from_fn(|_| sums.next().unwrap_or_default()),
+            });
+        }
+        true
+    }
 }

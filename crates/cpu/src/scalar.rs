@@ -10,7 +10,7 @@ use half::f16;
 use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
-use super::kernel::{Kernel, Product};
+use super::kernel::{Band, Banded, Kernel, Product};
 use super::model::Rates;
 use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::schedule;
@@ -103,9 +103,24 @@ impl Kernel for ScalarKernel {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        product.by_rows::<1>(ahead, |tokens, panel, sums, fresh| {
+        product.by_bands(self, ahead);
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        finish.write(|values| values.map(f16::from_f32));
+    }
+}
+
+impl Banded for ScalarKernel {
+    const GROUPS: usize = 1;
+    const TOGETHER: usize = 1;
+
+    fn band<const PANELS: usize>(&self, band: Band<'_, Self, PANELS>) {
+        let Band { tokens, blocks, weights, sums, fresh, .. } = band;
+        let tokens = &tokens[blocks.start * BLOCK..blocks.end * BLOCK];
+        for (panel, sums) in weights.into_iter().zip(sums) {
             let mut row = if fresh { Lanes::default() } else { sums[0] };
-            for (token, block) in tokens[0].chunks_exact(BLOCK).zip(panel) {
+            for (token, block) in tokens.chunks_exact(BLOCK).zip(panel) {
                 for (&token, weights) in token.iter().zip(&block.0) {
                     for (sum, &weight) in row.0.iter_mut().zip(weights) {
                         *sum += token * weight;
@@ -113,10 +128,6 @@ impl Kernel for ScalarKernel {
                 }
             }
             sums[0] = row;
-        });
-    }
-
-    fn finish(&self, finish: Finish<'_>) {
-        finish.write(|values| values.map(f16::from_f32));
+        }
     }
 }
