@@ -11,7 +11,7 @@ use std::fmt;
 use std::hint::spin_loop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle, Thread, yield_now};
 
 use op::{Error, Result, Workers};
@@ -37,21 +37,22 @@ struct Crew {
     helpers: Vec<JoinHandle<()>>,
 }
 
-/// Where runs are offered.
+/// Where runs are offered. Helpers that look for one do not wait for each other: a lock that one of them holds at a time would keep
+/// the last of many from its work for longer than a small run takes.
 #[derive(Default)]
 struct Board {
-    open: Mutex<Open>,
-    called: Condvar,
+    /// The runs that may have calls left.
+    runs: RwLock<VecDeque<Arc<Run>>>,
     /// How many runs were ever offered: what helpers look at before they sleep.
     offers: AtomicUsize,
+    sleepers: Mutex<Sleepers>,
+    called: Condvar,
 }
 
-/// The runs that may have calls left.
 #[derive(Default)]
-struct Open {
-    runs: VecDeque<Arc<Run>>,
+struct Sleepers {
+    count: usize,
     closed: bool,
-    asleep: usize,
 }
 
 /// One run.
@@ -100,57 +101,63 @@ impl Run {
 }
 
 impl Board {
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn sleepers(&self) -> MutexGuard<'_, Sleepers> {
         // Nobody panics while they hold it.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn offer(&self, run: &Arc<Run>) {
-        let mut open = self.open();
-        open.runs.push_back(Arc::clone(run));
-        self.offers.fetch_add(1, Ordering::Relaxed);
-        let asleep = open.asleep;
-        drop(open);
-        if asleep > 0 {
+        self.runs.write().unwrap_or_else(PoisonError::into_inner).push_back(Arc::clone(run));
+        // Before the sleepers are counted: who is not among them yet sees it.
+        self.offers.fetch_add(1, Ordering::Release);
+        if self.sleepers().count > 0 {
             self.called.notify_all();
         }
     }
 
     fn withdraw(&self, run: &Arc<Run>) {
-        self.open().runs.retain(|open| !Arc::ptr_eq(open, run));
+        self.runs.write().unwrap_or_else(PoisonError::into_inner).retain(|open| !Arc::ptr_eq(open, run));
     }
 
     /// A helper's life.
     fn serve(&self) {
-        while let Some((run, offers)) = self.next() {
-            run.help();
-            let mut looks = 0;
-            while self.offers.load(Ordering::Relaxed) == offers && looks < LOOKS {
-                if looks < PATIENT {
-                    spin_loop()
-                } else {
-                    yield_now()
-                }
-                looks += 1;
+        loop {
+            let offers = self.offers.load(Ordering::Acquire);
+            if let Some(run) = self.find() {
+                run.help();
+            } else if !self.look(offers) && !self.sleep(offers) {
+                return;
             }
         }
     }
 
-    /// A run that has calls left, as soon as there is one, and how many were offered by then; nothing once the pool is closed.
-    fn next(&self) -> Option<(Arc<Run>, usize)> {
-        let mut open = self.open();
-        loop {
-            if open.closed {
-                return None;
+    /// A run that has calls left.
+    fn find(&self) -> Option<Arc<Run>> {
+        let runs = self.runs.read().unwrap_or_else(PoisonError::into_inner);
+        runs.iter().find(|run| run.tickets.left()).cloned()
+    }
+
+    /// Looks for another offer for a while; says whether there was one.
+    fn look(&self, offers: usize) -> bool {
+        (0..LOOKS).any(|looks| {
+            if looks < PATIENT {
+                spin_loop()
+            } else {
+                yield_now()
             }
-            open.runs.retain(|run| run.tickets.left());
-            if let Some(run) = open.runs.front() {
-                return Some((Arc::clone(run), self.offers.load(Ordering::Relaxed)));
-            }
-            open.asleep += 1;
-            open = self.called.wait(open).unwrap_or_else(PoisonError::into_inner);
-            open.asleep -= 1;
+            self.offers.load(Ordering::Relaxed) != offers
+        })
+    }
+
+    /// Sleeps until there is another offer; says whether the pool is still open.
+    fn sleep(&self, offers: usize) -> bool {
+        let mut sleepers = self.sleepers();
+        while !sleepers.closed && self.offers.load(Ordering::Acquire) == offers {
+            sleepers.count += 1;
+            sleepers = self.called.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
+            sleepers.count -= 1;
         }
+        !sleepers.closed
     }
 }
 
@@ -170,7 +177,7 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
-        self.board.open().closed = true;
+        self.board.sleepers().closed = true;
         self.board.called.notify_all();
         for helper in self.helpers.drain(..) {
             // A helper catches its work's panics and has none of its own.
