@@ -13,7 +13,8 @@ use memmap2::MmapMut;
 
 use op::{Error, Result};
 
-/// Bytes of a large page.
+/// Bytes of a page, and of a large one.
+pub(super) const PAGE: usize = 4096;
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Pieces of memory that nobody uses at the moment.
@@ -54,37 +55,54 @@ impl Arena {
 }
 
 /// One piece of memory, cut for several users. Asking for each part by itself would cost more than the parts are used for where
-/// there are hundreds of small groups.
+/// there are hundreds of small groups, or many threads.
 pub(super) struct Parts<'a, T: Pod> {
     memory: Lease<'a, T>,
     lengths: Vec<usize>,
+    /// Parts begin at multiples of this.
+    whole: usize,
 }
 
 impl<'a, T: Pod> Parts<'a, T> {
     /// Parts of these lengths.
     pub(super) fn new(arena: &'a Arena, lengths: Vec<usize>) -> Result<Self> {
-        Ok(Self { memory: arena.take(lengths.iter().sum())?, lengths })
+        Self::at(arena, lengths, 1)
+    }
+
+    /// The same, each beginning at a page: no two users write to the same line.
+    pub(super) fn at_pages(arena: &'a Arena, lengths: Vec<usize>) -> Result<Self> {
+        // A part of elements that do not divide a page begins at every so many pages.
+        Self::at(arena, lengths, PAGE / greatest_common_divisor(PAGE, size_of::<T>()))
+    }
+
+    fn at(arena: &'a Arena, lengths: Vec<usize>, whole: usize) -> Result<Self> {
+        let length = lengths.iter().map(|length| length.next_multiple_of(whole)).sum();
+        Ok(Self { memory: arena.take(length)?, lengths, whole })
     }
 
     /// Every part, in order.
     pub(super) fn each(&self) -> impl Iterator<Item = &[T]> {
         let mut rest = &self.memory[..];
         self.lengths.iter().map(move |&length| {
-            let (part, others) = rest.split_at(length);
+            let (part, others) = rest.split_at(length.next_multiple_of(self.whole));
             rest = others;
-            part
+            &part[..length]
         })
     }
 
     /// Every part, in order, to be written.
     pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
-        let mut rest = &mut self.memory[..];
+        let (mut rest, whole) = (&mut self.memory[..], self.whole);
         self.lengths.iter().map(move |&length| {
-            let (part, others) = std::mem::take(&mut rest).split_at_mut(length);
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(length.next_multiple_of(whole));
             rest = others;
-            part
+            &mut part[..length]
         })
     }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// A new piece. What takes a good part of a large page gets whole ones, for the system grants no others.

@@ -30,7 +30,7 @@ use super::environment::in_default_mode;
 use super::expansion::{Expansion, Sources};
 use super::finish::Finish;
 use super::kernel::{Kernel, Product, TileStream};
-use super::memory::{Arena, Lease, Parts};
+use super::memory::{Arena, Parts};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
 use super::slab::Slab;
 use super::source::GroupTokens;
@@ -177,9 +177,8 @@ fn walk<K: Kernel>(
     let workers = team.count().min(tiles.len());
     let depth = largest_k(groups).map_or(0, |k| K::group_len(k / BLOCK));
     let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth);
-    let scratch =
-        (0..workers).map(|_| Scratch::new(config, arena, [rows, panels, tokens])).collect::<Result<Vec<_>>>()?;
-    let (scratch, next) = (Mutex::new(scratch.into_iter().enumerate()), AtomicUsize::new(0));
+    let mut room = Room::<K>::new(config, arena, workers, [rows, panels, tokens])?;
+    let (scratch, next) = (Mutex::new(room.cut(config).enumerate()), AtomicUsize::new(0));
     let interrupt = Interrupt::of_this_call();
     let work = || {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
@@ -206,7 +205,7 @@ fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {
 /// even where both have them in their L2 caches; a copy costs one reading, and a tile of tokens serves many
 /// tiles of C.
 struct OwnTokens<'a, K: Kernel> {
-    memory: Lease<'a, K::Token>,
+    memory: &'a mut [K::Token],
     /// The group and the first token that the copy is of.
     of: Option<(usize, usize)>,
 }
@@ -232,27 +231,58 @@ impl<K: Kernel> OwnTokens<'_, K> {
     }
 }
 
+/// What all threads work in, taken at once.
+struct Room<'a, K: Kernel> {
+    slabs: Parts<'a, K::Block>,
+    sums: Parts<'a, Lanes>,
+    staging: Parts<'a, Lanes>,
+    tokens: Parts<'a, K::Token>,
+}
+
+impl<'a, K: Kernel> Room<'a, K> {
+    fn new(config: &Config, arena: &'a Arena, workers: usize, [rows, panels, tokens]: [usize; 3]) -> Result<Self> {
+        let slabs = (0..workers).flat_map(|_| 0..config.stages);
+        let slabs = slabs.map(|stage| Slab::<K::Block>::room(stage, K::PANELS, config.depth / BLOCK)).collect();
+        // Matrices that are walked together have all their sums in the first.
+        let sums = match config.strategy {
+            Strategy::Sequential => [rows * panels, rows * panels],
+            _ => [2 * rows * panels, 0],
+        };
+        let staging = if config.epilogue == Epilogue::Staged { panels } else { 0 };
+        Ok(Self {
+            slabs: Parts::at_pages(arena, slabs)?,
+            sums: Parts::at_pages(arena, sums.repeat(workers))?,
+            staging: Parts::at_pages(arena, vec![staging; workers])?,
+            tokens: Parts::at_pages(arena, vec![tokens; workers])?,
+        })
+    }
+
+    /// What each thread works in.
+    fn cut<'s>(&'s mut self, config: &'s Config) -> impl Iterator<Item = Scratch<'s, K>> {
+        let (mut slabs, mut sums) = (self.slabs.each_mut(), self.sums.each_mut());
+        self.staging.each_mut().zip(self.tokens.each_mut()).map(move |(staging, tokens)| Scratch {
+            config,
+            slabs: (slabs.by_ref().take(config.stages).enumerate())
+                .map(|(stage, memory)| Slab::new(memory, stage, config.depth / BLOCK))
+                .collect(),
+            sums: [sums.next().unwrap_or_default(), sums.next().unwrap_or_default()],
+            staging: Some(staging).filter(|_| config.epilogue == Epilogue::Staged),
+            tokens: OwnTokens { memory: tokens, of: None },
+        })
+    }
+}
+
 /// What one thread works in: slabs, the sums of a tile for each matrix, a row of results where those are staged, and its own
 /// copy of the tile's tokens.
 struct Scratch<'a, K: Kernel> {
     config: &'a Config,
     slabs: Vec<Slab<'a, K::Block>>,
-    sums: [Lease<'a, Lanes>; 2],
-    staging: Option<Lease<'a, Lanes>>,
+    sums: [&'a mut [Lanes]; 2],
+    staging: Option<&'a mut [Lanes]>,
     tokens: OwnTokens<'a, K>,
 }
 
-impl<'a, K: Kernel> Scratch<'a, K> {
-    fn new(config: &'a Config, arena: &'a Arena, [rows, panels, tokens]: [usize; 3]) -> Result<Self> {
-        let slab = |stage| Slab::new(arena, stage, K::PANELS, config.depth / BLOCK);
-        // Matrices that are walked together have all their sums in the first.
-        let (apart, sums) = (config.strategy == Strategy::Sequential, rows * panels);
-        let sums = [arena.take(if apart { sums } else { 2 * sums })?, arena.take(if apart { sums } else { 0 })?];
-        let staging = (config.epilogue == Epilogue::Staged).then(|| arena.take(panels)).transpose()?;
-        let tokens = OwnTokens { memory: arena.take(tokens)?, of: None };
-        Ok(Self { config, slabs: (0..config.stages).map(slab).collect::<Result<_>>()?, sums, staging, tokens })
-    }
-
+impl<K: Kernel> Scratch<'_, K> {
     /// Computes a tile and writes it to C; `next` is the tile that will most likely follow.
     fn compute(&mut self, kernel: &K, groups: &[Group<'_, K>], tile: &Tile, next: Option<&Tile>, gate: Gate) {
         let group = &groups[tile.group];
