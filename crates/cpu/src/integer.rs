@@ -31,8 +31,35 @@ pub(super) const WEIGHT_TABLE: [u8; 16] = {
     table
 };
 
-/// The order of k in which a lane's low nibbles, then its high nibbles, stand (see `pack`), for 16 of K.
-const NIBBLE_ORDER: [usize; BLOCK] = [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15];
+/// For each byte of a token, twice the values of its two codes: the low one's in the first byte of a word, the high one's in the third.
+/// A lane's low nibbles stand in the order k = 0 4 1 5, its high ones 2 6 3 7 (see `pack`): so two words, one of them shifted by a byte,
+/// make one of the weights' order.
+static SPREAD: [u32; 256] = {
+    let mut words = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let [low, high] = [doubled(byte), doubled(byte >> 4)];
+        words[byte] = low as u8 as u32 | (high as u8 as u32) << 16;
+        byte += 1;
+    }
+    words
+};
+
+/// The sum of the two.
+static SUMS: [i8; 256] = {
+    let mut sums = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        sums[byte] = doubled(byte) + doubled(byte >> 4);
+        byte += 1;
+    }
+    sums
+};
+
+/// Twice the value of a code.
+const fn doubled(code: usize) -> i8 {
+    (2.0 * e2m1::VALUES[code % 16]) as i8
+}
 
 /// A block of 16 k × 16 columns: four vectors of four k a column, each weight as `WEIGHT_TABLE` has it, and the scales.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -240,11 +267,12 @@ fn prepare(activations: &Activations<'_>, row: usize, out: &mut [IntegerToken]) 
     let Activations::NvFp4(matrix) = activations else { unreachable!("integer kernels are handed NVFP4 tokens") };
     let codes = matrix.row_codes(row).chunks_exact(BLOCK / 2);
     for ((codes, &scale), out) in codes.zip(matrix.row_scales(row)).zip(out) {
-        let value = |k: usize| (2.0 * e2m1::decode(codes[k / 2] >> (4 * (k % 2)))) as i8;
-        let values = NIBBLE_ORDER.map(value);
-        let word = |i: usize| i32::from_le_bytes([0, 1, 2, 3].map(|j| values[4 * i + j] as u8));
-        let sum: i32 = values.iter().map(|&v| i32::from(v)).sum();
-        *out = IntegerToken { values: [0, 1, 2, 3].map(word), start: -12 * sum, scale: e4m3::decode(scale) };
+        let word = |first: usize, second: usize| {
+            (SPREAD[usize::from(codes[first])] | SPREAD[usize::from(codes[second])] << 8).cast_signed()
+        };
+        let values = [word(0, 2), word(1, 3), word(4, 6), word(5, 7)];
+        let sum: i32 = codes.iter().map(|&code| i32::from(SUMS[usize::from(code)])).sum();
+        *out = IntegerToken { values, start: -12 * sum, scale: e4m3::decode(scale) };
     }
 }
 
