@@ -20,7 +20,7 @@ use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::Vector;
+use super::vector::{Vector, keep_busy};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
@@ -320,32 +320,13 @@ fn loadps(values: &[f32; COLUMNS], half: usize) -> __m256 {
     unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
-#[target_feature(enable = "avx2")]
-#[inline]
-fn storeps(values: &mut [f32; COLUMNS], half: usize, value: __m256) {
-    let values = &mut values[half * HALF..][..HALF];
-    // SAFETY: there are 8 floats, and the store wants no alignment.
-    unsafe { _mm256_storeu_ps(values.as_mut_ptr(), value) }
-}
-
 /// Keeps the f32 units busy; returns the operations done.
 pub(super) fn flops() -> f64 {
-    const ROUNDS: usize = 1 << 20;
-    const CHAINS: usize = 12;
-
     #[target_feature(enable = "avx2,fma")]
-    fn busy() -> [f32; COLUMNS] {
-        let (mut sums, factor) = ([_mm256_set1_ps(1.0); CHAINS], _mm256_set1_ps(std::hint::black_box(0.999)));
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(*sum, factor, factor);
-            }
-        }
-        let mut out = [0.0; COLUMNS];
-        sums.into_iter().enumerate().for_each(|(chain, sum)| storeps(&mut out, chain % 2, sum));
-        out
+    fn busy() -> f64 {
+        // SAFETY: the function wants the instructions, which this one is compiled for.
+        unsafe { keep_busy::<__m256>() }
     }
     // SAFETY: called only where `available` found the instructions.
-    std::hint::black_box(unsafe { busy() });
-    (2 * HALF * CHAINS * ROUNDS) as f64
+    unsafe { busy() }
 }

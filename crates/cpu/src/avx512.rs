@@ -19,7 +19,7 @@ use super::pack::{CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::Vector;
+use super::vector::{Vector, keep_busy};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
@@ -310,20 +310,11 @@ fn load128(bytes: &[u8; 16]) -> __m128i {
 
 /// Keeps the f32 units busy; returns the operations done.
 pub(super) fn flops() -> f64 {
-    const ROUNDS: usize = 1 << 20;
-    const CHAINS: usize = 16;
-
     #[target_feature(enable = "avx512f,fma")]
-    fn busy() -> f32 {
-        let (mut sums, factor) = ([_mm512_set1_ps(1.0); CHAINS], _mm512_set1_ps(std::hint::black_box(0.999)));
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(*sum, factor, factor);
-            }
-        }
-        sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
+    fn busy() -> f64 {
+        // SAFETY: the function wants the instructions, which this one is compiled for.
+        unsafe { keep_busy::<__m512>() }
     }
     // SAFETY: called only where `available` found the instructions.
-    std::hint::black_box(unsafe { busy() });
-    (2 * COLUMNS * CHAINS * ROUNDS) as f64
+    unsafe { busy() }
 }

@@ -3,6 +3,10 @@
 //! The loops (`dense`) are written once over this trait. They and its functions are inlined into functions that an instruction set
 //! compiles for itself, so each of these is one or two instructions there.
 
+use std::hint::black_box;
+
+use super::pack::COLUMNS;
+
 /// A vector of f32 lanes.
 ///
 /// # Safety
@@ -42,4 +46,37 @@ pub(super) trait Vector: Copy {
 
     /// The value of each lane's lowest code.
     unsafe fn values(codes: Self::Codes) -> Self;
+}
+
+/// Does nothing but multiply and add, in as many sums as the units' latency asks for; returns the operations done.
+///
+/// # Safety
+///
+/// The processor must have the instructions of the vector.
+#[inline(always)]
+pub(super) unsafe fn keep_busy<V: Vector>() -> f64 {
+    const ROUNDS: usize = 1 << 20;
+    const SUMS: usize = 12;
+    // SAFETY: the processor has the instructions (promised by the caller), and `last` has room for the widest vector.
+    unsafe {
+        let factor = V::splat(black_box(0.999));
+        let mut sums = [factor; SUMS];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = V::splat(black_box(index as f32));
+        }
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = sum.multiply_add(factor, factor);
+            }
+        }
+        // All of them count, or the compiler would leave some out.
+        let mut total = factor;
+        for sum in sums {
+            total = sum.multiply_add(factor, total);
+        }
+        let mut last = [0.0; COLUMNS];
+        total.store(last.as_mut_ptr());
+        black_box(last);
+    }
+    (2 * V::LANES * SUMS * ROUNDS) as f64
 }
