@@ -1,9 +1,10 @@
 //! AVX-512: integer dot products for NVFP4 tokens, f32 multiply-adds for the others.
 //!
-//! A vector is one panel of 16 columns. *NVFP4 tokens* (`integer`): a byte shuffle turns nibbles into bytes, `vpdpbusd` multiplies
-//! four of K at once, or `vpmaddubsw` and `vpmaddwd` do where there is no VNNI; after a block of 16 the sum is converted and scaled,
-//! all exactly, and only the addition to the running sum rounds. *Dense tokens* (`dense`): the low four bits of each lane pick a weight
-//! from a table in a register (`vpermps`), the scale is multiplied in, exactly, and tokens are broadcast against it.
+//! A vector is one panel of 16 columns. *NVFP4 tokens* (`integer`): a byte shuffle turns nibbles into bytes, `vpdpbusd`
+//! multiplies four of K at once, or `vpmaddubsw` and `vpmaddwd` do where there is no VNNI; after a block of 16 the sum
+//! is converted and scaled, all exactly, and only the addition to the running sum rounds. *Dense tokens* (`dense`): the
+//! low four bits of each lane pick a weight from a table in a register (`vpermps`), the scale is multiplied in,
+//! exactly, and tokens are broadcast against it.
 
 use std::arch::x86_64::*;
 

@@ -1,17 +1,18 @@
-//! Dense tokens on vector units: f16, bf16 and f32 tokens, widened to f32 and multiplied with weights as f32, both exactly.
+//! Dense tokens on vector units: f16, bf16 and f32 tokens, widened to f32 and multiplied with weights as f32, both
+//! exactly.
 //!
-//! *Many tokens*: blocks of weights are expanded once per tile of tokens, and a band of tokens is multiplied with one or two
-//! panels at a time. The band's sums stay in registers along the whole slab: each step of K loads a vector or two of
-//! weights, broadcasts one number of each token, and issues a multiply-add for each pair. Twelve tokens by two
-//! vectors (AVX-512) or six by two (AVX2) make as many independent sums as the units' latency asks for, and leave registers for the
-//! operands. Tokens are prepared in pairs, the two numbers of one k side by side: so a band of twelve is read through six
-//! pointers, which fit the integer registers.
+//! *Many tokens*: blocks of weights are expanded once per tile of tokens, and a band of tokens is multiplied with one
+//! or two panels at a time. The band's sums stay in registers along the whole slab: each step of K loads a vector or
+//! two of weights, broadcasts one number of each token, and issues a multiply-add for each pair. Twelve tokens by two
+//! vectors (AVX-512) or six by two (AVX2) make as many independent sums as the units' latency asks for, and leave
+//! registers for the operands. Tokens are prepared in pairs, the two numbers of one k side by side: so a band of twelve
+//! is read through six pointers, which fit the integer registers.
 //!
-//! *One to four tokens*: memory is the bottleneck, and expanded weights would pass through L1 for nothing. Each code's value is
-//! looked up in a register, scaled and multiplied right there, gate and up side by side.
+//! *One to four tokens*: memory is the bottleneck, and expanded weights would pass through L1 for nothing. Each code's
+//! value is looked up in a register, scaled and multiplied right there, gate and up side by side.
 //!
-//! Either way an element's products are added one after the other, in the order in which packed codes stand: so its bits
-//! depend on neither.
+//! Either way an element's products are added one after the other, in the order in which packed codes stand: so its
+//! bits depend on neither.
 
 use std::marker::PhantomData;
 
@@ -32,7 +33,8 @@ use super::vector::Vector;
 const ROWS: usize = 2;
 /// The most tokens that are multiplied with codes as they are packed.
 const FEW: usize = 4;
-/// Steps of K between two looks at the loop's end: four instructions a cycle are not many more than the multiply-adds and their loads.
+/// Steps of K between two looks at the loop's end: four instructions a cycle are not many more than the multiply-adds
+/// and their loads.
 const UNROLLED: usize = 4;
 /// The order of k in which a lane's codes stand (see `pack`), and prepared tokens with them.
 const LANE_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -93,7 +95,8 @@ impl<L: DenseLoops> Kernel for DenseKernel<L> {
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
 
-    /// Pairs of tokens a multiple of a page apart would all want the same few places of L1 and L2. Those get 33 lines more.
+    /// Pairs of tokens a multiple of a page apart would all want the same few places of L1 and L2. Those get 33 lines
+    /// more.
     fn group_len(blocks: usize) -> usize {
         const PAGE_BLOCKS: usize = 4096 / (ROWS * BLOCK * size_of::<f32>());
         const APART: usize = 33 * 64 / size_of::<f32>();
@@ -173,8 +176,9 @@ fn prepare(source: GroupTokens<'_>, pair: usize, out: &mut [f32]) {
 #[inline(always)]
 pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
     for column in (0..COLUMNS).step_by(V::LANES) {
-        // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes of codes,
-        // four per column, and 16 floats in each row of the block; `column` is less than 16 by the lanes of a vector at least.
+        // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes
+        // of codes, four per column, and 16 floats in each row of the block; `column` is less than 16 by the lanes of a
+        // vector at least.
         unsafe {
             let scales = V::scales(scales.as_ptr().add(column));
             for half in 0..2 {
@@ -224,8 +228,9 @@ impl<L: DenseLoops, const PANELS: usize> Band<'_, DenseKernel<L>, PANELS> {
         let token = tokens[blocks.start * BLOCK * ROWS..].as_ptr();
         let weights = weights.map(|panel| panel.as_ptr().cast::<f32>());
         let parts = COLUMNS / L::Vector::LANES;
-        // SAFETY: the processor has the instructions (promised by the caller). As asserted above, there are `depth` rows of 16
-        // weights per panel, and of every pair of tokens, `group_len` apart, the two numbers of as many k from `token` on.
+        // SAFETY: the processor has the instructions (promised by the caller). As asserted above, there are `depth`
+        // rows of 16 weights per panel, and of every pair of tokens, `group_len` apart, the two numbers of as many k
+        // from `token` on.
         unsafe {
             let mut total = [[[L::Vector::zero(); 2]; PANELS]; TOKENS];
             if !fresh {
@@ -259,8 +264,8 @@ impl<L: DenseLoops, const PANELS: usize> Band<'_, DenseKernel<L>, PANELS> {
 ///
 /// # Safety
 ///
-/// The processor must have the instructions. There must be 16 weights of that k for each panel, and its numbers of every pair of tokens,
-/// `group_len` apart.
+/// The processor must have the instructions. There must be 16 weights of that k for each panel, and its numbers of
+/// every pair of tokens, `group_len` apart.
 #[inline(always)]
 unsafe fn step<V: Vector, const PANELS: usize, const TOKENS: usize>(
     total: &mut [[[V; 2]; PANELS]; TOKENS],
@@ -319,9 +324,9 @@ impl<L: DenseLoops, const PANELS: usize> PanelStream<'_, DenseKernel<L>, PANELS>
         assert!(self.tokens.len() >= TOKENS.div_ceil(ROWS) * self.group_len);
         let parts = COLUMNS / L::Vector::LANES;
         let mut token = self.tokens.as_ptr();
-        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks, 16 each, and
-        // their codes, 128 bytes each, four per column and eight k. `token` points to a block of the first pair of tokens, one of four
-        // per chunk, and the other pairs stand `group_len` on (asserted above).
+        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks,
+        // 16 each, and their codes, 128 bytes each, four per column and eight k. `token` points to a block of the first
+        // pair of tokens, one of four per chunk, and the other pairs stand `group_len` on (asserted above).
         unsafe {
             let mut total = [[[L::Vector::zero(); 2]; TOKENS]; PANELS];
             for chunk in 0..chunks {
@@ -356,8 +361,8 @@ impl<L: DenseLoops, const PANELS: usize> PanelStream<'_, DenseKernel<L>, PANELS>
 ///
 /// # Safety
 ///
-/// The processor must have the instructions. There must be 16 scales, 128 bytes of codes, and 16 numbers of every pair of tokens,
-/// `group_len` apart.
+/// The processor must have the instructions. There must be 16 scales, 128 bytes of codes, and 16 numbers of every pair
+/// of tokens, `group_len` apart.
 #[inline(always)]
 unsafe fn add_block<V: Vector, const TOKENS: usize>(
     total: &mut [[V; 2]; TOKENS],

@@ -4,8 +4,9 @@
 //! two block scales multiply it once. The instructions multiply unsigned with signed bytes: weights are looked up as
 //! 2·w + 12, and every sum starts from −12·Σa, which takes the surplus off again, exactly.
 //!
-//! A block of one token costs four such products and three more instructions, to convert the sum and to multiply it with both
-//! scales: that, not the products, is what bounds these loops. Bands of tokens share loaded weights, and two panels broadcast words.
+//! A block of one token costs four such products and three more instructions, to convert the sum and to multiply it
+//! with both scales: that, not the products, is what bounds these loops. Bands of tokens share loaded weights, and two
+//! panels broadcast words.
 
 use std::marker::PhantomData;
 
@@ -31,9 +32,9 @@ pub(super) const WEIGHT_TABLE: [u8; 16] = {
     table
 };
 
-/// For each byte of a token, twice the values of its two codes: the low one's in the first byte of a word, the high one's in the third.
-/// A lane's low nibbles stand in the order k = 0 4 1 5, its high ones 2 6 3 7 (see `pack`): so two words, one of them shifted by a byte,
-/// make one of the weights' order.
+/// For each byte of a token, twice the values of its two codes: the low one's in the first byte of a word, the high
+/// one's in the third. A lane's low nibbles stand in the order k = 0 4 1 5, its high ones 2 6 3 7 (see `pack`): so two
+/// words, one of them shifted by a byte, make one of the weights' order.
 static SPREAD: [u32; 256] = {
     let mut words = [0; 256];
     let mut byte = 0;
@@ -108,7 +109,8 @@ pub(super) trait Dots {
     /// What [`WEIGHT_TABLE`] has for the low nibble of every byte, and for the high one.
     unsafe fn look_up(codes: Self::Bytes) -> [Self::Bytes; 2];
 
-    /// `start` and the products of four times four weights with the bytes of four words, for each column; as f32, exactly.
+    /// `start` and the products of four times four weights with the bytes of four words, for each column; as f32,
+    /// exactly.
     unsafe fn dot(weights: [Self::Bytes; 4], words: &[i32; 4], start: i32) -> Self::Floats;
 }
 
@@ -284,8 +286,9 @@ fn prepare(activations: &Activations<'_>, row: usize, out: &mut [IntegerToken]) 
 #[inline(always)]
 pub(super) unsafe fn expand<D: Dots>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
     for column in (0..COLUMNS).step_by(D::Floats::LANES) {
-        // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes of codes and
-        // four times 64 of weights, four per column; `column` is less than 16 by the lanes of a vector at least.
+        // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes
+        // of codes and four times 64 of weights, four per column; `column` is less than 16 by the lanes of a vector at
+        // least.
         unsafe {
             D::Floats::scales(scales.as_ptr().add(column)).store(out.scales.as_mut_ptr().add(column));
             for half in 0..2 {
@@ -297,7 +300,8 @@ pub(super) unsafe fn expand<D: Dots>(scales: &[u8; COLUMNS], codes: &[u8; CODE_B
     }
 }
 
-/// Adds the product of one block of a token and one of weights: an exact integer, scaled twice, exactly, and rounded once.
+/// Adds the product of one block of a token and one of weights: an exact integer, scaled twice, exactly, and rounded
+/// once.
 ///
 /// # Safety
 ///
@@ -325,8 +329,9 @@ impl<L: IntegerLoops, const PANELS: usize> Band<'_, IntegerKernel<L>, PANELS> {
         assert!(sums.iter().all(|sums| sums.len() == TOKENS));
         let token = tokens[blocks.start..].as_ptr();
         for column in (0..COLUMNS).step_by(<L::Dots as Dots>::Floats::LANES) {
-            // SAFETY: the processor has the instructions (promised by the caller). As asserted above, there are as many blocks of every
-            // panel as from `token` on of every token, `group_len` apart; `column` is less than 16 by the lanes of a vector at least.
+            // SAFETY: the processor has the instructions (promised by the caller). As asserted above, there are as many
+            // blocks of every panel as from `token` on of every token, `group_len` apart; `column` is less than 16 by
+            // the lanes of a vector at least.
             unsafe {
                 let mut total = [[<L::Dots as Dots>::Floats::zero(); PANELS]; TOKENS];
                 if !fresh {
@@ -375,8 +380,9 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>, 1> {
         assert!(panel.len() * CHUNK_BLOCKS <= self.group_len && sums.len() == TOKENS);
         assert!(self.tokens.len() == TOKENS * self.group_len);
         let (lanes, token) = (<L::Dots as Dots>::Floats::LANES, self.tokens.as_ptr());
-        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks, 16 each, and
-        // their codes, 128 bytes each, four per column and eight k; every token has four blocks per chunk (asserted above).
+        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks,
+        // 16 each, and their codes, 128 bytes each, four per column and eight k; every token has four blocks per chunk
+        // (asserted above).
         unsafe {
             // A panel has one vector or two.
             let mut total = [[<L::Dots as Dots>::Floats::zero(); 2]; TOKENS];

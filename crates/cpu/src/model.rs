@@ -316,8 +316,8 @@ fn passes(problem: &Problem, config: &Config) -> f64 {
     if config.strategy == Strategy::TwoPass { problem.matrices() as f64 } else { 1.0 }
 }
 
-/// The part of all tiles' time that passes until the last one is done. A pass's last round may leave threads idle, and threads are not
-/// equally fast: a part of one more tile is waited for.
+/// The part of all tiles' time that passes until the last one is done. A pass's last round may leave threads idle, and
+/// threads are not equally fast: a part of one more tile is waited for.
 fn spread(tiles: f64, passes: f64, threads: usize) -> f64 {
     let waiting = if threads > 1 { UNEVEN } else { 0.0 };
     if tiles > 0.0 { passes * ((tiles / passes / threads as f64).ceil() + waiting) / tiles } else { 1.0 }

@@ -1,7 +1,7 @@
 //! What the loops for dense tokens ask of a vector unit: f32 lanes, each a column of a panel.
 //!
-//! The loops (`dense`) are written once over this trait. They and its functions are inlined into functions that an instruction set
-//! compiles for itself, so each of these is one or two instructions there.
+//! The loops (`dense`) are written once over this trait. They and its functions are inlined into functions that an
+//! instruction set compiles for itself, so each of these is one or two instructions there.
 
 use std::hint::black_box;
 

@@ -37,8 +37,8 @@ struct Crew {
     helpers: Vec<JoinHandle<()>>,
 }
 
-/// Where runs are offered. Helpers that look for one do not wait for each other: a lock that one of them holds at a time would keep
-/// the last of many from its work for longer than a small run takes.
+/// Where runs are offered. Helpers that look for one do not wait for each other: a lock that one of them holds at a
+/// time would keep the last of many from its work for longer than a small run takes.
 #[derive(Default)]
 struct Board {
     /// The runs that may have calls left.
