@@ -175,8 +175,8 @@ pub enum Error {
 
     /// The simulator did not notice mistakes that it should, or noticed some that are none.
     #[error(
-        "{missed} of {all} mutations were not caught, or were and are named as equivalent; try more --seeds, or see what the \
-         trial's problems leave out"
+        "{missed} of {all} mutations were not caught, or were and are excused, or reasons are miscounted; try more --seeds, \
+         or see what the trial's problems leave out"
     )]
     Missed { missed: usize, all: usize },
 

@@ -19,8 +19,8 @@ use crate::{Error, Result, console};
     asynchronous work done at once, as late as can be, and as drawn from seeds. It needs no GPU.\n\n\
     With --mutations, every kernel that differs from one of them by one plausible mistake is run as well (a fence or an arrive \
     left out, a parity swapped, too few bytes expected, a stage released early, a wrong descriptor, …). Each must be \
-    caught, by a fault or by a wrong result, under some schedule, unless it is named as equivalent with the reason; else \
-    the command fails. So it does where one that is named is caught.\n\n\
+    caught, by a fault or by a wrong result, under some schedule, unless it is excused for a reason; else \
+    the command fails. So it does where one that is excused is caught.\n\n\
     Examples:\n  \
     hammerhead sim\n  \
     hammerhead sim --mutations --way 1\n  \
@@ -89,9 +89,9 @@ struct WayReport {
     profile: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mutations: Vec<Row>,
-    /// Mutations that are named as equivalent, and that this kernel has not.
+    /// Reasons that excuse more or fewer mutations of this kernel than are pinned.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    strangers: Vec<String>,
+    miscounted: Vec<String>,
     caught: usize,
     equivalent: usize,
     missed: usize,
@@ -101,10 +101,9 @@ struct WayReport {
 #[derive(Serialize)]
 struct Row {
     mutation: String,
-    /// What the list of equivalents knows it by: the mistake, phase and instruction, and how many like it come before.
     mistake: &'static str,
+    /// Phase and instruction.
     place: String,
-    nth: usize,
     /// The fault, `wrong result`, `equivalent`, `NOT CAUGHT` or `NOT EQUIVALENT`.
     caught_by: String,
     /// The schedule under which it was caught.
@@ -152,15 +151,15 @@ fn try_way(way: &'static Way, schedules: &[Schedule], mutations: bool) -> Result
         .original(schedules)
         .map_err(|finding| Error::Faulty { kernel: kernel.clone(), finding: Box::new(finding) })?;
     let verdicts = if mutations { trial.verdicts(schedules, 0, 1) } else { Vec::new() };
-    let strangers = if mutations { trial.strangers() } else { Vec::new() };
+    let miscounted = if mutations { trial.miscounted() } else { Vec::new() };
     let count = |which: fn(&Verdict) -> bool| verdicts.iter().filter(|(_, verdict)| which(verdict)).count();
     Ok(WayReport {
         kernel,
         profile: profile.to_string().lines().map(str::to_owned).collect(),
         caught: count(|verdict| matches!(verdict, Verdict::Caught(_, None))),
         equivalent: count(|verdict| matches!(verdict, Verdict::Equivalent(_))),
-        missed: count(|verdict| !verdict.is_right()) + strangers.len(),
-        strangers,
+        missed: count(|verdict| !verdict.is_right()) + miscounted.len(),
+        miscounted,
         mutations: verdicts.iter().map(row).collect(),
     })
 }
@@ -176,7 +175,6 @@ fn row((mutant, verdict): &(Mutant, Verdict)) -> Row {
         mutation: mutant.name.clone(),
         mistake: mutant.mistake,
         place: mutant.place.clone(),
-        nth: mutant.nth,
         caught_by: caught_by.to_owned(),
         schedule: finding.map(|finding| finding.schedule().to_string()),
         finding: finding.map(ToString::to_string),
@@ -186,7 +184,7 @@ fn row((mutant, verdict): &(Mutant, Verdict)) -> Row {
 
 fn text(report: &Report) -> String {
     let mut text = String::new();
-    for WayReport { kernel, profile, mutations, strangers, caught, equivalent, missed } in &report.ways {
+    for WayReport { kernel, profile, mutations, miscounted, caught, equivalent, missed } in &report.ways {
         text += &format!("{kernel}: passes under {} schedules\n\n{}\n\n", report.schedules, profile.join("\n"));
         if mutations.is_empty() {
             continue;
@@ -203,7 +201,7 @@ fn text(report: &Report) -> String {
             let line = |row: &&Row| format!("  {}: {}\n", row.mutation, row.reason.unwrap_or_default());
             text.extend(excused.iter().map(line));
         }
-        text.extend(strangers.iter().map(|stranger| format!("named as equivalent, and not there: {stranger}\n")));
+        text.extend(miscounted.iter().map(|miscount| format!("MISCOUNTED {miscount}\n")));
         let all = mutations.len();
         text += &format!("\n{all} mutations: {caught} caught, {equivalent} equivalent, {missed} not caught\n\n");
     }

@@ -6,8 +6,6 @@
 //! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
 //! test.
 
-use std::collections::HashMap;
-
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, Instr, MatrixA, Mma, PredicateOp, Semantics,
     Tcgen05, Warp, Wgmma,
@@ -26,9 +24,6 @@ pub struct Mutant {
     pub mistake: &'static str,
     /// Phase and instruction, whatever registers and labels are called there.
     pub place: String,
-    /// How many mutants before this one have the same mistake at a place that reads the same: with both it is this mutant's identity,
-    /// which stays when instructions are added elsewhere.
-    pub nth: usize,
     /// Position in the original's body.
     pub position: usize,
     /// The kernel.
@@ -37,7 +32,7 @@ pub struct Mutant {
 
 /// Every kernel that differs from this one by one plausible mistake, in order of position.
 pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
-    let mut nursery = Nursery { kernel, made: Vec::new(), counts: HashMap::new() };
+    let mut nursery = Nursery { kernel, made: Vec::new() };
     for at in 0..kernel.body.len() {
         nursery.guards(at);
         match &kernel.body[at].op {
@@ -61,8 +56,6 @@ pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
 struct Nursery<'k> {
     kernel: &'k Kernel,
     made: Vec<Mutant>,
-    /// Mutants so far, by mistake and place.
-    counts: HashMap<(&'static str, String), usize>,
 }
 
 impl Nursery<'_> {
@@ -74,9 +67,7 @@ impl Nursery<'_> {
         let place = anonymous(&format!("{phase}: {}", text.trim()));
         let text: String = text.trim().chars().take(72).collect();
         let name = format!("{mistake}: [{at}] {phase}: {text}");
-        let count = self.counts.entry((mistake, place.clone())).or_default();
-        let nth = std::mem::replace(count, *count + 1);
-        self.made.push(Mutant { name, mistake, place, nth, position: at, kernel });
+        self.made.push(Mutant { name, mistake, place, position: at, kernel });
     }
 
     fn remove(&mut self, at: usize, mistake: &'static str, count: usize) {

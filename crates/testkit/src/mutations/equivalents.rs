@@ -1,943 +1,310 @@
-//! Mistakes that nothing can tell from the original, one by one: in which kernel, which mistake, at which instruction, and why.
+//! Mistakes that nothing can tell from the original, by reason: what they are, at which instructions of which phases,
+//! and why.
+//!
+//! A reason excuses every mutant for which its predicate holds, so the predicate states all that the reason rests on.
+//! How many mutants of each kernel that are is pinned: one more is a survivor that nobody has looked at, or a predicate
+//! that has become too wide.
 
+use ptx::instr::{Arith, AsyncCopy, Barrier, BinaryOp, Control, LogicOp, Memory, PredicateOp, Tcgen05, Wgmma};
+use ptx::{Instr, Op, RegisterChange, Space};
 use sim::mutate::Mutant;
 
-/// Mutants of some kernels that are equivalent: in each, those of one mistake, at instructions of one phase that read the same.
-#[derive(Clone, Copy, Debug)]
-pub struct Excuse {
-    /// The kernels, by their ways' names.
-    pub ways: &'static [&'static str],
-    /// The mistake.
-    pub mistake: &'static str,
-    /// Phase and instruction.
-    pub place: &'static str,
-    /// Which of the mutants of this mistake at this place, from 0.
-    pub which: &'static [usize],
+use super::site::Site;
+use super::ways::{WAYS, Way};
+
+/// Mutants that are equivalent for one reason.
+#[derive(Debug)]
+pub(super) struct Equivalent {
+    /// Why nothing can tell them from the original.
+    pub reason: &'static str,
+    mistakes: &'static [&'static str],
+    /// The phases, from below the kernel's own; the kernel's own is empty.
+    phases: &'static [&'static str],
+    /// What else the reason rests on.
+    is: fn(&Site<'_>) -> bool,
+    /// How many there are, by architecture: of each of its ways in their order. None on any other.
+    counts: &'static [(&'static str, &'static [usize])],
 }
 
-impl Excuse {
-    /// Whether it is about a mutant, or one like it.
-    pub fn is(&self, mutant: &Mutant) -> bool {
-        self.mistake == mutant.mistake && self.place == mutant.place
+impl Equivalent {
+    /// Whether it excuses a mutant.
+    pub fn excuses(&self, mutant: &Mutant, site: &Site<'_>) -> bool {
+        self.mistakes.contains(&mutant.mistake) && self.phases.contains(&&site.phase()[..]) && (self.is)(site)
+    }
+
+    /// How many of a way's mutants it should excuse. `None` where ways were added or removed since the counting.
+    pub fn count(&self, way: &Way) -> Option<usize> {
+        let Some((_, counts)) = self.counts.iter().find(|(arch, _)| *arch == way.arch) else { return Some(0) };
+        let ways: Vec<&Way> = WAYS.iter().filter(|other| other.arch == way.arch).collect();
+        let number = ways.iter().position(|other| other.name == way.name).filter(|_| ways.len() == counts.len());
+        number.map(|number| counts[number])
     }
 }
 
-/// A reason, and what it excuses.
-pub type Equivalent = (&'static str, &'static [Excuse]);
-
-/// The excuses of one way, each with its reason.
-pub(super) fn of(way: &'static str) -> impl Iterator<Item = (&'static Excuse, &'static str)> {
-    let all = EQUIVALENT.iter().flat_map(|(reason, excuses)| excuses.iter().map(move |excuse| (excuse, *reason)));
-    all.filter(move |(excuse, _)| excuse.ways.contains(&way))
-}
-
-/// Every way on data-centre Blackwell.
-const BLACKWELL: &[&str] = &[
-    "weights as rows",
-    "tokens as rows, 96 columns",
-    "tokens as rows, several tiles per block",
-    "gate, then up, two blocks per tile",
-    "two sets of accumulators, groups",
-    "two passes on tensor memory",
-    "halves, tokens as rows",
-    "single precision, weights as rows",
-    "bfloat16, two blocks per tile",
-    "halves, gate, then up",
-    "pairs, tokens as rows",
-    "two pairs that share tokens",
-    "pairs, weights as rows, halves",
-    "gate ahead of up",
+/// The list.
+pub(super) static EQUIVALENT: &[Equivalent] = &[
+    Equivalent {
+        reason: "between tcgen05 fences, or next to a commit, a barrier only has to order execution",
+        mistakes: &["ordering relaxed"],
+        phases: &["multiply", "finish", "leave"],
+        is: |site| {
+            let tensor = |instr: &&Instr| matches!(instr.op, Op::Tcgen05(_));
+            let [before, after] = [site.before().iter().rfind(tensor), site.after().iter().find(tensor)];
+            let fence = |instr: Option<&Instr>, fence| instr.is_some_and(|instr| instr.op == Op::Tcgen05(fence));
+            match site.op() {
+                Op::Barrier(Barrier::TryWait { .. }) if site.phase() == "multiply" => {
+                    site.fences_to_multiplication() > 1
+                }
+                Op::Barrier(Barrier::TryWait { .. }) => fence(after, Tcgen05::FenceAfterSync),
+                _ => fence(before, Tcgen05::FenceBeforeSync),
+            }
+        },
+        counts: &[("sm_100a", &[1, 3, 1, 3, 1, 1, 1, 3, 1, 4, 4, 4, 4, 2])],
+    },
+    Equivalent {
+        reason: "the permit decides when other blocks get columns, not what they compute",
+        mistakes: &["permit not relinquished"],
+        phases: &["prepare"],
+        is: |_| true,
+        counts: &[("sm_100a", &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])],
+    },
+    Equivalent {
+        reason: "allocation is no access to columns: nothing older on tensor memory has to be ordered",
+        mistakes: &["tensor memory fence dropped"],
+        phases: &["prepare"],
+        is: |_| true,
+        counts: &[("sm_100a", &[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2])],
+    },
+    Equivalent {
+        reason: "the fence before the last arrival at `drained` covers all that was read",
+        mistakes: &["tensor memory fence dropped"],
+        phases: &["leave"],
+        is: |site| {
+            let before = |op: &Op| *op == Op::Tcgen05(Tcgen05::FenceBeforeSync);
+            before(site.op()) && site.phase_has("finish", before)
+        },
+        counts: &[("sm_100a", &[0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1, 1, 0])],
+    },
+    Equivalent {
+        reason: "of two fences before a multiplication one suffices; 16-bit operands, not in tensor memory, need none",
+        mistakes: &["tensor memory fence dropped"],
+        phases: &["multiply"],
+        is: |site| {
+            let halves = site.kernel_has(|op| matches!(op, Op::Tcgen05(Tcgen05::MmaHalves { .. })));
+            halves || site.fences_to_multiplication() > 1
+        },
+        counts: &[("sm_100a", &[0, 1, 0, 1, 0, 0, 1, 2, 1, 3, 1, 1, 1, 1])],
+    },
+    Equivalent {
+        reason: "loads of tensor memory and waits for them are the whole warp's: no lane is behind another",
+        mistakes: &["warp barrier dropped"],
+        phases: &["finish"],
+        is: |_| true,
+        counts: &[("sm_100a", &[0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1, 1, 0])],
+    },
+    Equivalent {
+        reason: "units behind the last of k are zeros under zero scales, copied with them: their products add nothing",
+        mistakes: &["condition dropped"],
+        phases: &["multiply"],
+        is: |site| {
+            let scales = |op: &Op| matches!(op, Op::Tcgen05(Tcgen05::CopyScales { .. }));
+            site.if_more_than_constant() && site.skipped().iter().filter(|instr| scales(&instr.op)).count() > 1
+        },
+        counts: &[("sm_100a", &[3, 3, 6, 3, 3, 3, 0, 0, 0, 0, 3, 6, 3, 0])],
+    },
+    Equivalent {
+        reason: "no tile lacks tokens, columns or k, and sm100 refuses to split a k of one step: no loop is empty",
+        mistakes: &["condition dropped"],
+        phases: &["produce", "dequantise", "multiply", "finish"],
+        is: |site| match site.rounds() {
+            Some(Arith::Binary { op: BinaryOp::Shr | BinaryOp::Min, .. }) => true,
+            Some(Arith::Select { .. }) => site.way.arch == "sm_100a",
+            _ => false,
+        },
+        counts: &[("sm_90a", &[3, 0, 2, 4, 2]), ("sm_100a", &[4, 4, 7, 4, 4, 4, 4, 4, 4, 8, 5, 6, 5, 5])],
+    },
+    Equivalent {
+        reason: "announcing bytes publishes nothing: the copies signal for themselves",
+        mistakes: &["ordering relaxed"],
+        phases: &["produce", "consume/combine"],
+        is: |site| matches!(site.op(), Op::Barrier(Barrier::ArriveExpectTx { .. })),
+        counts: &[("sm_90a", &[2, 3, 2, 4, 2]), ("sm_100a", &[2, 2, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2, 2, 1])],
+    },
+    Equivalent {
+        reason: "waiting again for a grid that has ended costs nothing",
+        mistakes: &["guard dropped"],
+        phases: &["produce"],
+        is: |site| *site.op() == Op::Control(Control::GridDependencyWait),
+        counts: &[("sm_90a", &[1, 1, 1, 2, 1]), ("sm_100a", &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])],
+    },
+    Equivalent {
+        reason: "the second pass over k comes after the first, which has waited",
+        mistakes: &["guard inverted", "grid dependency ignored"],
+        phases: &["produce"],
+        is: |site| {
+            let waits = Op::Control(Control::GridDependencyWait);
+            *site.op() == waits && site.before().iter().any(|instr| instr.op == waits)
+        },
+        counts: &[("sm_90a", &[0, 0, 0, 2, 0])],
+    },
+    Equivalent {
+        reason: "how many registers the code needs is for the assembler to say, and its report is tested",
+        mistakes: &["register budget left alone"],
+        phases: &[""],
+        is: |site| {
+            let more = RegisterChange::Increase;
+            matches!(site.op(), Op::Control(Control::SetMaxRegisters { change, .. }) if *change == more)
+        },
+        counts: &[("sm_90a", &[1, 1, 1, 1, 1])],
+    },
+    Equivalent {
+        reason: "dividing by one tile of tokens changes nothing",
+        mistakes: &["condition dropped"],
+        phases: &["produce", "consume"],
+        is: |site| {
+            let first = site.skipped().first().map(|instr| &instr.op);
+            matches!(first, Some(Op::Arith(Arith::Binary { op: BinaryOp::Div, .. })))
+        },
+        counts: &[("sm_90a", &[3, 3, 3, 3, 3])],
+    },
+    Equivalent {
+        reason: "the words of a unit behind the last are loaded, and never multiplied",
+        mistakes: &["condition dropped"],
+        phases: &["consume"],
+        is: |site| {
+            !site.skipped().is_empty() && site.skipped().iter().all(|instr| site.phase_of(instr) == "consume/load")
+        },
+        counts: &[("sm_90a", &[1, 0, 0, 0, 0])],
+    },
+    Equivalent {
+        reason: "tokens beyond the tile are computed for nothing, and not stored",
+        mistakes: &["condition dropped"],
+        phases: &["consume/finish", "consume/finish/stage", "finish/stage", "finish/store"],
+        is: |site| {
+            let to_c = |op: &Op| matches!(op, Op::Memory(Memory::Store { space: Space::Global, .. }));
+            let stores = |instr: &Instr| to_c(&instr.op) && instr.guard.is_none();
+            site.if_more_than_constant() && !site.skipped().iter().any(stores)
+        },
+        counts: &[("sm_80", &[8, 20]), ("sm_90a", &[4, 10, 1, 2, 1]), ("sm_120a", &[12])],
+    },
+    Equivalent {
+        reason: "warps that gave their sums away add them up too: the memory stays, and nobody reads their registers",
+        mistakes: &["condition dropped"],
+        phases: &["combine", "consume/combine"],
+        is: |site| {
+            let loads = |instr: &Instr| matches!(instr.op, Op::Memory(Memory::Load { .. }));
+            let adds = |instr: &Instr| loads(instr) || matches!(instr.op, Op::Arith(_));
+            site.sums_stay() && site.skipped().iter().all(adds) && site.skipped().iter().any(loads)
+        },
+        counts: &[("sm_80", &[1, 0]), ("sm_90a", &[0, 0, 1, 0, 0])],
+    },
+    Equivalent {
+        reason: "all met when the sums of two warpgroups were joined, in memory of their own",
+        mistakes: &["named barrier dropped"],
+        phases: &["consume/finish/meet"],
+        is: |site| {
+            site.has_region("sums") && !site.before().iter().any(|instr| site.phase_of(instr) == "consume/finish/stage")
+        },
+        counts: &[("sm_90a", &[0, 0, 1, 0, 0])],
+    },
+    Equivalent {
+        reason: "fragments are made two multiplications ahead: the fence before covers them; the assembler wants each",
+        mistakes: &["wgmma fence dropped"],
+        phases: &["consume/multiply"],
+        is: |site| {
+            let enters = |op: &Op| matches!(op, Op::Control(Control::Label(_)));
+            let round = site.before().iter().rev().take_while(|i| !(enters(&i.op) && site.phase_of(i) == "consume"));
+            let fenced = round.map(|instr| &instr.op).any(|op| *op == Op::Wgmma(Wgmma::Fence));
+            fenced && site.kernel_has(|op| *op == TWO_IN_FLIGHT)
+        },
+        counts: &[("sm_90a", &[0, 6, 6, 12, 6])],
+    },
+    Equivalent {
+        reason: "the group joins the next one, and is waited for with it before anything depends on it",
+        mistakes: &["commit dropped"],
+        phases: &["consume/multiply"],
+        is: |site| {
+            let idle = |op: &Op| *op == TWO_IN_FLIGHT && site.one_stage_each();
+            let groups = |op: &&Op| matches!(op, Op::Wgmma(Wgmma::Commit | Wgmma::Wait { .. })) && !idle(op);
+            site.after().iter().map(|instr| &instr.op).find(groups) == Some(&Op::Wgmma(Wgmma::Commit))
+        },
+        counts: &[("sm_90a", &[0, 1, 6, 2, 1])],
+    },
+    Equivalent {
+        reason: "a stage is multiplied to its end before the next begins: no older group is in flight",
+        mistakes: &["group wait dropped", "one group more in flight", "stage released early"],
+        phases: &["consume"],
+        is: |site| *site.op() == TWO_IN_FLIGHT && site.one_stage_each(),
+        counts: &[("sm_90a", &[0, 0, 10, 0, 0])],
+    },
+    Equivalent {
+        reason: "after the last pass of a block's only tile nobody waits for its stages",
+        mistakes: &["stage released early", "arrive dropped", "arrive doubled", "ordering relaxed"],
+        phases: &["consume", "consume/release"],
+        is: |site| {
+            let release = |phase: &str| phase == "consume/release";
+            let releases =
+                release(&site.phase()) || site.after().first().is_some_and(|next| release(&site.phase_of(next)));
+            releases && !site.loops_later()
+        },
+        counts: &[("sm_90a", &[0, 0, 0, 8, 0])],
+    },
+    Equivalent {
+        reason: "with two stages one other thread passes the test, and may make the barrier as well",
+        mistakes: &["guard inverted"],
+        phases: &["prepare"],
+        is: |site| site.barrier_region().is_some() && site.config().is_some_and(|config| config.stages == 2),
+        counts: &[("sm_90a", &[0, 2, 0, 0, 2])],
+    },
+    Equivalent {
+        reason: "taking turns at the tensor cores publishes nothing: it only orders their use",
+        mistakes: &["one arrival too few expected", "ordering relaxed"],
+        phases: &["prepare", "consume/take turns"],
+        is: |site| site.phase() != "prepare" || site.barrier_region() == Some("done"),
+        counts: &[("sm_90a", &[0, 0, 0, 0, 4])],
+    },
+    Equivalent {
+        reason: "there are only barriers to publish, no columns, and the fence of their initialisation does that",
+        mistakes: &["ordering relaxed"],
+        phases: &["prepare"],
+        is: |site| !site.kernel_has(|op| matches!(op, Op::Tcgen05(Tcgen05::Alloc { .. }))),
+        counts: &[("sm_90a", &[0, 1, 0, 0, 0])],
+    },
+    Equivalent {
+        reason: "the first unit of a copied stage is always there",
+        mistakes: &["zeros not filled in"],
+        phases: &["multiply/copy"],
+        is: |site| site.copies_first_weights(),
+        counts: &[("sm_80", &[3, 0])],
+    },
+    Equivalent {
+        reason: "where there is no second stage, zeros land in its place, are waited for, and are never read",
+        mistakes: &["guard dropped"],
+        phases: &["multiply/copy"],
+        is: |site| site.first_copies() == Some(true) && site.if_stage_is_there(),
+        counts: &[("sm_80", &[6, 5]), ("sm_120a", &[1])],
+    },
+    Equivalent {
+        reason: "where there is no second stage, weights of the next rows land in its place, and are never read",
+        mistakes: &["guard dropped"],
+        phases: &["multiply/copy"],
+        is: |site| site.first_copies() == Some(false) && site.if_stage_is_there() && site.copies_first_weights(),
+        counts: &[("sm_80", &[0, 1])],
+    },
+    Equivalent {
+        reason: "pieces behind the prologue's last stage land where the next stage is copied to later",
+        mistakes: &["guard dropped"],
+        phases: &["multiply/copy"],
+        is: |site| {
+            let both = |op: &PredicateOp| matches!(op, PredicateOp::Logic(LogicOp::And, ..));
+            let last = site.after().first().is_some_and(|next| next.op == Op::Copy(AsyncCopy::CommitThreadGroup));
+            let guard = site.condition();
+            let both = matches!(guard, Some(Arith::Predicate { op, .. }) if both(op));
+            site.first_copies() == Some(true) && last && both
+        },
+        counts: &[("sm_80", &[1, 0])],
+    },
 ];
 
-/// All of them: as many as are counted.
-pub const COUNT: usize = 441;
-/// The list, by reason.
-pub const EQUIVALENT: &[Equivalent] = &[
-    (
-        "between tcgen05 fences, or behind a commit and before one, a barrier has to order execution and no more",
-        &[
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "tokens as rows, 96 columns",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &[
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "single precision, weights as rows",
-                    "halves, gate, then up",
-                    "gate ahead of up",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &[
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "single precision, weights as rows",
-                    "halves, gate, then up",
-                    "gate ahead of up",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.arrive.shared::cta.b64 _, [%r];",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["halves, gate, then up", "gate ahead of up"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens", "pairs, weights as rows, halves"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%r], %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/finish: mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r];",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens", "pairs, weights as rows, halves"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/leave: barrier.cluster.arrive.release.aligned;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "where gate is ahead, the last stage is among those over which it is: all before it are whole",
-        &[Excuse {
-            ways: &["gate ahead of up"],
-            mistake: "condition dropped",
-            place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
-            which: &[1, 2, 3],
-        }],
-    ),
-    (
-        "the permit is for other blocks of a multiprocessor, and what they compute does not depend on when they get columns",
-        &[
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, 96 columns",
-                    "tokens as rows, several tiles per block",
-                    "gate, then up, two blocks per tile",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "halves, gate, then up",
-                    "gate ahead of up",
-                ],
-                mistake: "permit not relinquished",
-                place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens", "pairs, weights as rows, halves"],
-                mistake: "permit not relinquished",
-                place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "allocating columns is no access to them, and who reads them comes after a commit: nothing on tensor memory is older",
-        &[
-            Excuse {
-                ways: BLACKWELL,
-                mistake: "tensor memory fence dropped",
-                place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.fence::before_thread_sync;",
-                which: &[0],
-            },
-            Excuse {
-                ways: BLACKWELL,
-                mistake: "tensor memory fence dropped",
-                place: "nvfp4_dual_gemm_tcgen05/prepare: tcgen05.fence::after_thread_sync;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "the fence before the last arrival at `drained` covers all that was read",
-        &[Excuse {
-            ways: &[
-                "tokens as rows, several tiles per block",
-                "two sets of accumulators, groups",
-                "single precision, weights as rows",
-                "halves, gate, then up",
-                "pairs, tokens as rows",
-                "two pairs that share tokens",
-                "gate ahead of up",
-            ],
-            mistake: "tensor memory fence dropped",
-            place: "nvfp4_dual_gemm_tcgen05/leave: tcgen05.fence::before_thread_sync;",
-            which: &[0],
-        }],
-    ),
-    (
-        "of two fences before a multiplication one suffices; numbers of 16 bits need none, having nothing in tensor memory that others write",
-        &[
-            Excuse {
-                ways: &[
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "halves, tokens as rows",
-                    "bfloat16, two blocks per tile",
-                    "pairs, tokens as rows",
-                    "two pairs that share tokens",
-                    "pairs, weights as rows, halves",
-                    "gate ahead of up",
-                ],
-                mistake: "tensor memory fence dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: tcgen05.fence::after_thread_sync;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["single precision, weights as rows"],
-                mistake: "tensor memory fence dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: tcgen05.fence::after_thread_sync;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["halves, gate, then up"],
-                mistake: "tensor memory fence dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: tcgen05.fence::after_thread_sync;",
-                which: &[0, 1, 2],
-            },
-        ],
-    ),
-    (
-        "reading tensor memory, and waiting for it, is the whole warp's: no lane is behind another",
-        &[Excuse {
-            ways: &[
-                "tokens as rows, several tiles per block",
-                "two sets of accumulators, groups",
-                "single precision, weights as rows",
-                "halves, gate, then up",
-                "pairs, tokens as rows",
-                "two pairs that share tokens",
-                "gate ahead of up",
-            ],
-            mistake: "warp barrier dropped",
-            place: "nvfp4_dual_gemm_tcgen05/finish: bar.warp.sync 0xffffffff;",
-            which: &[0],
-        }],
-    ),
-    (
-        "units behind the last of k are zeros under scales that are zero: their products add nothing",
-        &[
-            Excuse {
-                ways: &["gate ahead of up"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
-                which: &[4, 5, 6],
-            },
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, 96 columns",
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
-                which: &[1, 2, 3],
-            },
-            Excuse {
-                ways: &["gate, then up, two blocks per tile"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
-                which: &[1, 2, 3, 4, 5, 6],
-            },
-            Excuse {
-                ways: &["pairs, tokens as rows", "two pairs that share tokens"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @!%p bra L;",
-                which: &[2, 3, 4],
-            },
-        ],
-    ),
-    (
-        "no tile is without tokens, columns or k: the loop is never empty",
-        &[
-            Excuse {
-                ways: &["gate ahead of up"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
-                which: &[1, 2],
-            },
-            Excuse {
-                ways: &["gate ahead of up", "halves, gate, then up"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/finish: @%p bra L;",
-                which: &[1],
-            },
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, 96 columns",
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, gate, then up",
-                    "pairs, tokens as rows",
-                    "two pairs that share tokens",
-                    "gate ahead of up",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, 96 columns",
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
-                which: &[0],
-            },
-            Excuse {
-                ways: BLACKWELL,
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/finish: @%p bra L;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["gate, then up, two blocks per tile"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
-                which: &[0, 1, 2, 3],
-            },
-            Excuse {
-                ways: &[
-                    "gate, then up, two blocks per tile",
-                    "halves, gate, then up",
-                    "pairs, tokens as rows",
-                    "two pairs that share tokens",
-                    "pairs, weights as rows, halves",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/multiply: @%p bra L;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &[
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "pairs, weights as rows, halves",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/dequantise: @%p bra L;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &[
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "pairs, weights as rows, halves",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/produce: @%p bra L;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["halves, gate, then up"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_tcgen05/dequantise: @%p bra L;",
-                which: &[0, 1],
-            },
-        ],
-    ),
-    (
-        "who announces bytes publishes nothing by it: the copies signal for themselves",
-        &[
-            Excuse {
-                ways: &[
-                    "a tile per block, few tokens",
-                    "two blocks per tile, many tokens",
-                    "several tiles per block, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["two blocks per tile, many tokens"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/consume/combine: @%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], 10240;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",
-                which: &[0, 1, 2, 3],
-            },
-            Excuse {
-                ways: &[
-                    "weights as rows",
-                    "tokens as rows, 96 columns",
-                    "tokens as rows, several tiles per block",
-                    "two sets of accumulators, groups",
-                    "two passes on tensor memory",
-                    "halves, gate, then up",
-                    "pairs, tokens as rows",
-                    "two pairs that share tokens",
-                    "gate ahead of up",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["gate, then up, two blocks per tile"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",
-                which: &[0, 1, 2, 3],
-            },
-            Excuse {
-                ways: &[
-                    "halves, tokens as rows",
-                    "single precision, weights as rows",
-                    "bfloat16, two blocks per tile",
-                    "pairs, weights as rows, halves",
-                ],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm_tcgen05/produce: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r], %r;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "waiting again for a kernel that has ended costs nothing",
-        &[
-            Excuse {
-                ways: &[
-                    "a tile per block, few tokens",
-                    "two blocks per tile, many tokens",
-                    "several tiles per block, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm/produce: @%p griddepcontrol.wait;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm/produce: @%p griddepcontrol.wait;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: BLACKWELL,
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_tcgen05/produce: @%p griddepcontrol.wait;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "how many registers the code needs is for the assembler to say, and its report is tested",
-        &[
-            Excuse {
-                ways: &["a tile per block, few tokens", "two blocks per tile, many tokens"],
-                mistake: "register budget left alone",
-                place: "nvfp4_dual_gemm: setmaxnreg.inc.sync.aligned.u32 104;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &[
-                    "several tiles per block, by way of shared memory",
-                    "gate, then up, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "register budget left alone",
-                place: "nvfp4_dual_gemm: setmaxnreg.inc.sync.aligned.u32 232;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "no tile is without k, and no unit without slices: the loop is never empty",
-        &[
-            Excuse {
-                ways: &["a tile per block, few tokens"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/produce: @%p bra L;",
-                which: &[0, 1, 2],
-            },
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory", "warpgroups in turn"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/produce: @%p bra L;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/produce: @%p bra L;",
-                which: &[0, 1, 2, 3],
-            },
-        ],
-    ),
-    (
-        "dividing by one tile of tokens changes nothing; nor do words of a unit behind the last, which nobody multiplies",
-        &[
-            Excuse {
-                ways: &[
-                    "a tile per block, few tokens",
-                    "two blocks per tile, many tokens",
-                    "several tiles per block, by way of shared memory",
-                    "gate, then up, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/produce: @!%p bra L;",
-                which: &[1, 3],
-            },
-            Excuse {
-                ways: &["a tile per block, few tokens"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume: @!%p bra L;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &[
-                    "two blocks per tile, many tokens",
-                    "several tiles per block, by way of shared memory",
-                    "gate, then up, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume: @!%p bra L;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "tokens beyond the tile are computed for nothing, and not stored",
-        &[
-            Excuse {
-                ways: &["a tile per block, few tokens"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume/finish: @!%p bra L;",
-                which: &[1, 2, 4, 5],
-            },
-            Excuse {
-                ways: &["two blocks per tile, many tokens"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume/finish: @!%p bra L;",
-                which: &[1, 2, 3, 4, 5, 7, 8, 9, 10, 11],
-            },
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory", "warpgroups in turn"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume/finish/stage: @!%p bra L;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume/finish/stage: @!%p bra L;",
-                which: &[0, 1],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_mma/finish/store: @!%p bra L;",
-                which: &[1, 2, 4, 5, 7, 8, 10, 11],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_mma/finish/stage: @!%p bra L;",
-                which: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19],
-            },
-            Excuse {
-                ways: &["mma.sync with block scales"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_mma/finish/store: @!%p bra L;",
-                which: &[1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15],
-            },
-        ],
-    ),
-    (
-        "warps that have left their sums add the others' to them, and nobody looks",
-        &[
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm/consume/combine: @!%p bra L;",
-                which: &[1],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "condition dropped",
-                place: "nvfp4_dual_gemm_mma/combine: @!%p bra L;",
-                which: &[1],
-            },
-        ],
-    ),
-    (
-        "fragments are made two multiplications ahead, so the fence before this one covers them; the assembler wants each",
-        &[
-            Excuse {
-                ways: &[
-                    "two blocks per tile, many tokens",
-                    "several tiles per block, by way of shared memory",
-                    "warpgroups in turn",
-                ],
-                mistake: "wgmma fence dropped",
-                place: "nvfp4_dual_gemm/consume/multiply: wgmma.fence.sync.aligned;",
-                which: &[1, 2, 3, 5, 6, 7],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "wgmma fence dropped",
-                place: "nvfp4_dual_gemm/consume/multiply: wgmma.fence.sync.aligned;",
-                which: &[1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15],
-            },
-        ],
-    ),
-    (
-        "the group becomes one with the next, and is waited for with that before anything depends on it",
-        &[
-            Excuse {
-                ways: &["two blocks per tile, many tokens", "warpgroups in turn"],
-                mistake: "commit dropped",
-                place: "nvfp4_dual_gemm/consume/multiply: wgmma.commit_group.sync.aligned;",
-                which: &[6],
-            },
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory"],
-                mistake: "commit dropped",
-                place: "nvfp4_dual_gemm/consume/multiply: wgmma.commit_group.sync.aligned;",
-                which: &[0, 1, 2, 4, 5, 6],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "commit dropped",
-                place: "nvfp4_dual_gemm/consume/multiply: wgmma.commit_group.sync.aligned;",
-                which: &[6, 14],
-            },
-        ],
-    ),
-    (
-        "a stage is multiplied to its end before the next is begun: nothing older is under way",
-        &[
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory"],
-                mistake: "group wait dropped",
-                place: "nvfp4_dual_gemm/consume: wgmma.wait_group.sync.aligned 2;",
-                which: &[0, 1, 2, 3],
-            },
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory"],
-                mistake: "one group more in flight",
-                place: "nvfp4_dual_gemm/consume: wgmma.wait_group.sync.aligned 2;",
-                which: &[0, 1, 2, 3],
-            },
-            Excuse {
-                ways: &["several tiles per block, by way of shared memory"],
-                mistake: "stage released early",
-                place: "nvfp4_dual_gemm/consume: wgmma.wait_group.sync.aligned 2;",
-                which: &[0, 1],
-            },
-        ],
-    ),
-    (
-        "behind the last pass of a block's only tile nobody waits for its stages",
-        &[
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "stage released early",
-                place: "nvfp4_dual_gemm/consume: wgmma.wait_group.sync.aligned 2;",
-                which: &[7],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "arrive dropped",
-                place: "nvfp4_dual_gemm/consume/release: @%p mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[3],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "arrive doubled",
-                place: "nvfp4_dual_gemm/consume/release: @%p mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[3],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/consume/release: @%p mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[3],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "stage released early",
-                place: "nvfp4_dual_gemm/consume: wgmma.wait_group.sync.aligned 0;",
-                which: &[1],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "arrive dropped",
-                place: "nvfp4_dual_gemm/consume/release: mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[1],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "arrive doubled",
-                place: "nvfp4_dual_gemm/consume/release: mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[1],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/consume/release: mbarrier.arrive.shared::cta.b64 _, [%r+32];",
-                which: &[1],
-            },
-        ],
-    ),
-    (
-        "the second pass over k comes after the first, which has waited",
-        &[
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "guard inverted",
-                place: "nvfp4_dual_gemm/produce: @%p griddepcontrol.wait;",
-                which: &[1],
-            },
-            Excuse {
-                ways: &["gate, then up, by way of shared memory"],
-                mistake: "grid dependency ignored",
-                place: "nvfp4_dual_gemm/produce: @%p griddepcontrol.wait;",
-                which: &[1],
-            },
-        ],
-    ),
-    (
-        "all have met when the sums of two warpgroups were added up",
-        &[Excuse {
-            ways: &["several tiles per block, by way of shared memory"],
-            mistake: "named barrier dropped",
-            place: "nvfp4_dual_gemm/consume/finish/meet: barrier.sync.aligned %r, 128;",
-            which: &[0],
-        }],
-    ),
-    (
-        "with two stages there is one other thread to make the barrier, and it may be that",
-        &[
-            Excuse {
-                ways: &["two blocks per tile, many tokens"],
-                mistake: "guard inverted",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+50208], 1;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["two blocks per tile, many tokens"],
-                mistake: "guard inverted",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+50216], 1;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "guard inverted",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+8736], 128;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "guard inverted",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+8744], 128;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "who takes turns at the tensor cores publishes nothing: it only orders their use",
-        &[
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "one arrival too few expected",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+8736], 128;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "one arrival too few expected",
-                place: "nvfp4_dual_gemm/prepare: @%p mbarrier.init.shared::cta.b64 [shared_memory+8744], 128;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/consume/take turns: mbarrier.try_wait.parity.shared::cta.b64 %p, [%r], %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["warpgroups in turn"],
-                mistake: "ordering relaxed",
-                place: "nvfp4_dual_gemm/consume/take turns: mbarrier.arrive.shared::cta.b64 _, [%r];",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "there are only barriers to tell of, and the fence of their initialisation releases them",
-        &[Excuse {
-            ways: &["two blocks per tile, many tokens"],
-            mistake: "ordering relaxed",
-            place: "nvfp4_dual_gemm/prepare: barrier.cluster.arrive.release.aligned;",
-            which: &[0],
-        }],
-    ),
-    (
-        "the first unit of a stage that is copied is always there",
-        &[
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "zeros not filled in",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: cp.async.cg.shared.global [%r+4096], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "zeros not filled in",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+4096], [%d], 16, %r;",
-                which: &[0, 1],
-            },
-        ],
-    ),
-    (
-        "of a second stage where there is but one nothing is read: zeros land where nobody looks, and are waited for",
-        &[
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+1024], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+2048], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+3072], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+4096], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, warps along k"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+5120], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+1024], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+2048], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+3072], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync, several tiles per block"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+4096], [%d], 16, %r;",
-                which: &[0],
-            },
-            Excuse {
-                ways: &["mma.sync with block scales"],
-                mistake: "guard dropped",
-                place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r], [%d], 16, %r;",
-                which: &[0],
-            },
-        ],
-    ),
-    (
-        "in place of a second stage where there is but one, the first rows' weights are followed by the next rows', and land where nobody looks",
-        &[Excuse {
-            ways: &["mma.sync, several tiles per block"],
-            mistake: "guard dropped",
-            place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+5120], [%d], 16;",
-            which: &[0],
-        }],
-    ),
-    (
-        "pieces behind those of the last stage that is asked for in the beginning land where the next one is copied to later",
-        &[Excuse {
-            ways: &["mma.sync, warps along k"],
-            mistake: "guard dropped",
-            place: "nvfp4_dual_gemm_mma/multiply/copy: @%p cp.async.cg.shared.global [%r+6144], [%d], 16, %r;",
-            which: &[1],
-        }],
-    ),
-];
+/// What the fine main loop of Hopper's waits for: its fragments are made two multiplications ahead.
+const TWO_IN_FLIGHT: Op = Op::Wgmma(Wgmma::Wait { pending: 2 });

@@ -4,11 +4,15 @@
 //! them runs on small problems, with the launches before and behind it, under several schedules: a mistake must show as a fault or as a
 //! result that is another to the bit under one of them, and the kernel as it is must show neither under any.
 //!
-//! `ways` has the kernels, one for each way of putting them together. `equivalents` names, one by one, the few mistakes that change
-//! nothing, with the reason: one that is named and gets caught is as wrong as one that is not named and does not.
+//! `ways` has the kernels, one for each way of putting them together. `equivalents` has the reasons for which a few mistakes
+//! change nothing, each with a predicate and with the number of mutants that it excuses of each kernel. An excused mutant
+//! that gets caught is as wrong as one that survives without an excuse, and so is a number that has changed.
 
 mod equivalents;
+mod site;
 mod ways;
+
+use std::ptr;
 
 use format::Dense;
 use rayon::prelude::*;
@@ -22,7 +26,8 @@ use op::{Backend, Error, Operands, Request, Result, Shape, Target};
 
 use crate::cases::{Case, Inputs, Instance, Suite};
 use crate::verify::{Expected, poisoned};
-pub use equivalents::{COUNT, EQUIVALENT, Equivalent, Excuse};
+use equivalents::{EQUIVALENT, Equivalent};
+use site::Site;
 pub use ways::{WAYS, Way};
 
 /// Instructions after which a run is given up: many times what the kernels take.
@@ -131,20 +136,28 @@ impl Trial {
         found
     }
 
-    /// Equivalents that this way's kernel does not have: the list is for another kernel.
-    pub fn strangers(&self) -> Vec<String> {
+    /// Reasons that excuse more or fewer of this kernel's mutants than are pinned, and mutants with two excuses.
+    pub fn miscounted(&self) -> Vec<String> {
         let mutants = mutants(&self.kernel);
-        let known = |excuse: &Excuse, nth: usize| mutants.iter().any(|mutant| excuse.is(mutant) && mutant.nth == nth);
-        let excuses = equivalents::of(self.way.name);
-        let all = excuses.flat_map(|(excuse, _)| excuse.which.iter().map(move |nth| (excuse, *nth)));
-        all.filter(|(excuse, nth)| !known(excuse, *nth))
-            .map(|(excuse, nth)| format!("{}: {excuse:?}, the one after {nth}", self.way.name))
-            .collect()
+        let miscounts = EQUIVALENT.iter().filter_map(|equivalent| {
+            let found =
+                mutants.iter().filter(|mutant| self.excuses(mutant).any(|other| ptr::eq(other, equivalent))).count();
+            let pinned = equivalent.count(self.way);
+            let text = || format!("{}: {found} excused, {pinned:?} pinned: {}", self.way.name, equivalent.reason);
+            (pinned != Some(found)).then(text)
+        });
+        let twice = mutants.iter().filter(|mutant| self.excuses(mutant).count() > 1);
+        let twice = twice.map(|mutant| format!("{}: excused twice: {}", self.way.name, mutant.name));
+        miscounts.chain(twice).collect()
+    }
+
+    fn excuses<'t>(&'t self, mutant: &'t Mutant) -> impl Iterator<Item = &'static Equivalent> + 't {
+        let site = Site::new(self.way, &self.kernel, mutant);
+        EQUIVALENT.iter().filter(move |equivalent| equivalent.excuses(mutant, &site))
     }
 
     fn verdict(&self, mutant: &Mutant, finding: Option<Finding>) -> Verdict {
-        let named = |excuse: &Excuse| excuse.is(mutant) && excuse.which.contains(&mutant.nth);
-        let known = equivalents::of(self.way.name).find(|(excuse, _)| named(excuse)).map(|(_, reason)| reason);
+        let known = self.excuses(mutant).next().map(|equivalent| equivalent.reason);
         match (finding, known) {
             (Some(finding), known) => Verdict::Caught(finding, known),
             (None, Some(reason)) => Verdict::Equivalent(reason),
