@@ -58,7 +58,7 @@ pub struct Report {
     pub first: Option<Failure>,
 }
 
-/// An element that is not what it may be.
+/// An element and what it should be; the first that is not what it may be is reported.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Its group.
@@ -86,6 +86,26 @@ impl Report {
     /// Whether all was as it should be.
     pub fn passed(&self) -> bool {
         self.failures == 0
+    }
+
+    /// Sums up elements that were compared, each with whether it is accepted, of so many that there are.
+    pub(crate) fn of(elements: usize, compared: impl Iterator<Item = (Failure, bool)>) -> Self {
+        let mut report = Report { elements, ..Report::default() };
+        for (element, accepted) in compared {
+            let error = (element.found - element.expected).abs();
+            report.compared += 1;
+            if element.found.is_finite() {
+                report.max_error = report.max_error.max(error);
+                report.max_ratio = report.max_ratio.max(error / element.allowed);
+                report.rms_ratio += (error / element.allowed).powi(2);
+            }
+            if !accepted {
+                report.failures += 1;
+                report.first.get_or_insert(element);
+            }
+        }
+        report.rms_ratio = (report.rms_ratio / report.compared.max(1) as f64).sqrt();
+        report
     }
 }
 
@@ -117,32 +137,18 @@ impl Expected {
     /// Judges results whose groups may have been computed in different ways.
     pub fn check_groups(&self, results: &[Dense<'_>], arithmetic: impl Fn(usize) -> Arithmetic) -> Report {
         assert_eq!(results.len(), self.groups.len(), "one result per group");
-        let mut report = Report::default();
-        for (group, (grid, result)) in self.groups.iter().zip(results).enumerate() {
+        let compared = self.groups.iter().zip(results).enumerate().flat_map(|(group, (grid, result))| {
             let arithmetic = arithmetic(group);
-            report.elements += result.rows() * result.k();
             let places = grid.rows.iter().flat_map(|&row| grid.columns.iter().map(move |&column| (row, column)));
-            for ((row, column), element) in places.zip(&grid.elements) {
+            places.zip(&grid.elements).map(move |((row, column), element)| {
                 let (found, output) = value(result.values(), row * grid.n + column);
                 let accepted = bound::accepts(element, found, self.gate, grid.k, output, arithmetic)
                     && (!self.community || within_community(found, element.value));
-                let (error, allowed) =
-                    ((found - element.value).abs(), bound::bound(element, self.gate, grid.k, output, arithmetic));
-                report.compared += 1;
-                if found.is_finite() {
-                    report.max_error = report.max_error.max(error);
-                    report.max_ratio = report.max_ratio.max(error / allowed);
-                    report.rms_ratio += (error / allowed).powi(2);
-                }
-                if !accepted {
-                    report.failures += 1;
-                    let expected = element.value;
-                    report.first.get_or_insert(Failure { group, row, column, found, expected, allowed });
-                }
-            }
-        }
-        report.rms_ratio = (report.rms_ratio / report.compared.max(1) as f64).sqrt();
-        report
+                let allowed = bound::bound(element, self.gate, grid.k, output, arithmetic);
+                (Failure { group, row, column, found, expected: element.value, allowed }, accepted)
+            })
+        });
+        Report::of(results.iter().map(|result| result.rows() * result.k()).sum(), compared)
     }
 }
 
