@@ -232,7 +232,7 @@ impl fmt::Display for Case {
 
 impl Inputs {
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
-    fn alpha(self, activation: Activation, k: usize) -> f32 {
+    pub(crate) fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
             Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign | Inputs::InputScales | Inputs::Biases => {
                 // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
@@ -245,7 +245,14 @@ impl Inputs {
         }
     }
 
-    fn matrix(self, rng: &mut Rng, rows: usize, k: usize, global: f32, of_tokens: bool) -> Result<Matrix<'static>> {
+    pub(crate) fn matrix(
+        self,
+        rng: &mut Rng,
+        rows: usize,
+        k: usize,
+        global: f32,
+        of_tokens: bool,
+    ) -> Result<Matrix<'static>> {
         let mut codes = vec![0u8; rows * k / 2];
         rng.fill(&mut codes);
         let mut scales = vec![0u8; rows * k / BLOCK];
@@ -298,19 +305,13 @@ impl Inputs {
         Ok(Matrix::new(rows, k, codes, scales, global)?)
     }
 
-    fn dense(self, rng: &mut Rng, rows: usize, k: usize, element: Activation) -> Result<Dense<'static>> {
+    pub(crate) fn dense(self, rng: &mut Rng, rows: usize, k: usize, element: Activation) -> Result<Dense<'static>> {
         let values: Vec<f32> = (0..rows * k).map(|at| self.value(rng, at / k, at % k)).collect();
-        let values: Values<'static> = match element {
-            Activation::F16 => values.into_iter().map(f16::from_f32).collect::<Vec<_>>().into(),
-            Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
-            _ => values.into(),
-        };
-        Ok(Dense::new(rows, k, values, 1.0)?)
+        Ok(Dense::new(rows, k, rounded(&values, element), 1.0)?)
     }
 
     fn value(self, rng: &mut Rng, row: usize, column: usize) -> f32 {
-        // Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
-        let normal = (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0;
+        let normal = normal(rng);
         match self {
             Inputs::Zero => 0.0,
             Inputs::NegativeZero => 0f32.copysign(normal),
@@ -324,6 +325,20 @@ impl Inputs {
             Inputs::Stagnant => SMALL_TOKENS[row % 2].1,
             _ => normal,
         }
+    }
+}
+
+/// Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
+pub(crate) fn normal(rng: &mut Rng) -> f32 {
+    (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0
+}
+
+/// Numbers as tokens of a type.
+pub(crate) fn rounded(values: &[f32], element: Activation) -> Values<'static> {
+    match element {
+        Activation::F16 => values.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>().into(),
+        Activation::BF16 => values.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>().into(),
+        _ => values.to_vec().into(),
     }
 }
 

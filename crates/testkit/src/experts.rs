@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use format::{Dense, Matrix, Values};
+use format::Dense;
 use gpu::Family;
 use gpu::experts::layer::LayerShape;
 use gpu::experts::packed::PackedExpert;
-use half::{bf16, f16};
 use op::layer_reference::LayerReference;
 use op::routing::Ids;
-use op::{Activation, Alone, Arithmetic, ExpertWeights, MlpWeights, Output, Result, Routed, Team, Weights};
+use op::{Activation, Alone, Arithmetic, ExpertWeights, Output, Result, Routed, Team};
+
+use crate::cases::rounded;
+use crate::moe::mlp;
 
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
 #[derive(Debug)]
@@ -24,7 +26,9 @@ impl Layer {
     /// A layer of which so many experts differ, packed for a family.
     pub fn new(family: &dyn Family, shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let experts = (0..different).map(|_| expert(&shape, &mut rng)).collect::<Result<Vec<_>>>()?;
+        let widths = [shape.hidden, shape.inner].map(|width| width as usize);
+        let expert = |_| mlp(&mut rng, shape.gate, widths, shape.biased, shape.scaled);
+        let experts = (0..different).map(expert).collect::<Result<Vec<_>>>()?;
         let alone = Team::new(Alone);
         let packed = experts.iter().map(|expert| PackedExpert::new((family, &alone), &shape, expert).map(Arc::new));
         let packed = packed.collect::<Result<_>>()?;
@@ -67,12 +71,7 @@ impl Layer {
         let weights: Vec<f32> = routed.iter().map(|(_, weight)| *weight).collect();
         let routed = Routed::given(Ids::I32(&ids), &weights, 1, different)?;
         let routed = if self.shape.on_input { routed.on_input() } else { routed };
-        let values: Values<'static> = match self.shape.activation {
-            Activation::F16 => x.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>().into(),
-            Activation::BF16 => x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>().into(),
-            _ => x.to_vec().into(),
-        };
-        let tokens = Dense::new(1, x.len(), values, 1.0)?;
+        let tokens = Dense::new(1, x.len(), rounded(x, self.shape.activation), 1.0)?;
         let (weights, intermediate) = (&self.weights, self.shape.intermediate);
         let reference = LayerReference { weights, intermediate, tokens: &tokens, routed: &routed };
         let arithmetic = |activation| match activation {
@@ -91,30 +90,4 @@ fn unit(ty: Output) -> f64 {
         Output::BF16 => -8,
         Output::F32 => -24,
     })
-}
-
-fn expert(shape: &LayerShape, rng: &mut fastrand::Rng) -> Result<MlpWeights<'static>> {
-    let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
-    let mut weights = |rows: usize, k: usize, count: usize, scaled: bool| -> Result<Weights<'static>> {
-        let mut matrix = || {
-            let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
-            // From 2⁻² to just below 2⁰.
-            let scales: Vec<u8> = (0..rows * k / 16).map(|_| 0x28 + rng.u8(..16)).collect();
-            Matrix::new(rows, k, codes, scales, (0.5 + rng.f32()) / (k as f32).sqrt())
-        };
-        let first = matrix()?;
-        let mut weights = if count == 2 { Weights::gated(first, matrix()?)? } else { Weights::plain(first) };
-        if scaled {
-            weights = weights.with_input_scale((0..k).map(|_| 0.5 + rng.f32()).collect::<Vec<f32>>())?;
-        }
-        if !shape.biased {
-            return Ok(weights);
-        }
-        weights.with_bias(
-            (0..count).map(|_| (0..rows).map(|_| rng.f32() * 2.0 - 1.0).collect::<Vec<f32>>()).collect::<Vec<_>>(),
-        )
-    };
-    let up = weights(inner, hidden, shape.gate.matrices(), shape.scaled[0])?;
-    let down = weights(hidden, inner, 1, shape.scaled[1])?;
-    MlpWeights::new(up, down)?.with_intermediate_scale(0.0005 + rng.f32() / 1000.0)
 }

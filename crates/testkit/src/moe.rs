@@ -4,8 +4,7 @@
 //! of the published configurations.
 
 use fastrand::Rng;
-use format::{BLOCK, Dense, Matrix, Values};
-use half::{bf16, f16};
+use format::{BLOCK, Dense, Values};
 use hammerhead::layer_reference::{LayerReference, value_at};
 use hammerhead::routing::Groups;
 use op::{
@@ -13,6 +12,7 @@ use op::{
     Weights,
 };
 
+use crate::cases::{Inputs, normal};
 use crate::verify::{Failure, Report};
 
 /// A model's layer of experts.
@@ -190,10 +190,11 @@ impl Model {
     pub fn instance(&self, tokens: usize, element: Activation, distinct: usize, seed: u64) -> Result<Instance> {
         let mut rng = Rng::with_seed(seed);
         let ([experts, top_k], [hidden, inner]) = (self.experts, self.widths);
-        let pool = (0..experts.min(distinct)).map(|_| self.mlp(&mut rng, [hidden, inner])).collect::<Result<_>>()?;
+        let mlp = |rng: &mut Rng, inner| mlp(rng, self.gate, [hidden, inner], self.biases, [self.input_scales; 2]);
+        let pool = (0..experts.min(distinct)).map(|_| mlp(&mut rng, inner)).collect::<Result<_>>()?;
         let mut shared = None;
         if let Some(inner) = self.shared {
-            let own = SharedWeights::new(self.mlp(&mut rng, [hidden, inner])?);
+            let own = SharedWeights::new(mlp(&mut rng, inner)?);
             let gate: Vec<f32> = (0..hidden).map(|_| normal(&mut rng) / (hidden as f32).sqrt()).collect();
             shared = Some(if self.shared_gate { own.with_gate(gate)? } else { own });
         }
@@ -204,14 +205,8 @@ impl Model {
         if let Some(groups) = self.groups {
             router = router.with_groups(groups)?;
         }
-        let values: Vec<f32> = (0..tokens * hidden).map(|_| normal(&mut rng)).collect();
-        let values: Values<'static> = match element {
-            Activation::F16 => values.into_iter().map(f16::from_f32).collect::<Vec<_>>().into(),
-            Activation::BF16 => values.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into(),
-            _ => values.into(),
-        };
-        let logits = self.logits(tokens, rng.u64(..));
-        let tokens = Dense::new(tokens, hidden, values, 1.0)?;
+        let tokens = Inputs::Realistic.dense(&mut rng, tokens, hidden, element)?;
+        let logits = self.logits(tokens.rows(), rng.u64(..));
         Ok(Instance { model: *self, pool, shared, tokens, router, logits })
     }
 
@@ -226,41 +221,35 @@ impl Model {
         let elements = ((self.gate.matrices() + 1) * self.widths[0] * inner) as f64;
         (2.0 * elements, elements * (0.5 + 1.0 / BLOCK as f64))
     }
-
-    fn mlp(&self, rng: &mut Rng, [hidden, inner]: [usize; 2]) -> Result<MlpWeights<'static>> {
-        let mut matrix = |n: usize, k: usize, spread: f32| -> Result<Matrix<'static>> {
-            let (mut codes, mut scales) = (vec![0u8; n * k / 2], vec![0u8; n * k / BLOCK]);
-            rng.fill(&mut codes);
-            rng.fill(&mut scales);
-            // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4; root mean squares of a code 2.93, of such a scale 1.69.
-            scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
-            Ok(Matrix::new(n, k, codes, scales, spread / (2.93 * 1.69 * (k as f32).sqrt()))?)
-        };
-        let up = match self.gate.matrices() {
-            1 => Weights::plain(matrix(inner, hidden, 1.0)?),
-            _ => Weights::gated(matrix(inner, hidden, 1.0)?, matrix(inner, hidden, 1.25)?)?,
-        };
-        let down = Weights::plain(matrix(hidden, inner, 1.5)?);
-        let mut bias = |n: usize| (0..n).map(|_| normal(rng) / 2.0).collect::<Vec<f32>>();
-        let (up, down) = match self.biases {
-            true => {
-                let biases: Vec<_> = (0..self.gate.matrices()).map(|_| bias(inner)).collect();
-                (up.with_bias(biases)?, down.with_bias([bias(hidden)])?)
-            }
-            false => (up, down),
-        };
-        let mut scale = |k: usize| (0..k).map(|_| 0.5 + rng.f32()).collect::<Vec<f32>>();
-        let (up, down) = match self.input_scales {
-            true => (up.with_input_scale(scale(hidden))?, down.with_input_scale(scale(inner))?),
-            false => (up, down),
-        };
-        MlpWeights::new(up, down)?.with_intermediate_scale(0.01 + rng.f32() / 50.0)
-    }
 }
 
-/// Twelve uniform numbers less six: near enough to a normal one, with every bit in use.
-fn normal(rng: &mut Rng) -> f32 {
-    (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0
+/// An MLP with numbers as a trained layer has them; with biases of both products, and input scales of either.
+pub(crate) fn mlp(
+    rng: &mut Rng,
+    gate: Gate,
+    [hidden, inner]: [usize; 2],
+    biased: bool,
+    scaled: [bool; 2],
+) -> Result<MlpWeights<'static>> {
+    let mut weights = |[rows, k]: [usize; 2], spreads: &[f32], scaled: bool| -> Result<Weights<'static>> {
+        let alpha = Inputs::Realistic.alpha(Activation::F32, k);
+        let mut matrix = |spread: f32| Inputs::Realistic.matrix(rng, rows, k, spread * alpha, false);
+        let mut weights = match *spreads {
+            [gate, up] => Weights::gated(matrix(gate)?, matrix(up)?)?,
+            _ => Weights::plain(matrix(spreads[0])?),
+        };
+        if biased {
+            let mut bias = || (0..rows).map(|_| normal(rng) / 2.0).collect::<Vec<f32>>();
+            weights = weights.with_bias(spreads.iter().map(|_| bias()).collect::<Vec<_>>())?;
+        }
+        if scaled {
+            weights = weights.with_input_scale((0..k).map(|_| 0.5 + rng.f32()).collect::<Vec<f32>>())?;
+        }
+        Ok(weights)
+    };
+    let up = weights([inner, hidden], &[1.0, 1.25][..gate.matrices()], scaled[0])?;
+    let down = weights([hidden, inner], &[1.5], scaled[1])?;
+    MlpWeights::new(up, down)?.with_intermediate_scale(0.01 + rng.f32() / 50.0)
 }
 
 impl Instance {
