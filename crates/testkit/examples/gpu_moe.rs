@@ -18,12 +18,11 @@ use gpu::experts::device::DeviceExperts;
 use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
 use gpu::experts::route::RouteSpec;
 use gpu::families::sm90::kernel::MultiplySpec;
-use gpu::pack::Codes;
 use gpu::products::ExpertKernel;
 use gpu::{Launch, Spec};
 use half::{bf16, f16};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
-use hammerhead_testkit::experts::Layer;
+use hammerhead_testkit::experts::{self, Layer, PLAIN};
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
 use op::{Activation, Arithmetic, Gate, Intermediate, Output, Result, Routed, SharedWeights};
@@ -95,23 +94,7 @@ struct Model {
 }
 
 fn model(name: &'static str, [experts, top, hidden, inner]: [u32; 4]) -> Result<Model> {
-    let shape = LayerShape {
-        experts,
-        top,
-        hidden,
-        inner,
-        gate: Gate::Silu,
-        biased: false,
-        on_input: false,
-        gated: false,
-        activation: Activation::BF16,
-        intermediate: Intermediate::Tokens,
-        scaled: [false; 2],
-        invariant: false,
-        codes: Codes::Bfloats,
-        partial: Output::F32,
-        output: Output::BF16,
-    };
+    let shape = LayerShape { experts, top, hidden, inner, ..PLAIN };
     Ok(Model { name, shape, router: Router::new(Scoring::SoftmaxRenorm, experts as usize, top as usize)? })
 }
 
@@ -228,29 +211,9 @@ fn kinds() -> Result<Value> {
     let context = device::context(0)?;
     let mut queue = LaunchQueue::new(0)?;
     let common = model("", [40, 3, 256, 192])?.shape;
-    let halves = LayerShape {
-        activation: Activation::F16,
-        codes: Codes::Halves,
-        output: Output::F16,
-        partial: Output::F16,
-        ..common
-    };
-    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..common };
-    let shapes = [
-        ("silu", common),
-        ("gpt-oss with biases", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
-        ("gelu", LayerShape { gate: Gate::GeluTanh, ..halves }),
-        ("relu² with biases", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..common }),
-        ("on the input", LayerShape { on_input: true, biased: true, ..common }),
-        ("single precision", LayerShape { biased: true, ..single }),
-        ("between in f32", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..common }),
-        ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common }),
-        ("input scales", LayerShape { scaled: [true; 2], biased: true, ..common }),
-        ("input scales, f16", LayerShape { scaled: [true; 2], intermediate: Intermediate::F32, ..halves }),
-        ("between in nvfp4", LayerShape { intermediate: Intermediate::NvFp4, biased: true, ..common }),
-    ];
+    let odd = ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common });
     let (mut rows, mut passed) = (Vec::new(), true);
-    for (name, shape) in shapes {
+    for (name, shape) in experts::kinds(common).into_iter().chain([odd]) {
         let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
         let tokens = 150;

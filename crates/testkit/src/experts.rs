@@ -6,12 +6,61 @@ use format::Dense;
 use gpu::Family;
 use gpu::experts::layer::LayerShape;
 use gpu::experts::packed::PackedExpert;
+use gpu::pack::Codes;
 use op::layer_reference::LayerReference;
 use op::routing::Ids;
-use op::{Activation, Alone, Arithmetic, ExpertWeights, Output, Result, Routed, Team};
+use op::{Activation, Alone, Arithmetic, ExpertWeights, Gate, Intermediate, Output, Result, Routed, Team};
 
 use crate::cases::rounded;
 use crate::moe::mlp;
+
+/// A small layer without anything peculiar.
+pub const PLAIN: LayerShape = LayerShape {
+    experts: 6,
+    top: 2,
+    hidden: 144,
+    inner: 80,
+    gate: Gate::Silu,
+    biased: false,
+    on_input: false,
+    gated: false,
+    activation: Activation::BF16,
+    intermediate: Intermediate::Tokens,
+    scaled: [false; 2],
+    invariant: false,
+    codes: Codes::Bfloats,
+    partial: Output::F32,
+    output: Output::BF16,
+};
+
+/// Every kind of layer, by what is peculiar to it, in the sizes of a plain one: for the simulator and for GPUs.
+pub fn kinds(plain: LayerShape) -> [(&'static str, LayerShape); 15] {
+    let singles = LayerShape { activation: Activation::F32, output: Output::F32, ..plain };
+    let halves = LayerShape {
+        activation: Activation::F16,
+        codes: Codes::Halves,
+        output: Output::F16,
+        partial: Output::F16,
+        ..plain
+    };
+    [
+        ("plain", plain),
+        ("gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
+        ("relu²", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..plain }),
+        ("gelu", LayerShape { gate: Gate::GeluTanh, codes: Codes::Bfloats, ..halves }),
+        ("on the input", LayerShape { on_input: true, biased: true, ..plain }),
+        ("on the input, in half precision", LayerShape { on_input: true, biased: true, ..halves }),
+        ("single precision", LayerShape { biased: true, ..singles }),
+        ("single precision between", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..plain }),
+        ("scaled inputs", LayerShape { scaled: [true; 2], biased: true, ..plain }),
+        ("a scaled input", LayerShape { scaled: [true, false], on_input: true, ..halves }),
+        ("scaled, in single precision", LayerShape { scaled: [true; 2], ..singles }),
+        ("scaled inputs, between too", LayerShape { scaled: [true; 2], intermediate: Intermediate::F32, ..halves }),
+        ("scaled between", LayerShape { scaled: [false, true], intermediate: Intermediate::F32, ..halves }),
+        ("nvfp4 between", LayerShape { intermediate: Intermediate::NvFp4, biased: true, output: Output::F32, ..plain }),
+        ("nvfp4 behind a scale", LayerShape { intermediate: Intermediate::NvFp4, scaled: [true, false], ..halves }),
+    ]
+}
 
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
 #[derive(Debug)]

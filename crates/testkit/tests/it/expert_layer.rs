@@ -8,33 +8,14 @@ use gpu::families::sm80::Sm80;
 use gpu::families::sm90::Sm90;
 use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
-use gpu::pack::Codes;
 use gpu::{Argument, Family};
 use half::{bf16, f16};
-use hammerhead_testkit::experts::Layer;
+use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, kinds};
 use op::{Activation, Gate, Intermediate, Output};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Gpu, Invocation, Limits, Mutants, Rules, Schedule};
-
-const SHAPE: LayerShape = LayerShape {
-    experts: 6,
-    top: 2,
-    hidden: 144,
-    inner: 80,
-    gate: Gate::Silu,
-    biased: false,
-    on_input: false,
-    gated: false,
-    activation: Activation::BF16,
-    intermediate: Intermediate::Tokens,
-    scaled: [false; 2],
-    invariant: false,
-    codes: Codes::Bfloats,
-    partial: Output::F32,
-    output: Output::BF16,
-};
 
 /// Every family.
 const FAMILIES: [&dyn Family; 4] = [&Sm90, &Sm80, &Sm120, &Sm100];
@@ -268,29 +249,7 @@ fn layers_are_right_whatever_the_routing_the_tile_and_the_schedule() {
 
 #[test]
 fn every_kind_of_layer_is_right() {
-    let f32s = LayerShape { activation: Activation::F32, output: Output::F32, ..SHAPE };
-    let halves = LayerShape {
-        activation: Activation::F16,
-        codes: Codes::Halves,
-        output: Output::F16,
-        partial: Output::F16,
-        ..SHAPE
-    };
-    let shapes = [
-        ("gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
-        ("relu²", LayerShape { gate: Gate::Relu2, biased: true, output: Output::F32, ..SHAPE }),
-        ("gelu", LayerShape { gate: Gate::GeluTanh, codes: Codes::Bfloats, ..halves }),
-        ("on the input", LayerShape { on_input: true, biased: true, ..halves }),
-        ("single precision", LayerShape { biased: true, ..f32s }),
-        ("single precision between", LayerShape { intermediate: Intermediate::F32, codes: Codes::Halves, ..SHAPE }),
-        ("scaled inputs", LayerShape { scaled: [true; 2], biased: true, ..SHAPE }),
-        ("a scaled input", LayerShape { scaled: [true, false], on_input: true, ..halves }),
-        ("scaled, in single precision", LayerShape { scaled: [true; 2], ..f32s }),
-        ("scaled between", LayerShape { scaled: [false, true], intermediate: Intermediate::F32, ..halves }),
-        ("nvfp4 between", LayerShape { intermediate: Intermediate::NvFp4, biased: true, output: Output::F32, ..SHAPE }),
-        ("nvfp4 behind a scale", LayerShape { intermediate: Intermediate::NvFp4, scaled: [true, false], ..halves }),
-    ];
-    shapes.into_par_iter().for_each(|(what, shape)| {
+    kinds(SHAPE).into_par_iter().for_each(|(what, shape)| {
         let ids = &routings()[0].1[..18];
         let weights = weights(ids.len());
         let ways = FAMILIES.into_iter().flat_map(|family| [(family, 8), (family, 64)]);
