@@ -96,6 +96,9 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
     }
 
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {
+        if problem.whole().is_some() {
+            return Vec::new();
+        }
         model::candidates(problem, &T::rates(problem.activation()), threads)
     }
 

@@ -275,7 +275,10 @@ pub(super) fn legal(
     rates: &Rates,
     threads: usize,
 ) -> Result<usize> {
-    let known = config.own.check(backend, &[]);
+    let known = match problem.whole() {
+        None => config.own.check(backend, &[]),
+        Some(_) => Err("a processor computes the products of a layer one by one; ask for a plan of each".to_owned()),
+    };
     let permitted = known.and_then(|()| permitted(problem, config, rates, threads));
     permitted.map_err(|reason| Error::Illegal { backend, config: Box::new(*config), reason })
 }

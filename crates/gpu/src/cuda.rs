@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
-    Problem, Result, Setting, Team, Weights,
+    Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
+    PackedWeights, Phase, Problem, Result, Setting, Team, Weights,
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
@@ -24,6 +24,7 @@ use super::family::Family;
 use super::host::HostExperts;
 use super::launches::bytes_of;
 use super::operands::{DeviceOutput, DeviceTokens};
+use super::plan;
 use super::queue::LaunchQueue;
 
 /// Runs over the host's memory that may keep what they worked with.
@@ -89,21 +90,6 @@ impl Cuda {
         Error::Illegal { backend: self.name, config: Box::new(*config), reason }
     }
 
-    /// The configuration that the model finds cheapest.
-    fn cheapest(&self, problem: &Problem) -> Result<Config> {
-        let (family, facts) = (self.family(), self.facts());
-        let priced = family
-            .candidates(problem, &facts)
-            .into_iter()
-            .filter_map(|config| Some((family.cost(problem, &config, &facts).ok()?.seconds, config)));
-        let best = priced.min_by(|(one, _), (other, _)| one.total_cmp(other));
-        best.map(|(_, config)| config).ok_or_else(|| Error::UnknownName {
-            what: "configuration for this problem",
-            name: problem.to_string(),
-            known: family.name().to_owned(),
-        })
-    }
-
     /// A device by its backend's name: `cuda`, or `cuda:1` and so on.
     pub fn by_name(name: &str) -> Option<&'static Cuda> {
         let device = match name.strip_prefix(NAME)? {
@@ -155,28 +141,42 @@ unsafe impl Backend for Cuda {
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        self.family().candidates(problem, &self.facts())
+        plan::candidates(self.family(), problem, &self.facts())
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        self.family().legal(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))
+        plan::legal(self.family(), problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))
     }
 
     fn check(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Cost> {
         let facts = self.facts();
-        let cost = self.family().cost(problem, config, &facts).map_err(|reason| self.illegal(config, reason))?;
+        let cost = plan::cost(self.family(), problem, config, &facts).map_err(|reason| self.illegal(config, reason))?;
         Ok(Cost { copying: copied_bytes(problem) / facts.host_bandwidth + COPYING, ..cost })
+    }
+
+    fn phases(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Vec<Phase>> {
+        match problem.whole() {
+            Some(_) => plan::phases(self.family(), problem, config, &self.facts())
+                .map_err(|reason| self.illegal(config, reason)),
+            // What single products cost was fitted as a whole.
+            None => Ok(Vec::new()),
+        }
     }
 
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights, team)?))
     }
 
-    fn load_layer(&self, layer: &LayerSpec<'_>, team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+    fn load_layer(
+        &self,
+        layer: &LayerSpec<'_>,
+        choose: Arc<dyn Choose>,
+        team: &Team,
+    ) -> Result<Option<Arc<dyn LoadedLayer>>> {
         if !LayerShape::suits(layer) {
             return Ok(None);
         }
-        Ok(Some(Arc::new(HostExperts::new(self.device, layer, team)?)))
+        Ok(Some(Arc::new(HostExperts::new(self.device, layer, choose, team)?)))
     }
 
     unsafe fn run(
@@ -190,7 +190,7 @@ unsafe impl Backend for Cuda {
         let mut desk = desks.take(self.device)?;
         if let Some(widened) = widened(problem, &operands)? {
             let problem = Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output())?;
-            let config = self.cheapest(&problem)?;
+            let config = plan::cheapest(self.family(), &problem, &self.facts())?;
             desk.run(&problem, &config, Operands { activations: &widened, ..operands })?;
         } else {
             desk.run(problem, config, operands)?;
@@ -205,8 +205,12 @@ const COPYING: f64 = 25e-6;
 
 /// Bytes that a run over the host's memory copies.
 fn copied_bytes(problem: &Problem) -> f64 {
-    let group = |s: &op::Shape| s.m * (problem.activation().row_bytes(s.k) + s.n * problem.output().bytes());
-    problem.groups().iter().map(group).sum::<usize>() as f64
+    let rows = |m: usize, k: usize, n: usize| m * (problem.activation().row_bytes(k) + n * problem.output().bytes());
+    let bytes = match problem.whole() {
+        Some(whole) => rows(whole.tokens, problem.groups()[0].k, whole.width) + 8 * whole.tokens * whole.top,
+        None => problem.groups().iter().map(|s| rows(s.m, s.k, s.n)).sum(),
+    };
+    bytes as f64
 }
 
 /// bfloat16 tokens go to the tensor cores as they are, and sums over them leave f32's range where the tokens are near its

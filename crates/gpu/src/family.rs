@@ -127,23 +127,30 @@ pub trait Family: fmt::Debug + Send + Sync {
         each.iter().map(KernelSpec::build).collect()
     }
 
-    /// The tokens of a tile for the products of a layer with so many entries and experts, of which some rows are of
-    /// several parts (`wide`) or none.
-    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32;
+    /// Tokens of the tiles worth trying for products of experts, the fewest first.
+    fn expert_tiles(&self) -> &'static [u32];
 
-    /// The kernels worth trying for a product of experts with tiles of so many tokens on a device; the first is the one
-    /// to take where nothing is known of how many rows there are.
-    fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>>;
+    /// Configurations worth trying for a product of experts with tiles of so many tokens on a device. Each has a kernel.
+    fn expert_configs(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Config>;
 
-    /// The one to take for so many entries, if there is one with such tiles.
+    /// The kernel that a configuration means for a product of experts on a device, or why there is none.
     fn expert_kernel(
         &self,
         shape: &ProductShape,
-        tile: u32,
-        _entries: u32,
+        config: &Config,
         facts: &Facts,
-    ) -> Option<Arc<dyn ExpertKernel>> {
-        self.expert_kernels(shape, tile, facts).into_iter().next()
+    ) -> Result<Arc<dyn ExpertKernel>, String>;
+
+    /// What such a configuration should cost on a device, for experts that have a problem's rows; or why there is no
+    /// kernel.
+    fn expert_cost(
+        &self,
+        _shape: &ProductShape,
+        problem: &Problem,
+        config: &Config,
+        facts: &Facts,
+    ) -> Result<Cost, String> {
+        self.cost(problem, config, facts)
     }
 
     /// How many times a block takes a step over the least of K that it can, in all: what simulating takes.

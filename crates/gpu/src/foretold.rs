@@ -11,6 +11,7 @@ use op::{
 use crate::facts::Facts;
 use crate::families;
 use crate::family::Family;
+use crate::plan;
 
 /// What the backends' names begin with.
 pub const PREFIX: &str = "foretold:";
@@ -99,15 +100,15 @@ unsafe impl Backend for Foretold {
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        self.family.candidates(problem, &self.facts)
+        plan::candidates(self.family, problem, &self.facts)
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        self.family.legal(problem, config, &self.facts).map_err(self.illegal(config))
+        plan::legal(self.family, problem, config, &self.facts).map_err(self.illegal(config))
     }
 
     fn check(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Cost> {
-        self.family.cost(problem, config, &self.facts).map_err(self.illegal(config))
+        plan::cost(self.family, problem, config, &self.facts).map_err(self.illegal(config))
     }
 
     fn prepack(&self, _: &[Weights<'_>], _: &Team) -> Result<Arc<dyn PackedWeights>> {

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
-use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team};
+use op::{Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team};
 
 use crate::device::Device;
 use crate::driver::DeviceMemory;
@@ -76,8 +76,8 @@ struct Kept {
 }
 
 impl HostExperts {
-    /// Packs the weights on a team's threads, and puts them into a device's memory.
-    pub fn new(device: usize, spec: &LayerSpec<'_>, team: &Team) -> Result<Self> {
+    /// Packs the weights on a team's threads, and puts them into a device's memory. Calls are computed as `choose` says.
+    pub fn new(device: usize, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
         let LayerSpec { weights, intermediate, batch_invariant: invariant } = *spec;
         let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
@@ -90,7 +90,8 @@ impl HostExperts {
                     None => packed,
                 }))
             });
-            DeviceExperts::new(device, shape, packed).map(Arc::new)
+            let placed = DeviceExperts::new(device, shape, packed)?;
+            Ok::<_, Error>(Arc::new(placed.computed_as(Arc::clone(&choose))))
         };
         let of_all = |shared: &SharedWeights<'_>| layer(std::slice::from_ref(shared.mlp()), shared.gate());
         let shared = weights.shared().map(of_all).transpose()?;

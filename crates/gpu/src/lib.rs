@@ -45,6 +45,7 @@ mod operands;
 pub mod pack;
 mod packed;
 pub mod phases;
+pub mod plan;
 pub mod products;
 mod queue;
 #[cfg(feature = "sim")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use op::{Activation, Gate, Output};
+use op::{Activation, Gate, Output, Problem, Result, Shape};
 use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
@@ -36,6 +36,14 @@ pub struct ProductShape {
     pub follows: bool,
     /// Whether a row's sums are added in the same order whatever the tile: then nobody shares k.
     pub invariant: bool,
+}
+
+impl ProductShape {
+    /// The product as a problem, where the experts have these rows.
+    pub(crate) fn problem(&self, rows: impl Iterator<Item = usize>) -> Result<Problem> {
+        let groups = rows.map(|rows| Shape::new(rows, self.n as usize, self.k as usize)).collect();
+        Problem::new(groups, self.gate, self.activation, self.output)
+    }
 }
 
 /// Where a product's operands are. All of them begin at multiples of 16.

@@ -12,7 +12,7 @@ use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, Lay
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::facts::Facts;
 use gpu::pack::Codes;
-use gpu::{Family, families};
+use gpu::{Family, families, plan};
 use hammerhead_gpu as gpu;
 use op::{Activation, Gate, Intermediate, Output, Problem, Request, Shape};
 
@@ -122,14 +122,31 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
     ]
 }
 
+/// The cheapest configuration of each layer, for each family and some numbers of tokens.
+fn planned_layers() -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    // Problems do not say what partial results are; layers are planned with those of single precision.
+    let planned = |(_, shape): &(&str, LayerShape)| shape.partial == Output::F32;
+    for (family, (name, shape)) in
+        families::ALL.iter().flat_map(|family| layers().into_iter().filter(planned).map(move |l| (family, l)))
+    {
+        for tokens in [1, 16, 64, 512, 4096] {
+            let config = plan::cheapest(*family, &shape.problem(tokens).unwrap(), &facts(*family)).unwrap();
+            lines.insert(format!("{} layer {name} {tokens} {config}", family.name()));
+        }
+    }
+    lines
+}
+
 /// The digests of a layer's kernels for so many tokens, from logits.
-fn of_layer(family: &str, name: &str, tokens: u32) -> String {
+fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> String {
     let family = families::ALL.into_iter().find(|each| each.name() == family).expect("a family");
     let shape = layers().into_iter().find(|(each, _)| *each == name).expect("a layer").1;
     let LayerShape { experts, top, .. } = shape;
     let spec = RouteSpec { experts, top, score: Score::Softmax, renormalised: true, corrected: false, grouped: None };
     let choice = Choice::Logits { logits: 0, spec, correction: 0, scale: 1.0 };
-    let kernels = LayerKernels::choose(family, &shape, tokens, &facts(family)).unwrap();
+    let config = config.parse::<Request>().unwrap().complete().expect("a whole configuration");
+    let kernels = LayerKernels::new(family, &shape, &config, &facts(family)).unwrap();
     let call = LayerCall { tokens, x: 0, choice, addend: None, out: 0 };
     let site = LayerSite { workspace: 0, multiprocessors: 132 };
     let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site);
@@ -141,7 +158,7 @@ fn of_layer(family: &str, name: &str, tokens: u32) -> String {
 fn digests(what: &str) -> String {
     let words: Vec<&str> = what.split(' ').collect();
     match words[..] {
-        [family, "layer", name, tokens] => of_layer(family, name, tokens.parse().unwrap()),
+        [family, "layer", name, tokens, config] => of_layer(family, name, tokens.parse().unwrap(), config),
         [family, problem, config] => of_config(family, problem, config),
         _ => panic!("{what:?} is no line of the list"),
     }
@@ -152,14 +169,8 @@ fn tuned_kernels_are_the_same_to_the_byte() {
     let list = std::fs::read_to_string(LIST).unwrap_or_default();
     let listed: BTreeMap<&str, &str> = list.lines().filter_map(|line| line.split_once(": ")).collect();
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
-        let layers = ["sm90", "sm80"].into_iter().flat_map(|family| {
-            let tokens = [1, 16, 64, 512, 4096];
-            layers()
-                .into_iter()
-                .flat_map(move |(name, _)| tokens.map(|tokens| format!("{family} layer {name} {tokens}")))
-        });
         let all: BTreeSet<String> =
-            listed.keys().map(|what| (*what).to_owned()).chain(planned()).chain(layers).collect();
+            listed.keys().map(|what| (*what).to_owned()).chain(planned()).chain(planned_layers()).collect();
         let text = all.iter().fold(String::new(), |mut text, what| {
             let _ = writeln!(text, "{what}: {}", digests(what));
             text

@@ -43,6 +43,7 @@ pub struct Engine {
     planners: Vec<Planner>,
     /// The same for whole layers, in the same order.
     steady: Vec<Steady>,
+    request: Request,
     team: Team,
 }
 
@@ -173,7 +174,8 @@ impl Engine {
         let planner = |family: &Vec<_>| Planner::new(family.clone(), options.request, team.count());
         let planners = families.iter().map(planner).collect();
         let steady = |family| Steady::new(family, options.request, team.count());
-        Ok(Self { planners, steady: families.into_iter().map(steady).collect(), team })
+        let steady = families.into_iter().map(steady).collect();
+        Ok(Self { planners, steady, request: options.request, team })
     }
 
     /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.
@@ -237,6 +239,18 @@ impl Engine {
         last.backends()[0].prepack(weights, &self.team)
     }
 
+    /// A planner of whole layers for one of the backends.
+    pub(crate) fn layer_planner(&self, backend: &'static dyn Backend) -> Planner {
+        Planner::new(vec![backend], self.request, self.threads())
+    }
+
+    /// What the products of a whole layer should take one by one on the processor, in seconds, if it computes here at all.
+    pub(crate) fn product_seconds(&self, problem: &Problem) -> Option<f64> {
+        let planner = self.planners.iter().find(|planner| planner.backends()[0].layout() == cpu::LAYOUT)?;
+        let seconds = |product: &Problem| Some(planner.plan(product).ok()?.cost().seconds);
+        problem.products().ok()?.iter().map(seconds).sum()
+    }
+
     /// The planner of the backends that read a layer's weights.
     fn planner(&self, layer: &Layer) -> Result<&Planner> {
         let found = layer.packed.layout();
@@ -298,11 +312,7 @@ impl Engine {
     ) -> Result<()> {
         let output = targets.first().map_or(Output::F16, Target::element);
         let problem = self.problem(layer, activations, output)?;
-        let backends = self.planner(layer)?.backends()[0].layout();
-        let steady =
-            self.planners.iter().zip(&self.steady).find(|(planner, _)| planner.backends()[0].layout() == backends);
-        let (_, steady) = steady.ok_or(Error::NoGroups)?;
-        let choice = steady.choose(&problem, largest.is_some())?;
+        let choice = self.steady(layer)?.choose(&problem, largest.is_some())?;
         let activations = layer.input_scales.apply(activations, &self.team)?;
         let call = Call::new(choice, &problem, layer.packed.as_ref(), &activations, targets, &self.team)?;
         match largest {
@@ -310,6 +320,19 @@ impl Engine {
             Some(largest) => call.with_largest((largest * layer.input_scales.largest()).min(f32::MAX)).run(),
             None => call.run(),
         }
+    }
+
+    /// How [`Engine::run_steady`] would compute a problem with these weights.
+    pub(crate) fn plan_steady(&self, layer: &Layer, problem: &Problem, invariant: bool) -> Result<Plan> {
+        self.steady(layer)?.plan(problem, invariant)
+    }
+
+    /// Who chooses among the backends that read a layer's weights.
+    fn steady(&self, layer: &Layer) -> Result<&Steady> {
+        let layout = self.planner(layer)?.backends()[0].layout();
+        let mut all = self.planners.iter().zip(&self.steady);
+        let found = all.find(|(planner, _)| planner.backends()[0].layout() == layout);
+        found.map(|(_, steady)| steady).ok_or(Error::NoGroups)
     }
 
     /// Computes in one way, once tokens are multiplied with what the layer asks for.

@@ -181,7 +181,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use op::{Activation, Gate, Output, Shape};
+    use op::{Activation, Gate, Intermediate, Output, Shape, Whole};
 
     use crate::backends;
     use crate::tuning::{self, Measured};
@@ -243,6 +243,52 @@ mod tests {
         let (modelled, tuned) = planned(&TUNED.replace("32x48", "32x7"), &Request::default());
         assert_eq!(modelled.config(), tuned.config());
         assert!(matches!(tuned.basis(), Basis::Illegal { reason, .. } if reason.contains("7 columns")));
+    }
+
+    #[test]
+    fn whole_layers_are_planned_and_tuned_like_products() {
+        let whole = Whole {
+            tokens: 64,
+            top: 8,
+            width: 2048,
+            intermediate: Intermediate::Tokens,
+            scaled: [false; 2],
+            batch_invariant: false,
+        };
+        let layer = |whole| {
+            Problem::layer(128, [2048, 768], Gate::Silu, (Activation::BF16, Output::BF16), whole).expect("a layer")
+        };
+        let backends = [backends::by_name("cuda").unwrap()];
+        let modelled = Plan::modelled(layer(whole), &backends, &Request::default(), 1).unwrap();
+        let ways = modelled.considered();
+        assert!(ways.len() > 20 && ways.is_sorted_by(|one, other| one.cost.seconds <= other.cost.seconds));
+        let other = ways[ways.len() / 2].config;
+        let entry = Tuned {
+            bucket: Bucket::of(&layer(whole), 1).to_string(),
+            measured: Measured::of(backends[0]),
+            problem: layer(whole).to_string(),
+            ..entry("scalar", &other.to_string(), 1.1)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        tuning::install(folder.path(), vec![entry]).unwrap();
+        let tuning = Tuning::load(folder.path());
+        let tuned = |plan: Plan| plan.tuned(&tuning, &backends, &Request::default(), 1);
+        assert_eq!(*tuned(modelled).config(), other);
+        for unlike in [
+            Whole { batch_invariant: true, ..whole },
+            Whole { top: 4, ..whole },
+            Whole { intermediate: Intermediate::F32, ..whole },
+            Whole { scaled: [true, false], ..whole },
+            Whole { tokens: 600, ..whole },
+        ] {
+            let plan = Plan::modelled(layer(unlike), &backends, &Request::default(), 1).unwrap();
+            assert!(matches!(tuned(plan).basis(), Basis::Model), "{unlike:?}");
+        }
+        let products =
+            Problem::new(layer(whole).groups().to_vec(), Gate::Silu, Activation::BF16, Output::BF16).unwrap();
+        assert_ne!(Bucket::of(&products, 1), Bucket::of(&layer(whole), 1), "products alone are another thing");
+        let cpu = [backends::by_name("scalar").unwrap()];
+        assert!(Plan::modelled(layer(whole), &cpu, &Request::default(), 1).is_err(), "products, one by one");
     }
 
     const ON_GPU: &str = "strategy=interleaved,tile=128x64,depth=64,stages=4,epilogue=direct,schedule=tile";

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use op::{Activation, Backend, Config, Gate, Output, Problem, Request, Result, Shape};
+use op::{Activation, Backend, Choose, Config, Gate, Output, Problem, Request, Result, Shape, Whole};
 
 use crate::{Basis, Plan};
 
@@ -32,6 +32,8 @@ enum Groups {
     Alike { n: usize, k: usize, active: usize, most: usize, rest: usize },
     /// Weights of several shapes, each with its number of tokens.
     Each(Vec<Shape>),
+    /// A whole layer of so many experts.
+    Whole { experts: usize, n: usize, k: usize, whole: Whole },
 }
 
 /// A number of tokens, rounded up to four binary digits.
@@ -53,7 +55,9 @@ impl Kind {
         let gate = (std::mem::discriminant(&problem.gate()), parameters.map(f64::to_bits));
         let groups = problem.groups();
         let Shape { n, k, .. } = groups[0];
-        let groups = if groups.iter().all(|s| (s.n, s.k) == (n, k)) {
+        let groups = if let Some(&whole) = problem.whole() {
+            Groups::Whole { experts: groups.len(), n, k, whole: Whole { tokens: rounded(whole.tokens), ..whole } }
+        } else if groups.iter().all(|s| (s.n, s.k) == (n, k)) {
             let (mut active, mut most, mut total) = (0, 0, 0);
             for shape in groups {
                 active += usize::from(shape.m > 0);
@@ -73,7 +77,11 @@ impl Kind {
 
     /// The problem that stands for all of this kind, which `problem` is of.
     fn representative(&self, problem: &Problem) -> Result<Problem> {
+        let types = (problem.activation(), problem.output());
         let groups = match &self.groups {
+            &Groups::Whole { experts, n, k, whole } => {
+                return Problem::layer(experts, [k, n], problem.gate(), types, whole);
+            }
             Groups::Each(shapes) => shapes.clone(),
             &Groups::Alike { n, k, active, most, rest } => std::iter::once(most)
                 .chain(spread(active.saturating_sub(1), most, rest))
@@ -199,13 +207,19 @@ impl Planner {
     }
 }
 
+impl Choose for Planner {
+    fn choose(&self, problem: &Problem) -> Result<Config> {
+        Planner::choose(self, problem).map(|(_, config)| config)
+    }
+}
+
 /// How many of the ways that are best for a kind, whose representative this is a plan for, are weighed again for each problem of it. A few
 /// ragged groups differ enough from those that stand for them to want another way; many are alike, and one is like itself. Weighing a way takes
 /// a microsecond or two, so there are as many as take a twentieth of the computation.
 fn few(plan: &Plan) -> usize {
     const MOST: f64 = 6.0;
     const WORTH_A_WAY: f64 = 40e-6;
-    let ragged = (2..=16).contains(&plan.problem().groups().len());
+    let ragged = plan.problem().whole().is_none() && (2..=16).contains(&plan.problem().groups().len());
     match plan.basis() {
         Basis::Model | Basis::Illegal { .. } if ragged => (plan.cost().seconds / WORTH_A_WAY).clamp(1.0, MOST) as usize,
         _ => 1,

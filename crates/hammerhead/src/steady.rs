@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{Backend, Config, Problem, Request, Result, Shape};
 
+use crate::Plan;
 use crate::planner::Planner;
 
 /// Threads for which backend and depth are settled.
@@ -37,17 +38,24 @@ impl Steady {
 
     /// How a problem is computed; if it is to be `invariant`, with the same bits for any number of tokens.
     pub(crate) fn choose(&self, problem: &Problem, invariant: bool) -> Result<(&'static dyn Backend, Config)> {
+        self.planner(problem, invariant)?.choose(problem)
+    }
+
+    /// The same with all that was weighed once backend and depth were settled.
+    pub(crate) fn plan(&self, problem: &Problem, invariant: bool) -> Result<Plan> {
+        self.planner(problem, invariant)?.plan(problem)
+    }
+
+    /// Who plans what is left to choose.
+    fn planner(&self, problem: &Problem, invariant: bool) -> Result<Arc<Planner>> {
         let (backend, config) = match invariant {
             true => self.first.choose(&standing_for(problem)?)?,
             false => self.first.choose(problem)?,
         };
-        let planner = {
-            let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
-            let request = Request { depth: Some(config.depth), ..self.request };
-            let made = || Arc::new(Planner::new(vec![backend], request, self.threads));
-            Arc::clone(rest.entry((backend.name(), config.depth)).or_insert_with(made))
-        };
-        planner.choose(problem)
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = Request { depth: Some(config.depth), ..self.request };
+        let made = || Arc::new(Planner::new(vec![backend], request, self.threads));
+        Ok(Arc::clone(rest.entry((backend.name(), config.depth)).or_insert_with(made)))
     }
 }
 

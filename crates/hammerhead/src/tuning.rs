@@ -29,7 +29,7 @@ pub const TUNING_VARIABLE: &str = "HAMMERHEAD_TUNING";
 const SCHEMA: u32 = 2;
 
 /// Problems that are alike enough to share a configuration, on so many threads: the same types, as many matrices, and
-/// groups, tokens, columns and k rounded up to powers of two.
+/// groups, tokens, columns and k rounded up to powers of two; of whole layers, the same that is computed behind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bucket(String);
 
@@ -39,8 +39,15 @@ impl Bucket {
         let largest = |side: fn(&Shape) -> usize| {
             problem.groups().iter().map(side).max().unwrap_or(0).checked_next_power_of_two().unwrap_or(0)
         };
+        let whole = problem.whole().map_or(String::new(), |whole| {
+            let invariant = if whole.batch_invariant { " invariant" } else { "" };
+            let scaled = whole.scaled.map(u8::from);
+            let (top, between) = (whole.top, whole.intermediate);
+            let width = whole.width.next_power_of_two();
+            format!(" layer of top {top} w{width} {between} scaled {}{}{invariant}", scaled[0], scaled[1])
+        });
         Self(format!(
-            "{}→{} ×{} g{} m{} n{} k{} t{threads}",
+            "{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
             problem.activation(),
             problem.output(),
             problem.matrices(),

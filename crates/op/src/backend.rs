@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Activation, Activations, Arithmetic, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Setting, Target, Team,
-    Weights,
+    Activation, Activations, Arithmetic, Choose, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Setting,
+    Target, Team, Weights,
 };
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.
@@ -127,7 +127,8 @@ pub unsafe trait Backend: Send + Sync {
         &[]
     }
 
-    /// Configurations worth trying for this problem on so many threads. Each is legal.
+    /// Configurations worth trying for this problem on so many threads. Each is legal. None for whole layers where
+    /// their products are computed one by one.
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config>;
 
     /// Whether a configuration is legal for a problem; if not, [`Error::Illegal`] with the reason. Asked before every run.
@@ -146,8 +147,13 @@ pub unsafe trait Backend: Send + Sync {
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
     /// Puts a whole layer where this backend computes it, if it computes layers of that kind whole. If not, their
-    /// products are computed one by one.
-    fn load_layer(&self, _layer: &LayerSpec<'_>, _team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+    /// products are computed one by one. How each call is computed is `choose`'s to say.
+    fn load_layer(
+        &self,
+        _layer: &LayerSpec<'_>,
+        _choose: Arc<dyn Choose>,
+        _team: &Team,
+    ) -> Result<Option<Arc<dyn LoadedLayer>>> {
         Ok(None)
     }
 

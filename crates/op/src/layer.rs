@@ -10,7 +10,13 @@ use std::fmt;
 
 use format::Dense;
 
-use crate::{ExpertWeights, Intermediate, Result, Target};
+use crate::{Config, ExpertWeights, Intermediate, Problem, Result, Target};
+
+/// Whoever settles how problems are computed.
+pub trait Choose: fmt::Debug + Send + Sync {
+    /// The configuration for a problem: always the same for the same one.
+    fn choose(&self, problem: &Problem) -> Result<Config>;
+}
 
 /// What a layer computes.
 #[derive(Clone, Copy, Debug)]

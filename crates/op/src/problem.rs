@@ -2,14 +2,15 @@
 //!
 //! A [`Problem`] is a list of groups (one for a dense layer, one per expert for a mixture of experts), a gate, and the
 //! types that go in and come out. It is checked once, when it is made: whoever holds a `Problem` may multiply its sizes
-//! without fear of overflow.
+//! without fear of overflow. A whole layer of experts ([`Problem::layer`]) is such a problem with more behind it
+//! ([`Whole`]).
 
 use std::fmt;
 use std::str::FromStr;
 
 use format::{BLOCK, Values};
 
-use crate::{Error, Gate, Result, Shape};
+use crate::{Error, Gate, Intermediate, Result, Shape, Whole};
 
 /// The element type of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -124,6 +125,7 @@ pub struct Problem {
     gate: Gate,
     activation: Activation,
     output: Output,
+    whole: Option<Whole>,
 }
 
 impl Problem {
@@ -144,7 +146,53 @@ impl Problem {
             let sum = most_bytes(shape).and_then(|bytes| total.checked_add(bytes));
             total = sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or(Error::TooLarge { group, shape: *shape })?;
         }
-        Ok(Self { groups, gate, activation, output })
+        Ok(Self { groups, gate, activation, output, whole: None })
+    }
+
+    /// A whole layer of so many experts, of which each makes `inner` columns of tokens with `k` and the layer's results
+    /// of those. The groups are its experts, with the rows that they get where chance spreads the tokens.
+    pub fn layer(
+        experts: usize,
+        [k, inner]: [usize; 2],
+        gate: Gate,
+        (activation, output): (Activation, Output),
+        whole: Whole,
+    ) -> Result<Self> {
+        let rows = whole.spread(experts);
+        let groups = rows.iter().map(|&rows| Shape::new(rows, inner, k)).collect();
+        let problem = Problem::new(groups, gate, activation, output)?;
+        // What goes the other way must be countable, too.
+        Problem::new(
+            rows.iter().map(|&rows| Shape::new(rows, whole.width, inner)).collect(),
+            gate,
+            activation,
+            output,
+        )?;
+        Ok(Self { whole: Some(whole), ..problem })
+    }
+
+    /// What the products are the first half of, if that is a whole layer.
+    pub fn whole(&self) -> Option<&Whole> {
+        self.whole.as_ref()
+    }
+
+    /// The products of a whole layer as problems of their own: the gated one of tokens that were multiplied with the
+    /// input scales, and the one behind it. The only one where nothing is behind.
+    pub fn products(&self) -> Result<Vec<Problem>> {
+        let Some(whole) = self.whole else { return Ok(vec![self.clone()]) };
+        let between = match (whole.intermediate, self.activation) {
+            (Intermediate::Tokens, Activation::F16) => (Output::F16, Activation::F16),
+            (Intermediate::Tokens, Activation::BF16) => (Output::BF16, Activation::BF16),
+            (Intermediate::NvFp4, _) => (Output::F32, Activation::NvFp4),
+            _ => (Output::F32, Activation::F32),
+        };
+        let scaled = |scaled: bool, activation| if scaled { Activation::F32 } else { activation };
+        let second = self.groups.iter().map(|shape| Shape::new(shape.m, whole.width, shape.n)).collect();
+        let first = scaled(whole.scaled[0], self.activation);
+        Ok(vec![
+            Problem::new(self.groups.clone(), self.gate, first, between.0)?,
+            Problem::new(second, Gate::None, scaled(whole.scaled[1], between.1), Output::F32)?,
+        ])
     }
 
     /// The sizes of every group.
@@ -174,26 +222,36 @@ impl Problem {
 
     /// Floating-point operations that must be done: two per product, gate and rounding not counted.
     pub fn flops(&self) -> f64 {
-        let products: f64 = self.groups.iter().map(|s| s.m as f64 * s.n as f64 * s.k as f64).sum();
-        2.0 * self.matrices() as f64 * products
+        let down = self.whole.map_or(0, |whole| whole.width);
+        let per_row = |s: &Shape| s.n as f64 * (self.matrices() as f64 * s.k as f64 + down as f64);
+        2.0 * self.groups.iter().map(|s| s.m as f64 * per_row(s)).sum::<f64>()
     }
 
     /// The fewest bytes that must move: each weight and activation read once, each output written once. Groups without
     /// tokens cost nothing.
     pub fn bytes(&self) -> f64 {
-        self.groups
-            .iter()
-            .filter(|s| s.m > 0)
-            .map(|s| {
-                let weights = self.matrices() * s.n * (s.k / 2 + s.k / BLOCK);
-                (weights + s.m * self.activation.row_bytes(s.k) + s.m * s.n * self.output.bytes()) as f64
-            })
-            .sum()
+        let matrix = |n: usize, k: usize| n * Activation::NvFp4.row_bytes(k);
+        let rows = |m: usize, k: usize, n: usize| m * (self.activation.row_bytes(k) + n * self.output.bytes());
+        let groups = self.groups.iter().filter(|s| s.m > 0);
+        let weights = groups.clone().map(|s| {
+            let down = self.whole.map_or(0, |whole| matrix(whole.width, s.n));
+            (self.matrices() * matrix(s.n, s.k) + down) as f64
+        });
+        let moved: f64 = match &self.whole {
+            Some(whole) => rows(whole.tokens, self.groups[0].k, whole.width) as f64,
+            None => groups.map(|s| rows(s.m, s.k, s.n) as f64).sum(),
+        };
+        weights.sum::<f64>() + moved
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(whole) = &self.whole {
+            let Shape { n, k, .. } = self.groups[0];
+            let (tokens, top, width) = (whole.tokens, whole.top, whole.width);
+            return write!(f, "{tokens} tokens, {top} of {} experts, {k}→{n}→{width}", self.groups.len());
+        }
         match self.groups.as_slice() {
             [one] => write!(f, "{one}"),
             many => {

@@ -15,17 +15,16 @@ use gpu::LaunchQueue;
 use gpu::device;
 use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
 use gpu::experts::device::DeviceExperts;
-use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape};
+use gpu::experts::layer::{Choice, LayerCall, LayerKernels, LayerShape, as_down};
 use gpu::experts::route::RouteSpec;
 use gpu::families::sm90::kernel::MultiplySpec;
-use gpu::products::ExpertKernel;
-use gpu::{Launch, Spec};
+use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
-use op::{Activation, Arithmetic, Gate, Intermediate, Output, Result, Routed, SharedWeights};
+use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Result, Routed, SharedWeights};
 use ptx::Kernel;
 use serde_json::{Value, json};
 
@@ -33,6 +32,8 @@ use serde_json::{Value, json};
 const TURNS: usize = 16;
 /// Graph launches that are timed.
 const SAMPLES: usize = 15;
+/// Configurations that are timed beside the one that is taken: the cheapest by their prices.
+const COMPARED: usize = 12;
 /// Experts of a large layer that differ.
 const DIFFERENT: usize = 2;
 
@@ -226,26 +227,38 @@ fn kinds() -> Result<Value> {
         let choice = Choice::Given { ids: ids_at.address(), wide: true, weights: weights_at.address() };
         let call = LayerCall { choice, ..tensors.call(&model.router) };
         for tile in [8, 16, 24, 48, 96, 160] {
-            let candidates = candidates(&placed, tile);
-            let Some(kernels) = candidates.get((tile as usize / 8) % candidates.len().max(1)) else { continue };
-            queue.prepare_layer_with(&placed, &call, None, kernels.clone())?;
-            // SAFETY: all tensors live until the results have been read.
-            unsafe { queue.enqueue_layer(&placed, &call, None) }?;
-            let found = tensors.results(shape.output, queue.stream())?;
-            let hidden = shape.hidden as usize;
-            let token = |t: usize| {
-                let entries = (3 * t..3 * t + 3).filter(|&entry| (0..40).contains(&ids[entry]));
-                let routed: Vec<_> = entries.map(|entry| (ids[entry] as u32, weights[entry])).collect();
-                let range = t * hidden..(t + 1) * hidden;
-                layer.worst(&tensors.x[range.clone()], &routed, &[], &found[range])
-            };
-            let worst = worst((0..tokens).step_by(7).map(token))?;
-            println!("{name:20} tiles of {tile:3}: {worst:.3} of what is allowed");
-            passed &= worst <= 1.0;
-            rows.push(json!({"layer": name, "tile": tile, "worst": worst}));
+            for kernels in some_kernels(&placed, tile) {
+                queue.prepare_layer_with(&placed, &call, None, kernels)?;
+                // SAFETY: all tensors live until the results have been read.
+                unsafe { queue.enqueue_layer(&placed, &call, None) }?;
+                let found = tensors.results(shape.output, queue.stream())?;
+                let hidden = shape.hidden as usize;
+                let token = |t: usize| {
+                    let entries = (3 * t..3 * t + 3).filter(|&entry| (0..40).contains(&ids[entry]));
+                    let routed: Vec<_> = entries.map(|entry| (ids[entry] as u32, weights[entry])).collect();
+                    let range = t * hidden..(t + 1) * hidden;
+                    layer.worst(&tensors.x[range.clone()], &routed, &[], &found[range])
+                };
+                let worst = worst((0..tokens).step_by(7).map(token))?;
+                println!("{name:20} tiles of {tile:3}: {worst:.3} of what is allowed");
+                passed &= worst <= 1.0;
+                rows.push(json!({"layer": name, "tile": tile, "worst": worst}));
+            }
         }
     }
     Ok(json!({"passed": passed, "rows": rows}))
+}
+
+/// Some of the kernels with tiles of so many tokens, other ones with each tile.
+fn some_kernels(placed: &DeviceExperts, tile: u32) -> Vec<LayerKernels> {
+    let (device::Device { family, facts, .. }, shape) = (placed.device(), placed.shape());
+    let [first, second] = [shape.gate_up(), shape.down()].map(|product| family.expert_configs(&product, tile, facts));
+    let pick = |all: &[Config], step: usize| all.get((tile as usize / 8 + step) % all.len().max(1)).copied();
+    let both = |index: usize| {
+        let own = Own::of(as_down(&pick(&second, 7 * index)?));
+        LayerKernels::new(*family, shape, &Config { own, ..pick(&first, 5 * index)? }, facts).ok()
+    };
+    (0..3).filter_map(both).collect()
 }
 
 /// One captured graph, replayed after logits and tokens have changed in place.
@@ -509,35 +522,25 @@ fn timing() -> Result<Value> {
             let (total, kernels) = (whole(&chosen)?, apart(&chosen)?);
             let each: Vec<String> = names.iter().zip(&kernels).map(|(name, us)| format!("{name} {us:.1}")).collect();
             println!("{name:14} {tokens:4} tokens: {total:.1} µs ({})", each.join(", "));
-            let mut others = Vec::new();
-            for other in tiles(chosen.tokens()).into_iter().flat_map(|tile| candidates(&placed, tile)) {
-                let (total, kernels) = (whole(&other)?, apart(&other)?);
-                let products = &kernels[kernels.len() - 3..kernels.len() - 1];
-                let [gate_up, down] = [&other.gate_up, &other.down].map(|kernel| size(&**kernel));
-                println!("    [{gate_up}] [{down}]: {total:.1} µs, products {:.1} and {:.1}", products[0], products[1]);
-                others.push(json!({"gate_up": gate_up, "down": down, "us": total,
-                    "gate_up_us": products[0], "down_us": products[1]}));
+            let (device::Device { family, facts, .. }, problem) = (placed.device(), shape.problem(tokens as u32)?);
+            let price = |config: &Config| Some((plan::cost(*family, &problem, config, facts).ok()?.seconds, *config));
+            let mut priced: Vec<(f64, Config)> =
+                plan::candidates(*family, &problem, facts).iter().filter_map(price).collect();
+            priced.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+            let (mut others, mut best) = (Vec::new(), total);
+            for (seconds, config) in priced.into_iter().take(COMPARED) {
+                let other = LayerKernels::new(*family, shape, &config, facts).expect("a candidate is legal");
+                let us = whole(&other)?;
+                best = best.min(us);
+                println!("    {us:.1} µs, {:.1} predicted: {config}", seconds * 1e6);
+                others.push(json!({"config": config.to_string(), "us": us, "predicted_us": seconds * 1e6}));
             }
-            rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "others": others}));
+            println!("    {:.3} of the best of these", total / best);
+            rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "best_us": best,
+                "others": others}));
         }
     }
     Ok(json!({"rows": rows}))
-}
-
-/// The kernels worth trying with tiles of so many tokens, both products' first, both products' second, and so on.
-fn candidates(placed: &DeviceExperts, tile: u32) -> Vec<LayerKernels> {
-    let (device::Device { family, facts, .. }, shape) = (placed.device(), placed.shape());
-    let [gates, downs] = [shape.gate_up(), shape.down()].map(|product| family.expert_kernels(&product, tile, facts));
-    let pick = |all: &[Arc<dyn ExpertKernel>], index: usize| all.get(index).or(all.last()).cloned();
-    let both =
-        |index| Some(LayerKernels { family: *family, gate_up: pick(&gates, index)?, down: pick(&downs, index)? });
-    (0..gates.len().max(downs.len())).filter_map(both).collect()
-}
-
-fn size(kernel: &dyn ExpertKernel) -> String {
-    let Some(spec) = kernel.spec().downcast::<MultiplySpec>() else { return format!("{kernel:?}") };
-    let MultiplySpec { tokens, columns, stages, units, epilogue, .. } = spec;
-    format!("{tokens}x{columns} {stages}x{units} r{} {epilogue}", spec.resident())
 }
 
 /// What consumers can be made to leave out, by the names of phases: what it tells apart, and the phases.
@@ -654,14 +657,4 @@ fn host() -> Result<Value> {
         rows.push(json!({"tokens": tokens, "queued_us": queued, "graph_us": launched}));
     }
     Ok(json!({"rows": rows}))
-}
-
-/// Tiles worth comparing with one.
-fn tiles(tile: u32) -> Vec<u32> {
-    match tile {
-        0..=8 => vec![8],
-        9..=16 => vec![16],
-        17..=64 => vec![tile - 8, tile],
-        _ => vec![128, 160, 256],
-    }
 }

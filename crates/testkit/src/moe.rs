@@ -8,8 +8,8 @@ use format::{BLOCK, Dense, Values};
 use hammerhead::layer_reference::{LayerReference, value_at};
 use hammerhead::routing::Groups;
 use op::{
-    Activation, Arithmetic, ExpertWeights, Gate, MlpWeights, Output, Result, Routed, Router, Scoring, SharedWeights,
-    Weights,
+    Activation, Arithmetic, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Problem, Result, Routed, Router,
+    Scoring, SharedWeights, Weights, Whole,
 };
 
 use crate::cases::{Inputs, normal};
@@ -174,6 +174,21 @@ pub struct Instance {
 }
 
 impl Model {
+    /// The problem that so many tokens are, of a type and with results of another, as chance spreads them over experts. The
+    /// shared expert is not part of it.
+    pub fn problem(&self, tokens: usize, types: (Activation, Output)) -> Result<Problem> {
+        let ([experts, top], [k, inner]) = (self.experts, self.widths);
+        let whole = Whole {
+            tokens,
+            top,
+            width: k,
+            intermediate: Intermediate::Tokens,
+            scaled: [self.input_scales; 2],
+            batch_invariant: false,
+        };
+        Problem::layer(experts, [k, inner], self.gate, types, whole)
+    }
+
     /// A small copy with the same traits, in which a reference can be computed whole: a sixteenth of the experts and a thirty-second of the widths, about.
     pub fn scaled_down(self) -> Self {
         let width = |width: usize| (width / 32).next_multiple_of(BLOCK).max(3 * BLOCK);

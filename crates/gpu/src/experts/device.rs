@@ -11,13 +11,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::Router;
-use op::{Error, Intermediate, Output, Result};
+use op::{Choose, Error, Intermediate, Output, Result};
 
 use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
 use super::packed::{Numbers, PackedExpert};
+use super::plan::Cheapest;
 use super::route::RouteSpec;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
+use crate::families::choice::illegal;
 use crate::launch::Launch;
 use crate::operands::{ALIGNMENT, check_place};
 
@@ -31,6 +33,8 @@ pub struct DeviceExperts {
     memory: Arc<Placed>,
     /// The expert that computes every token, a layer of one.
     shared: Option<Arc<DeviceExperts>>,
+    /// Who says how calls are computed.
+    choose: Arc<dyn Choose>,
 }
 
 /// Memory that all layers over the same weights share.
@@ -90,7 +94,13 @@ impl DeviceExperts {
         })?;
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None })
+        let choose = Arc::new(Cheapest { family: device.family, facts: device.facts.clone() });
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None, choose })
+    }
+
+    /// The same layer, whose calls are computed as somebody says.
+    pub fn computed_as(self, choose: Arc<dyn Choose>) -> Self {
+        DeviceExperts { choose, ..self }
     }
 
     /// The device that it is on.
@@ -100,7 +110,9 @@ impl DeviceExperts {
 
     /// The kernels for calls with so many tokens.
     pub fn kernels(&self, tokens: u32) -> Result<LayerKernels> {
-        LayerKernels::choose(self.device.family, &self.shape, tokens, &self.device.facts)
+        let config = self.choose.choose(&self.shape.problem(tokens)?)?;
+        let Device { family, facts, .. } = self.device;
+        LayerKernels::new(*family, &self.shape, &config, facts).map_err(illegal(&config))
     }
 
     /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and results, how many
@@ -116,7 +128,8 @@ impl DeviceExperts {
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }
         let Self { device, weights, bytes, .. } = *self;
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::clone(&self.memory), shared: None })
+        let (memory, choose) = (Arc::clone(&self.memory), Arc::clone(&self.choose));
+        Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose })
     }
 
     /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the

@@ -11,7 +11,10 @@
 
 use std::sync::Arc;
 
-use op::{Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Result};
+use op::{
+    Activation, Config, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Own, Problem, Result, Setting, Shape,
+    Tile, Whole,
+};
 
 use ptx::Feature;
 
@@ -100,6 +103,45 @@ impl LayerShape {
         let fits = |mlps: &[MlpWeights<'_>]| LayerShape::of(mlps, weights.gate(), spec.intermediate).check().is_ok();
         let [k, _, width] = weights.experts()[0].widths();
         k == width && fits(weights.experts()) && of_all.is_none_or(fits)
+    }
+
+    /// The layer that a problem is, with nothing that the problem does not say: without biases, and with weights that
+    /// multiply what experts make.
+    pub fn of_problem(problem: &Problem) -> Option<Self> {
+        let whole = problem.whole()?;
+        let narrow = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let Shape { n, k, .. } = problem.groups()[0];
+        (whole.width == k).then(|| LayerShape {
+            experts: narrow(problem.groups().len()),
+            top: narrow(whole.top),
+            hidden: narrow(k),
+            inner: narrow(n),
+            gate: problem.gate(),
+            biased: false,
+            on_input: false,
+            gated: false,
+            activation: problem.activation(),
+            intermediate: whole.intermediate,
+            scaled: whole.scaled,
+            invariant: whole.batch_invariant,
+            codes: Codes::Bfloats,
+            partial: Output::F32,
+            output: problem.output(),
+        })
+    }
+
+    /// The problem that a call with so many tokens is.
+    pub fn problem(&self, tokens: u32) -> Result<Problem> {
+        let whole = Whole {
+            tokens: tokens as usize,
+            top: self.top as usize,
+            width: self.hidden as usize,
+            intermediate: self.intermediate,
+            scaled: self.scaled,
+            batch_invariant: self.invariant,
+        };
+        let sides = [self.hidden, self.inner].map(|side| side as usize);
+        Problem::layer(self.experts as usize, sides, self.gate, (self.activation, self.output), whole)
     }
 
     /// Refuses what there are no kernels for.
@@ -232,41 +274,66 @@ pub struct LayerKernels {
     pub down: Arc<dyn ExpertKernel>,
 }
 
+/// The columns of the second product's tiles, what of k its stages hold, and how many stages there are. What a
+/// configuration says beside is about the first product.
+pub const DOWN: Setting = Setting::new("down", 0);
+/// See [`DOWN`].
+pub const DOWN_DEPTH: Setting = Setting::new("down-depth", 0);
+/// See [`DOWN`].
+pub const DOWN_STAGES: Setting = Setting::new("down-stages", 0);
+
 impl LayerKernels {
-    /// The kernels for so many tokens on a device.
-    pub fn choose(family: &'static dyn Family, shape: &LayerShape, tokens: u32, facts: &Facts) -> Result<Self> {
-        let entries = tokens * shape.top;
-        let wide = [shape.outer_activation(), shape.inner_activation()].contains(&Activation::F32);
-        let tile = family.expert_tile(entries, shape.experts, wide);
-        Self::of(family, shape, tile, |product| family.expert_kernel(product, tile, entries, facts))
+    /// The kernels that a configuration means for a layer on a device, or why there are none.
+    pub fn new(
+        family: &'static dyn Family,
+        shape: &LayerShape,
+        config: &Config,
+        facts: &Facts,
+    ) -> Result<Self, String> {
+        config.own.check(&format!("a layer on {}", family.name()), &[DOWN, DOWN_DEPTH, DOWN_STAGES])?;
+        let gate_up = family.expert_kernel(&shape.gate_up(), &Config { own: Own::NONE, ..*config }, facts)?;
+        let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
+        Ok(LayerKernels { family, gate_up, down })
     }
 
-    /// The kernels with tiles of so many tokens.
-    pub fn with_tile(family: &'static dyn Family, shape: &LayerShape, tile: u32, facts: &Facts) -> Result<Self> {
-        Self::of(family, shape, tile, |product| family.expert_kernels(product, tile, facts).into_iter().next())
+    /// The second product's configuration, as the layer's says, or why there is none such.
+    pub(crate) fn down_config(
+        family: &dyn Family,
+        shape: &LayerShape,
+        config: &Config,
+        facts: &Facts,
+    ) -> Result<Config, String> {
+        let wanted = [DOWN, DOWN_DEPTH, DOWN_STAGES].map(|each| each.value(&config.own));
+        let tile = config.tile.tokens;
+        let known = family.expert_configs(&shape.down(), u32::try_from(tile).unwrap_or(u32::MAX), facts);
+        let suits =
+            |each: &&Config| as_down(each).iter().zip(wanted).all(|((_, has), wanted)| [0, *has].contains(&wanted));
+        if let Some(found) = known.iter().find(suits) {
+            return Ok(*found);
+        }
+        let [columns, depth, stages] = wanted.map(|size| size as usize);
+        if columns * depth * stages > 0 {
+            let any = known.first().unwrap_or(config);
+            return Ok(Config { tile: Tile { columns, ..any.tile }, depth, stages, own: Own::NONE, ..*any });
+        }
+        let known: Vec<String> = known.iter().map(written_down).collect();
+        let known = known.join("; ");
+        Err(format!("there is no such kernel for the second product; with {tile} tokens there are {known}"))
     }
 
     /// Tokens of a tile.
     pub fn tokens(&self) -> u32 {
         self.gate_up.tile()[0]
     }
+}
 
-    fn of(
-        family: &'static dyn Family,
-        shape: &LayerShape,
-        tile: u32,
-        kernel: impl Fn(&ProductShape) -> Option<Arc<dyn ExpertKernel>>,
-    ) -> Result<Self> {
-        let kernel = |product: ProductShape| {
-            kernel(&product).ok_or_else(|| Error::Mismatch {
-                group: 0,
-                what: "the tile of a layer of experts",
-                found: tile.to_string(),
-                expected: "one for which there is a kernel: a multiple of 8, at most 256".to_owned(),
-            })
-        };
-        Ok(LayerKernels { family, gate_up: kernel(shape.gate_up())?, down: kernel(shape.down())? })
-    }
+/// The second product's configuration as part of the layer's.
+pub fn as_down(config: &Config) -> [(Setting, u32); 3] {
+    [(DOWN, config.tile.columns as u32), (DOWN_DEPTH, config.depth as u32), (DOWN_STAGES, config.stages as u32)]
+}
+
+fn written_down(config: &Config) -> String {
+    as_down(config).map(|(setting, value)| format!("{}={value}", setting.key())).join(",")
 }
 
 /// Where a layer's weights are. An expert's matrices lie one after another, and the next expert's behind them.
@@ -378,6 +445,24 @@ impl Between {
 /// Bytes that [`launches`] need to work in, for so many tokens.
 pub fn workspace_bytes(shape: &LayerShape, tokens: u32) -> usize {
     Between::at(shape, tokens, 0).end as usize
+}
+
+/// What happens around a layer's products for so many tokens: what it is, and the bytes of memory that it reads and
+/// writes.
+pub(crate) fn around(shape: &LayerShape, tokens: u32) -> Vec<(&'static str, f64)> {
+    let [tokens, top] = [tokens, shape.top].map(f64::from);
+    let [hidden, inner] = [shape.hidden, shape.inner].map(f64::from);
+    let entries = tokens * top;
+    let token = shape.activation.row_bytes(1) as f64;
+    let rows = hidden * operand_bytes(shape.outer_activation()) as f64;
+    let mut all = vec![("tokens to their experts", tokens * hidden * token + entries * rows)];
+    if shape.step().is_some() {
+        let made = operand_bytes(shape.inner_activation()) as f64;
+        all.push(("between the products", entries * inner * (shape.between().bytes() as f64 + made)));
+    }
+    let [partial, output] = [shape.partial, shape.output].map(|each| each.bytes() as f64);
+    all.push(("each token's results summed", hidden * (entries * partial + tokens * output)));
+    all
 }
 
 /// Where a layer is computed.

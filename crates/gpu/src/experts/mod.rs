@@ -10,6 +10,7 @@ pub mod combine;
 pub mod device;
 pub mod layer;
 pub mod packed;
+pub mod plan;
 pub mod route;
 pub mod share;
 pub mod sort;

@@ -65,7 +65,7 @@ pub(super) fn sizes(family: &str, config: &Config) -> Result<[u32; 4], String> {
 }
 
 /// A configuration that a family's kernels refuse, as an error.
-pub(super) fn illegal(config: &Config) -> impl Fn(String) -> Error {
+pub(crate) fn illegal(config: &Config) -> impl Fn(String) -> Error {
     move |reason| Error::Illegal { backend: "cuda", config: Box::new(*config), reason }
 }
 

@@ -1,22 +1,47 @@
 //! The products of a layer's experts, as every family plans and launches them.
 
-use op::{Epilogue, Output};
+use op::{Config, Epilogue, Output, Own, Schedule, Strategy, Tile};
 use ptx::Feature;
 
 use crate::launch::{Argument, Launch};
 use crate::phases::gates;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
-/// The tokens of a tile, for so many entries: enough for nearly all of the experts, so that each is one tile as a rule; but no more than so many.
-pub(super) fn tile(entries: u32, experts: u32, most: u32) -> u32 {
-    let mean = f64::from(entries) / f64::from(experts.min(entries).max(1));
-    let enough = (mean + 2.0 * mean.sqrt()).floor() as u32;
-    let enough = enough.clamp(8, most).min(entries.next_multiple_of(8));
-    if enough <= 64 { enough.next_multiple_of(8) } else { enough.next_multiple_of(32) }
+/// The configuration of a product of experts with tiles of so many tokens and columns, and stages of so many of k.
+pub(super) fn config(shape: &ProductShape, [tokens, columns]: [u32; 2], depth: u32, stages: u32) -> Config {
+    Config {
+        strategy: Strategy::Interleaved,
+        tile: Tile { tokens: tokens as usize, columns: columns as usize },
+        depth: depth as usize,
+        stages: stages as usize,
+        epilogue: epilogue(shape, tokens),
+        schedule: Schedule::Persistent,
+        own: Own::NONE,
+    }
+}
+
+/// Refuses what no family's kernels for experts do: only the device knows their tiles, and so blocks look for them.
+pub(super) fn check(shape: &ProductShape, config: &Config, strategies: &[Strategy]) -> Result<(), String> {
+    if config.schedule != Schedule::Persistent {
+        return Err("blocks find the tiles of experts themselves; ask for schedule=persistent".to_owned());
+    }
+    if !strategies.contains(&config.strategy) {
+        let known: Vec<String> = strategies.iter().map(|strategy| format!("strategy={strategy}")).collect();
+        return Err(format!("products of experts are computed side by side; ask for {}", known.join(" or ")));
+    }
+    let row = shape.n as usize * shape.output.bytes();
+    if config.epilogue == Epilogue::Staged && !row.is_multiple_of(16) {
+        return Err(format!(
+            "epilogue=staged writes 16 bytes at a time, and rows of {} {} elements are not a multiple of that; ask for \
+             epilogue=direct",
+            shape.n, shape.output
+        ));
+    }
+    Ok(())
 }
 
 /// How values of a tile of so many tokens get to the result. Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
-pub(super) fn epilogue(shape: &ProductShape, tile: u32) -> Epilogue {
+fn epilogue(shape: &ProductShape, tile: u32) -> Epilogue {
     let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
     if aligned && (tile <= 64 || shape.output != Output::F32) { Epilogue::Staged } else { Epilogue::Direct }
 }

@@ -1,7 +1,9 @@
 //! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for
 //! each.
 
-use op::{Activation, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Team};
+use std::sync::Arc;
+
+use op::{Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Team};
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
@@ -22,6 +24,8 @@ pub(super) struct SimulatedLayer {
     on: Simulated,
     own: Packed,
     shared: Option<Packed>,
+    /// Who says how calls are computed.
+    choose: Arc<dyn Choose>,
 }
 
 /// Some experts as the kernels take them.
@@ -62,17 +66,19 @@ impl Packed {
 }
 
 impl SimulatedLayer {
-    pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>, team: &Team) -> Result<Self> {
+    pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
         let own = Packed::new((&on, team), spec, spec.weights.experts(), None)?;
         let of_all = spec.weights.shared();
         let of_all =
             of_all.map(|shared| Packed::new((&on, team), spec, std::slice::from_ref(shared.mlp()), shared.gate()));
-        Ok(SimulatedLayer { on, own, shared: of_all.transpose()? })
+        Ok(SimulatedLayer { on, own, shared: of_all.transpose()?, choose })
     }
 
     /// How a call's products are computed: those of the layer, or of its shared expert.
     fn kernels(&self, shape: &LayerShape, tokens: u32) -> Result<LayerKernels> {
-        LayerKernels::choose(self.on.family, shape, tokens, &self.on.facts())
+        let config = self.choose.choose(&shape.problem(tokens)?)?;
+        LayerKernels::new(self.on.family, shape, &config, &self.on.facts())
+            .map_err(|reason| self.on.illegal(&config, reason))
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use op::backend::packed_as;
 use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Error, LayerSpec, LoadedLayer, Operands, PackedWeights,
-    Problem, Result, Setting, Team, Weights,
+    Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
+    PackedWeights, Problem, Result, Setting, Team, Weights,
 };
 use ptx::{Feature, Target};
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
@@ -29,6 +29,7 @@ use super::launch::{Argument, Launch};
 use super::launches::{Site, TokenPlace, bytes_of, launches, workspace_bytes};
 use super::operands::DeviceOutput;
 use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
+use super::plan;
 
 use layer::SimulatedLayer;
 
@@ -207,13 +208,14 @@ unsafe impl Backend for Simulated {
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        self.family.candidates(problem, &self.facts())
+        plan::candidates(self.family, problem, &self.facts())
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
-        self.family.legal(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
+        plan::legal(self.family, problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
         let steps = self.family.steps(problem, config);
-        if steps > MOST_STEPS {
+        // Whole layers are looked at once it is known which experts have rows.
+        if steps > MOST_STEPS && problem.whole().is_none() {
             let reason = format!(
                 "{problem} takes {steps} steps of a tile over 64 of K, and the simulator is for at most {MOST_STEPS}; \
                  make the problem smaller, or compute it with another backend"
@@ -225,7 +227,8 @@ unsafe impl Backend for Simulated {
 
     fn check(&self, problem: &Problem, config: &Config, threads: usize) -> Result<Cost> {
         self.legal(problem, config, threads)?;
-        let cost = self.family.cost(problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
+        let cost =
+            plan::cost(self.family, problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
         // A step takes the simulator about a millisecond, whatever it would take a GPU.
         let seconds = self.family.steps(problem, config) as f64 * 1e-3;
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
@@ -235,11 +238,16 @@ unsafe impl Backend for Simulated {
         Ok(Arc::new(PackedGroups::new(self.layout, (self.family, team), weights, Ok)?))
     }
 
-    fn load_layer(&self, layer: &LayerSpec<'_>, team: &Team) -> Result<Option<Arc<dyn LoadedLayer>>> {
+    fn load_layer(
+        &self,
+        layer: &LayerSpec<'_>,
+        choose: Arc<dyn Choose>,
+        team: &Team,
+    ) -> Result<Option<Arc<dyn LoadedLayer>>> {
         if !LayerShape::suits(layer) {
             return Ok(None);
         }
-        Ok(Some(Arc::new(SimulatedLayer::new(*self, layer, team)?)))
+        Ok(Some(Arc::new(SimulatedLayer::new(*self, layer, choose, team)?)))
     }
 
     unsafe fn run(

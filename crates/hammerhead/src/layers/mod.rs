@@ -20,8 +20,10 @@
 //! results of their token and of no other. An NVFP4 intermediate has no codes for them: the results of its row are NaN.
 //!
 //! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes
-//! the place of all that where an engine has nothing but that backend: it gets tokens, a [`Routed`] and where the
-//! result goes; checks and routing before it stay as they are. An MLP is a layer of one expert there.
+//! the place of all that where an engine has nothing but that backend, or where it should be faster than the processor:
+//! it gets tokens, a [`Routed`] and where the result goes; checks and routing before it stay as they are. How each
+//! number of tokens is computed is planned as for products: from candidates, their prices, and what the tank has measured.
+//! An MLP is a layer of one expert there.
 //! [`crate::gpu::Queue`] computes such layers on tensors that are in a GPU's memory.
 
 mod rows;
@@ -38,10 +40,11 @@ use gpu::host::{DeviceRouting, HostExperts};
 use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{
-    Activation, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Result, Routed, Router, Target, Team,
+    Activation, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Problem, Result, Routed, Router,
+    Target, Team, Whole,
 };
 
-use crate::Engine;
+use crate::{Engine, Layer, Plan};
 use rows::{cut, each, part};
 use sorted::Sorted;
 use stack::{Rows, Stack, element};
@@ -71,79 +74,98 @@ impl LayerOptions {
     }
 }
 
-/// An MLP, packed: `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`.
-#[derive(Debug)]
-pub struct Mlp {
-    products: Products,
-    gate: Gate,
+/// A layer's sizes, and what it computes.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    experts: usize,
+    /// Of tokens, of the intermediate and of results.
     widths: [usize; 3],
+    gate: Gate,
+    /// Whether what goes into each product is multiplied with a scale.
+    scaled: [bool; 2],
     options: LayerOptions,
 }
+
+impl Sizes {
+    fn of(weights: &ExpertWeights<'_>, options: LayerOptions) -> Self {
+        let mlps = weights.experts();
+        let scaled = |product: fn(&MlpWeights<'_>) -> bool| mlps.iter().any(product);
+        Self {
+            experts: mlps.len(),
+            widths: mlps[0].widths(),
+            gate: weights.gate(),
+            scaled: [scaled(|mlp| mlp.up().input_scale().is_some()), scaled(|mlp| mlp.down().input_scale().is_some())],
+            options,
+        }
+    }
+
+    /// The problem that a call is: so many tokens, which have so many experts each, of a type, and results of another.
+    fn problem(&self, tokens: usize, top: usize, types: (Activation, Output)) -> Result<Problem> {
+        let ([k, inner, width], scaled) = (self.widths, self.scaled);
+        let LayerOptions { intermediate, batch_invariant, .. } = self.options;
+        let whole = Whole { tokens, top, width, intermediate, scaled, batch_invariant };
+        Problem::layer(self.experts, [k, inner], self.gate, types, whole)
+    }
+}
+
+/// An MLP, packed: `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`. A layer of one expert, which computes every token.
+#[derive(Debug)]
+pub struct Mlp(Experts);
 
 impl Mlp {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &MlpWeights<'_>, gate: Gate, options: LayerOptions) -> Result<Self> {
         gate.check()?;
-        let alone = ExpertWeights::new(vec![weights.clone()], gate)?;
-        let products = match WholeLayer::new(engine, &alone, options)? {
-            Some(whole) => Products::Whole(whole),
-            None => {
-                let stack = Stack::new(engine, std::slice::from_ref(weights), gate, options)?;
-                Products::Engine { stack, shared: None }
-            }
-        };
-        Ok(Self { products, gate, widths: weights.widths(), options })
+        Experts::new(engine, &ExpertWeights::new(vec![weights.clone()], gate)?, options).map(Self)
     }
 
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
-        self.widths
+        self.0.widths()
     }
 
     /// The bytes that the packed weights take.
     pub fn packed_bytes(&self) -> usize {
-        self.products.packed_bytes()
+        self.0.packed_bytes()
     }
 
     /// Writes the packed weights to a file, from which [`Mlp::open`] maps them back. Only weights of the CPU's layout can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>) -> Result<()> {
-        saved::write(path.as_ref(), &self.products.written(None)?, engine.team())
+        self.0.save(engine, path, None)
     }
 
     /// Maps an MLP that [`Mlp::save`] wrote. The file must not be changed while the MLP lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<Self> {
-        Self::of(saved::open(engine, path.as_ref(), options)?, path.as_ref(), options)
+        Self::of(Experts::open(engine, path.as_ref(), options)?.0, path.as_ref())
     }
 
     /// What [`Mlp::save`] would write, as bytes.
     pub fn to_bytes(&self, engine: &Engine) -> Result<Vec<u8>> {
-        saved::to_bytes(&self.products.written(None)?, engine.team())
+        self.0.to_bytes(engine, None)
     }
 
     /// The MLP that [`Mlp::to_bytes`] made bytes of. They are copied, and checked as a whole.
     pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<Self> {
-        Self::of(saved::from_bytes(engine, bytes, options)?, Path::new(saved::BYTES), options)
+        Self::of(Experts::from_bytes(engine, bytes, options)?.0, Path::new(saved::BYTES))
     }
 
     /// What was read from there, if it is one MLP.
-    fn of(opened: saved::Opened, path: &Path, options: LayerOptions) -> Result<Self> {
-        let saved::Opened { stack, shared, .. } = opened;
-        if stack.scales().len() != 1 || shared.is_some() {
-            let problem = format!("it holds {} experts", stack.scales().len());
-            return Err(Error::LayerFile { path: path.into(), problem, remedy: "open it as a layer of experts" });
+    fn of(layer: Experts, path: &Path) -> Result<Self> {
+        if layer.count() == 1 && !layer.has_shared() {
+            return Ok(Self(layer));
         }
-        let (gate, widths) = (stack.layers().0.gate(), stack.widths());
-        Ok(Self { products: Products::Engine { stack, shared: None }, gate, widths, options })
+        let problem = format!("it holds {} experts", layer.count());
+        Err(Error::LayerFile { path: path.into(), problem, remedy: "open it as a layer of experts" })
     }
 
     /// How it is computed.
     pub fn options(&self) -> LayerOptions {
-        self.options
+        self.0.options()
     }
 
     /// The gate.
     pub fn gate(&self) -> Gate {
-        self.gate
+        self.0.gate()
     }
 
     /// Computes tokens `[m, k]`.
@@ -153,30 +175,17 @@ impl Mlp {
 
     /// The same, into memory of the caller's.
     pub fn run_into(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> Result<()> {
-        let widths = self.widths();
-        check(widths, tokens, &target)?;
-        pieces(tokens, (target, widths[2]), self.options.tokens(widths, 1), |tokens, _, target| {
-            let stack = match &self.products {
-                Products::Engine { stack, .. } => stack,
-                Products::Whole(whole) => {
-                    let rows = tokens.rows();
-                    let everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
-                    return whole.run((tokens, 0), &everyone, target);
-                }
-            };
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens) };
-            stack.run(engine, &rows, target)
-        })
+        self.0.run_only_into(engine, tokens, target)
     }
 
     /// Whether [`crate::gpu::Queue`] takes it, or why it does not.
     pub fn queueable(&self) -> Result<()> {
-        self.products.on_device().map(drop)
+        self.0.queueable()
     }
 
     /// Bytes that [`crate::gpu::Queue::enqueue_mlp`] works in, at most, for so many tokens of a type.
     pub fn queue_workspace_bytes(&self, tokens: usize, element: Activation) -> Result<usize> {
-        self.products.on_device()?.workspace_bytes(tokens, element, 1)
+        self.0.queue_workspace_bytes(tokens, element, 1)
     }
 
     /// Queues tokens that are in a device's memory.
@@ -192,7 +201,7 @@ impl Mlp {
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.products.on_device()?.enqueue(queue, x, DeviceRouting::Everyone, out, workspace) }
+        unsafe { self.0.enqueue(queue, x, DeviceRouting::Everyone, out, workspace) }
     }
 }
 
@@ -200,10 +209,7 @@ impl Mlp {
 #[derive(Debug)]
 pub struct Experts {
     products: Products,
-    gate: Gate,
-    widths: [usize; 3],
-    count: usize,
-    options: LayerOptions,
+    sizes: Sizes,
     /// What calls leave for the next ones.
     kept: Mutex<Vec<Workspace>>,
 }
@@ -268,12 +274,12 @@ struct Workspace {
 impl Experts {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Self> {
-        let products = match WholeLayer::new(engine, weights, options)? {
+        let sizes = Sizes::of(weights, options);
+        let products = match WholeLayer::new(engine, weights, &sizes)? {
             Some(whole) => Products::Whole(whole),
             None => Self::products(engine, weights, options)?,
         };
-        let (count, widths) = (weights.experts().len(), weights.experts()[0].widths());
-        Ok(Self { products, gate: weights.gate(), widths, count, options, kept: Mutex::default() })
+        Ok(Self { products, sizes, kept: Mutex::default() })
     }
 
     fn products(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Products> {
@@ -311,20 +317,22 @@ impl Experts {
 
     fn of(opened: saved::Opened, options: LayerOptions) -> (Self, Option<Router>) {
         let saved::Opened { stack, shared, router } = opened;
-        let (gate, widths, count) = (stack.layers().0.gate(), stack.widths(), stack.scales().len());
+        let (gate, widths, experts) = (stack.layers().0.gate(), stack.widths(), stack.scales().len());
+        let (up, down) = stack.layers();
+        let scaled = [up, down].map(|layer| layer.input_scales().exist());
         let shared = shared.map(|(stack, gate)| Box::new(Shared { stack, gate }));
-        let products = Products::Engine { stack, shared };
-        (Self { products, gate, widths, count, options, kept: Mutex::default() }, router)
+        let sizes = Sizes { experts, widths, gate, scaled, options };
+        (Self { products: Products::Engine { stack, shared }, sizes, kept: Mutex::default() }, router)
     }
 
     /// The gate of all experts.
     pub fn gate(&self) -> Gate {
-        self.gate
+        self.sizes.gate
     }
 
     /// Experts that there are, the shared one not counted.
     pub fn count(&self) -> usize {
-        self.count
+        self.sizes.experts
     }
 
     /// Whether an expert computes every token beside them.
@@ -337,12 +345,28 @@ impl Experts {
 
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
-        self.widths
+        self.sizes.widths
     }
 
     /// How it is computed.
     pub fn options(&self) -> LayerOptions {
-        self.options
+        self.sizes.options
+    }
+
+    /// How so many tokens of a type would be computed, which have so many experts each, if chance spreads them: the plan
+    /// of the whole, or those of both products where they are computed one by one. The shared expert is not looked at.
+    pub fn plans(&self, engine: &Engine, tokens: usize, top: usize, types: (Activation, Output)) -> Result<Vec<Plan>> {
+        let problem = self.sizes.problem(tokens, top, types)?;
+        match &self.products {
+            Products::Whole(whole) => Ok(vec![whole.plan(&problem)?]),
+            Products::Engine { stack, .. } => {
+                let (up, down) = stack.layers();
+                let plan = |(product, layer): (&Problem, &Layer)| {
+                    engine.plan_steady(layer, product, self.options().batch_invariant)
+                };
+                problem.products()?.iter().zip([up, down]).map(plan).collect()
+            }
+        }
     }
 
     /// The bytes that the packed weights take.
@@ -375,11 +399,11 @@ impl Experts {
     ) -> Result<()> {
         let choosable = match routing {
             DeviceRouting::Logits { router, .. } => router.experts(),
-            DeviceRouting::Given { .. } => self.count,
+            DeviceRouting::Given { .. } => self.count(),
             DeviceRouting::Everyone => 1,
         };
-        if choosable != self.count {
-            let (found, expected) = (choosable.to_string(), self.count.to_string());
+        if choosable != self.count() {
+            let (found, expected) = (choosable.to_string(), self.count().to_string());
             return Err(Error::Mismatch { group: 0, what: "the number of the routing's experts", found, expected });
         }
         // SAFETY: the caller's promise is the same.
@@ -401,19 +425,42 @@ impl Experts {
         let (stack, shared) = match &self.products {
             Products::Engine { stack, shared } => (stack, shared.as_deref()),
             Products::Whole(whole) => {
-                let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(whole.is_shared()));
+                let at_a_time = self.options().tokens(widths, routed.top_k() + usize::from(whole.is_shared()));
                 return pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
                     whole.run((tokens, first), routed, target)
                 });
             }
         };
         let mut workspace = self.kept.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        let at_a_time = self.options.tokens(widths, routed.top_k() + usize::from(shared.is_some()));
+        let at_a_time = self.options().tokens(widths, routed.top_k() + usize::from(shared.is_some()));
         let done = pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
             self.piece(engine, (stack, shared), (tokens, first), routed, target, &mut workspace)
         });
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(workspace);
         done
+    }
+
+    /// Computes tokens `[m, k]` by the only expert, all of them, into memory of the caller's.
+    pub fn run_only_into(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> Result<()> {
+        let widths = self.widths();
+        if self.count() != 1 || self.has_shared() {
+            let found = format!("{}{}", self.count(), if self.has_shared() { " and a shared one" } else { "" });
+            let (what, expected) = ("the number of experts", "1, for tokens that are not routed,".to_owned());
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        check(widths, tokens, &target)?;
+        pieces(tokens, (target, widths[2]), self.options().tokens(widths, 1), |tokens, _, target| {
+            let stack = match &self.products {
+                Products::Engine { stack, .. } => stack,
+                Products::Whole(whole) => {
+                    let rows = tokens.rows();
+                    let everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
+                    return whole.run((tokens, 0), &everyone, target);
+                }
+            };
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens) };
+            stack.run(engine, &rows, target)
+        })
     }
 
     /// Computes some tokens, of which the first is `first` of those that were routed.
@@ -427,7 +474,7 @@ impl Experts {
         Workspace { sorted, outputs, shared }: &mut Workspace,
     ) -> Result<()> {
         let (width, element) = (self.widths()[2], element(tokens));
-        sorted.sort(routed, first..first + tokens.rows(), self.count);
+        sorted.sort(routed, first..first + tokens.rows(), self.count());
         outputs.resize(sorted.len() * width, 0.0);
         if sorted.len() > 0 {
             let values = sorted.gather(tokens, routed, engine.team())?;

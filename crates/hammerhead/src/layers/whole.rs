@@ -5,30 +5,68 @@ use std::sync::Arc;
 
 use format::Dense;
 use gpu::host::HostExperts;
-use op::{Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Result, Routed, Target};
+use op::{
+    Activation, Backend, Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Output, Result, Routed, Target,
+};
 
-use super::LayerOptions;
-use crate::Engine;
+use super::{LayerOptions, Sizes};
+use crate::planner::Planner;
+use crate::{Engine, Plan};
+
+/// Tokens of a call for which whoever should be fastest gets a layer, as for single products; and experts of each.
+const TYPICAL_TOKENS: usize = 16;
+const TYPICAL_TOP: usize = 8;
 
 /// A layer where its backend computes it.
 #[derive(Debug)]
 pub(super) struct WholeLayer {
     layer: Arc<dyn LoadedLayer>,
+    planner: Arc<Planner>,
     /// Whether there is an expert that computes every token.
     shared: bool,
 }
 
 impl WholeLayer {
-    /// The layer, if the engine has one backend and that computes such layers whole.
-    pub(super) fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Option<Self>> {
-        let [only] = engine.backends()[..] else { return Ok(None) };
-        let LayerOptions { intermediate, batch_invariant, .. } = options;
-        let loaded = only.load_layer(&LayerSpec { weights, intermediate, batch_invariant }, engine.team())?;
-        Ok(loaded.map(|layer| Self { layer, shared: weights.shared().is_some() }))
+    /// The layer, where the engine's only backend computes such layers whole, or where one of several does and should be
+    /// faster than the processor, product by product. Also where its memory is full, the others compute.
+    pub(super) fn new(engine: &Engine, weights: &ExpertWeights<'_>, sizes: &Sizes) -> Result<Option<Self>> {
+        let backends = engine.backends();
+        let LayerOptions { intermediate, batch_invariant, .. } = sizes.options;
+        let spec = LayerSpec { weights, intermediate, batch_invariant };
+        let load = |backend: &'static dyn Backend| {
+            let planner = Arc::new(engine.layer_planner(backend));
+            let loaded = backend.load_layer(&spec, Arc::<Planner>::clone(&planner), engine.team())?;
+            Ok::<_, Error>(loaded.map(|layer| Self { layer, planner, shared: weights.shared().is_some() }))
+        };
+        if let [only] = backends[..] {
+            return load(only);
+        }
+        let typical =
+            sizes.problem(TYPICAL_TOKENS, TYPICAL_TOP.min(sizes.experts), (Activation::BF16, Output::BF16))?;
+        let by_products = engine.product_seconds(&typical).unwrap_or(f64::INFINITY);
+        let seconds = |backend: &'static dyn Backend| {
+            let plan = engine.layer_planner(backend).plan(&typical).ok()?;
+            Some((plan.cost().seconds + plan.cost().copying, backend))
+        };
+        let mut faster: Vec<_> = backends.into_iter().filter_map(seconds).collect();
+        faster.retain(|(seconds, _)| *seconds < by_products);
+        faster.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        for (_, backend) in faster {
+            match load(backend) {
+                Err(Error::DeviceMemory { .. }) | Ok(None) => {}
+                loaded => return loaded,
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn packed_bytes(&self) -> usize {
         self.layer.bytes()
+    }
+
+    /// How a call would be computed.
+    pub(super) fn plan(&self, problem: &op::Problem) -> Result<Plan> {
+        self.planner.plan(problem)
     }
 
     /// The layer in a GPU's memory, if it is there.
@@ -37,7 +75,7 @@ impl WholeLayer {
         any.downcast_ref().ok_or(Error::Layout {
             backend: "cuda, on tensors there,",
             found: "the simulator",
-            expected: "a GPU: packed for cuda alone",
+            expected: "a GPU: packed for cuda",
         })
     }
 

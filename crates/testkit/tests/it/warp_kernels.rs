@@ -4,7 +4,8 @@
 use gpu::experts::For;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
-use gpu::experts::layer::{LayerKernels, LayerShape};
+use gpu::experts::layer::LayerShape;
+use gpu::experts::plan;
 use gpu::experts::route::{Grouped, RouteSpec, Score};
 use gpu::experts::share::ShareSpec;
 use gpu::experts::sort::{Ids, Rows, SortSpec};
@@ -128,7 +129,10 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         output: Output::BF16,
     };
     let family = families::ALL.into_iter().find(|family| family.target() == target).expect("a family");
-    let facts = Facts { shared_bytes: 99 << 10, ..Facts::a100() };
+    let facts = match target {
+        Target::Sm100f => Facts::b200(),
+        _ => Facts { shared_bytes: 99 << 10, ..Facts::a100() },
+    };
     let halves = LayerShape { codes: Codes::Halves, activation: Activation::F16, on_input: true, ..layer };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let alike = LayerShape { invariant: true, ..layer };
@@ -138,7 +142,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = cases
         .flat_map(|(layer, tile): (LayerShape, u32)| {
             let tile = if target == Target::Sm100f { tile.next_multiple_of(16) } else { tile };
-            let kernels = LayerKernels::with_tile(family, &layer, tile, &facts).expect("a kernel");
+            let kernels = plan::kernels_with_tile(family, &layer, tile, &facts).expect("a kernel");
             [kernels.gate_up.spec(), kernels.down.spec()]
         })
         .collect();

@@ -4,9 +4,10 @@
 //! tokens has weights for rows of its multiplications, as products of few tokens have; two sets of accumulators let one
 //! tile be finished while the next is summed.
 
-use op::{Epilogue, Schedule};
+use op::{Activation, Config, Epilogue, Strategy};
 use ptx::Target;
 
+use super::choice::depth;
 use super::kernel::{Products, TARGET, TensorMultiplySpec, Tokens};
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
@@ -14,33 +15,33 @@ use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
-/// Tokens of a tile, at most: the rows of a multiplication; and where they are of several parts, which take more room.
-const MOST_TOKENS: u32 = 128;
-const MOST_WIDE_TOKENS: u32 = 64;
-/// By how many tokens tiles of fewer go: columns of multiplications of 16-bit numbers.
-const STEP: u32 = 16;
-/// Columns of a tile worth trying, the widest first. Tiles of fewer than 128 tokens have 128.
+/// Tokens of tiles: at most the rows of a multiplication, and fewer go by the columns of one.
+pub const TILES: [u32; 6] = [16, 32, 48, 64, 96, 128];
+/// Columns of a tile worth trying. Tiles of fewer than 128 tokens have 128.
 const COLUMNS: [u32; 2] = [128, 64];
+/// Two sets of accumulators, and one.
+const SETS: [Strategy; 2] = [Strategy::PingPong, Strategy::Interleaved];
 /// Stages of a pipeline: fewer hide nothing, and more hide no more.
 const STAGES: std::ops::RangeInclusive<u32> = 2..=8;
 
-/// The tokens of a tile, for so many entries that are of several parts or not.
-pub fn tile(entries: u32, experts: u32, wide: bool) -> u32 {
-    experts::tile(entries, experts, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS }).next_multiple_of(STEP)
-}
-
-/// The kernels for a product with tiles of so many tokens, the one to take first.
-pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<TensorMultiplySpec> {
-    let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
-    let with = |columns, sets, stages| TensorMultiplySpec {
-        products,
-        sets,
+/// The kernel that a configuration means for a product.
+pub fn kernel(shape: &ProductShape, config: &Config) -> Result<TensorMultiplySpec, String> {
+    experts::check(shape, config, &SETS)?;
+    config.own.check(super::NAME, &[])?;
+    let depth = depth(Activation::F16);
+    if config.depth != depth {
+        return Err(format!("a stage holds {depth} of k of tokens of 16 bits; ask for depth={depth}"));
+    }
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let spec = TensorMultiplySpec {
+        products: if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single },
+        sets: if config.strategy == Strategy::PingPong { 2 } else { 1 },
         element: Some(Tokens::of(shape.activation)),
-        tokens: tile,
-        columns,
-        stages,
-        epilogue: Epilogue::Direct,
-        schedule: Schedule::Persistent,
+        tokens: narrow(config.tile.tokens),
+        columns: narrow(config.tile.columns),
+        stages: narrow(config.stages),
+        epilogue: config.epilogue,
+        schedule: config.schedule,
         multicast: 1,
         ahead: 0,
         aligned: (shape.n as usize * shape.output.bytes()).is_multiple_of(16),
@@ -50,9 +51,22 @@ pub fn kernels(shape: &ProductShape, tile: u32) -> Vec<TensorMultiplySpec> {
         biased: shape.biased,
         experts: Some(Experts::of(shape)),
     };
-    let fits = |spec: &TensorMultiplySpec| spec.check().is_ok();
-    let deepest = |(columns, sets)| STAGES.rev().map(|stages| with(columns, sets, stages)).find(fits);
-    COLUMNS.iter().flat_map(|&columns| [(columns, 2), (columns, 1)]).filter_map(deepest).collect()
+    spec.check().map_err(|error| error.to_string())?;
+    Ok(spec)
+}
+
+/// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room
+/// for.
+pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
+    let deepest = |(columns, strategy)| {
+        let with = |stages| Config {
+            strategy,
+            epilogue: Epilogue::Direct,
+            ..experts::config(shape, [tile, columns], depth(Activation::F16) as u32, stages)
+        };
+        STAGES.rev().map(with).find(|config| kernel(shape, config).is_ok())
+    };
+    COLUMNS.into_iter().flat_map(|columns| SETS.map(|sets| (columns, sets))).filter_map(deepest).collect()
 }
 
 impl ExpertKernel for TensorMultiplySpec {

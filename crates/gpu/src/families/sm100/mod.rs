@@ -124,12 +124,21 @@ impl Family for Sm100 {
         Ok(launches)
     }
 
-    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32 {
-        experts::tile(entries, experts, wide)
+    fn expert_tiles(&self) -> &'static [u32] {
+        &experts::TILES
     }
 
-    fn expert_kernels(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
-        experts::kernels(shape, tile).into_iter().map(|kernel| Arc::new(kernel) as Arc<dyn ExpertKernel>).collect()
+    fn expert_configs(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Config> {
+        experts::configs(shape, tile)
+    }
+
+    fn expert_kernel(
+        &self,
+        shape: &ProductShape,
+        config: &Config,
+        _facts: &Facts,
+    ) -> Result<Arc<dyn ExpertKernel>, String> {
+        Ok(Arc::new(experts::kernel(shape, config)?))
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

@@ -115,12 +115,31 @@ impl Family for Sm120 {
         Ok(launches)
     }
 
-    fn expert_tile(&self, entries: u32, experts: u32, wide: bool) -> u32 {
-        experts::tile(entries, experts, wide)
+    fn expert_tiles(&self) -> &'static [u32] {
+        &experts::TILES
     }
 
-    fn expert_kernels(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
-        experts::kernels(TARGET, shape, tile, facts.shared_bytes as u32)
+    fn expert_configs(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Config> {
+        experts::configs(TARGET, shape, tile, facts.shared_bytes)
+    }
+
+    fn expert_kernel(
+        &self,
+        shape: &ProductShape,
+        config: &Config,
+        facts: &Facts,
+    ) -> Result<Arc<dyn ExpertKernel>, String> {
+        Ok(Arc::new(experts::kernel(TARGET, shape, config, facts.shared_bytes)?))
+    }
+
+    fn expert_cost(
+        &self,
+        shape: &ProductShape,
+        problem: &Problem,
+        config: &Config,
+        facts: &Facts,
+    ) -> Result<Cost, String> {
+        model::check_experts(TARGET, shape, problem, config, facts)
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

@@ -1,67 +1,76 @@
-//! The products of a layer of experts: which kernel, by what the host knows, and its launch.
-//!
-//! Tiles of few tokens have warps along k, as products of few tokens have anyhow; the more tokens, the more warps stand along the columns.
-//! How many stages there are is what the device has room for.
+//! The products of a layer of experts: which kernels, and what they are to launches.
 
-use std::sync::Arc;
-
-use op::Schedule;
+use op::{Config, Strategy};
 use ptx::Target;
 
-use super::kernel::{Products, Tokens, WarpMultiplySpec};
+use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
+use crate::families::choice::sizes;
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
-/// Tokens of a tile, at most; and where they are of several parts, which take more room.
-const MOST_TOKENS: u32 = 128;
-const MOST_WIDE_TOKENS: u32 = 64;
+/// Tokens of tiles.
+pub const TILES: [u32; 8] = [8, 16, 24, 32, 48, 64, 96, 128];
+/// Fragments of a tile and units of a stage.
+const FRAGMENTS: [u32; 4] = [16, 8, 4, 2];
+const UNITS: [u32; 3] = [4, 2, 1];
 /// Stages of a pipeline: fewer are not legal, and more hide nothing.
 const STAGES: std::ops::RangeInclusive<u32> = 3..=8;
 
-/// The tokens of a tile, for so many entries that are of several parts or not.
-pub fn tile(entries: u32, experts: u32, wide: bool) -> u32 {
-    experts::tile(entries, experts, if wide { MOST_WIDE_TOKENS } else { MOST_TOKENS })
+/// The kernel that a configuration means for a product, on a device whose blocks have so many bytes of shared memory.
+pub fn kernel(
+    target: Target,
+    shape: &ProductShape,
+    config: &Config,
+    shared_bytes: usize,
+) -> Result<WarpMultiplySpec, String> {
+    experts::check(shape, config, &[Strategy::Interleaved])?;
+    let [tokens, columns, units, stages] = sizes(target.name(), config)?;
+    let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
+    let spec = WarpMultiplySpec {
+        target,
+        products,
+        resident: 1,
+        tokens,
+        columns,
+        fragments: WarpMultiplySpec::sensible_fragments(products, columns),
+        units,
+        stages,
+        epilogue: config.epilogue,
+        schedule: config.schedule,
+        element: Tokens::of(shape.activation),
+        function: Function::of(shape.gate),
+        output: shape.output,
+        groups: 1,
+        biased: shape.biased,
+        experts: Some(Experts { follows: false, ..Experts::of(shape) }),
+    };
+    spec.check().map_err(|error| error.to_string())?;
+    let bytes = spec.shared_bytes() as usize;
+    if bytes > shared_bytes {
+        return Err(format!(
+            "{bytes} bytes of shared memory, of which a block of this GPU can have {shared_bytes}; ask for fewer stages, \
+             less depth or a smaller tile"
+        ));
+    }
+    match shape.invariant && spec.shares_k() {
+        true => Err("warps would share k, and bits may not depend on the batch; make tiles wider".to_owned()),
+        false => Ok(spec),
+    }
 }
 
-/// The kernels for a product with tiles of so many tokens, on a device whose blocks have so many bytes of shared
-/// memory.
-pub fn kernels(target: Target, shape: &ProductShape, tile: u32, shared_bytes: u32) -> Vec<Arc<dyn ExpertKernel>> {
-    let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
-    let with = |fragments: u32, units, stages| {
-        let columns = fragments * if products == Products::Interleaved { 8 } else { 16 };
-        WarpMultiplySpec {
-            target,
-            products,
-            resident: 1,
-            tokens: tile,
-            columns,
-            fragments: WarpMultiplySpec::sensible_fragments(products, columns),
-            units,
-            stages,
-            epilogue: experts::epilogue(shape, tile),
-            schedule: Schedule::Persistent,
-            element: Tokens::of(shape.activation),
-            function: Function::of(shape.gate),
-            output: shape.output,
-            groups: 1,
-            biased: shape.biased,
-            experts: Some(Experts { follows: false, ..Experts::of(shape) }),
-        }
+/// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room
+/// for.
+pub fn configs(target: Target, shape: &ProductShape, tile: u32, shared_bytes: usize) -> Vec<Config> {
+    let width = if shape.gate.matrices() == 2 { 8 } else { 16 };
+    let deepest = |(fragments, units): (u32, u32)| {
+        let with = |stages| experts::config(shape, [tile, width * fragments], units * UNIT, stages);
+        STAGES.rev().map(with).find(|config| kernel(target, shape, config, shared_bytes).is_ok())
     };
-    // The most fragments and units first, then what takes less room. Where nobody may share k, as many fragments as keep all warps busy.
-    let sizes: &[(u32, u32)] = match tile {
-        _ if shape.invariant => &[(16, 4), (16, 2), (16, 1), (8, 1), (4, 1)],
-        ..=32 => &[(4, 4), (4, 2), (4, 1), (2, 1)],
-        33..=64 => &[(8, 2), (8, 1), (4, 1), (2, 1)],
-        _ => &[(16, 1)],
-    };
-    let alike = |spec: &WarpMultiplySpec| !(shape.invariant && spec.shares_k());
-    let fits = |spec: &WarpMultiplySpec| spec.check().is_ok() && spec.shared_bytes() <= shared_bytes && alike(spec);
-    let deepest = |&(fragments, units)| STAGES.rev().map(|stages| with(fragments, units, stages)).find(fits);
-    sizes.iter().filter_map(deepest).map(|spec| Arc::new(spec) as Arc<dyn ExpertKernel>).collect()
+    let sizes = FRAGMENTS.into_iter().flat_map(|fragments| UNITS.map(|units| (fragments, units)));
+    sizes.filter_map(deepest).collect()
 }
 
 impl ExpertKernel for WarpMultiplySpec {

@@ -12,11 +12,13 @@ use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy
 use ptx::Target;
 
 use super::choice::{blocks_leaving_sums, joins, kernel_of};
+use super::experts;
 use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
 use crate::expand::TokenForm;
 use crate::facts::Facts;
 use crate::families::choice::{ending, passes_twice};
 use crate::families::{cut, limits};
+use crate::products::ProductShape;
 
 /// Instructions of a warp per slice of 16 of k: to make a fragment of weights as f16 or as bfloat16, and for the rest.
 const DEQUANTISE: f64 = 22.0;
@@ -44,6 +46,8 @@ const SHARED_RATE: f64 = 128.0;
 const CHANGE_STAGE: f64 = 40.0;
 const FILL: f64 = 3400.0;
 const FILL_AGAIN: f64 = 4150.0;
+/// Cycles more with every further unit of a stage, where each tile is another expert's and begins with an empty stage.
+const FILL_UNIT: f64 = 500.0;
 /// The part of that which remains where another block multiplies meanwhile.
 const FILL_BESIDE: f64 = 0.44;
 /// Bytes that a multiprocessor must have asked for so that memory is busy.
@@ -146,33 +150,59 @@ pub(in crate::families) fn check(
     let (kernel, tiles) = legal(target, problem, config, facts)?;
     let passes = if passes_twice(problem, config) { problem.matrices() } else { 1 };
     let workspace = cut::workspace_bytes(problem, config, blocks_leaving_sums(config));
+    let expands = TokenForm::of(problem.activation()).is_some();
+    let launches = passes + usize::from(joins(problem, config)) + usize::from(expands);
+    Ok(price(problem, (&kernel, tiles, passes), (workspace, launches), facts))
+}
+
+/// The same for a product of experts that have a problem's rows.
+pub(in crate::families) fn check_experts(
+    target: Target,
+    shape: &ProductShape,
+    problem: &Problem,
+    config: &Config,
+    facts: &Facts,
+) -> Result<Cost, String> {
+    let kernel = experts::kernel(target, shape, config, facts.shared_bytes)?;
+    let tiles = limits::check(problem, config, false, 1)?;
+    Ok(price(problem, (&kernel, tiles, 1), (0, 1), facts))
+}
+
+/// What so many tiles of a kernel should cost, in so many passes over a workspace and so many launches.
+fn price(
+    problem: &Problem,
+    (kernel, tiles, passes): (&WarpMultiplySpec, usize, usize),
+    (workspace, launches): (usize, usize),
+    facts: &Facts,
+) -> Cost {
     let multiprocessors = f64::from(facts.multiprocessors);
     let blocks = tiles * kernel.blocks_per_tile() as usize;
-    let waves = (blocks as f64 / multiprocessors / f64::from(kernel.resident)).ceil().max(1.0);
+    let waves = blocks as f64 / multiprocessors / f64::from(kernel.resident);
+    // How many tiles experts have is chance: of many waves, as often as not, some blocks have one more than others.
+    let waves = if kernel.experts.is_some() && waves > 2.0 { waves + 0.5 } else { waves.ceil().max(1.0) };
     // The last wave may leave a multiprocessor with one block where it could have two.
     let together = (blocks as f64 / multiprocessors).ceil().min(f64::from(kernel.resident)).max(1.0);
     let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
     let units = longest.div_ceil(UNIT as usize) as f64 / f64::from(kernel.blocks_per_tile());
     let few = f64::from(kernel.threads() / 32) * together < ENOUGH_WARPS;
-    let unit = unit_cycles(&kernel, facts) * if few { FEW_WARPS } else { 1.0 };
+    let unit = unit_cycles(kernel, facts) * if few { FEW_WARPS } else { 1.0 };
     let looped = units * f64::from(kernel.passes()) * unit * together;
     // A block that shares its multiprocessor finishes while the other multiplies.
     let apart = if together > 1.0 { FILL_BESIDE } else { 1.0 };
     let filled = if kernel.schedule == Schedule::Persistent && waves > 1.0 { FILL_AGAIN } else { FILL };
     let filled = filled * f64::from(kernel.passes());
+    let filled = if kernel.experts.is_some() { filled + FILL_UNIT * f64::from(kernel.units - 1) } else { filled };
     let compute = passes as f64 * waves * (looped + apart * filled) / facts.clock;
-    let starved = (IN_FLIGHT / (in_flight(&kernel) * together)).max(1.0).sqrt();
+    let starved = (IN_FLIGHT / (in_flight(kernel) * together)).max(1.0).sqrt();
     let used = (blocks as f64 / multiprocessors).clamp(0.05, 1.0);
     let memory =
         (problem.bytes() + 2.0 * workspace as f64) / (facts.bandwidth * used.sqrt()) * starved + FILL / facts.clock;
-    let expands = TokenForm::of(problem.activation()).is_some();
-    let launches = passes + usize::from(joins(problem, config)) + usize::from(expands);
-    Ok(Cost {
+    Cost {
         seconds: compute.max(memory) + NOT_BESIDE * compute.min(memory) + launches as f64 * LAUNCH,
         bound_by: if compute > memory { "tensor cores" } else { "device memory" },
         copying: 0.0,
         scratch_bytes: workspace,
-    })
+    }
 }
 
 /// Bytes that a block has asked for and not yet got.

@@ -84,23 +84,31 @@ impl Family for Sm90 {
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 
-    fn expert_tile(&self, entries: u32, experts: u32, _wide: bool) -> u32 {
-        experts::tile(entries, experts)
+    fn expert_tiles(&self) -> &'static [u32] {
+        &experts::TILES
     }
 
-    fn expert_kernels(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Arc<dyn ExpertKernel>> {
-        experts::kernels(shape, tile).into_iter().map(|kernel| Arc::new(kernel) as Arc<dyn ExpertKernel>).collect()
+    fn expert_configs(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Config> {
+        experts::configs(shape, tile)
     }
 
     fn expert_kernel(
         &self,
         shape: &ProductShape,
-        tile: u32,
-        entries: u32,
+        config: &Config,
+        _facts: &Facts,
+    ) -> Result<Arc<dyn ExpertKernel>, String> {
+        Ok(Arc::new(experts::kernel(shape, config)?))
+    }
+
+    fn expert_cost(
+        &self,
+        shape: &ProductShape,
+        problem: &Problem,
+        config: &Config,
         facts: &Facts,
-    ) -> Option<Arc<dyn ExpertKernel>> {
-        let kernel = experts::kernel(shape, tile, entries, facts.multiprocessors)?;
-        Some(Arc::new(kernel))
+    ) -> Result<Cost, String> {
+        model::check_experts(shape, problem, config, facts)
     }
 
     fn steps(&self, problem: &Problem, config: &Config) -> usize {

@@ -11,6 +11,7 @@
 use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 use super::choice::kernel_of;
+use super::experts;
 use super::kernel::{self, UNIT};
 use crate::expand::{self, TokenForm};
 use crate::facts::Facts;
@@ -18,6 +19,7 @@ use crate::families::choice::{Products, ending, passes_twice};
 use crate::families::streams::{Rates, Streams, deal};
 use crate::families::{cut, limits};
 use crate::family::Phase;
+use crate::products::ProductShape;
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
 const TOKEN_BYTES_PER_CYCLE: f64 = 134.0;
@@ -48,6 +50,9 @@ const MULTIPLY_TOKEN: f64 = 0.507;
 const DEQUANTISE: f64 = 21.0;
 const DEQUANTISE_WIDE: f64 = 24.0;
 const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
+/// Cycles more per fragment where experts' tokens have several parts: those are multiplied one after another, and little of
+/// it beside the making of fragments.
+const BETWEEN_PARTS: f64 = 15.0;
 /// Bytes per cycle that a multiprocessor gets from L2 while all others do too.
 const FROM_CACHE: f64 = 50.0;
 /// What a multiplication takes longer when only one warpgroup has some under way.
@@ -118,15 +123,36 @@ pub(super) fn legal(problem: &Problem, config: &Config) -> Result<(kernel::Multi
 /// Whether a configuration is legal for a problem, and what it should cost.
 pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
     let (kernel, tiles) = legal(problem, config)?;
-    let multiprocessors = f64::from(facts.multiprocessors);
     let passes = if config.strategy == Strategy::TwoPass { problem.matrices() } else { 1 };
-    let mut compute = passes as f64 * busiest(problem, &kernel, facts) / facts.clock;
-    let workspace = cut::workspace_bytes(problem, config, 1);
-    let mut memory = (problem.bytes() + 2.0 * workspace as f64) / facts.bandwidth * starved(&kernel)
-        + cached_token_bytes(problem, &kernel) / (TOKEN_BYTES_PER_CYCLE * multiprocessors * facts.clock);
+    Ok(price(problem, (&kernel, tiles, passes), cut::workspace_bytes(problem, config, 1), facts))
+}
+
+/// The same for a product of experts that have a problem's rows.
+pub(super) fn check_experts(
+    shape: &ProductShape,
+    problem: &Problem,
+    config: &Config,
+    facts: &Facts,
+) -> Result<Cost, String> {
+    let kernel = experts::kernel(shape, config)?;
+    let tiles = limits::check(problem, config, false, 1)?;
+    Ok(price(problem, (&kernel, tiles, 1), 0, facts))
+}
+
+/// What so many tiles of a kernel should cost, in so many passes over a workspace.
+fn price(
+    problem: &Problem,
+    (kernel, tiles, passes): (&kernel::MultiplySpec, usize, usize),
+    workspace: usize,
+    facts: &Facts,
+) -> Cost {
+    let multiprocessors = f64::from(facts.multiprocessors);
+    let mut compute = passes as f64 * busiest(problem, kernel, facts) / facts.clock;
+    let mut memory = (problem.bytes() + 2.0 * workspace as f64) / facts.bandwidth * starved(kernel)
+        + cached_token_bytes(problem, kernel) / (TOKEN_BYTES_PER_CYCLE * multiprocessors * facts.clock);
     // Multiprocessors' worth of blocks.
     let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
-    let finishing = finish_cycles(&kernel, f64::from(kernel.tokens)) / facts.clock;
+    let finishing = finish_cycles(kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
     if kernel.resident() > 1 && waves > NEARLY_ALL {
         memory += finishing;
@@ -146,12 +172,12 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
             launching += OVERLAP;
         }
     }
-    Ok(Cost {
+    Cost {
         seconds: compute.max(memory) + launching,
         bound_by: if compute > memory { "tensor cores" } else { "device memory" },
         copying: 0.0,
         scratch_bytes: workspace,
-    })
+    }
 }
 
 /// Of L2, NVIDIA says 5120 bytes per cycle of GA100, and no more of GH100; what must be in flight is what memory gives in a microsecond.
@@ -211,11 +237,18 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u
     let width = f64::from(width);
     let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN;
     let dequantise = if kernel.element == kernel::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
-    let slice = multiplying.max(dequantise + width * DEQUANTISE_TOKEN);
+    let made = dequantise + width * DEQUANTISE_TOKEN;
+    let slice = match kernel.element.parts() {
+        parts if parts > 1 && kernel.experts.is_some() => {
+            (multiplying + BETWEEN_PARTS).max(made + width * f64::from(parts - 1) * MULTIPLY_TOKEN)
+        }
+        _ => multiplying.max(made),
+    };
     // A warpgroup alone does not keep the tensor cores busy.
     let slice = if kernel.ping_pong { slice * ALONE } else { slice };
     let moved = f64::from(kernel.unit_bytes().iter().sum::<u32>()) * width / f64::from(kernel.tokens) / FROM_CACHE;
-    let apart = kernel.tokens <= 64 && (kernel.passes() > 1 || kernel.blocks() > 3);
+    let slice = if kernel.experts.is_some() { slice * crowded(kernel) } else { slice };
+    let apart = kernel.tokens <= 64 && (kernel.passes() > 1 || kernel.blocks() > 3 && kernel.experts.is_none());
     let slice = if apart { slice * FEW_APART } else { slice };
     let slice = if kernel.tokens <= 96 && kernel.units == 1 { slice * FEW_SHALLOW } else { slice };
     let unit = (f64::from(kernel.blocks()) * 4.0 * slice).max(moved);
@@ -229,6 +262,18 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u
         (false, _) => FILL + finish_cycles(kernel, width),
     };
     loops * f64::from(together) + overhead
+}
+
+/// How much longer a block of rows of experts' weights takes where so many share the registers that little is under way in
+/// each, or where two blocks share the stages.
+fn crowded(kernel: &kernel::MultiplySpec) -> f64 {
+    match (kernel.blocks(), kernel.tokens) {
+        (3, ..=8 | 65..) => 1.06,
+        (4.., 65..=96) => 1.08,
+        (4.., 97..) => 1.35,
+        _ if kernel.resident() == 2 && kernel.units == 4 && kernel.stages <= 5 => 1.03,
+        _ => 1.0,
+    }
 }
 
 /// How much slower memory is where a block has few bytes in flight: a fit, like all else here.
@@ -276,6 +321,11 @@ fn busiest(problem: &Problem, kernel: &kernel::MultiplySpec, facts: &Facts) -> f
     tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
     let workers = multiprocessors * together as usize / kernel.blocks_per_tile() as usize;
     match kernel.schedule {
+        // How many tiles experts have is chance: of many rounds, as often as not, some blocks have one more than others.
+        Schedule::Persistent if kernel.experts.is_some() && blocks > 2 * workers => {
+            let all: f64 = tiles.iter().map(|(cycles, count)| cycles * *count as f64).sum();
+            all / workers as f64 + tiles[0].0 / 2.0 + FILL + FINISH
+        }
         Schedule::Persistent => in_turn(&tiles, workers) + FILL + FINISH,
         Schedule::PerTile | Schedule::SplitK => deal(&tiles, workers),
     }
