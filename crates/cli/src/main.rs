@@ -66,7 +66,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Verify(verify::Args),
     Bench(bench::Args),
     #[command(hide = true, disable_help_flag = true)]

@@ -1,13 +1,17 @@
 //! What a GPU that is named, and need not be there, should take for a problem: phase by phase, and what bounds each.
 
 use gpu::facts::Facts;
-use gpu::{Family, Phase, families};
-use hammerhead::{Config, Problem, Request};
+use gpu::{Family, Phase, families, plan};
+use hammerhead::{Activation, Config, Output, Problem, Request};
 use serde::Serialize;
+use testkit::moe::Model;
 
 use crate::selection::Chosen;
 use crate::table::{self, Table};
 use crate::{Result, console};
+
+/// Tokens for which layers are explained.
+const LAYER_TOKENS: [usize; 5] = [1, 16, 64, 512, 4096];
 
 /// A prediction.
 #[derive(Debug, Serialize)]
@@ -34,11 +38,16 @@ struct Row {
 }
 
 /// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why none is legal.
-pub fn cheapest(family: &dyn Family, problem: &Problem, request: &Request, facts: &Facts) -> Result<(f64, Config)> {
+pub fn cheapest(
+    family: &'static dyn Family,
+    problem: &Problem,
+    request: &Request,
+    facts: &Facts,
+) -> Result<(f64, Config)> {
     let (mut best, mut refused) = (None, None);
-    for candidate in family.candidates(problem, facts) {
+    for candidate in plan::candidates(family, problem, facts) {
         let config = request.applied_to(candidate, family.settings());
-        match family.cost(problem, &config, facts) {
+        match plan::cost(family, problem, &config, facts) {
             Ok(cost) if best.is_none_or(|(seconds, _)| cost.seconds < seconds) => best = Some((cost.seconds, config)),
             Ok(_) => {}
             Err(reason) => refused = Some((config, reason)),
@@ -64,7 +73,7 @@ fn predict(problem: &Problem, request: &Request, facts: &Facts) -> Result<Predic
     let choice = families::choose(facts.capability, i32::MAX, None).map_err(unknown)?;
     let (planned_seconds, config) = cheapest(choice.family, problem, request, facts)?;
     let illegal = |reason| hammerhead::Error::Illegal { backend: gpu::device::NAME, config: Box::new(config), reason };
-    let phases = choice.family.phases(problem, &config, facts).map_err(illegal)?;
+    let phases = plan::phases(choice.family, problem, &config, facts).map_err(illegal)?;
     let row = |phase: &Phase| Row { phase: phase.what, seconds: phase.seconds, bound_by: phase.bound_by };
     Ok(Prediction {
         problem: problem.to_string(),
@@ -79,11 +88,27 @@ fn predict(problem: &Problem, request: &Request, facts: &Facts) -> Result<Predic
     })
 }
 
-/// Prints what a device should take for every case.
-pub fn explain(device: &str, cases: &[Chosen], request: &Request, json: bool) -> Result<()> {
+/// The problems of models' layers, from one token to many.
+pub fn layers(models: &[Model], activations: &[Activation], output: Option<Output>) -> Result<Vec<Problem>> {
+    let activations = if activations.is_empty() { &[Activation::BF16] } else { activations };
+    let each = models.iter().flat_map(|model| activations.iter().map(move |&activation| (model, activation)));
+    let problem = |(model, activation): (&Model, Activation)| {
+        let types = (activation, output.unwrap_or(Output::BF16));
+        LAYER_TOKENS.map(|tokens| model.problem(tokens, types))
+    };
+    Ok(each.flat_map(problem).collect::<hammerhead::Result<_>>()?)
+}
+
+/// The problems of cases.
+pub fn products(cases: &[Chosen]) -> Result<Vec<Problem>> {
+    cases.iter().map(|chosen| Ok(chosen.case.problem()?)).collect()
+}
+
+/// Prints what a device should take for every problem.
+pub fn explain(device: &str, problems: &[Problem], request: &Request, json: bool) -> Result<()> {
     let facts = Facts::named(device)?;
     let predictions: Vec<Prediction> =
-        cases.iter().map(|chosen| predict(&chosen.case.problem()?, request, &facts)).collect::<Result<_>>()?;
+        problems.iter().map(|problem| predict(problem, request, &facts)).collect::<Result<_>>()?;
     if json {
         return console::print_json(&predictions);
     }
@@ -99,9 +124,10 @@ fn text(prediction: &Prediction) -> String {
         table.row([row.phase.to_owned(), table::seconds(row.seconds), row.bound_by.to_owned()]);
     }
     text += &table.text();
-    text += &format!("in all {} from first principles", table::seconds(*predicted_seconds));
+    text += &format!("in all {}", table::seconds(*predicted_seconds));
     if (predicted_seconds - planned_seconds).abs() > 1e-9 {
-        text += &format!("; {} by the model that plans are made by", table::seconds(*planned_seconds));
+        let planned = table::seconds(*planned_seconds);
+        text += &format!(" from first principles; {planned} by the model that plans are made by");
     }
     text + "\n"
 }

@@ -20,7 +20,7 @@ use crate::floor::{Floor, Rates};
 use crate::layer::{Choice, Opened};
 use crate::options::How;
 use crate::problem_file::ProblemFile;
-use crate::selection::{self, Chosen, Defaults, Origin, Selection, SuiteName};
+use crate::selection::{self, Chosen, Defaults, Layers, Origin, Selection};
 use crate::subject::Subject;
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -75,7 +75,8 @@ const SECONDS: f64 = 1.0;
     hammerhead run --input layer.safetensors --output y.safetensors --routing softmax-renorm --top-k 8 --save layer.packed\n  \
     hammerhead run --input tokens.safetensors --output y.safetensors --packed layer.packed\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain\n  \
-    hammerhead run --suite dual --explain --device b200")]
+    hammerhead run --suite dual --explain --device b200\n  \
+    hammerhead run --suite moe --model qwen3-30b-a3b --explain --device h200")]
 pub struct Args {
     /// Read one problem, or a whole layer, from this safetensors file
     #[arg(long, value_name = "FILE", requires = "output", conflicts_with = "seed")]
@@ -101,6 +102,8 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    layers: Layers,
     #[command(flatten)]
     choice: Choice,
     #[command(flatten)]
@@ -139,7 +142,6 @@ fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
     if args.layer.reads(&file) {
-        refuse_explain(args)?;
         return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &args.how.engine()?);
     }
     refuse_layer_options(args, "the file has no x, so it is a problem of products")?;
@@ -180,7 +182,6 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 
 /// A whole feed-forward layer of a checkpoint: computed into a file, or checked and timed.
 fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> {
-    refuse_explain(args)?;
     for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
         for output in output.into_iter().chain(args.layer.written()) {
             files::check_output(input, output)?;
@@ -193,12 +194,7 @@ fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> 
 fn wish<'a>(args: &'a Args, output: Option<&'a Path>) -> Wish<'a> {
     let Selection { gate, out, seed, .. } = args.selection;
     let (layer, out) = (&args.layer, out.unwrap_or_default());
-    Wish { layer, gate, out, seed, output, json: args.json, quiet: args.quiet }
-}
-
-fn refuse_explain(args: &Args) -> Result<()> {
-    let refused = Error::LayerOption { option: "--explain", remedy: "leave it out" };
-    if args.explain { Err(refused) } else { Ok(()) }
+    Wish { layer, gate, out, seed, output, explain: args.explain, json: args.json, quiet: args.quiet }
 }
 
 /// Refuses options that only whole layers have, where this is none.
@@ -334,14 +330,21 @@ fn expect_computes_on(backend: &str, device: &str) -> Result<()> {
 }
 
 fn run_selected(args: &Args) -> Result<()> {
-    if args.selection.suite.contains(&SuiteName::Moe) {
-        return Err(Error::LayerOption { option: "run", remedy: "take hammerhead verify or bench with --suite moe" });
+    let models = args.selection.models(&args.layers)?;
+    if let (false, Some(device)) = (models.is_empty(), &args.device) {
+        let Selection { activation, out, .. } = &args.selection;
+        let problems = predict::layers(&models, activation, *out)?;
+        return predict::explain(device, &problems, &args.how.request(), args.json);
+    }
+    if !models.is_empty() {
+        let remedy = "take hammerhead verify or bench with --suite moe, or --explain and --device here";
+        return Err(Error::LayerOption { option: "run", remedy });
     }
     let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
     let cases = args.selection.cases(defaults)?;
     if let Some(device) = &args.device {
         expect_computes_on(&args.how.backend, device)?;
-        return predict::explain(device, &cases, &args.how.request(), args.json);
+        return predict::explain(device, &predict::products(&cases)?, &args.how.request(), args.json);
     }
     let engine = args.how.engine()?;
     let mut floor = Floor::new(&engine)?;

@@ -15,12 +15,13 @@ use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::routing::Groups;
 use hammerhead::{
-    Engine, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Output, Routed, Router, Scoring,
-    expect_finite, feed_forward,
+    Activation, Engine, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Output, Plan, Routed, Router,
+    Scoring, expect_finite, feed_forward,
 };
 use serde::Serialize;
 use testkit::moe;
 
+use crate::explain::{self, Weighed};
 use crate::layer::Opened;
 use crate::layer_file::{self, LayerFile, name_tensor};
 use crate::timing::Spread;
@@ -113,6 +114,7 @@ pub struct Wish<'a> {
     pub out: Output,
     pub seed: u64,
     pub output: Option<&'a Path>,
+    pub explain: bool,
     pub json: bool,
     pub quiet: bool,
 }
@@ -143,6 +145,11 @@ struct Report {
     /// Elements that were held against the reference, and the largest part of the bound that one used.
     compared: usize,
     max_error_of_bound: f64,
+    /// What was weighed, for each plan: of the whole, or of both products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    considered: Option<Vec<Vec<Weighed>>>,
+    #[serde(skip)]
+    plans: Vec<Plan>,
 }
 
 /// A layer, packed, with what it is called on.
@@ -154,9 +161,23 @@ struct Loaded<'a> {
 }
 
 impl Loaded<'_> {
-    fn report(&self, source: &Path, number: Option<usize>, wish: &Wish<'_>, threads: usize, seconds: &[f64]) -> Report {
+    fn report(
+        &self,
+        source: &Path,
+        number: Option<usize>,
+        wish: &Wish<'_>,
+        engine: &Engine,
+        seconds: &[f64],
+    ) -> Result<Report> {
         let LayerOptions { intermediate, batch_invariant, .. } = self.layer.options();
-        Report {
+        let plans = match wish.explain {
+            true => {
+                let types = (Activation::of_values(self.tokens.values()), wish.out);
+                self.layer.plans(engine, self.tokens.rows(), self.routed.top_k(), types)?
+            }
+            false => Vec::new(),
+        };
+        Ok(Report {
             source: source.display().to_string(),
             layer: number,
             tokens: self.tokens.rows(),
@@ -169,13 +190,15 @@ impl Loaded<'_> {
             intermediate: intermediate.to_string(),
             batch_invariant,
             output_type: wish.out.to_string(),
-            threads,
+            threads: engine.threads(),
             packed_bytes: self.layer.packed_bytes(),
             seconds: Spread::of(seconds),
             output: wish.output.map(|path| path.display().to_string()),
             compared: 0,
             max_error_of_bound: 0.0,
-        }
+            considered: wish.explain.then(|| plans.iter().map(explain::weighed).collect()),
+            plans,
+        })
     }
 }
 
@@ -199,7 +222,7 @@ pub fn run_file(file: &File, input: &Path, output: &Path, wish: &Wish<'_>, engin
     let result = result.map_err(|error| name_tensor(file, error))?;
     let seconds = [clock.elapsed().as_secs_f64()];
     write(output, &result)?;
-    tell(wish, &loaded.report(input, None, wish, engine.threads(), &seconds), None)
+    tell(wish, &loaded.report(input, None, wish, engine, &seconds)?, None)
 }
 
 fn load_file<'a>(file: &'a File, wish: &Wish<'_>, engine: &Engine) -> Result<Loaded<'a>> {
@@ -242,7 +265,7 @@ pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
         seconds.push(clock.elapsed().as_secs_f64());
     }
     let Some(result) = result else { return Ok(()) };
-    let mut report = loaded.report(opened.model.path(), Some(opened.number()), wish, engine.threads(), &seconds);
+    let mut report = loaded.report(opened.model.path(), Some(opened.number()), wish, engine, &seconds)?;
     let mut failed = None;
     match wish.output {
         Some(path) => write(path, &result)?,
@@ -317,6 +340,7 @@ fn tell(wish: &Wish<'_>, report: &Report, failed: Option<usize>) -> Result<()> {
     if wish.json {
         return console::print_json(report);
     }
+    console::print(&report.plans.iter().map(explain::text).collect::<String>())?;
     let Report { tokens, experts, routing, widths: [k, inner, n], gate, output_type, threads, .. } = report;
     let shared = if report.shared { " and a shared one" } else { "" };
     let end = match (&report.output, failed) {

@@ -398,7 +398,25 @@ fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
     let dense = data("modelopt_dense");
     let text = succeed(["run", "--checkpoint", path(&dense), "--layer", "0", "--whole"]);
     assert!(text.contains("one MLP") && text.contains("right in"), "{text}");
-    assert_refused(&hammerhead(run.iter().chain(&["--explain"])), &["--explain"]);
+}
+
+#[test]
+fn a_whole_layer_is_explained_by_its_plan_or_by_those_of_its_products() {
+    let model = data("modelopt_qwen3_moe");
+    let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--whole", "--m", "3", "--explain"];
+    let text = succeed(run.iter().chain(&["--backend", "scalar"]));
+    assert_eq!(text.matches("taken: scalar").count(), 2, "{text}");
+    for family in ["sim", "sim:sm80", "sim:sm_100a", "sim:sm_120a"] {
+        let text = succeed(run.iter().chain(&["--backend", family]));
+        let words = ["3 tokens, 2 of 4 experts, ", "legal ways were weighed", ",down=", "right in"];
+        assert!(words.iter().all(|word| text.contains(word)), "{family}: {text}");
+    }
+    let json = succeed(run.iter().chain(&["--backend", "sim", "--json", "--config", "tile=8x64"]));
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let ways = report["considered"][0].as_array().unwrap();
+    assert!(ways.iter().all(|way| way["config"].as_str().unwrap().contains("tile=8x64")), "{json}");
+    let refused = hammerhead(run.iter().chain(&["--backend", "sim", "--config", "schedule=tile"]));
+    assert_refused(&refused, &["schedule=persistent"]);
 }
 
 #[test]

@@ -225,6 +225,14 @@ fn a_gpu_that_is_not_there_is_predicted_phase_by_phase() {
         text.contains("kernels of family sm90\n") && text.contains("by the model that plans are made by"),
         "{text}"
     );
+    let layers = ["run", "--suite", "moe", "--model", "qwen3-30b-a3b", "--explain", "--device"];
+    for (device, family) in [("h200", "sm90"), ("a100", "sm80"), ("b200", "sm100"), ("rtx5090", "sm120")] {
+        let text = succeed(layers.iter().chain(&[device]));
+        let words =
+            ["512 tokens, 8 of 128 experts, 2048→768→2048", "gate and up", "each token's results summed", family];
+        assert!(words.iter().all(|word| text.contains(word)), "{device}: {text}");
+    }
+    assert_refused(&hammerhead(["run", "--suite", "moe"]), &["verify or bench", "--explain and --device"]);
     assert_refused(&hammerhead(["run", "--explain", "--device", "v100"]), &["v100", "h200"]);
     assert_eq!(
         hammerhead(["run", "--device", "b200"]).status.code(),
