@@ -94,7 +94,7 @@ int main(void) {
     for (int i = 0; i < T * E; i++) logits[i] = cosf(1.7f * i);
 
     HammerheadEngine *engine = NULL;
-    HammerheadMoe *moe = NULL;
+    HammerheadLayer *moe = NULL;
     HammerheadRouting routing = {.scoring = HAMMERHEAD_ROUTING_TOPK_SOFTMAX, .top_k = TOP};
     check(hammerhead_engine_create(NULL, 0, NULL, &engine));
     check(hammerhead_moe_load(engine, experts, E, NULL, (HammerheadVector){0}, &routing, HAMMERHEAD_GATE_SILU, 0, NULL, &moe));
@@ -129,7 +129,7 @@ int main(void) {
             }
     }
     printf("hammerhead %s: %d tokens, %d of %d experts, off by at most %.1e of %.1f\n", hammerhead_version(), T, TOP, E, worst, largest);
-    hammerhead_moe_destroy(moe);
+    hammerhead_layer_destroy(moe);
     hammerhead_engine_destroy(engine);
     return worst <= 1e-5 * largest ? 0 : 1;
 }

@@ -106,14 +106,9 @@
 // Backends and threads, ready to compute. Opaque.
 typedef struct HammerheadEngine HammerheadEngine;
 
-// Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many experts, with what
+// chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run on.
 typedef struct HammerheadLayer HammerheadLayer;
-
-// A packed layer of experts, and what chooses among them. Opaque.
-typedef struct HammerheadMoe HammerheadMoe;
-
-// A packed MLP. Opaque.
-typedef struct HammerheadMlp HammerheadMlp;
 
 // A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
 typedef struct HammerheadQueue HammerheadQueue;
@@ -186,7 +181,7 @@ typedef struct HammerheadOutput {
 typedef struct HammerheadWorkspace {
   // Where it is, a multiple of 256.
   void *address;
-  // How many bytes there are: at least what hammerhead_moe_workspace_bytes or hammerhead_mlp_workspace_bytes says.
+  // How many bytes there are: at least what hammerhead_layer_workspace_bytes says.
   size_t bytes;
 } HammerheadWorkspace;
 
@@ -333,7 +328,7 @@ int32_t hammerhead_layer_load_checkpoint(const struct HammerheadEngine *engine,
                                          size_t count,
                                          struct HammerheadLayer **layer);
 
-// The number of groups of a layer; 0 for NULL.
+// The number of groups of a layer of products; 0 for NULL and for whole layers, of which hammerhead_moe_shape tells.
 //
 // # Safety
 //
@@ -397,38 +392,28 @@ int32_t hammerhead_queue_create(size_t device,
 // `queue` is NULL or was made by hammerhead_queue_create and not yet freed, and no call uses it.
 void hammerhead_queue_destroy(struct HammerheadQueue *queue);
 
-// How many bytes a queued call of an MLP works in, at most, for so many tokens of a type.
+// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many as the
+// layer's routing chooses, or one without.
 //
 // # Safety
 //
-// `mlp` is NULL or an MLP; `bytes` may be written.
-int32_t hammerhead_mlp_workspace_bytes(const struct HammerheadMlp *mlp,
-                                       size_t rows,
-                                       uint32_t element_of_tokens,
-                                       size_t *bytes);
+// `layer` is NULL or a layer; `bytes` may be written.
+int32_t hammerhead_layer_workspace_bytes(const struct HammerheadLayer *layer,
+                                         size_t rows,
+                                         uint32_t element_of_tokens,
+                                         size_t top_k,
+                                         size_t *bytes);
 
-// How many bytes a queued call of a layer of experts works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many
-// as the layer's routing chooses.
-//
-// # Safety
-//
-// `moe` is NULL or a layer; `bytes` may be written.
-int32_t hammerhead_moe_workspace_bytes(const struct HammerheadMoe *moe,
-                                       size_t rows,
-                                       uint32_t element_of_tokens,
-                                       size_t top_k,
-                                       size_t *bytes);
-
-// Queues an MLP over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The MLP must have been packed by an
-// engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
-// keeps the MLP.
+// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The layer must have been
+// packed by an engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
+// keeps the layer.
 //
 // # Safety
 //
 // The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which overlap nowhere and stay until the
 // stream has done the work.
 int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
-                             const struct HammerheadMlp *mlp,
+                             const struct HammerheadLayer *layer,
                              const struct HammerheadTokens *tokens,
                              const struct HammerheadOutput *output,
                              struct HammerheadWorkspace workspace);
@@ -440,7 +425,7 @@ int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
 //
 // As for hammerhead_queue_mlp, for `logits` too.
 int32_t hammerhead_queue_moe_logits(struct HammerheadQueue *queue,
-                                    const struct HammerheadMoe *moe,
+                                    const struct HammerheadLayer *layer,
                                     const struct HammerheadTokens *tokens,
                                     struct HammerheadVector logits,
                                     const struct HammerheadOutput *output,
@@ -453,7 +438,7 @@ int32_t hammerhead_queue_moe_logits(struct HammerheadQueue *queue,
 //
 // As for hammerhead_queue_mlp, for `ids` and `weights` too.
 int32_t hammerhead_queue_moe(struct HammerheadQueue *queue,
-                             const struct HammerheadMoe *moe,
+                             const struct HammerheadLayer *layer,
                              const struct HammerheadTokens *tokens,
                              const void *ids,
                              uint32_t id_bits,
@@ -485,51 +470,24 @@ int32_t hammerhead_engine_create_on(const char *backend,
 //
 // # Safety
 //
-// `weights` leads to a structure whose pointers lead to as many bytes as is said beside them; `mlp` may be written.
+// `weights` leads to a structure whose pointers lead to as many bytes as is said beside them; `layer` may be written.
 int32_t hammerhead_mlp_load(const struct HammerheadEngine *engine,
                             const struct HammerheadMlpMatrices *weights,
                             uint32_t gate,
                             float clamp,
                             const struct HammerheadWholeOptions *options,
-                            struct HammerheadMlp **mlp);
+                            struct HammerheadLayer **layer);
 
-// Writes a packed MLP to a file, from which hammerhead_mlp_open maps it back without packing it again. Only weights of the CPU's backends can be.
-//
-// # Safety
-//
-// `path` ends with a zero byte.
-int32_t hammerhead_mlp_save(const struct HammerheadEngine *engine,
-                            const struct HammerheadMlp *mlp,
-                            const char *path);
-
-// Maps an MLP that hammerhead_mlp_save wrote. The file is read once, to see that it is whole, and must not be changed while the MLP lives.
-// Options may be NULL.
-//
-// # Safety
-//
-// `path` ends with a zero byte; `mlp` may be written.
-int32_t hammerhead_mlp_open(const struct HammerheadEngine *engine,
-                            const char *path,
-                            const struct HammerheadWholeOptions *options,
-                            struct HammerheadMlp **mlp);
-
-// Computes tokens [rows, k] by an MLP, to [rows, k].
+// Computes tokens [rows, k] by a layer of one expert, to [rows, k].
 //
 // # Safety
 //
 // `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the output may be written, and nobody
 // else touches them during the call.
 int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
-                           const struct HammerheadMlp *mlp,
+                           const struct HammerheadLayer *layer,
                            const struct HammerheadTokens *tokens,
                            const struct HammerheadOutput *output);
-
-// Frees an MLP.
-//
-// # Safety
-//
-// `mlp` is NULL or was made by hammerhead_mlp_load or hammerhead_mlp_open and not yet freed, and no call uses it.
-void hammerhead_mlp_destroy(struct HammerheadMlp *mlp);
 
 // Packs a layer of `count` experts. Their matrices are not needed afterwards.
 //
@@ -539,7 +497,7 @@ void hammerhead_mlp_destroy(struct HammerheadMlp *mlp);
 //
 // # Safety
 //
-// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `moe` may be written.
+// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `layer` may be written.
 int32_t hammerhead_moe_load(const struct HammerheadEngine *engine,
                             const struct HammerheadMlpMatrices *experts,
                             size_t count,
@@ -549,47 +507,47 @@ int32_t hammerhead_moe_load(const struct HammerheadEngine *engine,
                             uint32_t gate,
                             float clamp,
                             const struct HammerheadWholeOptions *options,
-                            struct HammerheadMoe **moe);
+                            struct HammerheadLayer **layer);
 
 // Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the gate that the model declares and its
 // rule of routing, if that is known. Options may be NULL.
 //
 // # Safety
 //
-// `path` ends with a zero byte; `moe` may be written.
+// `path` ends with a zero byte; `layer` may be written.
 int32_t hammerhead_moe_load_checkpoint(const struct HammerheadEngine *engine,
                                        const char *path,
                                        size_t number,
                                        const struct HammerheadWholeOptions *options,
-                                       struct HammerheadMoe **moe);
+                                       struct HammerheadLayer **layer);
 
-// Writes a packed layer of experts to a file, with its rule of routing if it has one; hammerhead_moe_open maps it back without packing it again. Only
+// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back without packing it again. Only
 // weights of the CPU's backends can be.
 //
 // # Safety
 //
 // `path` ends with a zero byte.
-int32_t hammerhead_moe_save(const struct HammerheadEngine *engine,
-                            const struct HammerheadMoe *moe,
-                            const char *path);
+int32_t hammerhead_layer_save(const struct HammerheadEngine *engine,
+                              const struct HammerheadLayer *layer,
+                              const char *path);
 
-// Maps a layer of experts that hammerhead_moe_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
+// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
 // changed while the layer lives. Options may be NULL.
 //
 // # Safety
 //
-// `path` ends with a zero byte; `moe` may be written.
-int32_t hammerhead_moe_open(const struct HammerheadEngine *engine,
-                            const char *path,
-                            const struct HammerheadWholeOptions *options,
-                            struct HammerheadMoe **moe);
+// `path` ends with a zero byte; `layer` may be written.
+int32_t hammerhead_layer_open(const struct HammerheadEngine *engine,
+                              const char *path,
+                              const struct HammerheadWholeOptions *options,
+                              struct HammerheadLayer **layer);
 
-// The number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
+// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
 //
 // # Safety
 //
-// `moe` is NULL or a layer; the others are NULL or may be written.
-int32_t hammerhead_moe_shape(const struct HammerheadMoe *moe,
+// `layer` is NULL or a layer; the others are NULL or may be written.
+int32_t hammerhead_moe_shape(const struct HammerheadLayer *layer,
                              size_t *experts,
                              size_t *k,
                              size_t *n,
@@ -601,7 +559,7 @@ int32_t hammerhead_moe_shape(const struct HammerheadMoe *moe,
 //
 // As for hammerhead_mlp_run, for `logits` too.
 int32_t hammerhead_moe_run_logits(const struct HammerheadEngine *engine,
-                                  const struct HammerheadMoe *moe,
+                                  const struct HammerheadLayer *layer,
                                   const struct HammerheadTokens *tokens,
                                   struct HammerheadVector logits,
                                   const struct HammerheadOutput *output);
@@ -615,7 +573,7 @@ int32_t hammerhead_moe_run_logits(const struct HammerheadEngine *engine,
 //
 // As for hammerhead_mlp_run, for `ids` and `weights` too.
 int32_t hammerhead_moe_run(const struct HammerheadEngine *engine,
-                           const struct HammerheadMoe *moe,
+                           const struct HammerheadLayer *layer,
                            const struct HammerheadTokens *tokens,
                            const void *ids,
                            uint32_t id_bits,
@@ -623,13 +581,6 @@ int32_t hammerhead_moe_run(const struct HammerheadEngine *engine,
                            struct HammerheadVector weights,
                            uint32_t weights_on_input,
                            const struct HammerheadOutput *output);
-
-// Frees a layer of experts.
-//
-// # Safety
-//
-// `moe` is NULL or was made by a load function and not yet freed, and no call uses it.
-void hammerhead_moe_destroy(struct HammerheadMoe *moe);
 
 #ifdef __cplusplus
 }  // extern "C"

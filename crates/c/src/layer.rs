@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use hammerhead::format::checkpoint::Checkpoint;
 use hammerhead::format::{self, Dense};
-use hammerhead::{ExpertSelection, Options};
+use hammerhead::{ExpertSelection, Experts, Options, Router};
 
 use crate::operands::{
     self, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, InputScale, Output, Tokens,
@@ -16,9 +16,48 @@ use crate::status::{Error, Result, guard};
 #[derive(Debug)]
 pub struct Engine(pub(crate) hammerhead::Engine);
 
-/// Packed weights and their gate. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+/// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many experts, with what
+/// chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run on.
 #[derive(Debug)]
-pub struct Layer(hammerhead::Layer);
+pub struct Layer(Computes);
+
+/// What a layer computes.
+#[derive(Debug)]
+pub(crate) enum Computes {
+    /// The gated products of every group.
+    Products(hammerhead::Layer),
+    /// From tokens to what the layer adds to them.
+    Whole(Box<Experts>, Option<Box<Router>>),
+}
+
+impl Layer {
+    pub(crate) fn whole(experts: Experts, router: Option<Router>) -> Self {
+        Layer(Computes::Whole(Box::new(experts), router.map(Box::new)))
+    }
+
+    /// The products, if that is what it computes.
+    fn products(&self) -> Result<&hammerhead::Layer> {
+        match &self.0 {
+            Computes::Products(layer) => Ok(layer),
+            Computes::Whole(..) => {
+                let problem =
+                    "is a whole layer; call hammerhead_mlp_run, hammerhead_moe_run or hammerhead_moe_run_logits";
+                Err(Error::argument("the layer", problem))
+            }
+        }
+    }
+
+    /// Experts and what chooses among them, if it is a whole layer.
+    pub(crate) fn experts(&self) -> Result<(&Experts, Option<&Router>)> {
+        match &self.0 {
+            Computes::Whole(experts, router) => Ok((experts, router.as_deref())),
+            Computes::Products(_) => {
+                let problem = "has gated products alone; load it with hammerhead_mlp_load or hammerhead_moe_load";
+                Err(Error::argument("the layer", problem))
+            }
+        }
+    }
+}
 
 /// What a pointer leads to.
 ///
@@ -181,7 +220,7 @@ unsafe fn loaded(
         let scaled = scales.zip(weights).map(|((group, scale), weights)| unsafe { scale.added_to(group, weights) });
         weights = scaled.collect::<Result<_>>()?;
     }
-    Ok(Layer(engine.0.load(&weights, gate)?))
+    Ok(Layer(Computes::Products(engine.0.load(&weights, gate)?)))
 }
 
 /// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
@@ -221,11 +260,11 @@ pub unsafe extern "C" fn hammerhead_layer_load_checkpoint(
         };
         let made = engine.0.load_checkpoint(&Checkpoint::open(path)?, number, experts, None)?;
         // SAFETY: the caller's promise.
-        unsafe { hand_out(Layer(made), layer, "layer") }
+        unsafe { hand_out(Layer(Computes::Products(made)), layer, "layer") }
     })
 }
 
-/// The number of groups of a layer; 0 for NULL.
+/// The number of groups of a layer of products; 0 for NULL and for whole layers, of which hammerhead_moe_shape tells.
 ///
 /// # Safety
 ///
@@ -233,7 +272,8 @@ pub unsafe extern "C" fn hammerhead_layer_load_checkpoint(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_layer_groups(layer: *const Layer) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { layer.as_ref() }.map_or(0, |layer| layer.0.shapes().len())
+    let layer = unsafe { layer.as_ref() };
+    layer.and_then(|layer| layer.products().ok()).map_or(0, |products| products.shapes().len())
 }
 
 /// The columns of a group's result, and the elements of its tokens.
@@ -250,7 +290,7 @@ pub unsafe extern "C" fn hammerhead_layer_shape(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let columns = unsafe { at(layer, "layer") }?.0.shapes();
+        let columns = unsafe { at(layer, "layer") }?.products()?.shapes();
         let Some(&(found_n, found_k)) = columns.get(group) else {
             return Err(Error::argument("group", format!("{group} is not among the layer's {}", columns.len())));
         };
@@ -291,7 +331,7 @@ pub unsafe extern "C" fn hammerhead_run(
         // SAFETY: the caller's promise, and `check_apart` for what Rust asks beyond it.
         let targets = outputs.iter().enumerate().map(|(group, output)| unsafe { output.borrow(group) });
         let mut targets = targets.collect::<Result<Vec<_>>>()?;
-        Ok(engine.0.run_into(&layer.0, &activations, &mut targets)?)
+        Ok(engine.0.run_into(layer.products()?, &activations, &mut targets)?)
     })
 }
 

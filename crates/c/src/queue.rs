@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use hammerhead::gpu::{self, DeviceOutput, DeviceRouting, DeviceTokens};
 use hammerhead::{Activation, Router};
 
-use crate::layer::{at, destroy, hand_out};
+use crate::layer::{Layer, at, destroy, hand_out};
 use crate::operands::{HAMMERHEAD_BF16, HAMMERHEAD_F16, HAMMERHEAD_F32, Output, Tokens};
 use crate::status::{Error, Result, guard};
-use crate::whole::{Moe, PackedMlp, Vector};
+use crate::whole::Vector;
 
 /// A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Queue(gpu::Queue);
 pub struct Workspace {
     /// Where it is, a multiple of 256.
     pub address: *mut c_void,
-    /// How many bytes there are: at least what hammerhead_moe_workspace_bytes or hammerhead_mlp_workspace_bytes says.
+    /// How many bytes there are: at least what hammerhead_layer_workspace_bytes says.
     pub bytes: usize,
 }
 
@@ -108,36 +108,15 @@ pub unsafe extern "C" fn hammerhead_queue_destroy(queue: *mut Queue) {
     destroy(queue);
 }
 
-/// How many bytes a queued call of an MLP works in, at most, for so many tokens of a type.
+/// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many as the
+/// layer's routing chooses, or one without.
 ///
 /// # Safety
 ///
-/// `mlp` is NULL or an MLP; `bytes` may be written.
+/// `layer` is NULL or a layer; `bytes` may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_mlp_workspace_bytes(
-    mlp: *const PackedMlp,
-    rows: usize,
-    element_of_tokens: u32,
-    bytes: *mut usize,
-) -> i32 {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        let mlp = unsafe { at(mlp, "mlp") }?;
-        let needed = mlp.0.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0)?;
-        // SAFETY: the caller's promise.
-        unsafe { write(bytes, needed) }
-    })
-}
-
-/// How many bytes a queued call of a layer of experts works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many
-/// as the layer's routing chooses.
-///
-/// # Safety
-///
-/// `moe` is NULL or a layer; `bytes` may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_moe_workspace_bytes(
-    moe: *const Moe,
+pub unsafe extern "C" fn hammerhead_layer_workspace_bytes(
+    layer: *const Layer,
     rows: usize,
     element_of_tokens: u32,
     top_k: usize,
@@ -145,10 +124,9 @@ pub unsafe extern "C" fn hammerhead_moe_workspace_bytes(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let moe = unsafe { at(moe, "moe") }?;
-        let chosen = moe.router.as_ref().map_or(1, Router::top_k);
-        let top_k = if top_k == 0 { chosen } else { top_k };
-        let needed = moe.experts.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0, top_k)?;
+        let (experts, router) = unsafe { at(layer, "layer") }?.experts()?;
+        let top_k = if top_k == 0 { router.map_or(1, Router::top_k) } else { top_k };
+        let needed = experts.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0, top_k)?;
         // SAFETY: the caller's promise.
         unsafe { write(bytes, needed) }
     })
@@ -168,9 +146,9 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
     Ok(())
 }
 
-/// Queues an MLP over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The MLP must have been packed by an
-/// engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
-/// keeps the MLP.
+/// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The layer must have been
+/// packed by an engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
+/// keeps the layer.
 ///
 /// # Safety
 ///
@@ -179,18 +157,18 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_mlp(
     queue: *mut Queue,
-    mlp: *const PackedMlp,
+    layer: *const Layer,
     tokens: *const Tokens,
     output: *const Output,
     workspace: Workspace,
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (queue, mlp) = unsafe { (queue_at(queue)?, at(mlp, "mlp")?) };
+        let (queue, (experts, _)) = unsafe { (queue_at(queue)?, at(layer, "layer")?.experts()?) };
         // SAFETY: the caller's promise.
         let (tokens, out) = unsafe { tensors(at(tokens, "tokens")?, at(output, "output")?) }?;
         // SAFETY: the caller's promise.
-        Ok(unsafe { queue.enqueue_mlp(&mlp.0, tokens, out, workspace.lent()) }?)
+        Ok(unsafe { queue.enqueue_experts(experts, tokens, DeviceRouting::Everyone, out, workspace.lent()) }?)
     })
 }
 
@@ -203,7 +181,7 @@ pub unsafe extern "C" fn hammerhead_queue_mlp(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_moe_logits(
     queue: *mut Queue,
-    moe: *const Moe,
+    layer: *const Layer,
     tokens: *const Tokens,
     logits: Vector,
     output: *const Output,
@@ -211,17 +189,18 @@ pub unsafe extern "C" fn hammerhead_queue_moe_logits(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (queue, moe, given) = unsafe { (queue_at(queue)?, at(moe, "moe")?, at(tokens, "tokens")?) };
-        let Some(router) = &moe.router else {
+        let (queue, layer, given) = unsafe { (queue_at(queue)?, at(layer, "layer")?, at(tokens, "tokens")?) };
+        let (experts, router) = layer.experts()?;
+        let Some(router) = router else {
             let problem = "cannot be read: the layer has no routing; load it with one, or call hammerhead_queue_moe";
             return Err(Error::argument("logits", problem));
         };
-        expect("logits", logits.bytes, given.rows.checked_mul(4 * moe.experts.count()))?;
+        expect("logits", logits.bytes, given.rows.checked_mul(4 * experts.count()))?;
         // SAFETY: the caller's promise.
         let (tokens, out) = tensors(given, unsafe { at(output, "output") }?)?;
         let routing = DeviceRouting::Logits { logits: logits.values.addr() as u64, router };
         // SAFETY: the caller's promise.
-        Ok(unsafe { queue.enqueue_experts(&moe.experts, tokens, routing, out, workspace.lent()) }?)
+        Ok(unsafe { queue.enqueue_experts(experts, tokens, routing, out, workspace.lent()) }?)
     })
 }
 
@@ -234,7 +213,7 @@ pub unsafe extern "C" fn hammerhead_queue_moe_logits(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_moe(
     queue: *mut Queue,
-    moe: *const Moe,
+    layer: *const Layer,
     tokens: *const Tokens,
     ids: *const c_void,
     id_bits: u32,
@@ -246,7 +225,8 @@ pub unsafe extern "C" fn hammerhead_queue_moe(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (queue, moe, given) = unsafe { (queue_at(queue)?, at(moe, "moe")?, at(tokens, "tokens")?) };
+        let (queue, layer, given) = unsafe { (queue_at(queue)?, at(layer, "layer")?, at(tokens, "tokens")?) };
+        let experts = layer.experts()?.0;
         let wide = match id_bits {
             32 => false,
             64 => true,
@@ -261,6 +241,6 @@ pub unsafe extern "C" fn hammerhead_queue_moe(
         let (ids, weights) = (ids.addr() as u64, weights.values.addr() as u64);
         let routing = DeviceRouting::Given { ids, wide, weights, top, on_input: weights_on_input != 0 };
         // SAFETY: the caller's promise.
-        Ok(unsafe { queue.enqueue_experts(&moe.experts, tokens, routing, out, workspace.lent()) }?)
+        Ok(unsafe { queue.enqueue_experts(experts, tokens, routing, out, workspace.lent()) }?)
     })
 }

@@ -1,4 +1,4 @@
-//! Whole layers behind opaque pointers: MLPs, and experts with their router.
+//! Whole layers behind the same pointers as products: MLPs, which are layers of one expert, and experts with their router.
 
 use std::ffi::{c_char, c_void};
 
@@ -11,7 +11,7 @@ use hammerhead::{
     SharedWeights,
 };
 
-use crate::layer::{Engine, at, destroy, hand_out, structures};
+use crate::layer::{Engine, Layer, at, hand_out, structures};
 use crate::operands::{self, Matrix, Output, Tokens, check_apart, gate_of, slice};
 use crate::status::{Error, Result, guard};
 
@@ -106,17 +106,6 @@ pub struct WholeOptions {
     pub batch_invariant: u32,
     /// What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
     pub workspace_bytes: usize,
-}
-
-/// A packed MLP. Opaque.
-#[derive(Debug)]
-pub struct PackedMlp(pub(crate) hammerhead::Mlp);
-
-/// A packed layer of experts, and what chooses among them. Opaque.
-#[derive(Debug)]
-pub struct Moe {
-    pub(crate) experts: Experts,
-    pub(crate) router: Option<Router>,
 }
 
 impl Vector {
@@ -253,7 +242,7 @@ unsafe fn dense<'a>(tokens: &Tokens) -> Result<Dense<'a>> {
 ///
 /// # Safety
 ///
-/// `weights` leads to a structure whose pointers lead to as many bytes as is said beside them; `mlp` may be written.
+/// `weights` leads to a structure whose pointers lead to as many bytes as is said beside them; `layer` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_mlp_load(
     engine: *const Engine,
@@ -261,7 +250,7 @@ pub unsafe extern "C" fn hammerhead_mlp_load(
     gate: u32,
     clamp: f32,
     options: *const WholeOptions,
-    mlp: *mut *mut PackedMlp,
+    layer: *mut *mut Layer,
 ) -> i32 {
     guard(|| {
         let gate = gate_of(gate, clamp)?;
@@ -269,49 +258,13 @@ pub unsafe extern "C" fn hammerhead_mlp_load(
         let (engine, weights) = unsafe { (at(engine, "engine")?, at(weights, "weights")?) };
         // SAFETY: the caller's promise.
         let (weights, options) = unsafe { (weights.borrow("the MLP", gate)?, options_at(options)?) };
-        let made = hammerhead::Mlp::new(&engine.0, &weights, gate, options)?;
+        let made = Experts::new(&engine.0, &ExpertWeights::new(vec![weights], gate)?, options)?;
         // SAFETY: the caller's promise.
-        unsafe { hand_out(PackedMlp(made), mlp, "mlp") }
+        unsafe { hand_out(Layer::whole(made, None), layer, "layer") }
     })
 }
 
-/// Writes a packed MLP to a file, from which hammerhead_mlp_open maps it back without packing it again. Only weights of the CPU's backends can be.
-///
-/// # Safety
-///
-/// `path` ends with a zero byte.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_mlp_save(engine: *const Engine, mlp: *const PackedMlp, path: *const c_char) -> i32 {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        let (engine, mlp, path) = unsafe { (at(engine, "engine")?, at(mlp, "mlp")?, path_at(path)?) };
-        Ok(mlp.0.save(&engine.0, path)?)
-    })
-}
-
-/// Maps an MLP that hammerhead_mlp_save wrote. The file is read once, to see that it is whole, and must not be changed while the MLP lives.
-/// Options may be NULL.
-///
-/// # Safety
-///
-/// `path` ends with a zero byte; `mlp` may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_mlp_open(
-    engine: *const Engine,
-    path: *const c_char,
-    options: *const WholeOptions,
-    mlp: *mut *mut PackedMlp,
-) -> i32 {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        let (engine, path, options) = unsafe { (at(engine, "engine")?, path_at(path)?, options_at(options)?) };
-        let opened = hammerhead::Mlp::open(&engine.0, path, options)?;
-        // SAFETY: the caller's promise.
-        unsafe { hand_out(PackedMlp(opened), mlp, "mlp") }
-    })
-}
-
-/// Computes tokens [rows, k] by an MLP, to [rows, k].
+/// Computes tokens [rows, k] by a layer of one expert, to [rows, k].
 ///
 /// # Safety
 ///
@@ -320,30 +273,20 @@ pub unsafe extern "C" fn hammerhead_mlp_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_mlp_run(
     engine: *const Engine,
-    mlp: *const PackedMlp,
+    layer: *const Layer,
     tokens: *const Tokens,
     output: *const Output,
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (engine, mlp) = unsafe { (at(engine, "engine")?, at(mlp, "mlp")?) };
+        let (engine, layer) = unsafe { (at(engine, "engine")?, at(layer, "layer")?) };
         // SAFETY: the caller's promise.
         let (tokens, output) = unsafe { (at(tokens, "tokens")?, at(output, "output")?) };
         check_apart(&[*tokens], &[*output])?;
         // SAFETY: the caller's promise, and `check_apart` for what Rust asks beyond it.
         let (tokens, target) = unsafe { (dense(tokens)?, output.borrow(0)?) };
-        Ok(mlp.0.run_into(&engine.0, &tokens, target)?)
+        Ok(layer.experts()?.0.run_only_into(&engine.0, &tokens, target)?)
     })
-}
-
-/// Frees an MLP.
-///
-/// # Safety
-///
-/// `mlp` is NULL or was made by hammerhead_mlp_load or hammerhead_mlp_open and not yet freed, and no call uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_mlp_destroy(mlp: *mut PackedMlp) {
-    destroy(mlp);
 }
 
 /// Packs a layer of `count` experts. Their matrices are not needed afterwards.
@@ -354,7 +297,7 @@ pub unsafe extern "C" fn hammerhead_mlp_destroy(mlp: *mut PackedMlp) {
 ///
 /// # Safety
 ///
-/// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `moe` may be written.
+/// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `layer` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_load(
     engine: *const Engine,
@@ -366,7 +309,7 @@ pub unsafe extern "C" fn hammerhead_moe_load(
     gate: u32,
     clamp: f32,
     options: *const WholeOptions,
-    moe: *mut *mut Moe,
+    layer: *mut *mut Layer,
 ) -> i32 {
     guard(|| {
         let gate = gate_of(gate, clamp)?;
@@ -389,7 +332,7 @@ pub unsafe extern "C" fn hammerhead_moe_load(
         // SAFETY: the caller's promise.
         let experts = Experts::new(&engine.0, &weights, unsafe { options_at(options) }?)?;
         // SAFETY: the caller's promise.
-        unsafe { hand_out(Moe { experts, router }, moe, "moe") }
+        unsafe { hand_out(Layer::whole(experts, router), layer, "layer") }
     })
 }
 
@@ -398,14 +341,14 @@ pub unsafe extern "C" fn hammerhead_moe_load(
 ///
 /// # Safety
 ///
-/// `path` ends with a zero byte; `moe` may be written.
+/// `path` ends with a zero byte; `layer` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_load_checkpoint(
     engine: *const Engine,
     path: *const c_char,
     number: usize,
     options: *const WholeOptions,
-    moe: *mut *mut Moe,
+    layer: *mut *mut Layer,
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
@@ -417,55 +360,56 @@ pub unsafe extern "C" fn hammerhead_moe_load_checkpoint(
         // SAFETY: the caller's promise.
         let experts = Experts::new(&engine.0, &weights, unsafe { options_at(options) }?)?;
         // SAFETY: the caller's promise.
-        unsafe { hand_out(Moe { experts, router }, moe, "moe") }
+        unsafe { hand_out(Layer::whole(experts, router), layer, "layer") }
     })
 }
 
-/// Writes a packed layer of experts to a file, with its rule of routing if it has one; hammerhead_moe_open maps it back without packing it again. Only
+/// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back without packing it again. Only
 /// weights of the CPU's backends can be.
 ///
 /// # Safety
 ///
 /// `path` ends with a zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_moe_save(engine: *const Engine, moe: *const Moe, path: *const c_char) -> i32 {
+pub unsafe extern "C" fn hammerhead_layer_save(engine: *const Engine, layer: *const Layer, path: *const c_char) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (engine, moe, path) = unsafe { (at(engine, "engine")?, at(moe, "moe")?, path_at(path)?) };
-        Ok(moe.experts.save(&engine.0, path, moe.router.as_ref())?)
+        let (engine, layer, path) = unsafe { (at(engine, "engine")?, at(layer, "layer")?, path_at(path)?) };
+        let (experts, router) = layer.experts()?;
+        Ok(experts.save(&engine.0, path, router)?)
     })
 }
 
-/// Maps a layer of experts that hammerhead_moe_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
+/// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
 /// changed while the layer lives. Options may be NULL.
 ///
 /// # Safety
 ///
-/// `path` ends with a zero byte; `moe` may be written.
+/// `path` ends with a zero byte; `layer` may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_moe_open(
+pub unsafe extern "C" fn hammerhead_layer_open(
     engine: *const Engine,
     path: *const c_char,
     options: *const WholeOptions,
-    moe: *mut *mut Moe,
+    layer: *mut *mut Layer,
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
         let (engine, path, options) = unsafe { (at(engine, "engine")?, path_at(path)?, options_at(options)?) };
         let (experts, router) = Experts::open(&engine.0, path, options)?;
         // SAFETY: the caller's promise.
-        unsafe { hand_out(Moe { experts, router }, moe, "moe") }
+        unsafe { hand_out(Layer::whole(experts, router), layer, "layer") }
     })
 }
 
-/// The number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
+/// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
 ///
 /// # Safety
 ///
-/// `moe` is NULL or a layer; the others are NULL or may be written.
+/// `layer` is NULL or a layer; the others are NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_shape(
-    moe: *const Moe,
+    layer: *const Layer,
     experts: *mut usize,
     k: *mut usize,
     n: *mut usize,
@@ -473,10 +417,10 @@ pub unsafe extern "C" fn hammerhead_moe_shape(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let moe = unsafe { at(moe, "moe") }?;
-        let [found_k, _, found_n] = moe.experts.widths();
-        let top = moe.router.as_ref().map_or(0, Router::top_k);
-        for (place, found) in [(experts, moe.experts.count()), (k, found_k), (n, found_n), (top_k, top)] {
+        let (layer, router) = unsafe { at(layer, "layer") }?.experts()?;
+        let [found_k, _, found_n] = layer.widths();
+        let top = router.map_or(0, Router::top_k);
+        for (place, found) in [(experts, layer.count()), (k, found_k), (n, found_n), (top_k, top)] {
             if !place.is_null() {
                 // SAFETY: not null, and the caller's promise.
                 unsafe { place.write(found) };
@@ -494,15 +438,15 @@ pub unsafe extern "C" fn hammerhead_moe_shape(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_run_logits(
     engine: *const Engine,
-    moe: *const Moe,
+    layer: *const Layer,
     tokens: *const Tokens,
     logits: Vector,
     output: *const Output,
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let moe = unsafe { at(moe, "moe") }?;
-        let Some(router) = &moe.router else {
+        let (experts, router) = unsafe { at(layer, "layer") }?.experts()?;
+        let Some(router) = router else {
             let problem = "cannot be read: the layer has no routing; load it with one, or call hammerhead_moe_run";
             return Err(Error::argument("logits", problem));
         };
@@ -510,7 +454,7 @@ pub unsafe extern "C" fn hammerhead_moe_run_logits(
         let (logits, rows) = unsafe { (slice(logits.values, logits.bytes, "logits")?, at(tokens, "tokens")?.rows) };
         let routed = router.route(logits, rows)?;
         // SAFETY: the caller's promise.
-        unsafe { run(engine, moe, tokens, &routed, output) }
+        unsafe { run(engine, experts, tokens, &routed, output) }
     })
 }
 
@@ -525,7 +469,7 @@ pub unsafe extern "C" fn hammerhead_moe_run_logits(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_run(
     engine: *const Engine,
-    moe: *const Moe,
+    layer: *const Layer,
     tokens: *const Tokens,
     ids: *const c_void,
     id_bits: u32,
@@ -536,7 +480,7 @@ pub unsafe extern "C" fn hammerhead_moe_run(
 ) -> i32 {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (moe, rows) = unsafe { (at(moe, "moe")?, at(tokens, "tokens")?.rows) };
+        let ((experts, _), rows) = unsafe { (at(layer, "layer")?.experts()?, at(tokens, "tokens")?.rows) };
         // SAFETY: the caller's promise.
         let ids = unsafe {
             match id_bits {
@@ -547,10 +491,10 @@ pub unsafe extern "C" fn hammerhead_moe_run(
         };
         // SAFETY: the caller's promise.
         let weights = unsafe { slice(weights.values, weights.bytes, "weights") }?;
-        let routed = Routed::given(ids, weights, rows, moe.experts.count())?;
+        let routed = Routed::given(ids, weights, rows, experts.count())?;
         let routed = if weights_on_input == 0 { routed } else { routed.on_input() };
         // SAFETY: the caller's promise.
-        unsafe { run(engine, moe, tokens, &routed, output) }
+        unsafe { run(engine, experts, tokens, &routed, output) }
     })
 }
 
@@ -561,7 +505,7 @@ pub unsafe extern "C" fn hammerhead_moe_run(
 /// As for [`hammerhead_mlp_run`].
 unsafe fn run(
     engine: *const Engine,
-    moe: &Moe,
+    experts: &Experts,
     tokens: *const Tokens,
     routed: &Routed,
     output: *const Output,
@@ -571,15 +515,5 @@ unsafe fn run(
     check_apart(&[*tokens], &[*output])?;
     // SAFETY: the caller's promise, and `check_apart` for what Rust asks beyond it.
     let (tokens, target) = unsafe { (dense(tokens)?, output.borrow(0)?) };
-    Ok(moe.experts.run_into(&engine.0, &tokens, routed, target)?)
-}
-
-/// Frees a layer of experts.
-///
-/// # Safety
-///
-/// `moe` is NULL or was made by a load function and not yet freed, and no call uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hammerhead_moe_destroy(moe: *mut Moe) {
-    destroy(moe);
+    Ok(experts.run_into(&engine.0, &tokens, routed, target)?)
 }

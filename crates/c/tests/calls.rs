@@ -390,33 +390,43 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
         let load = hammerhead_mlp_load(engine, &experts[2], HAMMERHEAD_GATE_SILU, 0.0, &options, &mut one);
         assert_eq!(load, HAMMERHEAD_OK, "{}", last_error());
         assert_eq!(hammerhead_mlp_run(engine, one, &x, &y[2]), HAMMERHEAD_OK);
-        hammerhead_mlp_destroy(one);
+        hammerhead_layer_destroy(one);
     }
     let folder = tempfile::tempdir().unwrap();
     let path = std::ffi::CString::new(folder.path().join("layer").to_str().unwrap()).unwrap();
-    let (mut again, mut one, mut saved) = (null_mut(), null_mut(), vec![0f32; 3 * K]);
+    let (mut again, mut one) = (null_mut(), null_mut());
+    let (mut saved, mut other) = (vec![0f32; 3 * K], vec![0f32; 3 * K]);
     // SAFETY: all sizes are those of the slices, and the path ends with a zero byte.
     unsafe {
-        assert_eq!(hammerhead_moe_save(engine, moe, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
-        assert_eq!(hammerhead_moe_open(engine, path.as_ptr(), &options, &mut again), HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_layer_save(engine, moe, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(
+            hammerhead_layer_open(engine, path.as_ptr(), &options, &mut again),
+            HAMMERHEAD_OK,
+            "{}",
+            last_error()
+        );
         let y = output(&mut saved);
         assert_eq!(hammerhead_moe_run_logits(engine, again, &tokens(&a), vector(&logits), &y), HAMMERHEAD_OK);
-        assert_eq!(hammerhead_mlp_open(engine, path.as_ptr(), &options, &mut one), HAMMERHEAD_INVALID);
-        assert!(last_error().contains("3 experts"), "{}", last_error());
-        hammerhead_moe_destroy(again);
+        let y = output(&mut other);
+        assert_eq!(hammerhead_mlp_run(engine, again, &tokens(&a), &y), HAMMERHEAD_INVALID, "which of three?");
+        assert!(last_error().contains("number of experts is 3"), "{}", last_error());
+        assert_eq!(hammerhead_run(engine, again, &tokens(&a), &y, 1), HAMMERHEAD_INVALID, "it is no products");
+        assert!(last_error().contains("whole layer") && last_error().contains("moe_run"), "{}", last_error());
+        assert_eq!(hammerhead_layer_groups(again), 0);
+        hammerhead_layer_destroy(again);
     }
     assert_eq!(saved, chosen, "mapped back, with its routing");
     // SAFETY: as before.
     unsafe {
         let load = hammerhead_mlp_load(engine, &experts[2], HAMMERHEAD_GATE_SILU, 0.0, &options, &mut one);
         assert_eq!(load, HAMMERHEAD_OK, "{}", last_error());
-        assert_eq!(hammerhead_mlp_save(engine, one, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
-        hammerhead_mlp_destroy(one);
-        assert_eq!(hammerhead_mlp_open(engine, path.as_ptr(), &options, &mut one), HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_layer_save(engine, one, path.as_ptr()), HAMMERHEAD_OK, "{}", last_error());
+        hammerhead_layer_destroy(one);
+        assert_eq!(hammerhead_layer_open(engine, path.as_ptr(), &options, &mut one), HAMMERHEAD_OK, "{}", last_error());
         assert_eq!(hammerhead_mlp_run(engine, one, &tokens(&a), &output(&mut saved)), HAMMERHEAD_OK);
-        hammerhead_mlp_destroy(one);
-        assert_eq!(hammerhead_mlp_save(engine, null(), path.as_ptr()), HAMMERHEAD_INVALID);
-        assert_eq!(hammerhead_moe_open(engine, null(), &options, &mut again), HAMMERHEAD_INVALID);
+        hammerhead_layer_destroy(one);
+        assert_eq!(hammerhead_layer_save(engine, null(), path.as_ptr()), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_layer_open(engine, null(), &options, &mut again), HAMMERHEAD_INVALID);
     }
     assert_eq!(saved, alone);
     assert_eq!((&given[..K], &chosen[..K]), (&alone[..K], &alone[..K]));
@@ -424,7 +434,7 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
     assert!(given[2 * K..].iter().all(|&y| y == 0.0), "somebody else's expert adds nothing");
     // SAFETY: each was made once, and nobody uses them any more.
     unsafe {
-        hammerhead_moe_destroy(moe);
+        hammerhead_layer_destroy(moe);
         hammerhead_engine_destroy(engine);
     }
 }
@@ -475,7 +485,7 @@ fn whole_layers_are_refused_what_does_not_fit() {
     assert!(last_error().contains("hammerhead_moe_run"), "{}", last_error());
     // SAFETY: each was made once, and nobody uses them any more.
     unsafe {
-        hammerhead_moe_destroy(moe);
+        hammerhead_layer_destroy(moe);
         hammerhead_engine_destroy(engine);
     }
 }
@@ -494,13 +504,13 @@ fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
         );
         assert_eq!(hammerhead_mlp_load(engine, &expert, gate, 0.0, null(), &mut one), HAMMERHEAD_OK);
         for status in [
-            hammerhead_moe_workspace_bytes(moe, 8, HAMMERHEAD_BF16, 0, &mut bytes),
-            hammerhead_mlp_workspace_bytes(one, 8, HAMMERHEAD_BF16, &mut bytes),
+            hammerhead_layer_workspace_bytes(moe, 8, HAMMERHEAD_BF16, 0, &mut bytes),
+            hammerhead_layer_workspace_bytes(one, 8, HAMMERHEAD_BF16, 0, &mut bytes),
         ] {
             assert_eq!(status, HAMMERHEAD_INVALID);
             assert!(last_error().contains("cuda alone"), "{}", last_error());
         }
-        assert_eq!(hammerhead_moe_workspace_bytes(moe, 8, HAMMERHEAD_NVFP4, 0, &mut bytes), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_layer_workspace_bytes(moe, 8, HAMMERHEAD_NVFP4, 0, &mut bytes), HAMMERHEAD_INVALID);
         assert!(last_error().contains("HAMMERHEAD_BF16"), "{}", last_error());
         let (x, y, none) = (tokens(&[]), output(&mut []), Workspace { address: null_mut(), bytes: 0 });
         assert_eq!(hammerhead_queue_mlp(null_mut(), one, &x, &y, none), HAMMERHEAD_INVALID);
@@ -523,8 +533,8 @@ fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
             status => assert_eq!(status, HAMMERHEAD_UNAVAILABLE, "{}", last_error()),
         }
         hammerhead_queue_destroy(queue);
-        hammerhead_mlp_destroy(one);
-        hammerhead_moe_destroy(moe);
+        hammerhead_layer_destroy(one);
+        hammerhead_layer_destroy(moe);
         hammerhead_engine_destroy(engine);
     }
 }
