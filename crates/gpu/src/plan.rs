@@ -2,10 +2,12 @@
 //! whole layers by both of their products and what is around them. One way of asking for all who plan.
 
 use op::{Config, Cost, Problem, Result};
+use ptx::Kernel;
 
 use crate::experts::layer::LayerKernels;
 use crate::experts::plan::{self as layers, layer_of};
 use crate::facts::Facts;
+use crate::families::choice::illegal;
 use crate::family::{Family, Phase};
 
 /// Configurations worth trying for a problem on a device. Each is legal.
@@ -44,6 +46,14 @@ pub fn phases(
         None => family.phases(problem, config, facts),
         Some(shape) => layers::phases(family, &shape?, problem, config, facts),
     }
+}
+
+/// The kernels that a configuration runs for a problem on a device: of whole layers, those of both products.
+pub fn kernels(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Kernel>> {
+    let Some(shape) = layer_of(problem) else { return family.kernels(problem, config) };
+    let kernels = shape.and_then(|shape| LayerKernels::new(family, &shape, config, facts));
+    let LayerKernels { gate_up, down, .. } = kernels.map_err(illegal(config))?;
+    [gate_up, down].iter().map(|kernel| kernel.spec().build()).collect()
 }
 
 /// The configuration that should be the fastest.

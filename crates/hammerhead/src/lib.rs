@@ -30,7 +30,7 @@ pub use op::operands::expect_finite;
 pub use op::{
     Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, ExpertWeights, Gate, Ids,
     Intermediate, MlpWeights, Output, Own, Problem, Request, Result, Routed, Router, Schedule, Scoring, Setting, Shape,
-    SharedWeights, Strategy, Target, Team, Tile, Weights, Workers, bound, interrupt, layer_reference, reference,
+    SharedWeights, Strategy, Target, Team, Tile, Weights, Whole, Workers, bound, interrupt, layer_reference, reference,
     routing,
 };
 pub use {cpu, format};

@@ -1,7 +1,7 @@
 //! What NVIDIA's assembler makes of a configuration's kernels for a device: evidence that needs no GPU.
 
-use gpu::Family;
 use gpu::facts::Facts;
+use gpu::{Family, plan};
 use op::{Config, Problem};
 use ptx::assemble::Assembler;
 
@@ -37,13 +37,13 @@ pub struct Assembled {
 
 /// Assembles the kernels of a family that a configuration runs for a problem on a device, or says why it cannot.
 pub fn assembled(
-    family: &dyn Family,
+    family: &'static dyn Family,
     facts: &Facts,
     problem: &Problem,
     config: &Config,
 ) -> Result<Vec<Assembled>, String> {
     let assembler = Assembler::find(None).map_err(|error| error.to_string())?;
-    let kernels = family.kernels(problem, config).map_err(|error| error.to_string())?;
+    let kernels = plan::kernels(family, problem, config, facts).map_err(|error| error.to_string())?;
     let one = |kernel: &ptx::Kernel| {
         let report = assembler.assemble(kernel).map_err(|error| error.to_string())?;
         let warps = kernel.launch.threads.div_ceil(WARP).max(1);

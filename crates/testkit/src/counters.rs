@@ -2,15 +2,43 @@
 
 use format::Dense;
 use gpu::Simulated;
+use hammerhead::layer_reference::LayerReference;
+use hammerhead::{Engine, Experts, LayerOptions, Options};
 use op::operands::largest_of;
-use op::{Backend, Config, Operands, Problem, Result, Shape, Target};
+use op::{Backend, Config, Intermediate, Operands, Problem, Request, Result, Shape, Target};
 use sim::Profile;
 
 use crate::cases::{Case, Inputs, Suite};
+use crate::moe::{self, Model};
 use crate::verify::{Expected, Report, poisoned};
 
 /// K of a tile that is counted, at most.
 const MOST_TILE_DEPTH: usize = 512;
+
+/// Experts, their number per token, and tokens of a small layer.
+const SMALL: [usize; 3] = [3, 2, 11];
+/// The width of its tokens and of its intermediate, at most.
+const SMALL_WIDTHS: [usize; 2] = [192, 128];
+
+/// How far a layer of the same kind, small enough for a simulator, is from the reference when a configuration computes it.
+pub fn small_layer(backend: &Simulated, problem: &Problem, config: &Config) -> Result<Report> {
+    let options =
+        Options { backend: Some(backend.name().to_owned()), threads: Some(1), request: Request::from(*config) };
+    let engine = Engine::new(options)?;
+    let ([experts, top, tokens], shape) = (SMALL, problem.groups()[0]);
+    let widths = [shape.k.min(SMALL_WIDTHS[0]), shape.n.min(SMALL_WIDTHS[1])];
+    let model = Model { experts: [experts, top], widths, gate: problem.gate(), ..moe::COMMON };
+    let instance = model.instance(tokens, problem.activation(), usize::MAX, 1)?;
+    let (weights, routed) = (instance.weights()?, instance.routed()?);
+    let whole = problem.whole();
+    let intermediate = whole.map_or(Intermediate::Tokens, |whole| whole.intermediate);
+    let batch_invariant = whole.is_some_and(|whole| whole.batch_invariant);
+    let layer =
+        Experts::new(&engine, &weights, LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() })?;
+    let result = layer.run(&engine, &instance.tokens, &routed, problem.output())?;
+    let reference = LayerReference { weights: &weights, intermediate, tokens: &instance.tokens, routed: &routed };
+    moe::check(&reference, 0..tokens, &result, &|activation| backend.layer_arithmetic(activation))
+}
 
 /// What a configuration's kernels do for one tile of a problem's first group on a simulator, counted: instructions by warp, turns lost to
 /// bank conflicts, and so on, each with its name; and how far their results are from the reference. No GPU is needed, and nothing is said

@@ -83,3 +83,26 @@ fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
     assert!(markdown(&report).contains("SUCCESS, predicted"));
     assert!(!ledger.records().iter().any(|record| matches!(record.event, Event::Installed(_))));
 }
+
+#[test]
+fn whole_layers_are_pitched_for_a_gpu_that_is_not_there() {
+    let text = include_str!("../../seasons/layers.toml");
+    let season = Season::from_text(Path::new("layers.toml"), text).unwrap();
+    let mut referee = season.foretelling().unwrap().expect("the backend is foretold");
+    let folder = tempfile::tempdir().unwrap();
+    let mut ledger = Ledger::open(&folder.path().join("ledger.jsonl")).unwrap();
+    let options = Options { seed: Some(1), ..Options::default() };
+    play(&season, &mut ledger, referee.as_mut(), &options, &mut Heard::default()).unwrap();
+    let report = Report::new(ledger.records(), None).unwrap();
+    let first = &report.attempts[0];
+    let best = "tiles for a prompt";
+    assert_eq!((first.pitch.as_str(), first.verdict), (best, Verdict::Success), "{:?}", first.reasons);
+    assert!(first.examined.as_ref().is_some_and(|examined| examined.passed() && examined.compared > 1000));
+    assert!(markdown(&report).contains("1024 tokens, 8 of 128 experts, 2048→768→2048"));
+    let timed = text.replace("foretold:h200", "scalar");
+    let refused = Season::from_text(Path::new("layers.toml"), &timed).and_then(|season| season.operation().map(drop));
+    let reason = refused.unwrap_err().to_string();
+    assert!(reason.contains("foretold, and not timed") && reason.contains("foretold:h200"), "{reason}");
+    let both = text.replace("layer = {", "groups = [[1, 16, 16]]\nlayer = {");
+    assert!(Season::from_text(Path::new("layers.toml"), &both).unwrap_err().to_string().contains("groups and a layer"));
+}

@@ -1,9 +1,9 @@
 //! A referee for a GPU that is not there. It times nothing: seconds are what the model of the kernels expects, an examination is one tile of
-//! every problem in the simulator against float64, and what it decides is a prediction, with the model's error for its interval.
+//! every problem, or a small layer, in the simulator against float64, and what it decides is a prediction, with the model's error for its interval.
 
-use std::sync::Arc;
-
-use testkit::counters::counters;
+use hammerhead::{Error as Refused, Problem};
+use testkit::counters::{counters, small_layer};
+use testkit::verify::Report;
 
 use crate::contestant::Fault;
 use crate::court::{Baseline, BaselineShape, Referee, Swimmer};
@@ -12,11 +12,10 @@ use crate::referee::{
     Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, RefereeSettings, ShapeResult, Sitting,
     Speedup, Stop, Summary, Terms, Wrong,
 };
-use crate::task::Task;
 use crate::{Error, Result};
 
+use super::ProblemSpec;
 use super::planner::simulator;
-use super::{ProblemSpec, tasks};
 
 /// What a predicted time may be off by, either way: docs/blackwell.md says where that is from.
 const ERROR: f64 = 1.25;
@@ -24,8 +23,8 @@ const ERROR: f64 = 1.25;
 /// The referee of a season whose backend is foretold.
 pub struct Foretold {
     device: &'static gpu::Foretold,
-    tasks: Vec<Arc<dyn Task>>,
-    problems: Vec<ProblemSpec>,
+    /// Each with its name.
+    problems: Vec<(String, Problem)>,
     settings: RefereeSettings,
     threads: usize,
 }
@@ -39,9 +38,8 @@ impl Foretold {
         settings: &RefereeSettings,
     ) -> Result<Option<Self>> {
         let Some(device) = gpu::Foretold::by_name(backend) else { return Ok(None) };
-        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>>>()?;
-        let (tasks, settings) = (tasks(&cases)?, settings.clone());
-        Ok(Some(Self { device, tasks, problems, settings, threads: threads.unwrap_or(1) }))
+        let problems = problems.iter().map(|spec| Ok((spec.name()?, spec.problem()?))).collect::<Result<_>>()?;
+        Ok(Some(Self { device, problems, settings: settings.clone(), threads: threads.unwrap_or(1) }))
     }
 
     /// An entry's ways; a program cannot be foretold.
@@ -59,20 +57,22 @@ impl Foretold {
 
     /// What the model expects of an entry, problem by problem.
     fn seconds(&self, swimmer: Swimmer<'_>) -> Result<Vec<f64>> {
-        let priced = |(spec, way): (&ProblemSpec, &Way)| Ok(way.plan(spec.problem()?, self.threads)?.cost().seconds);
+        let priced = |((_, problem), way): (&(String, Problem), &Way)| {
+            Ok(way.plan(problem.clone(), self.threads)?.cost().seconds)
+        };
         self.problems.iter().zip(self.ways(swimmer)?).map(priced).collect()
     }
 
     fn summary(&self, champion: &[f64], challenger: &[f64]) -> Summary {
         let between = |ratio: f64| Speedup { estimate: ratio, low: ratio / ERROR, high: ratio * ERROR };
-        let shape = |((task, old), new): ((&Arc<dyn Task>, &f64), &f64)| ShapeResult {
-            shape: task.name(),
+        let shape = |(((name, _), old), new): ((&(String, Problem), &f64), &f64)| ShapeResult {
+            shape: name.clone(),
             champion_seconds: *old,
             challenger_seconds: *new,
             speedup: between(old / new),
             quartets: Vec::new(),
         };
-        let shapes: Vec<ShapeResult> = self.tasks.iter().zip(champion).zip(challenger).map(shape).collect();
+        let shapes: Vec<ShapeResult> = self.problems.iter().zip(champion).zip(challenger).map(shape).collect();
         let logs: f64 = shapes.iter().map(|shape| shape.speedup.estimate.ln()).sum();
         Summary { geomean: between((logs / shapes.len() as f64).exp()), shapes }
     }
@@ -93,9 +93,9 @@ impl Foretold {
         }
     }
 
-    /// One tile of a problem in the simulator.
-    fn examined(&self, spec: &ProblemSpec, way: &Way, found: &mut Correctness) -> Result<()> {
-        let plan = way.plan(spec.problem()?, self.threads)?;
+    /// One tile of a problem in the simulator, or a small layer.
+    fn examined(&self, (name, problem): &(String, Problem), way: &Way, found: &mut Correctness) -> Result<()> {
+        let plan = way.plan(problem.clone(), self.threads)?;
         let family = self.device.family().name();
         let unknown = || hammerhead::Error::UnknownName {
             what: "simulator of family",
@@ -105,8 +105,12 @@ impl Foretold {
         let simulator = simulator(self.device).ok_or_else(unknown)?;
         found.runs += 1;
         found.cases += 1;
-        let wrong = match counters(simulator, plan.problem(), plan.config()) {
-            Ok((_, report)) => {
+        let (what, report): (_, Result<Report, Refused>) = match problem.whole() {
+            Some(_) => ("a small layer", small_layer(simulator, plan.problem(), plan.config())),
+            None => ("a tile", counters(simulator, plan.problem(), plan.config()).map(|(_, report)| report)),
+        };
+        let wrong = match report {
+            Ok(report) => {
                 found.compared += report.compared as u64;
                 found.precision = Precision {
                     rms: found.precision.rms.max(report.rms_ratio),
@@ -116,7 +120,7 @@ impl Foretold {
             }
             Err(error) => Some(error.to_string()),
         };
-        let case = format!("a tile of {} in the simulator", spec.name()?);
+        let case = format!("{what} of {name} in the simulator");
         found.wrong.extend(wrong.map(|what| Wrong { case, inputs: "realistic".to_owned(), what }));
         Ok(())
     }
@@ -125,19 +129,15 @@ impl Foretold {
 impl Referee for Foretold {
     fn baseline(&mut self, champion: Swimmer<'_>, _seed: u64) -> Result<Baseline> {
         let (flops, bytes) = self.device.facts().ceilings();
-        let shape = |(task, seconds): (&Arc<dyn Task>, f64)| {
-            let work = task.work();
-            let needed = work.flops.unwrap_or(0.0);
-            BaselineShape {
-                problem: task.name(),
-                seconds,
-                floor_seconds: Some((needed / flops).max(work.bytes / bytes)),
-                flops: needed,
-                bytes: work.bytes,
-            }
+        let shape = |((name, problem), seconds): (&(String, Problem), f64)| BaselineShape {
+            problem: name.clone(),
+            seconds,
+            floor_seconds: Some((problem.flops() / flops).max(problem.bytes() / bytes)),
+            flops: problem.flops(),
+            bytes: problem.bytes(),
         };
         let seconds = self.seconds(champion)?;
-        let shapes = self.tasks.iter().zip(seconds).map(shape).collect();
+        let shapes = self.problems.iter().zip(seconds).map(shape).collect();
         Ok(Baseline { shapes, flops_per_second: Some(flops), bytes_per_second: Some(bytes) })
     }
 
@@ -145,12 +145,12 @@ impl Referee for Foretold {
         let mut found = Correctness::new(challenger.name, seed);
         match self.ways(challenger) {
             Ok(ways) => {
-                for (spec, way) in self.problems.iter().zip(ways) {
-                    self.examined(spec, way, &mut found)?;
+                for (problem, way) in self.problems.iter().zip(ways) {
+                    self.examined(problem, way, &mut found)?;
                 }
             }
             Err(error) => {
-                let problem = self.tasks.first().map(|task| task.name()).unwrap_or_default();
+                let problem = self.problems.first().map(|(name, _)| name.clone()).unwrap_or_default();
                 found.fault = Some(Fault::Unsupported { problem, reason: error.to_string() });
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gpu::{Foretold, Phase, Simulated, device, simulated};
+use gpu::{Foretold, Phase, Simulated, device, plan, simulated};
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 use hammerhead::{Backend, Config, Engine, Options, Plan, Problem, Request, backends};
 use sha2::{Digest, Sha256};
@@ -152,7 +152,8 @@ impl Configurations for Planner {
     fn profile(&self, run: &Run) -> Profile {
         let Some((plan, profiled)) = self.plan_of_a_gpu(run) else { return self.profile_of_a_processor(run) };
         let (problem, config, family) = (plan.problem(), plan.config(), profiled.family());
-        let counted = simulator(profiled).and_then(|simulator| counters::counters(simulator, problem, config).ok());
+        let tile = simulator(profiled).filter(|_| problem.whole().is_none());
+        let counted = tile.and_then(|simulator| counters::counters(simulator, problem, config).ok());
         let counted = counted.map(|(counted, _)| counted).unwrap_or_default().into_iter();
         // Where there is no assembler, nothing is known by it, and a gate on that stays shut.
         let kernels = assembled::assembled(family, profiled.facts(), problem, config).unwrap_or_default().into_iter();
@@ -167,7 +168,7 @@ impl Configurations for Planner {
         Profile {
             simulated: counted.map(|(what, count)| Counter { what: what.to_owned(), count }).collect(),
             assembled: kernels.map(kernel).collect(),
-            phases: profiled.family().phases(problem, config, profiled.facts()).map(shares).unwrap_or_default(),
+            phases: plan::phases(family, problem, config, profiled.facts()).map(shares).unwrap_or_default(),
             phases_by: format!("by first principles on {}", profiled.facts().name),
         }
     }

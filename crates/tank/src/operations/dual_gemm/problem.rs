@@ -1,17 +1,41 @@
-//! A problem of the dual GEMM as a season's file writes it.
+//! A problem of the dual GEMM as a season's file writes it: groups, or the whole layer of experts that they belong to.
 
-use hammerhead::{Activation, Gate, Output, Problem, Shape};
+use hammerhead::{Activation, Gate, Intermediate, Output, Problem, Shape, Whole};
 use serde::{Deserialize, Serialize};
 use testkit::cases::{Case, Inputs, Suite};
 
-use crate::Result;
+use crate::{Error, Result};
 
-/// One problem of a season's set, as a file writes it: `[[problem]]` with `groups = [[m, n, k], …]`.
+/// A whole layer of experts, from tokens to each token's sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerSizes {
+    /// Tokens, which chance spreads over the experts.
+    pub tokens: usize,
+    /// Experts that there are.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top: usize,
+    /// Columns of tokens and results.
+    pub hidden: usize,
+    /// Columns between the two products.
+    pub inner: usize,
+    /// Whether a token's bits may depend on nothing but that token and the weights.
+    #[serde(default)]
+    pub batch_invariant: bool,
+}
+
+/// One problem of a season's set, as a file writes it: `[[problem]]` with `groups = [[m, n, k], …]`, or with
+/// `layer = { tokens = 64, experts = 128, top = 8, hidden = 2048, inner = 768 }`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProblemSpec {
     /// Tokens, columns and k of every group.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<[usize; 3]>,
+    /// The layer, where it is a whole one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<LayerSizes>,
     /// The element type of the tokens.
     #[serde(default = "nvfp4")]
     pub activation: String,
@@ -38,7 +62,7 @@ fn silu() -> String {
 impl ProblemSpec {
     /// A problem of one group with quantised tokens, SiLU and half-precision results.
     pub fn single(m: usize, n: usize, k: usize) -> Self {
-        Self { groups: vec![[m, n, k]], activation: nvfp4(), output: half(), gate: silu() }
+        Self { groups: vec![[m, n, k]], layer: None, activation: nvfp4(), output: half(), gate: silu() }
     }
 
     /// What is computed.
@@ -49,12 +73,33 @@ impl ProblemSpec {
             let known = Activation::ALL.map(|a| a.to_string()).join(", ");
             hammerhead::Error::UnknownName { what: "activation type", name: self.activation.clone(), known }
         })?;
-        Ok(Problem::new(groups, self.gate.parse()?, activation, self.output.parse()?)?)
+        let Some(layer) = &self.layer else {
+            return Ok(Problem::new(groups, self.gate.parse()?, activation, self.output.parse()?)?);
+        };
+        if !self.groups.is_empty() {
+            return Err(Error::Rules {
+                what: "a problem".to_owned(),
+                problem: "it has groups and a layer".to_owned(),
+                remedy: "a layer's groups are its experts: leave one of the two out".to_owned(),
+            });
+        }
+        let LayerSizes { tokens, experts, top, hidden, inner, batch_invariant } = *layer;
+        let (intermediate, scaled) = (Intermediate::Tokens, [false; 2]);
+        let whole = Whole { tokens, top, width: hidden, intermediate, scaled, batch_invariant };
+        let types = (activation, self.output.parse()?);
+        Ok(Problem::layer(experts, [hidden, inner], self.gate.parse()?, types, whole)?)
     }
 
-    /// The same as a case with realistic numbers, for the referee.
+    /// The same as a case with realistic numbers, for the referee. Layers are foretold, and not timed.
     pub fn case(&self) -> Result<Case> {
         let problem = self.problem()?;
+        if problem.whole().is_some() {
+            return Err(Error::Rules {
+                what: format!("the layer of {problem}"),
+                problem: "whole layers are foretold, and not timed".to_owned(),
+                remedy: "play it on a GPU that is not there: backend = \"foretold:h200\"".to_owned(),
+            });
+        }
         Ok(Case {
             suite: Suite::Dual,
             why: "a problem of the season",
@@ -69,6 +114,11 @@ impl ProblemSpec {
 
     /// Its name in the ledger and in reports.
     pub fn name(&self) -> Result<String> {
-        Ok(self.case()?.to_string())
+        let problem = self.problem()?;
+        if problem.whole().is_none() {
+            return Ok(self.case()?.to_string());
+        }
+        let invariant = if self.layer.is_some_and(|layer| layer.batch_invariant) { ", batch-invariant" } else { "" };
+        Ok(format!("{problem}, {}→{}, {}{invariant}", problem.activation(), problem.output(), problem.gate()))
     }
 }
