@@ -110,23 +110,30 @@ impl Routing {
     }
 }
 
-/// What a layer computes.
-enum Computes {
-    Mlp(Mlp),
-    Experts(Experts, Option<Router>),
-}
-
 /// The rule of routing of a layer that is called with logits.
 fn rule(router: Option<&Router>) -> Result<&Router> {
     let found = "this layer has no rule of routing; give ids and weights, or make it with routing and top_k";
     router.ok_or_else(|| Error::value("router_logits", found))
 }
 
-/// A whole layer, packed for the engine that was asked for.
+/// A whole layer, packed for the engine that was asked for: experts, and what chooses among them.
 #[pyclass(frozen)]
 pub struct FeedForward {
-    computes: Computes,
+    experts: Experts,
+    router: Option<Router>,
+    /// Whether it was made as an MLP, whose one expert computes every token.
+    mlp: bool,
     wish: Wish,
+}
+
+impl FeedForward {
+    fn of_mlp(mlp: Mlp, wish: Wish) -> Self {
+        Self { experts: mlp.into(), router: None, mlp: true, wish }
+    }
+
+    fn of_experts((experts, router): (Experts, Option<Router>), wish: Wish) -> Self {
+        Self { experts, router, mlp: false, wish }
+    }
 }
 
 #[pymethods]
@@ -138,7 +145,7 @@ impl FeedForward {
         let borrowed = BorrowedMlp::new(weights, "the MLP")?;
         let weights = borrowed.weights()?;
         let mlp = py.detach(|| -> Result<_> { Ok(Mlp::new(&*wish.engine()?, &weights, gate, options)?) })?;
-        Ok(Self { computes: Computes::Mlp(mlp), wish })
+        Ok(Self::of_mlp(mlp, wish))
     }
 
     /// Packs an MLP of a model's layer: its only one, the expert of this number, or the one that sees every token.
@@ -170,7 +177,7 @@ impl FeedForward {
                 }
             };
             let mlp = Mlp::new(&*wish.engine()?, &mlp_weights(model.projections(pair)?)?, gate, options)?;
-            Ok(Self { computes: Computes::Mlp(mlp), wish })
+            Ok(Self::of_mlp(mlp, wish))
         })
     }
 
@@ -195,15 +202,14 @@ impl FeedForward {
             });
             let mut weights = weights.collect::<Result<Vec<_>>>()?;
             let engine = wish.engine()?;
-            let computes = if experts {
-                Computes::Experts(Experts::new(&engine, &ExpertWeights::new(weights, gate)?, options)?, None)
-            } else {
-                let Some(mlp) = weights.pop().filter(|_| weights.is_empty()) else {
-                    return Err(Error::value("mlps", "one is expected, unless they are experts"));
-                };
-                Computes::Mlp(Mlp::new(&engine, &mlp, gate, options)?)
+            if experts {
+                let experts = Experts::new(&engine, &ExpertWeights::new(weights, gate)?, options)?;
+                return Ok(Self::of_experts((experts, None), wish));
+            }
+            let Some(mlp) = weights.pop().filter(|_| weights.is_empty()) else {
+                return Err(Error::value("mlps", "one is expected, unless they are experts"));
             };
-            Ok(Self { computes, wish })
+            Ok(Self::of_mlp(Mlp::new(&engine, &mlp, gate, options)?, wish))
         })
     }
 
@@ -213,7 +219,7 @@ impl FeedForward {
         let (options, wish) = asked(options)?;
         py.detach(|| {
             let mlp = Mlp::open(&*wish.engine()?, path, options)?;
-            Ok(Self { computes: Computes::Mlp(mlp), wish })
+            Ok(Self::of_mlp(mlp, wish))
         })
     }
 
@@ -244,7 +250,7 @@ impl FeedForward {
             })?;
         }
         let experts = py.detach(|| -> Result<_> { Ok(Experts::new(&*wish.engine()?, &weights, options)?) })?;
-        Ok(Self { computes: Computes::Experts(experts, router), wish })
+        Ok(Self::of_experts((experts, router), wish))
     }
 
     /// Packs the experts of a model's layer, all or those of these numbers, with the one that sees every token or without. Without a router, the model's own is taken, if its
@@ -282,7 +288,7 @@ impl FeedForward {
                 None => feed_forward::router(&stored)?,
             };
             let experts = Experts::new(&*wish.engine()?, &expert_weights(stored, gate)?, options)?;
-            Ok(Self { computes: Computes::Experts(experts, router), wish })
+            Ok(Self::of_experts((experts, router), wish))
         })
     }
 
@@ -292,31 +298,19 @@ impl FeedForward {
         let (options, wish) = asked(options)?;
         py.detach(|| {
             let (experts, router) = Experts::open(&*wish.engine()?, path, options)?;
-            Ok(Self { computes: Computes::Experts(experts, router), wish })
+            Ok(Self::of_experts((experts, router), wish))
         })
     }
 
     /// Writes the packed weights, and the rule of routing if there is one, to a file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
-        py.detach(|| {
-            let engine = self.wish.engine()?;
-            let saved = match &self.computes {
-                Computes::Mlp(mlp) => mlp.save(&engine, path),
-                Computes::Experts(experts, router) => experts.save(&engine, path, router.as_ref()),
-            };
-            Ok(saved?)
-        })
+        py.detach(|| Ok(self.experts.save(&*self.wish.engine()?, path, self.router.as_ref())?))
     }
 
     /// The layer as bytes, with the rule of routing if there is one.
     fn to_bytes<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        let bytes = py.detach(|| -> Result<_> {
-            let engine = self.wish.engine()?;
-            Ok(match &self.computes {
-                Computes::Mlp(mlp) => mlp.to_bytes(&engine)?,
-                Computes::Experts(experts, router) => experts.to_bytes(&engine, router.as_ref())?,
-            })
-        });
+        let bytes =
+            py.detach(|| -> Result<_> { Ok(self.experts.to_bytes(&*self.wish.engine()?, self.router.as_ref())?) });
         Ok(PyBytes::new(py, &bytes.map_err(unwritten)?))
     }
 
@@ -326,7 +320,7 @@ impl FeedForward {
         let (options, wish) = asked(options)?;
         py.detach(|| {
             let mlp = Mlp::from_bytes(&*wish.engine()?, bytes, options)?;
-            Ok(Self { computes: Computes::Mlp(mlp), wish })
+            Ok(Self::of_mlp(mlp, wish))
         })
     }
 
@@ -336,17 +330,14 @@ impl FeedForward {
         let (options, wish) = asked(options)?;
         py.detach(|| {
             let (experts, router) = Experts::from_bytes(&*wish.engine()?, bytes, options)?;
-            Ok(Self { computes: Computes::Experts(experts, router), wish })
+            Ok(Self::of_experts((experts, router), wish))
         })
     }
 
     /// What was asked of the layer and of the engine.
     #[getter]
     fn options(&self) -> OptionParts {
-        let LayerOptions { intermediate, batch_invariant, workspace_bytes } = match &self.computes {
-            Computes::Mlp(mlp) => mlp.options(),
-            Computes::Experts(experts, _) => experts.options(),
-        };
+        let LayerOptions { intermediate, batch_invariant, workspace_bytes } = self.experts.options();
         let (backend, threads, config) = self.wish.parts();
         (intermediate.to_string(), batch_invariant, Some(workspace_bytes), backend, threads, config)
     }
@@ -381,46 +372,31 @@ impl FeedForward {
     /// Experts that there are, the shared one not counted; of an MLP, one.
     #[getter]
     fn count(&self) -> usize {
-        match &self.computes {
-            Computes::Mlp(_) => 1,
-            Computes::Experts(experts, _) => experts.count(),
-        }
+        self.experts.count()
     }
 
     /// Scoring and experts per token, if there is a router.
     #[getter]
     fn routing(&self) -> Option<(String, usize)> {
-        match &self.computes {
-            Computes::Mlp(_) => None,
-            Computes::Experts(_, router) => router.as_ref().map(|rule| (rule.scoring().to_string(), rule.top_k())),
-        }
+        self.router.as_ref().map(|rule| (rule.scoring().to_string(), rule.top_k()))
     }
 
     /// The width of tokens, of the intermediate and of results.
     #[getter]
     fn widths(&self) -> [usize; 3] {
-        match &self.computes {
-            Computes::Mlp(mlp) => mlp.widths(),
-            Computes::Experts(experts, _) => experts.widths(),
-        }
+        self.experts.widths()
     }
 
     /// The gate's name.
     #[getter]
     fn gate(&self) -> String {
-        match &self.computes {
-            Computes::Mlp(mlp) => mlp.gate().to_string(),
-            Computes::Experts(experts, _) => experts.gate().to_string(),
-        }
+        self.experts.gate().to_string()
     }
 
     /// The bytes the packed weights take.
     #[getter]
     fn packed_bytes(&self) -> usize {
-        match &self.computes {
-            Computes::Mlp(mlp) => mlp.packed_bytes(),
-            Computes::Experts(experts, _) => experts.packed_bytes(),
-        }
+        self.experts.packed_bytes()
     }
 
     /// The backends that are chosen among, best first.
@@ -451,13 +427,14 @@ impl FeedForward {
         routing: &Routing,
         target: Target<'_>,
     ) -> Result<()> {
-        match (&self.computes, routing) {
-            (Computes::Mlp(mlp), Routing::Everyone) => computed(py, || mlp.run_into(engine, tokens, target)),
-            (Computes::Experts(experts, router), Routing::Logits(logits)) => {
-                let (rule, logits) = (rule(router.as_ref())?, logits.singles()?);
+        let experts = &self.experts;
+        match (self.mlp, routing) {
+            (true, Routing::Everyone) => computed(py, || experts.run_only_into(engine, tokens, target)),
+            (false, Routing::Logits(logits)) => {
+                let (rule, logits) = (rule(self.router.as_ref())?, logits.singles()?);
                 computed(py, || experts.run_into(engine, tokens, &rule.route(logits, tokens.rows())?, target))
             }
-            (Computes::Experts(experts, _), Routing::Given { ids, weights, on_input }) => {
+            (false, Routing::Given { ids, weights, on_input }) => {
                 let (ids, weights) = (ids.ids()?, weights.singles()?);
                 computed(py, || {
                     let routed = Routed::given(ids, weights, tokens.rows(), experts.count())?;
@@ -473,36 +450,27 @@ impl FeedForward {
     fn queue(&self, py: Python<'_>, stream: (i32, u64), x: &Numbers, routing: &Routing, out: &Numbers) -> Result<()> {
         let (tokens, rows) = cuda::dense_tokens(&x.array, &x.element)?;
         let output = cuda::output(&out.array, &out.element, rows * self.widths()[2])?;
-        match (&self.computes, routing) {
-            (Computes::Mlp(mlp), Routing::Everyone) => {
-                mlp.queueable()?;
-                // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
-                cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_mlp(mlp, tokens, output, None) })
+        let experts = &self.experts;
+        experts.queueable()?;
+        let routing = match (self.mlp, routing) {
+            (true, Routing::Everyone) => DeviceRouting::Everyone,
+            (false, Routing::Given { ids, weights, on_input }) => {
+                let top = top_of(ids, rows)?;
+                weights.expect_len(ids.len())?;
+                weights.number("float32")?;
+                let (wide, on_input) = (ids.wide_ids()?, *on_input);
+                DeviceRouting::Given { ids: ids.address(), wide, weights: weights.address(), top, on_input }
             }
-            (Computes::Experts(experts, router), routing @ (Routing::Logits(_) | Routing::Given { .. })) => {
-                experts.queueable()?;
-                let routing = match routing {
-                    Routing::Given { ids, weights, on_input } => {
-                        let top = top_of(ids, rows)?;
-                        weights.expect_len(ids.len())?;
-                        weights.number("float32")?;
-                        let (wide, on_input) = (ids.wide_ids()?, *on_input);
-                        DeviceRouting::Given { ids: ids.address(), wide, weights: weights.address(), top, on_input }
-                    }
-                    Routing::Logits(logits) => {
-                        logits.expect_len(rows * experts.count())?;
-                        logits.number("float32")?;
-                        DeviceRouting::Logits { logits: logits.address(), router: rule(router.as_ref())? }
-                    }
-                    Routing::Everyone => return Err(misrouted()),
-                };
-                // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
-                cuda::in_stream(py, stream, |queue| unsafe {
-                    queue.enqueue_experts(experts, tokens, routing, output, None)
-                })
+            (false, Routing::Logits(logits)) => {
+                logits.expect_len(rows * experts.count())?;
+                logits.number("float32")?;
+                DeviceRouting::Logits { logits: logits.address(), router: rule(self.router.as_ref())? }
             }
-            _ => Err(misrouted()),
-        }
+            _ => return Err(misrouted()),
+        };
+        // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order
+        // of the stream.
+        cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_experts(experts, tokens, routing, output, None) })
     }
 }
 

@@ -205,6 +205,12 @@ impl Mlp {
     }
 }
 
+impl From<Mlp> for Experts {
+    fn from(mlp: Mlp) -> Self {
+        mlp.0
+    }
+}
+
 /// A layer of experts, packed: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
 #[derive(Debug)]
 pub struct Experts {
