@@ -62,15 +62,21 @@ evidence = [{ kind = "theory", what = "3 are more than 2" }]
 run = { config = "strategy=two-pass,tile=128x32,stages=3" }
 "#;
 
-#[test]
-fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
-    let season = Season::from_text(Path::new("small.toml"), SEASON).unwrap();
+/// The ledger and the report of a season that is foretold.
+fn played(season: &Season) -> (Ledger, Report) {
     let mut referee = season.foretelling().unwrap().expect("the backend is foretold");
     let folder = tempfile::tempdir().unwrap();
     let mut ledger = Ledger::open(&folder.path().join("ledger.jsonl")).unwrap();
     let options = Options { seed: Some(1), ..Options::default() };
-    play(&season, &mut ledger, referee.as_mut(), &options, &mut Heard::default()).unwrap();
+    play(season, &mut ledger, referee.as_mut(), &options, &mut Heard::default()).unwrap();
     let report = Report::new(ledger.records(), None).unwrap();
+    (ledger, report)
+}
+
+#[test]
+fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
+    let season = Season::from_text(Path::new("small.toml"), SEASON).unwrap();
+    let (ledger, report) = played(&season);
     let attempt = &report.attempts[0];
     assert_eq!((attempt.pitch.as_str(), attempt.verdict), ("interleaved", Verdict::Success), "{:?}", attempt.reasons);
     assert!(attempt.reasons[0].contains("predicted for a b200"), "{:?}", attempt.reasons);
@@ -88,12 +94,7 @@ fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
 fn whole_layers_are_pitched_for_a_gpu_that_is_not_there() {
     let text = include_str!("../../seasons/layers.toml");
     let season = Season::from_text(Path::new("layers.toml"), text).unwrap();
-    let mut referee = season.foretelling().unwrap().expect("the backend is foretold");
-    let folder = tempfile::tempdir().unwrap();
-    let mut ledger = Ledger::open(&folder.path().join("ledger.jsonl")).unwrap();
-    let options = Options { seed: Some(1), ..Options::default() };
-    play(&season, &mut ledger, referee.as_mut(), &options, &mut Heard::default()).unwrap();
-    let report = Report::new(ledger.records(), None).unwrap();
+    let (_, report) = played(&season);
     let first = &report.attempts[0];
     let best = "tiles for a prompt";
     assert_eq!((first.pitch.as_str(), first.verdict), (best, Verdict::Success), "{:?}", first.reasons);

@@ -13,7 +13,8 @@ use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::pack::Codes;
 use gpu::phases::gates::Function;
 use gpu::{KernelSpec, families::sm90::kernel, join};
-use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
+use hammerhead_testkit::experts::PLAIN;
 use ptx::Error;
 
 use crate::assembling::assert_assemble;
@@ -123,23 +124,8 @@ fn the_kernels_of_a_layer_of_experts_assemble_alike() {
 
 /// The products of a layer with all that a layer may have, in every tile; and the kernels around them.
 fn of_experts() -> Vec<KernelSpec> {
-    let layer = LayerShape {
-        experts: 256,
-        top: 8,
-        hidden: 2048,
-        inner: 768,
-        gate: Gate::GPT_OSS,
-        biased: true,
-        on_input: false,
-        gated: false,
-        activation: Activation::BF16,
-        intermediate: Intermediate::Tokens,
-        scaled: [false; 2],
-        invariant: false,
-        codes: Codes::Bfloats,
-        partial: Output::F32,
-        output: Output::BF16,
-    };
+    let sizes = LayerShape { experts: 256, top: 8, hidden: 2048, inner: 768, ..PLAIN };
+    let layer = LayerShape { gate: Gate::GPT_OSS, biased: true, ..sizes };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let halves = LayerShape { codes: Codes::Halves, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };

@@ -17,7 +17,8 @@ use gpu::families::sm120::ArrangeSpec;
 use gpu::pack::Codes;
 use gpu::phases::gates::Function;
 use gpu::{KernelSpec, expand, families, join};
-use hammerhead::{Activation, Epilogue, Gate, Intermediate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
+use hammerhead_testkit::experts::PLAIN;
 use ptx::{Error, Target};
 
 use crate::assembling::assert_assemble;
@@ -111,23 +112,7 @@ fn every_kernel_assembles_without_spills() {
 
 /// The kernels of layers of experts, within the shared memory of an RTX GPU: few tokens and many, of every type, and what is around the products.
 fn expert_kernels(target: Target) -> Vec<KernelSpec> {
-    let layer = LayerShape {
-        experts: 256,
-        top: 8,
-        hidden: 7168,
-        inner: 2048,
-        gate: Gate::Silu,
-        biased: true,
-        on_input: false,
-        gated: false,
-        activation: Activation::BF16,
-        intermediate: Intermediate::Tokens,
-        scaled: [false; 2],
-        invariant: false,
-        codes: Codes::Bfloats,
-        partial: Output::F32,
-        output: Output::BF16,
-    };
+    let layer = LayerShape { experts: 256, top: 8, hidden: 7168, inner: 2048, biased: true, ..PLAIN };
     let family = families::ALL.into_iter().find(|family| family.target() == target).expect("a family");
     let facts = match target {
         Target::Sm100f => Facts::b200(),
