@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
     Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
-    PackedWeights, Phase, Problem, Result, Setting, Team, Weights,
+    PackedWeights, Problem, Result, Setting, Team, Weights,
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
@@ -152,15 +152,6 @@ unsafe impl Backend for Cuda {
         let facts = self.facts();
         let cost = plan::cost(self.family(), problem, config, &facts).map_err(|reason| self.illegal(config, reason))?;
         Ok(Cost { copying: copied_bytes(problem) / facts.host_bandwidth + COPYING, ..cost })
-    }
-
-    fn phases(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<Vec<Phase>> {
-        match problem.whole() {
-            Some(_) => plan::phases(self.family(), problem, config, &self.facts())
-                .map_err(|reason| self.illegal(config, reason)),
-            // What single products cost was fitted as a whole.
-            None => Ok(Vec::new()),
-        }
     }
 
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
