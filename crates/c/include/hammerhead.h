@@ -106,8 +106,9 @@
 // Backends and threads, ready to compute. Opaque.
 typedef struct HammerheadEngine HammerheadEngine;
 
-// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many experts, with what
-// chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many
+// experts, with what chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run
+// on.
 typedef struct HammerheadLayer HammerheadLayer;
 
 // A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
@@ -392,8 +393,8 @@ int32_t hammerhead_queue_create(size_t device,
 // `queue` is NULL or was made by hammerhead_queue_create and not yet freed, and no call uses it.
 void hammerhead_queue_destroy(struct HammerheadQueue *queue);
 
-// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many as the
-// layer's routing chooses, or one without.
+// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k`
+// experts each; 0 for as many as the layer's routing chooses, or one without.
 //
 // # Safety
 //
@@ -404,9 +405,9 @@ int32_t hammerhead_layer_workspace_bytes(const struct HammerheadLayer *layer,
                                          size_t top_k,
                                          size_t *bytes);
 
-// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The layer must have been
-// packed by an engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
-// keeps the layer.
+// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is
+// computed. The layer must have been packed by an engine of the backend "cuda". In a stream that is being captured, a
+// call with as many tokens must have been made before; the graph keeps the layer.
 //
 // # Safety
 //
@@ -497,7 +498,8 @@ int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
 //
 // # Safety
 //
-// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `layer` may be written.
+// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them;
+// `layer` may be written.
 int32_t hammerhead_moe_load(const struct HammerheadEngine *engine,
                             const struct HammerheadMlpMatrices *experts,
                             size_t count,
@@ -521,8 +523,8 @@ int32_t hammerhead_moe_load_checkpoint(const struct HammerheadEngine *engine,
                                        const struct HammerheadWholeOptions *options,
                                        struct HammerheadLayer **layer);
 
-// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back without packing it again. Only
-// weights of the CPU's backends can be.
+// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back
+// without packing it again. Only weights of the CPU's backends can be.
 //
 // # Safety
 //
@@ -531,8 +533,8 @@ int32_t hammerhead_layer_save(const struct HammerheadEngine *engine,
                               const struct HammerheadLayer *layer,
                               const char *path);
 
-// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
-// changed while the layer lives. Options may be NULL.
+// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it
+// is whole, and must not be changed while the layer lives. Options may be NULL.
 //
 // # Safety
 //
@@ -542,7 +544,8 @@ int32_t hammerhead_layer_open(const struct HammerheadEngine *engine,
                               const struct HammerheadWholeOptions *options,
                               struct HammerheadLayer **layer);
 
-// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
+// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token
+// that the routing chooses (0 without one).
 //
 // # Safety
 //

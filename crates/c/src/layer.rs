@@ -16,8 +16,9 @@ use crate::status::{Error, Result, guard};
 #[derive(Debug)]
 pub struct Engine(pub(crate) hammerhead::Engine);
 
-/// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many experts, with what
-/// chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run on.
+/// Packed weights, and what is computed with them: the gated products of groups, or a whole layer of one or many
+/// experts, with what chooses among them. Opaque. A layer does not need its engine to stay, only one like it to be run
+/// on.
 #[derive(Debug)]
 pub struct Layer(Computes);
 

@@ -108,8 +108,8 @@ pub unsafe extern "C" fn hammerhead_queue_destroy(queue: *mut Queue) {
     destroy(queue);
 }
 
-/// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k` experts each; 0 for as many as the
-/// layer's routing chooses, or one without.
+/// How many bytes a queued call of a whole layer works in, at most, for so many tokens of a type that have `top_k`
+/// experts each; 0 for as many as the layer's routing chooses, or one without.
 ///
 /// # Safety
 ///
@@ -146,9 +146,9 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
     Ok(())
 }
 
-/// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is computed. The layer must have been
-/// packed by an engine of the backend "cuda". In a stream that is being captured, a call with as many tokens must have been made before; the graph
-/// keeps the layer.
+/// Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is
+/// computed. The layer must have been packed by an engine of the backend "cuda". In a stream that is being captured, a
+/// call with as many tokens must have been made before; the graph keeps the layer.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
-//! Whole layers behind the same pointers as products: MLPs, which are layers of one expert, and experts with their router.
+//! Whole layers behind the same pointers as products: MLPs, which are layers of one expert, and experts with their
+//! router.
 
 use std::ffi::{c_char, c_void};
 
@@ -297,7 +298,8 @@ pub unsafe extern "C" fn hammerhead_mlp_run(
 ///
 /// # Safety
 ///
-/// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them; `layer` may be written.
+/// `experts` leads to `count` structures, and all pointers in structures to as many bytes as is said beside them;
+/// `layer` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_moe_load(
     engine: *const Engine,
@@ -364,8 +366,8 @@ pub unsafe extern "C" fn hammerhead_moe_load_checkpoint(
     })
 }
 
-/// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back without packing it again. Only
-/// weights of the CPU's backends can be.
+/// Writes a packed whole layer to a file, with its rule of routing if it has one; hammerhead_layer_open maps it back
+/// without packing it again. Only weights of the CPU's backends can be.
 ///
 /// # Safety
 ///
@@ -380,8 +382,8 @@ pub unsafe extern "C" fn hammerhead_layer_save(engine: *const Engine, layer: *co
     })
 }
 
-/// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it is whole, and must not be
-/// changed while the layer lives. Options may be NULL.
+/// Maps a whole layer that hammerhead_layer_save wrote, with its rule of routing. The file is read once, to see that it
+/// is whole, and must not be changed while the layer lives. Options may be NULL.
 ///
 /// # Safety
 ///
@@ -402,7 +404,8 @@ pub unsafe extern "C" fn hammerhead_layer_open(
     })
 }
 
-/// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token that the routing chooses (0 without one).
+/// Of a whole layer the number of experts, the elements of a token, the columns of a result, and the experts per token
+/// that the routing chooses (0 without one).
 ///
 /// # Safety
 ///

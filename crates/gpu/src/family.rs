@@ -130,7 +130,8 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// Tokens of the tiles worth trying for products of experts, the fewest first.
     fn expert_tiles(&self) -> &'static [u32];
 
-    /// Configurations worth trying for a product of experts with tiles of so many tokens on a device. Each has a kernel.
+    /// Configurations worth trying for a product of experts with tiles of so many tokens on a device. Each has a
+    /// kernel.
     fn expert_configs(&self, shape: &ProductShape, tile: u32, facts: &Facts) -> Vec<Config>;
 
     /// The kernel that a configuration means for a product of experts on a device, or why there is none.

@@ -76,7 +76,8 @@ struct Kept {
 }
 
 impl HostExperts {
-    /// Packs the weights on a team's threads, and puts them into a device's memory. Calls are computed as `choose` says.
+    /// Packs the weights on a team's threads, and puts them into a device's memory. Calls are computed as `choose`
+    /// says.
     pub fn new(device: usize, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
         let LayerSpec { weights, intermediate, batch_invariant: invariant } = *spec;
         let family = Device::of(device)?.family;

@@ -1,5 +1,5 @@
-//! Which configurations compute a problem on a device, and what each should cost: of products as the family says, and of
-//! whole layers by both of their products and what is around them. One way of asking for all who plan.
+//! Which configurations compute a problem on a device, and what each should cost: of products as the family says, and
+//! of whole layers by both of their products and what is around them. One way of asking for all who plan.
 
 use op::{Config, Cost, Problem, Result};
 use ptx::Kernel;

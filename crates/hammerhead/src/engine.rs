@@ -244,7 +244,8 @@ impl Engine {
         Planner::new(vec![backend], self.request, self.threads())
     }
 
-    /// What the products of a whole layer should take one by one on the processor, in seconds, if it computes here at all.
+    /// What the products of a whole layer should take one by one on the processor, in seconds, if it computes here at
+    /// all.
     pub(crate) fn product_seconds(&self, problem: &Problem) -> Option<f64> {
         let planner = self.planners.iter().find(|planner| planner.backends()[0].layout() == cpu::LAYOUT)?;
         let seconds = |product: &Problem| Some(planner.plan(product).ok()?.cost().seconds);

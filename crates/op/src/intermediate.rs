@@ -13,8 +13,9 @@ pub enum Intermediate {
     Tokens,
     /// Single precision.
     F32,
-    /// NVFP4 with a given global scale q, as W4A4 checkpoints mean it: of 16 values in a row with the largest magnitude m, the scale is s = e4m3(m/6/q)
-    /// within [2⁻⁹, 448] and each code is e2m1(x/(s·q)), nearest with ties to even: [`format::quantize`] to the bit. The values are f32 before.
+    /// NVFP4 with a given global scale q, as W4A4 checkpoints mean it: of 16 values in a row with the largest magnitude
+    /// m, the scale is s = e4m3(m/6/q) within [2⁻⁹, 448] and each code is e2m1(x/(s·q)), nearest with ties to even:
+    /// [`format::quantize`] to the bit. The values are f32 before.
     NvFp4,
 }
 

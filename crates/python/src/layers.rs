@@ -468,8 +468,8 @@ impl FeedForward {
             }
             _ => return Err(misrouted()),
         };
-        // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order
-        // of the stream.
+        // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the
+        // order of the stream.
         cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_experts(experts, tokens, routing, output, None) })
     }
 }

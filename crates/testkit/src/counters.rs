@@ -20,7 +20,8 @@ const SMALL: [usize; 3] = [3, 2, 11];
 /// The width of its tokens and of its intermediate, at most.
 const SMALL_WIDTHS: [usize; 2] = [192, 128];
 
-/// How far a layer of the same kind, small enough for a simulator, is from the reference when a configuration computes it.
+/// How far a layer of the same kind, small enough for a simulator, is from the reference when a configuration computes
+/// it.
 pub fn small_layer(backend: &Simulated, problem: &Problem, config: &Config) -> Result<Report> {
     let options =
         Options { backend: Some(backend.name().to_owned()), threads: Some(1), request: Request::from(*config) };

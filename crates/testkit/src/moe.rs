@@ -174,8 +174,8 @@ pub struct Instance {
 }
 
 impl Model {
-    /// The problem that so many tokens are, of a type and with results of another, as chance spreads them over experts. The
-    /// shared expert is not part of it.
+    /// The problem that so many tokens are, of a type and with results of another, as chance spreads them over experts.
+    /// The shared expert is not part of it.
     pub fn problem(&self, tokens: usize, types: (Activation, Output)) -> Result<Problem> {
         let ([experts, top], [k, inner]) = (self.experts, self.widths);
         let whole = Whole {

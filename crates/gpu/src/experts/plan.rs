@@ -1,5 +1,5 @@
-//! Which configurations compute a whole layer on a device, and what each should cost: both products by the family's model,
-//! and what is around them by its bytes. Rows are those of the problem, as chance spreads them over experts.
+//! Which configurations compute a whole layer on a device, and what each should cost: both products by the family's
+//! model, and what is around them by its bytes. Rows are those of the problem, as chance spreads them over experts.
 
 use op::{Choose, Config, Cost, Error, Own, Problem, Result};
 

@@ -22,9 +22,9 @@
 //! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes
 //! the place of all that where an engine has nothing but that backend, or where it should be faster than the processor:
 //! it gets tokens, a [`Routed`] and where the result goes; checks and routing before it stay as they are. How each
-//! number of tokens is computed is planned as for products: from candidates, their prices, and what the tank has measured.
-//! An MLP is a layer of one expert there.
-//! [`crate::gpu::Queue`] computes such layers on tensors that are in a GPU's memory.
+//! number of tokens is computed is planned as for products: from candidates, their prices, and what the tank has
+//! measured. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in a
+//! GPU's memory.
 
 mod rows;
 mod saved;
@@ -359,8 +359,9 @@ impl Experts {
         self.sizes.options
     }
 
-    /// How so many tokens of a type would be computed, which have so many experts each, if chance spreads them: the plan
-    /// of the whole, or those of both products where they are computed one by one. The shared expert is not looked at.
+    /// How so many tokens of a type would be computed, which have so many experts each, if chance spreads them: the
+    /// plan of the whole, or those of both products where they are computed one by one. The shared expert is not looked
+    /// at.
     pub fn plans(&self, engine: &Engine, tokens: usize, top: usize, types: (Activation, Output)) -> Result<Vec<Plan>> {
         let problem = self.sizes.problem(tokens, top, types)?;
         match &self.products {

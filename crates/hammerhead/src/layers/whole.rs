@@ -27,8 +27,8 @@ pub(super) struct WholeLayer {
 }
 
 impl WholeLayer {
-    /// The layer, where the engine's only backend computes such layers whole, or where one of several does and should be
-    /// faster than the processor, product by product. Also where its memory is full, the others compute.
+    /// The layer, where the engine's only backend computes such layers whole, or where one of several does and should
+    /// be faster than the processor, product by product. Where its memory is full, the others compute.
     pub(super) fn new(engine: &Engine, weights: &ExpertWeights<'_>, sizes: &Sizes) -> Result<Option<Self>> {
         let backends = engine.backends();
         let LayerOptions { intermediate, batch_invariant, .. } = sizes.options;

@@ -4,9 +4,10 @@
 //! them runs on small problems, with the launches before and behind it, under several schedules: a mistake must show as a fault or as a
 //! result that is another to the bit under one of them, and the kernel as it is must show neither under any.
 //!
-//! `ways` has the kernels, one for each way of putting them together. `equivalents` has the reasons for which a few mistakes
-//! change nothing, each with a predicate and with the number of mutants that it excuses of each kernel. An excused mutant
-//! that gets caught is as wrong as one that survives without an excuse, and so is a number that has changed.
+//! `ways` has the kernels, one for each way of putting them together. `equivalents` has the reasons for which a few
+//! mistakes change nothing, each with a predicate and with the number of mutants that it excuses of each kernel. An
+//! excused mutant that gets caught is as wrong as one that survives without an excuse, and so is a number that has
+//! changed.
 
 mod equivalents;
 mod site;

@@ -150,7 +150,8 @@ fn bits_of_a_cpu_backend_depend_on_the_depth_of_its_configuration_alone() {
     let ways = ["sequential,tile=16x16,stages=1", "interleaved,tile=64x32,stages=2", "ping-pong,tile=16x16,stages=2"]
         .into_iter()
         .chain(["ping-pong,tile=80x16,stages=2", "ping-pong,tile=128x64,stages=3", "two-pass,tile=64x64,stages=2"]);
-    // Of the two K one has a remainder in every depth, and the other's tiles of few tokens go through loops of their own.
+    // Of the two K one has a remainder in every depth, and the other's tiles of few tokens go through loops of their
+    // own.
     for (k, depth) in [(1040, 64), (1040, 256), (1024, 64), (1024, 256)] {
         let model = Model { widths: [k, 528], ..wide("qwen3-30b-a3b") };
         let instance = model.instance(90, Activation::BF16, 1, 3).unwrap();

@@ -50,8 +50,8 @@ const MULTIPLY_TOKEN: f64 = 0.507;
 const DEQUANTISE: f64 = 21.0;
 const DEQUANTISE_WIDE: f64 = 24.0;
 const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
-/// Cycles more per fragment where experts' tokens have several parts: those are multiplied one after another, and little of
-/// it beside the making of fragments.
+/// Cycles more per fragment where experts' tokens have several parts: those are multiplied one after another, and
+/// little of it beside the making of fragments.
 const BETWEEN_PARTS: f64 = 15.0;
 /// Bytes per cycle that a multiprocessor gets from L2 while all others do too.
 const FROM_CACHE: f64 = 50.0;
@@ -264,8 +264,8 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u
     loops * f64::from(together) + overhead
 }
 
-/// How much longer a block of rows of experts' weights takes where so many share the registers that little is under way in
-/// each, or where two blocks share the stages.
+/// How much longer a block of rows of experts' weights takes where so many share the registers that little is under way
+/// in each, or where two blocks share the stages.
 fn crowded(kernel: &kernel::MultiplySpec) -> f64 {
     match (kernel.blocks(), kernel.tokens) {
         (3, ..=8 | 65..) => 1.06,
@@ -321,7 +321,8 @@ fn busiest(problem: &Problem, kernel: &kernel::MultiplySpec, facts: &Facts) -> f
     tiles.sort_by(|a, b| b.0.total_cmp(&a.0));
     let workers = multiprocessors * together as usize / kernel.blocks_per_tile() as usize;
     match kernel.schedule {
-        // How many tiles experts have is chance: of many rounds, as often as not, some blocks have one more than others.
+        // How many tiles experts have is chance: of many rounds, as often as not, some blocks have one more than
+        // others.
         Schedule::Persistent if kernel.experts.is_some() && blocks > 2 * workers => {
             let all: f64 = tiles.iter().map(|(cycles, count)| cycles * *count as f64).sum();
             all / workers as f64 + tiles[0].0 / 2.0 + FILL + FINISH

@@ -1,5 +1,6 @@
-//! A referee for a GPU that is not there. It times nothing: seconds are what the model of the kernels expects, an examination is one tile of
-//! every problem, or a small layer, in the simulator against float64, and what it decides is a prediction, with the model's error for its interval.
+//! A referee for a GPU that is not there. It times nothing: seconds are what the model of the kernels expects, an
+//! examination is one tile of every problem, or a small layer, in the simulator against float64, and what it decides is
+//! a prediction, with the model's error for its interval.
 
 use hammerhead::{Error as Refused, Problem};
 use testkit::counters::{counters, small_layer};
