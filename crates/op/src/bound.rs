@@ -21,14 +21,41 @@ use crate::{Arithmetic, Gate, Output};
 
 const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
 
-/// The distance from the reference within which a backend's element must lie, its cast to `output` included.
-pub fn bound(element: &Element, gate: Gate, k: usize, output: Output, arithmetic: Arithmetic) -> f64 {
-    let error = unrounded_error(element, gate, k, arithmetic);
-    error + half_ulp(element.value.abs() + error, output)
+/// A reference value, and how far a backend's may be from it before its cast to an output type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounded {
+    /// The value.
+    pub value: f64,
+    /// The largest distance.
+    pub error: f64,
 }
 
-/// The same before the cast, in f32.
-pub(crate) fn unrounded_error(element: &Element, gate: Gate, k: usize, arithmetic: Arithmetic) -> f64 {
+impl Bounded {
+    /// An element that a backend computes from exact operands, K products to a sum.
+    pub fn new(element: &Element, gate: Gate, k: usize, arithmetic: Arithmetic) -> Self {
+        Self { value: element.value, error: error(element, gate, k, arithmetic) }
+    }
+
+    /// Whether a backend's result is what it may be, its cast to the output type included.
+    pub fn accepts(self, found: f64, output: Output) -> bool {
+        let allowed = self.allowed(output);
+        if allowed.is_infinite() || allowed.is_nan() {
+            return true;
+        }
+        if found.is_infinite() {
+            return self.value.abs() + allowed >= largest(output) && found.signum() == self.value.signum();
+        }
+        (found - self.value).abs() <= allowed
+    }
+
+    /// How far a result may be off, its cast included.
+    pub fn allowed(self, output: Output) -> f64 {
+        self.error + half_ulp(self.value.abs() + self.error, output)
+    }
+}
+
+/// How far an element may be off in f32.
+fn error(element: &Element, gate: Gate, k: usize, arithmetic: Arithmetic) -> f64 {
     let smallest = f64::from(f32::MIN_POSITIVE);
     let sum_error = |sum: &Sum| {
         let accumulated = arithmetic.error(sum, k) + sum.negligible + sum.rounded;
@@ -57,20 +84,8 @@ pub(crate) fn unrounded_error(element: &Element, gate: Gate, k: usize, arithmeti
     before_cast + smallest
 }
 
-/// Whether a backend's value is what it may be.
-pub fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output, arithmetic: Arithmetic) -> bool {
-    let bound = bound(element, gate, k, output, arithmetic);
-    if bound.is_infinite() || bound.is_nan() {
-        return true;
-    }
-    if found.is_infinite() {
-        return element.value.abs() + bound >= largest(output) && found.signum() == element.value.signum();
-    }
-    (found - element.value).abs() <= bound
-}
-
 /// Half the distance between neighbours of the output type around a magnitude.
-pub(crate) fn half_ulp(magnitude: f64, output: Output) -> f64 {
+fn half_ulp(magnitude: f64, output: Output) -> f64 {
     let (relative, absolute): (f64, f64) = match output {
         Output::F16 => (2f64.powi(-11), 2f64.powi(-25)),
         Output::BF16 => (2f64.powi(-8), 2f64.powi(-134)),
@@ -80,7 +95,7 @@ pub(crate) fn half_ulp(magnitude: f64, output: Output) -> f64 {
 }
 
 /// The magnitude from which a value rounds to infinity.
-pub(crate) fn largest(output: Output) -> f64 {
+fn largest(output: Output) -> f64 {
     match output {
         Output::F16 => 65520.0,
         Output::BF16 => 2f64.powi(128) * (1.0 - 2f64.powi(-9)),
@@ -100,7 +115,7 @@ mod tests {
     #[test]
     fn an_exact_sum_is_forgiven_only_the_gate_and_the_cast() {
         let e = element(2.0, 3.0, 10.0, true);
-        let bound = bound(&e, Gate::Silu, 7168, Output::F32, Arithmetic::Unknown);
+        let bound = Bounded::new(&e, Gate::Silu, 7168, Arithmetic::Unknown).allowed(Output::F32);
         assert!(bound < 20.0 * EPSILON * e.value, "{bound}");
     }
 
@@ -109,7 +124,7 @@ mod tests {
         let at = |bias: f64| {
             let gate = Sum { exact: true, ..Sum::rough(3.0, 10.0) }.biased(bias);
             let element = Element { gate, up: None, value: gate.value };
-            bound(&element, Gate::None, 16, Output::F32, Arithmetic::Unknown) - half_ulp(element.value, Output::F32)
+            Bounded::new(&element, Gate::None, 16, Arithmetic::Unknown).error
         };
         let granted = |bias| (at(bias) / EPSILON * 1000.0).round() / 1000.0;
         assert_eq!((granted(0.0), granted(5.0)), (6.0, 6.0 + 8.0));
@@ -118,8 +133,8 @@ mod tests {
     #[test]
     fn a_value_beyond_half_precision_may_be_infinite_with_the_right_sign_only() {
         let e = element(500.0, 400.0, 500.0, true);
-        let at = |found| accepts(&e, found, Gate::Silu, 16, Output::F16, Arithmetic::Unknown);
-        assert!(at(f64::INFINITY) && !at(f64::NEG_INFINITY) && !at(f64::NAN) && !at(65504.0));
-        assert!(!accepts(&e, f64::INFINITY, Gate::Silu, 16, Output::F32, Arithmetic::Unknown));
+        let at = |found, output| Bounded::new(&e, Gate::Silu, 16, Arithmetic::Unknown).accepts(found, output);
+        assert!(at(f64::INFINITY, Output::F16) && !at(f64::INFINITY, Output::F32));
+        assert!([f64::NEG_INFINITY, f64::NAN, 65504.0].iter().all(|&found| !at(found, Output::F16)));
     }
 }

@@ -23,43 +23,13 @@
 use format::{BLOCK, Dense, Values};
 use half::{bf16, f16};
 
-use crate::bound::{half_ulp, largest, unrounded_error};
-use crate::reference::{Element, Reference, Row, dot};
-use crate::{
-    Activation, Activations, Arithmetic, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Result, Routed, Weights,
-};
+use crate::bound::Bounded;
+use crate::reference::{Element, Reference};
+use crate::{Activation, Activations, Arithmetic, ExpertWeights, Gate, Intermediate, MlpWeights, Result, Routed};
 
 const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
 /// Tokens of one expert are taken to be no further apart than this: see `negligible` in [`crate::reference::Sum`].
 const APART: f64 = (1u64 << 40) as f64;
-
-/// A reference value, and how far a backend's may be from it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bounded {
-    /// The value.
-    pub value: f64,
-    /// The largest distance.
-    pub error: f64,
-}
-
-impl Bounded {
-    /// Whether a backend's result is what it may be, its cast to the output type included.
-    pub fn accepts(self, found: f64, output: Output) -> bool {
-        let allowed = self.allowed(output);
-        if allowed.is_nan() || allowed.is_infinite() {
-            return true;
-        }
-        if found.is_infinite() {
-            return self.value.abs() + allowed >= largest(output) && found.signum() == self.value.signum();
-        }
-        (found - self.value).abs() <= allowed
-    }
-
-    /// How far a result may be off, its cast included.
-    pub fn allowed(self, output: Output) -> f64 {
-        self.error + half_ulp(self.value.abs() + self.error, output)
-    }
-}
 
 /// A layer and its tokens.
 #[derive(Debug)]
@@ -93,7 +63,7 @@ impl LayerReference<'_, '_> {
                 Intermediate::NvFp4 => Rounding::NvFp4(mlp.intermediate_scale().value()),
             };
             let layer = Mlp { mlp, gate: self.weights.gate(), rounding, first };
-            for (out, y) in out.iter_mut().zip(layer.row(&activations.into(), factor.is_some(), arithmetic)) {
+            for (out, y) in out.iter_mut().zip(layer.row(&activations.into(), factor.is_some(), arithmetic)?) {
                 out.add(weight, y);
             }
             Ok(())
@@ -244,7 +214,12 @@ struct Mlp<'a, 'b> {
 
 impl Mlp<'_, '_> {
     /// A token's result, in f32. Tokens may have been rounded already, when they were multiplied with a weight.
-    fn row(&self, x: &Activations<'_>, rounded: bool, arithmetic: &dyn Fn(Activation) -> Arithmetic) -> Vec<Bounded> {
+    fn row(
+        &self,
+        x: &Activations<'_>,
+        rounded: bool,
+        arithmetic: &dyn Fn(Activation) -> Arithmetic,
+    ) -> Result<Vec<Bounded>> {
         let first = if self.mlp.up().input_scale().is_some() { Activation::F32 } else { self.first };
         let h = self.first_product(x, rounded, arithmetic(first));
         self.second_product(&self.rounding.row(&h), arithmetic)
@@ -255,51 +230,37 @@ impl Mlp<'_, '_> {
         let reference = Reference::new(x, self.mlp.up(), self.gate).among_tokens_apart_by(APART);
         let token = reference.token(0);
         let token = if rounded { token.rounded() } else { token };
-        let bounded = |element: Element| Bounded {
-            value: element.value,
-            error: unrounded_error(&element, self.gate, x.k(), arithmetic),
-        };
-        (0..self.mlp.up().n()).map(|n| bounded(reference.element(&token, &reference.column(n)))).collect()
+        let element = |n: usize| reference.element(&token, &reference.column(n));
+        (0..self.mlp.up().n()).map(|n| Bounded::new(&element(n), self.gate, x.k(), arithmetic)).collect()
     }
 
     /// y, of an intermediate that a backend may have slightly otherwise.
-    fn second_product(&self, h: &[Bounded], arithmetic: &dyn Fn(Activation) -> Arithmetic) -> Vec<Bounded> {
+    fn second_product(&self, h: &[Bounded], arithmetic: &dyn Fn(Activation) -> Arithmetic) -> Result<Vec<Bounded>> {
         let down = self.mlp.down();
-        let scale = |k: usize| down.input_scale().map_or(1.0, |scale| f64::from(scale[k]));
         let element = if down.input_scale().is_some() { Activation::F32 } else { self.rounding.element() };
         let arithmetic = arithmetic(element);
-        // The numbers are those of a type within f32; of NVFP4 they are codes times scales times a global scale, which is near enough to
-        // them for judging how a sum is added up.
-        let values: Vec<f32> = h.iter().map(|h| h.value as f32).collect();
-        let token = match down.input_scale() {
-            Some(scale) => Row::scaled(&values, scale),
-            None => Row::new(values),
-        };
+        // The numbers are those of a type within f32. Of NVFP4 they are codes times scales times a global scale: near
+        // enough to f32 for judging how a sum is added up, and what is missing is added to it.
+        let narrow: Vec<f32> = h.iter().map(|h| h.value as f32).collect();
+        let narrowed: Vec<f64> = h.iter().zip(&narrow).map(|(h, &x)| h.value - f64::from(x)).collect();
+        let inputs = Dense::new(1, h.len(), narrow, 1.0)?.into();
+        let reference = Reference::new(&inputs, down, Gate::None).among_tokens_apart_by(APART);
+        let token = reference.token(0);
         let column = |n: usize| {
-            let weights = column(down, n);
-            let global = down.gate().global().value();
-            let sum = dot(&token, &Row::new(weights.clone()), global, token.largest() * APART);
-            let terms = || h.iter().zip(&weights).enumerate().map(|(k, (h, &w))| (scale(k) * f64::from(w), h));
-            let moved: f64 = terms().map(|(w, h)| h.error * w.abs()).sum::<f64>() * global.abs();
-            let narrowed: f64 = terms().map(|(w, h)| (h.value - f64::from(h.value as f32)).abs() * w.abs()).sum();
-            let exact = sum.exact && moved == 0.0 && narrowed == 0.0;
-            let value = global * terms().map(|(w, h)| h.value * w).sum::<f64>();
-            let bias = down.bias(0).map_or(0.0, |bias| f64::from(bias[n]));
-            let sum = crate::reference::Sum { value, exact, ..sum }.biased(bias);
+            let column = reference.column(n);
+            let weights: Vec<f64> = column[0].factors(down.input_scale()).collect();
+            let missing: f64 = weights.iter().zip(&narrowed).map(|(w, x)| w * x).sum();
+            let moved: f64 = weights.iter().zip(h).map(|(w, h)| w.abs() * h.error).sum();
+            let mut sum = reference.element(&token, &column).gate;
+            sum.exact &= moved == 0.0 && narrowed.iter().all(|&x| x == 0.0);
+            sum.value += missing;
             let element = Element { gate: sum, up: None, value: sum.value };
-            let own = unrounded_error(&element, Gate::None, h.len(), arithmetic);
+            let y = Bounded::new(&element, Gate::None, h.len(), arithmetic);
             // Moved inputs round otherwise: a little more than the reference's do.
-            Bounded { value: sum.value, error: own + moved * (1.0 + 4.0 * h.len() as f64 * EPSILON) }
+            Bounded { error: y.error + moved * (1.0 + 4.0 * h.len() as f64 * EPSILON), ..y }
         };
-        (0..down.n()).map(column).collect()
+        Ok((0..down.n()).map(column).collect())
     }
-}
-
-/// A row of a plain matrix, without its global scale.
-fn column(weights: &Weights<'_>, n: usize) -> Vec<f32> {
-    let mut values = vec![0.0; weights.k()];
-    weights.gate().unscaled_row(n, &mut values);
-    values
 }
 
 /// An element of dense values.
@@ -317,7 +278,7 @@ mod tests {
     use format::Matrix;
 
     use super::*;
-    use crate::{Ids, SharedWeights};
+    use crate::{Ids, Output, SharedWeights, Weights};
 
     fn matrix(rng: &mut Rng, n: usize, k: usize) -> Matrix<'static> {
         let codes: Vec<u8> = (0..n * k / 2).map(|_| rng.u8(..)).collect();

@@ -49,11 +49,6 @@ impl Row {
         Self { rounded: true, ..self }
     }
 
-    /// The largest magnitude.
-    pub(crate) fn largest(&self) -> f64 {
-        self.largest
-    }
-
     fn of(values: Vec<f64>, lowest: Option<i32>, rounded: bool) -> Self {
         let largest = values.iter().fold(0f64, |largest, x| largest.max(x.abs()));
         Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest, rounded }
@@ -266,6 +261,14 @@ pub struct Column {
     row: Row,
     global: f64,
     bias: f64,
+}
+
+impl Column {
+    /// What each activation is multiplied with on its way into a sum, an input scale among it.
+    pub(crate) fn factors<'a>(&'a self, input_scale: Option<&'a [f32]>) -> impl Iterator<Item = f64> + 'a {
+        let scale = move |k: usize| input_scale.map_or(1.0, |scale| f64::from(scale[k]));
+        self.row.values.iter().enumerate().map(move |(k, w)| self.global * (scale(k) * w))
+    }
 }
 
 /// A group's operands with the rows that are to be computed read out.

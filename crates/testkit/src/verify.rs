@@ -9,8 +9,9 @@ use std::sync::Mutex;
 use fastrand::Rng;
 use format::{Dense, Values};
 
+use op::bound::Bounded;
 use op::reference::{Element, Reference};
-use op::{Arithmetic, Gate, Output, Team, bound};
+use op::{Arithmetic, Gate, Output, Team};
 
 use crate::cases::Instance;
 
@@ -82,6 +83,19 @@ impl std::fmt::Display for Failure {
     }
 }
 
+impl Failure {
+    /// What was found at a group's row and column, what it should be, and whether it may be that.
+    pub(crate) fn judged(
+        (group, row, column): (usize, usize, usize),
+        found: f64,
+        bounded: Bounded,
+        output: Output,
+    ) -> (Self, bool) {
+        let (expected, allowed) = (bounded.value, bounded.allowed(output));
+        (Self { group, row, column, found, expected, allowed }, bounded.accepts(found, output))
+    }
+}
+
 impl Report {
     /// Whether all was as it should be.
     pub fn passed(&self) -> bool {
@@ -142,10 +156,10 @@ impl Expected {
             let places = grid.rows.iter().flat_map(|&row| grid.columns.iter().map(move |&column| (row, column)));
             places.zip(&grid.elements).map(move |((row, column), element)| {
                 let (found, output) = value(result.values(), row * grid.n + column);
-                let accepted = bound::accepts(element, found, self.gate, grid.k, output, arithmetic)
-                    && (!self.community || within_community(found, element.value));
-                let allowed = bound::bound(element, self.gate, grid.k, output, arithmetic);
-                (Failure { group, row, column, found, expected: element.value, allowed }, accepted)
+                let bounded = Bounded::new(element, self.gate, grid.k, arithmetic);
+                let community = !self.community || within_community(found, element.value);
+                let (failure, accepted) = Failure::judged((group, row, column), found, bounded, output);
+                (failure, accepted && community)
             })
         });
         Report::of(results.iter().map(|result| result.rows() * result.k()).sum(), compared)

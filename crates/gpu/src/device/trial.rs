@@ -5,8 +5,9 @@
 
 use format::{Dense, Matrix};
 use half::f16;
+use op::bound::Bounded;
 use op::reference::Reference;
-use op::{Activation, Activations, Alone, Config, Error, Gate, Output, Problem, Result, Shape, Team, Weights, bound};
+use op::{Activation, Activations, Alone, Config, Error, Gate, Output, Problem, Result, Shape, Team, Weights};
 
 use super::Device;
 use crate::driver::{DeviceMemory, EncodedLaunch, Stream};
@@ -33,7 +34,7 @@ pub(super) fn run(device: &'static Device) -> Result<()> {
         let elements = Reference::new(&activations, &weights, gate).all();
         let wrong = elements.iter().zip(&found).position(|(element, &found)| match gate {
             Gate::None => element.value as f32 != found,
-            _ => !bound::accepts(element, found.into(), gate, SHAPE.k, output, arithmetic),
+            _ => !Bounded::new(element, gate, SHAPE.k, arithmetic).accepts(found.into(), output),
         });
         if let Some(at) = wrong {
             let (row, column) = (at / SHAPE.n, at % SHAPE.n);

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use half::{bf16, f16};
+use hammerhead::bound::Bounded;
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::reference::Reference;
-use hammerhead::{Activations, Arithmetic, Output, Problem, Shape, Team, Weights, bound, cpu};
+use hammerhead::{Activations, Arithmetic, Output, Problem, Shape, Team, Weights, cpu};
 use serde_json::Value;
 use testkit::cases::{Case, Instance};
 use testkit::verify::{self, Report};
@@ -179,13 +180,13 @@ impl Task for GemmTask {
             let mut values = vec![0.0; shape.n];
             results[group].row(row, &mut values);
             let found = f64::from(values[column]);
-            if !bound::accepts(&element, found, case.gate, shape.k, case.output, Arithmetic::Unknown) {
+            let bounded = Bounded::new(&element, case.gate, shape.k, Arithmetic::Unknown);
+            if !bounded.accepts(found, case.output) {
                 let expected = element.value;
                 look.wrong = Some(format!("group {group}, c[{row}, {column}] is {found}, not {expected}"));
                 return Ok(look);
             }
-            let allowed = bound::bound(&element, case.gate, shape.k, case.output, Arithmetic::Unknown);
-            let ratio = (found - element.value) / allowed;
+            let ratio = (found - element.value) / bounded.allowed(case.output);
             if ratio.is_finite() {
                 look.compared += 1;
                 look.squares += ratio * ratio;

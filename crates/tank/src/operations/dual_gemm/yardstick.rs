@@ -9,7 +9,7 @@
 //! allow: too much to notice one forgotten product, which is what the drawn elements in float64 are for, and far too
 //! little for anything left out, left over or made up.
 
-use hammerhead::bound;
+use hammerhead::bound::Bounded;
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::reference::{Element, Sum};
 use hammerhead::{Activations, Arithmetic, Engine, Gate, Options, Output, Problem, Weights};
@@ -114,12 +114,13 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 fn accepts(element: &Element, found: f64, gate: Gate, k: usize, output: Output) -> bool {
-    let allowed = 2.0 * bound::bound(element, gate, k, output, Arithmetic::Unknown);
+    let bounded = Bounded::new(element, gate, k, Arithmetic::Unknown);
+    let allowed = 2.0 * bounded.allowed(output);
     // What f32 cannot hold the yardstick cannot measure.
     if !allowed.is_finite() || !element.gate.value.is_finite() || element.up.is_some_and(|up| !up.value.is_finite()) {
         return true;
     }
-    (found - element.value).abs() <= allowed || bound::accepts(element, found, gate, k, output, Arithmetic::Unknown)
+    (found - element.value).abs() <= allowed || bounded.accepts(found, output)
 }
 
 #[cfg(test)]
