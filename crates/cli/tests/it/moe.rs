@@ -165,14 +165,21 @@ fn every_routing_gate_and_bias_is_what_plain_loops_make_of_it() {
 
 #[test]
 fn ids_of_both_types_are_read_and_those_outside_add_nothing() {
+    // A few of a token's experts; and more than there are, as one rank of several meets them.
+    for (top, pattern) in [(2, [0, -1, 4, 5, 2, 1 << 20]), (8, [3, 7, -1, 250, 1, 5])] {
+        let ids: Vec<i64> = pattern.into_iter().cycle().take(top * TOKENS).collect();
+        check_ids(&ids, top);
+    }
+}
+
+fn check_ids(ids: &[i64], top: usize) {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("layer.safetensors");
-    let ids: Vec<i64> = (0..2 * TOKENS as i64).map(|i| [0, -1, 4, 5, 2, 1 << 20][i as usize % 6]).collect();
     let mut random = Random(3);
     let weights: Vec<f32> = ids.iter().map(|&id| if id == -1 { f32::NAN } else { random.number() }).collect();
     let routed: Vec<Vec<(i64, f64)>> = ids
-        .chunks(2)
-        .zip(weights.chunks(2))
+        .chunks(top)
+        .zip(weights.chunks(top))
         .map(|(i, w)| i.iter().copied().zip(w.iter().map(|&w| w.into())).collect())
         .collect();
     for (gated, gate) in [(true, "silu"), (false, "relu2")] {
@@ -182,8 +189,8 @@ fn ids_of_both_types_are_read_and_those_outside_add_nothing() {
         let narrow: Vec<u8> = ids.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect();
         let wide: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         for (dtype, bytes) in [(Dtype::I32, narrow), (Dtype::I64, wide)] {
-            let ids = Tensor::from_bytes("ids", dtype, [TOKENS, 2], bytes);
-            layer.write(&input, vec![ids, Tensor::from_f32("weights", [TOKENS, 2], weights.clone())]);
+            let ids = Tensor::from_bytes("ids", dtype, [TOKENS, top], bytes);
+            layer.write(&input, vec![ids, Tensor::from_f32("weights", [TOKENS, top], weights.clone())]);
             check(&input, &expected, &["--gate", gate]);
             check(&input, &expected, &["--gate", gate, "--batch-invariant"]);
         }
