@@ -121,7 +121,7 @@ impl DeviceExperts {
         shape.check()?;
         let LayerShape { top, on_input, activation, intermediate, invariant, partial, output, .. } = shape;
         let expected = LayerShape { top, on_input, activation, intermediate, invariant, partial, output, ..self.shape };
-        // The factors of down are those of an NVFP4 intermediate, or of another.
+        // The factors and words of down are for an NVFP4 intermediate, or for another.
         let [quantised, wanted] = [self.shape.intermediate, intermediate].map(|each| each == Intermediate::NvFp4);
         if shape != expected || quantised != wanted {
             let [found, expected] = [shape, expected].map(|shape| format!("{shape:?}"));

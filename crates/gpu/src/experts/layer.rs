@@ -64,7 +64,8 @@ pub struct LayerShape {
     pub scaled: [bool; 2],
     /// Whether a token's bits depend on nothing but that token and the weights.
     pub invariant: bool,
-    /// What the words of weights are in order for: tokens of that type take the fewest steps.
+    /// What the words of weights are in order for: tokens of that type take the fewest steps. Those of the second product
+    /// are in order for halves where an intermediate of NVFP4 becomes such.
     pub codes: Codes,
     /// The type of what experts make of tokens, before it is summed.
     pub partial: Output,
@@ -246,7 +247,8 @@ impl LayerShape {
         let (gate, output) = (Gate::None, self.partial);
         let (activation, follows) = (self.inner_activation(), self.step().is_none());
         let (n, k, factored) = (self.hidden, self.inner, false);
-        ProductShape { n, k, gate, activation, output, factored, follows, ..self.gate_up() }
+        let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
+        ProductShape { n, k, gate, activation, codes, output, factored, follows, ..self.gate_up() }
     }
 }
 

@@ -48,7 +48,8 @@ impl PackedExpert {
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
-            packed.extend(family.pack(matrix, shape.codes, team));
+            let product = if place == 2 { shape.down() } else { shape.gate_up() };
+            packed.extend(family.pack(matrix, product.codes, team));
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
             factors[place] = gates::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
             if shape.biased {

@@ -55,33 +55,20 @@ pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, s
 /// The same of a word that is in order for bfloat16.
 pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     const KEPT: u32 = 0x81c0_81c0;
-    if second == 0 {
-        let shifted = k.shl(word, 3);
-        return [k.and(word, KEPT), k.and(shifted, KEPT)];
-    }
-    let bits = k.and(word, 0x2007_2007);
-    let moved = k.mul(bits, 68);
-    let shifted = k.shr(word, 3);
-    let magnitude = k.and(shifted, 0x01c0_01c0);
-    let sign = k.shl(word, 1);
-    [k.and(moved, KEPT), k.lop3(sign, 0x8000_8000, magnitude, AND_OR)]
+    let rotated = |k: &mut Builder, bits: u32| k.funnel_right(word, word, bits);
+    let pairs = if second == 0 {
+        [word, rotated(k, 3)]
+    } else {
+        let bits = k.and(word, 0x001b_001b);
+        [rotated(k, 6), k.mul(bits, 0x4108)]
+    };
+    pairs.map(|pair| k.and(pair, KEPT))
 }
 
-/// Halves of a word that is in order for bfloat16, with a few steps more.
+/// Halves of a word that is in order for bfloat16: the magnitudes 3 bits further up.
 pub(crate) fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
-    const KEPT: u32 = 0x8e00_8e00;
-    let masked = |k: &mut Builder, mask: u32, factor: u32| {
-        let bits = k.and(word, mask);
-        let moved = k.mul(bits, factor);
-        k.and(moved, KEPT)
-    };
-    // Magnitude and sign, of which one is in its place and the other one is not.
-    if second == 0 {
-        let moved = k.shl(word, 3);
-        let magnitude = k.and(moved, 0x0e00_0e00);
-        return [k.lop3(word, 0x8000_8000, magnitude, AND_OR), masked(k, 0x1038_1038, 72)];
-    }
-    let moved = k.shl(word, 1);
-    let sign = k.and(moved, 0x8000_8000);
-    [masked(k, 0x2007_2007, 516), k.lop3(word, 0x0e00_0e00, sign, AND_OR)]
+    bfloats_of_slice(k, word, second).map(|pair| {
+        let both = k.mul(pair, 9);
+        k.and(both, 0x8e00_8e00)
+    })
 }

@@ -13,7 +13,7 @@
 //! dequantises one unit while the tensor cores multiply the one before, a group of four.
 
 use ptx::instr::Accumulate;
-use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32};
+use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
 use super::fragments::Fragments;
 use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
@@ -385,11 +385,14 @@ impl Consumer {
             let part_bytes = self.config.tokens * TOKEN_BYTES;
             let parts = self.config.element.parts();
             let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
+            // Added to all 64 bits, an offset is one instruction; to the low word alone, the assembler moves the high one
+            // along each time. Instructions are what few tokens wait for.
+            let first = k.wgmma_descriptor(TOKEN_LAYOUT, walk.here.tokens).cast::<U64>();
             let operands: Vec<_> = places
                 .map(|(slice, part)| {
                     let bytes = unit.place * self.config.unit_bytes()[0] + part * part_bytes;
-                    let low = k.add(walk.here.tokens, 2 * slice as u32 + bytes / 16);
-                    (slice, k.wgmma_descriptor(TOKEN_LAYOUT, low))
+                    let further = 2 * slice as u32 + bytes / 16;
+                    (slice, k.add(first, u64::from(further)).cast())
                 })
                 .collect();
             k.wgmma_fence();
