@@ -62,19 +62,25 @@ impl Finish<'_> {
     /// A token's results in one panel, of its gate sums and its up sums.
     #[inline(always)]
     fn result(&self, scales: &[Scale; 2], [index, panel]: [usize; 2], [gate, up]: [&[Lanes]; 2]) -> [f32; COLUMNS] {
-        let rows = index * self.parts..(index + 1) * self.parts;
-        let biased = |matrix: usize, sums: &[Lanes]| {
-            let mut values = scales[matrix].apply(&sums[rows.clone()]);
-            if let Some(bias) = self.bias[matrix] {
-                let bias = &bias[panel * COLUMNS..][..COLUMNS];
-                values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-            }
-            values
+        let mut result = self.biased(scales, 0, [index, panel], gate);
+        let up = match self.function.matrices() {
+            2 => self.biased(scales, 1, [index, panel], up),
+            _ => [0.0; COLUMNS],
         };
-        let mut result = biased(0, gate);
-        let up = if self.function.matrices() == 2 { biased(1, up) } else { [0.0; COLUMNS] };
         self.function.apply_rows(&mut result, &up);
         result
+    }
+
+    /// One matrix's sums of a token and a panel, scaled and biased. No closure: those are compiled by themselves,
+    /// without the instruction set's vectors.
+    #[inline(always)]
+    fn biased(&self, scales: &[Scale; 2], matrix: usize, [index, panel]: [usize; 2], sums: &[Lanes]) -> [f32; COLUMNS] {
+        let mut values = scales[matrix].apply(&sums[index * self.parts..(index + 1) * self.parts]);
+        if let Some(bias) = self.bias[matrix] {
+            let bias = &bias[panel * COLUMNS..][..COLUMNS];
+            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+        values
     }
 
     #[inline(always)]
