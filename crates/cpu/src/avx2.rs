@@ -8,19 +8,21 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
+use format::e2m1;
 use half::f16;
 
 use super::backend::InstructionSet;
 use super::dense::{self, DenseKernel, DenseLoops};
+use super::few::{FewKernel, FewLoops, Stretch};
 use super::finish::Finish;
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
-use super::pack::{CODE_BYTES, COLUMNS, Panels};
+use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::{Vector, keep_busy};
+use super::vector::{HALF_BLOCK, Vector, keep_busy};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
@@ -29,7 +31,7 @@ const FINISH: f64 = 1.2e-9;
 /// Columns of a vector.
 const HALF: usize = COLUMNS / 2;
 
-/// Tiles of NVFP4 tokens that are streamed.
+/// Tiles that are streamed.
 const STREAMED: [(usize, usize); 4] = [(1, 16), (2, 16), (3, 16), (4, 16)];
 
 /// The backend for AVX2 with FMA and F16C.
@@ -59,8 +61,12 @@ impl InstructionSet for Avx2 {
 
     fn rates(activation: Activation) -> Rates {
         let dense = || {
-            Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
-                .with_stream(Speed { expand: 20e-9, multiply: 11e-9 }, &dense::STREAMED)
+            Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 }).with_few(
+                &FewKernel::<Avx2>::NEW,
+                Self::TOGETHER,
+                Speed { expand: 12e-9, multiply: 6e-9 },
+                &STREAMED,
+            )
         };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
@@ -82,6 +88,9 @@ impl InstructionSet for Avx2 {
                 schedule::run(&IntegerKernel::<AvxVnni>::NEW, problem, config, panels, operands, team)
             }
             Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx2>::NEW, problem, config, panels, operands, team),
+            _ if config.depth == CHUNK => {
+                schedule::run(&FewKernel::<Avx2>::NEW, problem, config, panels, operands, team)
+            }
             _ => schedule::run(&DenseKernel::<Avx2>::NEW, problem, config, panels, operands, team),
         }
     }
@@ -217,9 +226,26 @@ impl DenseLoops for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>) {
+    unsafe fn finish(finish: Finish<'_>) {
+        write(finish);
+    }
+}
+
+impl FewLoops for Avx2 {
+    type Vector = __m256;
+
+    const TOGETHER: usize = 4;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
         // SAFETY: the function wants the instructions, which the caller promises.
         unsafe { stream.run::<TOKENS>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { stretch.add::<__m256, TOKENS>() }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -230,7 +256,6 @@ impl DenseLoops for Avx2 {
 
 impl Vector for __m256 {
     const LANES: usize = HALF;
-    const REGISTERS: usize = 16;
 
     type Codes = __m256i;
 
@@ -273,10 +298,7 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn scales(from: *const u8) -> Self {
         // SAFETY: the processor has the instructions, and there are 8 scales to read.
-        unsafe {
-            let halves = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())));
-            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
-        }
+        unsafe { _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())))) }
     }
 
     #[inline(always)]
@@ -296,12 +318,80 @@ impl Vector for __m256 {
     unsafe fn values(codes: __m256i) -> Self {
         // SAFETY: the processor has the instructions, and the first eight of the values are read.
         unsafe {
-            let magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(format::e2m1::VALUES.as_ptr()), codes);
+            let magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(e2m1::VALUES.as_ptr()), codes);
             let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), _mm256_set1_epi32(i32::MIN));
             _mm256_xor_ps(magnitudes, _mm256_castsi256_ps(signs))
         }
     }
+
+    /// A look-up of single lanes has too few entries and serves eight weights only. One of bytes serves 32: twice, for
+    /// the two bytes of a bf16 number. Interleaved they are two numbers per 32-bit lane, of which one is shifted up and
+    /// the other's neighbour cleared. So lanes alternate between two k of the same column, their tokens are broadcast
+    /// in pairs, and neighbours are added in the end, which puts columns back in order.
+    #[inline(always)]
+    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS] {
+        // SAFETY: the processor has the instructions, the tables have 16 bytes each, and there are two times 32 bytes
+        // of codes and 16 numbers of each token.
+        unsafe {
+            let table = |bytes: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast()));
+            let (upper, lower) = (table(&BF16_BYTES[1]), table(&BF16_BYTES[0]));
+            let nibble = _mm256_set1_epi8(15);
+            // Read so that the compiler does not know the mask: it would blend with zeros instead, on the port that the
+            // look-ups need.
+            let top = _mm256_set1_epi32(std::ptr::read_volatile(&UPPER_HALF));
+            // For columns 0 1 4 5 and for columns 2 3 6 7.
+            let mut sums = [[Self::zero(); 2]; TOKENS];
+            for half in 0..2 {
+                let lanes = _mm256_loadu_si256(codes.add(half * HALF_BLOCK).cast());
+                for (index, codes) in [lanes, _mm256_srli_epi16::<4>(lanes)].into_iter().enumerate() {
+                    let codes = _mm256_and_si256(codes, nibble);
+                    let (upper, lower) = (_mm256_shuffle_epi8(upper, codes), _mm256_shuffle_epi8(lower, codes));
+                    // The bytes of a lane are k = 0 4 1 5, or 2 6 3 7.
+                    let pairs = [_mm256_unpacklo_epi8(lower, upper), _mm256_unpackhi_epi8(lower, upper)];
+                    let weights = [
+                        pairs.map(|pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs))),
+                        pairs.map(|pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, top))),
+                    ];
+                    for (four, weights) in weights.into_iter().enumerate() {
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let numbers = token.add(row * apart + 8 * half + 4 * four + 2 * index);
+                            let numbers = _mm256_castpd_ps(_mm256_broadcast_sd(&*numbers.cast::<f64>()));
+                            for (sum, weights) in sums.iter_mut().zip(weights) {
+                                *sum = weights.multiply_add(numbers, *sum);
+                            }
+                        }
+                    }
+                    sums.iter_mut().flatten().for_each(|sum| in_order(sum));
+                }
+            }
+            sums.map(|[first, second]| _mm256_hadd_ps(first, second))
+        }
+    }
 }
+
+/// Has the compiler know this sum before it goes on. It would otherwise take one token after the other, and keep all
+/// weights of a block on the stack until then.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_order(sum: &mut __m256) {
+    // SAFETY: there is no instruction in it.
+    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags)) }
+}
+
+/// The upper half of a lane.
+static UPPER_HALF: i32 = 0xFFFF_0000_u32.cast_signed();
+
+/// The bytes of each code's value as a bf16 number: the lower ones, the upper ones.
+const BF16_BYTES: [[u8; 16]; 2] = {
+    let mut bytes = [[0; 16]; 2];
+    let mut code = 0;
+    while code < 16 {
+        let [_, _, lower, upper] = e2m1::VALUES[code].to_le_bytes();
+        (bytes[0][code], bytes[1][code]) = (lower, upper);
+        code += 1;
+    }
+    bytes
+};
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn write(finish: Finish<'_>) {

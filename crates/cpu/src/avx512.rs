@@ -12,21 +12,22 @@ use half::f16;
 
 use super::backend::InstructionSet;
 use super::dense::{self, DenseKernel, DenseLoops};
+use super::few::{FewKernel, FewLoops, Stretch};
 use super::finish::Finish;
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
-use super::pack::{CODE_BYTES, COLUMNS, Panels};
+use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::{Vector, keep_busy};
+use super::vector::{HALF_BLOCK, LANE_ORDER, Vector, keep_busy};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
 pub(super) const FINISH: f64 = 0.7e-9;
 
-/// Tiles of NVFP4 tokens that are streamed.
+/// Tiles that are streamed.
 const STREAMED: [(usize, usize); 8] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
 
 /// The backend for AVX-512, with VNNI or without.
@@ -60,8 +61,12 @@ impl InstructionSet for Avx512 {
 
     fn rates(activation: Activation) -> Rates {
         let dense = || {
-            Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
-                .with_stream(Speed { expand: 8e-9, multiply: 5.5e-9 }, &dense::STREAMED)
+            Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 }).with_few(
+                &FewKernel::<Avx512>::NEW,
+                Self::TOGETHER,
+                Speed { expand: 8e-9, multiply: 3e-9 },
+                &STREAMED,
+            )
         };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
@@ -83,6 +88,9 @@ impl InstructionSet for Avx512 {
                 schedule::run(&IntegerKernel::<Vnni>::NEW, problem, config, panels, operands, team)
             }
             Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx512>::NEW, problem, config, panels, operands, team),
+            _ if config.depth == CHUNK => {
+                schedule::run(&FewKernel::<Avx512>::NEW, problem, config, panels, operands, team)
+            }
             _ => schedule::run(&DenseKernel::<Avx512>::NEW, problem, config, panels, operands, team),
         }
     }
@@ -179,15 +187,6 @@ impl Dots for Pairs {
 
 integer_loops!(Avx512, Pairs, "avx512f,avx512bw,avx512vl,f16c,fma", tokens 6, panels 2, few 8);
 
-/// Sixteen e4m3 scales (their signs are folded into the codes) as f32. Shifted into place, a byte is the half-precision
-/// number 2⁻⁸ times the scale, subnormal or not.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-#[inline]
-fn scales_f32(scales: &[u8; COLUMNS], factor: f32) -> __m512 {
-    let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load128(scales)));
-    _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(factor))
-}
-
 impl DenseLoops for Avx512 {
     type Vector = __m512;
 
@@ -207,9 +206,26 @@ impl DenseLoops for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>) {
+    unsafe fn finish(finish: Finish<'_>) {
+        write(finish);
+    }
+}
+
+impl FewLoops for Avx512 {
+    type Vector = __m512;
+
+    const TOGETHER: usize = 8;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
         // SAFETY: the function wants the instructions, which the caller promises.
         unsafe { stream.run::<TOKENS>() }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
+    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
+        // SAFETY: the function wants the instructions, which the caller promises.
+        unsafe { stretch.add::<__m512, TOKENS>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
@@ -220,7 +236,6 @@ impl DenseLoops for Avx512 {
 
 impl Vector for __m512 {
     const LANES: usize = COLUMNS;
-    const REGISTERS: usize = 32;
 
     type Codes = __m512i;
 
@@ -263,7 +278,7 @@ impl Vector for __m512 {
     #[inline(always)]
     unsafe fn scales(from: *const u8) -> Self {
         // SAFETY: the processor has the instructions, and there are 16 scales to read.
-        unsafe { scales_f32(&*from.cast(), 256.0) }
+        unsafe { _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast())))) }
     }
 
     #[inline(always)]
@@ -284,6 +299,48 @@ impl Vector for __m512 {
         // SAFETY: the processor has the instructions, and there are 16 values to read.
         unsafe { _mm512_permutexvar_ps(codes, _mm512_loadu_ps(format::e2m1::VALUES.as_ptr())) }
     }
+
+    /// A shift, a look-up and a multiply-add for each k, whose number is broadcast from memory.
+    #[inline(always)]
+    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS] {
+        // SAFETY: the processor has the instructions, and there are two times 64 bytes of codes and 16 numbers of each
+        // token.
+        unsafe {
+            let mut first = eight_products(codes, token, apart);
+            let second: [Self; TOKENS] = eight_products(codes.add(HALF_BLOCK), token.add(8), apart);
+            for (first, second) in first.iter_mut().zip(second) {
+                *first = _mm512_add_ps(*first, second);
+            }
+            first
+        }
+    }
+}
+
+/// The sums of eight products without scales.
+///
+/// # Safety
+///
+/// The processor must have the instructions, and there must be 64 bytes of codes and 8 numbers of each token, `apart`
+/// from the next one's.
+#[inline(always)]
+unsafe fn eight_products<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [__m512; TOKENS] {
+    // SAFETY: the caller promises the instructions and what is read.
+    unsafe {
+        let mut lanes = <__m512 as Vector>::codes(codes);
+        let mut sums = [__m512::zero(); TOKENS];
+        for (position, k) in LANE_ORDER.into_iter().enumerate() {
+            let weights = __m512::values(lanes);
+            lanes = __m512::next(lanes);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let number = __m512::splat(*token.add(row * apart + k));
+                *sum = match position {
+                    0 => weights.multiply(number),
+                    _ => weights.multiply_add(number, *sum),
+                };
+            }
+        }
+        sums
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
@@ -300,13 +357,6 @@ pub(super) fn write(finish: Finish<'_>) {
 fn loadps(values: &[f32; COLUMNS]) -> __m512 {
     // SAFETY: there are 16 floats, and the load wants no alignment.
     unsafe { _mm512_loadu_ps(values.as_ptr()) }
-}
-
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn load128(bytes: &[u8; 16]) -> __m128i {
-    // SAFETY: there are 16 bytes, and the load wants no alignment.
-    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
 /// Keeps the f32 units busy; returns the operations done.

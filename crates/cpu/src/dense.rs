@@ -1,18 +1,15 @@
 //! Dense tokens on vector units: f16, bf16 and f32 tokens, widened to f32 and multiplied with weights as f32, both
-//! exactly.
+//! exactly. For very few of them there is `few`.
 //!
-//! *Many tokens*: blocks of weights are expanded once per tile of tokens, and a band of tokens is multiplied with one
-//! or two panels at a time. The band's sums stay in registers along the whole slab: each step of K loads a vector or
-//! two of weights, broadcasts one number of each token, and issues a multiply-add for each pair. Twelve tokens by two
-//! vectors (AVX-512) or six by two (AVX2) make as many independent sums as the units' latency asks for, and leave
-//! registers for the operands. Tokens are prepared in pairs, the two numbers of one k side by side: so a band of twelve
-//! is read through six pointers, which fit the integer registers.
+//! Blocks of weights are expanded once per tile of tokens, and a band of tokens is multiplied with one or two panels at
+//! a time. The band's sums stay in registers along the whole slab: each step of K loads a vector or two of weights,
+//! broadcasts one number of each token, and issues a multiply-add for each pair. Twelve tokens by two vectors (AVX-512)
+//! or six by two (AVX2) make as many independent sums as the units' latency asks for, and leave registers for the
+//! operands. Tokens are prepared in pairs, the two numbers of one k side by side: so a band of twelve is read through
+//! six pointers, which fit the integer registers.
 //!
-//! *One to four tokens*: memory is the bottleneck, and expanded weights would pass through L1 for nothing. Each code's
-//! value is looked up in a register, scaled and multiplied right there, gate and up side by side.
-//!
-//! Either way an element's products are added one after the other, in the order in which packed codes stand: so its
-//! bits depend on neither.
+//! An element's products are added one after the other, in the order in which packed codes stand: so its bits do not
+//! depend on the depth of a slab.
 
 use std::marker::PhantomData;
 
@@ -22,28 +19,18 @@ use op::Activations;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
-use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream};
-use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
+use super::kernel::{Band, Banded, Kernel, Product};
+use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
 use super::scale::two_powers;
 use super::source::GroupTokens;
-use super::vector::Vector;
+use super::vector::{HALF_BLOCK, LANE_ORDER, SCALE_UNIT, Vector};
 
 /// Tokens that are prepared together.
 const ROWS: usize = 2;
-/// The most tokens that are multiplied with codes as they are packed.
-const FEW: usize = 4;
 /// Steps of K between two looks at the loop's end: four instructions a cycle are not many more than the multiply-adds
 /// and their loads.
 const UNROLLED: usize = 4;
-/// The order of k in which a lane's codes stand (see `pack`), and prepared tokens with them.
-const LANE_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// Bytes of the codes of eight k in a full panel.
-const VECTOR_BYTES: usize = CODE_BYTES / 2;
-
-/// The shapes of tile that are streamed: rows and columns.
-pub(super) const STREAMED: [(usize, usize); 2] = [(ROWS, COLUMNS), (FEW, COLUMNS)];
-
 /// The loops of this module, compiled for one instruction set.
 ///
 /// # Safety
@@ -61,9 +48,6 @@ pub(super) trait DenseLoops: Sized + Sync {
 
     /// [`Band::add`].
     unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>);
-
-    /// [`PanelStream::run`].
-    unsafe fn stream<const TOKENS: usize, const PANELS: usize>(stream: PanelStream<'_, DenseKernel<Self>, PANELS>);
 
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
@@ -108,27 +92,11 @@ impl<L: DenseLoops> Kernel for DenseKernel<L> {
     }
 
     fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        2f64.powi(-source.f32_exponent())
+        SCALE_UNIT * 2f64.powi(-source.f32_exponent())
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
         product.by_bands(self, ahead);
-    }
-
-    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        let rows = tile.rows;
-        if rows > FEW {
-            return false;
-        }
-        // Two panels at a time, whose sums do not wait for each other, where those leave room in the registers.
-        let sums_of_two = 2 * rows * COLUMNS / L::Vector::LANES;
-        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        unsafe {
-            match tile.panels.len().is_multiple_of(2) && 3 * sums_of_two <= L::Vector::REGISTERS {
-                true => tile.by_panels::<2>(|stream| stream.start(rows)),
-                false => tile.by_panels::<1>(|stream| stream.start(rows)),
-            }
-        }
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -182,7 +150,7 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
         unsafe {
             let scales = V::scales(scales.as_ptr().add(column));
             for half in 0..2 {
-                let mut lanes = V::codes(codes.as_ptr().add(half * VECTOR_BYTES + 4 * column));
+                let mut lanes = V::codes(codes.as_ptr().add(half * HALF_BLOCK + 4 * column));
                 for row in &mut out.0[8 * half..8 * half + 8] {
                     V::values(lanes).multiply(scales).store(row.as_mut_ptr().add(column));
                     lanes = V::next(lanes);
@@ -288,109 +256,6 @@ unsafe fn step<V: Vector, const PANELS: usize, const TOKENS: usize>(
             for (total, weights) in total.iter_mut().zip(loaded) {
                 for part in 0..parts {
                     total[part] = weights[part].multiply_add(number, total[part]);
-                }
-            }
-        }
-    }
-}
-
-impl<L: DenseLoops, const PANELS: usize> PanelStream<'_, DenseKernel<L>, PANELS> {
-    /// # Safety
-    ///
-    /// The processor must have the instructions.
-    unsafe fn start(self, tokens: usize) {
-        // SAFETY: the functions want what this function's caller promises.
-        unsafe {
-            match tokens {
-                1 => L::stream::<1, PANELS>(self),
-                2 => L::stream::<2, PANELS>(self),
-                3 => L::stream::<3, PANELS>(self),
-                _ => L::stream::<4, PANELS>(self),
-            }
-        }
-    }
-
-    /// Computes the sums of `TOKENS` tokens.
-    ///
-    /// # Safety
-    ///
-    /// The processor must have the instructions.
-    #[inline(always)]
-    pub(super) unsafe fn run<const TOKENS: usize>(self) {
-        let panels = self.panels;
-        let chunks = panels[0].len();
-        assert!(panels.iter().all(|panel| panel.len() == chunks) && self.sums.iter().all(|sums| sums.len() >= TOKENS));
-        assert!(chunks * CHUNK_BLOCKS * BLOCK * ROWS <= self.group_len);
-        assert!(self.tokens.len() >= TOKENS.div_ceil(ROWS) * self.group_len);
-        let parts = COLUMNS / L::Vector::LANES;
-        let mut token = self.tokens.as_ptr();
-        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks,
-        // 16 each, and their codes, 128 bytes each, four per column and eight k. `token` points to a block of the first
-        // pair of tokens, one of four per chunk, and the other pairs stand `group_len` on (asserted above).
-        unsafe {
-            let mut total = [[[L::Vector::zero(); 2]; TOKENS]; PANELS];
-            for chunk in 0..chunks {
-                for (panel, next) in panels.iter().zip(self.next) {
-                    prefetch_panel(panel, chunk, next);
-                }
-                for block in 0..CHUNK_BLOCKS {
-                    // Panel by panel: the processor looks far enough ahead to have the sums of both under way.
-                    let packed = panels.map(|panel| {
-                        let chunk = panel.as_ptr().add(chunk).cast::<u8>();
-                        (chunk.add(block * COLUMNS), chunk.add(CHUNK_BLOCKS * COLUMNS + block * CODE_BYTES))
-                    });
-                    add_block(&mut total[0], packed[0], token, self.group_len);
-                    if PANELS == 2 {
-                        add_block(&mut total[PANELS - 1], packed[PANELS - 1], token, self.group_len);
-                    }
-                    token = token.add(BLOCK * ROWS);
-                }
-            }
-            for (total, sums) in total.into_iter().zip(self.sums) {
-                for (total, sums) in total.into_iter().zip(sums) {
-                    for (part, total) in total.iter().enumerate().take(parts) {
-                        total.store(sums.0[part * L::Vector::LANES..].as_mut_ptr());
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Adds the products of one block of a panel, which has one vector or two.
-///
-/// # Safety
-///
-/// The processor must have the instructions. There must be 16 scales, 128 bytes of codes, and 16 numbers of every pair
-/// of tokens, `group_len` apart.
-#[inline(always)]
-unsafe fn add_block<V: Vector, const TOKENS: usize>(
-    total: &mut [[V; 2]; TOKENS],
-    (scales, codes): (*const u8, *const u8),
-    token: *const f32,
-    group_len: usize,
-) {
-    let parts = COLUMNS / V::LANES;
-    // SAFETY: the caller promises the instructions and what is read.
-    unsafe {
-        let mut scale = [V::zero(); 2];
-        for (part, scale) in scale.iter_mut().enumerate().take(parts) {
-            *scale = V::scales(scales.add(part * V::LANES));
-        }
-        for half in 0..2 {
-            let mut lanes = [V::codes(codes.add(half * VECTOR_BYTES)); 2];
-            for (part, lanes) in lanes.iter_mut().enumerate().take(parts) {
-                *lanes = V::codes(codes.add(half * VECTOR_BYTES + 4 * part * V::LANES));
-            }
-            for k in 8 * half..8 * half + 8 {
-                let token = token.add(k * ROWS);
-                for part in 0..parts {
-                    let weights = V::values(lanes[part]).multiply(scale[part]);
-                    lanes[part] = V::next(lanes[part]);
-                    for (row, total) in total.iter_mut().enumerate() {
-                        let number = V::splat(*token.add(row / ROWS * group_len + row % ROWS));
-                        total[part] = weights.multiply_add(number, total[part]);
-                    }
                 }
             }
         }

@@ -19,7 +19,7 @@ use super::finish::Finish;
 use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream};
 use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
 use super::source::GroupTokens;
-use super::vector::Vector;
+use super::vector::{SCALE_UNIT, Vector};
 
 /// Twice the value of a code, plus 12.
 pub(super) const WEIGHT_TABLE: [u8; 16] = {
@@ -88,7 +88,7 @@ pub(super) struct IntegerToken {
 }
 
 /// Both operands are doubled.
-const UNIT: f64 = 0.25;
+const UNIT: f64 = 0.25 * SCALE_UNIT;
 
 /// What the loops ask of a unit for integer dot products.
 ///

@@ -4,9 +4,10 @@
 //! set must be able to do with the pieces of work that it is handed: tokens as they came (`source`) are prepared,
 //! packed blocks are expanded (`expansion`) into slabs (`slab`), products are added up (`sums`), and a tile's sums
 //! become values of C (`finish`, `scale`, `target`). What vector units say alike is written once, over a small trait
-//! (`vector`): the loops for dense tokens (`dense`). `schedule` cuts a problem into tiles and walks them with those, in
-//! the order that the strategy says, in working `memory` and in a floating-point `environment` of ours. `model`
-//! predicts what that costs, at the `speeds` that `measure` finds or the kernels' authors found.
+//! (`vector`): the loops for dense tokens (`dense`, and `few` for the fewest). `schedule` cuts a problem into tiles and
+//! walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
+//! `environment` of ours. `model` predicts what that costs, at the `speeds` that `measure` finds or the kernels'
+//! authors found.
 //!
 //! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
 //!
@@ -41,6 +42,8 @@ pub mod ceilings;
 mod dense;
 mod environment;
 mod expansion;
+#[cfg(target_arch = "x86_64")]
+mod few;
 mod finish;
 #[cfg(target_arch = "x86_64")]
 mod integer;

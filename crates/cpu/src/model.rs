@@ -32,18 +32,43 @@ const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
     kernel: &'static str,
-    rows: usize,
+    sizes: Sizes,
     parts: usize,
     panels: usize,
-    block_bytes: usize,
-    /// Bytes of a group of prepared rows, K being so many blocks.
-    group_bytes: fn(usize) -> usize,
     /// Seconds to scale, gate, round and store one result.
     finish: f64,
     speed: Speed,
     /// The speed of [`Kernel::stream`], and the shapes of tile it takes: tokens and columns.
     stream: Option<(Speed, &'static [(usize, usize)])>,
+    /// Another kernel that has all configurations with a depth of one chunk.
+    few: Option<Few>,
     resident: Option<Resident>,
+}
+
+/// The kernel of few tokens: its sizes, and how many of them share what is done once per block.
+#[derive(Clone, Copy, Debug)]
+struct Few {
+    sizes: Sizes,
+    together: usize,
+}
+
+/// What a kernel's memory is made of.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    rows: usize,
+    block_bytes: usize,
+    /// Bytes of a group of prepared rows, K being so many blocks.
+    group_bytes: fn(usize) -> usize,
+}
+
+impl Sizes {
+    fn of<K: Kernel>() -> Self {
+        Self {
+            rows: K::ROWS,
+            block_bytes: size_of::<K::Block>(),
+            group_bytes: |blocks| K::group_len(blocks).saturating_mul(size_of::<K::Token>()),
+        }
+    }
 }
 
 /// The speed of [`Kernel::resident`], and the tiles that it is for.
@@ -71,14 +96,13 @@ impl Rates {
     pub(super) fn of<K: Kernel>(kernel: &K, name: &'static str, finish: f64, speed: Speed) -> Self {
         Self {
             kernel: name,
-            rows: K::ROWS,
+            sizes: Sizes::of::<K>(),
             parts: kernel.parts(),
             panels: K::PANELS,
-            block_bytes: size_of::<K::Block>(),
-            group_bytes: |blocks| K::group_len(blocks).saturating_mul(size_of::<K::Token>()),
             finish,
             speed,
             stream: None,
+            few: None,
             resident: None,
         }
     }
@@ -86,6 +110,23 @@ impl Rates {
     /// With a stream for tiles of these shapes.
     pub(super) fn with_stream(self, speed: Speed, tiles: &'static [(usize, usize)]) -> Self {
         Self { stream: Some((speed, tiles)), ..self }
+    }
+
+    /// With another kernel for a depth of one chunk, in which so many tokens share what is done once per block, and
+    /// tiles of these shapes are worth trying.
+    pub(super) fn with_few<K: Kernel>(
+        self,
+        _: &K,
+        together: usize,
+        speed: Speed,
+        tiles: &'static [(usize, usize)],
+    ) -> Self {
+        Self { few: Some(Few { sizes: Sizes::of::<K>(), together }), ..self.with_stream(speed, tiles) }
+    }
+
+    /// The same with the sizes of the kernel that computes configurations of this depth.
+    fn for_depth(self, depth: usize) -> Self {
+        Self { sizes: self.few.filter(|_| depth == CHUNK).map_or(self.sizes, |few| few.sizes), ..self }
     }
 
     /// With a loop for tiles of many tokens and columns.
@@ -128,7 +169,7 @@ impl Rates {
     /// The kernel's loops, the one for every shape first.
     pub(super) fn loops(&self) -> Vec<Loop> {
         let configs = |strategy, groups: [usize; 2], columns, depth, stages| {
-            let tokens = |groups: usize| (groups * self.rows).div_ceil(self.parts);
+            let tokens = |groups: usize| (groups * self.sizes.rows).div_ceil(self.parts);
             groups.map(|groups| plain(strategy, Tile { tokens: tokens(groups), columns }, depth, stages))
         };
         let walk = configs(Strategy::Interleaved, [1, 8], 128, 256, 1);
@@ -156,23 +197,32 @@ impl Rates {
         self.resident.filter(fits)
     }
 
-    /// Whether a configuration is one that the kernel streams.
+    /// Whether a configuration is one that the kernel streams, or computes like that.
     fn streams(&self, config: &Config) -> Option<Speed> {
         let (speed, tiles) = self.stream?;
         let shape = (config.tile.tokens * self.parts, config.tile.columns);
-        let streamed = config.strategy == Strategy::PingPong && config.depth == CHUNK && config.stages == 2;
-        (streamed && tiles.contains(&shape)).then_some(speed)
+        let streamed = config.strategy == Strategy::PingPong && config.stages == 2 && tiles.contains(&shape);
+        (config.depth == CHUNK && (streamed || self.few.is_some())).then_some(speed)
+    }
+
+    /// How often the blocks of so many tokens are expanded, or looked up, in tiles of `tile` tokens.
+    fn expansions(&self, tokens: usize, config: &Config) -> usize {
+        let groups = match self.few {
+            Some(few) if config.depth == CHUNK => config.tile.tokens.div_ceil(few.together),
+            _ => 1,
+        };
+        tokens.div_ceil(config.tile.tokens.div_ceil(groups))
     }
 
     fn row_groups(&self, tokens: usize) -> usize {
-        (tokens * self.parts).div_ceil(self.rows)
+        (tokens * self.parts).div_ceil(self.sizes.rows)
     }
 
     /// Working memory: each thread's slabs, sums and tokens, the prepared tokens of all, and two-pass's planes.
     fn scratch(&self, problem: &Problem, config: &Config, threads: usize) -> usize {
         let tokens = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).min(config.tile.tokens);
         let columns = problem.groups().iter().map(|s| s.n).max().unwrap_or(0).min(config.tile.columns);
-        let rows = self.row_groups(tokens) * self.rows;
+        let rows = self.row_groups(tokens) * self.sizes.rows;
         let staged = if config.epilogue == Epilogue::Staged { 1 } else { 0 };
         let sums = (problem.matrices() * rows + staged) * columns.div_ceil(COLUMNS) * size_of::<Lanes>();
         let shared: usize = problem
@@ -180,18 +230,18 @@ impl Rates {
             .iter()
             .map(|s| {
                 let planes = if config.strategy == Strategy::TwoPass { 8 * s.m * s.n } else { 0 };
-                self.row_groups(s.m).saturating_mul((self.group_bytes)(s.k / BLOCK)).saturating_add(planes)
+                self.row_groups(s.m).saturating_mul((self.sizes.group_bytes)(s.k / BLOCK)).saturating_add(planes)
             })
             .fold(0, usize::saturating_add);
         let deepest = problem.groups().iter().map(|s| s.k).max().unwrap_or(0);
         // The most tokens and the deepest K may be of different groups, whose product nobody has checked.
-        let copy = (rows / self.rows).saturating_mul((self.group_bytes)(deepest / BLOCK));
+        let copy = (rows / self.sizes.rows).saturating_mul((self.sizes.group_bytes)(deepest / BLOCK));
         let copy = if threads > 1 && copy <= OWN_TOKENS { copy } else { 0 };
         threads.saturating_mul(self.slabs(config) + sums + copy).saturating_add(shared)
     }
 
     fn slabs(&self, config: &Config) -> usize {
-        config.stages * self.panels * config.depth / BLOCK * self.block_bytes
+        config.stages * self.panels * config.depth / BLOCK * self.sizes.block_bytes
     }
 }
 
@@ -199,7 +249,7 @@ impl Rates {
 /// kernel has tighter loops for.
 pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Vec<Config> {
     let largest = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).max(1);
-    let whole = largest.next_multiple_of(rates.rows).min(512);
+    let whole = largest.next_multiple_of(rates.sizes.rows).min(512);
     let tokens = || [64, 128, 256].into_iter().filter(|&t| t < whole).chain([whole]);
     let mut configs = Vec::new();
     for tokens in tokens() {
@@ -232,10 +282,11 @@ fn plain(strategy: Strategy, tile: Tile, depth: usize, stages: usize) -> Config 
 /// The working memory of a configuration, or why it cannot be run.
 fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) -> Result<usize, String> {
     let Config { strategy, tile, depth, stages, schedule, .. } = *config;
+    let (rates, rows) = (rates.for_depth(depth), rates.for_depth(depth).sizes.rows);
     // Whatever was asked for: only what is left over whole groups of rows decides.
-    let whole_groups = |tokens: usize| (tokens % rates.rows * rates.parts).is_multiple_of(rates.rows);
+    let whole_groups = |tokens: usize| (tokens % rows * rates.parts).is_multiple_of(rows);
     if tile.tokens == 0 || !whole_groups(tile.tokens) {
-        let multiple = (1..=rates.rows).find(|&tokens| whole_groups(tokens)).unwrap_or(rates.rows);
+        let multiple = (1..=rows).find(|&tokens| whole_groups(tokens)).unwrap_or(rows);
         return Err(format!("a tile has {} tokens; for these activations take a multiple of {multiple}", tile.tokens));
     }
     if tile.columns == 0 || tile.columns % COLUMNS != 0 {
@@ -257,7 +308,7 @@ fn permitted(problem: &Problem, config: &Config, rates: &Rates, threads: usize) 
         return Err("a sum is added up by one thread, in one order; take schedule=tile or schedule=persistent".into());
     }
     let sums = tile.tokens.checked_mul(rates.parts * 8).and_then(|bytes| bytes.checked_mul(tile.columns));
-    let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.block_bytes / BLOCK));
+    let slabs = depth.checked_mul(stages * rates.panels).and_then(|k| k.checked_mul(rates.sizes.block_bytes / BLOCK));
     match sums.zip(slabs).and_then(|(sums, slabs)| sums.checked_add(slabs)) {
         Some(bytes) if bytes <= SCRATCH_LIMIT => Ok(rates.scratch(problem, config, threads)),
         _ => Err(format!(
@@ -385,6 +436,7 @@ struct Work {
 
 /// All groups together.
 fn work(problem: &Problem, config: &Config, rates: &Rates) -> Work {
+    let rates = &rates.for_depth(config.depth);
     let mut total = Work::default();
     for shape in problem.groups().iter().filter(|s| s.m > 0) {
         let work = group_work(shape, problem, config, rates);
@@ -413,16 +465,16 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let counted = streamed.is_some() || resident.is_some();
     let stretches = if counted { 0.0 } else { shape.k.div_ceil(config.depth) as f64 };
     // Tokens are walked in parts of a tile where the loop says so, and each part has its weights expanded.
-    let expanded = resident.map_or(token_tiles, |resident| {
+    let expanded = resident.map_or(rates.expansions(shape.m, config), |resident| {
         let parts = |tokens: usize| rates.row_groups(tokens).div_ceil(resident.groups);
         shape.m / config.tile.tokens * parts(config.tile.tokens) + parts(shape.m % config.tile.tokens)
     });
-    let sums = 2.0 * stretches * panels * row_groups * (rates.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
+    let sums = 2.0 * stretches * panels * row_groups * (rates.sizes.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
     let planes = if config.strategy == Strategy::TwoPass { 16 * shape.m * shape.n } else { 0 };
     // Tokens are walked once for every slab, and for both matrices again where those are apart.
     let apart = matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential);
     let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
-    let tokens = repeated * row_groups * (rates.group_bytes)(shape.k / BLOCK) as f64;
+    let tokens = repeated * row_groups * (rates.sizes.group_bytes)(shape.k / BLOCK) as f64;
     Work {
         tiles: (token_tiles * column_tiles) as f64 * passes(problem, config),
         expansion: expanded as f64 * panels * blocks * speed.expand,

@@ -1,11 +1,20 @@
 //! What the loops for dense tokens ask of a vector unit: f32 lanes, each a column of a panel.
 //!
-//! The loops (`dense`) are written once over this trait. They and its functions are inlined into functions that an
-//! instruction set compiles for itself, so each of these is one or two instructions there.
+//! The loops (`dense`, `few`) are written once over this trait. They and its functions are inlined into functions that
+//! an instruction set compiles for itself, so each of these is one or two instructions there.
 
 use std::hint::black_box;
 
-use super::pack::COLUMNS;
+use super::pack::{CODE_BYTES, COLUMNS};
+
+/// What scales are smaller by in vectors than in the checkpoint; results are multiplied with it in the end.
+pub(super) const SCALE_UNIT: f64 = 256.0;
+
+/// Bytes of the codes of eight k in a full panel.
+pub(super) const HALF_BLOCK: usize = CODE_BYTES / 2;
+
+/// The order of k in which a lane's codes stand (see `pack`).
+pub(super) const LANE_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// A vector of f32 lanes.
 ///
@@ -15,8 +24,6 @@ use super::pack::COLUMNS;
 pub(super) trait Vector: Copy {
     /// Lanes of a vector: a part of a panel's 16 columns.
     const LANES: usize;
-    /// Vectors that the processor has registers for.
-    const REGISTERS: usize;
 
     /// As many lanes of 32 bits, with the codes of one column each.
     type Codes: Copy;
@@ -35,7 +42,8 @@ pub(super) trait Vector: Copy {
     /// `self · factor + sum`, rounded once.
     unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self;
 
-    /// Loads as many e4m3 scales without sign as there are lanes.
+    /// Loads as many e4m3 scales without sign as there are lanes, each divided by [`SCALE_UNIT`]: a byte shifted into
+    /// place is that number in half precision, subnormal or not.
     unsafe fn scales(from: *const u8) -> Self;
 
     /// Loads eight codes per lane.
@@ -46,6 +54,11 @@ pub(super) trait Vector: Copy {
 
     /// The value of each lane's lowest code.
     unsafe fn values(codes: Self::Codes) -> Self;
+
+    /// The sums of a block's products without its scales, in two sums of eight at least that are then added: the codes
+    /// of as many columns as there are lanes, those of the second eight k [`HALF_BLOCK`] bytes on, and 16 numbers of
+    /// each token, `apart` from the next one's.
+    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS];
 }
 
 /// Does nothing but multiply and add, in as many sums as the units' latency asks for; returns the operations done.

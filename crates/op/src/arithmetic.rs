@@ -46,7 +46,8 @@ pub enum Arithmetic {
     Unknown,
     /// One product after the other, rounded, and added, rounded.
     Separate,
-    /// Fused multiply-adds, one product after the other.
+    /// Fused multiply-adds: one product after the other; or each block of 16 from zero in two sums, without its scale,
+    /// which multiplies their sum when that is added to the total, fused again.
     Fused,
     /// Blocks of 16 as exact integers, each added by one fused multiply-add.
     Blocks,
@@ -94,7 +95,10 @@ impl Arithmetic {
                 roundings.min(LAMBDA * roundings.sqrt()) * all
             }
             Arithmetic::Separate => k * sum.average + all,
-            // `average` holds for any order of the products within a stretch.
+            // `average` holds for any order of the products within a stretch. It counts a stretch's magnitude at each
+            // of its 16 products or more, so k times it is 16·S at least, of which blocks by themselves would ask for
+            // 9·S (eight roundings in either sum, and one where they meet) and a sixteenth of the rest. What is exact
+            // with scales is exact without them, having fewer bits.
             Arithmetic::Fused => k * sum.average,
             Arithmetic::Blocks => k / 16.0 * sum.average,
             Arithmetic::Tiles { parts } => {

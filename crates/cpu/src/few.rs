@@ -1,0 +1,257 @@
+//! Few dense tokens, straight from packed codes.
+//!
+//! Memory is the bottleneck here, and a core must get through 25 to 45 weights per nanosecond to keep up with it: every
+//! instruction per weight counts. Expanded weights would pass through L1 for nothing, so codes are looked up in
+//! registers; and their scales are left to the end of a block: the products of 16 k are added up as they are, and their
+//! sum is multiplied with the column's scale when it joins the total, in one multiply-add. Each block's sums begin at
+//! zero, so the units need not wait for one block before they start the next.
+//!
+//! As many tokens as have room for their sums in registers share a look-up.
+//!
+//! A configuration with a depth of one chunk is computed so, whatever else it says, and others by `dense`: an element's
+//! bits depend on the depth alone. Tiles that cannot be streamed (a panel with fewer columns, a K that is no multiple
+//! of a chunk, more tokens) take the same steps over copies of the packed blocks.
+
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+use format::BLOCK;
+
+use super::expansion::{Expand, Expansion};
+use super::finish::Finish;
+use super::kernel::{Kernel, PanelStream, Product, TileStream};
+use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
+use super::source::GroupTokens;
+use super::sums::Lanes;
+use super::vector::{SCALE_UNIT, Vector};
+
+/// The loops of this module, compiled for one instruction set.
+///
+/// # Safety
+///
+/// Every function wants the processor to have the instructions.
+pub(super) trait FewLoops: Sized + Sync {
+    type Vector: Vector;
+
+    /// The most tokens that share a look-up: four or eight.
+    const TOGETHER: usize;
+
+    /// [`PanelStream::run`].
+    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>);
+
+    /// [`Stretch::add`].
+    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>);
+
+    /// [`Finish::write`].
+    unsafe fn finish(finish: Finish<'_>);
+}
+
+/// Few dense tokens, widened to f32.
+pub(super) struct FewKernel<L>(PhantomData<L>);
+
+impl<L> FewKernel<L> {
+    pub(super) const NEW: Self = Self(PhantomData);
+}
+
+/// A block as it is packed.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct PackedBlock {
+    scales: [u8; COLUMNS],
+    codes: [u8; CODE_BYTES],
+}
+
+impl<L> Expand for FewKernel<L> {
+    type Block = PackedBlock;
+
+    const BLANK: PackedBlock = PackedBlock { scales: [0; COLUMNS], codes: [0; CODE_BYTES] };
+
+    #[inline(always)]
+    fn expand(&self, &scales: &[u8; COLUMNS], &codes: &[u8; CODE_BYTES], out: &mut PackedBlock) {
+        *out = PackedBlock { scales, codes };
+    }
+}
+
+impl<L: FewLoops> Kernel for FewKernel<L> {
+    type Token = f32;
+
+    const ROWS: usize = 1;
+    const BLOCKS: usize = 1;
+    const PANELS: usize = 2;
+
+    /// Tokens a multiple of a page apart would want the same places of L1: they get a line more.
+    fn group_len(blocks: usize) -> usize {
+        BLOCK * blocks + 64 / size_of::<f32>()
+    }
+
+    fn prepare(&self, source: GroupTokens<'_>, row: usize, out: &mut [f32]) {
+        let k = source.activations.k();
+        source.scaled_row(row, source.f32_exponent(), &mut out[..k]);
+    }
+
+    fn unit(&self, source: GroupTokens<'_>) -> f64 {
+        SCALE_UNIT * 2f64.powi(-source.f32_exponent())
+    }
+
+    fn multiply(&self, product: Product<'_, Self>, _: &mut Expansion<'_, Self>) {
+        let (rows, group_len, first) = (product.rows(), product.group_len, product.blocks.start * BLOCK);
+        let together = rows.div_ceil(rows.div_ceil(L::TOGETHER));
+        for (panel, sums) in product.sums.chunks_exact_mut(rows).enumerate() {
+            let blocks = &product.slab.panel(panel)[..product.blocks.len()];
+            for (sums, tokens) in sums.chunks_mut(together).zip(product.tokens.chunks(together * group_len)) {
+                let (count, tokens) = (sums.len(), &tokens[first..]);
+                let stretch = Stretch { tokens, group_len, blocks, sums, fresh: product.fresh };
+                // SAFETY: the schedule runs this kernel only where its backend found the instructions.
+                unsafe {
+                    match count {
+                        1 => L::add::<1>(stretch),
+                        2 => L::add::<2>(stretch),
+                        3 => L::add::<3>(stretch),
+                        4 => L::add::<4>(stretch),
+                        5 if L::TOGETHER >= 5 => L::add::<5>(stretch),
+                        6 if L::TOGETHER >= 6 => L::add::<6>(stretch),
+                        7 if L::TOGETHER >= 7 => L::add::<7>(stretch),
+                        8 if L::TOGETHER >= 8 => L::add::<8>(stretch),
+                        more => unreachable!("{more} tokens share a look-up"),
+                    }
+                }
+            }
+        }
+    }
+
+    fn stream(&self, tile: TileStream<'_, Self>) -> bool {
+        let rows = tile.rows;
+        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
+        rows <= L::TOGETHER
+            && tile.by_panels(|stream| unsafe {
+                match rows {
+                    1 => L::stream::<1>(stream),
+                    2 => L::stream::<2>(stream),
+                    3 => L::stream::<3>(stream),
+                    4 => L::stream::<4>(stream),
+                    5 if L::TOGETHER >= 5 => L::stream::<5>(stream),
+                    6 if L::TOGETHER >= 6 => L::stream::<6>(stream),
+                    7 if L::TOGETHER >= 7 => L::stream::<7>(stream),
+                    8 if L::TOGETHER >= 8 => L::stream::<8>(stream),
+                    more => unreachable!("{more} tokens share a look-up"),
+                }
+            })
+    }
+
+    fn finish(&self, finish: Finish<'_>) {
+        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
+        unsafe { L::finish(finish) }
+    }
+}
+
+/// The running sums of some tokens and a panel, which has one vector or two.
+type Totals<V, const TOKENS: usize> = [[V; 2]; TOKENS];
+
+/// A few tokens and a panel along some blocks.
+pub(super) struct Stretch<'a> {
+    /// The tokens from the first block on, `group_len` apart.
+    tokens: &'a [f32],
+    group_len: usize,
+    blocks: &'a [PackedBlock],
+    /// The sums of every token.
+    sums: &'a mut [Lanes],
+    /// Whether the sums start at zero here (they hold garbage then).
+    fresh: bool,
+}
+
+impl Stretch<'_> {
+    /// Adds the products of `TOKENS` tokens.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions.
+    #[inline(always)]
+    pub(super) unsafe fn add<V: Vector, const TOKENS: usize>(self) {
+        let Self { tokens, group_len, blocks, sums, fresh } = self;
+        assert!(sums.len() == TOKENS && tokens.len() >= (TOKENS - 1) * group_len + blocks.len() * BLOCK);
+        // SAFETY: the processor has the instructions (promised by the caller). Every token has 16 numbers for each
+        // block, `group_len` apart (asserted above).
+        unsafe {
+            let mut totals: Totals<V, TOKENS> = [[V::zero(); 2]; TOKENS];
+            if !fresh {
+                for (total, sums) in totals.iter_mut().zip(&*sums) {
+                    for (total, lanes) in total.iter_mut().zip(sums.0.chunks_exact(V::LANES)) {
+                        *total = V::load(lanes.as_ptr());
+                    }
+                }
+            }
+            for (index, block) in blocks.iter().enumerate() {
+                let packed = (&block.scales, &block.codes);
+                add_block(&mut totals, packed, tokens.as_ptr().add(index * BLOCK), group_len);
+            }
+            store(&totals, sums);
+        }
+    }
+}
+
+impl<L: FewLoops> PanelStream<'_, FewKernel<L>, 1> {
+    /// Computes the sums of `TOKENS` tokens.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions.
+    #[inline(always)]
+    pub(super) unsafe fn run<const TOKENS: usize>(self) {
+        let ([panel], [next], [sums]) = (self.panels, self.next, self.sums);
+        assert!(sums.len() == TOKENS && self.tokens.len() == TOKENS * self.group_len);
+        assert!(panel.len() * CHUNK_BLOCKS * BLOCK <= self.group_len);
+        let mut token = self.tokens.as_ptr();
+        // SAFETY: the processor has the instructions (promised by the caller). `token` points to a block of the first
+        // token, one of four per chunk, and the others stand `group_len` on (asserted above).
+        unsafe {
+            let mut totals: Totals<L::Vector, TOKENS> = [[L::Vector::zero(); 2]; TOKENS];
+            for (index, chunk) in panel.iter().enumerate() {
+                prefetch_panel(panel, index, next);
+                let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
+                for packed in scales.as_chunks().0.iter().zip(codes.as_chunks().0) {
+                    add_block(&mut totals, packed, token, self.group_len);
+                    token = token.add(BLOCK);
+                }
+            }
+            store(&totals, sums);
+        }
+    }
+}
+
+/// Adds the products of one block.
+///
+/// # Safety
+///
+/// The processor must have the instructions. There must be 16 numbers of every token, `apart` from the next one's.
+#[inline(always)]
+unsafe fn add_block<V: Vector, const TOKENS: usize>(
+    totals: &mut Totals<V, TOKENS>,
+    (scales, codes): (&[u8; COLUMNS], &[u8; CODE_BYTES]),
+    token: *const f32,
+    apart: usize,
+) {
+    for part in 0..COLUMNS / V::LANES {
+        // SAFETY: the processor has the instructions and tokens are what they should be (both promised by the caller).
+        // There are 16 scales, and two times 64 bytes of codes, four per column; a vector's lanes divide 16.
+        unsafe {
+            let scales = V::scales(scales.as_ptr().add(part * V::LANES));
+            let sums: [V; TOKENS] = V::block(codes.as_ptr().add(4 * part * V::LANES), token, apart);
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                total[part] = sum.multiply_add(scales, total[part]);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// The processor must have the instructions.
+#[inline(always)]
+unsafe fn store<V: Vector, const TOKENS: usize>(totals: &Totals<V, TOKENS>, sums: &mut [Lanes]) {
+    for (total, sums) in totals.iter().zip(sums) {
+        for (total, lanes) in total.iter().zip(sums.0.chunks_exact_mut(V::LANES)) {
+            // SAFETY: the processor has the instructions (promised by the caller), and there are as many lanes.
+            unsafe { total.store(lanes.as_mut_ptr()) };
+        }
+    }
+}
