@@ -7,7 +7,7 @@
 | record | written by | chart |
 |---|---|---|
 | h200/peers.json | benchmarks/h200/peers.py --json | h200/peers.svg |
-| torch.json | benchmarks/compare_torch.py --json | torch.svg |
+| cpu.json | benchmarks/beside.py --json | cpu.svg |
 
 A record that is not there has no chart. Needs Python's standard library and nothing else.
 """
@@ -68,25 +68,31 @@ def h200(record):
 
 
 def cpu(record):
-    """A CPU with cold weights, beside torch."""
-    cases = {(case["problem"], case.get("who")): case for case in record["cases"]}
+    """Each instruction set of a CPU with cold weights and all threads, beside the fastest of the others."""
+    threads = max(case["threads"] for case in record["cases"])
+    places = {}
+    for case in (case for case in record["cases"] if case["threads"] == threads):
+        places.setdefault((case["isa"], case["m"]), {})[case["who"]] = case["cold"]
     rows = []
-    for (problem, who), case in cases.items():
-        if who is not None:
-            continue
-        ours, theirs = case["cold"], cases[problem, "torch bf16"]["cold"]
-        ratio = theirs["median"] / ours["median"]
+    for (isa, m), times in places.items():
+        ours = times["hammerhead bf16"]
+        best = min((who for who in times if not who.startswith("hammerhead")), key=lambda who: times[who]["median"])
+        theirs = times[best]
         bars = [Bar("ours", duration(ours["median"]), ours["median"], ours["p25"], ours["p75"])]
-        words = f"{duration(theirs['median'])}, {ratio:.1f}×"
+        words = f"{duration(theirs['median'])}, {theirs['median'] / ours['median']:.1f}× ({best})"
         bars.append(Bar("peer", words, theirs["median"], theirs["p25"], theirs["p75"]))
-        rows.append((short(problem), case["floor_seconds"], bars))
-    title = f"{record['machine']['cpu']}, {record['threads']} threads: one gated dual GEMM, cold weights"
-    fine = f"medians, and the middle half of the samples; torch {record['torch']} multiplies bf16 weights, at 3.6 times the memory"
-    return title, fine, ["hammerhead, NVFP4 tokens and weights", "torch, bf16"], rows
+        rows.append((f"{isa}, {m} token{'s' if m > 1 else ''}", ours["median"], bars))
+    title = f"{record['machine']['cpu']}, {threads} threads: one gated dual GEMM {record['n']}×{record['k']}, cold weights"
+    names = sorted({case["who"] for case in record["cases"]} - {"hammerhead bf16", "hammerhead nvfp4"})
+    fine = f"medians, and the middle half of the samples; the fastest of {', '.join(names)}, held to the same instructions"
+    return title, fine, ["hammerhead, bf16 tokens", "the fastest other"], rows, "time as a multiple of hammerhead's (dashed)"
 
 
-def svg(title, fine, series, rows):
-    """Bars in multiples of each problem's floor, so that problems of all sizes share one axis."""
+FLOOR = "time as a multiple of the floor, the least that the machine's arithmetic and memory allow (dashed)"
+
+
+def svg(title, fine, series, rows, axis=FLOOR):
+    """Bars in multiples of each problem's floor, or of another time, so that problems of all sizes share one axis."""
     furthest = max(max(bar.high or 0, bar.median) / floor for _, floor, bars in rows for bar in bars)
     step = next(step for step in (0.5, 1, 2, 5, 10, 20, 50, 100) if furthest / step <= 8)
     height, bottom = TOP + ROW * len(rows) + 56, TOP + ROW * len(rows)
@@ -110,7 +116,7 @@ def svg(title, fine, series, rows):
                 end = max(end, x(bar.high / floor))
             parts.append(text("fine", end + 6, y + BAR - 2, bar.words))
     parts.append(line("floor", x(1), TOP - 4, x(1), bottom))
-    parts.append(text("fine", LEFT, bottom + 34, "time as a multiple of the floor, the least that the machine's arithmetic and memory allow (dashed)"))
+    parts.append(text("fine", LEFT, bottom + 34, axis))
     at = LEFT
     for kind, name in zip(("ours", "peer"), series):
         parts += [f'<rect class="{kind}" x="{at}" y="{bottom + 41}" width="10" height="10"/>', text("fine", at + 15, bottom + 50, name)]
@@ -120,7 +126,7 @@ def svg(title, fine, series, rows):
 
 
 # Each record with what is drawn from it.
-CHARTS = {"h200/peers.json": h200, "torch.json": cpu}
+CHARTS = {"h200/peers.json": h200, "cpu.json": cpu}
 
 
 def charts():

@@ -1,5 +1,6 @@
 """The charts are what the records say, and the README shows them."""
 
+import beside
 import charts
 import compare_torch
 import pytest
@@ -7,11 +8,13 @@ import pytest
 ROOT = charts.HERE.parent
 
 
-def record(times, floor=0.001):
-    """A record as compare_torch.py writes it, with one problem."""
-    ours = {"problem": "1×4096×7168", "floor_seconds": floor, "cold": times}
-    theirs = {"problem": "1×4096×7168", "who": "torch bf16", "cold": {**times, "median": 0.009}}
-    return {"machine": {"cpu": "A & B"}, "threads": 2, "rounds": 3, "torch": "2", "cases": [theirs, ours]}
+def record(times, **others):
+    """A record as beside.py writes it, with one place."""
+    place = {"isa": "avx2", "threads": 2, "m": 8}
+    sides = {"hammerhead bf16": times, **{who: {**times, "median": median} for who, median in others.items()}}
+    cases = [{**place, "who": who, "cold": cold} for who, cold in sides.items()]
+    few = [{**case, "threads": 1} for case in cases]
+    return {"machine": {"cpu": "A & B"}, "n": 4096, "k": 4096, "cases": few + cases}
 
 
 def test_every_committed_chart_is_what_the_script_makes_of_its_record():
@@ -27,12 +30,19 @@ def test_the_readme_shows_every_chart_with_words_for_it():
         assert f"]({path.relative_to(ROOT)})" in readme
 
 
-def test_a_chart_has_both_sides_to_scale_and_escapes_names():
+def test_a_chart_has_us_and_the_fastest_other_to_scale_and_escapes_names():
     times = {"median": 0.003, "p25": 0.002, "p75": 0.005}
-    text = charts.svg(*charts.cpu(record(times)))
-    assert "A &amp; B" in text and "3.00 ms" in text and "9.00 ms, 3.0×" in text
+    text = charts.svg(*charts.cpu(record(times, slow=0.02, fast=0.009)))
+    assert "A &amp; B" in text and "3.00 ms" in text and "9.00 ms, 3.0× (fast)" in text
+    assert "2 threads" in text and text.count('class="peer" x="250"') == 1, "the most threads, the fastest other"
     width = lambda kind: float(text.split(f'<rect class="{kind}" x="250"')[1].split('width="')[1].split('"')[0])
     assert width("peer") == pytest.approx(3 * width("ours"), abs=0.2)
+
+
+def test_a_row_of_the_table_is_in_gflops_with_the_best_others_ratio():
+    lines = list(beside.table(record({"median": 0.002}, slow=0.02, fast=0.006)["cases"][3:]))
+    assert lines[0] == "| set | threads | M | hammerhead bf16 | slow | fast | best other ÷ ours, bf16 |"
+    assert lines[2] == "| avx2 | 2 | 8 | 268 | 27 | 89 | 3.00× |"
 
 
 def test_summaries_of_rounds_are_joined_by_their_medians_and_the_best():
