@@ -267,7 +267,11 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
     if let Some(resident) = rates.resident {
         let columns = resident.panels / problem.matrices() * COLUMNS;
         let config = |tokens| plain(Strategy::PingPong, Tile { tokens, columns }, resident.depth, 2);
-        configs.extend(tokens().map(config));
+        // Also tiles of whole blocks.
+        let block = resident.groups * rates.sizes.rows / rates.parts;
+        let blocks =
+            [block, 2 * block, 4 * block].into_iter().filter(|&t| t < whole && tokens().all(|other| t != other));
+        configs.extend(tokens().chain(blocks).map(config));
     }
     configs.retain(|config| permitted(problem, config, rates, threads).is_ok());
     configs
