@@ -271,10 +271,12 @@ def main():
 
 
 def write(options, report, cases):
-    """Writes what there is so far: a run takes many minutes, and may be ended."""
+    """Writes what there is so far, a line per case: a run takes many minutes, and may be ended."""
     record = {"schema": 1, "version": report["version"], "machine": report["machine"], "n": N, "k": K, "rounds": options.rounds}
-    record |= {"seconds": options.seconds, "cases": cases}
-    options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    record |= {"seconds": options.seconds, "cases": []}
+    head = json.dumps(record, ensure_ascii=False)
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    options.json.write_text(f"{head.removesuffix(']}')}\n{lines}\n]}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
