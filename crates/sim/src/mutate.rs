@@ -462,14 +462,11 @@ impl Nursery<'_> {
     }
 
     fn scales_of_multiplications(&mut self, at: usize) {
-        self.offset_register(at, "scales of A one column on", (BinaryOp::Add, 1), |op| match op {
-            Op::Tcgen05(Tcgen05::Mma { scale_a, .. }) => Some(scale_a),
-            _ => None,
-        });
-        self.offset_register(at, "scales of B one column on", (BinaryOp::Add, 1), |op| match op {
-            Op::Tcgen05(Tcgen05::Mma { scale_b, .. }) => Some(scale_b),
-            _ => None,
-        });
+        // One column is a misaligned address. B's by two are other scales, and A's by four.
+        self.offset_register(at, "scales of A one column on", (BinaryOp::Add, 1), scales_of_a);
+        self.offset_register(at, "scales of A four columns on", (BinaryOp::Add, 4), scales_of_a);
+        self.offset_register(at, "scales of B one column on", (BinaryOp::Add, 1), scales_of_b);
+        self.offset_register(at, "scales of B two columns on", (BinaryOp::Add, 2), scales_of_b);
         self.add(at, "scales of A and B swapped", |kernel| {
             if let Op::Tcgen05(Tcgen05::Mma { scale_a, scale_b, .. }) = &mut kernel.body[at].op {
                 std::mem::swap(scale_a, scale_b);
@@ -569,6 +566,20 @@ fn multicast_of(op: &mut Op) -> Option<&mut Option<RegId>> {
     match op {
         Op::Copy(AsyncCopy::TensorLoad { multicast, .. } | AsyncCopy::BulkLoad { multicast, .. })
         | Op::Tcgen05(Tcgen05::Commit { multicast, .. }) => Some(multicast),
+        _ => None,
+    }
+}
+
+fn scales_of_a(op: &mut Op) -> Option<&mut RegId> {
+    match op {
+        Op::Tcgen05(Tcgen05::Mma { scale_a, .. }) => Some(scale_a),
+        _ => None,
+    }
+}
+
+fn scales_of_b(op: &mut Op) -> Option<&mut RegId> {
+    match op {
+        Op::Tcgen05(Tcgen05::Mma { scale_b, .. }) => Some(scale_b),
         _ => None,
     }
 }

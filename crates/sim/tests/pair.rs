@@ -70,6 +70,10 @@ fn kernel(slip: Slip) -> Kernel {
         k.barrier_init(bars.at(0), 1);
         k.fence_barrier_init();
     });
+    if slip != Slip::NoGreeting {
+        k.cluster_arrive(Semantics::Relaxed, true);
+        k.cluster_wait(true);
+    }
     k.if_(first_warp, |k| k.tensor_alloc(GROUP, address.at(0), 64));
     k.fence_async_shared();
     k.tensor_fence_before_sync();

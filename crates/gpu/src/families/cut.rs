@@ -35,8 +35,8 @@ pub(super) trait MultiplyKernel: Spec {
     /// Blocks of a launch of so many tiles.
     fn blocks(&self, tiles: u32, multiprocessors: u32) -> u32;
 
-    /// The argument that says where the groups' tokens are.
-    fn tokens(&self, groups: &[Group]) -> Argument;
+    /// The arguments that say where the groups' tokens are.
+    fn tokens(&self, groups: &[Group]) -> Vec<Argument>;
 
     /// What sums are multiplied by besides, since weights were made smaller than they are.
     fn weight_factor(&self) -> f64;
@@ -144,8 +144,8 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             tiles += token_tiles * n.div_ceil(kernel.columns());
         }
         let grid = [kernel.blocks(tiles, self.multiprocessors), 1, 1];
-        let tokens = kernel.tokens(groups);
-        let arguments = std::iter::once(tokens).chain(self.arguments(groups, &records, biased, tiles)).collect();
+        let tokens = kernel.tokens(groups).into_iter();
+        let arguments = tokens.chain(self.arguments(groups, &records, biased, tiles)).collect();
         Launch { kernel: kernel.into(), grid, arguments, overlapping: kernel.overlaps() }
     }
 

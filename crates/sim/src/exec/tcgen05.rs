@@ -27,6 +27,14 @@ use crate::warp::{Wait, Warp};
 const LOADS: usize = 0;
 const STORES: usize = 1;
 
+/// What first columns of scales are multiples of. The ISA does not say. On silicon an odd column of B's scales is a
+/// misaligned address, which ends the context (Modular, `linalg/arch/sm100/mma.mojo`; gau-nernst's submissions; Triton
+/// and CUTLASS never make one). Scales of A, and copies, are of whole blocks of four columns in every kernel that has
+/// run: others are untried.
+const SCALES_OF_A: u64 = 4;
+const SCALES_OF_B: u64 = 2;
+const COPIED_SCALES: u64 = 4;
+
 /// Some cells of tensor memory: lanes × columns.
 #[derive(Clone, Copy)]
 struct Cells {
@@ -146,6 +154,7 @@ impl Exec<'_, '_> {
             let (what, found) = ("an allocation of tensor memory", columns.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "one before the permit is relinquished" });
         }
+        self.demand_partner(group)?;
         if let Some(wait) = self.meet_partner(group, Collective::Allocate(columns))? {
             return Ok(wait);
         }
@@ -170,6 +179,18 @@ impl Exec<'_, '_> {
         shared.data[at..at + 4].copy_from_slice(&start.to_le_bytes());
         shared.written.set(at, 4);
         Ok(Flow::Next)
+    }
+
+    /// A pair's columns are allocated where the other block is known to have begun: the ISA leaves that to the warp
+    /// that allocates (`tcgen05.alloc`); a tutorial that did not was found by the sanitizer (NVIDIA/cutlass#3316).
+    fn demand_partner(&self, group: CtaGroup) -> Result<(), FaultKind> {
+        let Some(partner) = self.cluster.blocks.get(self.rank ^ 1).filter(|_| group == CtaGroup::Two) else {
+            return Ok(());
+        };
+        if self.warp.knowledge(0).executed.any(&partner.slots) {
+            return Ok(());
+        }
+        Err(FaultKind::NotStarted { place: TensorMemory::place(partner.id, 0, 0) })
     }
 
     /// Where an allocation leaves its address, the same for all lanes.
@@ -460,6 +481,7 @@ impl Exec<'_, '_> {
 
     fn copy_scales(&mut self, dst: RegId, src: RegId, group: CtaGroup, lane: usize) -> Result<(), FaultKind> {
         let column = self.first_column("where scales are copied to", dst, lane)?;
+        Self::demand("the column of tensor memory that scales are copied to", column.into(), COPIED_SCALES)?;
         let pieces: Vec<u32> =
             tensor_core::pieces(&self.tensor_descriptor(src, lane)?, 32, false).into_iter().step_by(2).collect();
         let (_, record) = self.pipe(lane);
@@ -503,6 +525,8 @@ impl Exec<'_, '_> {
             scale_b: self.first_column("the scales of B", *scale_b, lane)?,
             accumulate: self.warp.get_lane(*accumulate, lane) == 1,
         };
+        Self::demand("the first column of A's scales in tensor memory", mma.scale_a.into(), SCALES_OF_A)?;
+        Self::demand("the first column of B's scales in tensor memory", mma.scale_b.into(), SCALES_OF_B)?;
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
             if column < mma.d + mma.n && mma.d < column + rows.div_ceil(32) {
                 let (what, found) = ("the column of scales that a multiplication reads", column.into());

@@ -14,7 +14,7 @@ use crate::scripted::Heard;
 const SEASON: &str = r#"
 name = "small"
 metric = "predicted time"
-baseline = "strategy=two-pass,tile=128x32"
+baseline = "strategy=two-pass,tile=128x64"
 backend = "foretold:b200"
 sharks = ["skeptic", "pragmatist", "theorist"]
 
@@ -35,7 +35,7 @@ claim = { speedup = 1.3, low = 1.1, high = 1.6, reasoning = "fewer launches" }
 complexity = { level = "low", hours = 1 }
 risk = [{ what = "none", mitigation = "none" }]
 evidence = [{ kind = "theory", what = "3 launches become 1" }]
-run = { config = "strategy=interleaved,tile=128x32" }
+run = { config = "strategy=interleaved,tile=128x64" }
 
 [[round.pitch]]
 name = "half the rows"
@@ -59,7 +59,7 @@ claim = { speedup = 1.01, low = 0.9, high = 1.1, reasoning = "more in flight" }
 complexity = { level = "low", hours = 1 }
 risk = [{ what = "none", mitigation = "none" }]
 evidence = [{ kind = "theory", what = "3 are more than 2" }]
-run = { config = "strategy=two-pass,tile=128x32,stages=3" }
+run = { config = "strategy=two-pass,tile=128x64,stages=3" }
 "#;
 
 /// The ledger and the report of a season that is foretold.

@@ -110,7 +110,7 @@ pub static WAYS: [Way; 22] = [
     },
     Way {
         name: "tokens as rows, several tiles per block",
-        request: "strategy=interleaved,tile=128x32,depth=256,stages=2,epilogue=direct,schedule=persistent",
+        request: "strategy=interleaved,tile=128x64,depth=256,stages=2,epilogue=direct,schedule=persistent",
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(130, 72, 592)]],
@@ -118,9 +118,9 @@ pub static WAYS: [Way; 22] = [
     },
     Way {
         name: "gate, then up, two blocks per tile",
-        request: "strategy=sequential,tile=128x32,depth=256,stages=2,epilogue=direct,schedule=split-k",
+        request: "strategy=sequential,tile=128x64,depth=256,stages=2,epilogue=direct,schedule=split-k",
         gate: Gate::Silu,
-        problems: &[&[(5, 9, 272)], &[(130, 33, 1616)]],
+        problems: &[&[(5, 9, 272)], &[(130, 65, 1616)]],
         ..BLACKWELL
     },
     Way {
@@ -138,8 +138,8 @@ pub static WAYS: [Way; 22] = [
         ..BLACKWELL
     },
     Way {
-        name: "tokens as rows, 96 columns",
-        request: "strategy=interleaved,tile=128x96,depth=256,stages=2,epilogue=direct,schedule=tile",
+        name: "tokens as rows, 128 columns",
+        request: "strategy=interleaved,tile=128x128,depth=256,stages=2,epilogue=direct,schedule=tile",
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(3, 8, 16)], &[(9, 168, 1104)]],
@@ -180,26 +180,26 @@ pub static WAYS: [Way; 22] = [
     },
     Way {
         name: "pairs, tokens as rows",
-        request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent",
+        request: "strategy=interleaved,tile=256x64,depth=256,stages=2,epilogue=direct,schedule=persistent",
         gate: Gate::Silu,
         output: Output::F16,
-        problems: &[&[(3, 8, 16)], &[(260, 40, 592)]],
+        problems: &[&[(3, 8, 16)], &[(260, 72, 592)]],
         ..BLACKWELL
     },
     Way {
         name: "gate ahead of up",
-        request: "strategy=interleaved,tile=128x32,depth=256,stages=3,epilogue=direct,schedule=persistent,ahead=2",
+        request: "strategy=interleaved,tile=128x64,depth=256,stages=3,epilogue=direct,schedule=persistent,ahead=2",
         gate: Gate::Silu,
         output: Output::F16,
-        problems: &[&[(3, 8, 16)], &[(130, 40, 592)], &[(9, 40, 1872)]],
+        problems: &[&[(3, 8, 16)], &[(130, 72, 592)], &[(9, 40, 1872)]],
         ..BLACKWELL
     },
     Way {
         name: "two pairs that share tokens",
-        request: "strategy=interleaved,tile=256x32,depth=256,stages=2,epilogue=direct,schedule=persistent,multicast=2",
+        request: "strategy=interleaved,tile=256x64,depth=256,stages=2,epilogue=direct,schedule=persistent,multicast=2",
         gate: Gate::Silu,
         output: Output::F16,
-        problems: &[&[(3, 8, 16)], &[(260, 72, 592)]],
+        problems: &[&[(3, 8, 16)], &[(260, 136, 592)]],
         ..BLACKWELL
     },
     Way {

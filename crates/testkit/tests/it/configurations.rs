@@ -142,9 +142,9 @@ fn a_setting_that_a_backend_lacks_is_refused_and_a_default_of_its_own_changes_no
     }
     let config =
         |request: &str| *Plan::modelled(problem.clone(), &[blackwell], &request.parse().unwrap(), 2).unwrap().config();
-    let plain = config("tile=256x32,schedule=tile,strategy=interleaved,multicast=1,ahead=0");
+    let plain = config("tile=256x64,schedule=tile,strategy=interleaved,multicast=1,ahead=0");
     assert_eq!(plain.own, Own::NONE);
-    let shared = config("tile=256x32,schedule=tile,strategy=interleaved,multicast=2,ahead=1");
+    let shared = config("tile=256x64,schedule=tile,strategy=interleaved,multicast=2,ahead=1");
     assert!(shared.to_string().ends_with(",schedule=tile,multicast=2,ahead=1"), "{shared}");
 }
 

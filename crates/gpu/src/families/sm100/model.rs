@@ -6,12 +6,12 @@
 //! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
 //! says, if 64 KB are asked for ahead (the same microbenchmarks). How far it may be off is said in docs/blackwell.md.
 
-use op::{Activation, Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
+use op::{Activation, Config, Cost, Epilogue, Own, Problem, Result, Schedule, Strategy, Tile};
 
 use super::choice::{AHEAD, MULTICAST, blocks_leaving_sums, depth, joins, kernel_of};
 use super::kernel::TensorMultiplySpec;
 use super::multiply::arranged_bytes;
-use super::slabs::{BLOCK_ROWS, SCALE_BYTES, UNIT};
+use super::slabs::{SCALE_BYTES, UNIT};
 use crate::facts::Facts;
 use crate::families::choice::passes_twice;
 use crate::families::streams::{FINISH, Rates, Streams};
@@ -29,7 +29,7 @@ const MOST_ROWS: usize = u32::MAX as usize / 256;
 
 /// Sizes worth trying: tokens of swapped tiles, columns of the others.
 const TOKENS: [usize; 9] = [8, 16, 24, 32, 48, 64, 80, 96, 112];
-const COLUMNS: [usize; 4] = [32, 64, 96, 128];
+const COLUMNS: [usize; 3] = [32, 64, 128];
 
 /// Every configuration worth trying, with as many stages as there is room for.
 pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
@@ -69,16 +69,6 @@ pub(super) fn legal(problem: &Problem, config: &Config, facts: &Facts) -> Result
             kernel.shared_bytes(),
             facts.name,
             facts.shared_bytes
-        ));
-    }
-    let reach = |shape: &Shape| shape.n.div_ceil(config.tile.columns) * config.tile.columns;
-    let beyond = |shape: &&Shape| reach(shape) > shape.n.next_multiple_of(BLOCK_ROWS as usize);
-    if let Some(shape) = problem.groups().iter().find(beyond).filter(|_| !kernel.swapped()) {
-        return Err(format!(
-            "tiles of {} columns of {shape} reach to column {}, and weights are packed in blocks of {BLOCK_ROWS} rows; ask for tiles of 128 \
-             columns or fewer that divide it",
-            config.tile.columns,
-            reach(shape)
         ));
     }
     if let Some(shape) = problem.groups().iter().find(|shape| shape.n > MOST_ROWS || shape.m > MOST_ROWS) {
@@ -193,13 +183,13 @@ pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use op::{Gate, Output};
+    use op::{Gate, Output, Shape};
 
     use super::super::choice::SETTINGS;
 
-    /// Whether a configuration is legal for one group of such columns.
-    fn judged(config: &str, n: usize) -> Result<(), String> {
-        let problem = Problem::new(vec![Shape::new(300, n, 512)], Gate::Silu, Activation::NvFp4, Output::F16);
+    /// Whether a configuration is legal for one group of such tokens.
+    fn judged(config: &str, activation: Activation) -> Result<(), String> {
+        let problem = Problem::new(vec![Shape::new(300, 3072, 512)], Gate::Silu, activation, Output::F16);
         let problem = problem.expect("a problem");
         let request: op::Request = config.parse().expect("a request");
         let candidate = candidates(&problem, &Facts::b200())[0];
@@ -218,13 +208,13 @@ mod tests {
 
     #[test]
     fn tokens_that_two_pairs_share_are_read_once_for_both() {
-        let pairs = "strategy=interleaved,tile=256x96,depth=256,stages=4,epilogue=direct,schedule=tile";
-        let shape = Shape::new(512, 3072, 7168);
+        let pairs = "strategy=interleaved,tile=256x64,depth=256,stages=7,epilogue=direct,schedule=tile";
+        let shape = Shape::new(256, 4096, 7168);
         let (apart, bound_by) = products(shape, pairs);
         assert_eq!(bound_by, "the L2 cache");
         let (shared, bound_by) = products(shape, &format!("{pairs},multicast=2"));
-        // Of 128 rows of tokens, 96 of weights and five blocks of scales half of the tokens and of their scales.
-        let bytes = [16384.0 + 12288.0 + 10240.0, 8192.0 + 12288.0 + 9216.0];
+        // Of 128 rows of tokens, 64 of weights and three blocks of scales half of the tokens and of their scales.
+        let bytes = [16384.0 + 8192.0 + 6144.0, 8192.0 + 8192.0 + 5120.0];
         assert!(shared < apart && shared >= apart * bytes[1] / bytes[0] - 1e-12, "{shared} of {apart}, {bound_by}");
     }
 
@@ -246,11 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_96_columns_do_not_reach_beyond_the_last_block_of_weights() {
-        let tile = "strategy=interleaved,tile=256x96,stages=4,epilogue=direct,schedule=tile";
-        assert_eq!(judged(tile, 3072), Ok(()));
-        assert_eq!(judged(tile, 190), Ok(()));
-        let reason = judged(tile, 4096).expect_err("43 tiles of 96 are more than 32 blocks of 128");
-        assert!(reason.contains("to column 4128") && reason.contains("blocks of 128 rows"), "{reason}");
+    fn tiles_of_nvfp4_tokens_whose_scales_would_begin_at_an_odd_column_are_refused_with_the_reason() {
+        let tile = |columns: u32| format!("tile=256x{columns},stages=2,epilogue=direct,schedule=tile");
+        for columns in [32, 96] {
+            let reason = judged(&tile(columns), Activation::NvFp4).expect_err("an odd column");
+            assert!(reason.contains("even column") && reason.contains("64 or 128"), "{reason}");
+        }
+        for (columns, activation) in [(64, Activation::NvFp4), (128, Activation::NvFp4), (32, Activation::F16)] {
+            assert_eq!(judged(&tile(columns), activation), Ok(()));
+        }
     }
 }

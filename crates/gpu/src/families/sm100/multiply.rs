@@ -1,6 +1,6 @@
 //! A problem's products as launches: NVFP4 tokens are brought into slabs, then multiplied; others are multiplied as they are.
 
-use op::{Problem, Schedule};
+use op::{Problem, Schedule, Shape};
 use ptx::Target;
 
 use super::arrange::{self, ArrangeSpec};
@@ -41,18 +41,26 @@ impl MultiplyKernel for TensorMultiplySpec {
         }
     }
 
-    fn tokens(&self, groups: &[Group]) -> Argument {
+    fn tokens(&self, groups: &[Group]) -> Vec<Argument> {
         if self.element.is_some() {
             let map = |group: &Group| {
                 let [m, _, k] = group.sides();
                 self.token_map(group.operands.tokens, [m, k], group.operands.part_bytes)
             };
-            return Argument::Maps(groups.iter().map(map).collect());
+            return vec![Argument::Maps(groups.iter().map(map).collect())];
         }
-        let halves = |group: &Group| [group.operands.tokens as u32, (group.operands.tokens >> 32) as u32];
-        let mut table: Vec<u32> = groups.iter().flat_map(halves).collect();
+        // Slabs that are shared are all in one tensor, from the first of them on.
+        let places = || groups.iter().map(|group| group.operands.tokens);
+        let first = if self.multicast > 1 { places().min().unwrap_or(0) } else { 0 };
+        let mut table: Vec<u32> = places().flat_map(|at| [(at - first) as u32, ((at - first) >> 32) as u32]).collect();
         table.resize((self.groups * TOKEN_WORDS) as usize, 0);
-        Argument::Words(table)
+        let mut arguments = vec![Argument::Words(table)];
+        if self.multicast > 1 {
+            let end = |group: &Group| group.operands.tokens + slab_bytes(self, group.sides());
+            let bytes = groups.iter().map(end).max().unwrap_or(0) - first;
+            arguments.push(Argument::Maps(self.slab_maps(first, bytes)));
+        }
+        arguments
     }
 
     fn weight_factor(&self) -> f64 {
@@ -64,21 +72,24 @@ impl MultiplyKernel for TensorMultiplySpec {
     }
 }
 
-/// Bytes of every group's tokens in slabs, if they go there.
-fn slab_bytes(problem: &Problem, kernel: &TensorMultiplySpec) -> impl Iterator<Item = u64> {
-    problem.groups().iter().map(|shape| {
-        let bytes = match shape.m {
-            0 => 0,
-            _ if kernel.element.is_some() => 0,
-            m => kernel.padding().bytes(m as u32, kernel.arranged(m as u32).0, shape.k as u32),
-        };
-        bytes.next_multiple_of(ALIGNMENT)
-    })
+/// Bytes of a group's tokens in slabs, if they go there.
+fn slab_bytes(kernel: &TensorMultiplySpec, [m, _, k]: [u32; 3]) -> u64 {
+    match m {
+        0 => 0,
+        _ if kernel.element.is_some() => 0,
+        m => kernel.padding().bytes(m, kernel.arranged(m).0, k),
+    }
+}
+
+/// Bytes from each group's slabs to the next one's.
+fn slab_strides(problem: &Problem, kernel: &TensorMultiplySpec) -> impl Iterator<Item = u64> {
+    let sides = |shape: &Shape| [shape.m, shape.n, shape.k].map(|side| side as u32);
+    problem.groups().iter().map(move |shape| slab_bytes(kernel, sides(shape)).next_multiple_of(ALIGNMENT))
 }
 
 /// Bytes of all tokens in slabs.
 pub(super) fn arranged_bytes(problem: &Problem, kernel: &TensorMultiplySpec) -> u64 {
-    slab_bytes(problem, kernel).sum()
+    slab_strides(problem, kernel).sum()
 }
 
 /// The launches that bring every group's tokens into slabs from an address on, and the operands with those in place of tokens.
@@ -92,7 +103,7 @@ pub(super) fn arrange(
         return (Vec::new(), operands.to_vec());
     }
     let (mut next, mut arranged, mut records) = (start, Vec::new(), Vec::new());
-    for ((shape, operands), bytes) in problem.groups().iter().zip(operands).zip(slab_bytes(problem, kernel)) {
+    for ((shape, operands), bytes) in problem.groups().iter().zip(operands).zip(slab_strides(problem, kernel)) {
         arranged.push(GroupOperands { tokens: next, ..*operands });
         if shape.m > 0 {
             let [m, n, k] = [shape.m, shape.n, shape.k].map(|side| side as u32);

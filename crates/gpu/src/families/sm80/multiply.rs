@@ -31,12 +31,12 @@ impl MultiplyKernel for WarpMultiplySpec {
         }
     }
 
-    fn tokens(&self, groups: &[Group]) -> Argument {
+    fn tokens(&self, groups: &[Group]) -> Vec<Argument> {
         let halves = |wide: u64| [wide as u32, (wide >> 32) as u32];
         let words = |group: &Group| [group.operands.tokens, group.operands.part_bytes].map(halves).concat();
         let mut table: Vec<u32> = groups.iter().flat_map(words).collect();
         table.resize((self.groups * super::kernel::TOKEN_WORDS) as usize, 0);
-        Argument::Words(table)
+        vec![Argument::Words(table)]
     }
 
     fn weight_factor(&self) -> f64 {

@@ -34,12 +34,12 @@ impl MultiplyKernel for MultiplySpec {
         }
     }
 
-    fn tokens(&self, groups: &[Group]) -> Argument {
+    fn tokens(&self, groups: &[Group]) -> Vec<Argument> {
         let map = |group: &Group| {
             let [m, _, k] = group.sides();
             self.token_map(group.operands.tokens, [m, k], group.operands.part_bytes)
         };
-        Argument::Maps(groups.iter().map(map).collect())
+        vec![Argument::Maps(groups.iter().map(map).collect())]
     }
 
     fn weight_factor(&self) -> f64 {

@@ -100,7 +100,7 @@ fn pieces(k: &mut Builder, parts: &Parts, tile: &Tile, pass: u32, thread: Reg<U3
             [gate, up] => k.select(second, of(up), of(gate)),
             rows => of(&rows[0]),
         };
-        let (codes, scales) = (choose(k, &|rows| rows.codes), choose(k, &|rows| rows.scales[0]));
+        let (codes, scales) = (choose(k, &|rows| rows.codes), choose(k, &|rows| rows.scales));
         let block_row = k.and(matrices[0].first, BLOCK_ROWS - 1);
         let block_row = k.add(block_row, inside);
         let (lane, quarter) = (k.and(block_row, 31), k.shr(block_row, 5));

@@ -202,7 +202,8 @@ struct Stage {
     weights: Reg<U32>,
     scales: Reg<U32>,
     columns: Reg<U32>,
-    /// Columns of the weights' scales to leave out: those of rows of the scale block before the tile's.
+    /// Columns of the weights' scales to leave out, where a tile is half of their block: none, or the two of its first
+    /// 64 rows. An odd column is a misaligned address to the tensor cores.
     skipped: Option<Reg<U32>>,
 }
 
@@ -235,21 +236,18 @@ impl Stage {
     }
 
     /// Where the scales of an operand's unit are in tensor memory.
-    fn scale_columns(&self, k: &mut Builder, [first, blocks, unit]: [u32; 3]) -> Reg<U32> {
-        k.add(self.columns, first * BLOCK_COLUMNS + unit * blocks * UNIT_COLUMNS)
+    fn scale_columns(&self, k: &mut Builder, [block, unit]: [u32; 2]) -> Reg<U32> {
+        k.add(self.columns, block * BLOCK_COLUMNS + unit * UNIT_COLUMNS)
     }
 
-    /// Copies the scales of an operand's unit to tensor memory, block beside block, and says where they are. `first` is the operand's first
-    /// block among the stage's.
-    fn copy_scales(&self, k: &mut Builder, parts: &Parts, [first, blocks, unit]: [u32; 3]) -> Reg<U32> {
-        let start = self.scale_columns(k, [first, blocks, unit]);
-        for block in 0..blocks {
-            let to = if block == 0 { start } else { k.add(start, block * UNIT_COLUMNS) };
-            let from = k.add(self.scales, ((first + block) * SCALE_BYTES + unit * UNIT_SCALES) / 16);
-            let from = k.tcgen05_descriptor(SCALE_LAYOUT, from);
-            k.tensor_copy_scales(parts.config.group(), to.cast(), from);
-        }
-        start
+    /// Copies the scales of an operand's unit to tensor memory and says where they are. `block` is the operand's among
+    /// the stage's.
+    fn copy_scales(&self, k: &mut Builder, parts: &Parts, [block, unit]: [u32; 2]) -> Reg<U32> {
+        let to = self.scale_columns(k, [block, unit]);
+        let from = k.add(self.scales, (block * SCALE_BYTES + unit * UNIT_SCALES) / 16);
+        let from = k.tcgen05_descriptor(SCALE_LAYOUT, from);
+        k.tensor_copy_scales(parts.config.group(), to.cast(), from);
+        to
     }
 
     /// The products of one unit of k.
@@ -258,11 +256,10 @@ impl Stage {
         let tokens = descriptor(k, self.tokens, unit * UNIT / 2);
         // With up alone, those of tokens are there: gate has been multiplied with the same stage.
         let token_scales: Reg<TensorAddress> = match target.matrices.start {
-            0 => self.copy_scales(k, parts, [0, 1, unit]).cast(),
-            _ => self.scale_columns(k, [0, 1, unit]).cast(),
+            0 => self.copy_scales(k, parts, [0, unit]).cast(),
+            _ => self.scale_columns(k, [0, unit]).cast(),
         };
-        let blocks = config.weight_blocks();
-        let copied = |matrix: u32| self.copy_scales(k, parts, [1 + matrix * blocks, blocks, unit]);
+        let copied = |matrix: u32| self.copy_scales(k, parts, [1 + matrix, unit]);
         let scales: Vec<Reg<U32>> = target.matrices.clone().map(copied).collect();
         for (matrix, weight_scales) in target.matrices.clone().zip(scales) {
             let weights = descriptor(k, self.weights, matrix * parts.pipe.matrix_bytes() + unit * UNIT / 2);

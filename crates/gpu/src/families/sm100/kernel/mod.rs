@@ -67,6 +67,8 @@ const FINISHING_WARPS: u32 = 4;
 const FINISHING_THREADS: u32 = FINISHING_WARPS * 32;
 /// The warp, one of those that finish, that allocates tensor memory and gives it back.
 const FREEING_WARP: u32 = 0;
+/// The thread that makes barriers: of another warp, since the one that allocates must be whole for it.
+const FIRST_THREAD: u32 = 32;
 /// Warps that bring weights where they are dequantised.
 const EXPANDING_WARPS: u32 = 4;
 const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
@@ -101,7 +103,8 @@ pub struct TensorMultiplySpec {
     pub element: Option<Tokens>,
     /// Tokens of a tile: 128, or 256 for a pair of blocks; or a multiple of 8 (of 16 bits, or for a pair: of 16) below.
     pub tokens: u32,
-    /// Columns of C of a tile: 32, 64, 96 or 128; with fewer than 128 tokens 128, or 256 for a pair of blocks.
+    /// Columns of C of a tile: 64 or 128, of 16-bit tokens 32 as well; with fewer than 128 tokens 128, or 256 for a
+    /// pair of blocks.
     pub columns: u32,
     /// Stages of the pipeline, each 256 of k (of 16 bits: 64).
     pub stages: u32,
@@ -249,14 +252,9 @@ impl TensorMultiplySpec {
         self.matrices() * self.passes()
     }
 
-    /// Blocks of 128 rows that the scales of a tile's weights are in: a tile of 96 columns may reach from one into the next.
-    fn weight_blocks(&self) -> u32 {
-        if self.columns.is_multiple_of(BLOCK_ROWS) || BLOCK_ROWS.is_multiple_of(self.columns) { 1 } else { 2 }
-    }
-
-    /// Blocks of scales of a stage: of tokens one, and those of each matrix.
+    /// Blocks of scales of a stage: one of tokens, and one of each matrix, of whose 128 rows a tile's may be half.
     fn scale_blocks(&self) -> u32 {
-        if self.element.is_some() { 0 } else { 1 + self.matrices() * self.weight_blocks() }
+        if self.element.is_some() { 0 } else { 1 + self.matrices() }
     }
 
     /// Columns of tensor memory of one set of accumulators.
@@ -348,6 +346,21 @@ impl TensorMultiplySpec {
         map
     }
 
+    /// The tensor maps of slabs that two pairs share, `bytes` of them at `address`: rows of 128 bytes, as many as a
+    /// block brings of codes, and of scales. Slabs are in order already, so a plain copy would do; but of copies that
+    /// several blocks receive only those by tensor maps are known from silicon.
+    pub fn slab_maps(&self, address: u64, bytes: u64) -> Vec<TensorMap> {
+        let map = |rows: u32| TensorMap {
+            element: Element::U8,
+            address,
+            dims: vec![ROW_BYTES.into(), bytes / u64::from(ROW_BYTES)],
+            strides: vec![ROW_BYTES.into()],
+            tile: vec![ROW_BYTES, rows],
+            swizzle: Swizzle::None,
+        };
+        [self.brought_rows(), SCALE_BYTES / self.multicast / ROW_BYTES].map(map).into()
+    }
+
     /// Whether the hardware has room for it, and the phases fit together.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
@@ -370,12 +383,13 @@ impl TensorMultiplySpec {
                 or ask for 128 tokens";
             return refuse("columns of a tile", self.columns, wanted);
         }
-        if !self.swapped() && ![32, 64, 96, 128].contains(&self.columns) {
-            let wanted =
-                "32, 64, 96 or 128: scales of weights lie in blocks of 128 rows, 32 to a column of tensor memory";
+        if !self.swapped() && self.element.is_none() && ![64, 128].contains(&self.columns) {
+            // Tiles of 32 and 96 would begin at an odd one.
+            let wanted = "64 or 128 with NVFP4 tokens: scales of 32 rows of weights share a column of tensor memory, and a \
+                multiplication's scales begin at an even column";
             return refuse("columns of a tile", self.columns, wanted);
         }
-        if self.columns == 96 && self.element.is_some() {
+        if !self.swapped() && self.element.is_some() && ![32, 64, 128].contains(&self.columns) {
             let wanted = "32, 64 or 128 with tokens of 16 bits: four warps dequantise as many rows each";
             return refuse("columns of a tile", self.columns, wanted);
         }
@@ -489,10 +503,10 @@ impl Spec for TensorMultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the table
-/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor map
-/// of all rows, then what [`crate::phases::experts`] declares, and
-/// the gate's limit.
+/// Builds the kernel. Its arguments, in order: the table of where tokens are (of 16 bits: their tensor maps), the
+/// tensor maps of slabs that two pairs share, the table of groups, that of biases if there are some, the number of
+/// tiles, and the gate's limit. For experts: the tensor map of all rows, then what [`crate::phases::experts`] declares,
+/// and the gate's limit.
 ///
 /// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks, meet before tensor
 /// memory is given back.
@@ -510,11 +524,18 @@ pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     let warp = k.broadcast(warp);
     let address = parts.pipe.tensor_address.at(0);
     let base = k.phase("prepare", |k| {
-        let first = k.eq(thread, 0);
+        if config.paired() {
+            k.cluster_arrive(Semantics::Relaxed, true);
+        }
+        let first = k.eq(thread, FIRST_THREAD);
         k.if_(first, |k| {
             parts.pipe.prepare(k);
             k.fence_barrier_init();
         });
+        if config.paired() {
+            // Columns of a pair are allocated when both blocks are known to have begun.
+            k.cluster_wait(true);
+        }
         let allocates = k.eq(warp, FREEING_WARP);
         k.if_(allocates, |k| {
             k.tensor_alloc(config.group(), address, config.tensor_columns());

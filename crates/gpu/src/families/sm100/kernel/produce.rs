@@ -18,7 +18,7 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
         let matrices: Vec<Rows> =
             (0..config.matrices()).map(|i| parts.work.weights(k, parts, tile, first + i)).collect();
         let rows = k.variable(config.weight_rows());
-        Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows, share: None })
+        Feed::Slabs(Slabs { operands: matrices, first_operand: 1, rows })
     });
 }
 
@@ -47,11 +47,11 @@ pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
             let unit = k.variable(tile.first_step);
             return Feed::Boxes(Boxes { map, first_token, unit, share });
         }
-        let mut operands: Vec<Rows> = parts.work.tokens(k, parts, tile, first_token).into_iter().collect();
-        if let Some(share) = &share {
-            operands = operands.into_iter().map(|rows| share.of(k, rows)).collect();
+        let operands: Vec<Rows> = parts.work.tokens(k, parts, tile, first_token).into_iter().collect();
+        match (share, parts.work.slab_maps(k), &operands[..]) {
+            (Some(share), Some(maps), [rows]) => Feed::Shared(SharedSlabs::new(k, maps, rows, share)),
+            _ => Feed::Slabs(Slabs { operands, first_operand: 0, rows }),
         }
-        Feed::Slabs(Slabs { operands, first_operand: 0, rows, share })
     });
 }
 
@@ -71,14 +71,6 @@ impl Share {
         let (codes, scales) = (k.mul(row, ROW_BYTES), k.mul(pair, SCALE_BYTES / config.multicast));
         Some(Share { row, codes, scales, receivers: parts.pipe.receivers(k)? })
     }
-
-    /// Where its part of a block's rows is.
-    fn of(&self, k: &mut Builder, rows: Rows) -> Rows {
-        let further = |k: &mut Builder, at: Reg<U64>, bytes: Reg<U32>| k.mul_wide_add(bytes, 1u32, at);
-        let codes = further(k, rows.codes, self.codes);
-        let scales = rows.scales.iter().map(|at| further(k, *at, self.scales)).collect();
-        Rows { codes, scales, ..rows }
-    }
 }
 
 /// Tokens of a tile that this block brings: where they are columns, as many as the multiplication has, or half of them.
@@ -96,6 +88,7 @@ fn own_tokens(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<U32> {
 /// What a producer brings.
 enum Feed {
     Slabs(Slabs),
+    Shared(SharedSlabs),
     Boxes(Boxes),
 }
 
@@ -114,7 +107,15 @@ struct Slabs {
     /// The place of the first one's among a stage's blocks of scales.
     first_operand: u32,
     rows: Reg<U32>,
-    share: Option<Share>,
+}
+
+/// This block's share of tokens in slabs, as rows of tensor maps: the next slab's first row of codes, and of scales,
+/// and rows from slab to slab.
+struct SharedSlabs {
+    maps: [Reg<TensorMapAddress>; 2],
+    at: [Reg<U32>; 2],
+    stride: Reg<U32>,
+    share: Share,
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
@@ -130,6 +131,7 @@ fn fill(k: &mut Builder, parts: &Parts, feed: impl Fn(&mut Builder, &Tile, u32) 
                     parts.pipe.wait_empty(k, &turn);
                     match &feed {
                         Feed::Slabs(slabs) => slabs.load(k, parts, &turn, &places),
+                        Feed::Shared(slabs) => slabs.load(k, parts, &turn),
                         Feed::Boxes(boxes) => boxes.load(k, parts, &turn),
                     }
                     parts.pipe.advance(k, &turn);
@@ -140,14 +142,13 @@ fn fill(k: &mut Builder, parts: &Parts, feed: impl Fn(&mut Builder, &Tile, u32) 
 }
 
 impl Feed {
-    /// Where the next slab's codes, and behind them its blocks of scales, are of each operand.
-    fn places(&self, k: &mut Builder) -> Vec<Vec<Reg<U64>>> {
+    /// Where the next slab's codes and scales are of each operand.
+    fn places(&self, k: &mut Builder) -> Vec<[Reg<U64>; 2]> {
         match self {
-            Feed::Slabs(Slabs { operands, .. }) => operands
-                .iter()
-                .map(|rows| [rows.codes].iter().chain(&rows.scales).map(|at| k.variable(*at)).collect())
-                .collect(),
-            Feed::Boxes(_) => Vec::new(),
+            Feed::Slabs(Slabs { operands, .. }) => {
+                operands.iter().map(|rows| [rows.codes, rows.scales].map(|at| k.variable(at))).collect()
+            }
+            Feed::Shared(_) | Feed::Boxes(_) => Vec::new(),
         }
     }
 }
@@ -176,48 +177,23 @@ impl Boxes {
     }
 }
 
-/// What one thread copies of a stage: where codes and scales go, and how many bytes of each.
-struct Piece {
-    to: Reg<U32>,
-    scales: Reg<U32>,
-    codes: Reg<U32>,
-    scale_bytes: u32,
-    options: CopyOptions,
-}
-
 impl Slabs {
-    /// All of a stage, or this block's share of it.
-    fn piece(&self, k: &mut Builder, parts: &Parts, [to, scales, codes]: [Reg<U32>; 3]) -> Piece {
-        let Some(share) = &self.share else {
-            return Piece { to, scales, codes, scale_bytes: SCALE_BYTES, options: CopyOptions::default() };
-        };
-        let blocks = parts.config.multicast;
-        Piece {
-            to: k.add(to, share.codes),
-            scales: k.add(scales, share.scales),
-            codes: k.shr(codes, blocks.trailing_zeros()),
-            scale_bytes: SCALE_BYTES / blocks,
-            options: CopyOptions { multicast: Some(share.receivers), policy: None },
-        }
-    }
-
-    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[Vec<Reg<U64>>]) {
+    /// All of a stage.
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, places: &[[Reg<U64>; 2]]) {
         let codes = k.mul(self.rows, ROW_BYTES);
-        let blocks = self.operands.iter().map(|rows| rows.scales.len() as u32).max().unwrap_or(0);
-        let each = k.add(codes, blocks * SCALE_BYTES);
+        let each = k.add(codes, SCALE_BYTES);
         let all = k.mul(each, places.len() as u32);
         let full = parts.pipe.announce(k, turn, all);
         let [tokens, weights] = parts.pipe.codes(k, turn);
         let to = if self.first_operand == 0 { tokens } else { weights };
         let Some(scales) = parts.pipe.scales(k, turn) else { return };
-        let Piece { to, scales, codes, scale_bytes, options } = self.piece(k, parts, [to, scales, codes]);
-        for (index, place) in (0..).zip(places) {
+        let options = CopyOptions::default();
+        for (index, [code_place, scale_place]) in (0..).zip(places) {
             let to = Addr::<Shared>::of(to).plus((index * parts.pipe.matrix_bytes()).cast_signed());
-            k.bulk_load(to, Addr::of(place[0]), codes, full, options);
-            for (block, from) in (self.first_operand + index * blocks..).zip(&place[1..]) {
-                let to = Addr::<Shared>::of(scales).plus((block * SCALE_BYTES).cast_signed());
-                k.bulk_load(to, Addr::of(*from), scale_bytes, full, options);
-            }
+            k.bulk_load(to, Addr::of(*code_place), codes, full, options);
+            let block = self.first_operand + index;
+            let to = Addr::<Shared>::of(scales).plus((block * SCALE_BYTES).cast_signed());
+            k.bulk_load(to, Addr::of(*scale_place), SCALE_BYTES, full, options);
         }
         for (place, rows) in places.iter().zip(&self.operands) {
             for at in place {
@@ -226,4 +202,38 @@ impl Slabs {
             }
         }
     }
+}
+
+impl SharedSlabs {
+    /// From the bytes of a block's rows, of which the share is a part.
+    fn new(k: &mut Builder, maps: [Reg<TensorMapAddress>; 2], rows: &Rows, share: Share) -> Self {
+        let at = [(rows.codes, share.codes), (rows.scales, share.scales)].map(|(start, before)| {
+            let start = k.mul_wide_add(before, 1u32, start);
+            let row = map_row(k, start);
+            k.variable(row)
+        });
+        SharedSlabs { maps, at, stride: map_row(k, rows.stride), share }
+    }
+
+    /// This block's share of a stage, for those that have the same tokens; announced is all that it gets of them.
+    fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn) {
+        let bytes = k.variable(parts.config.token_rows() * ROW_BYTES + SCALE_BYTES);
+        let full = parts.pipe.announce(k, turn, bytes);
+        let [codes, _] = parts.pipe.codes(k, turn);
+        let Some(scales) = parts.pipe.scales(k, turn) else { return };
+        let options = CopyOptions { multicast: Some(self.share.receivers), policy: None };
+        let targets = [k.add(codes, self.share.codes), k.add(scales, self.share.scales)];
+        for ((to, map), row) in targets.into_iter().zip(self.maps).zip(self.at) {
+            let at: [Value<S32>; 2] = [0i32.into(), row.cast().into()];
+            k.tensor_load(Addr::<Shared>::of(to), map, &at, full, options);
+            let next = k.add(row, self.stride);
+            k.set(row, next);
+        }
+    }
+}
+
+/// Which row of slabs' tensor maps begins at so many bytes.
+fn map_row(k: &mut Builder, bytes: Reg<U64>) -> Reg<U32> {
+    let row = k.shr(bytes, ROW_BYTES.trailing_zeros());
+    k.convert(row)
 }

@@ -15,6 +15,8 @@ use op::Schedule;
 
 /// Words of a group in the table of tokens: an address.
 pub const TOKEN_WORDS: u32 = 2;
+/// Tensor maps of shared slabs: of codes, and of scales.
+const SLAB_MAPS: u32 = 2;
 
 /// The arguments that describe the work.
 pub(super) struct Work {
@@ -28,8 +30,9 @@ pub(super) struct Work {
 
 /// What says where tokens are.
 enum TokenPlaces {
-    /// The addresses of their slabs.
-    Slabs(ParamTable),
+    /// The addresses of their slabs; where two pairs share them, the tensor maps of all slabs, and addresses from
+    /// there.
+    Slabs(ParamTable, Option<TensorMapParam>),
     /// Tensor maps.
     Maps(TensorMapParam),
 }
@@ -61,18 +64,22 @@ pub(super) struct Tile {
     pub half: Option<Reg<U32>>,
 }
 
-/// Where rows of an operand are: the first row, codes and the blocks of scales of the first slab, and bytes from slab to slab.
+/// Where rows of an operand are: the first row, codes and the block of scales of the first slab, and bytes from slab to
+/// slab.
 pub(super) struct Rows {
     pub first: Reg<U32>,
     pub codes: Reg<U64>,
-    pub scales: Vec<Reg<U64>>,
+    pub scales: Reg<U64>,
     pub stride: Reg<U64>,
 }
 
 impl Work {
     pub fn declare(k: &mut Builder, config: TensorMultiplySpec, place: Place) -> Self {
         let tokens = match config.element {
-            None => TokenPlaces::Slabs(k.table("tokens", config.groups * TOKEN_WORDS)),
+            None => {
+                let places = k.table("tokens", config.groups * TOKEN_WORDS);
+                TokenPlaces::Slabs(places, config.shares().then(|| k.tensor_maps("slabs", SLAB_MAPS)))
+            }
             Some(_) => TokenPlaces::Maps(k.tensor_maps("tokens", config.groups)),
         };
         let matrices = if config.products == Products::Single { 1 } else { 2 };
@@ -217,15 +224,23 @@ impl Work {
     /// The tensor map of a tile's tokens, if they have one.
     pub fn map(&self, k: &mut Builder, tile: &Tile) -> Option<Reg<TensorMapAddress>> {
         match self.tokens {
-            TokenPlaces::Slabs(_) => None,
+            TokenPlaces::Slabs(..) => None,
             TokenPlaces::Maps(maps) if self.config.groups == 1 => Some(k.tensor_map_address(maps)),
             TokenPlaces::Maps(maps) => Some(k.tensor_map_at(maps, tile.group)),
         }
     }
 
+    /// The tensor maps of slabs that two pairs share: of codes, and of scales.
+    pub fn slab_maps(&self, k: &mut Builder) -> Option<[Reg<TensorMapAddress>; 2]> {
+        let TokenPlaces::Slabs(_, maps) = self.tokens else { return None };
+        let codes = k.tensor_map_address(maps?);
+        let scales = k.variable(1);
+        Some([codes, k.tensor_map_at(maps?, scales)])
+    }
+
     /// Where a block's tokens of a tile are, from `first` on, if they are in slabs.
     pub fn tokens(&self, k: &mut Builder, parts: &Parts, tile: &Tile, first: Reg<U32>) -> Option<Rows> {
-        let TokenPlaces::Slabs(table) = self.tokens else { return None };
+        let TokenPlaces::Slabs(table, _) = self.tokens else { return None };
         let place = k.table_row(table, tile.group, TOKEN_WORDS * 4);
         let tokens = address(k, place, 0);
         // A tile of a pair whose rows are tokens is arranged as two, one per block.
@@ -242,7 +257,7 @@ impl Work {
         Some(Rows {
             first,
             codes: k.mul_wide_add(first, ROW_BYTES, start),
-            scales: vec![k.mul_wide_add(scale_tile, SCALE_BYTES, scales)],
+            scales: k.mul_wide_add(scale_tile, SCALE_BYTES, scales),
             stride,
         })
     }
@@ -256,8 +271,9 @@ impl Work {
         k.mul_add(first, stride, address)
     }
 
-    /// Where a block's weights of a tile are: matrix 0 is the gate's, 1 the up matrix's. Scales are those of whole blocks of rows: of this
-    /// block's, where weights are the rows of a multiplication, and of the whole tile's where they are its columns.
+    /// Where a block's weights of a tile are: matrix 0 is the gate's, 1 the up matrix's. Scales are those of a whole
+    /// block of rows: of this block's, where weights are the rows of a multiplication, and of the tile's where they are
+    /// its columns.
     pub fn weights(&self, k: &mut Builder, parts: &Parts, tile: &Tile, matrix: u32) -> Rows {
         let blocks = k.add(tile.n, BLOCK_ROWS - 1);
         let blocks = k.shr(blocks, BLOCK_ROWS.trailing_zeros());
@@ -274,13 +290,7 @@ impl Work {
         }
         let scaled = if self.config.swapped() { first } else { tile.column };
         let block = k.shr(scaled, BLOCK_ROWS.trailing_zeros());
-        let mut of_blocks = vec![k.mul_wide_add(block, SCALE_BYTES, scales)];
-        if self.config.weight_blocks() > 1 {
-            // Behind the last block there is none: it is brought again, for nobody.
-            let (next, last) = (k.add(block, 1), k.sub(blocks, 1));
-            let next = k.min(next, last);
-            of_blocks.push(k.mul_wide_add(next, SCALE_BYTES, scales));
-        }
-        Rows { first, codes: k.mul_wide_add(first, ROW_BYTES, start), scales: of_blocks, stride }
+        let scales = k.mul_wide_add(block, SCALE_BYTES, scales);
+        Rows { first, codes: k.mul_wide_add(first, ROW_BYTES, start), scales, stride }
     }
 }
