@@ -16,6 +16,10 @@ use crate::race::{Proxy, RecordId};
 use crate::tma;
 use crate::warp::Wait;
 
+/// Bytes of a row that a tensor's box begins at a multiple of. The ISA does not say; to an H200 any other is an illegal
+/// instruction (triton-lang/triton#7385, and tried).
+const ROW_STEP: i64 = 16;
+
 /// A copy into shared memory, as one lane asked for it.
 struct Request {
     lane: usize,
@@ -220,8 +224,14 @@ impl<'k> Exec<'_, 'k> {
             let (what, found) = ("coordinates of a tensor copy", coords.len() as u64);
             return Err(FaultKind::BadOperand { what, found, wanted: "as many as the tensor map has dimensions" });
         }
-        let coords =
+        let coords: Vec<i64> =
             coords.iter().map(|coord| i64::from((self.warp.value(*coord)[lane] as u32).cast_signed())).collect();
+        let bits = coords[0] * i64::from(map.element.bits());
+        if bits % (8 * ROW_STEP) != 0 {
+            let (what, address, wanted) =
+                ("the byte of a row that a box begins at", bits / 8, ROW_STEP.cast_unsigned());
+            return Err(FaultKind::Misaligned { what, address: address.cast_unsigned(), wanted });
+        }
         Ok((map, coords))
     }
 

@@ -146,6 +146,11 @@ fn an_argument_must_suit_its_parameter() {
 
 /// Copies a box of eight rows of 64 numbers to this byte of shared memory, and gives them back as they came to lie there.
 fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>, Box<sim::Fault>> {
+    boxed_from(target, 0, offset, group)
+}
+
+/// The same from a column of the tensor on.
+fn boxed_from(target: Target, column: i32, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>, Box<sim::Fault>> {
     let mut k = Builder::new("boxes", target, Shape { threads: 32, cluster: None, min_blocks: None });
     let (map, out) = (k.tensor_map("map"), k.pointer("out"));
     let tile = k.shared("tile", 2048, 1024);
@@ -157,7 +162,7 @@ fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>
         k.barrier_init(bars.at(0), 1);
         k.fence_barrier_init();
         k.arrive_expecting(bars.at(0), 1024);
-        k.tensor_load(tile.at(offset), map, &[0.into(), 0.into()], bars.at(0), Default::default());
+        k.tensor_load(tile.at(offset), map, &[column.into(), 0.into()], bars.at(0), Default::default());
         k.wait(bars.at(0), 0);
         k.bulk_store(Addr::of(out), tile.at(offset), 1024, None);
         k.bulk_commit();
@@ -261,6 +266,19 @@ fn a_box_lies_at_a_multiple_of_128_bytes_and_is_swizzled_by_its_address() {
     for offset in [0, 128, 384] {
         let expected = |at: u32| at ^ ((offset / 128 + at / 8) % 8);
         assert_eq!(pieces(offset), (0..64).map(expected).collect::<Vec<u32>>());
+    }
+}
+
+/// To an H200 a box that begins at another byte is an illegal instruction. One that begins before the tensor is filled
+/// up with zeros.
+#[test]
+fn a_box_begins_at_a_multiple_of_16_bytes_of_its_rows() {
+    for column in [-8, 0, 8, 56] {
+        boxed_from(Target::Sm90a, column, 0, None).unwrap_or_else(|fault| panic!("{fault}"));
+    }
+    for column in [-4, 1, 4, 12] {
+        let fault = boxed_from(Target::Sm90a, column, 0, None).expect_err("another byte");
+        assert_eq!(fault.kind.name(), "misaligned", "{fault}");
     }
 }
 
