@@ -4,7 +4,8 @@
 //! *Tensor cores*: a multiplication of 128 rows × N columns × 64 takes max(N/2, 32 + N/4) cycles, by a pair of blocks max(N/2, 32 + N/6) for
 //! twice the rows (SemiAnalysis, microbench-blackwell: shared memory gives 128 bytes per cycle, and the cores 32,768 FLOP). *L2*: public
 //! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
-//! says, if 64 KB are asked for ahead (the same microbenchmarks). How far it may be off is said in docs/blackwell.md.
+//! says, if 64 KB are asked for ahead (the same microbenchmarks). *Pairs*: their stages are passed on one by one. How
+//! far it may be off is said in docs/blackwell.md.
 
 use op::{Activation, Config, Cost, Epilogue, Own, Problem, Result, Schedule, Strategy, Tile};
 
@@ -20,6 +21,9 @@ use crate::family::Phase;
 
 /// L2 at 17 TB/s and 1.69 GHz, and what must be in flight.
 const RATES: Rates = Rates { cache_bytes_per_cycle: 10_000.0, in_flight: 64e3 };
+/// Cycles per stage in which the second block of a pair hears of it and tells the first: an arrival that publishes to
+/// the cluster took an H200 316 of them, a wait before it 14 (benchmarks/h200/silicon.cu).
+const PASS_ON: f64 = 330.0;
 /// Cycles of a tile's way to C per accumulator and thread of it, and what of that is left to do where gate was ahead: reading, two factors,
 /// a product, rounding and storing, some four instructions per value of a warp.
 const FINISH_COLUMN: f64 = 14.0;
@@ -152,8 +156,16 @@ fn matrix_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> [f64; 2] {
     [each, again].map(|cycles| cycles * kernel.element.map_or(1.0, |element| 4.0 * f64::from(element.parts())))
 }
 
-/// Cycles of the multiplications of so many units of 64 of k, of tiles of so many tokens.
+/// Cycles of the products of so many units of 64 of k, of tiles of so many tokens: of multiplications, or of a pair's
+/// stages one after the other.
 fn product_cycles(kernel: &TensorMultiplySpec, tokens: u32, units: f64) -> f64 {
+    let stages = (units * f64::from(UNIT) / f64::from(kernel.depth())).ceil() * f64::from(kernel.passes());
+    let passed_on = if kernel.paired() { stages * PASS_ON } else { 0.0 };
+    multiplication_cycles(kernel, tokens, units).max(passed_on)
+}
+
+/// Cycles of the multiplications of so many units of 64 of k.
+fn multiplication_cycles(kernel: &TensorMultiplySpec, tokens: u32, units: f64) -> f64 {
     let [each, again] = matrix_cycles(kernel, tokens);
     if kernel.matrices() == 1 {
         return units * f64::from(kernel.passes()) * each;
@@ -216,6 +228,14 @@ mod tests {
         // Of 128 rows of tokens, 64 of weights and three blocks of scales half of the tokens and of their scales.
         let bytes = [16384.0 + 8192.0 + 6144.0, 8192.0 + 8192.0 + 5120.0];
         assert!(shared < apart && shared >= apart * bytes[1] / bytes[0] - 1e-12, "{shared} of {apart}, {bound_by}");
+    }
+
+    #[test]
+    fn stages_of_a_pair_are_passed_on_one_by_one() {
+        let pairs = "strategy=interleaved,tile=16x256,depth=256,stages=4,epilogue=direct,schedule=tile";
+        let cycles = |k: usize| products(Shape::new(16, 128, k), pairs).0 * Facts::b200().clock;
+        // One tile, which neither memory nor tensor cores bound.
+        assert!((cycles(16384) - 64.0 * PASS_ON).abs() < 1.0, "{} cycles", cycles(16384));
     }
 
     #[test]
