@@ -38,7 +38,7 @@ impl Blank {
     pub fn new(device: usize) -> op::Result<Self> {
         let Device { context, family, .. } = Device::of(device)?;
         let kernel = BlankSpec { target: family.target() }.into();
-        let launch = Launch { kernel, grid: [1; 3], arguments: Vec::new(), overlapping: false };
+        let launch = Launch { kernel, grid: [1; 3], arguments: Vec::new(), overlapping: false, strided: false };
         let function = device::function(context, &launch.kernel)?;
         Ok(Self { launch: EncodedLaunch::new(function, &launch)? })
     }

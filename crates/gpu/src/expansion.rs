@@ -84,6 +84,7 @@ pub fn launch(config: ExpandSpec, runs: &[Segment]) -> Launch {
         grid: [blocks, 1, 1],
         arguments,
         overlapping: config.target.has(Feature::GridDependency),
+        strided: false,
     }
 }
 

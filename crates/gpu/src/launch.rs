@@ -114,4 +114,7 @@ pub struct Launch {
     pub arguments: Vec<Argument>,
     /// Whether the kernel may start while the one before it still runs: it waits itself for what that one writes.
     pub overlapping: bool,
+    /// Whether blocks take tiles at a stride of the grid: fewer of them compute as much, and no more are wanted than
+    /// run at the same time.
+    pub strided: bool,
 }

@@ -17,6 +17,9 @@ pub struct Limits {
     pub registers: u32,
     /// Multiprocessors: how many blocks run at the same time.
     pub multiprocessors: u32,
+    /// Multiprocessors of each GPC. The blocks of a cluster are in one of them, so fewer clusters run at the same time
+    /// than multiprocessors would have room for.
+    pub gpcs: [u32; 8],
     /// Blocks a cluster may have.
     pub cluster_blocks: u32,
     /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs one.
@@ -31,14 +34,28 @@ impl Limits {
             threads: 1024,
             registers: 65_536,
             multiprocessors: 132,
+            // Sizes that have room for 66 clusters of two, 30 of four, 15 of eight and 7 of sixteen, as an H200's
+            // driver says (benchmarks/h200/silicon.cu). Others of its kind may lack other multiprocessors.
+            gpcs: [18, 18, 18, 18, 18, 16, 16, 10],
             cluster_blocks: 8,
             instructions: 500_000_000,
         }
     }
 
-    /// A B200.
+    /// A B200, with GPCs of sizes that nobody has published.
     pub fn b200() -> Self {
-        Limits { multiprocessors: 148, ..Limits::h200() }
+        Limits { multiprocessors: 148, gpcs: [20, 20, 20, 18, 18, 18, 18, 16], ..Limits::h200() }
+    }
+
+    /// Clusters of so many blocks that run at the same time, one block per multiprocessor; one in any case. What GPCs
+    /// have beyond the multiprocessors is left out, and what they lack is a GPC of its own.
+    pub(crate) fn clusters(&self, blocks: u32) -> u32 {
+        let (mut left, mut clusters) = (self.multiprocessors, 0);
+        for size in self.gpcs.into_iter().chain([u32::MAX]) {
+            let size = size.min(left);
+            (left, clusters) = (left - size, clusters + size / blocks.max(1));
+        }
+        clusters.max(1)
     }
 
     /// Blocks of a kernel that a multiprocessor can hold, by shared memory and threads. It has as much shared memory as a block may have, and what a
@@ -69,4 +86,19 @@ pub enum Rules {
     /// published by a fence of the thread that initialised them. Tensor memory is
     /// wherever the allocation says, shared with other blocks that the multiprocessor has room for, and given back by the warp that allocated it, between the fences of every access.
     Letter,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_clusters_run_at_a_time_as_an_h200_says() {
+        let fit = |limits: Limits| [1, 2, 4, 8, 16].map(|blocks| limits.clusters(blocks));
+        assert_eq!(fit(Limits::h200()), [132, 66, 30, 15, 7]);
+        assert_eq!(Limits::b200().clusters(1), 148);
+        assert!(Limits::b200().clusters(4) < 148 / 4);
+        assert_eq!(fit(Limits { multiprocessors: 2, ..Limits::h200() }), [2, 1, 1, 1, 1]);
+        assert_eq!(Limits { multiprocessors: 140, ..Limits::h200() }.clusters(4), 32, "eight more in a ninth");
+    }
 }

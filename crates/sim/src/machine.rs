@@ -268,7 +268,7 @@ impl<'k> Core<'k> {
     fn start(&mut self, limits: &Limits) {
         let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
         self.waiting = self.chooser.starts(x * y * z).into();
-        self.room = (limits.multiprocessors / self.cluster_shape.iter().product::<u32>()).max(1) as usize;
+        self.room = limits.clusters(self.cluster_shape.iter().product()) as usize;
         // Where clusters do the work of others, how many begin is the launcher's to say, and it may have other things to do.
         if self.program.claims {
             self.room = self.chooser.room(self.room);

@@ -1,30 +1,34 @@
 //! Checks what stands around the kernels on the GPU of the machine it runs on: `gpu_engine RESULT.json`.
 //!
-//! Compiled kernels on disk, the expansion of tokens, memory and streams of the caller's, graphs, several threads and streams at
-//! once, and everything that a caller can get wrong. Results are compared to the bit with what the same backend computes from
-//! the host's memory, which `gpu_check` compares with the reference. Exit status 1 if anything is wrong.
+//! Compiled kernels on disk, grids of clusters, the expansion of tokens, memory and streams of the caller's, graphs,
+//! several threads and streams at once, and everything that a caller can get wrong. Results are compared to the bit
+//! with what the same backend computes from the host's memory, which `gpu_check` compares with the reference. Exit
+//! status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use format::{Dense, Matrix, Values};
+use gpu::device::{self, Device};
 use gpu::driver::{CUBIN_VARIABLE, Context, DeviceMemory, EncodedLaunch, Event, Function, Origin, Stream};
 use gpu::expand::{PARTS, TokenForm};
 use gpu::expansion::{self, Segment};
-use gpu::{DeviceOutput, DeviceTokens, device};
+use gpu::{Argument, DeviceOutput, DeviceTokens, Launch, Spec};
 use half::{bf16, f16};
 use hammerhead::gpu::Queue;
 use hammerhead::{
     Activation, Activations, Backend, Engine, Error, Gate, Layer, Options, Output, Plan, Request, Result, Shape,
 };
 use hammerhead_testkit::cases::{Case, Inputs, Instance, Suite};
+use ptx::{Addr, Builder, Global, Kernel, LaunchBounds, Scope, SpecialRegister, U32};
 use serde_json::{Value, json};
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 8] = [
+const STAGES: [(&str, Stage); 9] = [
     ("compiled kernels", compiled_kernels),
+    ("clusters", clusters),
     ("expansion", expansion),
     ("tensors of the caller's", device_tensors),
     ("graphs", graphs),
@@ -72,6 +76,52 @@ fn case(groups: &[(usize, usize, usize)], activation: Activation) -> Case {
     let groups = groups.iter().map(|&(m, n, k)| Shape::new(m, n, k)).collect();
     let (why, inputs) = ("an engine's shape", Inputs::Realistic);
     Case { suite: Suite::Edge, why, groups, gate: Gate::Silu, activation, output: Output::F16, inputs, timed: false }
+}
+
+/// Blocks in clusters that count themselves and take a multiprocessor each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct CountBlocks {
+    cluster: u32,
+}
+
+impl Spec for CountBlocks {
+    fn kernel(self) -> Result<Kernel, ptx::Error> {
+        let launch = LaunchBounds { threads: 32, cluster: Some([self.cluster, 1, 1]), min_blocks: None };
+        let mut k = Builder::new("count_blocks", gpu::Cuda::FIRST.family().target(), launch);
+        let counter = k.pointer("counter");
+        k.shared("all", 160 << 10, 16);
+        let thread = k.special(SpecialRegister::TidX);
+        let first = k.eq(thread, 0);
+        k.if_(first, |k| {
+            k.atomic_add::<U32, Global>(Scope::Gpu, Addr::of(counter), 1);
+        });
+        k.finish()
+    }
+}
+
+/// A strided grid of clusters has as many as run at the same time, and one that is not all that were asked for.
+fn clusters() -> Result<Value> {
+    let device = Device::of(0)?;
+    let (context, stream) = (device.context, Stream::new(device.context)?);
+    let (mut rows, mut passed) = (Vec::new(), true);
+    for cluster in [2, 4, 8] {
+        let whole = device.facts.multiprocessors / cluster * cluster;
+        let blocks = |strided| {
+            let counter = DeviceMemory::holding(context, "a counter", &[0; 4], &stream)?;
+            let (kernel, arguments) = (CountBlocks { cluster }.into(), vec![Argument::Pointer(counter.address())]);
+            let launch = Launch { kernel, grid: [whole, 1, 1], arguments, overlapping: false, strided };
+            let function = Arc::new(Function::new(context, launch.kernel.build()?)?);
+            // SAFETY: the counter outlives the stream's work, which is waited for.
+            unsafe { EncodedLaunch::new(function, &launch)?.queue(&stream) }?;
+            let mut bytes = [0; 4];
+            counter.get(0, &mut bytes, &stream)?;
+            Ok::<_, Error>(u32::from_ne_bytes(bytes))
+        };
+        let [fit, all] = [blocks(true)?, blocks(false)?];
+        passed &= all == whole && fit <= whole && fit.is_multiple_of(cluster) && fit > 0;
+        rows.push(json!({"cluster": cluster, "strided": fit, "asked for": all}));
+    }
+    Ok(json!({"passed": passed, "blocks": rows}))
 }
 
 /// How long each way to a compiled kernel takes, and that all of them lead to the same one.

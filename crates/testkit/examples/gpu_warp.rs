@@ -267,7 +267,7 @@ fn time(stream: &Stream, turns: &[Vec<EncodedLaunch>]) -> Result<f64> {
 }
 
 fn launched<S: Spec>(context: &'static Context, spec: S, grid: u32, arguments: Vec<Argument>) -> Result<EncodedLaunch> {
-    let launch = Launch { kernel: spec.into(), grid: [grid, 1, 1], arguments, overlapping: false };
+    let launch = Launch { kernel: spec.into(), grid: [grid, 1, 1], arguments, overlapping: false, strided: false };
     EncodedLaunch::new(Arc::new(Function::new(context, launch.kernel.build()?)?), &launch)
 }
 

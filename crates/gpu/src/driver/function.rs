@@ -190,7 +190,40 @@ impl EncodedLaunch {
             attribute_count += 1;
         }
         let arguments = function.encode(&launch.arguments)?;
-        Ok(EncodedLaunch { function, grid: launch.grid, arguments, attributes, attribute_count })
+        let mut encoded = EncodedLaunch { function, grid: launch.grid, arguments, attributes, attribute_count };
+        if launch.strided {
+            encoded.grid = encoded.fitting()?;
+        }
+        Ok(encoded)
+    }
+
+    /// The grid, or as much of it as runs at the same time where blocks are in clusters: those are each in one GPC, so
+    /// fewer fit than the multiprocessors have room for, and who comes in a second turn doubles the time.
+    fn fitting(&self) -> Result<[u32; 3]> {
+        let [x, y, z] = self.grid;
+        let Some([blocks, 1, 1]) = self.function.kernel.launch.cluster.filter(|_| [y, z] == [1, 1]) else {
+            return Ok(self.grid);
+        };
+        let context = self.function.context;
+        let _entered = context.enter()?;
+        let mut clusters = 0;
+        // SAFETY: writes one integer; the function and what the configuration points to are alive.
+        let status =
+            unsafe { (context.symbols.clusters_that_fit)(&mut clusters, self.function.raw, &self.config(null_mut())) };
+        context.called("cuOccupancyMaxActiveClusters", status)?;
+        Ok([x.min(clusters.max(1).cast_unsigned() * blocks), 1, 1])
+    }
+
+    /// What the driver is told of a launch on a stream.
+    fn config(&self, stream: Handle) -> LaunchConfig {
+        LaunchConfig {
+            grid: self.grid,
+            block: [self.function.kernel.launch.threads, 1, 1],
+            shared_bytes: self.function.kernel.shared_bytes(),
+            stream,
+            attributes: if self.attribute_count == 0 { null() } else { self.attributes.as_ptr() },
+            attribute_count: self.attribute_count,
+        }
     }
 
     /// Queues it.
@@ -205,14 +238,7 @@ impl EncodedLaunch {
         for (pointer, &start) in pointers.iter_mut().zip(&self.arguments.starts) {
             *pointer = self.arguments.bytes[start..].as_ptr().cast_mut().cast();
         }
-        let config = LaunchConfig {
-            grid: self.grid,
-            block: [self.function.kernel.launch.threads, 1, 1],
-            shared_bytes: self.function.kernel.shared_bytes(),
-            stream: stream.raw(),
-            attributes: if self.attribute_count == 0 { null() } else { self.attributes.as_ptr() },
-            attribute_count: self.attribute_count,
-        };
+        let config = self.config(stream.raw());
         let _entered = context.enter()?;
         // SAFETY: an argument for each of the kernel's parameters, of its size; the driver copies from them, and only that,
         // before it returns.

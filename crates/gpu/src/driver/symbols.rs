@@ -140,5 +140,6 @@ symbols! {
         *mut EncodedMap, c_int, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint,
         c_int, c_int, c_int, c_int
     );
+    clusters_that_fit = "cuOccupancyMaxActiveClusters" (*mut c_int, Handle, *const LaunchConfig);
     launch_kernel = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
 }

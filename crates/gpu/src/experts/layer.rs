@@ -553,7 +553,7 @@ impl Maker<'_> {
     fn around<S: Portable>(&self, spec: S, grid: [u32; 3], arguments: Vec<Argument>) -> Launch {
         let target = self.kernels.family.target();
         let overlapping = target.has(Feature::GridDependency);
-        Launch { kernel: For { spec, target }.into(), grid, arguments, overlapping }
+        Launch { kernel: For { spec, target }.into(), grid, arguments, overlapping, strided: false }
     }
 
     /// Where the entries' weights are, or will be.

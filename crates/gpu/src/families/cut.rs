@@ -8,7 +8,7 @@
 //! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number
 //! of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
 
-use op::{Config, Problem, Shape};
+use op::{Config, Problem, Schedule, Shape};
 use ptx::Target;
 
 use super::choice::{MOST_GROUPS, capacity, passes_twice};
@@ -146,7 +146,8 @@ impl<K: MultiplyKernel> Cut<'_, K> {
         let grid = [kernel.blocks(tiles, self.multiprocessors), 1, 1];
         let tokens = kernel.tokens(groups).into_iter();
         let arguments = tokens.chain(self.arguments(groups, &records, biased, tiles)).collect();
-        Launch { kernel: kernel.into(), grid, arguments, overlapping: kernel.overlaps() }
+        let strided = self.config.schedule == Schedule::Persistent;
+        Launch { kernel: kernel.into(), grid, arguments, overlapping: kernel.overlaps(), strided }
     }
 
     /// The gate over all groups' sums.
@@ -169,7 +170,8 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             blocks += spec.blocks(group.shape.m * group.shape.n);
         }
         let arguments = self.arguments(groups, &records, spec.biased, blocks).collect();
-        Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: self.kernel.overlaps() }
+        let overlapping = self.kernel.overlaps();
+        Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping, strided: false }
     }
 
     fn arguments(

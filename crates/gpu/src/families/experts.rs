@@ -64,7 +64,7 @@ pub(crate) fn launch(
     arguments.push(Argument::F32(gates::clamp(shape.gate)));
     let grid = [most_tiles(shape, rows, kernel.tile()).min(multiprocessors * kernel.resident()), 1, 1];
     let overlapping = kernel.target().has(Feature::GridDependency);
-    Launch { kernel: kernel.spec(), grid, arguments, overlapping }
+    Launch { kernel: kernel.spec(), grid, arguments, overlapping, strided: true }
 }
 
 /// The arguments that [`ExpertWork`](crate::phases::experts) declares.

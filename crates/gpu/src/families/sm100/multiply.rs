@@ -124,5 +124,5 @@ fn launch(kernel: &TensorMultiplySpec, records: &[Record]) -> Launch {
         blocks += arrange::blocks(record.token_tiles, record.k);
     }
     let arguments = vec![Argument::Words(table::words(&numbered, spec.groups)), Argument::U32(blocks)];
-    Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: true }
+    Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: true, strided: false }
 }

@@ -70,7 +70,7 @@ fn launch(target: Target, groups: &[(Shape, GroupOperands, u64)]) -> Launch {
     }
     let arguments = vec![Argument::Words(table::words(&records, spec.groups))];
     let overlapping = target.has(Feature::GridDependency);
-    Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping }
+    Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping, strided: false }
 }
 
 /// Builds the kernel. Its argument is the table of groups: addresses are those of the codes, the scales and the strips, and tiles are
