@@ -426,9 +426,7 @@ pub enum Error {
     Forgotten,
 
     /// The CUDA driver's compiler refused a kernel.
-    #[error(
-        "the CUDA driver cannot compile kernel {kernel}: {name} ({text}); update it to 580 or newer. It says: {log}"
-    )]
+    #[error("the CUDA driver cannot compile kernel {kernel}: {name} ({text}); {remedy}. It says: {log}")]
     Jit {
         /// The kernel.
         kernel: String,
@@ -436,6 +434,8 @@ pub enum Error {
         name: String,
         /// The driver's words.
         text: String,
+        /// What to do.
+        remedy: &'static str,
         /// Its compiler's words.
         log: String,
     },

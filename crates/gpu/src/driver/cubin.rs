@@ -21,7 +21,7 @@ use ptx::instr::Control;
 use ptx::{Kernel, Op};
 
 use super::symbols::Handle;
-use super::{Context, words};
+use super::{Context, remedy, words};
 use op::{Error, Result, cache};
 
 /// The environment variable that names the folder of compiled kernels; `off` for none. [`op::cache`] has the rule.
@@ -160,7 +160,7 @@ fn compile(context: &Context, kernel: &Kernel, source: &CStr) -> Result<Handle> 
     }
     let (name, text) = words(context.symbols, status);
     let said = CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().trim().to_owned()).unwrap_or_default();
-    Err(Error::Jit { kernel: kernel.name.clone(), name, text, log: said })
+    Err(Error::Jit { kernel: kernel.name.clone(), name, text, remedy: remedy(status), log: said })
 }
 
 #[cfg(test)]

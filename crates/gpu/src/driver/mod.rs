@@ -73,13 +73,14 @@ impl Absent {
     }
 
     fn no_library(path: &str, error: &dyn std::error::Error) -> Self {
-        let remedy = "install NVIDIA's driver (530 or newer, 580 for Hopper's own kernels); in a container, start it with access to the GPU";
+        let remedy = "install NVIDIA's driver (530 or newer, 580 for Hopper's and Blackwell's own kernels); in a container, \
+            start it with access to the GPU";
         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         Absent::new(format!("the CUDA driver's library {path} cannot be opened ({said})"), remedy)
     }
 
     fn no_symbol(path: &str, symbol: &str) -> Self {
-        let remedy = "update NVIDIA's driver to 530 or newer (580 for Hopper's own kernels)";
+        let remedy = "update NVIDIA's driver to 530 or newer (580 for Hopper's and Blackwell's own kernels)";
         Absent::new(format!("{path} has no function {symbol}, so it is no driver or one too old"), remedy)
     }
 
@@ -150,8 +151,37 @@ fn opened(symbols: &Symbols, call: &'static str, status: Status) -> Result<(), A
         return Ok(());
     }
     let (name, text) = words(symbols, status);
-    let remedy = "see whether nvidia-smi lists a GPU; in a container, start it with access to one";
-    Err(Absent::new(format!("{call} failed with {name} ({text})"), remedy))
+    Err(Absent::new(format!("{call} failed with {name} ({text})"), remedy(status)))
+}
+
+/// What to do about a status of the driver, `CUDA_ERROR_…` by its number, on the way to a context or to a kernel.
+fn remedy(status: Status) -> &'static str {
+    match status {
+        // OUT_OF_MEMORY
+        2 => "free memory of the GPU, of which other programs may hold it all (nvidia-smi lists them)",
+        // DEVICE_UNAVAILABLE
+        46 => "another program has the GPU to itself (nvidia-smi -q -d COMPUTE); end it, or set the mode to Default",
+        // NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION
+        209 | 218 | 222 => "update NVIDIA's driver to 580 or newer",
+        // JIT_COMPILER_NOT_FOUND
+        221 => {
+            "install the driver's compiler, libnvidia-ptxjitcompiler; in a container, start it with \
+             NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        }
+        // JIT_COMPILATION_DISABLED
+        223 => "kernels are compiled by the driver: start without CUDA_DISABLE_PTX_JIT",
+        // SYSTEM_NOT_READY: several GPUs behind a switch of their own (HGX) are started by a service.
+        802 => {
+            "start nvidia-fabricmanager, of the driver's own version, and wait until nvidia-smi says that it is done"
+        }
+        // SYSTEM_DRIVER_MISMATCH
+        803 => {
+            "the driver's library and the kernel's module are of two versions: restart the machine, or load the module again"
+        }
+        // COMPAT_NOT_SUPPORTED_ON_DEVICE
+        804 => "take the cuda-compat package off the library path: it is not for this GPU; or update the driver itself",
+        _ => "see whether nvidia-smi lists a GPU; in a container, start it with access to one",
+    }
 }
 
 /// A GPU's primary context.
@@ -357,6 +387,20 @@ mod tests {
         let absent = refusal("libc.so.6");
         assert!(absent.reason.contains("cuInit"), "{absent:?}");
         assert!(absent.remedy.contains("580"), "{absent:?}");
+    }
+
+    #[test]
+    fn what_keeps_a_driver_from_compiling_or_starting_has_its_own_remedy() {
+        for (status, part) in
+            [(222, "update"), (221, "ptxjitcompiler"), (223, "CUDA_DISABLE_PTX_JIT"), (2, "free memory")]
+        {
+            assert!(remedy(status).contains(part), "{status}: {}", remedy(status));
+        }
+        for (status, part) in [(802, "fabricmanager"), (803, "two versions"), (804, "cuda-compat"), (100, "nvidia-smi")]
+        {
+            assert!(remedy(status).contains(part), "{status}: {}", remedy(status));
+        }
+        assert_eq!(remedy(12345), remedy(100), "the rest");
     }
 
     #[test]
