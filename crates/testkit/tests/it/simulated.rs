@@ -190,9 +190,10 @@ const DESKTOP_WAYS: [Way; 9] = [
 
 /// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
 /// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
-const BLACKWELL_WAYS: [Way; 27] = [
+const BLACKWELL_WAYS: [Way; 28] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
-    ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
+    ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(11, 137, 592)]),
+    ("strategy=interleaved,tile=32x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(41, 137, 592)]),
     ("strategy=interleaved,tile=64x128,depth=256,stages=1,epilogue=direct,schedule=tile", &[(40, 40, 528)]),
     ("strategy=interleaved,tile=128x64,depth=256,stages=2,epilogue=direct,schedule=tile", &[(130, 200, 592)]),
     ("strategy=interleaved,tile=128x64,depth=256,stages=4,epilogue=direct,schedule=tile", &[(40, 70, 336)]),
@@ -226,7 +227,7 @@ const BLACKWELL_WAYS: [Way; 27] = [
         "strategy=interleaved,tile=128x64,depth=256,stages=3,epilogue=direct,schedule=persistent,ahead=2",
         &[(140, 65, 1104), (3, 8, 16)],
     ),
-    ("strategy=interleaved,tile=24x128,depth=256,stages=2,epilogue=direct,schedule=tile,ahead=2", &[(41, 137, 592)]),
+    ("strategy=interleaved,tile=32x128,depth=256,stages=2,epilogue=direct,schedule=tile,ahead=2", &[(41, 137, 592)]),
     (
         "strategy=interleaved,tile=256x64,depth=256,stages=3,epilogue=direct,schedule=tile,multicast=2,ahead=1",
         &[(9, 184, 592)],

@@ -248,7 +248,8 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
         small,
         TensorMultiplySpec { stages: 5, ..TENSOR },
         TensorMultiplySpec { columns: 128, aligned: false, ..TENSOR },
-        TensorMultiplySpec { tokens: 120, ..small },
+        TensorMultiplySpec { tokens: 112, ..small },
+        TensorMultiplySpec { tokens: 8, ..small },
         TensorMultiplySpec { schedule: persistent, groups: 8, ..TENSOR },
         TensorMultiplySpec { schedule: persistent, sets: 2, groups: 32, ..TENSOR },
         TensorMultiplySpec { schedule: persistent, sets: 2, tokens: 64, groups: 128, ..small },
@@ -284,7 +285,7 @@ fn tensor_configs() -> Vec<TensorMultiplySpec> {
 
 #[test]
 fn every_kernel_for_blackwell_assembles_without_spills_for_both_chips() {
-    let arrangements = [Padding::Rows, Padding::Columns, Padding::PairColumns]
+    let arrangements = [Padding::Rows, Padding::FewColumns, Padding::Columns]
         .map(|padding| KernelSpec::from(SlabSpec { padding, groups: 8, target: Target::Sm100f }));
     let kernels = tensor_configs().into_iter().map(|config| {
         let built = kernel_of(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
@@ -306,7 +307,8 @@ fn a_tile_that_blackwell_lacks_is_refused_with_the_reason() {
     let refused = |broken: TensorMultiplySpec| broken.check().expect_err("illegal").to_string();
     for (broken, part) in [
         (TensorMultiplySpec { tokens: 64, ..TENSOR }, "no multiplication of 64 rows"),
-        (TensorMultiplySpec { tokens: 12, ..TENSOR }, "multiple of 8"),
+        (TensorMultiplySpec { tokens: 12, ..TENSOR }, "multiple of 16"),
+        (TensorMultiplySpec { tokens: 24, columns: 128, ..TENSOR }, "or 8 of NVFP4 tokens"),
         (TensorMultiplySpec { tokens: 136, ..TENSOR }, "256 for a pair"),
         (TensorMultiplySpec { tokens: 24, columns: 256, ..TENSOR }, "multiple of 16"),
         (TensorMultiplySpec { tokens: 256, columns: 256, ..TENSOR }, "64 or 128"),

@@ -36,10 +36,10 @@ pub struct ArrangeSpec {
 pub enum Padding {
     /// 128 rows: tokens are the rows of a multiplication.
     Rows,
-    /// Eight: tokens are its columns.
+    /// Eight: tokens are its columns, eight at most.
+    FewColumns,
+    /// Sixteen: tokens are its columns; of a pair's, eight at a time for each block.
     Columns,
-    /// Sixteen: tokens are the columns of a pair's, eight at a time for each block.
-    PairColumns,
 }
 
 impl Padding {
@@ -47,8 +47,8 @@ impl Padding {
     pub fn code_rows(self, m: u32, tiles: u32) -> u32 {
         match self {
             Padding::Rows => tiles * BLOCK_ROWS,
-            Padding::Columns => m.next_multiple_of(PERIOD_ROWS),
-            Padding::PairColumns => m.next_multiple_of(2 * PERIOD_ROWS),
+            Padding::FewColumns => m.next_multiple_of(PERIOD_ROWS),
+            Padding::Columns => m.next_multiple_of(2 * PERIOD_ROWS),
         }
     }
 
@@ -56,8 +56,8 @@ impl Padding {
     pub(super) fn rows(self, k: &mut Builder, m: Reg<U32>, tiles: Reg<U32>) -> Reg<U32> {
         match self {
             Padding::Rows => k.mul(tiles, BLOCK_ROWS),
-            Padding::Columns => round_up(k, m, PERIOD_ROWS),
-            Padding::PairColumns => round_up(k, m, 2 * PERIOD_ROWS),
+            Padding::FewColumns => round_up(k, m, PERIOD_ROWS),
+            Padding::Columns => round_up(k, m, 2 * PERIOD_ROWS),
         }
     }
 
@@ -193,7 +193,7 @@ fn store(
     let tile_tokens = k.table_word::<U32>(record, at::TILE_TOKENS);
     let (within, exists) = match config.padding {
         Padding::Rows => (k.lt(place.local, BLOCK_ROWS), k.lt(place.row, rows)),
-        Padding::Columns | Padding::PairColumns => (k.lt(place.local, tile_tokens), k.lt(place.row, rows)),
+        Padding::FewColumns | Padding::Columns => (k.lt(place.local, tile_tokens), k.lt(place.row, rows)),
     };
     let there = k.both(within, exists);
     let row = k.mul_wide_add(place.row, ROW_BYTES, start);

@@ -32,7 +32,7 @@ const FINISH_UP: f64 = 4.0;
 const MOST_ROWS: usize = u32::MAX as usize / 256;
 
 /// Sizes worth trying: tokens of swapped tiles, columns of the others.
-const TOKENS: [usize; 9] = [8, 16, 24, 32, 48, 64, 80, 96, 112];
+const TOKENS: [usize; 8] = [8, 16, 32, 48, 64, 80, 96, 112];
 const COLUMNS: [usize; 3] = [32, 64, 128];
 
 /// Every configuration worth trying, with as many stages as there is room for.

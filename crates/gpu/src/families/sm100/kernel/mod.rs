@@ -7,9 +7,9 @@
 //! *Tokens of 16 bits* (and single precision, as three parts of bfloat16): weights become numbers of 16 bits on their way to shared memory,
 //! exactly, and the tensor cores multiply those (`kind::f16`).
 //!
-//! A multiplication has 128 rows and any multiple of 8 columns (of numbers of 16 bits: of 16), up to 256. Tiles of 128 tokens have tokens for rows and weights for columns.
-//! For fewer tokens roles are *swapped*: 128 rows of weights, and as many columns as there are tokens, in such steps. A tile of 64
-//! rows does not exist.
+//! A multiplication has 128 rows and any multiple of 16 columns up to 256, or 8 (not of numbers of 16 bits). Tiles of
+//! 128 tokens have tokens for rows and weights for columns. For fewer tokens roles are *swapped*: 128 rows of weights,
+//! and as many columns as there are tokens, in such steps. A tile of 64 rows does not exist.
 //!
 //! A *pair* of blocks computes a tile of 256 rows: 256 tokens, or 256 columns of C with roles swapped. Each block has 128 of the rows, with
 //! their accumulators, and brings half of the columns' operand, which the other one's tensor cores read as well: so half of it is read from
@@ -72,7 +72,8 @@ const FIRST_THREAD: u32 = 32;
 /// Warps that bring weights where they are dequantised.
 const EXPANDING_WARPS: u32 = 4;
 const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
-/// Columns by which multiplications of numbers of 16 bits, and of pairs, go.
+/// Columns by which multiplications go. The ISA has steps of eight for block-scaled ones of one block, of which silicon
+/// is only known to take the first.
 const WIDE_STEP: u32 = 16;
 /// Tokens, or columns, of a pair's tile, and the blocks of it.
 const PAIR_ROWS: u32 = 2 * BLOCK_ROWS;
@@ -101,7 +102,8 @@ pub struct TensorMultiplySpec {
     pub sets: u32,
     /// What tokens are made of, unless they are NVFP4.
     pub element: Option<Tokens>,
-    /// Tokens of a tile: 128, or 256 for a pair of blocks; or a multiple of 8 (of 16 bits, or for a pair: of 16) below.
+    /// Tokens of a tile: 128, or 256 for a pair of blocks; or a multiple of 16 below, or 8 (not of 16 bits, nor for a
+    /// pair).
     pub tokens: u32,
     /// Columns of C of a tile: 64 or 128, of 16-bit tokens 32 as well; with fewer than 128 tokens 128, or 256 for a
     /// pair of blocks.
@@ -173,10 +175,10 @@ impl TensorMultiplySpec {
 
     /// What a tile's tokens are filled up to.
     pub fn padding(&self) -> Padding {
-        match (self.swapped(), self.paired()) {
+        match (self.swapped(), self.width_step()) {
             (false, _) => Padding::Rows,
-            (true, false) => Padding::Columns,
-            (true, true) => Padding::PairColumns,
+            (true, PERIOD_ROWS) => Padding::FewColumns,
+            (true, _) => Padding::Columns,
         }
     }
 
@@ -186,9 +188,9 @@ impl TensorMultiplySpec {
         if self.tokens == PAIR_ROWS { (2 * tiles, BLOCK_ROWS) } else { (tiles, tokens) }
     }
 
-    /// Columns by which multiplications go.
+    /// Columns by which multiplications go: eight where a tile has no more.
     fn width_step(&self) -> u32 {
-        if self.element.is_some() || self.paired() { WIDE_STEP } else { PERIOD_ROWS }
+        if self.element.is_some() || self.paired() || self.tokens != PERIOD_ROWS { WIDE_STEP } else { PERIOD_ROWS }
     }
 
     /// Numbers that make up one token's element.
@@ -366,15 +368,8 @@ impl TensorMultiplySpec {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
         let tokens = self.tokens == PAIR_ROWS || (PERIOD_ROWS..=BLOCK_ROWS).contains(&self.tokens);
         if !self.tokens.is_multiple_of(self.width_step()) || !tokens {
-            let wanted = match self.width_step() {
-                PERIOD_ROWS => {
-                    "128, 256 for a pair of blocks, or a multiple of 8 below: the rows or the columns of a multiplication"
-                }
-                _ => {
-                    "128, 256 for a pair of blocks, or a multiple of 16 below: the rows or the columns of a multiplication \
-                     of 16-bit numbers, or by a pair"
-                }
-            };
+            let wanted = "128, 256 for a pair of blocks, a multiple of 16 below, or 8 of NVFP4 tokens by one block: the \
+                rows or the columns of a multiplication";
             return refuse("tokens of a tile", self.tokens, wanted);
         }
         if self.swapped() && ![BLOCK_ROWS, PAIR_ROWS].contains(&self.columns) {

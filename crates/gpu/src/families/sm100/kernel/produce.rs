@@ -8,7 +8,7 @@ use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U16, U
 use super::Parts;
 use super::pipeline::Turn;
 use super::work::{Rows, Tile};
-use crate::families::sm100::slabs::{PERIOD_ROWS, ROW_BYTES, SCALE_BYTES, UNIT};
+use crate::families::sm100::slabs::{ROW_BYTES, SCALE_BYTES, UNIT};
 
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
@@ -79,7 +79,7 @@ fn own_tokens(k: &mut Builder, parts: &Parts, tile: &Tile) -> Reg<U32> {
     if !config.swapped() {
         return k.variable(config.token_rows());
     }
-    let step = if config.paired() { config.width_step() } else { PERIOD_ROWS };
+    let step = config.width_step();
     let beyond = k.add(tile.tokens, step - 1);
     let all = k.and(beyond, !(step - 1));
     k.shr(all, config.partners() - 1)
