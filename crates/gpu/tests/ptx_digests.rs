@@ -1,9 +1,12 @@
-//! The PTX of kernels that were tuned, held byte by byte: `ptx_digests.txt` has a line per configuration or layer with
+//! The PTX of kernels that were tuned, held byte by byte, and read back as it was written: `ptx_digests.txt` has a line per configuration or layer with
 //! the digests of its kernels. Restructuring the code that builds kernels must not move any of them.
 //!
 //! A kernel that changes on purpose is measured again, and then `UPDATE_SNAPSHOTS=1 cargo test -p hammerhead-gpu --test
 //! ptx_digests` writes the new digests. Configurations that are listed stay listed: the planner's choices of today are
 //! only added.
+
+#[path = "../../ptx/tests/same/mod.rs"]
+mod same;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -79,13 +82,12 @@ fn planned() -> BTreeSet<String> {
     lines
 }
 
-/// The digests of a configuration's kernels.
-fn of_config(family: &str, problem: &str, config: &str) -> String {
+/// A configuration's kernels.
+fn of_config(family: &str, problem: &str, config: &str) -> Vec<ptx::Kernel> {
     let family = families::ALL.into_iter().find(|each| each.name() == family).expect("a family");
     let problem = problems().into_iter().find(|(name, _)| *name == problem).expect("a problem").1;
     let config = config.parse::<Request>().unwrap().complete().expect("a whole configuration");
-    let kernels = family.kernels(&problem, &config).unwrap();
-    kernels.iter().map(|kernel| digest(&kernel.to_ptx())).collect::<Vec<_>>().join(" ")
+    family.kernels(&problem, &config).unwrap()
 }
 
 const LAYER: LayerShape = LayerShape {
@@ -138,8 +140,8 @@ fn planned_layers() -> BTreeSet<String> {
     lines
 }
 
-/// The digests of a layer's kernels for so many tokens, from logits.
-fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> String {
+/// A layer's kernels for so many tokens, from logits.
+fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> Vec<ptx::Kernel> {
     let family = families::ALL.into_iter().find(|each| each.name() == family).expect("a family");
     let shape = layers().into_iter().find(|(each, _)| *each == name).expect("a layer").1;
     let LayerShape { experts, top, .. } = shape;
@@ -150,18 +152,37 @@ fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> String {
     let call = LayerCall { tokens, x: 0, choice, addend: None, out: 0 };
     let site = LayerSite { workspace: 0, multiprocessors: 132 };
     let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site);
-    let digests = launches.iter().map(|launch| digest(&launch.kernel.build().unwrap().to_ptx()));
-    digests.collect::<Vec<_>>().join(" ")
+    launches.iter().map(|launch| launch.kernel.build().unwrap()).collect()
 }
 
-/// The digests of what a line names.
-fn digests(what: &str) -> String {
+/// The kernels that a line names.
+fn kernels(what: &str) -> Vec<ptx::Kernel> {
     let words: Vec<&str> = what.split(' ').collect();
     match words[..] {
         [family, "layer", name, tokens, config] => of_layer(family, name, tokens.parse().unwrap(), config),
         [family, problem, config] => of_config(family, problem, config),
         _ => panic!("{what:?} is no line of the list"),
     }
+}
+
+/// Their digests.
+fn digests(what: &str) -> String {
+    kernels(what).iter().map(|kernel| digest(&kernel.to_ptx())).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn tuned_kernels_are_read_as_they_are_written() {
+    let list = std::fs::read_to_string(LIST).unwrap_or_default();
+    let mut seen = BTreeSet::new();
+    for (what, digests) in list.lines().filter_map(|line| line.split_once(": ")) {
+        if digests.split(' ').all(|digest| seen.contains(digest)) {
+            continue;
+        }
+        seen.extend(digests.split(' '));
+        let differing: Vec<String> = kernels(what).iter().filter_map(same::differs).collect();
+        assert!(differing.is_empty(), "{what}: {}", differing.join("\n"));
+    }
+    assert!(seen.len() > 100, "the list is there");
 }
 
 #[test]

@@ -97,6 +97,18 @@ pub enum Error {
         /// The assembler's own words.
         warning: String,
     },
+    /// A text that is no PTX, or none that is understood.
+    #[error("line {line}, column {column}: found `{found}`; expected {wanted}")]
+    Text {
+        /// Counted from one.
+        line: u32,
+        /// Counted from one, in characters.
+        column: u32,
+        /// The offending text.
+        found: String,
+        /// What could stand there.
+        wanted: String,
+    },
     /// The kernel breaks a rule of the hardware.
     #[error("{0}")]
     Illegal(Box<Violation>),

@@ -28,6 +28,30 @@ pub enum ParamType {
     TensorMaps(u32),
     /// So many 32-bit words, a table that the kernel looks things up in.
     Words(u32),
+    /// So many bytes that mean what the kernel makes of them, tensor maps among them.
+    Bytes {
+        /// How many.
+        size: u32,
+        /// What their place is a multiple of.
+        align: u32,
+    },
+}
+
+impl ParamType {
+    /// Bytes that a parameter takes, and what its place must be a multiple of.
+    pub fn layout(self) -> (u64, u64) {
+        match self {
+            ParamType::Scalar(ty) => {
+                let bytes = u64::from(ty.bank().bits().max(8) / 8);
+                (bytes, bytes)
+            }
+            ParamType::Pointer => (8, 8),
+            ParamType::TensorMap => (128, 64),
+            ParamType::TensorMaps(count) => (128 * u64::from(count), 64),
+            ParamType::Words(count) => (4 * u64::from(count), 16),
+            ParamType::Bytes { size, align } => (size.into(), u64::from(align).max(1)),
+        }
+    }
 }
 
 /// A kernel parameter. Arguments are given in the order of declaration.
@@ -81,6 +105,8 @@ pub struct Kernel {
     pub target: Target,
     /// How it is launched.
     pub launch: LaunchBounds,
+    /// Threads of a block along x, y and z: as many as `launch` says.
+    pub block: [u32; 3],
     /// Its parameters, in order.
     pub params: Vec<Param>,
     /// Its shared memory, by rising offset.
@@ -91,6 +117,8 @@ pub struct Kernel {
     pub phases: Vec<Phase>,
     /// Its instructions.
     pub body: Vec<Instr>,
+    /// Whether it was read from a text. Others' compilers answer for what is legal in it, which [`Kernel::check`] knows only in part.
+    pub foreign: bool,
 }
 
 impl Kernel {

@@ -99,12 +99,13 @@
 //! - [`instr`]: the instructions as data, one enum per family, and which registers each reads and writes.
 //! - [`Rule`]: everything [`Kernel::check`] can refuse.
 //! - [`descriptor`] and [`tensor_map`]: the bit fields by which tensor cores and the copy engine find their matrices.
+//! - [`parse`]: kernels from PTX text, anybody's.
 //! - [`assemble`]: NVIDIA's assembler and its report.
 //!
 //! # Adding an instruction
 //!
 //! 1. A variant in its family's file under `instr/`, plain fields only, and its registers in `instr/registers.rs`.
-//! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know.
+//! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know. Its way back in `parse/lower/`.
 //! 3. A method in `build/`, if it is to be used often.
 //! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new rule a
 //!    test in `tests/rules/`.
@@ -116,6 +117,7 @@
 pub mod assemble;
 pub mod descriptor;
 pub mod instr;
+pub mod parse;
 pub mod tensor_map;
 
 mod build;

@@ -236,6 +236,14 @@ pub enum Rule {
         /// Its alignment.
         align: u32,
     },
+    /// An instruction that was read and is not understood.
+    #[error("{opcode} is not understood{}", wanted.as_ref().map(|wanted| format!(": expected {wanted}")).unwrap_or_default())]
+    NotUnderstood {
+        /// Its opcode with all modifiers.
+        opcode: String,
+        /// What would have been understood in its place, where that can be said.
+        wanted: Option<String>,
+    },
     /// More registers than a multiprocessor has.
     #[error("{threads} threads of {registers} registers (in steps of 8) exceed the 65536 of a multiprocessor")]
     RegisterFile {

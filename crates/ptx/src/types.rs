@@ -94,6 +94,20 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// Every type.
+    pub const ALL: [DataType; 10] = [
+        DataType::Pred,
+        DataType::U16,
+        DataType::U32,
+        DataType::S32,
+        DataType::U64,
+        DataType::F16,
+        DataType::Bf16,
+        DataType::F16x2,
+        DataType::Bf16x2,
+        DataType::F32,
+    ];
+
     /// The bank whose registers hold this type.
     #[inline]
     pub fn bank(self) -> Bank {

@@ -303,7 +303,7 @@ mod tests {
     fn labels(numbers: &[u32]) -> Vec<Instr> {
         let phase = ptx::PhaseId(0);
         let label = |number: &u32| Op::Control(Control::Label(ptx::Label(*number)));
-        numbers.iter().map(|number| Instr { guard: None, op: label(number), phase }).collect()
+        numbers.iter().map(|number| Instr { guard: None, op: label(number), phase, line: None }).collect()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a run needs besides the kernel: the grid and the arguments.
 
 use ptx::tensor_map::TensorMap;
-use ptx::{DataType, Kernel, ParamType};
+use ptx::{DataType, Kernel, ParamId, ParamType};
 
 use crate::error::FaultKind;
 use crate::limits::Limits;
@@ -26,6 +26,16 @@ pub enum Arg {
     Maps(Vec<TensorMap>),
     /// For a table of words: at most as many.
     Words(Vec<u32>),
+    /// For a parameter that is bytes: at most as many, and the tensor maps that begin at some of them.
+    Bytes(Vec<u8>, Vec<(u32, TensorMap)>),
+}
+
+/// Bytes of a tensor map among parameters.
+const MAP_BYTES: u64 = 128;
+
+/// Little-endian bytes as a number.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 impl From<Buffer> for Arg {
@@ -53,7 +63,8 @@ impl From<TensorMap> for Arg {
 }
 
 impl Arg {
-    fn suits(&self, ty: ParamType) -> bool {
+    fn suits(&self, ty: ParamType, foreign: bool) -> bool {
+        let (size, _) = ty.layout();
         matches!(
             (self, ty),
             (Arg::U32(_), ParamType::Scalar(DataType::U32))
@@ -65,19 +76,62 @@ impl Arg {
         ) || match (self, ty) {
             (Arg::Maps(maps), ParamType::TensorMaps(count)) => maps.len() <= count as usize,
             (Arg::Words(words), ParamType::Words(count)) => words.len() <= count as usize,
+            // What a text declares has a size, and no meaning.
+            (Arg::U32(_) | Arg::S32(_) | Arg::F32(_), ParamType::Bytes { .. } | ParamType::Scalar(_)) if foreign => {
+                size == 4
+            }
+            (Arg::U64(_) | Arg::Pointer(_), ParamType::Bytes { .. } | ParamType::Scalar(_)) if foreign => size == 8,
+            (Arg::Bytes(bytes, maps), _) if foreign => {
+                let inside = |at: u32| u64::from(at) + MAP_BYTES <= size && at.is_multiple_of(64);
+                bytes.len() as u64 <= size && maps.iter().all(|(at, _)| inside(*at))
+            }
+            (Arg::Map(_), ParamType::Bytes { size: 128.., .. }) => true,
             _ => false,
         }
     }
 
-    /// The bits a scalar parameter holds; nothing for tensor maps.
-    pub(crate) fn bits(&self) -> Option<u64> {
-        match *self {
-            Arg::U32(value) => Some(value.into()),
-            Arg::S32(value) => Some(value.cast_unsigned().into()),
-            Arg::F32(value) => Some(value.to_bits().into()),
-            Arg::U64(value) | Arg::Pointer(value) => Some(value),
-            Arg::Map(_) | Arg::Maps(_) | Arg::Words(_) => None,
+    /// Some of its bytes as a number; nothing where they are not all there, or belong to a tensor map.
+    fn read(&self, from: u64, bytes: u32) -> Option<u64> {
+        let (from, end) = (usize::try_from(from).ok()?, usize::try_from(from + u64::from(bytes)).ok()?);
+        let part = |all: &[u8]| all.get(from..end).map(number);
+        match self {
+            Arg::U32(value) => part(&value.to_le_bytes()),
+            Arg::S32(value) => part(&value.to_le_bytes()),
+            Arg::F32(value) => part(&value.to_le_bytes()),
+            Arg::U64(value) | Arg::Pointer(value) => part(&value.to_le_bytes()),
+            Arg::Words(words) => {
+                let first = from / 4;
+                let near: Vec<u8> =
+                    words.get(first..words.len().min(first + 3))?.iter().flat_map(|word| word.to_le_bytes()).collect();
+                near.get(from % 4..from % 4 + bytes as usize).map(number)
+            }
+            Arg::Bytes(all, maps) => {
+                let apart = |at: u32| end <= at as usize || at as usize + MAP_BYTES as usize <= from;
+                maps.iter().all(|(at, _)| apart(*at)).then(|| part(all)).flatten()
+            }
+            Arg::Map(_) | Arg::Maps(_) => None,
         }
+    }
+
+    /// The tensor map that begins at one of its bytes.
+    fn map(&self, byte: u64) -> Option<&TensorMap> {
+        match self {
+            Arg::Map(map) if byte == 0 => Some(map),
+            Arg::Maps(maps) if byte.is_multiple_of(MAP_BYTES) => maps.get((byte / MAP_BYTES) as usize),
+            Arg::Bytes(_, maps) => maps.iter().find(|(at, _)| u64::from(*at) == byte).map(|(_, map)| map),
+            _ => None,
+        }
+    }
+
+    /// All tensor maps in it.
+    fn maps(&self) -> impl Iterator<Item = &TensorMap> {
+        let (alone, tagged): (&[TensorMap], &[(u32, TensorMap)]) = match self {
+            Arg::Map(map) => (std::slice::from_ref(map), &[]),
+            Arg::Maps(maps) => (maps, &[]),
+            Arg::Bytes(_, maps) => (&[], maps),
+            _ => (&[], &[]),
+        };
+        alone.iter().chain(tagged.iter().map(|(_, map)| map))
     }
 }
 
@@ -92,9 +146,14 @@ pub struct Invocation {
 
 impl Invocation {
     /// Address of the first parameter.
-    pub(crate) const PARAMS: u64 = 0x1000_0000;
-    /// Distance between two parameters' addresses: more than all of them may take.
-    pub(crate) const PARAM_STRIDE: u64 = 1 << 16;
+    const PARAMS: u64 = 0x1000_0000;
+    /// Distance between two parameters' addresses: more than all of them may take, so that none is reached from another.
+    const PARAM_STRIDE: u64 = 1 << 16;
+
+    /// The address of a parameter, in its own window and as a generic one.
+    pub(crate) fn param_address(param: ParamId) -> u64 {
+        Self::PARAMS + u64::from(param.0) * Self::PARAM_STRIDE
+    }
 
     /// The parameter at an address, and the byte in it.
     fn arg_at(&self, address: u64) -> Option<(&Arg, u64)> {
@@ -102,21 +161,16 @@ impl Invocation {
         Some((self.args.get((offset / Self::PARAM_STRIDE) as usize)?, offset % Self::PARAM_STRIDE))
     }
 
-    /// The word of a table at an address.
-    pub(crate) fn word_at(&self, address: u64) -> Option<u32> {
-        match self.arg_at(address)? {
-            (Arg::Words(words), byte) if byte.is_multiple_of(4) => words.get(byte as usize / 4).copied(),
-            _ => None,
-        }
+    /// A part of a parameter, at an address that must be a multiple of its size.
+    pub(crate) fn param_at(&self, address: u64, bytes: u32) -> Option<u64> {
+        let (arg, byte) = self.arg_at(address)?;
+        byte.is_multiple_of(bytes.into()).then(|| arg.read(byte, bytes)).flatten()
     }
 
     /// The tensor map at a generic address.
     pub(crate) fn map_at(&self, address: u64) -> Option<&TensorMap> {
-        match self.arg_at(address)? {
-            (Arg::Map(map), 0) => Some(map),
-            (Arg::Maps(maps), byte) if byte.is_multiple_of(128) => maps.get(byte as usize / 128),
-            _ => None,
-        }
+        let (arg, byte) = self.arg_at(address)?;
+        arg.map(byte)
     }
 
     /// Whether the kernel can be launched so on a device.
@@ -157,16 +211,11 @@ impl Invocation {
             return bad(what, "give one argument for each parameter, in order");
         }
         for (arg, param) in self.args.iter().zip(&kernel.params) {
-            if !arg.suits(param.ty) {
+            if !arg.suits(param.ty, kernel.foreign) {
                 let what = format!("{arg:?} for parameter {} of type {:?}", param.name, param.ty);
                 return bad(what, "give an argument of the parameter's type");
             }
-            let maps = match arg {
-                Arg::Map(map) => std::slice::from_ref(map),
-                Arg::Maps(maps) => maps,
-                _ => &[],
-            };
-            if let Some(error) = maps.iter().find_map(|map| map.check().err()) {
+            if let Some(error) = arg.maps().find_map(|map| map.check().err()) {
                 return bad(format!("tensor map {}: {error}", param.name), "see ptx::tensor_map");
             }
         }

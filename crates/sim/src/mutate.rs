@@ -428,7 +428,7 @@ impl Nursery<'_> {
                 kernel.registers[Bank::Pred.index()] += 1;
                 let always = Arith::Predicate { dst, op: PredicateOp::Const(value) };
                 let phase = kernel.body[at].phase;
-                kernel.body.insert(at, Instr { guard: None, op: always.into(), phase });
+                kernel.body.insert(at, Instr { guard: None, op: always.into(), phase, line: None });
                 if let Op::Tcgen05(Tcgen05::Mma { accumulate, .. } | Tcgen05::MmaHalves { accumulate, .. }) =
                     &mut kernel.body[at + 1].op
                 {
@@ -617,7 +617,7 @@ fn compute(kernel: &mut Kernel, at: usize, op: BinaryOp, reg: RegId, literal: u6
     };
     let arith = Arith::Binary { op, ty, dst, a: Operand::Reg(reg), b: Operand::Imm(literal) };
     let labels = kernel.body[..at].iter().rev().take_while(|i| matches!(i.op, Op::Control(Control::Label(_)))).count();
-    let instr = Instr { guard: None, op: arith.into(), phase: kernel.body[at].phase };
+    let instr = Instr { guard: None, op: arith.into(), phase: kernel.body[at].phase, line: None };
     kernel.body.insert(at - labels, instr);
     dst
 }

@@ -57,7 +57,7 @@ impl Profile {
             Op::Barrier(_) | Op::Fence(_) => &mut self.synchronisation,
             Op::Copy(_) => &mut self.copies,
             Op::Mma(_) | Op::Wgmma(_) | Op::Tcgen05(_) => &mut self.tensor,
-            Op::Control(_) => &mut self.control,
+            Op::Control(_) | Op::Unknown(_) => &mut self.control,
         };
         *class += 1;
     }

@@ -379,7 +379,7 @@ fn wakes(op: &Op) -> bool {
         Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) => false,
         Op::Barrier(op) => !matches!(op, Barrier::TryWait { .. }),
         Op::Control(op) => !matches!(op, Control::Label(_) | Control::Branch { .. }),
-        Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) => true,
+        Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) | Op::Unknown(_) => true,
     }
 }
 

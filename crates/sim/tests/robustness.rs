@@ -70,6 +70,7 @@ fn arguments(kernel: &Kernel, gpu: &mut Gpu) -> Vec<Arg> {
         ParamType::TensorMaps(count) => Arg::Maps(vec![map.clone(); count as usize]),
         ParamType::Words(count) => Arg::Words(vec![5; count as usize]),
         ParamType::Scalar(_) => Arg::U32(5),
+        ParamType::Bytes { size, .. } => Arg::Bytes(vec![1; size as usize], Vec::new()),
     };
     kernel.params.iter().map(argument).collect()
 }

@@ -17,10 +17,10 @@ pub use copy::CopyOptions;
 pub use tensor_core::{MatrixOperand, Multiply, MultiplyHalves, WgmmaOptions};
 
 use crate::error::Error;
-use crate::instr::{Arith, Guard, Instr, Op};
+use crate::instr::{Arith, Guard, Instr, Op, ParamBase, Width};
 use crate::kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
 use crate::target::Target;
-use crate::types::{Addr, ParamId, PhaseId, Pred, Reg, Shared, TensorMapAddress, Type, U32, U64, W32};
+use crate::types::{Addr, Bank, ParamId, PhaseId, Pred, Reg, Shared, TensorMapAddress, Type, U32, U64, W32};
 
 /// Builds a [`Kernel`].
 #[derive(Debug)]
@@ -82,11 +82,13 @@ impl Builder {
             name: name.into(),
             target,
             launch,
+            block: [launch.threads, 1, 1],
             params: Vec::new(),
             shared: Vec::new(),
             registers: [0; 4],
             phases: vec![Phase { name: name.into(), parent: None }],
             body: Vec::new(),
+            foreign: false,
         };
         let mut builder = Builder { kernel, phase: PhaseId(0), guard: None, labels: 0, refused: None };
         builder.check_name(name);
@@ -144,7 +146,7 @@ impl Builder {
 
     /// Appends an instruction as it is. The typed methods cover the usual ones; this covers the rest.
     pub fn emit(&mut self, op: impl Into<Op>) {
-        self.kernel.body.push(Instr { guard: self.guard, op: op.into(), phase: self.phase });
+        self.kernel.body.push(Instr { guard: self.guard, op: op.into(), phase: self.phase, line: None });
     }
 
     /// A new register, not yet written.
@@ -163,15 +165,24 @@ impl Builder {
     pub fn param<T: Type>(&mut self, name: &str) -> Reg<T> {
         let param = self.declare(name, ParamType::Scalar(T::DATA));
         let dst = self.register::<T>();
-        self.emit(Arith::Param { dst: dst.id(), param });
+        self.read_param(dst, ParamBase::Param(param), 0);
         dst
+    }
+
+    fn read_param<T: Type>(&mut self, dst: Reg<T>, from: ParamBase, offset: u32) {
+        let width = match T::DATA.bank() {
+            Bank::Pred | Bank::B16 => Width::B16,
+            Bank::B32 => Width::B32,
+            Bank::B64 => Width::B64,
+        };
+        self.emit(Arith::Param { dst: dst.id(), width, from, offset });
     }
 
     /// Declares a parameter that points to global memory, and reads it.
     pub fn pointer(&mut self, name: &str) -> Reg<U64> {
         let param = self.declare(name, ParamType::Pointer);
         let generic = self.register::<U64>();
-        self.emit(Arith::Param { dst: generic.id(), param });
+        self.read_param(generic, ParamBase::Param(param), 0);
         let dst = self.register::<U64>();
         self.emit(Arith::ToGlobal { dst: dst.id(), a: generic.id() });
         dst
@@ -216,7 +227,7 @@ impl Builder {
     /// The word `offset` bytes from a place in a table.
     pub fn table_word<T: Type<Width = W32>>(&mut self, table: ParamTable, offset: u32) -> Reg<T> {
         let dst = self.register::<T>();
-        self.emit(Arith::ParamWord { dst: dst.id(), at: table.0.id(), offset });
+        self.read_param(dst, ParamBase::Reg(table.0.id()), offset);
         dst
     }
 

@@ -1,7 +1,7 @@
 //! Arithmetic: which operations exist for which types, and that every operand is of its type.
 
 use super::Check;
-use crate::instr::{Arith, BinaryOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
+use crate::instr::{Arith, BinaryOp, ParamBase, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
 use crate::kernel::ParamType;
 use crate::rule::Rule;
 use crate::target::Feature;
@@ -54,7 +54,7 @@ fn ternary_types(op: TernaryOp) -> Types {
 }
 
 /// The conversions there are; [`crate::Convert`] offers the same ones.
-const CONVERSIONS: [(DataType, DataType, Rounding); 13] = [
+pub(crate) const CONVERSIONS: [(DataType, DataType, Rounding); 13] = [
     (U16, U32, Rounding::Exact),
     (U16, U64, Rounding::Exact),
     (U32, U16, Rounding::Exact),
@@ -193,33 +193,24 @@ impl Check<'_> {
                 }
                 self.bank("the result", dst, if which.is_wide() { Bank::B64 } else { Bank::B32 });
             }
-            Arith::Param { dst, param } => match self.param(param) {
-                Some((_, ParamType::Scalar(ty))) => self.bank("the result", dst, ty.bank()),
-                Some((_, ParamType::Pointer)) => self.bank("the result", dst, Bank::B64),
-                Some((name, ParamType::TensorMap | ParamType::TensorMaps(_))) => {
-                    let (found, wanted) = ("read as a scalar", "its address taken: it is a tensor map");
-                    self.refuse(Rule::ParamKind { name, found, wanted });
+            Arith::Param { dst, width, from, offset } => {
+                self.element("the result", width, dst);
+                let (bytes, wanted) = (u64::from(width.bytes()), "a multiple of what is read");
+                self.value("the offset in a parameter", offset.into(), wanted, |n| n % bytes == 0);
+                match from {
+                    ParamBase::Param(param) => self.param_part(param, dst, u64::from(offset) + bytes),
+                    ParamBase::Reg(at) => self.bank("the place", at, Bank::B64),
                 }
-                Some((name, ParamType::Words(_))) => {
-                    let (found, wanted) = ("read as a scalar", "to be read word by word: it is a table");
-                    self.refuse(Rule::ParamKind { name, found, wanted });
-                }
-                None => {}
-            },
+            }
             Arith::ParamTable { dst, param } => {
                 self.bank("the result", dst, Bank::B64);
                 match self.param(param) {
-                    Some((_, ParamType::Words(_))) | None => {}
+                    Some((_, ParamType::Words(_) | ParamType::Bytes { .. })) | None => {}
                     Some((name, _)) => {
                         let (found, wanted) = ("read word by word", "to be a table of words");
                         self.refuse(Rule::ParamKind { name, found, wanted });
                     }
                 }
-            }
-            Arith::ParamWord { dst, at, offset } => {
-                self.bank("the result", dst, Bank::B32);
-                self.bank("the place", at, Bank::B64);
-                self.value("the offset of a word", offset.into(), "a multiple of 4", |n| n % 4 == 0);
             }
             Arith::ParamAddress { dst, param } => {
                 self.feature("the address of a tensor map", Feature::BulkCopies);
@@ -247,6 +238,22 @@ impl Check<'_> {
             Arith::Policy { dst, .. } => self.bank("the result", dst, Bank::B64),
             _ => {}
         }
+    }
+
+    /// A part of a parameter that ends so many bytes from its start.
+    fn param_part(&mut self, param: ParamId, dst: RegId, end: u64) {
+        let Some((name, ty)) = self.param(param) else { return };
+        let (found, wanted) = match ty {
+            ParamType::Scalar(ty) => return self.bank("the result", dst, ty.bank()),
+            ParamType::Pointer => return self.bank("the result", dst, Bank::B64),
+            ParamType::Bytes { size, .. } if end <= u64::from(size) => return,
+            ParamType::Bytes { .. } => ("read beyond its end", "to be read inside"),
+            ParamType::TensorMap | ParamType::TensorMaps(_) => {
+                ("read as a scalar", "its address taken: it is a tensor map")
+            }
+            ParamType::Words(_) => ("read as a scalar", "to be read word by word: it is a table"),
+        };
+        self.refuse(Rule::ParamKind { name, found, wanted });
     }
 
     fn half_of(&mut self, what: &'static str, reg: RegId) -> DataType {

@@ -41,15 +41,9 @@ impl Kernel {
 
     /// Bytes of the kernel's parameters, each aligned to its size.
     pub(crate) fn param_bytes(&self) -> u64 {
-        self.params.iter().fold(0, |end: u64, param| match param.ty {
-            ParamType::Scalar(ty) => {
-                let bytes = u64::from(ty.bank().bits() / 8);
-                end.next_multiple_of(bytes.max(1)) + bytes
-            }
-            ParamType::Pointer => end.next_multiple_of(8) + 8,
-            ParamType::TensorMap => end.next_multiple_of(64) + 128,
-            ParamType::TensorMaps(count) => end.next_multiple_of(64) + 128 * u64::from(count),
-            ParamType::Words(count) => end.next_multiple_of(16) + 4 * u64::from(count),
+        self.params.iter().fold(0, |end: u64, param| {
+            let (bytes, align) = param.ty.layout();
+            end.next_multiple_of(align) + bytes
         })
     }
 }

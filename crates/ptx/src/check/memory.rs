@@ -57,22 +57,22 @@ impl Check<'_> {
         let bytes = regs.len() as u32 * width.bytes();
         self.value("bytes of one access", bytes.into(), "at most 16", |n| n <= 16);
         for &reg in regs {
-            let fits = match width {
-                Width::B8 | Width::B16 => reg.bank != Bank::Pred,
-                Width::B32 => reg.bank == Bank::B32,
-                Width::B64 => reg.bank == Bank::B64,
-            };
-            let wanted = match width {
-                Width::B8 | Width::B16 => "a 16-bit register or a wider one",
-                Width::B32 => "a 32-bit register",
-                Width::B64 => "a 64-bit register",
-            };
-            if !fits {
-                self.refuse(Rule::Bank { what: "an element", found: reg, wanted });
-            }
+            self.element("an element", width, reg);
         }
         if [1, 2, 4].contains(&regs.len()) {
             self.address("the accessed memory", space, addr, bytes, bytes.into());
+        }
+    }
+
+    /// A register that holds an element of memory.
+    pub(super) fn element(&mut self, what: &'static str, width: Width, found: RegId) {
+        let (fits, wanted) = match width {
+            Width::B8 | Width::B16 => (found.bank != Bank::Pred, "a 16-bit register or a wider one"),
+            Width::B32 => (found.bank == Bank::B32, "a 32-bit register"),
+            Width::B64 => (found.bank == Bank::B64, "a 64-bit register"),
+        };
+        if !fits {
+            self.refuse(Rule::Bank { what, found, wanted });
         }
     }
 

@@ -12,6 +12,8 @@ mod memory;
 mod sync;
 mod tensor_core;
 
+pub(crate) use arith::CONVERSIONS;
+
 use std::collections::HashMap;
 
 use crate::error::Error;
@@ -98,6 +100,9 @@ impl Check<'_> {
             Op::Wgmma(op) => self.wgmma(op),
             Op::Tcgen05(op) => self.tcgen05(op),
             Op::Control(op) => self.control(*op),
+            Op::Unknown(op) => {
+                self.refuse(Rule::NotUnderstood { opcode: op.opcode.clone(), wanted: op.wanted.clone() });
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Arithmetic, comparison, conversion and moves: everything that touches registers only, each lane for itself.
 
+use super::memory::Width;
 use crate::types::{DataType, Operand, ParamId, RegId};
 
 /// Operations on one value.
@@ -178,10 +179,43 @@ pub enum SpecialRegister {
 }
 
 impl SpecialRegister {
+    /// Every one.
+    pub const ALL: [SpecialRegister; 20] = [
+        SpecialRegister::TidX,
+        SpecialRegister::TidY,
+        SpecialRegister::TidZ,
+        SpecialRegister::NtidX,
+        SpecialRegister::CtaidX,
+        SpecialRegister::CtaidY,
+        SpecialRegister::CtaidZ,
+        SpecialRegister::NctaidX,
+        SpecialRegister::NctaidY,
+        SpecialRegister::NctaidZ,
+        SpecialRegister::ClusteridX,
+        SpecialRegister::NclusteridX,
+        SpecialRegister::ClusterCtaRank,
+        SpecialRegister::ClusterNctaRank,
+        SpecialRegister::LaneId,
+        SpecialRegister::WarpId,
+        SpecialRegister::SmId,
+        SpecialRegister::Clock,
+        SpecialRegister::Clock64,
+        SpecialRegister::GlobalTimer,
+    ];
+
     /// Whether the register is 64 bits wide; the others are 32.
     pub fn is_wide(self) -> bool {
         matches!(self, SpecialRegister::Clock64 | SpecialRegister::GlobalTimer)
     }
+}
+
+/// Where a read of parameters starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParamBase {
+    /// A parameter's first byte.
+    Param(ParamId),
+    /// The place that a 64-bit register holds: [`Arith::ParamTable`]'s, or one further on.
+    Reg(RegId),
 }
 
 /// Arithmetic, comparison, conversion, moves.
@@ -334,12 +368,16 @@ pub enum Arith {
         /// Which one.
         which: SpecialRegister,
     },
-    /// Reads a scalar kernel parameter.
+    /// Reads a part of the parameters (`ld.param`).
     Param {
-        /// Result, of the parameter's width.
+        /// Result: of the width, or wider if that is less than 32 bits.
         dst: RegId,
-        /// Which parameter.
-        param: ParamId,
+        /// Bytes that are read.
+        width: Width,
+        /// Where from.
+        from: ParamBase,
+        /// Bytes from there.
+        offset: u32,
     },
     /// The generic address of a kernel parameter; meant for tensor maps.
     ParamAddress {
@@ -348,21 +386,12 @@ pub enum Arith {
         /// Which parameter.
         param: ParamId,
     },
-    /// Where a table of words among the parameters starts, for [`Arith::ParamWord`].
+    /// Where a parameter starts, for reading parts of it by [`Arith::Param`].
     ParamTable {
         /// 64-bit result.
         dst: RegId,
         /// Which parameter.
         param: ParamId,
-    },
-    /// A word of a table among the parameters.
-    ParamWord {
-        /// 32-bit result.
-        dst: RegId,
-        /// 64-bit register: the table's start, or a place further on.
-        at: RegId,
-        /// Bytes from there.
-        offset: u32,
     },
     /// The address, in this block's shared window, of a byte of the kernel's shared memory.
     SharedAddress {

@@ -41,3 +41,14 @@ pub enum Control {
     /// Allows dependent grids to be launched.
     LaunchDependents,
 }
+
+/// An instruction of a text that is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unknown {
+    /// Its opcode with all modifiers.
+    pub opcode: String,
+    /// All of it, as it is written.
+    pub text: String,
+    /// What would have been understood in its place, where that can be said.
+    pub wanted: Option<String>,
+}

@@ -15,9 +15,11 @@ mod tcgen05;
 mod warp;
 mod wgmma;
 
-pub use arith::{Arith, BinaryOp, Comparison, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
+pub use arith::{
+    Arith, BinaryOp, Comparison, LogicOp, ParamBase, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp,
+};
 pub use barrier::{Barrier, Fence, Semantics};
-pub use control::{Control, Label, RegisterChange};
+pub use control::{Control, Label, RegisterChange, Unknown};
 pub use copy::AsyncCopy;
 pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
 pub use mma::Mma;
@@ -46,6 +48,8 @@ pub struct Instr {
     pub op: Op,
     /// The phase of the kernel it was written in.
     pub phase: PhaseId,
+    /// The line of the text that it was read from, counted from one, if it was.
+    pub line: Option<u32>,
 }
 
 /// What an instruction does, by family.
@@ -71,6 +75,8 @@ pub enum Op {
     Tcgen05(Tcgen05),
     /// Flow of control and of resources.
     Control(Control),
+    /// Something in a text that is not understood. It can be carried about, and not be executed.
+    Unknown(Unknown),
 }
 
 macro_rules! families {
@@ -93,5 +99,6 @@ families!(
     Mma(Mma),
     Wgmma(Wgmma),
     Tcgen05(Tcgen05),
-    Control(Control)
+    Control(Control),
+    Unknown(Unknown)
 );

@@ -2,7 +2,8 @@
 //! simulator to notice registers that an asynchronous instruction still owns.
 
 use super::{
-    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Mma, Op, PredicateOp, Tcgen05, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Mma, Op, ParamBase, PredicateOp, Tcgen05,
+    Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
 
@@ -35,7 +36,7 @@ impl Instr {
             Op::Mma(op) => mma(op, visit),
             Op::Wgmma(op) => wgmma(op, visit),
             Op::Tcgen05(op) => tcgen05(op, visit),
-            Op::Fence(_) => {}
+            Op::Fence(_) | Op::Unknown(_) => {}
             Op::Control(
                 Control::Label(_)
                 | Control::Branch { .. }
@@ -132,12 +133,13 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             read(rank, visit);
             visit(dst, Write);
         }
-        Arith::ParamWord { dst, at, .. } => {
-            visit(at, Read);
+        Arith::Param { dst, from, .. } => {
+            if let ParamBase::Reg(at) = from {
+                visit(at, Read);
+            }
             visit(dst, Write);
         }
         Arith::Special { dst, .. }
-        | Arith::Param { dst, .. }
         | Arith::ParamAddress { dst, .. }
         | Arith::ParamTable { dst, .. }
         | Arith::SharedAddress { dst, .. }

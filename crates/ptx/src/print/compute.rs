@@ -2,8 +2,8 @@
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, MatrixElement, Memory, Mma, PredicateOp, ReduceOp,
-    Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, MatrixElement, Memory, Mma, ParamBase, PredicateOp,
+    ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
 use crate::kernel::Kernel;
 use crate::target::Target;
@@ -43,14 +43,18 @@ impl Kernel {
                 query(answer, "get_first_ctaid.v4.b32", &format!("{{{x}, {y}, {z}, _}}"))
             }
             Arith::Special { dst, which } => format!("mov.b{} {dst}, %{}", dst.bank.bits(), special(which)),
-            Arith::Param { dst, param } => {
-                format!("ld.param.b{} {dst}, [{}]", dst.bank.bits(), self.param_name(param))
+            Arith::Param { dst, width, from, offset } => {
+                let from = match (from, offset) {
+                    (ParamBase::Param(param), 0) => self.param_name(param).to_string(),
+                    (ParamBase::Param(param), offset) => format!("{}+{offset}", self.param_name(param)),
+                    (ParamBase::Reg(at), offset) => format!("{at}+{offset}"),
+                };
+                format!("ld.param.b{} {dst}, [{from}]", 8 * width.bytes())
             }
             Arith::ParamAddress { dst, param } => {
                 format!("mov.b64 {dst}, {};\n\tcvta.param.u64 {dst}, {dst}", self.param_name(param))
             }
             Arith::ParamTable { dst, param } => format!("mov.b64 {dst}, {}", self.param_name(param)),
-            Arith::ParamWord { dst, at, offset } => format!("ld.param.b32 {dst}, [{at}+{offset}]"),
             Arith::SharedAddress { dst, offset: 0 } => format!("mov.b32 {dst}, {SHARED}"),
             Arith::SharedAddress { dst, offset } => format!("mov.b32 {dst}, {SHARED}+{offset}"),
             Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
@@ -84,7 +88,8 @@ fn bits(ty: DataType) -> &'static str {
     }
 }
 
-fn is_float(ty: DataType) -> bool {
+/// Whether a type is of floats.
+pub(crate) fn is_float(ty: DataType) -> bool {
     use DataType::{Bf16, Bf16x2, F16, F16x2, F32};
     matches!(ty, F16 | Bf16 | F16x2 | Bf16x2 | F32)
 }
@@ -172,7 +177,8 @@ fn rounding_mode(rounding: Rounding) -> &'static str {
     }
 }
 
-fn special(which: SpecialRegister) -> &'static str {
+/// A special register's name, without the percent sign.
+pub(crate) fn special(which: SpecialRegister) -> &'static str {
     match which {
         SpecialRegister::TidX => "tid.x",
         SpecialRegister::TidY => "tid.y",
@@ -296,14 +302,15 @@ pub(super) fn mma(op: &Mma) -> String {
 }
 
 /// Elements of A and B as PTX names them.
-pub(super) fn element_name(element: MatrixElement) -> &'static str {
+pub(crate) fn element_name(element: MatrixElement) -> &'static str {
     match element {
         MatrixElement::F16 => "f16",
         MatrixElement::Bf16 => "bf16",
     }
 }
 
-fn reduce(op: ReduceOp, ty: DataType) -> String {
+/// A reduction with its type.
+pub(crate) fn reduce(op: ReduceOp, ty: DataType) -> String {
     match op {
         ReduceOp::Add => format!("add.{}", suffix(ty)),
         ReduceOp::Min => format!("min.{}", suffix(ty)),

@@ -6,6 +6,8 @@
 mod async_work;
 mod compute;
 
+pub(crate) use compute::{element_name, is_float, reduce, special};
+
 use std::fmt::Write as _;
 
 use crate::instr::{Arith, Control, Instr, LoadOrder, Memory, Op, RegisterChange};
@@ -87,6 +89,7 @@ impl Kernel {
             Op::Wgmma(op) => async_work::wgmma(op),
             Op::Tcgen05(op) => async_work::tcgen05(op, self.target),
             Op::Control(op) => control(*op),
+            Op::Unknown(op) => op.text.clone(),
         };
         let end = if op.ends_with('}') && op.starts_with('{') { "" } else { ";" };
         format!("\t{guard}{op}{end}")
@@ -95,7 +98,13 @@ impl Kernel {
     fn header(&self, text: &mut String) {
         let params: Vec<String> = self.params.iter().map(|param| param_declaration(&param.name, param.ty)).collect();
         line(text, &format!(".visible .entry {}({})", self.name, params.join(",")));
-        line(text, &format!(".reqntid {}", self.launch.threads));
+        line(
+            text,
+            &match self.block {
+                [_, 1, 1] => format!(".reqntid {}", self.launch.threads),
+                [x, y, z] => format!(".reqntid {x}, {y}, {z}"),
+            },
+        );
         if let Some([x, y, z]) = self.launch.cluster {
             line(text, &format!(".reqnctapercluster {x}, {y}, {z}"));
         }
@@ -128,9 +137,10 @@ fn param_declaration(name: &str, ty: ParamType) -> String {
     match ty {
         ParamType::Scalar(ty) => format!("\n\t.param .{} {name}", suffix(ty)),
         ParamType::Pointer => format!("\n\t.param .u64 {name}"),
-        ParamType::TensorMap => format!("\n\t.param .align 64 .b8 {name}[128]"),
-        ParamType::TensorMaps(count) => format!("\n\t.param .align 64 .b8 {name}[{}]", 128 * u64::from(count)),
-        ParamType::Words(count) => format!("\n\t.param .align 16 .b8 {name}[{}]", 4 * u64::from(count)),
+        ParamType::TensorMap | ParamType::TensorMaps(_) | ParamType::Words(_) | ParamType::Bytes { .. } => {
+            let (bytes, align) = ty.layout();
+            format!("\n\t.param .align {align} .b8 {name}[{bytes}]")
+        }
     }
 }
 
@@ -152,7 +162,8 @@ fn control(op: Control) -> String {
     }
 }
 
-fn suffix(ty: DataType) -> &'static str {
+/// A type as PTX names it.
+pub(crate) fn suffix(ty: DataType) -> &'static str {
     match ty {
         DataType::Pred => "pred",
         DataType::U16 => "u16",
@@ -215,7 +226,8 @@ fn when(condition: bool, text: &'static str) -> &'static str {
     if condition { text } else { "" }
 }
 
-fn scope(scope: Scope) -> &'static str {
+/// Who takes part, as PTX says it.
+pub(crate) fn scope(scope: Scope) -> &'static str {
     match scope {
         Scope::Block => "cta",
         Scope::Cluster => "cluster",

@@ -72,7 +72,7 @@ fn what_the_assembler_refuses_is_reported_in_its_own_words() {
     let k = Builder::new("torn", Target::Sm90a, LaunchBounds { threads: 32, cluster: None, min_blocks: None });
     let mut kernel = k.finish().expect("a legal kernel");
     let branch = ptx::instr::Control::Branch { target: ptx::Label(9), uniform: false };
-    kernel.body.insert(0, Instr { guard: None, op: branch.into(), phase: PhaseId(0) });
+    kernel.body.insert(0, Instr { guard: None, op: branch.into(), phase: PhaseId(0), line: None });
     let Err(Error::Assembly { lines, .. }) = assembler.assemble(&kernel) else { panic!("accepted") };
     assert!(lines.contains("L9"), "{lines}");
 }

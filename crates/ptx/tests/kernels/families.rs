@@ -3,8 +3,8 @@
 
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, LoadOrder, LogicOp, MatrixA,
-    MatrixElement, Memory, Mma, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05,
-    TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
+    MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder,
+    Tcgen05, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -100,7 +100,7 @@ fn frame(target: Target) -> Kernel {
 
 fn with(frame: &Kernel, ops: &[Op]) -> Kernel {
     let mut kernel = frame.clone();
-    let instrs = ops.iter().map(|op| Instr { guard: None, op: op.clone(), phase: PhaseId(0) });
+    let instrs = ops.iter().map(|op| Instr { guard: None, op: op.clone(), phase: PhaseId(0), line: None });
     let end = kernel.body.len() - 1;
     kernel.body.splice(end..end, instrs);
     kernel
@@ -125,6 +125,16 @@ const YES_NO: [bool; 2] = [false, true];
 fn reg(bank: Bank, index: u32) -> RegId {
     // Register 8 and up: nothing in the frame writes these, so the checker knows nothing of their values.
     RegId { bank, index: index + 8 }
+}
+
+/// The width of a register.
+fn width_of(reg: RegId) -> Width {
+    match reg.bank {
+        Bank::Pred => Width::B8,
+        Bank::B16 => Width::B16,
+        Bank::B32 => Width::B32,
+        Bank::B64 => Width::B64,
+    }
 }
 
 fn p(index: u32) -> RegId {
@@ -241,7 +251,8 @@ fn moves() -> Vec<Op> {
     }
     for number in 0..7 {
         for dst in [h(0), r(0), d(0)] {
-            ops.push(Arith::Param { dst, param: ParamId(number) }.into());
+            let (width, from) = (width_of(dst), ParamBase::Param(ParamId(number)));
+            ops.push(Arith::Param { dst, width, from, offset: 0 }.into());
         }
     }
     for op in [
@@ -272,7 +283,9 @@ fn moves() -> Vec<Op> {
         Arith::ParamAddress { dst: d(0), param: ParamId(1) }.into(),
         Arith::ParamAddress { dst: d(0), param: ParamId(8) }.into(),
         Arith::ParamTable { dst: d(0), param: ParamId(7) }.into(),
-        Arith::ParamWord { dst: r(0), at: d(0), offset: 8 }.into(),
+        Arith::Param { dst: r(0), width: Width::B32, from: ParamBase::Reg(d(0)), offset: 8 }.into(),
+        Arith::Param { dst: d(1), width: Width::B64, from: ParamBase::Reg(d(0)), offset: 0 }.into(),
+        Arith::Param { dst: r(0), width: Width::B8, from: ParamBase::Reg(d(0)), offset: 3 }.into(),
         Arith::SharedAddress { dst: r(0), offset: 0 }.into(),
         Arith::SharedAddress { dst: r(0), offset: 1024 }.into(),
         Arith::ToGlobal { dst: d(0), a: d(1) }.into(),

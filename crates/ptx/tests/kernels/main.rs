@@ -7,6 +7,9 @@ mod cluster;
 mod families;
 mod multiply;
 mod print;
+mod read;
+#[path = "../same/mod.rs"]
+mod same;
 mod zoo;
 
 use ptx::assemble::Assembler;

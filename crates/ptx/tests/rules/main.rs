@@ -13,8 +13,8 @@ mod whole_kernels;
 use ptx::descriptor::{MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, Guard, LoadOrder, MatrixA,
-    MatrixElement, Memory, Mma, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp,
-    Warp, Wgmma, Width,
+    MatrixElement, Memory, Mma, ParamBase, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp,
+    UnaryOp, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, CtaGroup, DataType, Error, Feature, Instr, Kernel, Label, LaunchBounds, Op, Operand,
@@ -67,7 +67,7 @@ fn kernel(target: Target) -> Kernel {
 }
 
 fn insert(kernel: &mut Kernel, ops: Vec<Op>) {
-    let instrs = ops.into_iter().map(|op| Instr { guard: None, op, phase: PhaseId(0) });
+    let instrs = ops.into_iter().map(|op| Instr { guard: None, op, phase: PhaseId(0), line: None });
     kernel.body.splice(0..0, instrs);
 }
 
@@ -116,5 +116,5 @@ fn add(ty: DataType, dst: RegId, b: Operand) -> Arith {
 }
 
 fn guarded(op: Op, pred: RegId) -> Instr {
-    Instr { guard: Some(Guard { pred, negated: false }), op, phase: PhaseId(0) }
+    Instr { guard: Some(Guard { pred, negated: false }), op, phase: PhaseId(0), line: None }
 }

@@ -104,15 +104,21 @@ fn a_mask_without_lanes_is_refused() {
     is_value(&broken(Warp::Sync { mask: imm(0) }), 0);
 }
 
+/// A read of a whole parameter.
+fn whole(dst: RegId, param: u32) -> Arith {
+    let width = if dst.bank == Bank::B64 { Width::B64 } else { Width::B32 };
+    Arith::Param { dst, width, from: ParamBase::Param(ParamId(param)), offset: 0 }
+}
+
 #[test]
 fn a_parameter_that_is_not_there_is_refused() {
-    let rule = broken(Arith::Param { dst: r(0), param: ParamId(2) });
+    let rule = broken(whole(r(0), 2));
     assert_eq!(rule, Rule::NoSuchParam { found: 2, declared: 2 });
 }
 
 #[test]
 fn a_tensor_map_read_as_a_number_is_refused() {
-    assert!(matches!(broken(Arith::Param { dst: d(0), param: ParamId(1) }), Rule::ParamKind { .. }));
+    assert!(matches!(broken(whole(d(0), 1)), Rule::ParamKind { .. }));
 }
 
 #[test]
@@ -127,7 +133,7 @@ fn a_number_read_as_a_table_is_refused() {
 
 #[test]
 fn a_word_of_a_table_at_an_odd_place_is_refused() {
-    is_value(&broken(Arith::ParamWord { dst: r(0), at: d(0), offset: 6 }), 6);
+    is_value(&broken(Arith::Param { dst: r(0), width: Width::B32, from: ParamBase::Reg(d(0)), offset: 6 }), 6);
 }
 
 #[test]

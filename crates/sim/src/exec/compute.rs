@@ -1,7 +1,7 @@
 //! Registers to registers, each lane for itself.
 
-use ptx::instr::{Arith, BinaryOp, LogicOp, PredicateOp};
-use ptx::{Bank, Operand, ParamId, RegId, SpecialRegister};
+use ptx::instr::{Arith, BinaryOp, LogicOp, ParamBase, PredicateOp};
+use ptx::{Bank, Operand, RegId, SpecialRegister};
 
 use super::Exec;
 use crate::arith;
@@ -155,13 +155,9 @@ impl Exec<'_, '_> {
                 let values = self.special(which);
                 self.set(dst, &values);
             }
-            Arith::Param { dst, param } => {
-                let bits = self.param(param)?;
-                self.set(dst, &[bits; 32]);
-            }
-            Arith::ParamWord { dst, at, offset } => self.param_word(dst, at, offset)?,
+            Arith::Param { dst, width, from, offset } => self.param(dst, width.bytes(), from, offset)?,
             Arith::ParamAddress { dst, param } | Arith::ParamTable { dst, param } => {
-                self.set(dst, &[Invocation::PARAMS + u64::from(param.0) * Invocation::PARAM_STRIDE; 32]);
+                self.set(dst, &[Invocation::param_address(param); 32]);
             }
             Arith::SharedAddress { dst, offset } => {
                 let address = SharedMemory::address(self.rank, offset);
@@ -204,24 +200,23 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn param(&self, param: ParamId) -> Result<u64, FaultKind> {
-        self.core.launch.args.get(param.0 as usize).and_then(|arg| arg.bits()).ok_or_else(|| FaultKind::BadOperand {
-            what: "parameter number",
-            found: param.0.into(),
-            wanted: "a scalar or pointer parameter of this kernel",
-        })
-    }
-
-    fn param_word(&mut self, dst: RegId, at: RegId, offset: u32) -> Result<(), FaultKind> {
-        let (at, mut values) = (self.warp.get(at), [0; 32]);
-        for lane in lanes(self.mask) {
-            let address = at[lane].wrapping_add(offset.into());
-            let word = self.core.launch.word_at(address).ok_or(FaultKind::BadOperand {
-                what: "the address of a word of a parameter",
+    fn param(&mut self, dst: RegId, bytes: u32, from: ParamBase, offset: u32) -> Result<(), FaultKind> {
+        let (launch, mut values) = (self.core.launch, [0; 32]);
+        let read = |address: u64| {
+            launch.param_at(address, bytes).ok_or(FaultKind::BadOperand {
+                what: "the address of a part of a parameter",
                 found: address,
-                wanted: "one inside a table that the launch gives",
-            })?;
-            values[lane] = word.into();
+                wanted: "one inside what the launch gives",
+            })
+        };
+        match from {
+            ParamBase::Param(param) => values = [read(Invocation::param_address(param) + u64::from(offset))?; 32],
+            ParamBase::Reg(at) => {
+                let at = self.warp.get(at);
+                for lane in lanes(self.mask) {
+                    values[lane] = read(at[lane].wrapping_add(offset.into()))?;
+                }
+            }
         }
         self.set(dst, &values);
         Ok(())
@@ -244,12 +239,18 @@ impl Exec<'_, '_> {
         use SpecialRegister as S;
         let ([x, y, z], grid, shape) =
             (self.cluster.blocks[self.rank].id, self.core.launch.grid, self.core.cluster_shape);
-        let thread = (self.warp.index * 32) as u64;
+        let block = self.core.program.kernel.block;
+        // Threads are counted along x first, then y, then z.
+        let thread = |axis: usize| -> Lanes {
+            let (before, size) = (block[..axis].iter().product::<u32>().max(1), block[axis].max(1));
+            std::array::from_fn(|lane| u64::from((self.warp.index * 32 + lane) as u32 / before % size))
+        };
         let value: u64 = match which {
-            S::TidX => return std::array::from_fn(|lane| thread + lane as u64),
+            S::TidX => return thread(0),
+            S::TidY => return thread(1),
+            S::TidZ => return thread(2),
             S::LaneId => return std::array::from_fn(|lane| lane as u64),
-            S::TidY | S::TidZ => 0,
-            S::NtidX => self.core.program.kernel.launch.threads.into(),
+            S::NtidX => block[0].into(),
             S::CtaidX => x.into(),
             S::CtaidY => y.into(),
             S::CtaidZ => z.into(),

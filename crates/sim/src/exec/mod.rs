@@ -106,6 +106,7 @@ impl Exec<'_, '_> {
             Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
             Op::Tcgen05(op) => self.tcgen05(op).map(|flow| (flow, true)),
             Op::Control(op) => self.control(*op),
+            Op::Unknown(_) => Err(self.unsupported()),
         }
     }
 
@@ -144,8 +145,17 @@ impl Exec<'_, '_> {
 
     pub(crate) fn unsupported(&self) -> FaultKind {
         let instr = self.core.program.instr(self.pc);
-        let text = instr.map(|instr| self.core.program.kernel.instruction(instr).trim().to_string());
-        FaultKind::Unsupported { instruction: text.unwrap_or_default() }
+        let text = |instr: &ptx::Instr| {
+            let text = self.core.program.kernel.instruction(instr).trim().to_string();
+            let line = instr.line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            match &instr.op {
+                Op::Unknown(ptx::instr::Unknown { wanted: Some(wanted), .. }) => {
+                    format!("{line}{text} (expected {wanted})")
+                }
+                _ => line + &text,
+            }
+        };
+        FaultKind::Unsupported { instruction: instr.map(text).unwrap_or_default() }
     }
 
     /// Whether the lanes of `wanted` are all here; if the others may still come, or wait here already, these wait too.
@@ -470,7 +480,7 @@ impl Exec<'_, '_> {
 /// Whether an instruction takes this register as a value that it only computes with or hands on.
 fn may_be_tainted(op: &Op, reg: RegId) -> bool {
     match op {
-        Op::Arith(Arith::ParamWord { .. } | Arith::MapShared { .. }) => false,
+        Op::Arith(Arith::Param { .. } | Arith::MapShared { .. }) => false,
         Op::Arith(_) => true,
         Op::Memory(Memory::Store { space, order: StoreOrder::Weak, srcs, addr, .. }) => {
             *space != Space::Global && srcs.contains(&reg) && addr.base != Base::Reg(reg)

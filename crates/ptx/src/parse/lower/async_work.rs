@@ -1,0 +1,493 @@
+//! What the hardware does beside the threads: the reverse of `print/async_work.rs`.
+
+use super::compute::element;
+use super::words::Words;
+use super::{Lower, Refusal};
+use crate::instr::{
+    Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Op, Semantics, Tcgen05, Warp, Wgmma,
+};
+use crate::parse::syntax::Operand;
+use crate::types::{self, Bank, DataType, RegId, Scope, Space};
+
+const GROUPS: [(&str, CtaGroup); 2] = [("cta_group::1", CtaGroup::One), ("cta_group::2", CtaGroup::Two)];
+
+/// The order and scope of an arrive or wait; the default is ordered, within the block.
+fn ordering(words: &mut Words<'_>, ordered: &str) -> (Semantics, Scope) {
+    let sem = if words.take("relaxed") { Semantics::Relaxed } else { Semantics::Ordered };
+    words.take(ordered);
+    (sem, words.scope().unwrap_or(Scope::Block))
+}
+
+/// Whether all of some words are there; they are taken.
+fn all(words: &mut Words<'_>, wanted: &[&str]) -> Result<(), Refusal> {
+    wanted.iter().all(|word| words.take(word)).then_some(()).ok_or(Refusal::Unknown)
+}
+
+/// A window of shared memory, this block's if none is said.
+fn shared(words: &mut Words<'_>) -> Result<Space, Refusal> {
+    match words.space() {
+        None => Ok(Space::Shared),
+        Some(Space::Global) => Err(Refusal::Unknown),
+        Some(space) => Ok(space),
+    }
+}
+
+impl<'t> Lower<'_, 't> {
+    fn word(&mut self, operand: &Operand<'t>) -> Result<types::Operand, Refusal> {
+        self.value(operand, DataType::U32)
+    }
+
+    pub(super) fn barrier(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let op = match opcode {
+            "bar" if words.take("warp") => {
+                let ([mask], _) = (self.exactly(operands)?, words.take("sync"));
+                let mask = self.word(mask)?;
+                self.emit(Warp::Sync { mask });
+                return Ok(());
+            }
+            "mbarrier" => self.mbarrier(words, operands)?,
+            "barrier" if words.take("cluster") => {
+                let aligned = words.take("aligned");
+                match operands {
+                    [] if words.take("arrive") => {
+                        let sem = if words.take("relaxed") { Semantics::Relaxed } else { Semantics::Ordered };
+                        words.take("release");
+                        Barrier::ClusterArrive { sem, aligned }
+                    }
+                    [] if words.take("wait") => {
+                        words.take("acquire");
+                        Barrier::ClusterWait { aligned }
+                    }
+                    _ => return Err(Refusal::Unknown),
+                }
+            }
+            _ => {
+                words.take("cta");
+                // `bar` is `barrier` with all lanes of a warp together.
+                if opcode == "barrier" {
+                    all(words, &["aligned"])?;
+                }
+                match operands {
+                    [id] if words.take("sync") => Barrier::NamedSync { id: self.word(id)?, threads: None },
+                    [id, threads] if words.take("sync") => {
+                        Barrier::NamedSync { id: self.word(id)?, threads: Some(self.word(threads)?) }
+                    }
+                    [id, threads] if words.take("arrive") => {
+                        Barrier::NamedArrive { id: self.word(id)?, threads: self.word(threads)? }
+                    }
+                    _ => return Err(Refusal::Unknown),
+                }
+            }
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    fn mbarrier(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Barrier, Refusal> {
+        all(words, &["b64"])?;
+        if words.take("init") {
+            let ([bar, count], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
+                return Err(Refusal::Unknown);
+            };
+            return Ok(Barrier::Init { bar: self.address(bar, false)?, count: self.word(count)? });
+        }
+        if words.take("inval") {
+            let ([bar], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
+                return Err(Refusal::Unknown);
+            };
+            return Ok(Barrier::Invalidate { bar: self.address(bar, false)? });
+        }
+        if words.take("try_wait") {
+            all(words, &["parity"])?;
+            let (sem, scope) = ordering(words, "acquire");
+            let ([done, bar, parity], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
+                return Err(Refusal::Unknown);
+            };
+            let (done, bar) = (self.register(done, Bank::Pred)?, self.address(bar, false)?);
+            return Ok(Barrier::TryWait { done, sem, scope, bar, parity: self.word(parity)? });
+        }
+        let arrives = words.take("arrive");
+        let expects = words.take("expect_tx");
+        let (sem, scope) = ordering(words, "release");
+        let space = shared(words)?;
+        // The state that an arrive returns is not kept: `_`, or nothing.
+        let kept = |operand: &Operand<'t>| !matches!(operand, Operand::Name { name, .. } if name.text == "_");
+        let operands = match operands {
+            [state, rest @ ..] if arrives && !matches!(state, Operand::Address(..)) => {
+                if kept(state) {
+                    return Err(Refusal::Unknown);
+                }
+                rest
+            }
+            rest => rest,
+        };
+        match operands {
+            [bar, bytes] if arrives && expects => {
+                let (bar, bytes) = (self.address(bar, false)?, self.word(bytes)?);
+                Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes })
+            }
+            [bar, bytes] if expects && sem == Semantics::Relaxed => {
+                Ok(Barrier::ExpectTx { space, bar: self.address(bar, false)?, bytes: self.word(bytes)? })
+            }
+            [bar, count @ ..] if arrives && count.len() < 2 => {
+                let bar = self.address(bar, false)?;
+                let count = count.first().map(|count| self.word(count)).transpose()?;
+                Ok(Barrier::Arrive { space, sem, scope, bar, count })
+            }
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    pub(super) fn fence(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let [] = self.exactly(operands)?;
+        let op = if words.take("mbarrier_init") {
+            all(words, &["release", "cluster"])?;
+            Fence::BarrierInit
+        } else if words.take("proxy") {
+            match words.find(|word| word.starts_with("async").then_some(word)) {
+                Some("async") => Fence::ProxyAsync(words.space()),
+                _ => return Err(Refusal::Unknown),
+            }
+        } else {
+            all(words, &["acq_rel"])?;
+            Fence::AcqRel(words.scope().ok_or(Refusal::Unknown)?)
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// The operands behind an address that say who else receives it, and how the cache treats it.
+    fn options(
+        &mut self,
+        words: &mut Words<'t>,
+        mut rest: &[Operand<'t>],
+    ) -> Result<(Option<RegId>, Option<RegId>), Refusal> {
+        let mut option = |word: &str, bank: Bank| {
+            if !words.take(word) {
+                return Ok(None);
+            }
+            let (first, others) = rest.split_first().ok_or(Refusal::Unknown)?;
+            rest = others;
+            self.register(first, bank).map(Some)
+        };
+        let multicast = option("multicast::cluster", Bank::B16)?;
+        let policy = option("L2::cache_hint", Bank::B64)?;
+        if rest.is_empty() { Ok((multicast, policy)) } else { Err(Refusal::Unknown) }
+    }
+
+    /// A tensor map and coordinates in brackets.
+    fn tensor(&mut self, operand: &Operand<'t>) -> Result<(RegId, Vec<types::Operand>), Refusal> {
+        let [map, Operand::Vector(coords, _)] = self.bracketed(operand)? else { return Err(Refusal::Unknown) };
+        let map = self.register(map, Bank::B64)?;
+        let coords = coords.iter().map(|coord| self.value(coord, DataType::S32)).collect::<Result<_, _>>()?;
+        Ok((map, coords))
+    }
+
+    pub(super) fn copy(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let op = match opcode {
+            "prefetch" => {
+                all(words, &["tensormap"])?;
+                let [map] = self.exactly(operands)?;
+                AsyncCopy::PrefetchMap { map: self.register_in_brackets(map, Bank::B64)? }
+            }
+            "clusterlaunchcontrol" => {
+                all(words, &["try_cancel", "async", "mbarrier::complete_tx::bytes", "b128"])?;
+                let (Space::Shared, multicast) = (shared(words)?, words.take("multicast::cluster::all")) else {
+                    return Err(Refusal::Unknown);
+                };
+                let [dst, bar] = self.exactly(operands)?;
+                AsyncCopy::TryCancel { dst: self.address(dst, false)?, bar: self.address(bar, false)?, multicast }
+            }
+            _ => {
+                all(words, &["async"])?;
+                match (words.take("bulk"), words.has("tensor")) {
+                    (true, true) => self.tensor_copy(words, operands)?,
+                    (true, false) => self.bulk_copy(words, operands)?,
+                    (false, _) => self.thread_copy(words, operands)?,
+                }
+            }
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    fn tensor_copy(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<AsyncCopy, Refusal> {
+        all(words, &["tensor"])?;
+        let dims = [("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)];
+        let dims = words.pick(&dims).ok_or(Refusal::Unknown)?;
+        words.take("tile");
+        let checked = |(map, coords): (RegId, Vec<types::Operand>)| match coords.len() == dims {
+            true => Ok((map, coords)),
+            false => Err(Refusal::Unknown),
+        };
+        if words.take("prefetch") {
+            all(words, &["L2", "global"])?;
+            let [from] = self.exactly(operands)?;
+            let (map, coords) = checked(self.tensor(from)?)?;
+            return Ok(AsyncCopy::TensorPrefetch { map, coords });
+        }
+        if words.take("bulk_group") {
+            all(words, &["global", "shared::cta"])?;
+            let [to, src, rest @ ..] = operands else { return Err(Refusal::Other("a tensor and a source".into())) };
+            let ((map, coords), src) = (checked(self.tensor(to)?)?, self.address(src, false)?);
+            let (None, policy) = self.options(words, rest)? else { return Err(Refusal::Unknown) };
+            return Ok(AsyncCopy::TensorStore { map, coords, src, policy });
+        }
+        all(words, &["mbarrier::complete_tx::bytes", "global"])?;
+        if !words.take("shared::cluster") {
+            all(words, &["shared::cta"])?;
+        }
+        let cta_group = words.pick(&GROUPS);
+        let [dst, from, bar, rest @ ..] = operands else {
+            return Err(Refusal::Other("a destination, a tensor and a barrier".into()));
+        };
+        let (dst, (map, coords)) = (self.address(dst, false)?, checked(self.tensor(from)?)?);
+        let (bar, (multicast, policy)) = (self.address(bar, false)?, self.options(words, rest)?);
+        Ok(AsyncCopy::TensorLoad { dst, map, coords, bar, multicast, policy, cta_group })
+    }
+
+    fn bulk_copy(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<AsyncCopy, Refusal> {
+        if words.take("commit_group") {
+            return Ok(AsyncCopy::CommitGroup);
+        }
+        if words.take("wait_group") {
+            let ([pending], read) = (self.exactly(operands)?, words.take("read"));
+            return Ok(AsyncCopy::WaitGroup { pending: self.small(pending)?, read });
+        }
+        if words.take("prefetch") {
+            all(words, &["L2", "global"])?;
+            let [src, bytes] = self.exactly(operands)?;
+            return Ok(AsyncCopy::BulkPrefetch { src: self.address(src, true)?, bytes: self.word(bytes)? });
+        }
+        if words.take("bulk_group") {
+            all(words, &["global", "shared::cta"])?;
+            let [dst, src, bytes, rest @ ..] = operands else { return Err(Refusal::Other("three operands".into())) };
+            let (dst, src, bytes) = (self.address(dst, true)?, self.address(src, false)?, self.word(bytes)?);
+            let (None, policy) = self.options(words, rest)? else { return Err(Refusal::Unknown) };
+            return Ok(AsyncCopy::BulkStore { dst, src, bytes, policy });
+        }
+        all(words, &["mbarrier::complete_tx::bytes"])?;
+        let [dst, src, bytes, bar, rest @ ..] = operands else { return Err(Refusal::Other("four operands".into())) };
+        let (dst, bar) = (self.address(dst, false)?, self.address(bar, false)?);
+        let to_cluster = words.take("shared::cluster");
+        let from_shared = words.take("shared::cta");
+        let bytes = self.word(bytes)?;
+        if words.take("global") && to_cluster != from_shared {
+            let (src, (multicast, policy)) = (self.address(src, true)?, self.options(words, rest)?);
+            return Ok(AsyncCopy::BulkLoad { dst, src, bytes, bar, multicast, policy });
+        }
+        match (to_cluster && from_shared, rest) {
+            (true, []) => Ok(AsyncCopy::BulkToCluster { dst, src: self.address(src, false)?, bytes, bar }),
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// Copies of a few bytes per thread.
+    fn thread_copy(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<AsyncCopy, Refusal> {
+        if words.take("commit_group") {
+            return Ok(AsyncCopy::CommitThreadGroup);
+        }
+        if words.take("wait_group") {
+            let [pending] = self.exactly(operands)?;
+            return Ok(AsyncCopy::WaitThreadGroup { pending: self.small(pending)? });
+        }
+        let past_first_cache = words.pick(&[("cg", true), ("ca", false)]).ok_or(Refusal::Unknown)?;
+        if words.space() != Some(Space::Shared) || words.space() != Some(Space::Global) {
+            return Err(Refusal::Unknown);
+        }
+        let [dst, src, bytes, rest @ ..] = operands else { return Err(Refusal::Other("three operands".into())) };
+        let (dst, src, bytes) = (self.address(dst, false)?, self.address(src, true)?, self.small(bytes)?);
+        // Which cache keeps them changes nothing, but sixteen bytes alone may go past the first.
+        if past_first_cache && bytes != 16 {
+            return Err(Refusal::Unknown);
+        }
+        let (rest, policy) = match (words.take("L2::cache_hint"), rest) {
+            (true, [rest @ .., policy]) => (rest, Some(self.register(policy, Bank::B64)?)),
+            (_, rest) => (rest, None),
+        };
+        let source_bytes = match rest {
+            [] => None,
+            [read] => Some(self.word(read)?),
+            _ => return Err(Refusal::Unknown),
+        };
+        Ok(AsyncCopy::ThreadCopy { dst, src, bytes, source_bytes, policy })
+    }
+
+    /// A store into a block of the cluster that signals a barrier there.
+    pub(super) fn store_async(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        all(words, &["async", "shared::cluster", "mbarrier::complete_tx::bytes", "b32"])?;
+        words.pick(&[("v2", ()), ("v4", ())]);
+        let [dst, srcs, bar] = self.exactly(operands)?;
+        let (dst, srcs) = (self.address(dst, false)?, self.registers(srcs, Bank::B32)?);
+        let bar = self.address(bar, false)?;
+        self.emit(AsyncCopy::StoreAsync { dst, srcs, bar });
+        Ok(())
+    }
+
+    pub(super) fn wgmma(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        all(words, &["sync", "aligned"])?;
+        let op: Op = if words.take("fence") {
+            Wgmma::Fence.into()
+        } else if words.take("commit_group") {
+            Wgmma::Commit.into()
+        } else if words.take("wait_group") {
+            let [pending] = self.exactly(operands)?;
+            Wgmma::Wait { pending: self.small(pending)? }.into()
+        } else {
+            all(words, &["mma_async", "f32"])?;
+            let shape = words.find(|word| word.strip_prefix("m64n")?.strip_suffix("k16")?.parse().ok());
+            self.multiplication(shape.ok_or(Refusal::Unknown)?, words, operands)?.into()
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    fn multiplication(&mut self, n: u32, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Wgmma, Refusal> {
+        let element = element(words)?;
+        let [d, a, b, scale_d, sign_a, sign_b, transposes @ ..] = operands else { return Err(Refusal::Unknown) };
+        let d = self.registers(d, Bank::B32)?;
+        let flag = |operand: &Operand<'t>| match self.constant(operand) {
+            Ok(flag @ (0 | 1)) => Ok(flag == 1),
+            _ => Err(Refusal::Unknown),
+        };
+        let negative = |operand: &Operand<'t>| match self.constant(operand).map(u64::cast_signed) {
+            Ok(1) => Ok(false),
+            Ok(-1) => Ok(true),
+            _ => Err(Refusal::Unknown),
+        };
+        let (negate_a, negate_b) = (negative(sign_a)?, negative(sign_b)?);
+        let transposes = transposes.iter().map(flag).collect::<Result<Vec<bool>, _>>()?;
+        let (a, transpose_b) = match (a, &transposes[..]) {
+            (Operand::Vector(..), [transpose_b]) => {
+                (MatrixA::Registers(self.registers_of(a, Bank::B32)?), *transpose_b)
+            }
+            (_, [transpose, transpose_b]) => {
+                (MatrixA::Shared { desc: self.register(a, Bank::B64)?, transpose: *transpose }, *transpose_b)
+            }
+            _ => return Err(Refusal::Unknown),
+        };
+        let accumulate = match scale_d {
+            Operand::Number(..) if self.constant(scale_d)? == 0 => Accumulate::Replace,
+            Operand::Number(..) => Accumulate::Add,
+            pred => Accumulate::If(self.register(pred, Bank::Pred)?),
+        };
+        let b = self.register(b, Bank::B64)?;
+        if d.len() as u64 * 2 != u64::from(n) {
+            return Err(Refusal::Other(format!("{} accumulators, half as many as columns", n / 2)));
+        }
+        Ok(Wgmma::Mma { n, element, d, a, b, accumulate, negate_a, negate_b, transpose_b })
+    }
+
+    pub(super) fn tcgen05(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let group = words.pick(&GROUPS);
+        let of_group = group.ok_or(Refusal::Unknown);
+        let op = if words.take("alloc") {
+            all(words, &["sync", "aligned", "b32"])?;
+            let [dst, columns] = self.exactly(operands)?;
+            let Space::Shared = shared(words)? else { return Err(Refusal::Unknown) };
+            Tcgen05::Alloc { group: of_group?, dst: self.address(dst, false)?, columns: self.word(columns)? }
+        } else if words.take("dealloc") {
+            all(words, &["sync", "aligned", "b32"])?;
+            let [addr, columns] = self.exactly(operands)?;
+            let addr = self.register(addr, Bank::B32)?;
+            Tcgen05::Dealloc { group: of_group?, addr, columns: self.word(columns)? }
+        } else if words.take("relinquish_alloc_permit") {
+            all(words, &["sync", "aligned"])?;
+            Tcgen05::RelinquishAllocPermit { group: of_group? }
+        } else if words.take("cp") {
+            all(words, &["32x128b", "warpx4"])?;
+            let [dst, src] = self.exactly(operands)?;
+            let dst = self.register_in_brackets(dst, Bank::B32)?;
+            Tcgen05::CopyScales { group: of_group?, dst, src: self.register(src, Bank::B64)? }
+        } else if words.take("mma") {
+            self.tensor_multiplication(of_group?, words, operands)?
+        } else if words.take("commit") {
+            all(words, &["mbarrier::arrive::one", "b64"])?;
+            let ([bar, rest @ ..], Space::Cluster) = (operands, shared(words)?) else { return Err(Refusal::Unknown) };
+            let bar = self.address(bar, false)?;
+            let (multicast, None) = self.options(words, rest)? else { return Err(Refusal::Unknown) };
+            Tcgen05::Commit { group: of_group?, bar, multicast }
+        } else if words.take("ld") || words.has("st") {
+            self.columns(words, operands)?
+        } else if words.take("wait::ld") {
+            all(words, &["sync", "aligned"])?;
+            Tcgen05::WaitLoad
+        } else if words.take("wait::st") {
+            all(words, &["sync", "aligned"])?;
+            Tcgen05::WaitStore
+        } else if words.take("fence::before_thread_sync") {
+            Tcgen05::FenceBeforeSync
+        } else if words.take("fence::after_thread_sync") {
+            Tcgen05::FenceAfterSync
+        } else {
+            return Err(Refusal::Unknown);
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// Columns of tensor memory to registers, or back.
+    fn columns(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Tcgen05, Refusal> {
+        let stores = words.take("st");
+        all(words, &["sync", "aligned", "32x32b", "b32"])?;
+        let count = words.find(|word| word.strip_prefix('x')?.parse::<usize>().ok()).ok_or(Refusal::Unknown)?;
+        let [first, second] = self.exactly(operands)?;
+        let (addr, regs) = if stores { (first, second) } else { (second, first) };
+        let (addr, regs) = (self.register_in_brackets(addr, Bank::B32)?, self.registers(regs, Bank::B32)?);
+        if regs.len() != count {
+            return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
+        }
+        Ok(if stores { Tcgen05::Store { addr, srcs: regs } } else { Tcgen05::Load { dsts: regs, addr } })
+    }
+
+    fn tensor_multiplication(
+        &mut self,
+        group: CtaGroup,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<Tcgen05, Refusal> {
+        let collectors = [
+            ("collector::a::discard", Collector::Discard),
+            ("collector::a::fill", Collector::Fill),
+            ("collector::a::use", Collector::Use),
+            ("collector::a::lastuse", Collector::LastUse),
+        ];
+        // Without a word, A is not kept.
+        let collector = words.pick(&collectors).unwrap_or(Collector::Discard);
+        if words.take("kind::f16") {
+            let [d, a, b, shape, accumulate] = operands else { return Err(Refusal::Unknown) };
+            let (d, shape) = (self.register_in_brackets(d, Bank::B32)?, self.register(shape, Bank::B32)?);
+            if matches!(a, Operand::Address(..)) {
+                return Err(Refusal::Unknown);
+            }
+            let (a, b) = (self.register(a, Bank::B64)?, self.register(b, Bank::B64)?);
+            let accumulate = self.register(accumulate, Bank::Pred)?;
+            return Ok(Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector });
+        }
+        all(words, &["kind::mxf4nvf4", "block_scale"])?;
+        // One meaning, two spellings.
+        if !words.take("block16") {
+            all(words, &["scale_vec::4X"])?;
+        }
+        let [d, a, b, shape, scale_a, scale_b, accumulate] = operands else { return Err(Refusal::Unknown) };
+        if matches!(a, Operand::Address(..)) {
+            return Err(Refusal::Unknown);
+        }
+        let (d, shape) = (self.register_in_brackets(d, Bank::B32)?, self.register(shape, Bank::B32)?);
+        let (a, b) = (self.register(a, Bank::B64)?, self.register(b, Bank::B64)?);
+        let scale_a = self.register_in_brackets(scale_a, Bank::B32)?;
+        let scale_b = self.register_in_brackets(scale_b, Bank::B32)?;
+        let accumulate = self.register(accumulate, Bank::Pred)?;
+        Ok(Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector })
+    }
+}

@@ -1,0 +1,648 @@
+//! What threads and warps do themselves: the reverse of `print/compute.rs`.
+
+use super::words::Words;
+use super::{Lower, Refusal, Symbol};
+use crate::instr::{
+    Arith, AtomicOp, BinaryOp, Comparison, Control, Label, LoadOrder, LogicOp, MatrixElement, Memory, Mma, Op,
+    ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp,
+    UnaryOp, VoteMode, Warp, Width,
+};
+use crate::parse::syntax::Operand;
+use crate::print;
+use crate::types::{Bank, DataType, RegId, Space};
+
+/// Special registers that PTX has and values cannot say.
+const OTHER_SPECIALS: [&str; 23] = [
+    "nwarpid",
+    "nsmid",
+    "gridid",
+    "is_explicit_cluster",
+    "cluster_ctaid",
+    "cluster_nctaid",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "clock_hi",
+    "globaltimer_lo",
+    "globaltimer_hi",
+    "ntid",
+    "clusterid",
+    "nclusterid",
+    "reserved_smem_offset_begin",
+    "reserved_smem_offset_end",
+    "total_smem_size",
+    "aggr_smem_size",
+    "dynamic_smem_size",
+    "current_graph_exec",
+];
+
+/// Whether floats are meant.
+fn is_float(ty: DataType) -> bool {
+    print::is_float(ty)
+}
+
+const UNARY: [(&str, UnaryOp); 4] =
+    [("not", UnaryOp::Not), ("popc", UnaryOp::CountOnes), ("neg", UnaryOp::Neg), ("abs", UnaryOp::Abs)];
+
+const BITWISE: [(&str, BinaryOp, LogicOp); 3] =
+    [("and", BinaryOp::And, LogicOp::And), ("or", BinaryOp::Or, LogicOp::Or), ("xor", BinaryOp::Xor, LogicOp::Xor)];
+
+const BINARY: [(&str, BinaryOp); 7] = [
+    ("add", BinaryOp::Add),
+    ("sub", BinaryOp::Sub),
+    ("min", BinaryOp::Min),
+    ("max", BinaryOp::Max),
+    ("div", BinaryOp::Div),
+    ("rem", BinaryOp::Rem),
+    ("shr", BinaryOp::Shr),
+];
+
+const COMPARISONS: [(&str, Comparison); 6] = [
+    ("eq", Comparison::Eq),
+    ("ne", Comparison::Ne),
+    ("lt", Comparison::Lt),
+    ("le", Comparison::Le),
+    ("gt", Comparison::Gt),
+    ("ge", Comparison::Ge),
+];
+
+const WIDTHS: [(&str, Width); 4] = [("b8", Width::B8), ("b16", Width::B16), ("b32", Width::B32), ("b64", Width::B64)];
+
+/// The width of an element in memory. Bits are what is moved, whatever they are called; but only unsigned ones are extended.
+fn width(words: &mut Words<'_>) -> Option<Width> {
+    words.last(|word| match word {
+        "u8" => Some(Width::B8),
+        "u16" | "s16" | "f16" | "bf16" => Some(Width::B16),
+        "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Some(Width::B32),
+        "u64" | "s64" | "f64" => Some(Width::B64),
+        _ => WIDTHS.iter().find(|(name, _)| *name == word).map(|(_, width)| *width),
+    })
+}
+
+impl<'t> Lower<'_, 't> {
+    pub(super) fn arith(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let op = match opcode {
+            "mov" => return self.mov(words, operands),
+            "and" | "or" | "xor" | "not" if words.has("pred") => self.logic(opcode, words, operands)?,
+            "setp" => return self.compare(words, operands),
+            "selp" => {
+                let ty = words.bits().ok_or(Refusal::Unknown)?;
+                let [dst, a, b, pred] = self.exactly(operands)?;
+                let ty = self.spelled_type(a, self.spelled_type(b, ty));
+                let (dst, pred) = (self.register(dst, ty.bank())?, self.register(pred, Bank::Pred)?);
+                Arith::Select { ty, dst, a: self.value(a, ty)?, b: self.value(b, ty)?, pred }
+            }
+            "cvt" => self.convert(words, operands)?,
+            "cvta" => return self.address_cast(words, operands),
+            "mapa" => {
+                if !(words.take("shared::cluster") && words.take("u32")) {
+                    return Err(Refusal::Unknown);
+                }
+                let [dst, a, rank] = self.exactly(operands)?;
+                let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+                Arith::MapShared { dst, a, rank: self.value(rank, DataType::U32)? }
+            }
+            "createpolicy" => {
+                let keep = words.pick(&[("L2::evict_first", false), ("L2::evict_last", true)]);
+                let (Some(keep), true, [dst]) = (keep, words.take("fractional") && words.take("b64"), operands) else {
+                    return Err(Refusal::Unknown);
+                };
+                Arith::Policy { dst: self.register(dst, Bank::B64)?, keep }
+            }
+            "mad" | "mul" if words.has("wide") => {
+                if !(words.take("wide") && words.take("u32")) {
+                    return Err(Refusal::Unknown);
+                }
+                let (a, b, c) = match operands {
+                    [_, a, b] if opcode == "mul" => (a, b, None),
+                    [_, a, b, c] if opcode == "mad" => (a, b, Some(c)),
+                    _ => return Err(Refusal::Other("two factors, and an addend for mad".into())),
+                };
+                let dst = self.register(&operands[0], Bank::B64)?;
+                let (a, b) = (self.value(a, DataType::U32)?, self.value(b, DataType::U32)?);
+                let c = c.map(|c| self.value(c, DataType::U64)).transpose()?;
+                Arith::MulWide { dst, a, b, c }
+            }
+            "ex2" | "rcp" | "tanh" | "not" | "popc" | "neg" | "abs" => self.unary(opcode, words, operands)?,
+            "mad" | "fma" | "lop3" | "prmt" | "shf" | "bfe" => self.ternary(opcode, words, operands)?,
+            _ => self.binary(opcode, words, operands)?,
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    fn unary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        let bits_only = matches!(opcode, "not" | "popc");
+        let ty = if bits_only { words.bits() } else { words.number() }.ok_or(Refusal::Unknown)?;
+        let flushed = words.take("ftz");
+        let op = match opcode {
+            "ex2" if words.take("approx") => [UnaryOp::Exp2Approx, UnaryOp::Exp2Flushed][usize::from(flushed)],
+            "rcp" if words.take("approx") => [UnaryOp::RcpApprox, UnaryOp::RcpFlushed][usize::from(flushed)],
+            "tanh" if words.take("approx") && !flushed => UnaryOp::TanhApprox,
+            _ if flushed => return Err(Refusal::Unknown),
+            _ => UNARY.iter().find(|(name, _)| *name == opcode).ok_or(Refusal::Unknown)?.1,
+        };
+        if opcode == "popc" && ty != DataType::U32 {
+            return Err(Refusal::Unknown);
+        }
+        let [dst, a] = self.exactly(operands)?;
+        Ok(Arith::Unary { op, ty, dst: self.register(dst, ty.bank())?, a: self.value(a, ty)? })
+    }
+
+    fn binary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        let bitwise = BITWISE.iter().find(|(name, ..)| *name == opcode).map(|(_, op, _)| *op);
+        let bitwise = bitwise.or((opcode == "shl").then_some(BinaryOp::Shl));
+        let ty = if bitwise.is_some() || opcode == "shr" { words.bits() } else { words.number() };
+        let ty = ty.ok_or(Refusal::Unknown)?;
+        let op = match (bitwise, opcode) {
+            (Some(op), _) => op,
+            (None, "mul") if words.take("hi") => BinaryOp::MulHigh,
+            // Without a rounding mode it is to nearest, and may be fused with a neighbour, which no kernel may rely on.
+            (None, "mul") if is_float(ty) || words.take("lo") => BinaryOp::Mul,
+            (None, _) => BINARY.iter().find(|(name, _)| *name == opcode).ok_or(Refusal::Unknown)?.1,
+        };
+        if is_float(ty) && matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) {
+            words.take("rn");
+        }
+        if is_float(ty) && matches!(op, BinaryOp::Div | BinaryOp::Rem | BinaryOp::MulHigh | BinaryOp::Shr) {
+            return Err(Refusal::Unknown);
+        }
+        let [dst, a, b] = self.exactly(operands)?;
+        let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { DataType::U32 } else { ty };
+        let dst = self.register(dst, ty.bank())?;
+        Ok(Arith::Binary { op, ty, dst, a: self.value(a, ty)?, b: self.value(b, second)? })
+    }
+
+    fn ternary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        if opcode == "lop3" {
+            let [dst, a, b, c, table] = self.exactly(operands)?;
+            let table = u8::try_from(self.constant(table)?).map_err(|_| Refusal::Unknown)?;
+            words.bits().filter(|ty| *ty == DataType::U32).ok_or(Refusal::Unknown)?;
+            let (ty, dst) = (DataType::U32, self.register(dst, Bank::B32)?);
+            let [a, b, c] = [self.value(a, ty)?, self.value(b, ty)?, self.value(c, ty)?];
+            return Ok(Arith::Ternary { op: TernaryOp::Lop3(table), ty, dst, a, b, c });
+        }
+        let ty = if matches!(opcode, "prmt" | "shf") { words.bits() } else { words.number() };
+        let ty = ty.ok_or(Refusal::Unknown)?;
+        let op = match opcode {
+            "mad" if words.take("lo") && !is_float(ty) => TernaryOp::MulAdd,
+            "fma" if words.take("rn") && is_float(ty) => TernaryOp::Fma,
+            "prmt" if ty == DataType::U32 => TernaryOp::Permute,
+            "shf" if words.take("l") && words.take("wrap") && ty == DataType::U32 => TernaryOp::FunnelLeft,
+            "shf" if words.take("r") && words.take("wrap") && ty == DataType::U32 => TernaryOp::FunnelRight,
+            "bfe" if ty.bank() == Bank::B32 => TernaryOp::BitExtract,
+            _ => return Err(Refusal::Unknown),
+        };
+        let [dst, a, b, c] = self.exactly(operands)?;
+        let second = if op == TernaryOp::BitExtract { DataType::U32 } else { ty };
+        let dst = self.register(dst, ty.bank())?;
+        let [a, b, c] = [self.value(a, ty)?, self.value(b, second)?, self.value(c, second)?];
+        Ok(Arith::Ternary { op, ty, dst, a, b, c })
+    }
+
+    /// Predicates from predicates.
+    fn logic(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        words.take("pred");
+        let (dst, op) = match (opcode, operands) {
+            ("not", [dst, a]) => (dst, PredicateOp::Not(self.register(a, Bank::Pred)?)),
+            (_, [dst, a, b]) => {
+                let (_, _, logic) = BITWISE.iter().find(|(name, ..)| *name == opcode).ok_or(Refusal::Unknown)?;
+                (dst, PredicateOp::Logic(*logic, self.register(a, Bank::Pred)?, self.register(b, Bank::Pred)?))
+            }
+            _ => return Err(Refusal::Other("one predicate for not, two for and, or and xor".into())),
+        };
+        Ok(Arith::Predicate { dst: self.register(dst, Bank::Pred)?, op })
+    }
+
+    fn mov(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let [dst, a] = self.exactly(operands)?;
+        if words.take("pred") {
+            let op = match a {
+                Operand::Number(..) => PredicateOp::Const(self.constant(a)? != 0),
+                a => PredicateOp::Move(self.register(a, Bank::Pred)?),
+            };
+            let dst = self.register(dst, Bank::Pred)?;
+            self.emit(Arith::Predicate { dst, op });
+            return Ok(());
+        }
+        let ty = words.bits().ok_or(Refusal::Unknown)?;
+        let half = match ty.bank() {
+            Bank::B64 => DataType::U32,
+            _ => DataType::U16,
+        };
+        let op = match (dst, a) {
+            (Operand::Vector(parts, _), a) => {
+                let [low, high] = &parts[..] else { return Err(Refusal::Unknown) };
+                let (low, high) = (self.register(low, half.bank())?, self.register(high, half.bank())?);
+                Arith::Unpack { low, high, a: self.register(a, ty.bank())? }
+            }
+            (dst, Operand::Vector(parts, _)) => {
+                let [low, high] = &parts[..] else { return Err(Refusal::Unknown) };
+                let (low, high) = (self.value(low, half)?, self.value(high, half)?);
+                Arith::Pack { dst: self.register(dst, ty.bank())?, low, high }
+            }
+            (dst, Operand::Name { name, part, .. }) if self.look_up(name.text).is_none() => {
+                let which = self.special(name.text, *part, a)?;
+                let bank = if which.is_wide() { Bank::B64 } else { Bank::B32 };
+                Arith::Special { dst: self.register(dst, bank)?, which }
+            }
+            (dst, Operand::Name { part: None, plus, .. }) if !matches!(self.symbol(a)?.0, Symbol::Register(_)) => {
+                match self.symbol(a)?.0 {
+                    Symbol::Shared(offset) if ty.bank() == Bank::B32 => {
+                        let offset = u32::try_from(plus + i64::from(offset)).map_err(|_| Refusal::Unknown)?;
+                        Arith::SharedAddress { dst: self.register(dst, Bank::B32)?, offset }
+                    }
+                    Symbol::Param(param) if ty.bank() == Bank::B64 && *plus == 0 => {
+                        Arith::ParamTable { dst: self.register(dst, Bank::B64)?, param }
+                    }
+                    _ => return Err(Refusal::Unknown),
+                }
+            }
+            (dst, a) => {
+                let ty = self.spelled_type(a, ty);
+                Arith::Unary { op: UnaryOp::Move, ty, dst: self.register(dst, ty.bank())?, a: self.value(a, ty)? }
+            }
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// A special register.
+    fn special(&self, name: &str, part: Option<&str>, operand: &Operand<'t>) -> Result<SpecialRegister, Refusal> {
+        let plain = name.strip_prefix('%').unwrap_or_default();
+        let whole = part.map_or(plain.to_string(), |part| format!("{plain}.{part}"));
+        let known = SpecialRegister::ALL.into_iter().find(|which| print::special(*which) == whole);
+        known.ok_or_else(|| match OTHER_SPECIALS.contains(&plain) || plain.starts_with("envreg") {
+            true => Refusal::Unknown,
+            false => self.wrong(operand.at(), name, "a name that is declared"),
+        })
+    }
+
+    fn compare(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let ty = words.bits().ok_or(Refusal::Unknown)?;
+        let cmp = words.find(|word| match (word, is_float(ty)) {
+            // For floats "ne" is false on NaN.
+            ("neu", true) => Some(Comparison::Ne),
+            ("ne", true) => None,
+            _ => COMPARISONS.iter().find(|(name, _)| *name == word).map(|(_, cmp)| *cmp),
+        });
+        let [dst, a, b] = self.exactly(operands)?;
+        let dst = self.register(dst, Bank::Pred)?;
+        let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
+        self.emit(Arith::Compare { cmp: cmp.ok_or(Refusal::Unknown)?, ty, dst, a, b });
+        Ok(())
+    }
+
+    fn convert(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        let rounding = words.pick(&[
+            ("rn", Rounding::NearestEven),
+            ("rni", Rounding::NearestInteger),
+            ("rzi", Rounding::TowardsZero),
+        ]);
+        let from = words.number().ok_or(Refusal::Unknown)?;
+        let to = words.number().ok_or(Refusal::Unknown)?;
+        if matches!(to, DataType::F16x2 | DataType::Bf16x2) {
+            let [dst, high, low] = self.exactly(operands)?;
+            if from != DataType::F32 || rounding != Some(Rounding::NearestEven) {
+                return Err(Refusal::Unknown);
+            }
+            let (low, high) = (self.register(low, Bank::B32)?, self.register(high, Bank::B32)?);
+            return Ok(Arith::ConvertPair { to, dst: self.register(dst, Bank::B32)?, low, high });
+        }
+        let rounding = rounding.unwrap_or(Rounding::Exact);
+        if !crate::check::CONVERSIONS.contains(&(from, to, rounding)) {
+            return Err(Refusal::Unknown);
+        }
+        let [dst, a] = self.exactly(operands)?;
+        let (dst, a) = (self.register(dst, to.bank())?, self.register(a, from.bank())?);
+        Ok(Arith::Convert { to, from, rounding, dst, a })
+    }
+
+    /// Addresses of one window as addresses of another.
+    fn address_cast(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let [dst, a] = self.exactly(operands)?;
+        let (dst, a) = (self.register(dst, Bank::B64)?, self.register(a, Bank::B64)?);
+        words.take("u64");
+        if words.take("to") && words.take("global") {
+            self.emit(Arith::ToGlobal { dst, a });
+            return Ok(());
+        }
+        if !words.take("param") {
+            return Err(Refusal::Unknown);
+        }
+        // The address of a parameter that was just taken becomes a generic one in its place.
+        let guard = self.guard;
+        if let Some(last) = self.kernel.body.last_mut()
+            && let Op::Arith(Arith::ParamTable { dst: taken, param }) = last.op
+            && (taken, dst, last.guard) == (a, a, guard)
+        {
+            last.op = Arith::ParamAddress { dst, param }.into();
+            return Ok(());
+        }
+        // Parameters have the same addresses in their own window.
+        self.emit(Arith::Unary { op: UnaryOp::Move, ty: DataType::U64, dst, a: crate::types::Operand::Reg(a) });
+        Ok(())
+    }
+
+    /// A read of the parameters.
+    fn param(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let width = width(words).ok_or(Refusal::Unknown)?;
+        words.pick(&[("v2", ()), ("v4", ())]);
+        let [dst, from] = self.exactly(operands)?;
+        let [place] = self.bracketed(from)? else { return Err(Refusal::Unknown) };
+        let (symbol, plus) = self.symbol(place)?;
+        let from = match symbol {
+            Symbol::Param(param) => ParamBase::Param(param),
+            Symbol::Register(reg) if reg.bank == Bank::B64 => ParamBase::Reg(reg),
+            _ => return Err(Refusal::Unknown),
+        };
+        let offset = u32::try_from(plus).map_err(|_| Refusal::Unknown)?;
+        let dsts = self.elements(dst, width)?;
+        for (dst, part) in dsts.into_iter().zip((0..).step_by(width.bytes() as usize)) {
+            self.emit(Arith::Param { dst, width, from, offset: offset + part });
+        }
+        Ok(())
+    }
+
+    /// Registers for elements of a width: of that, or wider if it is narrow.
+    fn elements(&mut self, operand: &Operand<'t>, width: Width) -> Result<Vec<RegId>, Refusal> {
+        let bank = match width {
+            Width::B8 | Width::B16 => Bank::B16,
+            Width::B32 => Bank::B32,
+            Width::B64 => Bank::B64,
+        };
+        let mut element = |part: &Operand<'t>| match width {
+            Width::B8 | Width::B16 => match self.any_register(part, bank)? {
+                RegId { bank: Bank::Pred, .. } => Err(Refusal::Unknown),
+                found => Ok(found),
+            },
+            Width::B32 | Width::B64 => self.register(part, bank),
+        };
+        match operand {
+            Operand::Vector(parts, _) => parts.iter().map(element).collect(),
+            one => Ok(vec![element(one)?]),
+        }
+    }
+
+    pub(super) fn memory(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        if opcode == "st" && words.has("async") {
+            return self.store_async(words, operands);
+        }
+        if opcode == "ld" && (words.take("param") || words.take("param::entry")) {
+            return self.param(words, operands);
+        }
+        let space = words.space().ok_or(Refusal::Unknown)?;
+        let wide = space == Space::Global;
+        if matches!(opcode, "atom" | "red") {
+            return self.atomic(opcode, words, operands, space);
+        }
+        let width = width(words).ok_or(Refusal::Unknown)?;
+        let count = words.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
+        let [first, second] = self.exactly(operands)?;
+        let (regs, addr) = if opcode == "ld" { (first, second) } else { (second, first) };
+        let addr = self.address(addr, wide)?;
+        let regs = self.elements(regs, width)?;
+        if regs.len() != count {
+            return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
+        }
+        let (relaxed, ordered) =
+            (words.take("relaxed"), words.take(if opcode == "ld" { "acquire" } else { "release" }));
+        let scope = if relaxed || ordered { Some(words.scope().ok_or(Refusal::Unknown)?) } else { None };
+        words.take("weak");
+        if opcode == "ld" {
+            let read_only = words.take("nc");
+            let order = match scope {
+                None if read_only && words.take("L1::no_allocate") => LoadOrder::Streaming,
+                None if read_only => LoadOrder::ReadOnly,
+                None => LoadOrder::Weak,
+                Some(scope) if relaxed => LoadOrder::Relaxed(scope),
+                Some(scope) => LoadOrder::Acquire(scope),
+            };
+            self.emit(Memory::Load { space, order, width, dsts: regs, addr });
+        } else {
+            let order = match scope {
+                None => StoreOrder::Weak,
+                Some(scope) if relaxed => StoreOrder::Relaxed(scope),
+                Some(scope) => StoreOrder::Release(scope),
+            };
+            self.emit(Memory::Store { space, order, width, srcs: regs, addr });
+        }
+        Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+        space: Space,
+    ) -> Result<(), Refusal> {
+        let ops =
+            [("add", AtomicOp::Add), ("min", AtomicOp::Min), ("max", AtomicOp::Max), ("exch", AtomicOp::Exchange)];
+        let op = words.pick(&ops).ok_or(Refusal::Unknown)?;
+        let ty = if op == AtomicOp::Exchange { words.bits() } else { words.number() }.ok_or(Refusal::Unknown)?;
+        let acq_rel = words.take("acq_rel");
+        words.take("relaxed");
+        let scope = words.scope().unwrap_or(crate::types::Scope::Gpu);
+        let (dst, rest) = match (opcode, operands) {
+            ("atom", [dst, rest @ ..]) => (Some(self.register(dst, ty.bank())?), rest),
+            _ => (None, operands),
+        };
+        let [addr, a] = self.exactly(rest)?;
+        let (addr, a) = (self.address(addr, space == Space::Global)?, self.value(a, ty)?);
+        self.emit(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a });
+        Ok(())
+    }
+
+    pub(super) fn warp(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let word = DataType::U32;
+        words.take("sync");
+        let op = match opcode {
+            "shfl" => {
+                let modes = [
+                    ("idx", ShuffleMode::Index),
+                    ("bfly", ShuffleMode::Butterfly),
+                    ("up", ShuffleMode::Up),
+                    ("down", ShuffleMode::Down),
+                ];
+                let (mode, _) = (words.pick(&modes).ok_or(Refusal::Unknown)?, words.take("b32"));
+                let [dst, a, lane, clamp, mask] = self.exactly(operands)?;
+                let (dst, valid) = match dst {
+                    Operand::Pair(dst, valid) => {
+                        (self.register(dst, Bank::B32)?, Some(self.register(valid, Bank::Pred)?))
+                    }
+                    dst => (self.register(dst, Bank::B32)?, None),
+                };
+                let (a, lane) = (self.register(a, Bank::B32)?, self.value(lane, word)?);
+                let (clamp, mask) = (self.small(clamp)?, self.value(mask, word)?);
+                Warp::Shuffle { mode, dst, valid, a, lane, clamp, mask }
+            }
+            "vote" if words.take("ballot") => {
+                words.take("b32");
+                let [dst, pred, mask] = self.exactly(operands)?;
+                let (dst, pred) = (self.register(dst, Bank::B32)?, self.register(pred, Bank::Pred)?);
+                Warp::Ballot { dst, pred, mask: self.value(mask, word)? }
+            }
+            "vote" => {
+                let modes = [("all", VoteMode::All), ("any", VoteMode::Any), ("uni", VoteMode::Uniform)];
+                let (mode, _) = (words.pick(&modes).ok_or(Refusal::Unknown)?, words.take("pred"));
+                let [dst, pred, mask] = self.exactly(operands)?;
+                let (dst, pred) = (self.register(dst, Bank::Pred)?, self.register(pred, Bank::Pred)?);
+                Warp::Vote { mode, dst, pred, mask: self.value(mask, word)? }
+            }
+            "activemask" => {
+                let ([dst], _) = (self.exactly(operands)?, words.take("b32"));
+                Warp::ActiveMask { dst: self.register(dst, Bank::B32)? }
+            }
+            "elect" => {
+                let [dst, mask] = self.exactly(operands)?;
+                let Operand::Pair(lane, pred) = dst else { return Err(Refusal::Unknown) };
+                if !matches!(&**lane, Operand::Name { name, .. } if name.text == "_") {
+                    return Err(Refusal::Unknown);
+                }
+                Warp::Elect { pred: self.register(pred, Bank::Pred)?, mask: self.value(mask, word)? }
+            }
+            "redux" => {
+                let ops = [ReduceOp::Add, ReduceOp::Min, ReduceOp::Max, ReduceOp::And, ReduceOp::Or, ReduceOp::Xor];
+                let ty = words.bits().ok_or(Refusal::Unknown)?;
+                let op = words
+                    .find(|word| ops.into_iter().find(|op| print::reduce(*op, ty).split('.').next() == Some(word)));
+                let [dst, a, mask] = self.exactly(operands)?;
+                if !matches!(ty, DataType::U32 | DataType::S32) {
+                    return Err(Refusal::Unknown);
+                }
+                let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+                Warp::Reduce { op: op.ok_or(Refusal::Unknown)?, ty, dst, a, mask: self.value(mask, word)? }
+            }
+            _ => return self.matrix(opcode, words, operands),
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// Matrices of 8 × 8 between shared memory and registers.
+    fn matrix(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let count = words.pick(&[("x1", 1), ("x2", 2), ("x4", 4)]).ok_or(Refusal::Unknown)?;
+        let all = words.take("aligned") && words.take("m8n8") && words.take("b16");
+        if !all || words.space() != Some(Space::Shared) {
+            return Err(Refusal::Unknown);
+        }
+        let transpose = words.take("trans");
+        let [first, second] = self.exactly(operands)?;
+        let (regs, addr) = if opcode == "ldmatrix" { (first, second) } else { (second, first) };
+        let (regs, addr) = (self.registers(regs, Bank::B32)?, self.address(addr, false)?);
+        if regs.len() != count {
+            return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
+        }
+        let op = match opcode {
+            "ldmatrix" => Warp::LoadMatrix { transpose, dsts: regs, addr },
+            _ => Warp::StoreMatrix { transpose, srcs: regs, addr },
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    pub(super) fn mma(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        if !(words.take("sync") && words.take("aligned") && words.take("row") && words.take("col")) {
+            return Err(Refusal::Unknown);
+        }
+        let f32_sums = words.take("f32") && words.take("f32");
+        if words.take("m16n8k16") && f32_sums {
+            let element = element(words)?;
+            let [d, a, b, c] = self.exactly(operands)?;
+            let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
+            if d != c {
+                return Err(Refusal::Unknown);
+            }
+            let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
+            self.emit(Mma::Half { element, d, a, b });
+            return Ok(());
+        }
+        let scaled = words.take("m16n8k64") && words.take("kind::mxf4nvf4") && words.take("block_scale");
+        let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
+        let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
+        let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
+        if !scaled || !formats || !f32_sums || d != c {
+            return Err(Refusal::Unknown);
+        }
+        let selected = |operand: &Operand<'t>| match operand {
+            Operand::Vector(parts, _) => match &parts[..] {
+                [byte, lane] if self.constant(byte)? == 0 => self.small(lane),
+                _ => Err(Refusal::Unknown),
+            },
+            _ => Err(Refusal::Unknown),
+        };
+        let (lanes_a, lane_b) = (selected(select_a)?, selected(select_b)?);
+        let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
+        let (scale_a, scale_b) = (self.register(scale_a, Bank::B32)?, self.register(scale_b, Bank::B32)?);
+        self.emit(Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b });
+        Ok(())
+    }
+
+    pub(super) fn control(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let op = match opcode {
+            "bra" => {
+                let [target] = self.exactly(operands)?;
+                Control::Branch { target: self.label(target)?, uniform: words.take("uni") }
+            }
+            "exit" => Control::Exit,
+            "ret" => {
+                words.take("uni");
+                Control::Exit
+            }
+            "trap" => Control::Trap,
+            "setmaxnreg" => {
+                let changes = [("inc", RegisterChange::Increase), ("dec", RegisterChange::Decrease)];
+                let change = words.pick(&changes).ok_or(Refusal::Unknown)?;
+                let [count] = self.exactly(operands)?;
+                let all = words.take("sync") && words.take("aligned") && words.take("u32");
+                Control::SetMaxRegisters {
+                    change,
+                    count: self.small(count).ok().filter(|_| all).ok_or(Refusal::Unknown)?,
+                }
+            }
+            _ if words.take("wait") => Control::GridDependencyWait,
+            _ if words.take("launch_dependents") => Control::LaunchDependents,
+            _ => return Err(Refusal::Unknown),
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// A label, in the innermost block that has it.
+    fn label(&self, operand: &Operand<'t>) -> Result<Label, Refusal> {
+        let Operand::Name { name, part: None, plus: 0 } = operand else { return Err(Refusal::Unknown) };
+        let found = self.scopes.iter().rev().find_map(|scope| scope.labels.get(name.text));
+        found.copied().ok_or_else(|| self.wrong(name.at, name.text, "a label of this block or of one around it"))
+    }
+}
+
+/// The type of A and B, which must be the same.
+pub(super) fn element(words: &mut Words<'_>) -> Result<MatrixElement, Refusal> {
+    let all = [MatrixElement::F16, MatrixElement::Bf16];
+    let found = all.into_iter().find(|element| words.take(print::element_name(*element)));
+    let element = found.ok_or(Refusal::Unknown)?;
+    words.take(print::element_name(element)).then_some(element).ok_or(Refusal::Unknown)
+}

@@ -1,0 +1,638 @@
+//! From statements to a [`Kernel`]: declarations become registers and places in memory, instructions become values.
+//!
+//! Each family has a table from words to values, as `print` has one from values to words. A table takes the words that it
+//! understands; if some are left over, or an operand has a form that a value cannot say, the instruction stays as it is written
+//! ([`Unknown`]). What cannot be PTX at all (a name that nobody declares) is an error.
+
+mod async_work;
+mod compute;
+mod operands;
+mod words;
+
+use std::collections::{HashMap, HashSet};
+
+use super::Shape;
+use super::lexer::refuse;
+use super::reader::Read;
+use super::syntax::{Function, Instruction, Loc, Operand, SourceLine, Statement, Variable};
+use crate::error::Error;
+use crate::instr::{Arith, Control, Guard, Instr, Label, Op, Unknown};
+use crate::kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
+use crate::print;
+use crate::target::Target;
+use crate::types::{Bank, DataType, ParamId, PhaseId, RegId};
+use words::Words;
+
+/// Registers that a function may declare: far more than any compiler does.
+const MOST_REGISTERS: u64 = 1 << 18;
+/// Bytes of memory that a function's variables may have.
+const MOST_BYTES: u64 = 1 << 30;
+/// Calls within calls that a source line is followed through.
+const DEEPEST_INLINING: usize = 16;
+/// Letters that are kept of an instruction that is not understood.
+const MOST_LETTERS: usize = 240;
+
+/// Why an instruction did not become a value.
+enum Refusal {
+    /// It is not understood.
+    Unknown,
+    /// It is not understood, since something else was expected.
+    Other(String),
+    /// It cannot be PTX.
+    Error(Error),
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Symbol {
+    Register(RegId),
+    /// A register of 128 bits, as two.
+    Wide([RegId; 2]),
+    /// A byte of the kernel's shared memory.
+    Shared(u32),
+    Param(ParamId),
+    /// Something that is declared, and not understood.
+    Other,
+}
+
+/// The names of a block.
+#[derive(Default)]
+struct Scope<'t> {
+    names: HashMap<&'t str, Symbol>,
+    /// Registers that are numbered behind a common beginning: the first, and how many.
+    numbered: HashMap<&'t str, (RegId, u32)>,
+    labels: HashMap<&'t str, Label>,
+}
+
+/// A kernel in the making.
+struct Lower<'m, 't> {
+    text: &'t str,
+    read: &'m Read<'t>,
+    kernel: Kernel,
+    scopes: Vec<Scope<'t>>,
+    /// Whether labels keep the numbers in their names, and the next number otherwise.
+    numbered_labels: bool,
+    labels: u32,
+    registers: u64,
+    /// Where dynamic shared memory begins.
+    dynamic: u32,
+    guard: Option<Guard>,
+    phase: PhaseId,
+    phases: HashMap<(PhaseId, String), PhaseId>,
+    /// Where each line that was inlined was called from.
+    calls: HashMap<SourceLine, (&'t str, SourceLine)>,
+    /// The place of the present instruction, its line, and its opcode.
+    at: u32,
+    line: u32,
+    opcode: &'t str,
+}
+
+/// Makes a kernel of a function, for a launch.
+pub(super) fn lower<'t>(
+    text: &'t str,
+    read: &Read<'t>,
+    function: &Function<'t>,
+    shape: Shape,
+) -> Result<Kernel, Error> {
+    let Some(body) = &function.body else {
+        return Err(refuse(text, function.name.at, function.name.text, "an entry with a body"));
+    };
+    let (block, launch) = bounds(text, function, shape)?;
+    let target = target(text, read)?;
+    let name = function.name.text.to_string();
+    let phases = vec![Phase { name: name.clone(), parent: None }];
+    let (params, shared, registers, instructions) = (Vec::new(), Vec::new(), [0; 4], Vec::new());
+    let kernel =
+        Kernel { name, target, launch, block, params, shared, registers, phases, body: instructions, foreign: true };
+    let mut lower = Lower {
+        text,
+        read,
+        kernel,
+        scopes: vec![Scope::default()],
+        numbered_labels: keeps_numbers(function, body),
+        labels: 0,
+        registers: 0,
+        dynamic: 0,
+        guard: None,
+        phase: PhaseId(0),
+        phases: HashMap::new(),
+        calls: HashMap::new(),
+        at: 0,
+        line: 1,
+        opcode: "",
+    };
+    lower.params(function)?;
+    lower.shared_memory(body, shape.dynamic_shared)?;
+    lower.block(body)?;
+    let last = lower.kernel.body.last();
+    if !last.is_some_and(|last| last.guard.is_none() && last.op == Op::Control(Control::Exit)) {
+        lower.guard = None;
+        lower.emit(Control::Exit);
+    }
+    Ok(lower.kernel)
+}
+
+/// Threads of a block, and what else a launch must be.
+fn bounds(text: &str, function: &Function<'_>, shape: Shape) -> Result<([u32; 3], LaunchBounds), Error> {
+    let (mut required, mut most, mut cluster, mut min_blocks) = (None, None, None, None);
+    for (name, numbers) in &function.directives {
+        let sides = || {
+            let mut sides = [1; 3];
+            for (side, number) in sides.iter_mut().zip(numbers) {
+                let fits = u32::try_from(*number).ok().filter(|number| (1..=1 << 20).contains(number));
+                *side = fits.ok_or_else(|| refuse(text, name.at, name.text, "sides of 1 to 1048576"))?;
+            }
+            match numbers.len() {
+                1..=3 => Ok(sides),
+                _ => Err(refuse(text, name.at, name.text, "one to three numbers behind it")),
+            }
+        };
+        match name.text {
+            "reqntid" => required = Some(sides()?),
+            "maxntid" => most = Some(sides()?),
+            "reqnctapercluster" => cluster = Some(sides()?),
+            "minnctapersm" | "maxnctapersm" => min_blocks = numbers.first().and_then(|n| u32::try_from(*n).ok()),
+            "maxnreg" | "explicitcluster" | "blocksareclusters" | "maxclusterrank" | "noreturn" | "weak" => {}
+            _ => return Err(refuse(text, name.at, name.text, "a directive of entries that is known, such as reqntid")),
+        }
+    }
+    let at = function.name;
+    let block = shape.block.or(required).ok_or_else(|| {
+        refuse(text, at.at, at.text, "the threads of a block: the entry has no .reqntid, so the launch must say them")
+    })?;
+    if let Some(required) = required.filter(|required| *required != block) {
+        return Err(refuse(text, at.at, at.text, format!("blocks of {required:?} threads, by its .reqntid")));
+    }
+    let threads = block.iter().try_fold(1u32, |product, side| product.checked_mul(*side)).unwrap_or(u32::MAX);
+    if let Some([x, y, z]) = most
+        && u64::from(threads) > u64::from(x) * u64::from(y) * u64::from(z)
+    {
+        return Err(refuse(text, at.at, at.text, format!("at most {x}×{y}×{z} threads in a block, by its .maxntid")));
+    }
+    if let (Some(required), Some(asked)) = (cluster, shape.cluster)
+        && required != asked
+    {
+        return Err(refuse(
+            text,
+            at.at,
+            at.text,
+            format!("clusters of {required:?} blocks, by its .reqnctapercluster"),
+        ));
+    }
+    Ok((block, LaunchBounds { threads, cluster: cluster.or(shape.cluster), min_blocks }))
+}
+
+/// The target whose features are those of the module's.
+fn target(text: &str, read: &Read<'_>) -> Result<Target, Error> {
+    let Some(name) = read.target else { return Err(refuse(text, 0, "no .target", "one, such as .target sm_90a")) };
+    if let Some(target) = Target::ALL.into_iter().find(|target| target.name() == name.text) {
+        return Ok(target);
+    }
+    let number = name.text.strip_prefix("sm_").map(|number| number.trim_end_matches(['a', 'f']));
+    match number.and_then(|number| number.parse::<u32>().ok()) {
+        Some(50..=89) => Ok(Target::Sm80),
+        Some(90..=99) => Ok(Target::Sm90a),
+        Some(100..=119) => Ok(Target::Sm100f),
+        Some(120..=129) => Ok(Target::Sm120f),
+        _ => Err(refuse(text, name.at, name.text, "a target from sm_50 to sm_129")),
+    }
+}
+
+/// Whether all labels of a function are numbers, as `print` writes them, and can be kept.
+fn keeps_numbers(function: &Function<'_>, body: &[Statement<'_>]) -> bool {
+    fn look(body: &[Statement<'_>], most: u32, seen: &mut HashSet<u32>) -> bool {
+        body.iter().all(|statement| match statement {
+            Statement::Label(name) => label_number(name.text).is_some_and(|n| n < most && seen.insert(n)),
+            Statement::Block(inner) => look(inner, most, seen),
+            _ => true,
+        })
+    }
+    look(body, function.statements, &mut HashSet::new())
+}
+
+fn label_number(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix('L')?;
+    let number: u32 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some(number)
+}
+
+/// The bank of registers of a type, by its name.
+fn bank(ty: &str) -> Option<Bank> {
+    match ty {
+        "pred" => Some(Bank::Pred),
+        "b8" | "u8" | "s8" | "b16" | "u16" | "s16" | "f16" | "bf16" => Some(Bank::B16),
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Some(Bank::B32),
+        "b64" | "u64" | "s64" | "f64" | "f32x2" => Some(Bank::B64),
+        _ => None,
+    }
+}
+
+/// Bytes of a type in memory, by its name.
+fn type_bytes(ty: &str) -> Option<u64> {
+    match ty {
+        "b8" | "u8" | "s8" => Some(1),
+        "b128" => Some(16),
+        _ => bank(ty).filter(|bank| *bank != Bank::Pred).map(|bank| u64::from(bank.bits() / 8)),
+    }
+}
+
+/// Adds the names that statements use to a set.
+fn used<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
+    fn of<'t>(operand: &Operand<'t>, names: &mut HashSet<&'t str>) {
+        match operand {
+            Operand::Name { name, .. } => drop(names.insert(name.text)),
+            Operand::Number(..) => {}
+            Operand::Not(inner) => of(inner, names),
+            Operand::Pair(a, b) => [a, b].into_iter().for_each(|operand| of(operand, names)),
+            Operand::Vector(all, _) | Operand::Address(all, _) | Operand::List(all, _) => {
+                all.iter().for_each(|operand| of(operand, names));
+            }
+        }
+    }
+    for statement in body {
+        match statement {
+            Statement::Instruction(instruction) => instruction.operands.iter().for_each(|operand| of(operand, names)),
+            Statement::Block(inner) => used(inner, names),
+            _ => {}
+        }
+    }
+}
+
+impl<'t> Lower<'_, 't> {
+    fn refuse(&self, at: u32, found: &str, wanted: impl Into<String>) -> Error {
+        refuse(self.text, at, found, wanted)
+    }
+
+    /// Something that cannot be PTX.
+    fn wrong(&self, at: u32, found: &str, wanted: impl Into<String>) -> Refusal {
+        Refusal::Error(self.refuse(at, found, wanted))
+    }
+
+    /// What a name stands for, in the innermost block that has it.
+    fn look_up(&self, name: &str) -> Option<Symbol> {
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let digits = &name[stem.len()..];
+        let number = digits.parse::<u32>().ok().filter(|_| digits.len() == 1 || !digits.starts_with('0'));
+        self.scopes.iter().rev().find_map(|scope| {
+            scope.names.get(name).copied().or_else(|| {
+                let (first, count) = scope.numbered.get(stem)?;
+                let number = number.filter(|number| number < count)?;
+                Some(Symbol::Register(RegId { index: first.index + number, ..*first }))
+            })
+        })
+    }
+
+    fn scope(&mut self) -> &mut Scope<'t> {
+        if self.scopes.is_empty() {
+            self.scopes.push(Scope::default());
+        }
+        let last = self.scopes.len() - 1;
+        &mut self.scopes[last]
+    }
+
+    /// So many new registers of a bank; the first of them.
+    fn some_registers(&mut self, bank: Bank, count: u64, at: u32) -> Result<RegId, Error> {
+        self.registers = self.registers.saturating_add(count);
+        if self.registers > MOST_REGISTERS {
+            let found = format!("{} registers", self.registers);
+            return Err(self.refuse(at, &found, format!("at most {MOST_REGISTERS} in a function")));
+        }
+        let declared = &mut self.kernel.registers[bank.index()];
+        let first = RegId { bank, index: *declared };
+        *declared += count as u32;
+        Ok(first)
+    }
+
+    /// A new register that no name stands for.
+    fn fresh(&mut self, bank: Bank) -> Result<RegId, Refusal> {
+        self.some_registers(bank, 1, self.at).map_err(Refusal::Error)
+    }
+
+    fn emit(&mut self, op: impl Into<Op>) {
+        self.kernel.body.push(Instr { guard: self.guard, op: op.into(), phase: self.phase, line: Some(self.line) });
+    }
+
+    fn params(&mut self, function: &Function<'t>) -> Result<(), Error> {
+        for param in &function.params {
+            let bytes = self.variable_bytes(param)?;
+            let align = param.align.unwrap_or_else(|| type_bytes(param.ty).unwrap_or(1));
+            let scalar = match (param.array.is_empty(), param.ty) {
+                (true, "b16") => Some(DataType::U16),
+                (true, "b32") => Some(DataType::U32),
+                (true, "b64") => Some(DataType::U64),
+                (true, name) => DataType::ALL.into_iter().find(|ty| print::suffix(*ty) == name),
+                (false, _) => None,
+            };
+            let known = scalar.filter(|ty| u64::from(ty.bank().bits()) == 8 * bytes);
+            let size = u32::try_from(bytes).ok().filter(|size| *size <= 1 << 16);
+            let size = size
+                .ok_or_else(|| self.refuse(param.name.at, param.name.text, "parameters of at most 65536 bytes each"))?;
+            let align = u32::try_from(align).unwrap_or(1).max(1);
+            let ty = known.map_or(ParamType::Bytes { size, align }, ParamType::Scalar);
+            let id = ParamId(self.kernel.params.len() as u32);
+            self.kernel.params.push(Param { name: param.name.text.to_string(), ty });
+            self.scope().names.insert(param.name.text, Symbol::Param(id));
+        }
+        Ok(())
+    }
+
+    /// Bytes of a variable in memory.
+    fn variable_bytes(&self, variable: &Variable<'t>) -> Result<u64, Error> {
+        let name = variable.name;
+        let element = type_bytes(variable.ty)
+            .ok_or_else(|| self.refuse(name.at, variable.ty, "a type that memory can hold, such as .b8"))?;
+        let align = variable.align.unwrap_or(1);
+        if !align.is_power_of_two() || align > 1 << 16 {
+            return Err(self.refuse(name.at, &align.to_string(), "an alignment that is a power of two up to 65536"));
+        }
+        let sides = variable.array.iter().map(|side| side.unwrap_or(0));
+        let bytes = sides.chain([element * variable.vector]).try_fold(1u64, |product, side| product.checked_mul(side));
+        bytes
+            .filter(|bytes| *bytes <= MOST_BYTES)
+            .ok_or_else(|| self.refuse(name.at, name.text, "a variable of at most 1 GiB"))
+    }
+
+    /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the launch says.
+    fn shared_memory(&mut self, body: &[Statement<'t>], dynamic: u32) -> Result<(), Error> {
+        let mut names = HashSet::new();
+        used(body, &mut names);
+        let read = self.read;
+        let shared = read.variables.iter().filter(|variable| variable.space == "shared");
+        let (mut extern_align, mut dynamics) = (0, Vec::new());
+        for variable in shared {
+            if variable.external || variable.array.first() == Some(&None) {
+                self.variable_bytes(variable)?;
+                let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1);
+                extern_align = extern_align.max(align as u32);
+                dynamics.push(variable.name.text);
+            } else if names.contains(variable.name.text) {
+                self.shared_variable(variable)?;
+            }
+        }
+        self.local_shared(body)?;
+        let align = extern_align.max(1);
+        self.dynamic = self.kernel.shared_bytes().next_multiple_of(align);
+        if dynamic > 0 {
+            let name = dynamics.first().copied().unwrap_or("dynamic");
+            // The launch's bytes must be addressable with those before them.
+            let room = (MOST_BYTES as u32).saturating_sub(self.dynamic);
+            let (name, offset, bytes) = (name.to_string(), self.dynamic, dynamic.min(room));
+            self.kernel.shared.push(Region { name, offset, bytes, align });
+        }
+        for name in dynamics {
+            let offset = self.dynamic;
+            self.scope().names.insert(name, Symbol::Shared(offset));
+        }
+        Ok(())
+    }
+
+    /// Sets bytes aside for the shared variables of a function's own blocks. Their names come when the block does.
+    fn local_shared(&mut self, body: &[Statement<'t>]) -> Result<(), Error> {
+        for statement in body {
+            match statement {
+                Statement::Variable(variable) if variable.space == "shared" => drop(self.shared_variable(variable)?),
+                Statement::Block(inner) => self.local_shared(inner)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets bytes aside for a shared variable, under its name.
+    fn shared_variable(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
+        let bytes = self.variable_bytes(variable)?;
+        let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
+        let offset = self.kernel.shared_bytes().next_multiple_of(align);
+        if u64::from(offset) + bytes > MOST_BYTES {
+            return Err(self.refuse(variable.name.at, variable.name.text, "at most 1 GiB of shared variables"));
+        }
+        let name = variable.name.text.to_string();
+        self.kernel.shared.push(Region { name, offset, bytes: bytes as u32, align });
+        self.scope().names.insert(variable.name.text, Symbol::Shared(offset));
+        Ok(())
+    }
+
+    /// The statements of a block, with names and labels of its own.
+    fn block(&mut self, body: &[Statement<'t>]) -> Result<(), Error> {
+        self.scopes.push(Scope::default());
+        for statement in body {
+            if let Statement::Label(name) = statement {
+                let label = Label(match label_number(name.text).filter(|_| self.numbered_labels) {
+                    Some(number) => number,
+                    None => self.labels,
+                });
+                self.labels += 1;
+                if self.scope().labels.insert(name.text, label).is_some() {
+                    return Err(self.refuse(name.at, name.text, "a label that is placed once"));
+                }
+            }
+        }
+        if !self.question(body)? {
+            body.iter().try_for_each(|statement| self.statement(statement))?;
+        }
+        self.scopes.pop();
+        Ok(())
+    }
+
+    fn statement(&mut self, statement: &Statement<'t>) -> Result<(), Error> {
+        match statement {
+            Statement::Variable(variable) => self.variable(variable),
+            Statement::Instruction(instruction) => self.instruction(instruction),
+            Statement::Label(name) => {
+                self.stand(name.at);
+                self.guard = None;
+                let label = self.scope().labels.get(name.text).copied();
+                label.into_iter().for_each(|label| self.emit(Control::Label(label)));
+                Ok(())
+            }
+            Statement::Loc(loc) => {
+                self.locate(*loc);
+                Ok(())
+            }
+            Statement::Block(body) => self.block(body),
+            Statement::Targets(name, _) | Statement::Prototype(name) => {
+                self.scope().names.insert(name.text, Symbol::Other);
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on to a place in the text, behind the last one, and counts lines on the way.
+    fn stand(&mut self, at: u32) {
+        let passed = self.text.as_bytes().get(self.at as usize..at as usize).unwrap_or_default();
+        self.line += passed.iter().filter(|byte| **byte == b'\n').count() as u32;
+        self.at = self.at.max(at);
+    }
+
+    /// What follows was written at a line of the sources: that is its phase, within those of the calls around it.
+    fn locate(&mut self, loc: Loc<'t>) {
+        if let Some(call) = loc.inlined {
+            self.calls.insert(loc.line, call);
+        }
+        let mut chain = vec![(loc.line, loc.inlined.map(|(function, _)| function))];
+        let mut around = loc.inlined.map(|(_, line)| line);
+        while let Some(line) = around.filter(|_| chain.len() < DEEPEST_INLINING) {
+            let call = self.calls.get(&line).copied().filter(|(_, from)| *from != line);
+            chain.push((line, call.map(|(function, _)| function)));
+            around = call.map(|(_, from)| from);
+        }
+        self.phase = PhaseId(0);
+        for (SourceLine { file, line }, function) in chain.into_iter().rev() {
+            let path = self.read.files.get(&file).copied().unwrap_or("?");
+            let file = path.rsplit('/').next().unwrap_or(path);
+            let name = match function.and_then(|label| self.read.strings.get(label)) {
+                Some(function) => format!("{function} {file}:{line}"),
+                None => format!("{file}:{line}"),
+            };
+            self.phase = self.phase_in(self.phase, name);
+        }
+    }
+
+    fn phase_in(&mut self, parent: PhaseId, name: String) -> PhaseId {
+        let phases = &mut self.kernel.phases;
+        let new = PhaseId(phases.len() as u32);
+        *self.phases.entry((parent, name)).or_insert_with_key(|(parent, name)| {
+            phases.push(Phase { name: name.clone(), parent: Some(*parent) });
+            new
+        })
+    }
+
+    fn variable(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
+        let name = variable.name;
+        match variable.space {
+            "reg" => self.declare_registers(variable),
+            // Set aside before.
+            "shared" => {
+                let offset = self.kernel.shared.iter().rev().find(|region| region.name == name.text);
+                let symbol = offset.map_or(Symbol::Other, |region| Symbol::Shared(region.offset));
+                self.scope().names.insert(name.text, symbol);
+                Ok(())
+            }
+            _ => {
+                self.variable_bytes(variable)?;
+                self.scope().names.insert(name.text, Symbol::Other);
+                Ok(())
+            }
+        }
+    }
+
+    fn declare_registers(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
+        let name = variable.name;
+        let wide = variable.ty == "b128";
+        let Some(bank) = bank(variable.ty).or(wide.then_some(Bank::B64)) else {
+            return Err(self.refuse(name.at, variable.ty, "a type of registers, such as .b32"));
+        };
+        if variable.vector > 1 || !variable.array.is_empty() || wide && variable.numbered.is_some() {
+            self.scope().names.insert(name.text, Symbol::Other);
+            return Ok(());
+        }
+        match variable.numbered {
+            Some(count) => {
+                let first = self.some_registers(bank, count, name.at)?;
+                self.scope().numbered.insert(name.text, (first, count as u32));
+            }
+            None => {
+                let first = self.some_registers(bank, if wide { 2 } else { 1 }, name.at)?;
+                let second = RegId { index: first.index + 1, ..first };
+                let symbol = if wide { Symbol::Wide([first, second]) } else { Symbol::Register(first) };
+                self.scope().names.insert(name.text, symbol);
+            }
+        }
+        Ok(())
+    }
+
+    fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<(), Error> {
+        self.stand(instruction.opcode.at);
+        self.opcode = instruction.opcode.text;
+        self.guard = None;
+        if let Some((name, negated)) = instruction.guard {
+            self.guard = match self.look_up(name.text) {
+                Some(Symbol::Register(pred)) if pred.bank == Bank::Pred => Some(Guard { pred, negated }),
+                _ => return Err(self.refuse(name.at, name.text, "a predicate that is declared")),
+            };
+        }
+        let (before, mut words) = (self.kernel.body.len(), Words::new(&instruction.modifiers));
+        match self.family(instruction.opcode.text, &mut words, &instruction.operands) {
+            Ok(()) if words.done() => Ok(()),
+            Err(Refusal::Error(error)) => Err(error),
+            unknown => {
+                let wanted = if let Err(Refusal::Other(wanted)) = unknown { Some(wanted) } else { None };
+                self.kernel.body.truncate(before);
+                let text = self.text.get(instruction.opcode.at as usize..instruction.end as usize).unwrap_or_default();
+                let text = text.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
+                let text = text.chars().take(MOST_LETTERS).collect();
+                let words = [self.opcode].into_iter().chain(instruction.modifiers.iter().copied());
+                let opcode = words.collect::<Vec<_>>().join(".").chars().take(MOST_LETTERS).collect();
+                self.emit(Unknown { opcode, text, wanted });
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the table of its family make a value of an instruction.
+    fn family(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        match opcode {
+            "ld" | "st" | "atom" | "red" => self.memory(opcode, words, operands),
+            "shfl" | "vote" | "activemask" | "elect" | "redux" | "ldmatrix" | "stmatrix" => {
+                self.warp(opcode, words, operands)
+            }
+            "mma" => self.mma(words, operands),
+            "bar" | "barrier" | "mbarrier" => self.barrier(opcode, words, operands),
+            "fence" => self.fence(words, operands),
+            "cp" | "prefetch" | "clusterlaunchcontrol" => self.copy(opcode, words, operands),
+            "wgmma" => self.wgmma(words, operands),
+            "tcgen05" => self.tcgen05(words, operands),
+            "bra" | "exit" | "ret" | "trap" | "setmaxnreg" | "griddepcontrol" => self.control(opcode, words, operands),
+            _ => self.arith(opcode, words, operands),
+        }
+    }
+
+    /// A block that is one value to `print`: a question about an answer of launch control, which takes a register of 128 bits.
+    fn question(&mut self, body: &[Statement<'t>]) -> Result<bool, Error> {
+        let [Statement::Variable(answer), Statement::Instruction(pack), Statement::Instruction(ask)] = body else {
+            return Ok(false);
+        };
+        let is = |operand: Option<&Operand<'t>>| matches!(operand, Some(Operand::Name { name, part: None, plus: 0 }) if name.text == answer.name.text);
+        let packs = (pack.opcode.text, &pack.modifiers[..]) == ("mov", &["b128"]) && is(pack.operands.first());
+        let (Some(Operand::Vector(halves, _)), true) = (pack.operands.get(1), packs && answer.ty == "b128") else {
+            return Ok(false);
+        };
+        let asks = ask.opcode.text == "clusterlaunchcontrol" && is(ask.operands.get(1)) && ask.operands.len() == 2;
+        if !asks || halves.len() != 2 || pack.guard.is_some() || ask.guard.is_some() {
+            return Ok(false);
+        }
+        self.stand(ask.opcode.at);
+        (self.opcode, self.guard) = (ask.opcode.text, None);
+        let mut words = Words::new(&ask.modifiers);
+        let (low, high) = (self.register(&halves[0], Bank::B64), self.register(&halves[1], Bank::B64));
+        let asked = match (low, high) {
+            (Ok(low), Ok(high)) => self.query(&mut words, &ask.operands[0], [low, high]),
+            _ => Err(Refusal::Unknown),
+        };
+        match asked {
+            Ok(op) if words.done() => {
+                self.emit(op);
+                Ok(true)
+            }
+            Ok(_) | Err(Refusal::Unknown | Refusal::Other(_)) => Ok(false),
+            Err(Refusal::Error(error)) => Err(error),
+        }
+    }
+
+    /// What is asked about an answer of launch control.
+    fn query(&mut self, words: &mut Words<'t>, dst: &Operand<'t>, answer: [RegId; 2]) -> Result<Arith, Refusal> {
+        if !(words.take("query_cancel") && words.take("b128")) {
+            return Err(Refusal::Unknown);
+        }
+        if words.take("is_canceled") && words.take("pred") {
+            return Ok(Arith::IsCanceled { dst: self.register(dst, Bank::Pred)?, answer });
+        }
+        if words.take("get_first_ctaid") && words.take("v4") && words.take("b32") {
+            let Operand::Vector(parts, _) = dst else { return Err(Refusal::Unknown) };
+            let [x, y, z, _] = &parts[..] else { return Err(Refusal::Unknown) };
+            let dsts = [self.register(x, Bank::B32)?, self.register(y, Bank::B32)?, self.register(z, Bank::B32)?];
+            return Ok(Arith::FirstBlock { dsts, answer });
+        }
+        Err(Refusal::Unknown)
+    }
+}
