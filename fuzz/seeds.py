@@ -480,6 +480,70 @@ save("ledger", "a_real_line", b'{"n":1,"at":"2026-01-01T00:00:00Z","season":1,"p
 save("ledger", "zeros", bytes(64))
 save("ledger", "nothing", b"")
 
+# PTX
+
+HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
+
+
+def entry(body, params="", head=HEAD, directives=".reqntid 128"):
+    return f"{head}.visible .entry k({params})\n{directives}\n{{\n{body}\n}}\n".encode()
+
+
+REGS = ".reg .pred %p<4>;\n.reg .b16 %h<4>;\n.reg .b32 %r<16>;\n.reg .b64 %d<8>;\n"
+INSTRUCTIONS = {
+    "arithmetic": "mov.b32 %r1, %tid.x; add.s32 %r2, %r1, -3; mad.lo.s32 %r3, %r1, %r2, 7; mul.wide.u32 %d1, %r1, 4;\n"
+                  "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r4, %r1, 0, %p1; fma.rn.f32 %r5, %r1, 0f3F800000, %r2; cvt.u64.u32 %d2, %r1;\n"
+                  "lop3.b32 %r6, %r1, %r2, %r3, 0xea; prmt.b32 %r7, %r1, %r2, 0x5410; mov.b64 %d3, {%r1, %r2}; mov.b64 {%r1, _}, %d3;\n",
+    "memory": "ld.param.b64 %d1, [p]; cvta.to.global.u64 %d2, %d1; ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d2+16];\n"
+              "st.shared.b32 [%r1+-4], %r0; ld.acquire.gpu.global.b32 %r4, [%d2]; atom.relaxed.gpu.global.add.u32 %r5, [%d2], 1;\n",
+    "warps": "shfl.sync.idx.b32 %r1|%p1, %r2, 0, 31, 0xffffffff; vote.sync.ballot.b32 %r3, %p1, 0xffffffff; elect.sync _|%p2, -1;\n"
+             "bar.warp.sync 0xffffffff; ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r3]; redux.sync.add.u32 %r1, %r2, -1;\n",
+    "barriers": "mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster; bar.sync 0; barrier.sync.aligned 1, 64;\n"
+                "w: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], %r2; @!%p1 bra w; mbarrier.arrive.shared::cta.b64 _, [%r1];\n",
+    "copies": "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d1, {%r2, %r3}], [%r4];\n"
+              "cp.async.cg.shared.global [%r1], [%d1], 16, %r2; cp.async.commit_group; cp.async.wait_group 0; prefetch.tensormap [%d1];\n",
+    "wgmma": "wgmma.fence.sync.aligned; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r0, %r1, %r2, %r3}, %d1, %d2, %p1, 1, -1, 0, 1;\n"
+             "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;\n",
+    "mma": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0, %r1, %r2, %r3}, {%r4, %r5, %r6, %r7}, {%r8, %r9}, {%r0, %r1, %r2, %r3};\n",
+    "tcgen05": "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r3];\n"
+               "tcgen05.mma.cta_group::1.kind::f16 [%r1], %d1, %d2, %r2, %p1; tcgen05.wait::ld.sync.aligned;\n",
+    "launch_control": "{ .reg .b128 %a; mov.b128 %a, {%d1, %d2}; clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %a; }\n",
+    "unknown": "tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [t, {%r5, %r6}]; vadd4.u32.u32.u32 %r1, %r2, %r3, %r4; brkpt;\n",
+    "scopes": "a: { .reg .b32 %r1; a: bra a; { bra.uni a; } } bra a;\n",
+}
+for name, body in INSTRUCTIONS.items():
+    save("ptx", name, entry(REGS + body + "ret;", ".param .u64 p"))
+save("ptx", "all", entry(REGS + "".join(INSTRUCTIONS[name] for name in INSTRUCTIONS if name != "scopes") + "exit;", ".param .u64 p"))
+save("ptx", "debug", entry(
+    ".loc 1 3 5\n" + REGS + ".loc 2 43 13, function_name $s, inlined_at 1 3 5\nret;",
+    ".param .align 64 .b8 m[128], .param .u64 .ptr .global .align 1 q") +
+    b'.file 1 "a/b.py"\n.section .debug_str\n{\n$s:\n.b8 99,100,0\n}\n.section .debug_abbrev { .b8 1\n.b8 2 }\n')
+save("ptx", "variables", entry(
+    ".shared .align 8 .b8 s[64];\n.local .b32 l[4];\n.reg .b32 r; mov.b32 r, s; mov.b32 r, dyn+16; ret;",
+    head=HEAD + ".extern .shared .align 16 .b8 dyn[];\n.global .align 4 .u32 g[2] = {1, 0xff};\n.const .f32 c = 0f3F800000;\n"))
+save("ptx", "functions", entry(
+    REGS + "{ .param .b32 a; st.param.b32 [a], %r1; call.uni (a), f, (a); }\nret;",
+    head=HEAD + ".func (.param .b32 out) f(.param .b32 in) { ret; }\n.extern .func g(.param .b64 x);\n"))
+save("ptx", "targets", entry(REGS + "ts: .branchtargets A, B;\nbrx.idx %r1, ts; A: B: ret;", directives=".maxntid 64, 2, 1\n.minnctapersm 2"))
+# Texts that lie.
+save("ptx", "cut", entry(REGS + INSTRUCTIONS["copies"])[:-40])
+save("ptx", "deep_blocks", entry("{" * 400 + "}" * 400))
+save("ptx", "deep_operands", entry("mov.b32 " + "{" * 400 + ";"))
+save("ptx", "many_registers", entry(".reg .b32 %r<4294967295>; ret;"))
+save("ptx", "huge_shared", entry("mov.b32 %r, s; ret;", head=HEAD + ".shared .b8 s[18446744073709551615][2];\n"))
+save("ptx", "huge_alignment", entry("ret;", ".param .align 18446744073709551615 .b8 m[4]"))
+save("ptx", "huge_label", entry("L4294967295: bra L4294967295;"))
+save("ptx", "huge_number", entry(REGS + "mov.b32 %r1, 99999999999999999999999; ret;"))
+save("ptx", "huge_offset", entry(REGS + "ld.shared.b32 %r1, [%r2+9223372036854775807]; ret;"))
+save("ptx", "huge_block", entry("ret;", directives=".reqntid 4294967295, 4294967295, 2"))
+save("ptx", "label_twice", entry("a: a: ret;"))
+save("ptx", "undeclared", entry("mov.b32 %r1, 0; ret;"))
+save("ptx", "open_comment", HEAD.encode() + b"/* no end")
+save("ptx", "open_string", HEAD.encode() + b'.file 1 "no end\n')
+save("ptx", "no_text", b"\xff\xfe.version")
+save("ptx", "no_ascii", HEAD.encode() + "é".encode())
+save("ptx", "nothing", b"")
+
 # What comes through pipes
 
 

@@ -1,8 +1,9 @@
-//! Fuzz targets for the readers of what strangers send: models, and what is brought to the tank.
+//! Fuzz targets for the readers of what strangers send: models, kernels, and what is brought to the tank.
 
 use std::sync::OnceLock;
 
 pub mod checkpoints;
+pub mod kernels;
 pub mod tank;
 
 use checkpoints::Target;
