@@ -105,8 +105,8 @@ pub struct Kernel {
     pub target: Target,
     /// How it is launched.
     pub launch: LaunchBounds,
-    /// Threads of a block along x, y and z: as many as `launch` says.
-    pub block: [u32; 3],
+    /// Threads of a block along y and z; along x there are as many as that leaves of those that `launch` says.
+    pub rows: [u32; 2],
     /// Its parameters, in order.
     pub params: Vec<Param>,
     /// Its shared memory, by rising offset.
@@ -122,6 +122,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Threads of a block along x, y and z.
+    pub fn block(&self) -> [u32; 3] {
+        let [y, z] = self.rows;
+        [self.launch.threads / y.saturating_mul(z).max(1), y, z]
+    }
+
     /// Bytes of dynamic shared memory a launch must provide.
     pub fn shared_bytes(&self) -> u32 {
         self.shared.iter().map(|region| region.offset + region.bytes).max().unwrap_or(0)

@@ -47,6 +47,8 @@ pub enum Feature {
     StoreMatrix,
     /// Sums, products and comparisons of bfloat16, and its conversion to f32, as instructions of their own.
     Bf16Arithmetic,
+    /// Sums and products of two singles by one instruction.
+    SinglePairs,
 }
 
 impl Target {
@@ -70,7 +72,7 @@ impl Target {
             Feature::Wgmma => self == Target::Sm90a,
             Feature::Tcgen05 => matches!(self, Target::Sm100a | Target::Sm100f),
             Feature::BlockScaledMma => self == Target::Sm120f,
-            Feature::LaunchControl => !matches!(self, Target::Sm80 | Target::Sm90a),
+            Feature::LaunchControl | Feature::SinglePairs => !matches!(self, Target::Sm80 | Target::Sm90a),
             Feature::SetMaxRegisters
             | Feature::Clusters
             | Feature::BulkCopies

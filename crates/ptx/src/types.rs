@@ -73,14 +73,22 @@ impl fmt::Display for RegId {
 pub enum DataType {
     /// A predicate.
     Pred,
+    /// 8-bit unsigned integer, in the low bits of a wider register: for conversions alone.
+    U8,
+    /// 8-bit two's complement integer, likewise.
+    S8,
     /// 16-bit unsigned integer.
     U16,
+    /// 16-bit two's complement integer.
+    S16,
     /// 32-bit unsigned integer.
     U32,
     /// 32-bit two's complement integer.
     S32,
     /// 64-bit unsigned integer.
     U64,
+    /// 64-bit two's complement integer.
+    S64,
     /// IEEE half.
     F16,
     /// bfloat16.
@@ -91,21 +99,31 @@ pub enum DataType {
     Bf16x2,
     /// IEEE single.
     F32,
+    /// Two singles, element 0 in the low 32 bits.
+    F32x2,
+    /// IEEE double.
+    F64,
 }
 
 impl DataType {
     /// Every type.
-    pub const ALL: [DataType; 10] = [
+    pub const ALL: [DataType; 16] = [
         DataType::Pred,
+        DataType::U8,
+        DataType::S8,
         DataType::U16,
+        DataType::S16,
         DataType::U32,
         DataType::S32,
         DataType::U64,
+        DataType::S64,
         DataType::F16,
         DataType::Bf16,
         DataType::F16x2,
         DataType::Bf16x2,
         DataType::F32,
+        DataType::F32x2,
+        DataType::F64,
     ];
 
     /// The bank whose registers hold this type.
@@ -113,15 +131,49 @@ impl DataType {
     pub fn bank(self) -> Bank {
         match self {
             DataType::Pred => Bank::Pred,
-            DataType::U16 | DataType::F16 | DataType::Bf16 => Bank::B16,
+            DataType::U8 | DataType::S8 => Bank::B16,
+            DataType::U16 | DataType::S16 | DataType::F16 | DataType::Bf16 => Bank::B16,
             DataType::U32 | DataType::S32 | DataType::F16x2 | DataType::Bf16x2 | DataType::F32 => Bank::B32,
-            DataType::U64 => Bank::B64,
+            DataType::U64 | DataType::S64 | DataType::F32x2 | DataType::F64 => Bank::B64,
         }
     }
 
-    /// Whether PTX accepts a literal of this type as an operand. It has none for half precision.
+    /// Whether PTX accepts a literal of this type as an operand. It has none for half precision, nor for pairs.
     pub fn has_literals(self) -> bool {
-        !matches!(self, DataType::F16 | DataType::Bf16 | DataType::F16x2 | DataType::Bf16x2)
+        use DataType::{Bf16, Bf16x2, F16, F16x2, F32x2};
+        !matches!(self, F16 | Bf16 | F16x2 | Bf16x2 | F32x2)
+    }
+
+    /// The integer of twice the width.
+    pub(crate) fn twice(self) -> DataType {
+        match self {
+            DataType::U16 => DataType::U32,
+            DataType::S16 => DataType::S32,
+            DataType::S32 => DataType::S64,
+            _ => DataType::U64,
+        }
+    }
+
+    /// Whether it is an integer that can be negative.
+    #[inline]
+    pub fn is_signed(self) -> bool {
+        matches!(self, DataType::S8 | DataType::S16 | DataType::S32 | DataType::S64)
+    }
+
+    /// Whether its values are floats, or pairs of them.
+    #[inline]
+    pub fn is_float(self) -> bool {
+        use DataType::{Bf16, Bf16x2, F16, F16x2, F32, F32x2, F64};
+        matches!(self, F16 | Bf16 | F16x2 | Bf16x2 | F32 | F32x2 | F64)
+    }
+
+    /// Bits of a value: as many as a register of its bank has, unless it is narrower than all of them.
+    #[inline]
+    pub fn bits(self) -> u32 {
+        match self {
+            DataType::U8 | DataType::S8 => 8,
+            other => other.bank().bits(),
+        }
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Site {
     pub lanes: u32,
     /// Position in the kernel's body.
     pub position: usize,
+    /// The line of the text that it was read from, if it was.
+    pub line: Option<u32>,
     /// The instruction as text.
     pub instruction: String,
     /// The phases it is in, outermost first.
@@ -61,7 +63,10 @@ impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [x, y, z] = self.block;
         write!(f, "block ({x}, {y}, {z}) warp {}, {}, ", self.warp, Lanes(self.lanes))?;
-        write!(f, "phase {}, [{}] {}", self.phase, self.position, self.instruction)
+        match self.line {
+            Some(line) => write!(f, "{}, line {line}: {}", self.phase, self.instruction),
+            None => write!(f, "phase {}, [{}] {}", self.phase, self.position, self.instruction),
+        }
     }
 }
 

@@ -181,9 +181,10 @@ impl Invocation {
         if threads > limits.threads || threads == 0 {
             return Err(over("threads of a block", threads, limits.threads));
         }
-        if !threads.is_multiple_of(32) {
-            let (what, found) = ("threads of a block", threads.into());
-            return Err(FaultKind::BadOperand { what, found, wanted: "whole warps of 32" });
+        let [x, y, z] = kernel.block();
+        if x.checked_mul(y).and_then(|row| row.checked_mul(z)) != Some(threads) {
+            let what = format!("blocks of {threads} threads in rows of {y} and {z}");
+            return Err(FaultKind::BadLaunch { what, remedy: "give the kernel rows that its threads fill" });
         }
         if kernel.shared_bytes() > limits.shared_bytes {
             return Err(over("bytes of shared memory", kernel.shared_bytes(), limits.shared_bytes));

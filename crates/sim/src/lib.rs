@@ -167,6 +167,7 @@ pub mod mutate;
 mod profile;
 mod program;
 mod race;
+mod rounding;
 mod schedule;
 mod tensor_core;
 mod tensor_memory;

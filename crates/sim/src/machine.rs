@@ -425,6 +425,9 @@ impl Core<'_> {
                     known.raise(PREDECESSOR, 1);
                 }
                 let mut warp = Warp::new(warp as usize, slot, &self.program, known, budget);
+                // The last warp has the threads that are left.
+                let threads = kernel.launch.threads - 32 * warp.index as u32;
+                warp.live = FULL >> 32u32.saturating_sub(threads);
                 warp.tensor = [(cluster.slot(), 0), (cluster.slot(), 0)];
                 cluster.slots += Warp::AWAITED;
                 if self.program.copies_by_threads {

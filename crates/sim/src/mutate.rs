@@ -7,8 +7,8 @@
 //! test.
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, Instr, MatrixA, Mma, PredicateOp, Semantics,
-    Tcgen05, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, FloatMode, Instr, MatrixA, Mma, PredicateOp,
+    Semantics, Tcgen05, Warp, Wgmma,
 };
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
 
@@ -96,7 +96,9 @@ impl Nursery<'_> {
         let Some(operand) = choose(&mut probe).copied() else { return };
         self.add(at, mistake, |kernel| {
             let changed = match operand {
-                Operand::Imm(bits) => Operand::Imm(crate::arith::binary(op, DataType::U32, bits, literal)),
+                Operand::Imm(bits) => {
+                    Operand::Imm(crate::arith::binary(op, DataType::U32, FloatMode::PLAIN, bits, literal))
+                }
                 Operand::Reg(reg) => Operand::Reg(compute(kernel, at, op, reg, literal)),
             };
             let place = kernel.body.len() - self.kernel.body.len() + at;
@@ -615,7 +617,7 @@ fn compute(kernel: &mut Kernel, at: usize, op: BinaryOp, reg: RegId, literal: u6
         Bank::B16 => DataType::U16,
         _ => DataType::U32,
     };
-    let arith = Arith::Binary { op, ty, dst, a: Operand::Reg(reg), b: Operand::Imm(literal) };
+    let arith = Arith::Binary { op, ty, mode: FloatMode::PLAIN, dst, a: Operand::Reg(reg), b: Operand::Imm(literal) };
     let labels = kernel.body[..at].iter().rev().take_while(|i| matches!(i.op, Op::Control(Control::Label(_)))).count();
     let instr = Instr { guard: None, op: arith.into(), phase: kernel.body[at].phase, line: None };
     kernel.body.insert(at - labels, instr);

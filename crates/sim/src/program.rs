@@ -160,7 +160,8 @@ impl<'k> Program<'k> {
             Some(instr) => (self.kernel.instruction(instr).trim().to_string(), self.kernel.phase_path(instr.phase)),
             None => ("the end of the body".into(), self.kernel.name.clone()),
         };
-        Site { block, warp: warp as u32, lanes, position: pc as usize, instruction, phase }
+        let line = self.instr(pc).and_then(|instr| instr.line);
+        Site { block, warp: warp as u32, lanes, position: pc as usize, line, instruction, phase }
     }
 
     /// The name of a byte of shared memory: its region and the place within it, by number if it is an array of barriers.
@@ -416,9 +417,7 @@ fn unit(kernel: &Kernel, global: bool) -> u32 {
         {
             Some(width.bytes() * regs.len() as u32)
         }
-        Op::Memory(Memory::Atomic { space, ty, .. }) if (*space == Space::Global) == global => {
-            Some(if ty.bank() == Bank::B64 { 8 } else { 4 })
-        }
+        Op::Memory(Memory::Atomic { space, ty, .. }) if (*space == Space::Global) == global => Some(ty.bits() / 8),
         Op::Copy(AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
         Op::Copy(AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
         Op::Barrier(Barrier::Init { .. }) if !global => Some(8),

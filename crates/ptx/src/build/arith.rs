@@ -1,7 +1,9 @@
 //! Arithmetic, comparison, conversion and moves.
 
 use super::Builder;
-use crate::instr::{Arith, BinaryOp, Comparison, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
+use crate::instr::{
+    Arith, BinaryOp, Comparison, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp,
+};
 use crate::types::{
     Bank, Bf16, Bf16x2, Bool, CachePolicy, DataType, F16, F16x2, F32, Operand, Pred, Reg, S32, Type, U16, U32, U64,
     Value,
@@ -67,22 +69,30 @@ impl PackedPair for Bf16x2 {
 }
 
 impl Builder {
+    fn flushed<T: Type>(&mut self, op: UnaryOp, a: Reg<T>) -> Reg<T> {
+        let dst = self.register();
+        let mode = FloatMode::FLUSHED;
+        self.emit(Arith::Unary { op, ty: T::DATA, mode, dst: dst.id(), a: Value::from(a).operand() });
+        dst
+    }
+
     fn unary<T: Type>(&mut self, op: UnaryOp, a: Reg<T>) -> Reg<T> {
         let dst = self.register::<T>();
-        self.emit(Arith::Unary { op, ty: T::DATA, dst: dst.id(), a: Value::from(a).operand() });
+        self.emit(Arith::Unary { op, ty: T::DATA, mode: FloatMode::PLAIN, dst: dst.id(), a: Value::from(a).operand() });
         dst
     }
 
     fn binary<T: Type>(&mut self, op: BinaryOp, a: Reg<T>, b: impl Into<Value<T>>) -> Reg<T> {
         let (dst, a) = (self.register::<T>(), Value::from(a).operand());
-        self.emit(Arith::Binary { op, ty: T::DATA, dst: dst.id(), a, b: b.into().operand() });
+        let (mode, b) = (FloatMode::PLAIN, b.into().operand());
+        self.emit(Arith::Binary { op, ty: T::DATA, mode, dst: dst.id(), a, b });
         dst
     }
 
     fn ternary<T: Type>(&mut self, op: TernaryOp, operands: [Value<T>; 3]) -> Reg<T> {
         let dst = self.register::<T>();
         let [a, b, c] = operands.map(Value::operand);
-        self.emit(Arith::Ternary { op, ty: T::DATA, dst: dst.id(), a, b, c });
+        self.emit(Arith::Ternary { op, ty: T::DATA, mode: FloatMode::PLAIN, dst: dst.id(), a, b, c });
         dst
     }
 
@@ -105,7 +115,7 @@ impl Builder {
             Bank::B32 => DataType::U32,
             Bank::B64 => DataType::U64,
         };
-        self.emit(Arith::Unary { op: UnaryOp::Move, ty, dst: dst.id(), a: Operand::Imm(bits) });
+        self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode: FloatMode::PLAIN, dst: dst.id(), a: Operand::Imm(bits) });
         dst
     }
 
@@ -120,7 +130,7 @@ impl Builder {
             (DataType::Pred, Operand::Imm(bits)) => {
                 self.emit(Arith::Predicate { dst, op: PredicateOp::Const(bits == 1) });
             }
-            (ty, a) => self.emit(Arith::Unary { op: UnaryOp::Move, ty, dst, a }),
+            (ty, a) => self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode: FloatMode::PLAIN, dst, a }),
         }
     }
 
@@ -181,7 +191,8 @@ impl Builder {
 
     fn shift<T: Integer>(&mut self, op: BinaryOp, a: Reg<T>, count: Value<U32>) -> Reg<T> {
         let (dst, a) = (self.register::<T>(), Value::from(a).operand());
-        self.emit(Arith::Binary { op, ty: T::DATA, dst: dst.id(), a, b: count.operand() });
+        let (mode, b) = (FloatMode::PLAIN, count.operand());
+        self.emit(Arith::Binary { op, ty: T::DATA, mode, dst: dst.id(), a, b });
         dst
     }
 
@@ -222,12 +233,12 @@ impl Builder {
 
     /// Approximately 2ᵃ, subnormal numbers flushed to zero.
     pub fn exp2_flushed(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.unary(UnaryOp::Exp2Flushed, a)
+        self.flushed(UnaryOp::Exp2Approx, a)
     }
 
     /// Approximately 1/a, subnormal numbers flushed to zero.
     pub fn rcp_flushed(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.unary(UnaryOp::RcpFlushed, a)
+        self.flushed(UnaryOp::RcpApprox, a)
     }
 
     /// Approximately tanh a.
@@ -267,14 +278,15 @@ impl Builder {
     /// a · b as 64 bits.
     pub fn mul_wide(&mut self, a: Reg<U32>, b: impl Into<Value<U32>>) -> Reg<U64> {
         let (dst, a, b) = (self.register::<U64>(), Value::from(a).operand(), b.into().operand());
-        self.emit(Arith::MulWide { dst: dst.id(), a, b, c: None });
+        self.emit(Arith::MulWide { ty: DataType::U32, dst: dst.id(), a, b, c: None });
         dst
     }
 
     /// a · b + c as 64 bits: the address of element a of an array at c.
     pub fn mul_wide_add(&mut self, a: Reg<U32>, b: impl Into<Value<U32>>, c: impl Into<Value<U64>>) -> Reg<U64> {
         let (dst, a, b) = (self.register::<U64>(), Value::from(a).operand(), b.into().operand());
-        self.emit(Arith::MulWide { dst: dst.id(), a, b, c: Some(c.into().operand()) });
+        let c = Some(c.into().operand());
+        self.emit(Arith::MulWide { ty: DataType::U32, dst: dst.id(), a, b, c });
         dst
     }
 
@@ -373,7 +385,8 @@ impl Builder {
     pub fn convert<To: Convert<From>, From: Type>(&mut self, a: Reg<From>) -> Reg<To> {
         let dst = self.register::<To>();
         let rounding = To::ROUNDING;
-        self.emit(Arith::Convert { to: To::DATA, from: From::DATA, rounding, dst: dst.id(), a: a.id() });
+        let (to, from, mode) = (To::DATA, From::DATA, FloatMode::PLAIN);
+        self.emit(Arith::Convert { to, from, rounding, mode, dst: dst.id(), a: a.id() });
         dst
     }
 

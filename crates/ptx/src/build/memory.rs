@@ -95,6 +95,7 @@ impl Builder {
             dst: Some(dst.id()),
             addr: addr.address(),
             a: a.into().operand(),
+            b: None,
         });
         dst
     }
@@ -110,6 +111,7 @@ impl Builder {
             dst: None,
             addr: addr.address(),
             a: a.into().operand(),
+            b: None,
         });
     }
 }

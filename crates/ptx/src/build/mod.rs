@@ -82,7 +82,7 @@ impl Builder {
             name: name.into(),
             target,
             launch,
-            block: [launch.threads, 1, 1],
+            rows: [1, 1],
             params: Vec::new(),
             shared: Vec::new(),
             registers: [0; 4],

@@ -63,19 +63,19 @@ impl Builder {
 
     /// Waits for all threads of the block.
     pub fn sync_threads(&mut self) {
-        self.emit(Barrier::NamedSync { id: Operand::Imm(0), threads: None });
+        self.emit(Barrier::NamedSync { aligned: true, id: Operand::Imm(0), threads: None });
     }
 
     /// Waits at hardware barrier `id` until `threads` threads are there.
     pub fn named_sync(&mut self, id: impl Into<Value<U32>>, threads: u32) {
         let threads = Some(Value::<U32>::from(threads).operand());
-        self.emit(Barrier::NamedSync { id: id.into().operand(), threads });
+        self.emit(Barrier::NamedSync { aligned: true, id: id.into().operand(), threads });
     }
 
     /// Arrives at hardware barrier `id` without waiting.
     pub fn named_arrive(&mut self, id: impl Into<Value<U32>>, threads: u32) {
         let threads = Value::<U32>::from(threads).operand();
-        self.emit(Barrier::NamedArrive { id: id.into().operand(), threads });
+        self.emit(Barrier::NamedArrive { aligned: true, id: id.into().operand(), threads });
     }
 
     /// Arrives at the cluster's barrier.

@@ -52,7 +52,7 @@ impl Builder {
     /// A predicate that holds in one lane.
     pub fn elect(&mut self) -> Pred {
         let pred = self.register::<Bool>();
-        self.emit(Warp::Elect { pred: pred.id(), mask: ALL_LANES });
+        self.emit(Warp::Elect { leader: None, pred: pred.id(), mask: ALL_LANES });
         pred
     }
 

@@ -1,74 +1,116 @@
 //! Arithmetic: which operations exist for which types, and that every operand is of its type.
 
 use super::Check;
-use crate::instr::{Arith, BinaryOp, ParamBase, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp};
+use crate::instr::{
+    Arith, BinaryOp, Direction, FloatMode, ParamBase, PredicateOp, Rounding, TernaryOp, UnaryOp, Width,
+};
 use crate::kernel::ParamType;
 use crate::rule::Rule;
 use crate::target::Feature;
 use crate::types::{Bank, DataType, ParamId, RegId};
 
-use DataType::{Bf16, Bf16x2, F16, F16x2, F32, S32, U16, U32, U64};
+use DataType::{Bf16, Bf16x2, F16, F16x2, F32, F32x2, F64, S8, S16, S32, S64, U8, U16, U32, U64};
 
-const INTEGERS: &[DataType] = &[U16, U32, S32, U64];
-const FLOATS: &[DataType] = &[F16, Bf16, F16x2, Bf16x2, F32];
-const SIGNED: &[DataType] = &[S32, F16, Bf16, F16x2, Bf16x2, F32];
-const SCALARS: &[DataType] = &[U16, U32, S32, U64, F16, Bf16, F32];
-const NUMBERS: &[DataType] = &[U16, U32, S32, U64, F16, Bf16, F16x2, Bf16x2, F32];
+const INTEGERS: &[DataType] = &[U16, S16, U32, S32, U64, S64];
+const SUMS: &[DataType] = &[U16, S16, U32, S32, U64, S64, F16, Bf16, F16x2, Bf16x2, F32, F32x2, F64];
+const SIGNED: &[DataType] = &[S16, S32, S64, F16, Bf16, F16x2, Bf16x2, F32, F64];
+const SCALARS: &[DataType] = &[U16, S16, U32, S32, U64, S64, F16, Bf16, F32, F64];
+const NUMBERS: &[DataType] = &[U16, S16, U32, S32, U64, S64, F16, Bf16, F16x2, Bf16x2, F32, F64];
+const SINGLE_DOUBLE: &[DataType] = &[F32, F64];
 
 /// The types of an operation, as a list and in words.
 type Types = (&'static [DataType], &'static str);
 
 fn unary_types(op: UnaryOp) -> Types {
     match op {
-        UnaryOp::Move => (NUMBERS, "every type but predicates"),
+        UnaryOp::Move => (SUMS, "every type but predicates"),
         UnaryOp::Not => (INTEGERS, "integers"),
-        UnaryOp::Neg | UnaryOp::Abs => (SIGNED, "S32 and floats"),
-        UnaryOp::Exp2Approx | UnaryOp::RcpApprox | UnaryOp::Exp2Flushed | UnaryOp::RcpFlushed | UnaryOp::TanhApprox => {
-            (&[F32], "F32")
-        }
-        UnaryOp::CountOnes => (&[U32], "U32"),
+        UnaryOp::Neg | UnaryOp::Abs => (SIGNED, "signed integers and floats"),
+        UnaryOp::Rcp | UnaryOp::Sqrt => (SINGLE_DOUBLE, "F32 and F64"),
+        UnaryOp::Exp2Approx
+        | UnaryOp::RcpApprox
+        | UnaryOp::SqrtApprox
+        | UnaryOp::RsqrtApprox
+        | UnaryOp::Log2Approx
+        | UnaryOp::SinApprox
+        | UnaryOp::CosApprox
+        | UnaryOp::TanhApprox => (&[F32], "F32"),
+        UnaryOp::CountOnes | UnaryOp::LeadingZeros | UnaryOp::ReverseBits => (&[U32, U64], "U32 and U64"),
     }
 }
 
 fn binary_types(op: BinaryOp) -> Types {
     match op {
-        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max => (NUMBERS, "numbers"),
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => (SUMS, "numbers"),
+        BinaryOp::Min | BinaryOp::Max => (NUMBERS, "numbers"),
+        BinaryOp::MinNan | BinaryOp::MaxNan => (&[F16, Bf16, F16x2, Bf16x2, F32], "floats of at most 32 bits"),
+        BinaryOp::Div => (&[U16, S16, U32, S32, U64, S64, F32, F64], "integers, F32 and F64"),
+        BinaryOp::DivApprox | BinaryOp::DivFull => (&[F32], "F32"),
         BinaryOp::MulHigh
         | BinaryOp::And
         | BinaryOp::Or
         | BinaryOp::Xor
         | BinaryOp::Shl
         | BinaryOp::Shr
-        | BinaryOp::Div
         | BinaryOp::Rem => (INTEGERS, "integers"),
     }
 }
 
 fn ternary_types(op: TernaryOp) -> Types {
     match op {
-        TernaryOp::MulAdd => (INTEGERS, "integers"),
-        TernaryOp::Fma => (FLOATS, "floats"),
-        TernaryOp::BitExtract => (&[U32, S32], "U32 and S32"),
-        TernaryOp::Lop3(_) | TernaryOp::Permute | TernaryOp::FunnelLeft | TernaryOp::FunnelRight => (&[U32], "U32"),
+        TernaryOp::MulAdd | TernaryOp::MulAddHigh => (INTEGERS, "integers"),
+        TernaryOp::Fma => (&[F16, Bf16, F16x2, Bf16x2, F32, F32x2, F64], "floats"),
+        TernaryOp::BitExtract => (&[U32, S32, U64, S64], "integers of 32 and 64 bits"),
+        TernaryOp::Lop3(_)
+        | TernaryOp::Permute
+        | TernaryOp::FunnelLeft
+        | TernaryOp::FunnelRight
+        | TernaryOp::FunnelLeftClamp
+        | TernaryOp::FunnelRightClamp => (&[U32], "U32"),
     }
 }
 
-/// The conversions there are; [`crate::Convert`] offers the same ones.
-pub(crate) const CONVERSIONS: [(DataType, DataType, Rounding); 13] = [
-    (U16, U32, Rounding::Exact),
-    (U16, U64, Rounding::Exact),
-    (U32, U16, Rounding::Exact),
-    (U32, U64, Rounding::Exact),
-    (U64, U32, Rounding::Exact),
-    (U32, F32, Rounding::NearestEven),
-    (S32, F32, Rounding::NearestEven),
-    (F32, U32, Rounding::TowardsZero),
-    (F32, S32, Rounding::NearestInteger),
-    (F16, F32, Rounding::Exact),
-    (Bf16, F32, Rounding::Exact),
-    (F32, F16, Rounding::NearestEven),
-    (F32, Bf16, Rounding::NearestEven),
-];
+/// Whether one `cvt` leads from a type to another; [`crate::Convert`] offers some of them.
+pub(crate) fn converts(from: DataType, to: DataType, rounding: Rounding, mode: FloatMode) -> bool {
+    const WHOLE: [DataType; 8] = [U8, S8, U16, S16, U32, S32, U64, S64];
+    use Rounding::{Exact, NearestEven};
+    let flush = !mode.flush || from == F32 || to == F32;
+    if mode.direction != Direction::Nearest {
+        return false;
+    }
+    let plain = mode == FloatMode::PLAIN;
+    match (WHOLE.contains(&from), WHOLE.contains(&to)) {
+        (true, true) => {
+            // Only what can be too large or too small can be held.
+            let room = to.bits() - u32::from(to.is_signed() && !from.is_signed());
+            let fits = room >= from.bits() && (to.is_signed() || !from.is_signed());
+            rounding == Exact && !mode.flush && from != to && !(mode.saturate && fits)
+        }
+        (true, false) => {
+            let to_half = to == F16 && rounding == NearestEven;
+            let rounds = !rounding.is_to_integer() && rounding != Exact;
+            plain && (to_half || SINGLE_DOUBLE.contains(&to) && rounds)
+        }
+        (false, true) => matches!(from, F16 | F32 | F64) && rounding.is_to_integer() && flush,
+        (false, false) => match (from, to) {
+            (F16 | Bf16, F32) | (F16, F64) => rounding == Exact && plain,
+            (F32, F64) => rounding == Exact && flush && !mode.saturate,
+            (F32, F16 | Bf16) => rounding == NearestEven && plain,
+            (F64, F16) => rounding == NearestEven && plain,
+            (F64, F32) => !rounding.is_to_integer() && rounding != Exact && flush,
+            (F32, F32) => (rounding == Exact && (mode.flush || mode.saturate) || rounding.is_to_integer()) && flush,
+            (F64, F64) => rounding.is_to_integer() && !mode.flush,
+            _ => false,
+        },
+    }
+}
+
+/// Whether an operation takes a mode with a type.
+fn takes_mode(rounds: bool, saturates: bool, ty: DataType, mode: FloatMode) -> bool {
+    let flush = !mode.flush || ty == F32 || ty == F32x2 && rounds;
+    let direction = mode.direction == Direction::Nearest || rounds && matches!(ty, F32 | F64 | F32x2);
+    flush && direction && (!mode.saturate || saturates && ty == F32)
+}
 
 impl Check<'_> {
     pub(super) fn form(&mut self, op: &dyn std::fmt::Debug, ty: DataType, (types, wanted): Types) {
@@ -79,41 +121,54 @@ impl Check<'_> {
 
     pub(super) fn arith(&mut self, op: &Arith) {
         match *op {
-            Arith::Unary { op, ty, dst, a } => {
+            Arith::Unary { op, ty, mode, dst, a } => {
                 self.form(&op, ty, unary_types(op));
+                let bits = matches!(op, UnaryOp::Move | UnaryOp::Not);
+                let flushes = !bits && op != UnaryOp::TanhApprox && (ty == F32 || !mode.flush);
+                let rounds = matches!(op, UnaryOp::Rcp | UnaryOp::Sqrt);
+                self.mode(&op, ty, (flushes || mode == FloatMode::PLAIN) && takes_mode(rounds, false, ty, mode));
                 // A move copies bits: any literal of the right width will do, whatever it means.
                 let ty = if op == UnaryOp::Move { bits_of(ty) } else { ty };
                 self.operand("the operand", a, ty);
-                self.bank("the result", dst, ty.bank());
+                let counts = matches!(op, UnaryOp::CountOnes | UnaryOp::LeadingZeros);
+                self.bank("the result", dst, if counts { Bank::B32 } else { ty.bank() });
             }
-            Arith::Binary { op, ty, dst, a, b } => {
+            Arith::Binary { op, ty, mode, dst, a, b } => {
                 self.form(&op, ty, binary_types(op));
-                if matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) {
+                let sums = matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul);
+                self.mode(&op, ty, takes_mode(sums || op == BinaryOp::Div, sums, ty, mode));
+                if sums {
                     self.bfloat(ty);
+                    self.pairs(ty);
                 }
                 let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { U32 } else { ty };
                 self.operand("the first operand", a, ty);
                 self.operand("the second operand", b, second);
                 self.bank("the result", dst, ty.bank());
             }
-            Arith::Ternary { op, ty, dst, a, b, c } => {
+            Arith::Ternary { op, ty, mode, dst, a, b, c } => {
                 self.form(&op, ty, ternary_types(op));
+                let fused = op == TernaryOp::Fma;
+                self.mode(&op, ty, takes_mode(fused, fused, ty, mode));
+                self.pairs(ty);
                 let second = if op == TernaryOp::BitExtract { U32 } else { ty };
                 self.operand("the first operand", a, ty);
                 self.operand("the second operand", b, second);
                 self.operand("the third operand", c, second);
                 self.bank("the result", dst, ty.bank());
             }
-            Arith::MulWide { dst, a, b, c } => {
-                self.operand("the first factor", a, U32);
-                self.operand("the second factor", b, U32);
+            Arith::MulWide { ty, dst, a, b, c } => {
+                self.form(&"product in twice the width", ty, (&[U16, S16, U32, S32], "integers of 16 and 32 bits"));
+                self.operand("the first factor", a, ty);
+                self.operand("the second factor", b, ty);
                 if let Some(c) = c {
-                    self.operand("the addend", c, U64);
+                    self.operand("the addend", c, ty.twice());
                 }
-                self.bank("the result", dst, Bank::B64);
+                self.bank("the result", dst, ty.twice().bank());
             }
-            Arith::Compare { ty, dst, a, b, .. } => {
-                self.form(&"comparison", ty, (SCALARS, "scalars"));
+            Arith::Compare { cmp, ty, dst, a, b } => {
+                let types = if cmp.is_of_floats() { &[F16, Bf16, F32, F64][..] } else { SCALARS };
+                self.form(&cmp, ty, (types, if cmp.is_of_floats() { "scalars of floats" } else { "scalars" }));
                 self.bfloat(ty);
                 self.operand("the left side", a, ty);
                 self.operand("the right side", b, ty);
@@ -134,13 +189,13 @@ impl Check<'_> {
                     PredicateOp::Logic(_, a, b) => self.banks("an operand", &[a, b], Bank::Pred),
                 }
             }
-            Arith::Convert { to, from, rounding, dst, a } => {
-                if !CONVERSIONS.contains(&(from, to, rounding)) {
+            Arith::Convert { to, from, rounding, mode, dst, a } => {
+                if !converts(from, to, rounding, mode) {
                     self.refuse(Rule::NoSuchConversion { from, to });
                 }
                 self.bfloat(from);
-                self.bank("the operand", a, from.bank());
-                self.bank("the result", dst, to.bank());
+                self.converted("the operand", a, from);
+                self.converted("the result", dst, to);
             }
             Arith::ConvertPair { to, dst, low, high } => {
                 self.form(&"conversion to a pair", to, (&[F16x2, Bf16x2], "F16x2 and Bf16x2"));
@@ -177,18 +232,34 @@ impl Check<'_> {
         }
     }
 
+    fn mode(&mut self, op: &dyn std::fmt::Debug, ty: DataType, legal: bool) {
+        if !legal {
+            let (op, wanted) = (format!("{op:?} so rounded, flushed or saturated"), "the plain one, or another mode");
+            self.refuse(Rule::NoSuchForm { op, ty, wanted });
+        }
+    }
+
+    /// Arithmetic of two singles at once.
+    fn pairs(&mut self, ty: DataType) {
+        if ty == F32x2 {
+            self.feature("arithmetic of two singles at once", Feature::SinglePairs);
+        }
+    }
+
+    /// A register of a conversion: bytes may be in registers of any width.
+    fn converted(&mut self, what: &'static str, reg: RegId, ty: DataType) {
+        if ty.bits() == 8 {
+            self.element(what, Width::B8, reg);
+        } else {
+            self.bank(what, reg, ty.bank());
+        }
+    }
+
     /// What reads parameters, special registers and addresses.
     fn address_arithmetic(&mut self, op: &Arith) {
         match *op {
             Arith::Special { dst, which } => {
-                let of_cluster = matches!(
-                    which,
-                    SpecialRegister::ClusteridX
-                        | SpecialRegister::NclusteridX
-                        | SpecialRegister::ClusterCtaRank
-                        | SpecialRegister::ClusterNctaRank
-                );
-                if of_cluster {
+                if which.is_of_cluster() {
                     self.feature("the place in a cluster", Feature::Clusters);
                 }
                 self.bank("the result", dst, if which.is_wide() { Bank::B64 } else { Bank::B32 });
@@ -199,11 +270,11 @@ impl Check<'_> {
                 self.value("the offset in a parameter", offset.into(), wanted, |n| n % bytes == 0);
                 match from {
                     ParamBase::Param(param) => self.param_part(param, dst, u64::from(offset) + bytes),
-                    ParamBase::Reg(at) => self.bank("the place", at, Bank::B64),
+                    ParamBase::Reg(at) => self.param_place("the place", at),
                 }
             }
             Arith::ParamTable { dst, param } => {
-                self.bank("the result", dst, Bank::B64);
+                self.param_place("the result", dst);
                 match self.param(param) {
                     Some((_, ParamType::Words(_) | ParamType::Bytes { .. })) | None => {}
                     Some((name, _)) => {
@@ -237,6 +308,13 @@ impl Check<'_> {
             }
             Arith::Policy { dst, .. } => self.bank("the result", dst, Bank::B64),
             _ => {}
+        }
+    }
+
+    /// A register that holds a place among the parameters.
+    fn param_place(&mut self, what: &'static str, found: RegId) {
+        if !matches!(found.bank, Bank::B32 | Bank::B64) {
+            self.refuse(Rule::Bank { what, found, wanted: "a 32-bit or 64-bit register" });
         }
     }
 

@@ -152,7 +152,7 @@ impl<'k> Known<'k> {
 }
 
 fn is_integer(ty: DataType) -> bool {
-    matches!(ty, DataType::U16 | DataType::U32 | DataType::S32 | DataType::U64)
+    !ty.is_float() && ty != DataType::Pred
 }
 
 fn sum((m, x): Residue, (n, y): Residue) -> Residue {

@@ -6,7 +6,7 @@ use crate::rule::Rule;
 use crate::target::Feature;
 use crate::types::{Address, Bank, DataType, Operand, RegId, Scope, Space};
 
-use DataType::{F32, S32, U32, U64};
+use DataType::{F32, F64, S32, S64, U16, U32, U64};
 
 impl Check<'_> {
     pub(super) fn memory(&mut self, op: &Memory) {
@@ -23,16 +23,26 @@ impl Check<'_> {
                 self.reach(Some(*space), store_scope(*order));
                 self.access(*space, *width, srcs, *addr);
             }
-            Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a } => {
+            Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a, b } => {
                 self.reach(Some(*space), Some(*scope));
                 let types: (&[DataType], _) = match op {
-                    AtomicOp::Add => (&[U32, S32, U64, F32], "U32, S32, U64 and F32"),
-                    AtomicOp::Min | AtomicOp::Max => (&[U32, S32, U64], "U32, S32 and U64"),
+                    AtomicOp::Add => (&[U32, S32, U64, F32, F64], "U32, S32, U64, F32 and F64"),
+                    AtomicOp::Min | AtomicOp::Max => (&[U32, S32, U64, S64], "U32, S32, U64 and S64"),
+                    AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (&[U32, U64], "U32 and U64"),
+                    AtomicOp::Increment | AtomicOp::Decrement => (&[U32], "U32"),
                     AtomicOp::Exchange => (&[U32, U64], "U32 and U64, with the old value returned"),
+                    AtomicOp::CompareExchange => (&[U16, U32, U64], "U16, U32 and U64, with the old value returned"),
                 };
                 self.form(&format_args!("atomic {op:?}"), *ty, types);
-                if *op == AtomicOp::Exchange && dst.is_none() {
-                    let op = "atomic Exchange without its old value".into();
+                if let Some(b) = b {
+                    self.operand("the second operand", *b, *ty);
+                }
+                if b.is_some() != (*op == AtomicOp::CompareExchange) {
+                    let op = format!("atomic {op:?} with so many operands");
+                    self.refuse(Rule::NoSuchForm { op, ty: *ty, wanted: "two for CompareExchange, one for others" });
+                }
+                if matches!(op, AtomicOp::Exchange | AtomicOp::CompareExchange) && dst.is_none() {
+                    let op = format!("atomic {op:?} without its old value");
                     self.refuse(Rule::NoSuchForm { op, ty: *ty, wanted: "a result; a store does without" });
                 }
                 if *acq_rel && dst.is_none() {
@@ -45,7 +55,7 @@ impl Check<'_> {
                 }
                 self.operand("the operand", *a, *ty);
                 self.banks("the old value", dst.as_slice(), ty.bank());
-                let bytes = ty.bank().bits() / 8;
+                let bytes = (ty.bank().bits() / 8).max(1);
                 self.address("the value", *space, *addr, bytes, bytes.into());
             }
         }
@@ -67,7 +77,9 @@ impl Check<'_> {
     /// A register that holds an element of memory.
     pub(super) fn element(&mut self, what: &'static str, width: Width, found: RegId) {
         let (fits, wanted) = match width {
-            Width::B8 | Width::B16 => (found.bank != Bank::Pred, "a 16-bit register or a wider one"),
+            Width::B8 | Width::S8 | Width::B16 | Width::S16 => {
+                (found.bank != Bank::Pred, "a 16-bit register or a wider one")
+            }
             Width::B32 => (found.bank == Bank::B32, "a 32-bit register"),
             Width::B64 => (found.bank == Bank::B64, "a 64-bit register"),
         };

@@ -12,7 +12,7 @@ mod memory;
 mod sync;
 mod tensor_core;
 
-pub(crate) use arith::CONVERSIONS;
+pub(crate) use arith::converts;
 
 use std::collections::HashMap;
 
@@ -141,7 +141,7 @@ impl Check<'_> {
         match operand {
             Operand::Reg(reg) => self.bank(what, reg, ty.bank()),
             Operand::Imm(_) if !ty.has_literals() => self.refuse(Rule::NoLiteral { ty }),
-            Operand::Imm(found) if ty.bank().bits() < 64 && found >> ty.bank().bits() != 0 => {
+            Operand::Imm(found) if ty.bits() < 64 && found >> ty.bits() != 0 => {
                 self.refuse(Rule::LiteralWidth { found, ty });
             }
             Operand::Imm(_) => {}

@@ -63,10 +63,10 @@ impl Check<'_> {
                 self.barrier_scope("a wait", scope);
                 self.word("the parity", parity, "0 or 1", |n| n < 2);
             }
-            Barrier::NamedSync { id, threads } => {
+            Barrier::NamedSync { id, threads, .. } => {
                 self.named(id, threads);
             }
-            Barrier::NamedArrive { id, threads } => self.named(id, Some(threads)),
+            Barrier::NamedArrive { id, threads, .. } => self.named(id, Some(threads)),
             Barrier::ClusterArrive { .. } | Barrier::ClusterWait { .. } => {}
         }
     }
@@ -115,7 +115,8 @@ impl Check<'_> {
                 self.word("the mask", *mask, mask_wanted, someone);
             }
             Warp::ActiveMask { dst } => self.bank("the result", *dst, Bank::B32),
-            Warp::Elect { pred, mask } => {
+            Warp::Elect { leader, pred, mask } => {
+                self.banks("the elected lane", leader.as_slice(), Bank::B32);
                 self.feature("elect", Feature::Elect);
                 self.bank("the result", *pred, Bank::Pred);
                 self.word("the mask", *mask, mask_wanted, someone);

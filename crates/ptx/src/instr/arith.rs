@@ -3,6 +3,38 @@
 use super::memory::Width;
 use crate::types::{DataType, Operand, ParamId, RegId};
 
+/// Which way a float is rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// To the nearest, ties to even.
+    #[default]
+    Nearest,
+    /// Towards zero.
+    Zero,
+    /// Towards minus infinity.
+    Down,
+    /// Towards infinity.
+    Up,
+}
+
+/// How floats are computed with. Integers have no choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FloatMode {
+    /// How results are rounded, where they are not approximate.
+    pub direction: Direction,
+    /// Whether subnormal operands and results become zero (`.ftz`).
+    pub flush: bool,
+    /// Whether results are held to 0..=1, and NaN becomes zero (`.sat`).
+    pub saturate: bool,
+}
+
+impl FloatMode {
+    /// To nearest, with subnormal numbers, without bounds.
+    pub const PLAIN: FloatMode = FloatMode { direction: Direction::Nearest, flush: false, saturate: false };
+    /// The same with subnormal numbers flushed to zero.
+    pub const FLUSHED: FloatMode = FloatMode { flush: true, ..FloatMode::PLAIN };
+}
+
 /// Operations on one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnaryOp {
@@ -14,18 +46,32 @@ pub enum UnaryOp {
     Neg,
     /// Absolute value.
     Abs,
-    /// 2ˣ, approximate (f32; about 2 ulp, subnormals kept).
+    /// 2ˣ, approximate (f32; about 2 ulp, or a relative error of 2⁻²²·⁵ in one instruction if subnormal numbers are flushed).
     Exp2Approx,
-    /// 1/x, approximate (f32; 1 ulp, subnormals kept).
+    /// 1/x, approximate (f32; 1 ulp).
     RcpApprox,
-    /// 2ˣ, approximate (f32; relative error 2⁻²²·⁵), subnormal operands and results flushed to zero: one instruction.
-    Exp2Flushed,
-    /// 1/x, approximate (f32; 1 ulp), subnormal operands and results flushed to zero: one instruction.
-    RcpFlushed,
+    /// 1/x, rounded.
+    Rcp,
+    /// √x, approximate (f32).
+    SqrtApprox,
+    /// √x, rounded.
+    Sqrt,
+    /// 1/√x, approximate (f32).
+    RsqrtApprox,
+    /// log₂ x, approximate (f32).
+    Log2Approx,
+    /// sin x, approximate (f32).
+    SinApprox,
+    /// cos x, approximate (f32).
+    CosApprox,
     /// tanh x, approximate (f32; relative error 2⁻¹¹).
     TanhApprox,
-    /// Number of set bits.
+    /// Number of set bits, in 32 bits.
     CountOnes,
+    /// Number of clear bits above the highest that is set, in 32 bits.
+    LeadingZeros,
+    /// The bits in reverse order.
+    ReverseBits,
 }
 
 /// Operations on two values.
@@ -43,6 +89,10 @@ pub enum BinaryOp {
     Min,
     /// Larger of the two; for floats, a number wins over a NaN.
     Max,
+    /// Smaller of the two, NaN if either is (floats).
+    MinNan,
+    /// Larger of the two, NaN if either is (floats).
+    MaxNan,
     /// Bitwise and.
     And,
     /// Bitwise or.
@@ -53,8 +103,12 @@ pub enum BinaryOp {
     Shl,
     /// Shift right by the second operand (a `U32`): logical for unsigned, arithmetic for signed.
     Shr,
-    /// Integer quotient; division by zero gives an unspecified value.
+    /// Quotient. Of integers, division by zero gives an unspecified value; floats are rounded.
     Div,
+    /// Quotient, approximate (f32; 2 ulp for divisors from 2⁻¹²⁶ to 2¹²⁶).
+    DivApprox,
+    /// Quotient, approximate (f32; 2 ulp for all divisors).
+    DivFull,
     /// Integer remainder; division by zero gives an unspecified value.
     Rem,
 }
@@ -66,6 +120,8 @@ pub enum TernaryOp {
     MulAdd,
     /// a·b + c, rounded once to nearest even (floats).
     Fma,
+    /// High half of a·b, plus c (integers).
+    MulAddHigh,
     /// Any bitwise function of three words; bit `i` of the table is the result for inputs `a<<2 | b<<1 | c == i`.
     Lop3(u8),
     /// Four bytes picked from the eight of b:a, by the low four nibbles of c. A nibble's top bit replicates the
@@ -75,11 +131,15 @@ pub enum TernaryOp {
     FunnelLeft,
     /// The low word of (b:a) shifted right by c mod 32.
     FunnelRight,
+    /// The high word of (b:a) shifted left by c, at most 32.
+    FunnelLeftClamp,
+    /// The low word of (b:a) shifted right by c, at most 32.
+    FunnelRightClamp,
     /// `c & 0xff` bits of a, starting at bit `b & 0xff`, sign-extended if the type is signed.
     BitExtract,
 }
 
-/// How a comparison compares. Comparisons of floats are false where either side is NaN, except `Ne`, which is true.
+/// How a comparison compares. Comparisons of floats are false where either side is NaN, except `Ne` and those that say otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Comparison {
     /// a = b.
@@ -94,6 +154,48 @@ pub enum Comparison {
     Gt,
     /// a ≥ b.
     Ge,
+    /// a ≠ b, and neither is NaN (floats).
+    OrderedNe,
+    /// a = b, or either is NaN (floats).
+    UnorderedEq,
+    /// a < b, or either is NaN (floats).
+    UnorderedLt,
+    /// a ≤ b, or either is NaN (floats).
+    UnorderedLe,
+    /// a > b, or either is NaN (floats).
+    UnorderedGt,
+    /// a ≥ b, or either is NaN (floats).
+    UnorderedGe,
+    /// Neither is NaN (floats).
+    Numbers,
+    /// Either is NaN (floats).
+    Nan,
+}
+
+impl Comparison {
+    /// Every one.
+    pub const ALL: [Comparison; 14] = [
+        Comparison::Eq,
+        Comparison::Ne,
+        Comparison::Lt,
+        Comparison::Le,
+        Comparison::Gt,
+        Comparison::Ge,
+        Comparison::OrderedNe,
+        Comparison::UnorderedEq,
+        Comparison::UnorderedLt,
+        Comparison::UnorderedLe,
+        Comparison::UnorderedGt,
+        Comparison::UnorderedGe,
+        Comparison::Numbers,
+        Comparison::Nan,
+    ];
+
+    /// Whether it is for floats alone.
+    pub fn is_of_floats(self) -> bool {
+        use Comparison::{Eq, Ge, Gt, Le, Lt, Ne};
+        !matches!(self, Eq | Ne | Lt | Le | Gt | Ge)
+    }
 }
 
 /// Logic on two predicates.
@@ -127,10 +229,41 @@ pub enum Rounding {
     Exact,
     /// To the nearest float, ties to even.
     NearestEven,
+    /// To a float, towards zero.
+    Zero,
+    /// To a float, towards minus infinity.
+    Down,
+    /// To a float, towards infinity.
+    Up,
     /// To the nearest integer, ties to even.
     NearestInteger,
     /// To an integer, towards zero.
     TowardsZero,
+    /// To an integer, towards minus infinity.
+    DownInteger,
+    /// To an integer, towards infinity.
+    UpInteger,
+}
+
+impl Rounding {
+    /// Every one.
+    pub const ALL: [Rounding; 9] = [
+        Rounding::Exact,
+        Rounding::NearestEven,
+        Rounding::Zero,
+        Rounding::Down,
+        Rounding::Up,
+        Rounding::NearestInteger,
+        Rounding::TowardsZero,
+        Rounding::DownInteger,
+        Rounding::UpInteger,
+    ];
+
+    /// Whether the result is a whole number.
+    pub fn is_to_integer(self) -> bool {
+        use Rounding::{DownInteger, NearestInteger, TowardsZero, UpInteger};
+        matches!(self, NearestInteger | TowardsZero | DownInteger | UpInteger)
+    }
 }
 
 /// Values the hardware provides.
@@ -144,6 +277,10 @@ pub enum SpecialRegister {
     TidZ,
     /// Threads per block along x.
     NtidX,
+    /// Threads per block along y.
+    NtidY,
+    /// Threads per block along z.
+    NtidZ,
     /// Block index in the grid along x.
     CtaidX,
     /// Block index in the grid along y.
@@ -158,8 +295,28 @@ pub enum SpecialRegister {
     NctaidZ,
     /// Cluster index in the grid along x.
     ClusteridX,
+    /// Cluster index in the grid along y.
+    ClusteridY,
+    /// Cluster index in the grid along z.
+    ClusteridZ,
     /// Clusters in the grid along x.
     NclusteridX,
+    /// Clusters in the grid along y.
+    NclusteridY,
+    /// Clusters in the grid along z.
+    NclusteridZ,
+    /// Block index in the cluster along x.
+    ClusterCtaidX,
+    /// Block index in the cluster along y.
+    ClusterCtaidY,
+    /// Block index in the cluster along z.
+    ClusterCtaidZ,
+    /// Blocks in the cluster along x.
+    ClusterNctaidX,
+    /// Blocks in the cluster along y.
+    ClusterNctaidY,
+    /// Blocks in the cluster along z.
+    ClusterNctaidZ,
     /// Rank of this block in its cluster.
     ClusterCtaRank,
     /// Blocks in the cluster.
@@ -168,8 +325,26 @@ pub enum SpecialRegister {
     LaneId,
     /// Hardware slot of the warp. It may differ from the thread index divided by 32.
     WarpId,
+    /// Hardware slots for warps of a multiprocessor.
+    NwarpId,
     /// The multiprocessor the block runs on.
     SmId,
+    /// Multiprocessors.
+    NsmId,
+    /// The bit of this lane.
+    LanemaskEq,
+    /// The bits of this lane and those below.
+    LanemaskLe,
+    /// The bits of the lanes below this one.
+    LanemaskLt,
+    /// The bits of this lane and those above.
+    LanemaskGe,
+    /// The bits of the lanes above this one.
+    LanemaskGt,
+    /// Bytes of the block's shared memory whose size the launch says.
+    DynamicSharedBytes,
+    /// Bytes of the block's shared memory.
+    TotalSharedBytes,
     /// Cycle counter, low 32 bits.
     Clock,
     /// Cycle counter, 64 bits.
@@ -180,11 +355,13 @@ pub enum SpecialRegister {
 
 impl SpecialRegister {
     /// Every one.
-    pub const ALL: [SpecialRegister; 20] = [
+    pub const ALL: [SpecialRegister; 41] = [
         SpecialRegister::TidX,
         SpecialRegister::TidY,
         SpecialRegister::TidZ,
         SpecialRegister::NtidX,
+        SpecialRegister::NtidY,
+        SpecialRegister::NtidZ,
         SpecialRegister::CtaidX,
         SpecialRegister::CtaidY,
         SpecialRegister::CtaidZ,
@@ -192,16 +369,57 @@ impl SpecialRegister {
         SpecialRegister::NctaidY,
         SpecialRegister::NctaidZ,
         SpecialRegister::ClusteridX,
+        SpecialRegister::ClusteridY,
+        SpecialRegister::ClusteridZ,
         SpecialRegister::NclusteridX,
+        SpecialRegister::NclusteridY,
+        SpecialRegister::NclusteridZ,
+        SpecialRegister::ClusterCtaidX,
+        SpecialRegister::ClusterCtaidY,
+        SpecialRegister::ClusterCtaidZ,
+        SpecialRegister::ClusterNctaidX,
+        SpecialRegister::ClusterNctaidY,
+        SpecialRegister::ClusterNctaidZ,
         SpecialRegister::ClusterCtaRank,
         SpecialRegister::ClusterNctaRank,
         SpecialRegister::LaneId,
         SpecialRegister::WarpId,
+        SpecialRegister::NwarpId,
         SpecialRegister::SmId,
+        SpecialRegister::NsmId,
+        SpecialRegister::LanemaskEq,
+        SpecialRegister::LanemaskLe,
+        SpecialRegister::LanemaskLt,
+        SpecialRegister::LanemaskGe,
+        SpecialRegister::LanemaskGt,
+        SpecialRegister::DynamicSharedBytes,
+        SpecialRegister::TotalSharedBytes,
         SpecialRegister::Clock,
         SpecialRegister::Clock64,
         SpecialRegister::GlobalTimer,
     ];
+
+    /// Whether it tells of the cluster.
+    pub fn is_of_cluster(self) -> bool {
+        use SpecialRegister as S;
+        matches!(
+            self,
+            S::ClusteridX
+                | S::ClusteridY
+                | S::ClusteridZ
+                | S::NclusteridX
+                | S::NclusteridY
+                | S::NclusteridZ
+                | S::ClusterCtaidX
+                | S::ClusterCtaidY
+                | S::ClusterCtaidZ
+                | S::ClusterNctaidX
+                | S::ClusterNctaidY
+                | S::ClusterNctaidZ
+                | S::ClusterCtaRank
+                | S::ClusterNctaRank
+        )
+    }
 
     /// Whether the register is 64 bits wide; the others are 32.
     pub fn is_wide(self) -> bool {
@@ -214,7 +432,7 @@ impl SpecialRegister {
 pub enum ParamBase {
     /// A parameter's first byte.
     Param(ParamId),
-    /// The place that a 64-bit register holds: [`Arith::ParamTable`]'s, or one further on.
+    /// The place that a register of 64 or 32 bits holds: [`Arith::ParamTable`]'s, or one further on.
     Reg(RegId),
 }
 
@@ -227,6 +445,8 @@ pub enum Arith {
         op: UnaryOp,
         /// Type of operand and result.
         ty: DataType,
+        /// How floats are computed with.
+        mode: FloatMode,
         /// Result.
         dst: RegId,
         /// Operand.
@@ -238,6 +458,8 @@ pub enum Arith {
         op: BinaryOp,
         /// Type of operands and result (the second operand of a shift is always `U32`).
         ty: DataType,
+        /// How floats are computed with.
+        mode: FloatMode,
         /// Result.
         dst: RegId,
         /// First operand.
@@ -251,6 +473,8 @@ pub enum Arith {
         op: TernaryOp,
         /// Type of operands and result.
         ty: DataType,
+        /// How floats are computed with.
+        mode: FloatMode,
         /// Result.
         dst: RegId,
         /// First operand.
@@ -260,15 +484,17 @@ pub enum Arith {
         /// Third operand.
         c: Operand,
     },
-    /// The 64-bit product of two unsigned 32-bit values, plus a 64-bit one (`mad.wide.u32`; `mul.wide.u32` without).
+    /// The product of two integers in twice their width, plus an integer of that width (`mad.wide`; `mul.wide` without).
     MulWide {
-        /// 64-bit result.
+        /// Type of the factors: an integer of 16 or 32 bits.
+        ty: DataType,
+        /// Result, of twice the width.
         dst: RegId,
-        /// First 32-bit factor.
+        /// First factor.
         a: Operand,
-        /// Second 32-bit factor.
+        /// Second factor.
         b: Operand,
-        /// 64-bit addend, if any.
+        /// Addend of twice the width, if any.
         c: Option<Operand>,
     },
     /// Compares two values (`setp`).
@@ -312,6 +538,8 @@ pub enum Arith {
         from: DataType,
         /// How it rounds.
         rounding: Rounding,
+        /// Whether floats are flushed, or held to 0..=1; integers are held to what the result can be.
+        mode: FloatMode,
         /// Result.
         dst: RegId,
         /// Operand.
@@ -388,7 +616,7 @@ pub enum Arith {
     },
     /// Where a parameter starts, for reading parts of it by [`Arith::Param`].
     ParamTable {
-        /// 64-bit result.
+        /// Result of 64 or 32 bits.
         dst: RegId,
         /// Which parameter.
         param: ParamId,

@@ -75,15 +75,19 @@ pub enum Barrier {
         /// 0 or 1.
         parity: Operand,
     },
-    /// Waits until `threads` threads have arrived at the block's hardware barrier `id` (`barrier.sync.aligned`).
+    /// Waits until `threads` threads have arrived at the block's hardware barrier `id` (`barrier.sync`).
     NamedSync {
+        /// Whether the whole warp executes it together.
+        aligned: bool,
         /// 0..16.
         id: Operand,
         /// A multiple of 32; all threads of the block if `None`.
         threads: Option<Operand>,
     },
-    /// Arrives at the block's hardware barrier `id` without waiting (`barrier.arrive.aligned`).
+    /// Arrives at the block's hardware barrier `id` without waiting (`barrier.arrive`).
     NamedArrive {
+        /// Whether the whole warp executes it together.
+        aligned: bool,
         /// 0..16.
         id: Operand,
         /// A multiple of 32: all who arrive or wait.

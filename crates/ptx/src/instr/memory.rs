@@ -2,14 +2,18 @@
 
 use crate::types::{Address, DataType, Operand, RegId, Scope, Space};
 
-/// How many bytes one element of a load or store has. `B8` and `B16` in a wider register are zero-extended on loads and
-/// truncated on stores.
+/// How many bytes one element of a load or store has. `B8` and `B16` in a wider register are zero-extended on loads, `S8` and `S16`
+/// sign-extended; all are truncated on stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
     /// One byte.
     B8,
+    /// One byte with a sign.
+    S8,
     /// Two bytes.
     B16,
+    /// Two bytes with a sign.
+    S16,
     /// Four bytes.
     B32,
     /// Eight bytes.
@@ -21,11 +25,17 @@ impl Width {
     #[inline]
     pub fn bytes(self) -> u32 {
         match self {
-            Width::B8 => 1,
-            Width::B16 => 2,
+            Width::B8 | Width::S8 => 1,
+            Width::B16 | Width::S16 => 2,
             Width::B32 => 4,
             Width::B64 => 8,
         }
+    }
+
+    /// Whether what is loaded keeps its sign in a wider register.
+    #[inline]
+    pub fn is_signed(self) -> bool {
+        matches!(self, Width::S8 | Width::S16)
     }
 }
 
@@ -66,6 +76,34 @@ pub enum AtomicOp {
     Max,
     /// Replace (`U32`, `U64`).
     Exchange,
+    /// Bitwise and (`U32`, `U64`).
+    And,
+    /// Bitwise or (`U32`, `U64`).
+    Or,
+    /// Bitwise exclusive or (`U32`, `U64`).
+    Xor,
+    /// One more, or zero from the operand on (`U32`).
+    Increment,
+    /// One less, or the operand from zero, or from above it (`U32`).
+    Decrement,
+    /// The second operand, if the first is there (`U16`, `U32`, `U64`).
+    CompareExchange,
+}
+
+impl AtomicOp {
+    /// Every one.
+    pub const ALL: [AtomicOp; 10] = [
+        AtomicOp::Add,
+        AtomicOp::Min,
+        AtomicOp::Max,
+        AtomicOp::Exchange,
+        AtomicOp::And,
+        AtomicOp::Or,
+        AtomicOp::Xor,
+        AtomicOp::Increment,
+        AtomicOp::Decrement,
+        AtomicOp::CompareExchange,
+    ];
 }
 
 /// Memory accesses by single threads.
@@ -115,5 +153,7 @@ pub enum Memory {
         addr: Address,
         /// The operand.
         a: Operand,
+        /// The second operand, where there is one.
+        b: Option<Operand>,
     },
 }

@@ -86,7 +86,7 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             read(c, visit);
             visit(dst, Write);
         }
-        Arith::MulWide { dst, a, b, c } => {
+        Arith::MulWide { dst, a, b, c, .. } => {
             read(a, visit);
             read(b, visit);
             if let Some(c) = c {
@@ -157,9 +157,10 @@ fn memory(op: &Memory, visit: &mut Visit<'_>) {
             read_address(*addr, visit);
             each(srcs, Access::Read, visit);
         }
-        Memory::Atomic { dst, addr, a, .. } => {
+        Memory::Atomic { dst, addr, a, b, .. } => {
             read_address(*addr, visit);
             read(*a, visit);
+            b.iter().for_each(|b| read(*b, visit));
             each(dst.as_slice(), Access::Write, visit);
         }
     }
@@ -181,9 +182,10 @@ fn warp(op: &Warp, visit: &mut Visit<'_>) {
             visit(*dst, Write);
         }
         Warp::ActiveMask { dst } => visit(*dst, Write),
-        Warp::Elect { pred, mask } => {
+        Warp::Elect { leader, pred, mask } => {
             read(*mask, visit);
             visit(*pred, Write);
+            each(leader.as_slice(), Write, visit);
         }
         Warp::Reduce { dst, a, mask, .. } => {
             visit(*a, Read);
@@ -222,13 +224,13 @@ fn barrier(op: &Barrier, visit: &mut Visit<'_>) {
             read(parity, visit);
             visit(done, Access::Write);
         }
-        Barrier::NamedSync { id, threads } => {
+        Barrier::NamedSync { id, threads, .. } => {
             read(id, visit);
             if let Some(threads) = threads {
                 read(threads, visit);
             }
         }
-        Barrier::NamedArrive { id, threads } => {
+        Barrier::NamedArrive { id, threads, .. } => {
             read(id, visit);
             read(threads, visit);
         }

@@ -91,6 +91,8 @@ pub enum Warp {
     },
     /// One lane of the mask is chosen; the predicate holds in that lane only. Hardware chooses the same lane each time.
     Elect {
+        /// Receives the number of the elected lane, if wanted.
+        leader: Option<RegId>,
         /// True in the elected lane.
         pred: RegId,
         /// Participating lanes.

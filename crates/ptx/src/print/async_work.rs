@@ -41,11 +41,13 @@ pub(super) fn barrier(op: &Barrier) -> String {
             let order = ordering(sem, scope, "acquire");
             format!("mbarrier.try_wait.parity{order}.shared::cta.b64 {done}, {}, {}", address(bar), word(parity))
         }
-        Barrier::NamedSync { id, threads } => {
+        Barrier::NamedSync { aligned, id, threads } => {
             let threads = threads.map(|threads| format!(", {}", word(threads))).unwrap_or_default();
-            format!("barrier.sync.aligned {}{threads}", word(id))
+            format!("barrier.sync{} {}{threads}", when(aligned, ".aligned"), word(id))
         }
-        Barrier::NamedArrive { id, threads } => format!("barrier.arrive.aligned {}, {}", word(id), word(threads)),
+        Barrier::NamedArrive { aligned, id, threads } => {
+            format!("barrier.arrive{} {}, {}", when(aligned, ".aligned"), word(id), word(threads))
+        }
         Barrier::ClusterArrive { sem, aligned } => {
             let sem = if sem == Semantics::Ordered { "release" } else { "relaxed" };
             format!("barrier.cluster.arrive.{sem}{}", when(aligned, ".aligned"))

@@ -2,8 +2,9 @@
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, LoadOrder, LogicOp, MatrixElement, Memory, Mma, ParamBase, PredicateOp,
-    ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, Direction, FloatMode, LoadOrder, LogicOp, MatrixElement, Memory, Mma,
+    ParamBase, PredicateOp, ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode,
+    Warp, Width,
 };
 use crate::kernel::Kernel;
 use crate::target::Target;
@@ -12,15 +13,20 @@ use crate::types::{Bank, DataType, ParamId, RegId, Space};
 impl Kernel {
     pub(super) fn arith(&self, op: &Arith) -> String {
         match *op {
-            Arith::Unary { op, ty, dst, a } => format!("{} {dst}, {}", unary(op, ty), operand(a, ty)),
-            Arith::Binary { op, ty, dst, a, b } => {
+            Arith::Unary { op, ty, mode, dst, a } => format!("{} {dst}, {}", unary(op, ty, mode), operand(a, ty)),
+            Arith::Binary { op, ty, mode, dst, a, b } => {
                 let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { DataType::U32 } else { ty };
-                format!("{} {dst}, {}, {}", binary(op, ty), operand(a, ty), operand(b, second))
+                format!("{} {dst}, {}, {}", binary(op, ty, mode), operand(a, ty), operand(b, second))
             }
-            Arith::Ternary { op, ty, dst, a, b, c } => ternary(op, ty, dst, [a, b, c].map(|x| operand(x, ty))),
-            Arith::MulWide { dst, a, b, c: None } => format!("mul.wide.u32 {dst}, {}, {}", word(a), word(b)),
-            Arith::MulWide { dst, a, b, c: Some(c) } => {
-                format!("mad.wide.u32 {dst}, {}, {}, {}", word(a), word(b), operand(c, DataType::U64))
+            Arith::Ternary { op, ty, mode, dst, a, b, c } => {
+                ternary(op, ty, mode, dst, [a, b, c].map(|x| operand(x, ty)))
+            }
+            Arith::MulWide { ty, dst, a, b, c: None } => {
+                format!("mul.wide.{} {dst}, {}, {}", suffix(ty), operand(a, ty), operand(b, ty))
+            }
+            Arith::MulWide { ty, dst, a, b, c: Some(c) } => {
+                let (a, b, c) = (operand(a, ty), operand(b, ty), operand(c, ty.twice()));
+                format!("mad.wide.{} {dst}, {a}, {b}, {c}", suffix(ty))
             }
             Arith::Compare { cmp, ty, dst, a, b } => {
                 format!("setp.{}.{} {dst}, {}, {}", comparison(cmp, ty), suffix(ty), operand(a, ty), operand(b, ty))
@@ -29,8 +35,9 @@ impl Kernel {
                 format!("selp.{} {dst}, {}, {}, {pred}", bits(ty), operand(a, ty), operand(b, ty))
             }
             Arith::Predicate { dst, op } => predicate(dst, op),
-            Arith::Convert { to, from, rounding, dst, a } => {
-                format!("cvt{}.{}.{} {dst}, {a}", rounding_mode(rounding), suffix(to), suffix(from))
+            Arith::Convert { to, from, rounding, mode, dst, a } => {
+                let (flush, saturate) = (when(mode.flush, ".ftz"), when(mode.saturate, ".sat"));
+                format!("cvt{}{flush}{saturate}.{}.{} {dst}, {a}", rounding_mode(rounding), suffix(to), suffix(from))
             }
             // PTX names the high half first.
             Arith::ConvertPair { to, dst, low, high } => format!("cvt.rn.{}.f32 {dst}, {high}, {low}", suffix(to)),
@@ -49,12 +56,14 @@ impl Kernel {
                     (ParamBase::Param(param), offset) => format!("{}+{offset}", self.param_name(param)),
                     (ParamBase::Reg(at), offset) => format!("{at}+{offset}"),
                 };
-                format!("ld.param.b{} {dst}, [{from}]", 8 * width.bytes())
+                format!("ld.param.{} {dst}, [{from}]", self::width(width, 1))
             }
             Arith::ParamAddress { dst, param } => {
                 format!("mov.b64 {dst}, {};\n\tcvta.param.u64 {dst}, {dst}", self.param_name(param))
             }
-            Arith::ParamTable { dst, param } => format!("mov.b64 {dst}, {}", self.param_name(param)),
+            Arith::ParamTable { dst, param } => {
+                format!("mov.b{} {dst}, {}", dst.bank.bits(), self.param_name(param))
+            }
             Arith::SharedAddress { dst, offset: 0 } => format!("mov.b32 {dst}, {SHARED}"),
             Arith::SharedAddress { dst, offset } => format!("mov.b32 {dst}, {SHARED}+{offset}"),
             Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
@@ -88,72 +97,105 @@ fn bits(ty: DataType) -> &'static str {
     }
 }
 
-/// Whether a type is of floats.
-pub(crate) fn is_float(ty: DataType) -> bool {
-    use DataType::{Bf16, Bf16x2, F16, F16x2, F32};
-    matches!(ty, F16 | Bf16 | F16x2 | Bf16x2 | F32)
-}
-
-fn unary(op: UnaryOp, ty: DataType) -> String {
-    match op {
-        UnaryOp::Move => format!("mov.{}", bits(ty)),
-        UnaryOp::Not => format!("not.{}", bits(ty)),
-        UnaryOp::CountOnes => format!("popc.{}", bits(ty)),
-        UnaryOp::Neg => format!("neg.{}", suffix(ty)),
-        UnaryOp::Abs => format!("abs.{}", suffix(ty)),
-        UnaryOp::Exp2Approx => format!("ex2.approx.{}", suffix(ty)),
-        UnaryOp::RcpApprox => format!("rcp.approx.{}", suffix(ty)),
-        UnaryOp::Exp2Flushed => format!("ex2.approx.ftz.{}", suffix(ty)),
-        UnaryOp::RcpFlushed => format!("rcp.approx.ftz.{}", suffix(ty)),
-        UnaryOp::TanhApprox => format!("tanh.approx.{}", suffix(ty)),
+/// A direction of rounding.
+pub(crate) fn direction(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Nearest => "rn",
+        Direction::Zero => "rz",
+        Direction::Down => "rm",
+        Direction::Up => "rp",
     }
 }
 
-fn binary(op: BinaryOp, ty: DataType) -> String {
-    // A rounding mode keeps the assembler from fusing a product with a neighbouring sum.
-    let rounded = if is_float(ty) { ".rn" } else { "" };
+/// What of a mode is said behind a direction.
+fn flags(mode: FloatMode) -> String {
+    format!("{}{}", when(mode.flush, ".ftz"), when(mode.saturate, ".sat"))
+}
+
+fn unary(op: UnaryOp, ty: DataType, mode: FloatMode) -> String {
+    let (name, rounded) = match op {
+        UnaryOp::Move => return format!("mov.{}", bits(ty)),
+        UnaryOp::Not => return format!("not.{}", bits(ty)),
+        UnaryOp::CountOnes => return format!("popc.{}", bits(ty)),
+        UnaryOp::LeadingZeros => return format!("clz.{}", bits(ty)),
+        UnaryOp::ReverseBits => return format!("brev.{}", bits(ty)),
+        UnaryOp::Neg => ("neg", false),
+        UnaryOp::Abs => ("abs", false),
+        UnaryOp::Exp2Approx => ("ex2.approx", false),
+        UnaryOp::RcpApprox => ("rcp.approx", false),
+        UnaryOp::Rcp => ("rcp", true),
+        UnaryOp::SqrtApprox => ("sqrt.approx", false),
+        UnaryOp::Sqrt => ("sqrt", true),
+        UnaryOp::RsqrtApprox => ("rsqrt.approx", false),
+        UnaryOp::Log2Approx => ("lg2.approx", false),
+        UnaryOp::SinApprox => ("sin.approx", false),
+        UnaryOp::CosApprox => ("cos.approx", false),
+        UnaryOp::TanhApprox => ("tanh.approx", false),
+    };
+    let rounded = if rounded { format!(".{}", direction(mode.direction)) } else { String::new() };
+    format!("{name}{rounded}{}.{}", flags(mode), suffix(ty))
+}
+
+fn binary(op: BinaryOp, ty: DataType, mode: FloatMode) -> String {
     let ty_name = suffix(ty);
+    // A rounding mode keeps the assembler from fusing a product with a neighbouring sum.
+    let rounded = if ty.is_float() { format!(".{}{}", direction(mode.direction), flags(mode)) } else { String::new() };
+    let flags = flags(mode);
     match op {
         BinaryOp::Add => format!("add{rounded}.{ty_name}"),
         BinaryOp::Sub => format!("sub{rounded}.{ty_name}"),
-        BinaryOp::Mul if is_float(ty) => format!("mul.rn.{ty_name}"),
+        BinaryOp::Mul if ty.is_float() => format!("mul{rounded}.{ty_name}"),
         BinaryOp::Mul => format!("mul.lo.{ty_name}"),
         BinaryOp::MulHigh => format!("mul.hi.{ty_name}"),
-        BinaryOp::Min => format!("min.{ty_name}"),
-        BinaryOp::Max => format!("max.{ty_name}"),
+        BinaryOp::Min => format!("min{flags}.{ty_name}"),
+        BinaryOp::Max => format!("max{flags}.{ty_name}"),
+        BinaryOp::MinNan => format!("min{flags}.NaN.{ty_name}"),
+        BinaryOp::MaxNan => format!("max{flags}.NaN.{ty_name}"),
         BinaryOp::And => format!("and.{}", bits(ty)),
         BinaryOp::Or => format!("or.{}", bits(ty)),
         BinaryOp::Xor => format!("xor.{}", bits(ty)),
         BinaryOp::Shl => format!("shl.{}", bits(ty)),
         BinaryOp::Shr => format!("shr.{ty_name}"),
-        BinaryOp::Div => format!("div.{ty_name}"),
+        BinaryOp::Div => format!("div{rounded}.{ty_name}"),
+        BinaryOp::DivApprox => format!("div.approx{flags}.{ty_name}"),
+        BinaryOp::DivFull => format!("div.full{flags}.{ty_name}"),
         BinaryOp::Rem => format!("rem.{ty_name}"),
     }
 }
 
-fn ternary(op: TernaryOp, ty: DataType, dst: RegId, [a, b, c]: [String; 3]) -> String {
+fn ternary(op: TernaryOp, ty: DataType, mode: FloatMode, dst: RegId, [a, b, c]: [String; 3]) -> String {
     let name = suffix(ty);
     match op {
         TernaryOp::MulAdd => format!("mad.lo.{name} {dst}, {a}, {b}, {c}"),
-        TernaryOp::Fma => format!("fma.rn.{name} {dst}, {a}, {b}, {c}"),
+        TernaryOp::MulAddHigh => format!("mad.hi.{name} {dst}, {a}, {b}, {c}"),
+        TernaryOp::Fma => format!("fma.{}{}.{name} {dst}, {a}, {b}, {c}", direction(mode.direction), flags(mode)),
         TernaryOp::Lop3(table) => format!("lop3.b32 {dst}, {a}, {b}, {c}, {table:#x}"),
         TernaryOp::Permute => format!("prmt.b32 {dst}, {a}, {b}, {c}"),
         TernaryOp::FunnelLeft => format!("shf.l.wrap.b32 {dst}, {a}, {b}, {c}"),
         TernaryOp::FunnelRight => format!("shf.r.wrap.b32 {dst}, {a}, {b}, {c}"),
+        TernaryOp::FunnelLeftClamp => format!("shf.l.clamp.b32 {dst}, {a}, {b}, {c}"),
+        TernaryOp::FunnelRightClamp => format!("shf.r.clamp.b32 {dst}, {a}, {b}, {c}"),
         TernaryOp::BitExtract => format!("bfe.{name} {dst}, {a}, {b}, {c}"),
     }
 }
 
-fn comparison(cmp: Comparison, ty: DataType) -> &'static str {
+/// A relation. For floats "ne" is false on NaN; "neu" is Rust's `!=`.
+pub(crate) fn comparison(cmp: Comparison, ty: DataType) -> &'static str {
     match cmp {
         Comparison::Eq => "eq",
-        // For floats "ne" is false on NaN; "neu" is Rust's `!=`.
-        Comparison::Ne if is_float(ty) => "neu",
-        Comparison::Ne => "ne",
+        Comparison::Ne if ty.is_float() => "neu",
+        Comparison::Ne | Comparison::OrderedNe => "ne",
         Comparison::Lt => "lt",
         Comparison::Le => "le",
         Comparison::Gt => "gt",
         Comparison::Ge => "ge",
+        Comparison::UnorderedEq => "equ",
+        Comparison::UnorderedLt => "ltu",
+        Comparison::UnorderedLe => "leu",
+        Comparison::UnorderedGt => "gtu",
+        Comparison::UnorderedGe => "geu",
+        Comparison::Numbers => "num",
+        Comparison::Nan => "nan",
     }
 }
 
@@ -168,12 +210,18 @@ fn predicate(dst: RegId, op: PredicateOp) -> String {
     }
 }
 
-fn rounding_mode(rounding: Rounding) -> &'static str {
+/// How a conversion rounds, with its dot.
+pub(crate) fn rounding_mode(rounding: Rounding) -> &'static str {
     match rounding {
         Rounding::Exact => "",
         Rounding::NearestEven => ".rn",
+        Rounding::Zero => ".rz",
+        Rounding::Down => ".rm",
+        Rounding::Up => ".rp",
         Rounding::NearestInteger => ".rni",
         Rounding::TowardsZero => ".rzi",
+        Rounding::DownInteger => ".rmi",
+        Rounding::UpInteger => ".rpi",
     }
 }
 
@@ -184,6 +232,8 @@ pub(crate) fn special(which: SpecialRegister) -> &'static str {
         SpecialRegister::TidY => "tid.y",
         SpecialRegister::TidZ => "tid.z",
         SpecialRegister::NtidX => "ntid.x",
+        SpecialRegister::NtidY => "ntid.y",
+        SpecialRegister::NtidZ => "ntid.z",
         SpecialRegister::CtaidX => "ctaid.x",
         SpecialRegister::CtaidY => "ctaid.y",
         SpecialRegister::CtaidZ => "ctaid.z",
@@ -191,12 +241,31 @@ pub(crate) fn special(which: SpecialRegister) -> &'static str {
         SpecialRegister::NctaidY => "nctaid.y",
         SpecialRegister::NctaidZ => "nctaid.z",
         SpecialRegister::ClusteridX => "clusterid.x",
+        SpecialRegister::ClusteridY => "clusterid.y",
+        SpecialRegister::ClusteridZ => "clusterid.z",
         SpecialRegister::NclusteridX => "nclusterid.x",
+        SpecialRegister::NclusteridY => "nclusterid.y",
+        SpecialRegister::NclusteridZ => "nclusterid.z",
+        SpecialRegister::ClusterCtaidX => "cluster_ctaid.x",
+        SpecialRegister::ClusterCtaidY => "cluster_ctaid.y",
+        SpecialRegister::ClusterCtaidZ => "cluster_ctaid.z",
+        SpecialRegister::ClusterNctaidX => "cluster_nctaid.x",
+        SpecialRegister::ClusterNctaidY => "cluster_nctaid.y",
+        SpecialRegister::ClusterNctaidZ => "cluster_nctaid.z",
         SpecialRegister::ClusterCtaRank => "cluster_ctarank",
         SpecialRegister::ClusterNctaRank => "cluster_nctarank",
         SpecialRegister::LaneId => "laneid",
         SpecialRegister::WarpId => "warpid",
+        SpecialRegister::NwarpId => "nwarpid",
         SpecialRegister::SmId => "smid",
+        SpecialRegister::NsmId => "nsmid",
+        SpecialRegister::LanemaskEq => "lanemask_eq",
+        SpecialRegister::LanemaskLe => "lanemask_le",
+        SpecialRegister::LanemaskLt => "lanemask_lt",
+        SpecialRegister::LanemaskGe => "lanemask_ge",
+        SpecialRegister::LanemaskGt => "lanemask_gt",
+        SpecialRegister::DynamicSharedBytes => "dynamic_smem_size",
+        SpecialRegister::TotalSharedBytes => "total_smem_size",
         SpecialRegister::Clock => "clock",
         SpecialRegister::Clock64 => "clock64",
         SpecialRegister::GlobalTimer => "globaltimer",
@@ -204,8 +273,25 @@ pub(crate) fn special(which: SpecialRegister) -> &'static str {
 }
 
 fn width(width: Width, elements: usize) -> String {
-    let bits = width.bytes() * 8;
-    if elements == 1 { format!("b{bits}") } else { format!("v{elements}.b{bits}") }
+    let (letter, bits) = (if width.is_signed() { 's' } else { 'b' }, width.bytes() * 8);
+    if elements == 1 { format!("{letter}{bits}") } else { format!("v{elements}.{letter}{bits}") }
+}
+
+/// What an atomic does, with its type.
+pub(crate) fn atomic(op: AtomicOp, ty: DataType) -> String {
+    let (name, typed) = match op {
+        AtomicOp::Add => ("add", true),
+        AtomicOp::Min => ("min", true),
+        AtomicOp::Max => ("max", true),
+        AtomicOp::Increment => ("inc", true),
+        AtomicOp::Decrement => ("dec", true),
+        AtomicOp::Exchange => ("exch", false),
+        AtomicOp::And => ("and", false),
+        AtomicOp::Or => ("or", false),
+        AtomicOp::Xor => ("xor", false),
+        AtomicOp::CompareExchange => ("cas", false),
+    };
+    format!("{name}.{}", if typed { suffix(ty) } else { bits(ty) })
 }
 
 pub(super) fn memory(op: &Memory, target: Target) -> String {
@@ -230,18 +316,13 @@ pub(super) fn memory(op: &Memory, target: Target) -> String {
             };
             format!("st.{kind}.{} {}, {}", width(*size, srcs.len()), address(*addr), vector(srcs))
         }
-        Memory::Atomic { space: window, op, ty, acq_rel, scope: among, dst, addr, a } => {
+        Memory::Atomic { space: window, op, ty, acq_rel, scope: among, dst, addr, a, b } => {
             let order = if *acq_rel { "acq_rel" } else { "relaxed" };
-            let name = match op {
-                AtomicOp::Add => format!("add.{}", suffix(*ty)),
-                AtomicOp::Min => format!("min.{}", suffix(*ty)),
-                AtomicOp::Max => format!("max.{}", suffix(*ty)),
-                AtomicOp::Exchange => format!("exch.{}", bits(*ty)),
-            };
-            let kind = format!("{order}.{}.{}.{name}", scope(*among), space(*window, target));
+            let kind = format!("{order}.{}.{}.{}", scope(*among), space(*window, target), atomic(*op, *ty));
+            let b = b.map(|b| format!(", {}", operand(b, *ty))).unwrap_or_default();
             match dst {
-                Some(dst) => format!("atom.{kind} {dst}, {}, {}", address(*addr), operand(*a, *ty)),
-                None => format!("red.{kind} {}, {}", address(*addr), operand(*a, *ty)),
+                Some(dst) => format!("atom.{kind} {dst}, {}, {}{b}", address(*addr), operand(*a, *ty)),
+                None => format!("red.{kind} {}, {}{b}", address(*addr), operand(*a, *ty)),
             }
         }
     }
@@ -270,7 +351,10 @@ pub(super) fn warp(op: &Warp, target: Target) -> String {
         }
         Warp::Ballot { dst, pred, mask } => format!("vote.sync.ballot.b32 {dst}, {pred}, {}", word(*mask)),
         Warp::ActiveMask { dst } => format!("activemask.b32 {dst}"),
-        Warp::Elect { pred, mask } => format!("elect.sync _|{pred}, {}", word(*mask)),
+        Warp::Elect { leader, pred, mask } => {
+            let leader = leader.map_or("_".into(), |leader| leader.to_string());
+            format!("elect.sync {leader}|{pred}, {}", word(*mask))
+        }
         Warp::Reduce { op, ty, dst, a, mask } => format!("redux.sync.{} {dst}, {a}, {}", reduce(*op, *ty), word(*mask)),
         Warp::Sync { mask } => format!("bar.warp.sync {}", word(*mask)),
         Warp::LoadMatrix { transpose, dsts, addr } => {

@@ -6,7 +6,7 @@
 mod async_work;
 mod compute;
 
-pub(crate) use compute::{element_name, is_float, reduce, special};
+pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special};
 
 use std::fmt::Write as _;
 
@@ -100,8 +100,8 @@ impl Kernel {
         line(text, &format!(".visible .entry {}({})", self.name, params.join(",")));
         line(
             text,
-            &match self.block {
-                [_, 1, 1] => format!(".reqntid {}", self.launch.threads),
+            &match self.block() {
+                [x, 1, 1] => format!(".reqntid {x}"),
                 [x, y, z] => format!(".reqntid {x}, {y}, {z}"),
             },
         );
@@ -166,15 +166,21 @@ fn control(op: Control) -> String {
 pub(crate) fn suffix(ty: DataType) -> &'static str {
     match ty {
         DataType::Pred => "pred",
+        DataType::U8 => "u8",
+        DataType::S8 => "s8",
         DataType::U16 => "u16",
+        DataType::S16 => "s16",
         DataType::U32 => "u32",
         DataType::S32 => "s32",
         DataType::U64 => "u64",
+        DataType::S64 => "s64",
         DataType::F16 => "f16",
         DataType::Bf16 => "bf16",
         DataType::F16x2 => "f16x2",
         DataType::Bf16x2 => "bf16x2",
         DataType::F32 => "f32",
+        DataType::F32x2 => "f32x2",
+        DataType::F64 => "f64",
     }
 }
 
@@ -182,7 +188,10 @@ fn operand(operand: Operand, ty: DataType) -> String {
     match (operand, ty) {
         (Operand::Reg(reg), _) => reg.to_string(),
         (Operand::Imm(bits), DataType::F32) => format!("0f{:08X}", bits as u32),
+        (Operand::Imm(bits), DataType::F64) => format!("0d{bits:016X}"),
+        (Operand::Imm(bits), DataType::S16) => (bits as u16).cast_signed().to_string(),
         (Operand::Imm(bits), DataType::S32) => (bits as u32).cast_signed().to_string(),
+        (Operand::Imm(bits), DataType::S64) => bits.cast_signed().to_string(),
         (Operand::Imm(bits), _) if bits > 0xffff => format!("{bits:#x}"),
         (Operand::Imm(bits), _) => bits.to_string(),
     }

@@ -2,9 +2,9 @@
 //! accepts them. A new form is a new entry of a table. The kernels compute nothing; they are there to be assembled.
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, LoadOrder, LogicOp, MatrixA,
-    MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder,
-    Tcgen05, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
+    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Direction, Fence, FloatMode,
+    LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Rounding, Semantics,
+    ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -106,17 +106,7 @@ fn with(frame: &Kernel, ops: &[Op]) -> Kernel {
     kernel
 }
 
-const TYPES: [DataType; 9] = [
-    DataType::U16,
-    DataType::U32,
-    DataType::S32,
-    DataType::U64,
-    DataType::F16,
-    DataType::Bf16,
-    DataType::F16x2,
-    DataType::Bf16x2,
-    DataType::F32,
-];
+const TYPES: [DataType; 16] = DataType::ALL;
 const SPACES: [Space; 3] = [Space::Global, Space::Shared, Space::Cluster];
 const SCOPES: [Scope; 4] = [Scope::Block, Scope::Cluster, Scope::Gpu, Scope::System];
 const SEMANTICS: [Semantics; 2] = [Semantics::Relaxed, Semantics::Ordered];
@@ -181,38 +171,89 @@ fn bar(space: Space) -> Address {
     }
 }
 
+/// Something with every mode of floats.
+fn with_modes<T: Copy>(op: T) -> Vec<(T, FloatMode)> {
+    let directions = [Direction::Nearest, Direction::Zero, Direction::Down, Direction::Up];
+    let flags = directions.into_iter().flat_map(|direction| YES_NO.map(|flush| (direction, flush)));
+    let modes = flags.flat_map(|(direction, flush)| YES_NO.map(|saturate| FloatMode { direction, flush, saturate }));
+    modes.map(|mode| (op, mode)).collect()
+}
+
 fn arithmetic() -> Vec<Op> {
-    use BinaryOp::{Add, And, Div, Max, Min, Mul, MulHigh, Or, Rem, Shl, Shr, Sub, Xor};
-    use Comparison::{Eq, Ge, Gt, Le, Lt, Ne};
-    use TernaryOp::{BitExtract, Fma, FunnelLeft, FunnelRight, Lop3, MulAdd, Permute};
-    use UnaryOp::{Abs, CountOnes, Exp2Approx, Exp2Flushed, Move, Neg, Not, RcpApprox, RcpFlushed, TanhApprox};
+    use BinaryOp::{
+        Add, And, Div, DivApprox, DivFull, Max, MaxNan, Min, MinNan, Mul, MulHigh, Or, Rem, Shl, Shr, Sub, Xor,
+    };
+    use TernaryOp::{
+        BitExtract, Fma, FunnelLeft, FunnelLeftClamp, FunnelRight, FunnelRightClamp, Lop3, MulAdd, MulAddHigh, Permute,
+    };
+    use UnaryOp::{
+        Abs, CosApprox, CountOnes, Exp2Approx, LeadingZeros, Log2Approx, Move, Neg, Not, Rcp, RcpApprox, ReverseBits,
+        RsqrtApprox, SinApprox, Sqrt, SqrtApprox, TanhApprox,
+    };
     let mut ops: Vec<Op> = Vec::new();
     for ty in TYPES {
         let (dst, a, literal) = (reg(ty.bank(), 0), Operand::Reg(reg(ty.bank(), 1)), imm(3));
-        for op in [Move, Not, Neg, Abs, Exp2Approx, RcpApprox, Exp2Flushed, RcpFlushed, TanhApprox, CountOnes] {
-            ops.extend([a, literal].map(|a| Op::from(Arith::Unary { op, ty, dst, a })));
+        let unary = [
+            Move,
+            Not,
+            Neg,
+            Abs,
+            Exp2Approx,
+            RcpApprox,
+            Rcp,
+            SqrtApprox,
+            Sqrt,
+            RsqrtApprox,
+            Log2Approx,
+            SinApprox,
+            CosApprox,
+            TanhApprox,
+            ReverseBits,
+        ];
+        for (op, mode) in unary.into_iter().flat_map(with_modes) {
+            ops.extend([a, literal].map(|a| Op::from(Arith::Unary { op, ty, mode, dst, a })));
         }
-        for op in [Add, Sub, Mul, MulHigh, Min, Max, And, Or, Xor, Shl, Shr, Div, Rem] {
+        for op in [CountOnes, LeadingZeros] {
+            ops.push(Arith::Unary { op, ty, mode: FloatMode::PLAIN, dst: r(0), a }.into());
+        }
+        let binary =
+            [Add, Sub, Mul, MulHigh, Min, Max, MinNan, MaxNan, And, Or, Xor, Shl, Shr, Div, DivApprox, DivFull, Rem];
+        for (op, mode) in binary.into_iter().flat_map(with_modes) {
             for b in [a, Operand::Reg(r(2)), literal] {
-                ops.push(Arith::Binary { op, ty, dst, a, b }.into());
+                ops.push(Arith::Binary { op, ty, mode, dst, a, b }.into());
             }
         }
-        for op in [MulAdd, Fma, Lop3(0xea), Permute, FunnelLeft, FunnelRight, BitExtract] {
+        let ternary = [
+            MulAdd,
+            MulAddHigh,
+            Fma,
+            Lop3(0xea),
+            Permute,
+            FunnelLeft,
+            FunnelRight,
+            FunnelLeftClamp,
+            FunnelRightClamp,
+            BitExtract,
+        ];
+        for (op, mode) in ternary.into_iter().flat_map(with_modes) {
             for (b, c) in [(a, a), (a, literal), (literal, a), (literal, literal)] {
-                ops.push(Arith::Ternary { op, ty, dst, a, b, c }.into());
+                ops.push(Arith::Ternary { op, ty, mode, dst, a, b, c }.into());
             }
         }
         for b in [a, literal] {
             ops.push(Arith::Select { ty, dst, a, b, pred: p(0) }.into());
             ops.push(Arith::Select { ty, dst, a: b, b: a, pred: p(0) }.into());
-            for cmp in [Eq, Ne, Lt, Le, Gt, Ge] {
+            for cmp in Comparison::ALL {
                 ops.push(Arith::Compare { cmp, ty, dst: p(0), a, b }.into());
+            }
+            for (dst, c) in [r(0), d(0)].into_iter().flat_map(|dst| [(dst, None), (dst, Some(Operand::Reg(dst)))]) {
+                ops.push(Arith::MulWide { ty, dst, a, b, c }.into());
             }
         }
         for from in TYPES {
             let a = reg(from.bank(), 2);
-            for rounding in [Rounding::Exact, Rounding::NearestEven, Rounding::NearestInteger, Rounding::TowardsZero] {
-                ops.push(Arith::Convert { to: ty, from, rounding, dst, a }.into());
+            for (rounding, mode) in Rounding::ALL.into_iter().flat_map(with_modes) {
+                ops.push(Arith::Convert { to: ty, from, rounding, mode, dst, a }.into());
             }
         }
         ops.push(Arith::ConvertPair { to: ty, dst, low: r(1), high: r(2) }.into());
@@ -220,32 +261,9 @@ fn arithmetic() -> Vec<Op> {
     ops
 }
 
-const SPECIAL: [SpecialRegister; 20] = [
-    SpecialRegister::TidX,
-    SpecialRegister::TidY,
-    SpecialRegister::TidZ,
-    SpecialRegister::NtidX,
-    SpecialRegister::CtaidX,
-    SpecialRegister::CtaidY,
-    SpecialRegister::CtaidZ,
-    SpecialRegister::NctaidX,
-    SpecialRegister::NctaidY,
-    SpecialRegister::NctaidZ,
-    SpecialRegister::ClusteridX,
-    SpecialRegister::NclusteridX,
-    SpecialRegister::ClusterCtaRank,
-    SpecialRegister::ClusterNctaRank,
-    SpecialRegister::LaneId,
-    SpecialRegister::WarpId,
-    SpecialRegister::SmId,
-    SpecialRegister::Clock,
-    SpecialRegister::Clock64,
-    SpecialRegister::GlobalTimer,
-];
-
 fn moves() -> Vec<Op> {
     let mut ops: Vec<Op> = Vec::new();
-    for which in SPECIAL {
+    for which in SpecialRegister::ALL {
         let dst = if which.is_wide() { d(0) } else { r(0) };
         ops.push(Arith::Special { dst, which }.into());
     }
@@ -273,12 +291,7 @@ fn moves() -> Vec<Op> {
         ops.push(Arith::Pack { dst: wide, low: imm(7), high }.into());
         ops.push(Arith::Unpack { low: narrow[0], high: narrow[1], a: wide }.into());
     }
-    let (a, b) = (Operand::Reg(r(1)), Operand::Reg(r(2)));
-    for factor in [b, imm(64)] {
-        for c in [None, Some(Operand::Reg(d(1))), Some(imm(1 << 40))] {
-            ops.push(Arith::MulWide { dst: d(0), a, b: factor, c }.into());
-        }
-    }
+    let b = Operand::Reg(r(2));
     ops.extend([
         Arith::ParamAddress { dst: d(0), param: ParamId(1) }.into(),
         Arith::ParamAddress { dst: d(0), param: ParamId(8) }.into(),
@@ -308,7 +321,7 @@ fn memory() -> Vec<Op> {
     stores.extend(SCOPES.map(StoreOrder::Release));
     for space in SPACES {
         let addr = address(space);
-        for width in [Width::B8, Width::B16, Width::B32, Width::B64] {
+        for width in [Width::B8, Width::S8, Width::B16, Width::S16, Width::B32, Width::B64] {
             for bank in [Bank::B16, Bank::B32, Bank::B64] {
                 for count in [1, 2, 4] {
                     let regs: Vec<RegId> = (0..count).map(|index| reg(bank, index)).collect();
@@ -328,14 +341,15 @@ fn memory() -> Vec<Op> {
 fn atomics() -> Vec<Op> {
     let mut ops: Vec<Op> = Vec::new();
     for space in SPACES {
-        for op in [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::Exchange] {
+        for op in AtomicOp::ALL {
             for ty in TYPES {
                 for scope in SCOPES {
                     for acq_rel in YES_NO {
                         for dst in [None, Some(reg(ty.bank(), 0))] {
                             for a in [Operand::Reg(reg(ty.bank(), 1)), imm(1)] {
                                 let addr = address(space);
-                                ops.push(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a }.into());
+                                let b = (op == AtomicOp::CompareExchange).then_some(a);
+                                ops.push(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a, b }.into());
                             }
                         }
                     }
@@ -366,7 +380,8 @@ fn warps() -> Vec<Op> {
             }
         }
         ops.push(Warp::Ballot { dst: r(0), pred: p(1), mask }.into());
-        ops.push(Warp::Elect { pred: p(0), mask }.into());
+        ops.push(Warp::Elect { leader: None, pred: p(0), mask }.into());
+        ops.push(Warp::Elect { leader: Some(r(0)), pred: p(0), mask }.into());
         ops.push(Warp::Sync { mask }.into());
     }
     ops.push(Warp::ActiveMask { dst: r(0) }.into());
@@ -384,10 +399,10 @@ fn barriers() -> Vec<Op> {
     let (word, here) = (Operand::Reg(r(1)), bar(Space::Shared));
     for n in [imm(1), word] {
         ops.push(Barrier::Init { bar: here, count: n }.into());
-        ops.push(Barrier::NamedSync { id: n, threads: None }.into());
-        ops.push(Barrier::NamedSync { id: n, threads: Some(imm(128)) }.into());
-        ops.push(Barrier::NamedSync { id: n, threads: Some(word) }.into());
-        ops.push(Barrier::NamedArrive { id: n, threads: imm(128) }.into());
+        ops.push(Barrier::NamedSync { aligned: true, id: n, threads: None }.into());
+        ops.push(Barrier::NamedSync { aligned: true, id: n, threads: Some(imm(128)) }.into());
+        ops.push(Barrier::NamedSync { aligned: true, id: n, threads: Some(word) }.into());
+        ops.push(Barrier::NamedArrive { aligned: true, id: n, threads: imm(128) }.into());
         for space in SPACES {
             ops.push(Barrier::ExpectTx { space, bar: bar(space), bytes: n }.into());
         }

@@ -10,7 +10,8 @@ fn alloc(group: CtaGroup, columns: u64) -> Tcgen05 {
 fn multiply(group: CtaGroup, m: u32, n: u32) -> Vec<Op> {
     let bits = 1 << 7 | 1 << 10 | (n >> 3) << 17 | (m >> 4) << 24;
     let (a, b, shape) = (d(0), d(1), r(1));
-    let shape_bits = Arith::Unary { op: UnaryOp::Move, ty: DataType::U32, dst: shape, a: imm(bits.into()) };
+    let shape_bits =
+        Arith::Unary { op: UnaryOp::Move, ty: DataType::U32, mode: FloatMode::PLAIN, dst: shape, a: imm(bits.into()) };
     let (scale_a, scale_b, accumulate, collector) = (r(2), r(3), p(0), Collector::Discard);
     let mma = Tcgen05::Mma { group, d: r(0), a, b, shape, scale_a, scale_b, accumulate, collector };
     vec![shape_bits.into(), mma.into()]
@@ -53,7 +54,7 @@ fn legal_tiles_are_accepted() {
 fn a_shape_with_other_formats_is_refused() {
     let mut ops = multiply(CtaGroup::One, 128, 64);
     let bits = imm(u64::from(8u32 << 17 | 8 << 24));
-    ops[0] = Arith::Unary { op: UnaryOp::Move, ty: DataType::U32, dst: r(1), a: bits }.into();
+    ops[0] = Arith::Unary { op: UnaryOp::Move, ty: DataType::U32, mode: FloatMode::PLAIN, dst: r(1), a: bits }.into();
     assert!(matches!(broken_on(Target::Sm100a, ops), Rule::Value { .. }));
 }
 

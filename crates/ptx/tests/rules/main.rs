@@ -12,9 +12,9 @@ mod whole_kernels;
 
 use ptx::descriptor::{MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, Guard, LoadOrder, MatrixA,
-    MatrixElement, Memory, Mma, ParamBase, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TernaryOp,
-    UnaryOp, Warp, Wgmma, Width,
+    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, FloatMode, Guard, LoadOrder,
+    MatrixA, MatrixElement, Memory, Mma, ParamBase, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05,
+    TernaryOp, UnaryOp, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, CtaGroup, DataType, Error, Feature, Instr, Kernel, Label, LaunchBounds, Op, Operand,
@@ -112,7 +112,7 @@ fn load(width: Width, dsts: Vec<RegId>, addr: Address) -> Memory {
 }
 
 fn add(ty: DataType, dst: RegId, b: Operand) -> Arith {
-    Arith::Binary { op: BinaryOp::Add, ty, dst, a: Operand::Reg(dst), b }
+    Arith::Binary { op: BinaryOp::Add, ty, mode: FloatMode::PLAIN, dst, a: Operand::Reg(dst), b }
 }
 
 fn guarded(op: Op, pred: RegId) -> Instr {

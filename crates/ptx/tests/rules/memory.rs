@@ -28,7 +28,7 @@ fn a_vector_access_off_its_alignment_is_refused() {
 fn alignment_is_followed_through_address_arithmetic() {
     let base = Arith::SharedAddress { dst: r(8), offset: TILE + 8 };
     let (a, b, c) = (Operand::Reg(r(9)), imm(512), Operand::Reg(r(8)));
-    let stage = Arith::Ternary { op: TernaryOp::MulAdd, ty: DataType::U32, dst: r(1), a, b, c };
+    let stage = Arith::Ternary { op: TernaryOp::MulAdd, ty: DataType::U32, mode: FloatMode::PLAIN, dst: r(1), a, b, c };
     let addr = Address { base: Base::Reg(r(1)), offset: 4 };
     let access = load(Width::B32, vec![r(2), r(3), r(4), r(5)], addr);
     let rule = broken_on(Target::Sm90a, vec![base.into(), stage.into(), access.into()]);

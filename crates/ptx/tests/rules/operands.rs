@@ -34,10 +34,12 @@ fn a_literal_wider_than_its_type_is_refused() {
 
 #[test]
 fn an_operation_that_the_type_lacks_is_refused() {
-    let not = Arith::Unary { op: UnaryOp::Not, ty: DataType::F32, dst: r(0), a: Operand::Reg(r(0)) };
+    let not =
+        Arith::Unary { op: UnaryOp::Not, ty: DataType::F32, mode: FloatMode::PLAIN, dst: r(0), a: Operand::Reg(r(0)) };
     assert!(matches!(broken(not), Rule::NoSuchForm { ty: DataType::F32, wanted: "integers", .. }));
     let (a, dst) = (Operand::Reg(r(0)), r(0));
-    let permute = Arith::Ternary { op: TernaryOp::Permute, ty: DataType::S32, dst, a, b: a, c: a };
+    let permute =
+        Arith::Ternary { op: TernaryOp::Permute, ty: DataType::S32, mode: FloatMode::PLAIN, dst, a, b: a, c: a };
     assert!(matches!(broken(permute), Rule::NoSuchForm { wanted: "U32", .. }));
 }
 
@@ -51,7 +53,7 @@ fn a_comparison_of_pairs_is_refused() {
 #[test]
 fn a_conversion_that_does_not_exist_is_refused() {
     let (to, from, rounding) = (DataType::F16, DataType::Bf16, Rounding::Exact);
-    let rule = broken(Arith::Convert { to, from, rounding, dst: h(0), a: h(1) });
+    let rule = broken(Arith::Convert { to, from, rounding, mode: FloatMode::PLAIN, dst: h(0), a: h(1) });
     assert_eq!(rule, Rule::NoSuchConversion { from, to });
 }
 
@@ -59,7 +61,7 @@ fn a_conversion_that_does_not_exist_is_refused() {
 fn an_atomic_minimum_of_floats_is_refused() {
     let (space, ty, scope) = (Space::Global, DataType::F32, Scope::Gpu);
     let (op, a) = (AtomicOp::Min, Operand::Reg(r(0)));
-    let atomic = Memory::Atomic { space, op, ty, acq_rel: false, scope, dst: None, addr: global(), a };
+    let atomic = Memory::Atomic { space, op, ty, acq_rel: false, scope, dst: None, addr: global(), a, b: None };
     assert!(matches!(broken(atomic), Rule::NoSuchForm { .. }));
 }
 
@@ -67,7 +69,7 @@ fn an_atomic_minimum_of_floats_is_refused() {
 fn an_exchange_that_drops_the_old_value_is_refused() {
     let (space, ty, scope) = (Space::Global, DataType::U32, Scope::Gpu);
     let (op, a) = (AtomicOp::Exchange, Operand::Reg(r(0)));
-    let atomic = Memory::Atomic { space, op, ty, acq_rel: false, scope, dst: None, addr: global(), a };
+    let atomic = Memory::Atomic { space, op, ty, acq_rel: false, scope, dst: None, addr: global(), a, b: None };
     assert!(matches!(broken(atomic), Rule::NoSuchForm { .. }));
 }
 
@@ -75,7 +77,7 @@ fn an_exchange_that_drops_the_old_value_is_refused() {
 fn an_acquire_that_drops_the_old_value_is_refused() {
     let (space, ty, scope) = (Space::Global, DataType::U32, Scope::Gpu);
     let (op, a) = (AtomicOp::Add, Operand::Reg(r(0)));
-    let atomic = Memory::Atomic { space, op, ty, acq_rel: true, scope, dst: None, addr: global(), a };
+    let atomic = Memory::Atomic { space, op, ty, acq_rel: true, scope, dst: None, addr: global(), a, b: None };
     assert!(matches!(broken(atomic), Rule::NoSuchForm { .. }));
 }
 

@@ -44,17 +44,17 @@ fn a_parity_of_two_is_refused() {
 
 #[test]
 fn hardware_barrier_16_is_refused() {
-    is_value(&broken(Barrier::NamedSync { id: imm(16), threads: None }), 16);
+    is_value(&broken(Barrier::NamedSync { aligned: true, id: imm(16), threads: None }), 16);
 }
 
 #[test]
 fn a_hardware_barrier_for_part_of_a_warp_is_refused() {
-    is_value(&broken(Barrier::NamedArrive { id: imm(1), threads: imm(48) }), 48);
+    is_value(&broken(Barrier::NamedArrive { aligned: true, id: imm(1), threads: imm(48) }), 48);
 }
 
 #[test]
 fn a_hardware_barrier_for_more_threads_than_the_block_has_is_refused() {
-    is_value(&broken(Barrier::NamedSync { id: imm(1), threads: Some(imm(288)) }), 288);
+    is_value(&broken(Barrier::NamedSync { aligned: true, id: imm(1), threads: Some(imm(288)) }), 288);
 }
 
 #[test]

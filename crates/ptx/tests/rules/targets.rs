@@ -23,12 +23,12 @@ fn only_since_hopper(op: impl Into<Op>, feature: Feature) {
 
 fn multiply(ty: DataType) -> Arith {
     let (dst, a) = (r(0), Operand::Reg(r(1)));
-    Arith::Binary { op: BinaryOp::Mul, ty, dst, a, b: a }
+    Arith::Binary { op: BinaryOp::Mul, ty, mode: FloatMode::PLAIN, dst, a, b: a }
 }
 
 #[test]
 fn what_came_with_hopper_is_refused_on_ampere() {
-    only_since_hopper(Warp::Elect { pred: p(0), mask: imm(1) }, Feature::Elect);
+    only_since_hopper(Warp::Elect { leader: None, pred: p(0), mask: imm(1) }, Feature::Elect);
     let stored = Warp::StoreMatrix { transpose: false, srcs: vec![r(0)], addr: shared(TILE) };
     only_since_hopper(stored, Feature::StoreMatrix);
     only_since_hopper(Control::GridDependencyWait, Feature::GridDependency);
@@ -45,7 +45,7 @@ fn what_came_with_hopper_is_refused_on_ampere() {
 #[test]
 fn what_ampere_has_is_accepted_everywhere() {
     let (a, dst) = (Operand::Reg(r(1)), r(0));
-    let fused = |ty| Arith::Ternary { op: TernaryOp::Fma, ty, dst, a, b: a, c: a };
+    let fused = |ty| Arith::Ternary { op: TernaryOp::Fma, ty, mode: FloatMode::PLAIN, dst, a, b: a, c: a };
     let loaded = Warp::LoadMatrix { transpose: false, dsts: vec![r(0)], addr: shared(TILE) };
     let all: [Op; 6] = [
         fused(DataType::Bf16x2).into(),

@@ -66,8 +66,9 @@ impl Exec<'_, '_> {
                 let holds = self.warp.holds(*pred) & mask;
                 self.set(*dst, &[holds.into(); 32]);
             }
-            WarpOp::Elect { pred, .. } => {
+            WarpOp::Elect { leader: dst, pred, .. } => {
                 let leader = self.core.chooser.elected(mask);
+                dst.iter().for_each(|dst| self.warp.set(*dst, mask, &[leader as u64; 32]));
                 self.warp.set_predicate(*pred, mask, 1 << leader);
             }
             WarpOp::Reduce { op, ty, dst, a, .. } => {

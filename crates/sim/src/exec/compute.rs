@@ -1,6 +1,6 @@
 //! Registers to registers, each lane for itself.
 
-use ptx::instr::{Arith, BinaryOp, LogicOp, ParamBase, PredicateOp};
+use ptx::instr::{Arith, BinaryOp, LogicOp, ParamBase, PredicateOp, Width};
 use ptx::{Bank, Operand, RegId, SpecialRegister};
 
 use super::Exec;
@@ -45,25 +45,25 @@ impl Exec<'_, '_> {
     pub(crate) fn arith(&mut self, op: &Arith) -> Result<(), FaultKind> {
         let (warp, [mut x, mut y, mut z]) = (&*self.warp, [None; 3]);
         match *op {
-            Arith::Unary { op, ty, dst, a } => match warp.read(a, &mut x) {
-                Some(a) if dst.bank == Bank::B32 => {
-                    let values = arith::unary_words(op, ty, a);
+            Arith::Unary { op, ty, mode, dst, a } => match warp.read(a, &mut x) {
+                Some(a) if ty.bank() == Bank::B32 => {
+                    let values = arith::unary_words(op, ty, mode, a);
                     self.set_words(dst, &values);
                 }
                 _ => {
-                    let values = arith::unary_lanes(op, ty, &warp.value(a));
+                    let values = arith::unary_lanes(op, ty, mode, &warp.value(a));
                     self.set(dst, &values);
                 }
             },
-            Arith::Binary { op, ty, dst, a, b } => {
-                let by_zero = self.by_zero(op, b);
+            Arith::Binary { op, ty, mode, dst, a, b } => {
+                let by_zero = if ty.is_float() { 0 } else { self.by_zero(op, b) };
                 match (warp.read(a, &mut x), warp.read(b, &mut y)) {
                     (Some(a), Some(b)) if dst.bank == Bank::B32 => {
-                        let values = arith::binary_words(op, ty, a, b);
+                        let values = arith::binary_words(op, ty, mode, a, b);
                         self.set_words(dst, &values);
                     }
                     _ => {
-                        let values = arith::binary_lanes(op, ty, &warp.value(a), &warp.value(b));
+                        let values = arith::binary_lanes(op, ty, mode, &warp.value(a), &warp.value(b));
                         self.set(dst, &values);
                     }
                 }
@@ -71,22 +71,23 @@ impl Exec<'_, '_> {
                     self.leave_open(dst, by_zero);
                 }
             }
-            Arith::Ternary { op, ty, dst, a, b, c } => {
+            Arith::Ternary { op, ty, mode, dst, a, b, c } => {
                 match (warp.read(a, &mut x), warp.read(b, &mut y), warp.read(c, &mut z)) {
                     (Some(a), Some(b), Some(c)) if dst.bank == Bank::B32 => {
-                        let values = arith::ternary_words(op, ty, [a, b, c]);
+                        let values = arith::ternary_words(op, ty, mode, [a, b, c]);
                         self.set_words(dst, &values);
                     }
                     _ => {
-                        let values = arith::ternary_lanes(op, ty, [a, b, c].map(|of| warp.value(of)).each_ref());
+                        let values = arith::ternary_lanes(op, ty, mode, [a, b, c].map(|of| warp.value(of)).each_ref());
                         self.set(dst, &values);
                     }
                 }
             }
-            Arith::MulWide { dst, a, b, c } => {
+            Arith::MulWide { ty, dst, a, b, c } => {
                 let (a, b) = (warp.value(a), warp.value(b));
                 let c = warp.value(c.unwrap_or(Operand::Imm(0)));
-                let values = std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
+                let values =
+                    std::array::from_fn(|lane| arith::multiply_wide(ty, a[lane], b[lane]).wrapping_add(c[lane]));
                 self.set(dst, &values);
             }
             Arith::Compare { cmp, ty, dst, a, b } => {
@@ -114,8 +115,8 @@ impl Exec<'_, '_> {
                 let holds = self.predicate(op);
                 self.set_predicate(dst, holds);
             }
-            Arith::Convert { to, from, rounding, dst, a } => {
-                let values = warp.get(a).map(|bits| arith::convert(to, from, rounding, bits));
+            Arith::Convert { to, from, rounding, mode, dst, a } => {
+                let values = warp.get(a).map(|bits| arith::convert(to, from, rounding, mode, bits));
                 self.set(dst, &values);
             }
             Arith::ConvertPair { to, dst, low, high } => {
@@ -155,7 +156,7 @@ impl Exec<'_, '_> {
                 let values = self.special(which);
                 self.set(dst, &values);
             }
-            Arith::Param { dst, width, from, offset } => self.param(dst, width.bytes(), from, offset)?,
+            Arith::Param { dst, width, from, offset } => self.param(dst, width, from, offset)?,
             Arith::ParamAddress { dst, param } | Arith::ParamTable { dst, param } => {
                 self.set(dst, &[Invocation::param_address(param); 32]);
             }
@@ -200,10 +201,15 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn param(&mut self, dst: RegId, bytes: u32, from: ParamBase, offset: u32) -> Result<(), FaultKind> {
+    fn param(&mut self, dst: RegId, width: Width, from: ParamBase, offset: u32) -> Result<(), FaultKind> {
         let (launch, mut values) = (self.core.launch, [0; 32]);
+        let extended = |value: u64| match width {
+            Width::S8 => i64::from(value as i8).cast_unsigned(),
+            Width::S16 => i64::from(value as i16).cast_unsigned(),
+            _ => value,
+        };
         let read = |address: u64| {
-            launch.param_at(address, bytes).ok_or(FaultKind::BadOperand {
+            launch.param_at(address, width.bytes()).map(extended).ok_or(FaultKind::BadOperand {
                 what: "the address of a part of a parameter",
                 found: address,
                 wanted: "one inside what the launch gives",
@@ -239,7 +245,7 @@ impl Exec<'_, '_> {
         use SpecialRegister as S;
         let ([x, y, z], grid, shape) =
             (self.cluster.blocks[self.rank].id, self.core.launch.grid, self.core.cluster_shape);
-        let block = self.core.program.kernel.block;
+        let block = self.core.program.kernel.block();
         // Threads are counted along x first, then y, then z.
         let thread = |axis: usize| -> Lanes {
             let (before, size) = (block[..axis].iter().product::<u32>().max(1), block[axis].max(1));
@@ -250,7 +256,17 @@ impl Exec<'_, '_> {
             S::TidY => return thread(1),
             S::TidZ => return thread(2),
             S::LaneId => return std::array::from_fn(|lane| lane as u64),
+            S::LanemaskEq => return std::array::from_fn(|lane| 1 << lane),
+            S::LanemaskLe => return std::array::from_fn(|lane| (2 << lane) - 1),
+            S::LanemaskLt => return std::array::from_fn(|lane| (1 << lane) - 1),
+            S::LanemaskGe => return std::array::from_fn(|lane| 0xffff_ffff & !((1 << lane) - 1)),
+            S::LanemaskGt => return std::array::from_fn(|lane| 0xffff_ffff & !((2 << lane) - 1)),
+            S::DynamicSharedBytes | S::TotalSharedBytes => self.core.program.kernel.shared_bytes().into(),
+            S::NwarpId => 64,
+            S::NsmId => self.core.multiprocessors.into(),
             S::NtidX => block[0].into(),
+            S::NtidY => block[1].into(),
+            S::NtidZ => block[2].into(),
             S::CtaidX => x.into(),
             S::CtaidY => y.into(),
             S::CtaidZ => z.into(),
@@ -258,7 +274,17 @@ impl Exec<'_, '_> {
             S::NctaidY => grid[1].into(),
             S::NctaidZ => grid[2].into(),
             S::ClusteridX => (x / shape[0]).into(),
+            S::ClusteridY => (y / shape[1]).into(),
+            S::ClusteridZ => (z / shape[2]).into(),
             S::NclusteridX => (grid[0] / shape[0]).into(),
+            S::NclusteridY => (grid[1] / shape[1]).into(),
+            S::NclusteridZ => (grid[2] / shape[2]).into(),
+            S::ClusterCtaidX => (x % shape[0]).into(),
+            S::ClusterCtaidY => (y % shape[1]).into(),
+            S::ClusterCtaidZ => (z % shape[2]).into(),
+            S::ClusterNctaidX => shape[0].into(),
+            S::ClusterNctaidY => shape[1].into(),
+            S::ClusterNctaidZ => shape[2].into(),
             S::ClusterCtaRank => self.rank as u64,
             S::ClusterNctaRank => self.cluster.blocks.len() as u64,
             // Hardware promises no relation between the slot and the thread index, so neither does this; nor one between

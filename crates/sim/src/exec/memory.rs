@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ptx::instr::{AtomicOp, LoadOrder, Memory, StoreOrder};
-use ptx::{Address, DataType, RegId, Scope, Space};
+use ptx::instr::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
+use ptx::{Address, DataType, Operand, RegId, Scope, Space};
 
 use super::compute::bank_bytes;
 use super::{Exec, SharedSpan};
@@ -33,7 +33,7 @@ struct Spots {
 impl Exec<'_, '_> {
     pub(crate) fn memory(&mut self, op: &Memory) -> Result<(), FaultKind> {
         match op {
-            Memory::Load { space, order, width, dsts, addr } => self.load(*space, *order, width.bytes(), dsts, *addr),
+            Memory::Load { space, order, width, dsts, addr } => self.load(*space, *order, *width, dsts, *addr),
             Memory::Store { space, order, width, srcs, addr } => self.store(*space, *order, width.bytes(), srcs, *addr),
             Memory::Atomic { .. } => self.atomic(op),
         }
@@ -218,7 +218,7 @@ impl Exec<'_, '_> {
         &mut self,
         space: Space,
         order: LoadOrder,
-        width: u32,
+        element: Width,
         dsts: &[RegId],
         addr: Address,
     ) -> Result<(), FaultKind> {
@@ -227,6 +227,7 @@ impl Exec<'_, '_> {
             LoadOrder::Weak | LoadOrder::ReadOnly | LoadOrder::Streaming => None,
         };
         let (record, addresses) = (self.record(strong), self.addresses(addr));
+        let width = element.bytes();
         let total = width * dsts.len() as u32;
         let plain = strong.is_none();
         let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
@@ -280,7 +281,12 @@ impl Exec<'_, '_> {
                 }
             }
         }
-        for (dst, values) in dsts.iter().zip(&values) {
+        for (dst, values) in dsts.iter().zip(&mut values) {
+            if element.is_signed() {
+                let unused = 64 - 8 * width;
+                let extended = |value: u64| ((value << unused).cast_signed() >> unused).cast_unsigned();
+                *values = values.map(extended);
+            }
             self.set(*dst, values);
         }
         for (dst, tainted) in dsts.iter().zip(tainted) {
@@ -342,10 +348,11 @@ impl Exec<'_, '_> {
     }
 
     fn atomic(&mut self, op: &Memory) -> Result<(), FaultKind> {
-        let Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a } = op else { return Ok(()) };
+        let Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a, b } = op else { return Ok(()) };
         let width = bank_bytes(ty.bank());
         let (record, addresses) = (self.record(Some(*scope)), self.addresses(*addr));
         let operand = self.warp.value(*a);
+        let second = self.warp.value(b.unwrap_or(Operand::Imm(0)));
         let mut old = [0; 32];
         for lane in lanes(self.mask) {
             let read = self.touch(*space, addresses[lane], width, false, lane, record)?;
@@ -354,7 +361,7 @@ impl Exec<'_, '_> {
             }
             let spot = self.touch(*space, addresses[lane], width, true, lane, record)?;
             old[lane] = word(self.bytes(spot, width as usize));
-            let new = combine(*op, *ty, old[lane], operand[lane]).to_le_bytes();
+            let new = combine(*op, *ty, old[lane], [operand[lane], second[lane]]).to_le_bytes();
             if *acq_rel || dst.is_some() {
                 self.observe_flag(spot, width, lane, *scope, *acq_rel, true)?;
             }
@@ -490,12 +497,21 @@ fn word(bytes: &[u8]) -> u64 {
     }
 }
 
-fn combine(op: AtomicOp, ty: DataType, old: u64, operand: u64) -> u64 {
-    use ptx::instr::BinaryOp;
+fn combine(op: AtomicOp, ty: DataType, old: u64, [operand, second]: [u64; 2]) -> u64 {
+    use ptx::instr::{BinaryOp, FloatMode};
     match op {
-        AtomicOp::Add => arith::binary(BinaryOp::Add, ty, old, operand),
-        AtomicOp::Min => arith::binary(BinaryOp::Min, ty, old, operand),
-        AtomicOp::Max => arith::binary(BinaryOp::Max, ty, old, operand),
+        AtomicOp::Add => arith::binary(BinaryOp::Add, ty, FloatMode::PLAIN, old, operand),
+        AtomicOp::Min => arith::binary(BinaryOp::Min, ty, FloatMode::PLAIN, old, operand),
+        AtomicOp::Max => arith::binary(BinaryOp::Max, ty, FloatMode::PLAIN, old, operand),
         AtomicOp::Exchange => operand,
+        AtomicOp::And => old & operand,
+        AtomicOp::Or => old | operand,
+        AtomicOp::Xor => old ^ operand,
+        AtomicOp::Increment if old >= operand => 0,
+        AtomicOp::Increment => old + 1,
+        AtomicOp::Decrement if old == 0 || old > operand => operand,
+        AtomicOp::Decrement => old - 1,
+        AtomicOp::CompareExchange if old == operand => second,
+        AtomicOp::CompareExchange => old,
     }
 }

@@ -47,8 +47,8 @@ impl Exec<'_, '_> {
             Barrier::TryWait { done, sem, scope, bar, parity } => {
                 self.try_wait(done, Ordering { sem, scope }, bar, parity)
             }
-            Barrier::NamedSync { id, threads } => self.named(id, threads, true),
-            Barrier::NamedArrive { id, threads } => self.named(id, Some(threads), false),
+            Barrier::NamedSync { aligned, id, threads } => self.named(aligned, id, threads, true),
+            Barrier::NamedArrive { aligned, id, threads } => self.named(aligned, id, Some(threads), false),
             Barrier::ClusterArrive { sem, aligned } => self.cluster_arrive(sem, aligned),
             Barrier::ClusterWait { aligned } => self.cluster_wait(aligned),
         }
@@ -331,9 +331,13 @@ impl Exec<'_, '_> {
         });
     }
 
-    fn named(&mut self, id: Operand, threads: Option<Operand>, waits: bool) -> Result<Flow, FaultKind> {
-        if let Some(wait) = self.gather(self.warp.live)? {
-            return Ok(wait);
+    fn named(&mut self, aligned: bool, id: Operand, threads: Option<Operand>, waits: bool) -> Result<Flow, FaultKind> {
+        // Lanes that come one by one are waited for; those that never come are another matter, where they need not.
+        match self.gather(self.warp.live) {
+            Ok(None) => {}
+            Ok(Some(wait)) => return Ok(wait),
+            Err(FaultKind::Divergence { .. }) if !aligned => return Err(self.unsupported()),
+            Err(divergence) => return Err(divergence),
         }
         let id = self.uniform("the number of a named barrier", id)?;
         if id > 15 {

@@ -69,16 +69,14 @@ impl<'t> Lower<'_, 't> {
             _ => {
                 words.take("cta");
                 // `bar` is `barrier` with all lanes of a warp together.
-                if opcode == "barrier" {
-                    all(words, &["aligned"])?;
-                }
+                let aligned = opcode == "bar" || words.take("aligned");
                 match operands {
-                    [id] if words.take("sync") => Barrier::NamedSync { id: self.word(id)?, threads: None },
+                    [id] if words.take("sync") => Barrier::NamedSync { aligned, id: self.word(id)?, threads: None },
                     [id, threads] if words.take("sync") => {
-                        Barrier::NamedSync { id: self.word(id)?, threads: Some(self.word(threads)?) }
+                        Barrier::NamedSync { aligned, id: self.word(id)?, threads: Some(self.word(threads)?) }
                     }
                     [id, threads] if words.take("arrive") => {
-                        Barrier::NamedArrive { id: self.word(id)?, threads: self.word(threads)? }
+                        Barrier::NamedArrive { aligned, id: self.word(id)?, threads: self.word(threads)? }
                     }
                     _ => return Err(Refusal::Unknown),
                 }
@@ -102,10 +100,12 @@ impl<'t> Lower<'_, 't> {
             };
             return Ok(Barrier::Invalidate { bar: self.address(bar, false)? });
         }
-        if words.take("try_wait") {
+        // One that does not wait is one that gives up at once.
+        if words.take("try_wait") || words.take("test_wait") {
             all(words, &["parity"])?;
             let (sem, scope) = ordering(words, "acquire");
-            let ([done, bar, parity], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
+            // How long to wait at most is a hint.
+            let ([done, bar, parity] | [done, bar, parity, _], Space::Shared) = (operands, shared(words)?) else {
                 return Err(Refusal::Unknown);
             };
             let (done, bar) = (self.register(done, Bank::Pred)?, self.address(bar, false)?);
@@ -143,8 +143,19 @@ impl<'t> Lower<'_, 't> {
         }
     }
 
-    pub(super) fn fence(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+    pub(super) fn fence(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
         let [] = self.exactly(operands)?;
+        if opcode == "membar" {
+            let scopes = [("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)];
+            let scope = words.pick(&scopes).ok_or(Refusal::Unknown)?;
+            self.emit(Fence::AcqRel(scope));
+            return Ok(());
+        }
         let op = if words.take("mbarrier_init") {
             all(words, &["release", "cluster"])?;
             Fence::BarrierInit
@@ -154,7 +165,10 @@ impl<'t> Lower<'_, 't> {
                 _ => return Err(Refusal::Unknown),
             }
         } else {
-            all(words, &["acq_rel"])?;
+            // A sequentially consistent fence is held to what both kinds promise.
+            if !words.take("sc") {
+                words.take("acq_rel");
+            }
             Fence::AcqRel(words.scope().ok_or(Refusal::Unknown)?)
         };
         self.emit(op);
@@ -301,6 +315,11 @@ impl<'t> Lower<'_, 't> {
             let [pending] = self.exactly(operands)?;
             return Ok(AsyncCopy::WaitThreadGroup { pending: self.small(pending)? });
         }
+        if words.take("wait_all") {
+            self.emit(AsyncCopy::CommitThreadGroup);
+            return Ok(AsyncCopy::WaitThreadGroup { pending: 0 });
+        }
+        words.find(|word| matches!(word, "L2::64B" | "L2::128B" | "L2::256B").then_some(()));
         let past_first_cache = words.pick(&[("cg", true), ("ca", false)]).ok_or(Refusal::Unknown)?;
         if words.space() != Some(Space::Shared) || words.space() != Some(Space::Global) {
             return Err(Refusal::Unknown);

@@ -3,48 +3,52 @@
 use super::words::Words;
 use super::{Lower, Refusal, Symbol};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, Control, Label, LoadOrder, LogicOp, MatrixElement, Memory, Mma, Op,
-    ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp,
-    UnaryOp, VoteMode, Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, Control, Direction, FloatMode, Label, LoadOrder, LogicOp, MatrixElement,
+    Memory, Mma, Op, ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode, SpecialRegister,
+    StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
 use crate::types::{Bank, DataType, RegId, Space};
 
 /// Special registers that PTX has and values cannot say.
-const OTHER_SPECIALS: [&str; 23] = [
-    "nwarpid",
-    "nsmid",
+const OTHER_SPECIALS: [&str; 14] = [
     "gridid",
     "is_explicit_cluster",
-    "cluster_ctaid",
-    "cluster_nctaid",
-    "lanemask_eq",
-    "lanemask_le",
-    "lanemask_lt",
-    "lanemask_ge",
-    "lanemask_gt",
     "clock_hi",
     "globaltimer_lo",
     "globaltimer_hi",
+    "tid",
     "ntid",
-    "clusterid",
-    "nclusterid",
+    "ctaid",
+    "nctaid",
     "reserved_smem_offset_begin",
     "reserved_smem_offset_end",
-    "total_smem_size",
+    "reserved_smem_offset_cap",
     "aggr_smem_size",
-    "dynamic_smem_size",
     "current_graph_exec",
 ];
 
-/// Whether floats are meant.
-fn is_float(ty: DataType) -> bool {
-    print::is_float(ty)
-}
+/// Functions of one value: the word, the same with `.approx`, and rounded.
+const UNARY: [(&str, Option<UnaryOp>, Option<UnaryOp>); 14] = [
+    ("not", None, Some(UnaryOp::Not)),
+    ("popc", None, Some(UnaryOp::CountOnes)),
+    ("clz", None, Some(UnaryOp::LeadingZeros)),
+    ("brev", None, Some(UnaryOp::ReverseBits)),
+    ("neg", None, Some(UnaryOp::Neg)),
+    ("abs", None, Some(UnaryOp::Abs)),
+    ("ex2", Some(UnaryOp::Exp2Approx), None),
+    ("rcp", Some(UnaryOp::RcpApprox), Some(UnaryOp::Rcp)),
+    ("sqrt", Some(UnaryOp::SqrtApprox), Some(UnaryOp::Sqrt)),
+    ("rsqrt", Some(UnaryOp::RsqrtApprox), None),
+    ("lg2", Some(UnaryOp::Log2Approx), None),
+    ("sin", Some(UnaryOp::SinApprox), None),
+    ("cos", Some(UnaryOp::CosApprox), None),
+    ("tanh", Some(UnaryOp::TanhApprox), None),
+];
 
-const UNARY: [(&str, UnaryOp); 4] =
-    [("not", UnaryOp::Not), ("popc", UnaryOp::CountOnes), ("neg", UnaryOp::Neg), ("abs", UnaryOp::Abs)];
+/// Logic on two predicates, by word.
+const LOGIC: [(&str, LogicOp); 3] = [("and", LogicOp::And), ("or", LogicOp::Or), ("xor", LogicOp::Xor)];
 
 const BITWISE: [(&str, BinaryOp, LogicOp); 3] =
     [("and", BinaryOp::And, LogicOp::And), ("or", BinaryOp::Or, LogicOp::Or), ("xor", BinaryOp::Xor, LogicOp::Xor)];
@@ -59,25 +63,44 @@ const BINARY: [(&str, BinaryOp); 7] = [
     ("shr", BinaryOp::Shr),
 ];
 
-const COMPARISONS: [(&str, Comparison); 6] = [
-    ("eq", Comparison::Eq),
-    ("ne", Comparison::Ne),
-    ("lt", Comparison::Lt),
-    ("le", Comparison::Le),
-    ("gt", Comparison::Gt),
-    ("ge", Comparison::Ge),
+/// How floats are computed with, as far as words say it, and whether a direction is said.
+fn mode(words: &mut Words<'_>) -> (FloatMode, bool) {
+    let all = [Direction::Nearest, Direction::Zero, Direction::Down, Direction::Up];
+    let direction = words.find(|word| all.into_iter().find(|direction| print::direction(*direction) == word));
+    let (flush, saturate) = (words.take("ftz"), words.take("sat"));
+    (FloatMode { direction: direction.unwrap_or_default(), flush, saturate }, direction.is_some())
+}
+
+/// What tells caches how to treat what is accessed, and changes nothing else.
+const HINTS: [&str; 16] = [
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "L2::evict_first",
+    "L2::evict_last",
 ];
 
-const WIDTHS: [(&str, Width); 4] = [("b8", Width::B8), ("b16", Width::B16), ("b32", Width::B32), ("b64", Width::B64)];
-
-/// The width of an element in memory. Bits are what is moved, whatever they are called; but only unsigned ones are extended.
+/// The width of an element in memory. Bits are what is moved, whatever they are called; but signs are extended.
 fn width(words: &mut Words<'_>) -> Option<Width> {
     words.last(|word| match word {
-        "u8" => Some(Width::B8),
-        "u16" | "s16" | "f16" | "bf16" => Some(Width::B16),
-        "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Some(Width::B32),
-        "u64" | "s64" | "f64" => Some(Width::B64),
-        _ => WIDTHS.iter().find(|(name, _)| *name == word).map(|(_, width)| *width),
+        "b8" | "u8" => Some(Width::B8),
+        "s8" => Some(Width::S8),
+        "b16" | "u16" | "f16" | "bf16" => Some(Width::B16),
+        "s16" => Some(Width::S16),
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Some(Width::B32),
+        "b64" | "u64" | "s64" | "f64" | "f32x2" => Some(Width::B64),
+        _ => None,
     })
 }
 
@@ -116,21 +139,19 @@ impl<'t> Lower<'_, 't> {
                 };
                 Arith::Policy { dst: self.register(dst, Bank::B64)?, keep }
             }
-            "mad" | "mul" if words.has("wide") => {
-                if !(words.take("wide") && words.take("u32")) {
-                    return Err(Refusal::Unknown);
-                }
+            "mad" | "mul" if words.take("wide") => {
+                let ty = words.number().filter(|ty| !ty.is_float() && ty.bits() < 64).ok_or(Refusal::Unknown)?;
                 let (a, b, c) = match operands {
                     [_, a, b] if opcode == "mul" => (a, b, None),
                     [_, a, b, c] if opcode == "mad" => (a, b, Some(c)),
                     _ => return Err(Refusal::Other("two factors, and an addend for mad".into())),
                 };
-                let dst = self.register(&operands[0], Bank::B64)?;
-                let (a, b) = (self.value(a, DataType::U32)?, self.value(b, DataType::U32)?);
-                let c = c.map(|c| self.value(c, DataType::U64)).transpose()?;
-                Arith::MulWide { dst, a, b, c }
+                let dst = self.register(&operands[0], ty.twice().bank())?;
+                let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
+                let c = c.map(|c| self.value(c, ty.twice())).transpose()?;
+                Arith::MulWide { ty, dst, a, b, c }
             }
-            "ex2" | "rcp" | "tanh" | "not" | "popc" | "neg" | "abs" => self.unary(opcode, words, operands)?,
+            _ if UNARY.iter().any(|(name, ..)| *name == opcode) => self.unary(opcode, words, operands)?,
             "mad" | "fma" | "lop3" | "prmt" | "shf" | "bfe" => self.ternary(opcode, words, operands)?,
             _ => self.binary(opcode, words, operands)?,
         };
@@ -139,21 +160,18 @@ impl<'t> Lower<'_, 't> {
     }
 
     fn unary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
-        let bits_only = matches!(opcode, "not" | "popc");
+        let bits_only = matches!(opcode, "not" | "popc" | "clz" | "brev");
         let ty = if bits_only { words.bits() } else { words.number() }.ok_or(Refusal::Unknown)?;
-        let flushed = words.take("ftz");
-        let op = match opcode {
-            "ex2" if words.take("approx") => [UnaryOp::Exp2Approx, UnaryOp::Exp2Flushed][usize::from(flushed)],
-            "rcp" if words.take("approx") => [UnaryOp::RcpApprox, UnaryOp::RcpFlushed][usize::from(flushed)],
-            "tanh" if words.take("approx") && !flushed => UnaryOp::TanhApprox,
-            _ if flushed => return Err(Refusal::Unknown),
-            _ => UNARY.iter().find(|(name, _)| *name == opcode).ok_or(Refusal::Unknown)?.1,
-        };
-        if opcode == "popc" && ty != DataType::U32 {
+        let (mode, rounded) = mode(words);
+        let (_, approx, exact) = UNARY.iter().find(|(name, ..)| *name == opcode).ok_or(Refusal::Unknown)?;
+        let op = if words.take("approx") { *approx } else { *exact }.ok_or(Refusal::Unknown)?;
+        let counts = matches!(op, UnaryOp::CountOnes | UnaryOp::LeadingZeros);
+        if matches!(op, UnaryOp::Rcp | UnaryOp::Sqrt) != rounded || mode.saturate {
             return Err(Refusal::Unknown);
         }
         let [dst, a] = self.exactly(operands)?;
-        Ok(Arith::Unary { op, ty, dst: self.register(dst, ty.bank())?, a: self.value(a, ty)? })
+        let dst = self.register(dst, if counts { Bank::B32 } else { ty.bank() })?;
+        Ok(Arith::Unary { op, ty, mode, dst, a: self.value(a, ty)? })
     }
 
     fn binary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
@@ -161,23 +179,36 @@ impl<'t> Lower<'_, 't> {
         let bitwise = bitwise.or((opcode == "shl").then_some(BinaryOp::Shl));
         let ty = if bitwise.is_some() || opcode == "shr" { words.bits() } else { words.number() };
         let ty = ty.ok_or(Refusal::Unknown)?;
+        // Without a direction floats are rounded to nearest, and may be fused with a neighbour, which no kernel may rely on.
+        let (mode, rounded) = mode(words);
+        let float = ty.is_float();
         let op = match (bitwise, opcode) {
             (Some(op), _) => op,
             (None, "mul") if words.take("hi") => BinaryOp::MulHigh,
-            // Without a rounding mode it is to nearest, and may be fused with a neighbour, which no kernel may rely on.
-            (None, "mul") if is_float(ty) || words.take("lo") => BinaryOp::Mul,
+            (None, "mul") if float || words.take("lo") => BinaryOp::Mul,
+            (None, "div") if words.take("approx") => BinaryOp::DivApprox,
+            (None, "div") if words.take("full") => BinaryOp::DivFull,
+            (None, "div") if float && !rounded => return Err(Refusal::Unknown),
+            (None, "min") if words.take("NaN") => BinaryOp::MinNan,
+            (None, "max") if words.take("NaN") => BinaryOp::MaxNan,
             (None, _) => BINARY.iter().find(|(name, _)| *name == opcode).ok_or(Refusal::Unknown)?.1,
         };
-        if is_float(ty) && matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) {
-            words.take("rn");
-        }
-        if is_float(ty) && matches!(op, BinaryOp::Div | BinaryOp::Rem | BinaryOp::MulHigh | BinaryOp::Shr) {
+        let whole = matches!(op, BinaryOp::Rem | BinaryOp::MulHigh | BinaryOp::Shr | BinaryOp::Shl);
+        if !float && (rounded || mode != FloatMode::PLAIN) || float && (whole || bitwise.is_some()) {
             return Err(Refusal::Unknown);
+        }
+        let three = matches!(op, BinaryOp::Min | BinaryOp::Max | BinaryOp::MinNan | BinaryOp::MaxNan) && float;
+        // The smallest or largest of three, by way of two.
+        if let ([dst, a, b, c], true) = (operands, three) {
+            let (two, a, b) = (self.fresh(ty.bank())?, self.value(a, ty)?, self.value(b, ty)?);
+            self.emit(Arith::Binary { op, ty, mode, dst: two, a, b });
+            let (dst, a) = (self.register(dst, ty.bank())?, crate::types::Operand::Reg(two));
+            return Ok(Arith::Binary { op, ty, mode, dst, a, b: self.value(c, ty)? });
         }
         let [dst, a, b] = self.exactly(operands)?;
         let second = if matches!(op, BinaryOp::Shl | BinaryOp::Shr) { DataType::U32 } else { ty };
         let dst = self.register(dst, ty.bank())?;
-        Ok(Arith::Binary { op, ty, dst, a: self.value(a, ty)?, b: self.value(b, second)? })
+        Ok(Arith::Binary { op, ty, mode, dst, a: self.value(a, ty)?, b: self.value(b, second)? })
     }
 
     fn ternary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
@@ -185,26 +216,40 @@ impl<'t> Lower<'_, 't> {
             let [dst, a, b, c, table] = self.exactly(operands)?;
             let table = u8::try_from(self.constant(table)?).map_err(|_| Refusal::Unknown)?;
             words.bits().filter(|ty| *ty == DataType::U32).ok_or(Refusal::Unknown)?;
-            let (ty, dst) = (DataType::U32, self.register(dst, Bank::B32)?);
+            let (ty, mode, dst) = (DataType::U32, FloatMode::PLAIN, self.register(dst, Bank::B32)?);
             let [a, b, c] = [self.value(a, ty)?, self.value(b, ty)?, self.value(c, ty)?];
-            return Ok(Arith::Ternary { op: TernaryOp::Lop3(table), ty, dst, a, b, c });
+            return Ok(Arith::Ternary { op: TernaryOp::Lop3(table), ty, mode, dst, a, b, c });
         }
         let ty = if matches!(opcode, "prmt" | "shf") { words.bits() } else { words.number() };
         let ty = ty.ok_or(Refusal::Unknown)?;
+        let (mode, rounded) = mode(words);
+        let word = ty == DataType::U32;
         let op = match opcode {
-            "mad" if words.take("lo") && !is_float(ty) => TernaryOp::MulAdd,
-            "fma" if words.take("rn") && is_float(ty) => TernaryOp::Fma,
-            "prmt" if ty == DataType::U32 => TernaryOp::Permute,
-            "shf" if words.take("l") && words.take("wrap") && ty == DataType::U32 => TernaryOp::FunnelLeft,
-            "shf" if words.take("r") && words.take("wrap") && ty == DataType::U32 => TernaryOp::FunnelRight,
-            "bfe" if ty.bank() == Bank::B32 => TernaryOp::BitExtract,
+            "mad" if words.take("lo") && !ty.is_float() => TernaryOp::MulAdd,
+            "mad" if words.take("hi") && !ty.is_float() => TernaryOp::MulAddHigh,
+            // Of floats, mad is fma.
+            "fma" | "mad" if rounded && ty.is_float() => TernaryOp::Fma,
+            "prmt" if word => TernaryOp::Permute,
+            "shf" if word => {
+                match (words.pick(&[("l", true), ("r", false)]), words.pick(&[("wrap", true), ("clamp", false)])) {
+                    (Some(true), Some(true)) => TernaryOp::FunnelLeft,
+                    (Some(false), Some(true)) => TernaryOp::FunnelRight,
+                    (Some(true), Some(false)) => TernaryOp::FunnelLeftClamp,
+                    (Some(false), Some(false)) => TernaryOp::FunnelRightClamp,
+                    _ => return Err(Refusal::Unknown),
+                }
+            }
+            "bfe" if !ty.is_float() && ty.bits() >= 32 => TernaryOp::BitExtract,
             _ => return Err(Refusal::Unknown),
         };
+        if op != TernaryOp::Fma && (rounded || mode != FloatMode::PLAIN) {
+            return Err(Refusal::Unknown);
+        }
         let [dst, a, b, c] = self.exactly(operands)?;
         let second = if op == TernaryOp::BitExtract { DataType::U32 } else { ty };
         let dst = self.register(dst, ty.bank())?;
         let [a, b, c] = [self.value(a, ty)?, self.value(b, second)?, self.value(c, second)?];
-        Ok(Arith::Ternary { op, ty, dst, a, b, c })
+        Ok(Arith::Ternary { op, ty, mode, dst, a, b, c })
     }
 
     /// Predicates from predicates.
@@ -238,16 +283,38 @@ impl<'t> Lower<'_, 't> {
             _ => DataType::U16,
         };
         let op = match (dst, a) {
-            (Operand::Vector(parts, _), a) => {
-                let [low, high] = &parts[..] else { return Err(Refusal::Unknown) };
-                let (low, high) = (self.register(low, half.bank())?, self.register(high, half.bank())?);
-                Arith::Unpack { low, high, a: self.register(a, ty.bank())? }
-            }
-            (dst, Operand::Vector(parts, _)) => {
-                let [low, high] = &parts[..] else { return Err(Refusal::Unknown) };
-                let (low, high) = (self.value(low, half)?, self.value(high, half)?);
-                Arith::Pack { dst: self.register(dst, ty.bank())?, low, high }
-            }
+            (Operand::Vector(parts, _), a) => match &parts[..] {
+                [low, high] => {
+                    let (low, high) = (self.register(low, half.bank())?, self.register(high, half.bank())?);
+                    Arith::Unpack { low, high, a: self.register(a, ty.bank())? }
+                }
+                // A quarter at a time, by way of halves.
+                [_, _, _, _] if ty.bank() == Bank::B64 => {
+                    let [low, high] = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+                    let a = self.register(a, Bank::B64)?;
+                    let quarters = self.registers(dst, Bank::B16)?;
+                    self.emit(Arith::Unpack { low, high, a });
+                    self.emit(Arith::Unpack { low: quarters[0], high: quarters[1], a: low });
+                    Arith::Unpack { low: quarters[2], high: quarters[3], a: high }
+                }
+                _ => return Err(Refusal::Unknown),
+            },
+            (dst, Operand::Vector(parts, _)) => match &parts[..] {
+                [low, high] => {
+                    let (low, high) = (self.value(low, half)?, self.value(high, half)?);
+                    Arith::Pack { dst: self.register(dst, ty.bank())?, low, high }
+                }
+                [a, b, c, d] if ty.bank() == Bank::B64 => {
+                    let [low, high] = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+                    for (dst, a, b) in [(low, a, b), (high, c, d)] {
+                        let (a, b) = (self.value(a, DataType::U16)?, self.value(b, DataType::U16)?);
+                        self.emit(Arith::Pack { dst, low: a, high: b });
+                    }
+                    let [low, high] = [low, high].map(crate::types::Operand::Reg);
+                    Arith::Pack { dst: self.register(dst, Bank::B64)?, low, high }
+                }
+                _ => return Err(Refusal::Unknown),
+            },
             (dst, Operand::Name { name, part, .. }) if self.look_up(name.text).is_none() => {
                 let which = self.special(name.text, *part, a)?;
                 let bank = if which.is_wide() { Bank::B64 } else { Bank::B32 };
@@ -259,15 +326,16 @@ impl<'t> Lower<'_, 't> {
                         let offset = u32::try_from(plus + i64::from(offset)).map_err(|_| Refusal::Unknown)?;
                         Arith::SharedAddress { dst: self.register(dst, Bank::B32)?, offset }
                     }
-                    Symbol::Param(param) if ty.bank() == Bank::B64 && *plus == 0 => {
-                        Arith::ParamTable { dst: self.register(dst, Bank::B64)?, param }
+                    Symbol::Param(param) if ty.bits() >= 32 && *plus == 0 => {
+                        Arith::ParamTable { dst: self.register(dst, ty.bank())?, param }
                     }
                     _ => return Err(Refusal::Unknown),
                 }
             }
             (dst, a) => {
                 let ty = self.spelled_type(a, ty);
-                Arith::Unary { op: UnaryOp::Move, ty, dst: self.register(dst, ty.bank())?, a: self.value(a, ty)? }
+                let (mode, dst) = (FloatMode::PLAIN, self.register(dst, ty.bank())?);
+                Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: self.value(a, ty)? }
             }
         };
         self.emit(op);
@@ -275,7 +343,12 @@ impl<'t> Lower<'_, 't> {
     }
 
     /// A special register.
-    fn special(&self, name: &str, part: Option<&str>, operand: &Operand<'t>) -> Result<SpecialRegister, Refusal> {
+    pub(super) fn special(
+        &self,
+        name: &str,
+        part: Option<&str>,
+        operand: &Operand<'t>,
+    ) -> Result<SpecialRegister, Refusal> {
         let plain = name.strip_prefix('%').unwrap_or_default();
         let whole = part.map_or(plain.to_string(), |part| format!("{plain}.{part}"));
         let known = SpecialRegister::ALL.into_iter().find(|which| print::special(*which) == whole);
@@ -285,44 +358,96 @@ impl<'t> Lower<'_, 't> {
         })
     }
 
+    /// A comparison, perhaps combined with a predicate, and perhaps with its opposite as well.
     fn compare(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         let ty = words.bits().ok_or(Refusal::Unknown)?;
-        let cmp = words.find(|word| match (word, is_float(ty)) {
-            // For floats "ne" is false on NaN.
-            ("neu", true) => Some(Comparison::Ne),
-            ("ne", true) => None,
-            _ => COMPARISONS.iter().find(|(name, _)| *name == word).map(|(_, cmp)| *cmp),
-        });
-        let [dst, a, b] = self.exactly(operands)?;
+        // Of unsigned numbers, some relations have names of their own.
+        let unsigned = [("lo", Comparison::Lt), ("ls", Comparison::Le), ("hi", Comparison::Gt), ("hs", Comparison::Ge)];
+        let named = |word: &str| {
+            let all = Comparison::ALL.into_iter().filter(|cmp| ty.is_float() || !cmp.is_of_floats());
+            let plain = all.into_iter().find(|cmp| print::comparison(*cmp, ty) == word);
+            let other = unsigned.iter().find(|(name, _)| *name == word && !ty.is_float() && !ty.is_signed());
+            plain.or(other.map(|(_, cmp)| *cmp))
+        };
+        let cmp = words.find(named).ok_or(Refusal::Unknown)?;
+        let logic = words.pick(&LOGIC);
+        let (dst, opposite) = match operands.first() {
+            Some(Operand::Pair(dst, opposite)) => (&**dst, Some(&**opposite)),
+            Some(dst) => (dst, None),
+            None => return Err(Refusal::Unknown),
+        };
+        let (a, b, with) = match (operands, logic) {
+            ([_, a, b], None) => (a, b, None),
+            ([_, a, b, with], Some(logic)) => (a, b, Some((logic, with))),
+            _ => return Err(Refusal::Other("two sides, and a predicate if it is combined with one".into())),
+        };
         let dst = self.register(dst, Bank::Pred)?;
+        let opposite = opposite.map(|opposite| self.register(opposite, Bank::Pred)).transpose()?;
         let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
-        self.emit(Arith::Compare { cmp: cmp.ok_or(Refusal::Unknown)?, ty, dst, a, b });
+        if with.is_none() && opposite.is_none() {
+            self.emit(Arith::Compare { cmp, ty, dst, a, b });
+            return Ok(());
+        }
+        // The results may be what it is combined with.
+        let holds = self.fresh(Bank::Pred)?;
+        self.emit(Arith::Compare { cmp, ty, dst: holds, a, b });
+        let fails = self.fresh(Bank::Pred)?;
+        self.emit(Arith::Predicate { dst: fails, op: PredicateOp::Not(holds) });
+        let with = match with {
+            Some((logic, Operand::Not(with))) => {
+                let (with, negated) = (self.register(with, Bank::Pred)?, self.fresh(Bank::Pred)?);
+                self.emit(Arith::Predicate { dst: negated, op: PredicateOp::Not(with) });
+                Some((logic, negated))
+            }
+            Some((logic, with)) => {
+                let (with, kept) = (self.register(with, Bank::Pred)?, self.fresh(Bank::Pred)?);
+                self.emit(Arith::Predicate { dst: kept, op: PredicateOp::Move(with) });
+                Some((logic, kept))
+            }
+            None => None,
+        };
+        for (dst, holds) in [(Some(dst), holds), (opposite, fails)] {
+            let op = match with {
+                Some((logic, with)) => PredicateOp::Logic(logic, holds, with),
+                None => PredicateOp::Move(holds),
+            };
+            dst.into_iter().for_each(|dst| self.emit(Arith::Predicate { dst, op }));
+        }
         Ok(())
     }
 
     fn convert(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
-        let rounding = words.pick(&[
-            ("rn", Rounding::NearestEven),
-            ("rni", Rounding::NearestInteger),
-            ("rzi", Rounding::TowardsZero),
-        ]);
+        let named = |word: &str| {
+            Rounding::ALL.into_iter().find(|rounding| print::rounding_mode(*rounding).strip_prefix('.') == Some(word))
+        };
+        let rounding = words.find(named);
+        let (flush, saturate) = (words.take("ftz"), words.take("sat"));
+        let mode = FloatMode { flush, saturate, ..FloatMode::PLAIN };
         let from = words.number().ok_or(Refusal::Unknown)?;
         let to = words.number().ok_or(Refusal::Unknown)?;
         if matches!(to, DataType::F16x2 | DataType::Bf16x2) {
             let [dst, high, low] = self.exactly(operands)?;
-            if from != DataType::F32 || rounding != Some(Rounding::NearestEven) {
+            if from != DataType::F32 || rounding != Some(Rounding::NearestEven) || mode != FloatMode::PLAIN {
                 return Err(Refusal::Unknown);
             }
             let (low, high) = (self.register(low, Bank::B32)?, self.register(high, Bank::B32)?);
             return Ok(Arith::ConvertPair { to, dst: self.register(dst, Bank::B32)?, low, high });
         }
         let rounding = rounding.unwrap_or(Rounding::Exact);
-        if !crate::check::CONVERSIONS.contains(&(from, to, rounding)) {
+        if !crate::check::converts(from, to, rounding, mode) {
             return Err(Refusal::Unknown);
         }
         let [dst, a] = self.exactly(operands)?;
-        let (dst, a) = (self.register(dst, to.bank())?, self.register(a, from.bank())?);
-        Ok(Arith::Convert { to, from, rounding, dst, a })
+        let (dst, a) = (self.converted(dst, to)?, self.converted(a, from)?);
+        Ok(Arith::Convert { to, from, rounding, mode, dst, a })
+    }
+
+    /// A register of a conversion: bytes may be in registers of any width.
+    fn converted(&mut self, operand: &Operand<'t>, ty: DataType) -> Result<RegId, Refusal> {
+        match ty.bits() {
+            8 => self.any_register(operand, ty.bank()),
+            _ => self.register(operand, ty.bank()),
+        }
     }
 
     /// Addresses of one window as addresses of another.
@@ -347,7 +472,8 @@ impl<'t> Lower<'_, 't> {
             return Ok(());
         }
         // Parameters have the same addresses in their own window.
-        self.emit(Arith::Unary { op: UnaryOp::Move, ty: DataType::U64, dst, a: crate::types::Operand::Reg(a) });
+        let (ty, mode) = (DataType::U64, FloatMode::PLAIN);
+        self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Reg(a) });
         Ok(())
     }
 
@@ -360,7 +486,7 @@ impl<'t> Lower<'_, 't> {
         let (symbol, plus) = self.symbol(place)?;
         let from = match symbol {
             Symbol::Param(param) => ParamBase::Param(param),
-            Symbol::Register(reg) if reg.bank == Bank::B64 => ParamBase::Reg(reg),
+            Symbol::Register(reg) if reg.bank.bits() >= 32 => ParamBase::Reg(reg),
             _ => return Err(Refusal::Unknown),
         };
         let offset = u32::try_from(plus).map_err(|_| Refusal::Unknown)?;
@@ -373,17 +499,24 @@ impl<'t> Lower<'_, 't> {
 
     /// Registers for elements of a width: of that, or wider if it is narrow.
     fn elements(&mut self, operand: &Operand<'t>, width: Width) -> Result<Vec<RegId>, Refusal> {
-        let bank = match width {
-            Width::B8 | Width::B16 => Bank::B16,
-            Width::B32 => Bank::B32,
-            Width::B64 => Bank::B64,
+        let bank = match width.bytes() {
+            1 | 2 => Bank::B16,
+            4 => Bank::B32,
+            _ => Bank::B64,
         };
-        let mut element = |part: &Operand<'t>| match width {
-            Width::B8 | Width::B16 => match self.any_register(part, bank)? {
+        let mut element = |part: &Operand<'t>| match (bank, part) {
+            // A literal that is stored is put into a register first.
+            (_, Operand::Number(..)) => {
+                let ty = [DataType::Pred, DataType::U16, DataType::U32, DataType::U64][bank.index()];
+                let (mode, dst, a) = (FloatMode::PLAIN, self.fresh(bank)?, self.value(part, ty)?);
+                self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a });
+                Ok(dst)
+            }
+            (Bank::B16, _) => match self.any_register(part, bank)? {
                 RegId { bank: Bank::Pred, .. } => Err(Refusal::Unknown),
                 found => Ok(found),
             },
-            Width::B32 | Width::B64 => self.register(part, bank),
+            _ => self.register(part, bank),
         };
         match operand {
             Operand::Vector(parts, _) => parts.iter().map(element).collect(),
@@ -410,6 +543,11 @@ impl<'t> Lower<'_, 't> {
         }
         let width = width(words).ok_or(Refusal::Unknown)?;
         let count = words.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
+        let operands = match operands {
+            // A policy of the cache, behind the others.
+            [first @ .., _] if words.take("L2::cache_hint") => first,
+            all => all,
+        };
         let [first, second] = self.exactly(operands)?;
         let (regs, addr) = if opcode == "ld" { (first, second) } else { (second, first) };
         let addr = self.address(addr, wide)?;
@@ -417,14 +555,20 @@ impl<'t> Lower<'_, 't> {
         if regs.len() != count {
             return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
         }
-        let (relaxed, ordered) =
+        let (mut relaxed, ordered) =
             (words.take("relaxed"), words.take(if opcode == "ld" { "acquire" } else { "release" }));
-        let scope = if relaxed || ordered { Some(words.scope().ok_or(Refusal::Unknown)?) } else { None };
+        let mut scope = if relaxed || ordered { Some(words.scope().ok_or(Refusal::Unknown)?) } else { None };
+        if words.take("volatile") {
+            // By the ISA a volatile access is a relaxed one of the widest scope.
+            (relaxed, scope) = (true, Some(crate::types::Scope::System));
+        }
         words.take("weak");
+        let streaming = words.take("L1::no_allocate");
+        while HINTS.iter().any(|hint| words.take(hint)) {}
         if opcode == "ld" {
             let read_only = words.take("nc");
             let order = match scope {
-                None if read_only && words.take("L1::no_allocate") => LoadOrder::Streaming,
+                None if read_only && streaming => LoadOrder::Streaming,
                 None if read_only => LoadOrder::ReadOnly,
                 None => LoadOrder::Weak,
                 Some(scope) if relaxed => LoadOrder::Relaxed(scope),
@@ -449,20 +593,33 @@ impl<'t> Lower<'_, 't> {
         operands: &[Operand<'t>],
         space: Space,
     ) -> Result<(), Refusal> {
-        let ops =
-            [("add", AtomicOp::Add), ("min", AtomicOp::Min), ("max", AtomicOp::Max), ("exch", AtomicOp::Exchange)];
-        let op = words.pick(&ops).ok_or(Refusal::Unknown)?;
-        let ty = if op == AtomicOp::Exchange { words.bits() } else { words.number() }.ok_or(Refusal::Unknown)?;
-        let acq_rel = words.take("acq_rel");
+        let op = words.find(|word| {
+            AtomicOp::ALL.into_iter().find(|op| print::atomic(*op, DataType::U32).split('.').next() == Some(word))
+        });
+        let op = op.ok_or(Refusal::Unknown)?;
+        let ty = words.bits().ok_or(Refusal::Unknown)?;
+        let (acquire, release) = (words.take("acquire"), words.take("release"));
+        // One that only acquires, or only releases, is no stronger than one that does both.
+        let acq_rel = words.take("acq_rel") || acquire || release;
         words.take("relaxed");
         let scope = words.scope().unwrap_or(crate::types::Scope::Gpu);
         let (dst, rest) = match (opcode, operands) {
             ("atom", [dst, rest @ ..]) => (Some(self.register(dst, ty.bank())?), rest),
             _ => (None, operands),
         };
-        let [addr, a] = self.exactly(rest)?;
+        let (addr, a, b) = match rest {
+            [addr, a] => (addr, a, None),
+            [addr, a, b] if op == AtomicOp::CompareExchange => (addr, a, Some(b)),
+            _ => return Err(Refusal::Other("an address and an operand, two for cas".into())),
+        };
         let (addr, a) = (self.address(addr, space == Space::Global)?, self.value(a, ty)?);
-        self.emit(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a });
+        let b = b.map(|b| self.value(b, ty)).transpose()?;
+        // A reduction that releases is an atomic whose result nobody reads.
+        let dst = match (dst, acq_rel) {
+            (None, true) => Some(self.fresh(ty.bank())?),
+            (dst, _) => dst,
+        };
+        self.emit(Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a, b });
         Ok(())
     }
 
@@ -514,10 +671,11 @@ impl<'t> Lower<'_, 't> {
             "elect" => {
                 let [dst, mask] = self.exactly(operands)?;
                 let Operand::Pair(lane, pred) = dst else { return Err(Refusal::Unknown) };
-                if !matches!(&**lane, Operand::Name { name, .. } if name.text == "_") {
-                    return Err(Refusal::Unknown);
-                }
-                Warp::Elect { pred: self.register(pred, Bank::Pred)?, mask: self.value(mask, word)? }
+                let leader = match &**lane {
+                    Operand::Name { name, .. } if name.text == "_" => None,
+                    lane => Some(self.register(lane, Bank::B32)?),
+                };
+                Warp::Elect { leader, pred: self.register(pred, Bank::Pred)?, mask: self.value(mask, word)? }
             }
             "redux" => {
                 let ops = [ReduceOp::Add, ReduceOp::Min, ReduceOp::Max, ReduceOp::And, ReduceOp::Or, ReduceOp::Xor];

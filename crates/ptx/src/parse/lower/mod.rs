@@ -102,8 +102,18 @@ pub(super) fn lower<'t>(
     let name = function.name.text.to_string();
     let phases = vec![Phase { name: name.clone(), parent: None }];
     let (params, shared, registers, instructions) = (Vec::new(), Vec::new(), [0; 4], Vec::new());
-    let kernel =
-        Kernel { name, target, launch, block, params, shared, registers, phases, body: instructions, foreign: true };
+    let kernel = Kernel {
+        name,
+        target,
+        launch,
+        rows: [block[1], block[2]],
+        params,
+        shared,
+        registers,
+        phases,
+        body: instructions,
+        foreign: true,
+    };
     let mut lower = Lower {
         text,
         read,
@@ -578,7 +588,7 @@ impl<'t> Lower<'_, 't> {
             }
             "mma" => self.mma(words, operands),
             "bar" | "barrier" | "mbarrier" => self.barrier(opcode, words, operands),
-            "fence" => self.fence(words, operands),
+            "fence" | "membar" => self.fence(opcode, words, operands),
             "cp" | "prefetch" | "clusterlaunchcontrol" => self.copy(opcode, words, operands),
             "wgmma" => self.wgmma(words, operands),
             "tcgen05" => self.tcgen05(words, operands),

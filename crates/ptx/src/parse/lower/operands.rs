@@ -1,6 +1,7 @@
 //! Operands: names and numbers as registers, literals and addresses.
 
 use super::{Lower, Refusal, Symbol};
+use crate::instr::Arith;
 use crate::parse::syntax::{self, Literal};
 use crate::types::{Address, Bank, Base, DataType, Operand, RegId};
 
@@ -74,18 +75,28 @@ impl<'t> Lower<'_, 't> {
         match operand {
             syntax::Operand::Number(literal, _) => self.literal(*literal, ty).map(Operand::Imm),
             syntax::Operand::Name { name, part: None, plus: 0 } if name.text == "WARP_SZ" => Ok(Operand::Imm(32)),
+            // A special register in place of one that holds it.
+            syntax::Operand::Name { name, part, .. }
+                if name.text.starts_with('%') && self.look_up(name.text).is_none() =>
+            {
+                let which = self.special(name.text, *part, operand)?;
+                let dst = self.fresh(if which.is_wide() { Bank::B64 } else { Bank::B32 })?;
+                self.emit(Arith::Special { dst, which });
+                Ok(Operand::Reg(dst))
+            }
             _ => self.register(operand, ty.bank()).map(Operand::Reg),
         }
     }
 
     /// The bits of a literal that is read as a type. As in C, an integer that is too wide loses its upper bits.
     fn literal(&self, literal: Literal, ty: DataType) -> Result<u64, Refusal> {
-        let mask = u64::MAX >> (64 - ty.bank().bits());
+        let mask = u64::MAX >> (64 - ty.bits());
         match (literal, ty) {
             (Literal::Single(bits), DataType::F32 | DataType::U32 | DataType::S32) => Ok(bits.into()),
             (Literal::Double(bits), DataType::F32) => Ok((f64::from_bits(bits) as f32).to_bits().into()),
-            (Literal::Double(bits), _) if ty.bank() == Bank::B64 => Ok(bits),
-            (Literal::Integer { bits, .. }, DataType::F32) if bits != 0 => {
+            (Literal::Double(bits), DataType::F64 | DataType::U64 | DataType::S64) => Ok(bits),
+            (Literal::Single(bits), DataType::F64) => Ok(f64::from(f32::from_bits(bits)).to_bits()),
+            (Literal::Integer { bits, .. }, DataType::F32 | DataType::F64) if bits != 0 => {
                 Err(Refusal::Other(format!("a float, such as 0f3F800000, in place of {bits}")))
             }
             (Literal::Integer { bits, .. }, _) => Ok(bits & mask),
@@ -97,6 +108,7 @@ impl<'t> Lower<'_, 't> {
     pub(super) fn spelled_type(&self, operand: &syntax::Operand<'t>, ty: DataType) -> DataType {
         match (operand, ty) {
             (syntax::Operand::Number(Literal::Single(_), _), DataType::U32) => DataType::F32,
+            (syntax::Operand::Number(Literal::Double(_), _), DataType::U64) => DataType::F64,
             (syntax::Operand::Number(Literal::Integer { bits, negative, decimal }, _), DataType::U32)
                 if *negative || *decimal && *bits > 0xffff =>
             {

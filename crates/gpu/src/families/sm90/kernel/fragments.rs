@@ -4,7 +4,7 @@
 //! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the product
 //! are exact. The layout of words and scale bytes is described in [`crate::pack`].
 
-use ptx::instr::{Arith, BinaryOp};
+use ptx::instr::{Arith, BinaryOp, FloatMode};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
 
 use super::Tokens;
@@ -129,6 +129,6 @@ fn scale<P: PackedPair<Width = ptx::W32>>(
     let ty: DataType = P::DATA;
     for (codes, dst) in codes.into_iter().zip(into) {
         let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
-        k.emit(Arith::Binary { op: BinaryOp::Mul, ty, dst: dst.id(), a, b });
+        k.emit(Arith::Binary { op: BinaryOp::Mul, ty, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
     }
 }

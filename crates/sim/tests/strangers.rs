@@ -1,0 +1,239 @@
+//! Texts that were not built here: what instructions compute that only strangers use, against values computed otherwise.
+
+use ptx::Kernel;
+use ptx::parse::{Module, Shape};
+use sim::{Arg, Gpu, Invocation, Limits, Schedule};
+
+/// A kernel that has its thread's number in `%t`, the address of its own eight bytes of `out` in `%o`, and that of `in` in `%i`.
+fn kernel(block: [u32; 3], body: &str) -> Kernel {
+    let [x, y, _] = block;
+    let text = format!(
+        ".version 8.8\n.target sm_90a\n.address_size 64\n
+        .visible .entry k(.param .u64 in, .param .u64 out)
+        {{
+        .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<16>, %t; .reg .b64 %d<16>, %i, %o; .reg .f32 %f<8>; .reg .f64 %fd<8>;
+        ld.param.u64 %i, [in]; ld.param.u64 %o, [out];
+        mov.u32 %r0, %tid.y; mov.u32 %r1, %tid.z; mov.u32 %t, %tid.x;
+        mad.lo.s32 %t, %r0, {x}, %t; mad.lo.s32 %t, %r1, {}, %t;
+        mad.wide.s32 %o, %t, 8, %o;
+        {body}
+        ret;
+        }}",
+        x * y
+    );
+    let shape = Shape { block: Some(block), ..Shape::default() };
+    Module::read(&text).and_then(|module| module.kernel("k", shape)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What each thread of a block leaves, under three schedules.
+fn results(block: [u32; 3], input: &[u8], body: &str) -> Vec<u64> {
+    let kernel = kernel(block, body);
+    let threads = block.iter().product::<u32>() as usize;
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", input), gpu.alloc("out", 8 * threads));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    let run = |schedule| {
+        let mut gpu = gpu.clone();
+        gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        let bytes = gpu.download(out).expect("all of it is written").to_vec();
+        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<u64>>()
+    };
+    let all = Schedule::several(1).into_iter().map(run).collect::<Vec<_>>();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+    all.into_iter().next().expect("a schedule")
+}
+
+/// What the first thread leaves.
+fn result(input: &[u8], body: &str) -> u64 {
+    results([1, 1, 1], input, body)[0]
+}
+
+#[test]
+fn threads_of_a_block_are_counted_along_x_then_y_then_z() {
+    let body =
+        "mov.u32 %r2, %tid.x; mov.u32 %r3, %tid.y; mov.u32 %r4, %tid.z; mov.u32 %r5, %ntid.y; mov.u32 %r6, %laneid;
+        mad.lo.u32 %r2, %r3, 100, %r2; mad.lo.u32 %r2, %r4, 10000, %r2; mad.lo.u32 %r2, %r5, 1000000, %r2;
+        mov.b64 %d1, {%r2, %r6}; st.global.b64 [%o], %d1;";
+    // 5·3·3 threads are a warp and a part of one.
+    let found = results([5, 3, 3], &[0; 8], body);
+    let expected = (0..45u64).map(|t| (t % 5 + t / 5 % 3 * 100 + t / 15 * 10000 + 3_000_000) | (t % 32) << 32);
+    assert_eq!(found, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_partial_warp_meets_the_others_at_barriers() {
+    let text = "
+        st.shared.b32 [%r2], %t; bar.sync 0; barrier.sync 1;
+        ld.shared.b32 %r4, [%r3]; cvt.u64.u32 %d1, %r4; st.global.b64 [%o], %d1;";
+    let body = format!(
+        ".shared .align 4 .b8 words[160]; mov.b32 %r1, words; mad.lo.s32 %r2, %t, 4, %r1; sub.s32 %r3, 39, %t; \
+         mad.lo.s32 %r3, %r3, 4, %r1; {text}"
+    );
+    assert_eq!(results([40, 1, 1], &[0; 8], &body), (0..40u64).rev().collect::<Vec<_>>());
+}
+
+#[test]
+fn signed_and_wide_integers() {
+    let store = "st.global.b64 [%o], %d1;";
+    let of = |body: &str| result(&[0; 8], &format!("{body} {store}")).cast_signed();
+    assert_eq!(of("mov.s64 %d2, -7; mov.s64 %d3, 2; div.s64 %d1, %d2, %d3;"), -3);
+    assert_eq!(of("mov.s64 %d2, -7; rem.s64 %d1, %d2, 4;"), -3);
+    assert_eq!(of("mov.s64 %d2, -7; shr.s64 %d1, %d2, 1;"), -4);
+    assert_eq!(of("mov.s64 %d2, -7; min.s64 %d1, %d2, 3;"), -7);
+    assert_eq!(of("mov.u64 %d2, -7; min.u64 %d1, %d2, 3;"), 3);
+    assert_eq!(of("mov.s64 %d2, -7; abs.s64 %d1, %d2;"), 7);
+    assert_eq!(of("mov.s64 %d2, -0x7fffffffffffffff; mul.hi.s64 %d1, %d2, 4;"), -2);
+    assert_eq!(of("mov.u32 %r1, -3; mul.wide.s32 %d1, %r1, 5;"), -15);
+    assert_eq!(of("mov.u32 %r1, -3; mul.wide.u32 %d1, %r1, 5;"), 5 * 0xffff_fffd);
+    assert_eq!(of("mov.u16 %h1, -3; mul.wide.s16 %r1, %h1, 5; cvt.s64.s32 %d1, %r1;"), -15);
+    assert_eq!(of("mov.u32 %r1, -2; mad.hi.s32 %r2, %r1, 0x40000000, 9; cvt.s64.s32 %d1, %r2;"), 8);
+    assert_eq!(of("mov.s64 %d2, -7; setp.lt.s64 %p1, %d2, 0; selp.s64 %d1, 1, 2, %p1;"), 1);
+    assert_eq!(of("mov.s64 %d2, -7; setp.lo.u64 %p1, %d2, 9; selp.s64 %d1, 1, 2, %p1;"), 2);
+    assert_eq!(of("mov.u64 %d2, 0x00f0000000000000; clz.b64 %r1, %d2; cvt.u64.u32 %d1, %r1;"), 8);
+    assert_eq!(of("mov.u64 %d2, 0x00f0000000000001; popc.b64 %r1, %d2; cvt.u64.u32 %d1, %r1;"), 5);
+    assert_eq!(of("mov.u32 %r2, 6; brev.b32 %r1, %r2; cvt.u64.u32 %d1, %r1;"), 0x6000_0000);
+    assert_eq!(of("mov.s64 %d2, -256; bfe.s64 %d1, %d2, 4, 8;"), -16);
+    assert_eq!(of("mov.u32 %r2, 1; mov.u32 %r3, 2; shf.r.clamp.b32 %r1, %r2, %r3, 40; cvt.u64.u32 %d1, %r1;"), 2);
+}
+
+#[test]
+fn comparisons_combine_with_predicates() {
+    let of = |body: &str| result(&[0; 8], &format!("setp.ne.u32 %p3, 1, 1; {body} st.global.b64 [%o], %d1;"));
+    // %p3 is false; the opposite is combined, too.
+    let both = "selp.b64 %d1, 1, 0, %p1; selp.b64 %d2, 2, 0, %p2; or.b64 %d1, %d1, %d2;";
+    assert_eq!(of(&format!("setp.eq.and.u32 %p1|%p2, 4, 4, %p3; {both}")), 0);
+    assert_eq!(of(&format!("setp.eq.or.u32 %p1|%p2, 4, 4, %p3; {both}")), 1);
+    assert_eq!(of(&format!("setp.eq.and.u32 %p1|%p2, 4, 5, !%p3; {both}")), 2);
+    assert_eq!(of(&format!("setp.eq.xor.u32 %p1|%p2, 4, 5, !%p3; {both}")), 1);
+    let nan = |relation: &str| {
+        let body =
+            format!("mov.f32 %f1, 0f7FC00000; setp.{relation}.f32 %p1, %f1, 0f00000000; selp.b64 %d1, 1, 0, %p1;");
+        of(&body)
+    };
+    assert_eq!(["eq", "ne", "lt", "num"].map(nan), [0; 4]);
+    assert_eq!(["equ", "neu", "ltu", "geu", "nan"].map(nan), [1; 5]);
+}
+
+#[test]
+fn doubles_and_directions() {
+    let of = |body: &str| f64::from_bits(result(&[0; 8], &format!("{body} st.global.f64 [%o], %fd1;")));
+    let (third, sum) = (1.0 / 3.0, 0.1 + 0.2);
+    assert_eq!(of("mov.f64 %fd2, 0d3FF0000000000000; mov.f64 %fd3, 3.0; div.rn.f64 %fd1, %fd2, %fd3;"), third);
+    // 1/3 is rounded down to nearest, so upwards is the next one.
+    assert_eq!(of("mov.f64 %fd2, 1.0; mov.f64 %fd3, 3.0; div.rp.f64 %fd1, %fd2, %fd3;"), third.next_up());
+    assert_eq!(of("mov.f64 %fd2, 0.1; add.f64 %fd1, %fd2, 0.2;"), sum);
+    assert_eq!(of("mov.f64 %fd2, 0.1; add.rz.f64 %fd1, %fd2, 0.2;"), sum.next_down());
+    assert_eq!(of("mov.f64 %fd2, 2.0; sqrt.rn.f64 %fd1, %fd2;"), 2f64.sqrt());
+    assert_eq!(of("mov.f64 %fd2, 3.0; fma.rn.f64 %fd1, %fd2, %fd2, 0.5;"), 9.5);
+    assert_eq!(of("mov.f32 %f1, 0.1; cvt.f64.f32 %fd1, %f1;"), f64::from(0.1f32));
+    assert_eq!(of("mov.f64 %fd2, 0.1; cvt.rp.f32.f64 %f1, %fd2; cvt.f64.f32 %fd1, %f1;"), f64::from(0.1f32));
+    assert_eq!(
+        of("mov.f64 %fd2, 0.1; cvt.rm.f32.f64 %f1, %fd2; cvt.f64.f32 %fd1, %f1;"),
+        f64::from(0.1f32.next_down())
+    );
+}
+
+#[test]
+fn singles_that_are_flushed_and_held() {
+    let of = |body: &str| {
+        f32::from_bits(result(
+            &[0; 8],
+            &format!("{body} mov.b32 %r1, %f1; cvt.u64.u32 %d1, %r1; st.global.b64 [%o], %d1;"),
+        ) as u32)
+    };
+    assert_eq!(of("mov.f32 %f2, 0f00000001; add.ftz.f32 %f1, %f2, %f2;"), 0.0);
+    assert_eq!(of("mov.f32 %f2, 0f00000001; add.f32 %f1, %f2, %f2;"), f32::from_bits(2));
+    assert_eq!(of("mov.f32 %f2, 3.0; add.sat.f32 %f1, %f2, %f2;"), 1.0);
+    assert_eq!(of("mov.f32 %f2, 0f7FC00000; fma.rn.sat.f32 %f1, %f2, %f2, %f2;"), 0.0);
+    assert_eq!(of("mov.f32 %f2, 6.0; div.full.f32 %f1, %f2, 1.5;"), 4.0);
+    assert_eq!(of("mov.f32 %f2, 8.0; lg2.approx.f32 %f1, %f2;"), 3.0);
+    assert_eq!(of("mov.f32 %f2, 4.0; rsqrt.approx.ftz.f32 %f1, %f2;"), 0.5);
+    assert_eq!(of("mov.f32 %f2, 1.0; mov.f32 %f3, 5.0; max.f32 %f1, %f2, %f3, 4.0;"), 5.0);
+    assert!(of("mov.f32 %f2, 0f7FC00000; max.NaN.f32 %f1, %f2, 4.0;").is_nan());
+    assert_eq!(of("mov.f32 %f2, -2.5; cvt.rmi.f32.f32 %f1, %f2;"), -3.0);
+    assert_eq!(of("mov.f32 %f2, -2.5; cvt.sat.f32.f32 %f1, %f2;"), 0.0);
+}
+
+#[test]
+fn conversions_of_integers() {
+    let of = |body: &str| result(&[0; 8], &format!("{body} st.global.b64 [%o], %d1;")).cast_signed();
+    assert_eq!(of("mov.u32 %r1, 0x1ff; cvt.s8.s32 %h1, %r1; cvt.s64.s16 %d1, %h1;"), -1);
+    assert_eq!(of("mov.u32 %r1, 0x1ff; cvt.u8.u32 %h1, %r1; cvt.u64.u16 %d1, %h1;"), 255);
+    assert_eq!(of("mov.u32 %r1, -5; cvt.sat.u16.s32 %h1, %r1; cvt.u64.u16 %d1, %h1;"), 0);
+    assert_eq!(of("mov.u32 %r1, -5; cvt.s64.s32 %d1, %r1;"), -5);
+    assert_eq!(of("mov.u32 %r1, -5; cvt.u64.u32 %d1, %r1;"), 0xffff_fffb);
+    assert_eq!(of("mov.f32 %f1, 1e20; cvt.rzi.s64.f32 %d1, %f1;"), i64::MAX);
+    assert_eq!(of("mov.f32 %f1, -1e20; cvt.rzi.s32.f32 %r1, %f1; cvt.s64.s32 %d1, %r1;"), i32::MIN.into());
+    assert_eq!(
+        of("mov.s64 %d2, 0x7fffffffffffffff; cvt.rz.f32.s64 %f1, %d2; cvt.rzi.s64.f32 %d1, %f1;"),
+        i64::MAX - ((1 << 39) - 1)
+    );
+}
+
+#[test]
+fn narrow_loads_keep_their_signs() {
+    let input = [0x80u8, 0x01, 0x00, 0x80, 0xff, 0xff, 0xff, 0x7f];
+    let of = |body: &str| result(&input, &format!("{body} st.global.b64 [%o], %d1;")).cast_signed();
+    assert_eq!(of("ld.global.s8 %r1, [%i]; cvt.s64.s32 %d1, %r1;"), -128);
+    assert_eq!(of("ld.global.u8 %r1, [%i]; cvt.s64.s32 %d1, %r1;"), 128);
+    assert_eq!(of("ld.global.s16 %r1, [%i+2]; cvt.s64.s32 %d1, %r1;"), -32768);
+    assert_eq!(of("ld.volatile.global.s16 %d1, [%i+2];"), -32768);
+    assert_eq!(of("ld.global.ca.L2::128B.b64 %d1, [%i];"), i64::from_le_bytes(input));
+}
+
+#[test]
+fn atomics_of_all_kinds() {
+    // Every thread takes a turn; the last value is the same in any order.
+    let last = |op: &str, first: u64| {
+        let body = format!(
+            ".shared .align 8 .b64 cell; mov.u64 %d2, {first}; mov.b32 %r1, cell; setp.eq.u32 %p1, %t, 0;
+             @%p1 st.shared.b64 [%r1], %d2; bar.sync 0; {op} bar.sync 0; ld.shared.b64 %d1, [%r1]; st.global.b64 [%o], %d1;"
+        );
+        let found = results([48, 1, 1], &[0; 8], &body);
+        assert!(found.iter().all(|value| *value == found[0]));
+        found[0]
+    };
+    assert_eq!(last("atom.shared.add.u64 %d3, [%r1], 2;", 5), 101);
+    assert_eq!(last("red.shared.inc.u32 [%r1], 9;", 0), 48 % 10);
+    assert_eq!(last("red.shared.dec.u32 [%r1], 9;", 5), (5 + 10 * 5 - 48) % 10);
+    assert_eq!(last("red.shared.or.b32 [%r1], %t;", 64), 127);
+    assert_eq!(last("red.shared.and.b32 [%r1], %t;", 255), 0);
+    assert_eq!(last("atom.shared.max.s32 %r2, [%r1], %t;", 0xffff_fffb), 47);
+    assert_eq!(last("atom.shared.cas.b32 %r2, [%r1], 7, 9;", 7), 9);
+    assert_eq!(last("atom.shared.cas.b32 %r2, [%r1], 8, 9;", 7), 7);
+}
+
+#[test]
+fn parameters_are_bytes() {
+    let text = ".version 8.8 .target sm_90a .address_size 64
+        .visible .entry k(.param .u8 flag, .param .align 8 .b8 fields[24]) .reqntid 1 {
+        .reg .b64 %d<4>; .reg .b32 %r<8>; .reg .b16 %h<2>;
+        ld.param.u64 %d1, [fields+16]; ld.param.s8 %r1, [fields+5]; ld.param.v2.u32 {%r2, %r3}, [fields+8]; ld.param.u8 %h1, [flag];
+        mov.b32 %r4, fields; add.u32 %r4, %r4, 4; ld.param.u8 %r5, [%r4]; cvt.u32.u16 %r6, %h1;
+        st.global.v4.b32 [%d1], {%r1, %r2, %r3, %r5}; st.global.b32 [%d1+16], %r6; ret; }";
+    let kernel = Module::read(text).and_then(|module| module.kernel("k", Shape::default())).unwrap();
+    let mut gpu = Gpu::new(Limits::h200());
+    let out = gpu.alloc("out", 20);
+    let mut fields: Vec<u8> = (0..16).map(|byte| if byte == 5 { 0xfe } else { byte }).collect();
+    fields.extend(out.address.to_le_bytes());
+    let args = vec![Arg::Bytes(vec![77], Vec::new()), Arg::Bytes(fields, Vec::new())];
+    gpu.run(&kernel, &Invocation { grid: [1, 1, 1], args }, Schedule::Earliest).unwrap();
+    let words = gpu.download(out).unwrap().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+    assert_eq!(words.collect::<Vec<_>>(), [0xffff_fffe, 0x0b0a_0908, 0x0f0e_0d0c, 4, 77]);
+}
+
+#[test]
+fn what_is_not_understood_is_refused_when_it_would_run_and_not_before() {
+    let kernel = kernel(
+        [1, 1, 1],
+        "setp.eq.u32 %p1, %t, 9; @%p1 tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r5}]; st.global.b64 [%o], %i;",
+    );
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", &[0; 8]), gpu.alloc("out", 8));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    assert!(gpu.run(&kernel, &launch, Schedule::Earliest).is_ok());
+    let mut runs = kernel.clone();
+    runs.body.iter_mut().for_each(|instr| instr.guard = None);
+    let fault = gpu.run(&runs, &launch, Schedule::Earliest).unwrap_err().to_string();
+    assert!(fault.contains("not simulated: line 12: tex.1d.v4.f32.s32 {%r1"), "{fault}");
+}
