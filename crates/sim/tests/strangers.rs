@@ -237,3 +237,38 @@ fn what_is_not_understood_is_refused_when_it_would_run_and_not_before() {
     let fault = gpu.run(&runs, &launch, Schedule::Earliest).unwrap_err().to_string();
     assert!(fault.contains("not simulated: line 12: tex.1d.v4.f32.s32 {%r1"), "{fault}");
 }
+
+#[test]
+fn lanes_that_store_the_same_to_one_place_do_not_race() {
+    let body = |value: &str| {
+        format!(
+            ".shared .align 4 .b8 cell[4]; mov.b32 %r1, cell; and.b32 %r2, %t, {value}; st.shared.b32 [%r1], %r2; bar.sync 0; \
+             ld.shared.b32 %r3, [%r1]; cvt.u64.u32 %d1, %r3; st.global.b64 [%o], %d1;"
+        )
+    };
+    assert_eq!(results([32, 1, 1], &[0; 8], &body("0")), vec![0; 32]);
+    let kernel = kernel([32, 1, 1], &body("1"));
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", &[0; 8]), gpu.alloc("out", 256));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    let fault = gpu.run(&kernel, &launch, Schedule::Earliest).unwrap_err();
+    assert_eq!(fault.kind.name(), "race");
+}
+
+#[test]
+fn a_computed_branch_goes_where_the_list_says() {
+    let body = "rem.u32 %r1, %t, 3; ts: .branchtargets A, B, C; brx.idx %r1, ts;
+        A: mov.u64 %d1, 10; bra D; B: mov.u64 %d1, 20; bra D; C: mov.u64 %d1, 30; D: st.global.b64 [%o], %d1;";
+    assert_eq!(results([7, 1, 1], &[0; 8], body), [10, 20, 30, 10, 20, 30, 10]);
+}
+
+#[test]
+fn a_multiplication_may_leave_its_sums_elsewhere() {
+    // A and B are ones of halves; C is the lane's number, and stays.
+    let body = "mov.b32 %r1, 0x3c003c00; cvt.rn.f32.u32 %f1, %t;
+        mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%f1, %f1, %f1, %f1};
+        mov.b64 %d1, {%f1, %f5}; st.global.b64 [%o], %d1;";
+    let found = results([32, 1, 1], &[0; 8], body);
+    let expected = (0..32u32).map(|t| u64::from((t as f32).to_bits()) | u64::from((t as f32 + 16.0).to_bits()) << 32);
+    assert_eq!(found, expected.collect::<Vec<_>>());
+}

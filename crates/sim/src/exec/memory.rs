@@ -318,11 +318,8 @@ impl Exec<'_, '_> {
             self.count(space, &addresses, total, true);
             return Ok(());
         }
+        let mut written: Vec<(u64, [u8; 32])> = Vec::new();
         for lane in lanes(self.mask) {
-            let spot = match &spots {
-                Some(spots) => self.spot(spots, lane),
-                None => self.touch(space, addresses[lane], total, true, lane, record)?,
-            };
             let mut data = [0u8; 32];
             for (at, src) in srcs.iter().enumerate() {
                 let (value, start) = (self.warp.get_lane(*src, lane).to_le_bytes(), at * width as usize);
@@ -331,6 +328,17 @@ impl Exec<'_, '_> {
                     _ => data[start..start + width as usize].copy_from_slice(&value[..width as usize]),
                 }
             }
+            // Of lanes that write to one place by one instruction any may be the last: that is no matter where they write the same.
+            if plain && spots.is_none() {
+                if written.contains(&(addresses[lane], data)) {
+                    continue;
+                }
+                written.push((addresses[lane], data));
+            }
+            let spot = match &spots {
+                Some(spots) => self.spot(spots, lane),
+                None => self.touch(space, addresses[lane], total, true, lane, record)?,
+            };
             let data = &data[..total as usize];
             self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);
             self.put(spot, data);

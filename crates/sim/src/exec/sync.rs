@@ -105,7 +105,9 @@ impl Exec<'_, '_> {
         let init = self.core.log.get(bar.init);
         let own = init.slot == self.warp.slot && bar.init_lane == lane as u32;
         let known = own || is_known(bar, init, self.warp.knowledge(lane));
-        if known && (proxy == Proxy::Generic || bar.published) {
+        // Compilers leave the fence out before copies, and no chip is known to mind. Kernels of this house do not.
+        let granted = self.core.rules == Rules::Practice && self.core.program.kernel.foreign;
+        if known && (proxy == Proxy::Generic || bar.published || granted) {
             return Ok(());
         }
         let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());

@@ -3,9 +3,9 @@
 use super::words::Words;
 use super::{Lower, Refusal, Symbol};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, Control, Direction, FloatMode, Label, LoadOrder, LogicOp, MatrixElement,
-    Memory, Mma, Op, ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode, SpecialRegister,
-    StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, Control, Direction, FloatMode, Guard, Label, LoadOrder, LogicOp,
+    MatrixElement, Memory, Mma, Op, ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode,
+    SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -726,18 +726,14 @@ impl<'t> Lower<'_, 't> {
             let element = element(words)?;
             let [d, a, b, c] = self.exactly(operands)?;
             let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
-            if d != c {
-                return Err(Refusal::Unknown);
-            }
             let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
-            self.emit(Mma::Half { element, d, a, b });
-            return Ok(());
+            return self.accumulated(d, c, |d| Mma::Half { element, d, a, b });
         }
         let scaled = words.take("m16n8k64") && words.take("kind::mxf4nvf4") && words.take("block_scale");
         let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
         let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
         let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
-        if !scaled || !formats || !f32_sums || d != c {
+        if !scaled || !formats || !f32_sums {
             return Err(Refusal::Unknown);
         }
         let selected = |operand: &Operand<'t>| match operand {
@@ -750,7 +746,30 @@ impl<'t> Lower<'_, 't> {
         let (lanes_a, lane_b) = (selected(select_a)?, selected(select_b)?);
         let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
         let (scale_a, scale_b) = (self.register(scale_a, Bank::B32)?, self.register(scale_b, Bank::B32)?);
-        self.emit(Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b });
+        self.accumulated(d, c, |d| Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b })
+    }
+
+    /// A multiplication that adds to `c` and leaves its sums in `d`. Where these are not the same, it works on registers of its own,
+    /// since either may be a part of A or B.
+    fn accumulated(
+        &mut self,
+        d: [RegId; 4],
+        c: [RegId; 4],
+        multiply: impl Fn([RegId; 4]) -> Mma,
+    ) -> Result<(), Refusal> {
+        if d == c {
+            self.emit(multiply(d));
+            return Ok(());
+        }
+        let own = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?, self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+        let (op, ty, mode) = (UnaryOp::Move, DataType::U32, FloatMode::PLAIN);
+        for (dst, c) in own.into_iter().zip(c) {
+            self.emit(Arith::Unary { op, ty, mode, dst, a: crate::types::Operand::Reg(c) });
+        }
+        self.emit(multiply(own));
+        for (dst, own) in d.into_iter().zip(own) {
+            self.emit(Arith::Unary { op, ty, mode, dst, a: crate::types::Operand::Reg(own) });
+        }
         Ok(())
     }
 
@@ -761,6 +780,7 @@ impl<'t> Lower<'_, 't> {
         operands: &[Operand<'t>],
     ) -> Result<(), Refusal> {
         let op = match opcode {
+            "brx" => return self.computed_branch(words, operands),
             "bra" => {
                 let [target] = self.exactly(operands)?;
                 Control::Branch { target: self.label(target)?, uniform: words.take("uni") }
@@ -786,6 +806,34 @@ impl<'t> Lower<'_, 't> {
             _ => return Err(Refusal::Unknown),
         };
         self.emit(op);
+        Ok(())
+    }
+
+    /// A branch to one of several labels, by number: one comparison after the other.
+    fn computed_branch(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let ([index, list], true, None) = (self.exactly(operands)?, words.take("idx"), self.guard) else {
+            return Err(Refusal::Unknown);
+        };
+        let uniform = words.take("uni");
+        let Operand::Name { name, part: None, plus: 0 } = list else { return Err(Refusal::Unknown) };
+        let found = self.scopes.iter().rev().find_map(|scope| scope.targets.get(name.text).cloned());
+        let targets = found.ok_or_else(|| self.wrong(name.at, name.text, "a list of labels, by .branchtargets"))?;
+        let labels: Vec<Label> = targets
+            .iter()
+            .map(|target| self.label(&Operand::Name { name: *target, part: None, plus: 0 }))
+            .collect::<Result<_, _>>()?;
+        let index = self.register(index, Bank::B32)?;
+        let Some((last, others)) = labels.split_last() else { return Err(Refusal::Unknown) };
+        for (number, target) in (0..).zip(others) {
+            let (ty, dst) = (DataType::U32, self.fresh(Bank::Pred)?);
+            let [a, b] = [crate::types::Operand::Reg(index), crate::types::Operand::Imm(number)];
+            self.emit(Arith::Compare { cmp: Comparison::Eq, ty, dst, a, b });
+            self.guard = Some(Guard { pred: dst, negated: false });
+            self.emit(Control::Branch { target: *target, uniform });
+            self.guard = None;
+        }
+        // What is beyond the list is undefined.
+        self.emit(Control::Branch { target: *last, uniform });
         Ok(())
     }
 

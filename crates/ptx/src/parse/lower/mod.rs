@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use super::Shape;
 use super::lexer::refuse;
 use super::reader::Read;
-use super::syntax::{Function, Instruction, Loc, Operand, SourceLine, Statement, Variable};
+use super::syntax::{Function, Instruction, Loc, Name, Operand, SourceLine, Statement, Variable};
 use crate::error::Error;
 use crate::instr::{Arith, Control, Guard, Instr, Label, Op, Unknown};
 use crate::kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
@@ -62,6 +62,8 @@ struct Scope<'t> {
     /// Registers that are numbered behind a common beginning: the first, and how many.
     numbered: HashMap<&'t str, (RegId, u32)>,
     labels: HashMap<&'t str, Label>,
+    /// Lists of labels for computed branches.
+    targets: HashMap<&'t str, Vec<Name<'t>>>,
 }
 
 /// A kernel in the making.
@@ -460,7 +462,11 @@ impl<'t> Lower<'_, 't> {
                 Ok(())
             }
             Statement::Block(body) => self.block(body),
-            Statement::Targets(name, _) | Statement::Prototype(name) => {
+            Statement::Targets(name, targets) => {
+                self.scope().targets.insert(name.text, targets.clone());
+                Ok(())
+            }
+            Statement::Prototype(name) => {
                 self.scope().names.insert(name.text, Symbol::Other);
                 Ok(())
             }
@@ -592,7 +598,9 @@ impl<'t> Lower<'_, 't> {
             "cp" | "prefetch" | "clusterlaunchcontrol" => self.copy(opcode, words, operands),
             "wgmma" => self.wgmma(words, operands),
             "tcgen05" => self.tcgen05(words, operands),
-            "bra" | "exit" | "ret" | "trap" | "setmaxnreg" | "griddepcontrol" => self.control(opcode, words, operands),
+            "bra" | "brx" | "exit" | "ret" | "trap" | "setmaxnreg" | "griddepcontrol" => {
+                self.control(opcode, words, operands)
+            }
             _ => self.arith(opcode, words, operands),
         }
     }
