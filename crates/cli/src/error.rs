@@ -167,6 +167,14 @@ pub enum Error {
     #[error("kernel {kernel} fails in the simulator: {finding}")]
     Faulty { kernel: String, finding: Box<sim::Finding> },
 
+    /// A kernel that could not be run at all.
+    #[error("{what}")]
+    CannotCheck { what: String },
+
+    /// The simulator found something wrong with a kernel.
+    #[error("{findings} found in kernel {kernel}; see above")]
+    Findings { findings: usize, kernel: String },
+
     /// A way of putting kernels together that there is not.
     #[error(
         "--way {number}: the kernels of {arch} are put together in {ways} ways; ask for 1 to {ways}, or for none to have all"

@@ -2,13 +2,14 @@
 //!
 //! Each command has a room of its own: what it takes, what it does, what it prints. Results go to stdout, remarks and
 //! errors to stderr. The exit status is 0 for success, 1 for a failure (one line on stderr says what and what to do
-//! about it) and 2 for a command line that cannot be understood.
+//! about it) and 2 for a command line that cannot be understood, or a kernel that `check` cannot run.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod check;
 mod computed;
 mod console;
 mod dequantize;
@@ -57,7 +58,7 @@ use error::{Error, Result};
     after_help = "The environment variable HAMMERHEAD_BACKEND forces a backend where --backend does not.\n\
         HAMMERHEAD_TUNING names the folder of the tuning cache, which the tank fills and the planner reads, and of the \
         processor's measured speeds; `off` disables both.\n\
-        Exit status: 0 success, 1 failure, 2 a command line that cannot be understood."
+        Exit status: 0 success, 1 failure, 2 a command line that cannot be understood, or a kernel that check cannot run."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -77,6 +78,7 @@ enum Command {
     Doctor(doctor::Args),
     Info(info::Args),
     Ptx(ptx_text::Args),
+    Check(check::Args),
     Sim(simulate::Args),
     Tank(tank::Args),
     Vectors(vectors::Args),
@@ -94,7 +96,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
         Err(Error::PipeClosed) => ExitCode::from(141),
-        Err(error @ Error::OldSpelling { .. }) => {
+        Err(error @ (Error::OldSpelling { .. } | Error::CannotCheck { .. })) => {
             console::complain(&error);
             ExitCode::from(2)
         }
@@ -120,6 +122,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Doctor(args) => doctor::doctor(args),
         Command::Info(args) => info::info(args),
         Command::Ptx(args) => ptx_text::ptx(args),
+        Command::Check(args) => check::check(args),
         Command::Sim(args) => simulate::sim(args),
         Command::Tank(args) => tank::tank(args),
         Command::Vectors(args) => vectors::vectors(args),

@@ -1,6 +1,7 @@
 //! The command line as a user meets it: each file runs the program and reads what it prints.
 
 mod bad_inputs;
+mod check;
 mod checkpoints;
 mod commands;
 mod common;

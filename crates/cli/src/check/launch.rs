@@ -1,0 +1,292 @@
+//! The launch file: what a kernel is given, and what should come of it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ptx::Kernel;
+use ptx::descriptor::Swizzle;
+use ptx::tensor_map::TensorMap;
+use serde::Deserialize;
+use sim::{Arg, Buffer, Gpu, Invocation};
+
+use super::arrays::{Array, Dtype, Fill, npy};
+use crate::{Error, Result};
+
+/// Bytes that all buffers of a launch may have together.
+const MOST_BYTES: u64 = 2 << 30;
+/// Blocks of a grid.
+const MOST_BLOCKS: u64 = 1 << 20;
+
+/// As it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    entry: Option<String>,
+    grid: Vec<u32>,
+    block: Option<Vec<u32>>,
+    cluster: Option<Vec<u32>>,
+    #[serde(default)]
+    shared: u32,
+    #[serde(default)]
+    buffer: BTreeMap<String, BufferFile>,
+    #[serde(default)]
+    arg: Vec<ArgFile>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BufferFile {
+    file: Option<PathBuf>,
+    dtype: Option<String>,
+    shape: Option<Vec<u64>>,
+    fill: Option<String>,
+    expect: Option<PathBuf>,
+    #[serde(default)]
+    rtol: f64,
+    #[serde(default)]
+    atol: f64,
+}
+
+/// One key of these says what the argument is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArgFile {
+    buffer: Option<String>,
+    u32: Option<u32>,
+    i32: Option<i32>,
+    u64: Option<u64>,
+    i64: Option<i64>,
+    f32: Option<f32>,
+    f64: Option<f64>,
+    bytes: Option<String>,
+    tensor_map: Option<MapFile>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MapFile {
+    buffer: String,
+    dtype: Option<String>,
+    dims: Vec<u64>,
+    #[serde(default)]
+    strides: Vec<u64>,
+    #[serde(rename = "box")]
+    tile: Vec<u32>,
+    #[serde(default)]
+    swizzle: u32,
+}
+
+/// What a buffer holds at first and should hold in the end.
+#[derive(Debug)]
+struct Contents {
+    name: String,
+    dtype: Dtype,
+    count: usize,
+    /// `None` where nothing was written.
+    bytes: Option<Vec<u8>>,
+    expect: Option<Vec<u8>>,
+    rtol: f64,
+    atol: f64,
+}
+
+/// A launch, checked.
+#[derive(Debug)]
+pub struct Launch {
+    pub entry: Option<String>,
+    pub block: Option<[u32; 3]>,
+    pub cluster: Option<[u32; 3]>,
+    pub shared: u32,
+    grid: [u32; 3],
+    buffers: Vec<Contents>,
+    args: Vec<ArgFile>,
+    path: PathBuf,
+}
+
+impl Launch {
+    /// Reads a launch file, and the arrays that it names.
+    pub fn open(path: &Path) -> Result<Launch> {
+        let refuse = |what: String| Error::CannotCheck { what: format!("{path:?}: {what}") };
+        let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("{error}; name a launch file")))?;
+        let file: File = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            refuse(format!("line {line}: {}", error.message()))
+        })?;
+        let sides = |what: &str, sides: &[u32]| match *sides {
+            [x] => Ok([x, 1, 1]),
+            [x, y] => Ok([x, y, 1]),
+            [x, y, z] => Ok([x, y, z]),
+            _ => Err(refuse(format!("{what} has {} sides; give one to three", sides.len()))),
+        };
+        let grid = sides("grid", &file.grid)?;
+        let blocks = grid.iter().map(|side| u64::from(*side)).try_fold(1, u64::checked_mul);
+        if blocks.is_none_or(|blocks| blocks > MOST_BLOCKS) {
+            return Err(refuse(format!("a grid of {grid:?} blocks; at most {MOST_BLOCKS} are simulated")));
+        }
+        let block = file.block.as_deref().map(|block| sides("block", block)).transpose()?;
+        let cluster = file.cluster.as_deref().map(|cluster| sides("cluster", cluster)).transpose()?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let (mut buffers, mut left) = (Vec::new(), MOST_BYTES);
+        for (name, buffer) in file.buffer {
+            let contents = contents(&name, buffer, folder, &mut left)
+                .map_err(|what| refuse(format!("buffer {name:?}: {what}")))?;
+            buffers.push(contents);
+        }
+        let (entry, shared, args, path) = (file.entry, file.shared, file.arg, path.to_path_buf());
+        Ok(Launch { entry, block, cluster, shared, grid, buffers, args, path })
+    }
+
+    /// A device with the buffers.
+    pub fn memory(&self, mut gpu: Gpu) -> (Gpu, Vec<Buffer>) {
+        let place = |buffer: &Contents| match &buffer.bytes {
+            Some(bytes) => gpu.upload(&buffer.name, bytes),
+            None => gpu.alloc(&buffer.name, buffer.count * buffer.dtype.bytes()),
+        };
+        let buffers = self.buffers.iter().map(place).collect();
+        (gpu, buffers)
+    }
+
+    /// The launch as the simulator takes it.
+    pub fn invocation(&self, kernel: &Kernel, buffers: &[Buffer]) -> Result<Invocation> {
+        let refuse = |what: String| Error::CannotCheck { what: format!("{:?}: {what}", self.path) };
+        if self.args.len() != kernel.params.len() {
+            let names: Vec<&str> = kernel.params.iter().map(|param| param.name.as_str()).collect();
+            let what = format!("{} arguments for {} parameters: {}", self.args.len(), names.len(), names.join(", "));
+            return Err(refuse(what));
+        }
+        let args = self.args.iter().zip(&kernel.params).map(|(arg, param)| {
+            self.arg(arg, buffers).map_err(|what| refuse(format!("the argument for {}: {what}", param.name)))
+        });
+        Ok(Invocation { grid: self.grid, args: args.collect::<Result<_>>()? })
+    }
+
+    fn named(&self, name: &str) -> std::result::Result<usize, String> {
+        let found = self.buffers.iter().position(|buffer| buffer.name == name);
+        found.ok_or_else(|| format!("there is no buffer {name:?}"))
+    }
+
+    fn arg(&self, arg: &ArgFile, buffers: &[Buffer]) -> std::result::Result<Arg, String> {
+        let mut said = Vec::new();
+        if let Some(name) = &arg.buffer {
+            said.push(Arg::Pointer(buffers[self.named(name)?].address));
+        }
+        said.extend(arg.u32.map(Arg::U32));
+        said.extend(arg.i32.map(Arg::S32));
+        said.extend(arg.u64.map(Arg::U64));
+        said.extend(arg.i64.map(|value| Arg::U64(value.cast_unsigned())));
+        said.extend(arg.f32.map(Arg::F32));
+        said.extend(arg.f64.map(|value| Arg::U64(value.to_bits())));
+        if let Some(hex) = &arg.bytes {
+            said.push(Arg::Bytes(unhex(hex).ok_or("bytes wants pairs of hexadecimal digits")?, Vec::new()));
+        }
+        if let Some(map) = &arg.tensor_map {
+            said.push(Arg::Map(self.tensor_map(map, buffers)?));
+        }
+        match said.len() {
+            1 => said.pop().ok_or_else(String::new),
+            _ => Err("give one of buffer, u32, i32, u64, i64, f32, f64, bytes and tensor_map".into()),
+        }
+    }
+
+    fn tensor_map(&self, map: &MapFile, buffers: &[Buffer]) -> std::result::Result<TensorMap, String> {
+        let at = self.named(&map.buffer)?;
+        let dtype = match &map.dtype {
+            Some(name) => dtype(name)?,
+            None => self.buffers[at].dtype,
+        };
+        let element = dtype.element().ok_or("tensor maps have no numbers of 64 bits here")?;
+        let swizzle = match map.swizzle {
+            0 => Swizzle::None,
+            32 => Swizzle::B32,
+            64 => Swizzle::B64,
+            128 => Swizzle::B128,
+            other => return Err(format!("swizzle is {other}; it is 0, 32, 64 or 128")),
+        };
+        let (dims, strides, tile) = (map.dims.clone(), map.strides.clone(), map.tile.clone());
+        let map = TensorMap { element, address: buffers[at].address, dims, strides, tile, swizzle };
+        map.check().map_err(|error| error.to_string())?;
+        Ok(map)
+    }
+
+    /// The buffers that do not hold what they should, each with what is wrong.
+    pub fn wrong(&self, gpu: &Gpu, buffers: &[Buffer]) -> Vec<(String, String)> {
+        let compared = self.buffers.iter().zip(buffers).filter_map(|(contents, buffer)| {
+            let expect = contents.expect.as_ref()?;
+            let size = contents.dtype.bytes();
+            let found = match gpu.download(*buffer) {
+                Ok(found) => found,
+                Err(at) => {
+                    let (name, element) = (&contents.name, at / size);
+                    return Some((name.clone(), format!("{name}: element {element} was never written")));
+                }
+            };
+            let pairs = found.chunks_exact(size).zip(expect.chunks_exact(size)).enumerate();
+            let differs = |(found, expect): (&[u8], &[u8])| {
+                let (value, wanted) = (contents.dtype.decode(found), contents.dtype.decode(expect));
+                let near = (value - wanted).abs() <= contents.atol + contents.rtol * wanted.abs();
+                found != expect && !near && !(value.is_nan() && wanted.is_nan())
+            };
+            let wrong: Vec<(usize, (&[u8], &[u8]))> = pairs.filter(|(_, pair)| differs(*pair)).collect();
+            let (at, (value, wanted)) = *wrong.first()?;
+            let [value, wanted] = [value, wanted].map(|bytes| contents.dtype.decode(bytes));
+            let (name, count, all) = (&contents.name, wrong.len(), contents.count);
+            Some((name.clone(), format!("{name}: {count} of {all} elements differ, first {at}: {value}, not {wanted}")))
+        });
+        compared.collect()
+    }
+}
+
+fn dtype(name: &str) -> std::result::Result<Dtype, String> {
+    Dtype::named(name).ok_or_else(|| format!("dtype is {name:?}; known are {}", Dtype::names()))
+}
+
+fn array(folder: &Path, path: &Path) -> std::result::Result<Array, String> {
+    let path = folder.join(path);
+    let bytes = std::fs::metadata(&path).map_err(|error| format!("{path:?}: {error}"))?.len();
+    if bytes > MOST_BYTES {
+        return Err(format!("{path:?} has {bytes} bytes; at most {MOST_BYTES} are read"));
+    }
+    let bytes = std::fs::read(&path).map_err(|error| format!("{path:?}: {error}"))?;
+    npy(&bytes).map_err(|what| format!("{path:?}: {what}"))
+}
+
+fn contents(name: &str, file: BufferFile, folder: &Path, left: &mut u64) -> std::result::Result<Contents, String> {
+    let named = file.dtype.as_deref().map(dtype).transpose()?;
+    let (dtype, count, bytes) = match (&file.file, &file.fill) {
+        (Some(path), None) => {
+            let array = array(folder, path)?;
+            // The launch file may know better what the bits mean.
+            let dtype = named.filter(|dtype| dtype.bytes() == array.dtype.bytes()).unwrap_or(array.dtype);
+            (dtype, array.bytes.len() / dtype.bytes(), Some(array.bytes))
+        }
+        (None, Some(fill)) => {
+            let known = Fill::named(fill);
+            let fill = known.ok_or_else(|| format!("fill is {fill:?}; it is zeros, poison, arange or random:SEED"))?;
+            let (Some(dtype), Some(shape)) = (named, &file.shape) else {
+                return Err("a fill wants dtype and shape".into());
+            };
+            let count = shape.iter().try_fold(1u64, |count, side| count.checked_mul(*side));
+            let bytes = count.and_then(|count| count.checked_mul(dtype.bytes() as u64));
+            let Some((count, _)) = count.zip(bytes.filter(|bytes| *bytes <= *left)) else {
+                return Err(format!("shape {shape:?} is too large; all buffers may have {MOST_BYTES} bytes together"));
+            };
+            (dtype, count as usize, fill.bytes(dtype, count as usize))
+        }
+        _ => return Err("give either file, or fill with dtype and shape".into()),
+    };
+    let size = (count * dtype.bytes()) as u64;
+    *left = left
+        .checked_sub(size)
+        .ok_or_else(|| format!("all buffers may have {MOST_BYTES} bytes together, and this is one too many"))?;
+    let expect = file.expect.as_deref().map(|path| array(folder, path)).transpose()?;
+    if let Some(expect) = expect.as_ref().filter(|expect| expect.bytes.len() as u64 != size) {
+        return Err(format!("it has {size} bytes, and {} are expected of it", expect.bytes.len()));
+    }
+    let (rtol, atol, expect) = (file.rtol, file.atol, expect.map(|expect| expect.bytes));
+    Ok(Contents { name: name.to_owned(), dtype, count, bytes, expect, rtol, atol })
+}
+
+fn unhex(hex: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> = hex.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    digits.len().is_multiple_of(2).then(|| digits.chunks(2).map(byte).collect())?
+}

@@ -1,0 +1,146 @@
+//! `hammerhead check`: what is found in strangers' kernels, what is not, and what cannot be run.
+
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+use crate::common::{hammerhead, stderr, stdout};
+
+/// Each thread hands its number to its neighbour through shared memory; the barrier between can be left out.
+fn neighbours(barrier: &str) -> String {
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.file 1 \"src/hand.cu\"
+.visible .entry hand(.param .u64 out, .param .u32 n)
+{{
+.reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %d<4>;
+.shared .align 4 .b8 words[256];
+mov.u32 %r1, %tid.x; mov.b32 %r2, words; mad.lo.s32 %r3, %r1, 4, %r2;
+st.shared.u32 [%r3], %r1;
+{barrier}
+.loc 1 7 3
+xor.b32 %r4, %r1, 32; mad.lo.s32 %r4, %r4, 4, %r2;
+ld.shared.u32 %r5, [%r4];
+ld.param.u32 %r6, [n]; setp.lt.u32 %p1, %r1, %r6;
+ld.param.u64 %d1, [out]; mad.wide.u32 %d2, %r1, 4, %d1;
+@%p1 st.global.u32 [%d2], %r5;
+ret;
+}}
+"
+    )
+}
+
+const LAUNCH: &str =
+    "grid = [1]\nblock = [64]\n[buffer.out]\ndtype = \"u32\"\nshape = [64]\nfill = \"poison\"\nexpect = \"out.npy\"
+[[arg]]\nbuffer = \"out\"\n[[arg]]\nu32 = 64\n";
+
+/// A folder with what the kernel should leave.
+fn folder() -> TempDir {
+    let folder = tempdir().unwrap();
+    let header = "{'descr': '<u4', 'fortran_order': False, 'shape': (64,), }\n";
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend((0..64u32).flat_map(|thread| (thread ^ 32).to_le_bytes()));
+    std::fs::write(folder.path().join("out.npy"), bytes).unwrap();
+    folder
+}
+
+fn check(folder: &Path, kernel: &str, launch: &str, options: &[&str]) -> Output {
+    let (text, toml) = (folder.join("kernel.ptx"), folder.join("launch.toml"));
+    std::fs::write(&text, kernel).unwrap();
+    std::fs::write(&toml, launch).unwrap();
+    let args = ["check", text.to_str().unwrap(), "--launch", toml.to_str().unwrap()];
+    hammerhead(args.iter().chain(options).copied())
+}
+
+#[test]
+fn a_right_kernel_passes_under_every_schedule() {
+    let folder = folder();
+    let output = check(folder.path(), &neighbours("bar.sync 0;"), LAUNCH, &["--schedules", "5"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("hand: nothing found under 5 schedules"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_missing_barrier_is_a_race_at_its_line() {
+    let folder = folder();
+    let output = check(folder.path(), &neighbours(""), LAUNCH, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stdout(&output);
+    for part in [
+        "race on 4 bytes of shared memory",
+        "words+",
+        "hand.cu:7",
+        "line 17 of the text: @%p1 st.global.u32 [%d2], %r5;",
+    ] {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    let output = check(folder.path(), &neighbours(""), LAUNCH, &["--json", "--rules", "letter"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(report["kernel"].as_str(), Some("hand"));
+    // Which side comes second is the schedule's to say.
+    let findings = report["findings"].as_array().unwrap();
+    let race = findings.iter().find(|found| found["rule"] == "race").unwrap();
+    assert!(race["line"] == 10 || race["line"] == 14, "{race}");
+}
+
+#[test]
+fn a_wrong_result_is_a_finding() {
+    let folder = folder();
+    let kernel = neighbours("bar.sync 0;").replace("xor.b32 %r4, %r1, 32;", "xor.b32 %r4, %r1, 16;");
+    let output = check(folder.path(), &kernel, LAUNCH, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("out: 64 of 64 elements differ, first 0: 16, not 32"), "{}", stdout(&output));
+    // Nothing was written where something is expected.
+    let output = check(folder.path(), &neighbours("bar.sync 0;"), &LAUNCH.replace("u32 = 64", "u32 = 60"), &[]);
+    assert!(stdout(&output).contains("out: element 60 was never written"), "{}", stdout(&output));
+}
+
+#[test]
+fn what_cannot_be_run_is_said_in_one_line() {
+    let folder = folder();
+    let right = neighbours("bar.sync 0;");
+    let refused = |kernel: &str, launch: &str, parts: &[&str]| {
+        let output = check(folder.path(), kernel, launch, &[]);
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        parts.iter().for_each(|part| assert!(said.contains(part), "no {part:?} in: {said}"));
+    };
+    refused(
+        &right.replace("ret;", "ret"),
+        LAUNCH,
+        &["kernel.ptx", "line 19, column 1: found `}`; expected an operand"],
+    );
+    refused(&right.replace("mov.u32 %r1, %tid.x", "mov.u32 %r99, %tid.x"), LAUNCH, &["line 9", "`%r99`"]);
+    refused(
+        &neighbours("tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r5}];"),
+        LAUNCH,
+        &["not simulated: line 11: tex.1d"],
+    );
+    for (old, new, parts) in [
+        ("grid = [1]", "grid = [1", &["line 2"][..]),
+        ("grid = [1]", "grid = [4294967295, 4294967295]", &["at most 1048576"]),
+        ("grid = [1]", "grid = []", &["grid has 0 sides"]),
+        ("block = [64]", "blocks = [64]", &["line 2", "blocks"]),
+        ("block = [64]\n", "", &["no .reqntid"]),
+        ("block = [64]", "block = [64, 64]", &["threads of a block"]),
+        ("shape = [64]", "shape = [18446744073709551615, 2]", &["too large"]),
+        ("shape = [64]", "shape = [9223372036854775807, 2]", &["too large"]),
+        ("fill = \"poison\"", "fill = \"sand\"", &["\"sand\"", "random:SEED"]),
+        ("expect = \"out.npy\"", "expect = \"none.npy\"", &["none.npy"]),
+        ("expect = \"out.npy\"", "expect = \"kernel.ptx\"", &["does not begin as numpy's files do"]),
+        ("shape = [64]", "shape = [65]", &["260 bytes, and 256 are expected"]),
+        ("buffer = \"out\"", "buffer = \"in\"", &["there is no buffer \"in\""]),
+        ("buffer = \"out\"", "u32 = 1", &["parameter out"]),
+        ("u32 = 64", "u32 = 64\ni32 = 64", &["give one of buffer"]),
+        ("[[arg]]\nu32 = 64\n", "", &["1 arguments for 2 parameters: out, n"]),
+        ("u32 = 64", "bytes = \"0x4\"", &["hexadecimal"]),
+    ] {
+        refused(&right, &LAUNCH.replace(old, new), parts);
+    }
+    let output = hammerhead(["check", "nowhere.ptx", "--launch", "nowhere.toml"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
