@@ -326,6 +326,9 @@ impl<'t> Lower<'_, 't> {
 
     fn params(&mut self, function: &Function<'t>) -> Result<(), Error> {
         for param in &function.params {
+            if param.name.text.is_empty() {
+                return Err(self.refuse(param.name.at, param.ty, "a parameter with a name"));
+            }
             let bytes = self.variable_bytes(param)?;
             let align = param.align.unwrap_or_else(|| type_bytes(param.ty).unwrap_or(1));
             let scalar = match (param.array.is_empty(), param.ty) {
@@ -500,6 +503,8 @@ impl<'t> Lower<'_, 't> {
                 Some(function) => format!("{function} {file}:{line}"),
                 None => format!("{file}:{line}"),
             };
+            // Names are bytes of a stranger's, and are printed as comments.
+            let name = name.chars().filter(|c| !c.is_control()).collect();
             self.phase = self.phase_in(self.phase, name);
         }
     }
