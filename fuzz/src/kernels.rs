@@ -1,5 +1,6 @@
-//! What a fuzzer calls with kernels that strangers send: PTX, of any compiler or of none. Errors are fine. Panics are not, nor is
-//! anything that is read and then printed as something else. The tests of `ptx` replay the corpus through these same functions.
+//! What a fuzzer calls with kernels that strangers send: PTX, of any compiler or of none. Errors are fine. Panics are
+//! not, nor is anything that is read and then printed as something else. The tests of `ptx` replay the corpus through
+//! these same functions.
 
 use ptx::parse::{Module, Shape};
 use ptx::{Kernel, Op};

@@ -1,5 +1,6 @@
-//! The PTX of kernels that were tuned, held byte by byte, and read back as it was written: `ptx_digests.txt` has a line per configuration or layer with
-//! the digests of its kernels. Restructuring the code that builds kernels must not move any of them.
+//! The PTX of kernels that were tuned, held byte by byte, and read back as it was written: `ptx_digests.txt` has a
+//! line per configuration or layer with the digests of its kernels. Restructuring the code that builds kernels must
+//! not move any of them.
 //!
 //! A kernel that changes on purpose is measured again, and then `UPDATE_SNAPSHOTS=1 cargo test -p hammerhead-gpu --test
 //! ptx_digests` writes the new digests. Configurations that are listed stay listed: the planner's choices of today are

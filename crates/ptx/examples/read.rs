@@ -1,4 +1,5 @@
-//! Says of the kernels in some texts how much is understood: a line per kernel, and what is not understood, with counts.
+//! Says of the kernels in some texts how much is understood: a line per kernel, and what is not understood, with
+//! counts.
 //!
 //! ```text
 //! cargo run -p hammerhead-ptx --example read -- FILE.ptx...

@@ -117,7 +117,8 @@ pub struct Kernel {
     pub phases: Vec<Phase>,
     /// Its instructions.
     pub body: Vec<Instr>,
-    /// Whether it was read from a text. Others' compilers answer for what is legal in it, which [`Kernel::check`] knows only in part.
+    /// Whether it was read from a text. Others' compilers answer for what is legal in it, which [`Kernel::check`]
+    /// knows only in part.
     pub foreign: bool,
 }
 

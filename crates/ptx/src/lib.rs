@@ -105,7 +105,8 @@
 //! # Adding an instruction
 //!
 //! 1. A variant in its family's file under `instr/`, plain fields only, and its registers in `instr/registers.rs`.
-//! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know. Its way back in `parse/lower/`.
+//! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know. Its way back in
+//!    `parse/lower/`.
 //! 3. A method in `build/`, if it is to be used often.
 //! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new rule a
 //!    test in `tests/rules/`.

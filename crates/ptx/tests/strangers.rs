@@ -1,4 +1,5 @@
-//! Texts of strangers: the fuzzer's corpus, read by the fuzzer's own function; and what is said of texts that are no PTX.
+//! Texts of strangers: the fuzzer's corpus, read by the fuzzer's own function; and what is said of texts that are no
+//! PTX.
 
 #[path = "../../../fuzz/src/kernels.rs"]
 mod kernels;

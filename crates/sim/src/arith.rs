@@ -1,9 +1,10 @@
 //! Arithmetic on the bits of one lane, type by type; and of all lanes at once, where what kernels do most is written out for words of
 //! 32 bits, so that the choice is made once for all lanes and the compiler can take several at a time.
 //!
-//! Rounding follows PTX: floats to nearest even unless the mode says otherwise, fused where the instruction says so. The approximate
-//! functions (ex2, rcp, sin and others) give the correctly rounded value, from which hardware may differ by its documented error. Division by zero gives all
-//! ones, as hardware does for unsigned integers; PTX leaves it open.
+//! Rounding follows PTX: floats to nearest even unless the mode says otherwise, fused where the instruction says so.
+//! The approximate functions (ex2, rcp, sin and others) give the correctly rounded value, from which hardware may
+//! differ by its documented error. Division by zero gives all ones, as hardware does for unsigned integers; PTX
+//! leaves it open.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -476,7 +477,8 @@ pub(crate) fn convert(to: DataType, from: DataType, rounding: Rounding, mode: Fl
             (if mode.saturate { held } else { rounded }).to_bits()
         }
         ty if is_half(ty) => narrow(ty, rounded),
-        // Out of range, the nearest there is; and NaN is zero, but for 64 bits the most negative, or the highest bit alone.
+        // Out of range, the nearest there is; and NaN is zero, but for 64 bits the most negative, or the highest bit
+        // alone.
         to if rounded.is_nan() && to.bits() == 64 => 1 << 63,
         to => held(to, rounded as i128),
     }

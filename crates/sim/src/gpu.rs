@@ -158,8 +158,9 @@ impl Gpu {
     }
 }
 
-/// What a GPU would have against the kernel, if it would not take it. What depends on its values was found by running it; this is asked
-/// last, since few kernels that are broken come so far; and not of kernels that were read from a text, for which another compiler answers.
+/// What a GPU would have against the kernel, if it would not take it. What depends on its values was found by running
+/// it; this is asked last, since few kernels that are broken come so far; and not of kernels that were read from a
+/// text, for which another compiler answers.
 fn illegal(kernel: &Kernel) -> Option<String> {
     if kernel.foreign {
         return None;

@@ -147,7 +147,8 @@ pub struct Invocation {
 impl Invocation {
     /// Address of the first parameter.
     const PARAMS: u64 = 0x1000_0000;
-    /// Distance between two parameters' addresses: more than all of them may take, so that none is reached from another.
+    /// Distance between two parameters' addresses: more than all of them may take, so that none is reached from
+    /// another.
     const PARAM_STRIDE: u64 = 1 << 16;
 
     /// The address of a parameter, in its own window and as a generic one.

@@ -1,8 +1,8 @@
 //! Sums, products, quotients and roots rounded in any direction.
 //!
-//! A processor rounds to nearest. What that leaves over can be computed exactly (by Knuth's and Dekker's error terms, or because a
-//! product of two f32 is exact in f64), and its sign says on which side of the result the true value lies. If that is the wrong
-//! side, the neighbour is the result.
+//! A processor rounds to nearest. What that leaves over can be computed exactly (by Knuth's and Dekker's error terms,
+//! or because a product of two f32 is exact in f64), and its sign says on which side of the result the true value
+//! lies. If that is the wrong side, the neighbour is the result.
 
 use ptx::instr::Direction;
 
@@ -41,7 +41,8 @@ fn two_sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - from_b)) + (b - from_b))
 }
 
-/// The f32 of a value that is given as a sum of two, of which the second is smaller than a unit in the last place of the first.
+/// The f32 of a value that is given as a sum of two, of which the second is smaller than a unit in the last place of
+/// the first.
 fn single(high: f64, low: f64, direction: Direction) -> f32 {
     let nearest = high as f32;
     if nearest.is_infinite() && high.is_finite() {

@@ -1,10 +1,12 @@
-//! Texts that were not built here: what instructions compute that only strangers use, against values computed otherwise.
+//! Texts that were not built here: what instructions compute that only strangers use, against values computed
+//! otherwise.
 
 use ptx::Kernel;
 use ptx::parse::{Module, Shape};
 use sim::{Arg, Gpu, Invocation, Limits, Rules, Schedule};
 
-/// A kernel that has its thread's number in `%t`, the address of its own eight bytes of `out` in `%o`, and that of `in` in `%i`.
+/// A kernel that has its thread's number in `%t`, the address of its own eight bytes of `out` in `%o`, and that of
+/// `in` in `%i`.
 fn kernel(block: [u32; 3], body: &str) -> Kernel {
     let [x, y, _] = block;
     let text = format!(

@@ -111,7 +111,8 @@ pub enum Fill {
     Poison,
     /// 0, 1, 2 and so on.
     Arange,
-    /// As drawn from a seed: floats are multiples of an eighth from −4 to 4, of which sums and products are exact for long.
+    /// As drawn from a seed: floats are multiples of an eighth from −4 to 4, of which sums and products are exact for
+    /// long.
     Random(u64),
 }
 

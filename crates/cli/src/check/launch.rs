@@ -223,9 +223,10 @@ impl Launch {
             let differs = |(found, expect): (&[u8], &[u8])| {
                 let (value, wanted) = (contents.dtype.decode(found), contents.dtype.decode(expect));
                 let near = (value - wanted).abs() <= contents.atol + contents.rtol * wanted.abs();
-                found != expect && !near && !(value.is_nan() && wanted.is_nan())
+                let exact = contents.atol == 0.0 && contents.rtol == 0.0;
+                found != expect && (exact || !near && !(value.is_nan() && wanted.is_nan()))
             };
-            let wrong: Vec<(usize, (&[u8], &[u8]))> = pairs.filter(|(_, pair)| differs(*pair)).collect();
+            let wrong: Vec<_> = pairs.filter(|(_, pair)| differs(*pair)).collect();
             let (at, (value, wanted)) = *wrong.first()?;
             let [value, wanted] = [value, wanted].map(|bytes| contents.dtype.decode(bytes));
             let (name, count, all) = (&contents.name, wrong.len(), contents.count);

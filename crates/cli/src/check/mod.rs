@@ -1,7 +1,7 @@
 //! `hammerhead check`: anybody's PTX in the simulator.
 //!
-//! A text and a file that says how it is launched are all it takes: no GPU, no driver, no toolkit. The kernel runs under adversarial
-//! schedules; what breaks a rule of the machine, and what comes out wrong, is a finding.
+//! A text and a file that says how it is launched are all it takes: no GPU, no driver, no toolkit. The kernel runs
+//! under adversarial schedules; what breaks a rule of the machine, and what comes out wrong, is a finding.
 
 mod arrays;
 mod launch;

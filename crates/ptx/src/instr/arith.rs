@@ -46,7 +46,8 @@ pub enum UnaryOp {
     Neg,
     /// Absolute value.
     Abs,
-    /// 2ˣ, approximate (f32; about 2 ulp, or a relative error of 2⁻²²·⁵ in one instruction if subnormal numbers are flushed).
+    /// 2ˣ, approximate (f32; about 2 ulp, or a relative error of 2⁻²²·⁵ in one instruction if subnormal numbers are
+    /// flushed).
     Exp2Approx,
     /// 1/x, approximate (f32; 1 ulp).
     RcpApprox,
@@ -139,7 +140,8 @@ pub enum TernaryOp {
     BitExtract,
 }
 
-/// How a comparison compares. Comparisons of floats are false where either side is NaN, except `Ne` and those that say otherwise.
+/// How a comparison compares. Comparisons of floats are false where either side is NaN, except `Ne` and those that
+/// say otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Comparison {
     /// a = b.
@@ -484,7 +486,8 @@ pub enum Arith {
         /// Third operand.
         c: Operand,
     },
-    /// The product of two integers in twice their width, plus an integer of that width (`mad.wide`; `mul.wide` without).
+    /// The product of two integers in twice their width, plus an integer of that width (`mad.wide`; `mul.wide`
+    /// without).
     MulWide {
         /// Type of the factors: an integer of 16 or 32 bits.
         ty: DataType,

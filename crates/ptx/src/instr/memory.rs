@@ -2,8 +2,8 @@
 
 use crate::types::{Address, DataType, Operand, RegId, Scope, Space};
 
-/// How many bytes one element of a load or store has. `B8` and `B16` in a wider register are zero-extended on loads, `S8` and `S16`
-/// sign-extended; all are truncated on stores.
+/// How many bytes one element of a load or store has. `B8` and `B16` in a wider register are zero-extended on loads,
+/// `S8` and `S16` sign-extended; all are truncated on stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
     /// One byte.

@@ -1,7 +1,7 @@
 //! Words of PTX: names, modifiers, numbers, strings and single characters, each with its place in the text.
 //!
-//! Words are made one at a time, so that a text costs no memory beyond itself. A modifier (`.global`, `.shared::cta`) is one word
-//! with its dot, since PTX allows a space before it and none inside.
+//! Words are made one at a time, so that a text costs no memory beyond itself. A modifier (`.global`, `.shared::cta`)
+//! is one word with its dot, since PTX allows a space before it and none inside.
 
 use crate::error::Error;
 

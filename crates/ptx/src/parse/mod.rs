@@ -1,13 +1,14 @@
 //! Kernels from text: anybody's PTX, as far as [`Kernel`] can say it.
 //!
-//! Two layers. The first makes a tree of the text by the grammar alone: functions, blocks with names of their own, instructions as
-//! words and operands, each with its place. The second *lowers* one entry to a [`Kernel`]: names become registers, labels and
-//! places in memory, and each instruction becomes a value by the table of its family, the reverse of the one in `print`. What
-//! `print` writes is read back as it was.
+//! Two layers. The first makes a tree of the text by the grammar alone: functions, blocks with names of their own,
+//! instructions as words and operands, each with its place. The second *lowers* one entry to a [`Kernel`]: names
+//! become registers, labels and places in memory, and each instruction becomes a value by the table of its family,
+//! the reverse of the one in `print`. What `print` writes is read back as it was.
 //!
-//! Texts come from strangers. One that is no PTX gets an [`Error::Text`] with line, column, what was found and what was expected;
-//! an instruction that is not understood becomes an [`Unknown`](crate::instr::Unknown) with its line, which can be carried about
-//! and not be executed. Nothing here panics, recurses without a limit, or takes more memory than a small multiple of the text.
+//! Texts come from strangers. One that is no PTX gets an [`Error::Text`] with line, column, what was found and what
+//! was expected; an instruction that is not understood becomes an [`Unknown`](crate::instr::Unknown) with its line,
+//! which can be carried about and not be executed. Nothing here panics, recurses without a limit, or takes more
+//! memory than a small multiple of the text.
 //!
 //! ```
 //! use ptx::parse::{Module, Shape};

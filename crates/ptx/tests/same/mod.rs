@@ -1,7 +1,7 @@
 //! What it takes for a kernel to be read as it was written.
 //!
-//! A text does not say everything: phases and the names of shared regions are comments in it, a pointer and a number of 64 bits look
-//! alike, and so do moves of any two types of one width. All else must come back.
+//! A text does not say everything: phases and the names of shared regions are comments in it, a pointer and a number
+//! of 64 bits look alike, and so do moves of any two types of one width. All else must come back.
 
 use ptx::instr::{Arith, AtomicOp, BinaryOp, Memory, UnaryOp};
 use ptx::parse::{Module, Shape};

@@ -329,7 +329,8 @@ impl Exec<'_, '_> {
                     _ => data[start..start + width as usize].copy_from_slice(&value[..width as usize]),
                 }
             }
-            // Of lanes that write to one place by one instruction any may be the last: that is no matter where they write the same.
+            // Of lanes that write to one place by one instruction any may be the last: that is no matter where they
+            // write the same.
             if plain && spots.is_none() {
                 if written.contains(&(addresses[lane], data)) {
                     continue;
@@ -363,8 +364,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Whether a store of threads leaves what is there already: strangers' compilers let all warps write one value, which is no matter in
-    /// practice.
+    /// Whether a store of threads leaves what is there already: strangers' compilers let all warps write one value,
+    /// which is no matter in practice.
     fn repeats(&self, space: Space, address: u64, data: &[u8]) -> bool {
         if self.core.rules != Rules::Practice || !self.core.program.kernel.foreign {
             return false;

@@ -179,7 +179,8 @@ impl<'t> Lower<'_, 't> {
         let bitwise = bitwise.or((opcode == "shl").then_some(BinaryOp::Shl));
         let ty = if bitwise.is_some() || opcode == "shr" { words.bits() } else { words.number() };
         let ty = ty.ok_or(Refusal::Unknown)?;
-        // Without a direction floats are rounded to nearest, and may be fused with a neighbour, which no kernel may rely on.
+        // Without a direction floats are rounded to nearest, and may be fused with a neighbour, which no kernel may
+        // rely on.
         let (mode, rounded) = mode(words);
         let float = ty.is_float();
         let op = match (bitwise, opcode) {
@@ -749,8 +750,8 @@ impl<'t> Lower<'_, 't> {
         self.accumulated(d, c, |d| Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b })
     }
 
-    /// A multiplication that adds to `c` and leaves its sums in `d`. Where these are not the same, it works on registers of its own,
-    /// since either may be a part of A or B.
+    /// A multiplication that adds to `c` and leaves its sums in `d`. Where these are not the same, it works on
+    /// registers of its own, since either may be a part of A or B.
     fn accumulated(
         &mut self,
         d: [RegId; 4],

@@ -1,8 +1,8 @@
 //! From statements to a [`Kernel`]: declarations become registers and places in memory, instructions become values.
 //!
-//! Each family has a table from words to values, as `print` has one from values to words. A table takes the words that it
-//! understands; if some are left over, or an operand has a form that a value cannot say, the instruction stays as it is written
-//! ([`Unknown`]). What cannot be PTX at all (a name that nobody declares) is an error.
+//! Each family has a table from words to values, as `print` has one from values to words. A table takes the words
+//! that it understands; if some are left over, or an operand has a form that a value cannot say, the instruction
+//! stays as it is written ([`Unknown`]). What cannot be PTX at all (a name that nobody declares) is an error.
 
 mod async_work;
 mod compute;
@@ -367,7 +367,8 @@ impl<'t> Lower<'_, 't> {
             .ok_or_else(|| self.refuse(name.at, name.text, "a variable of at most 1 GiB"))
     }
 
-    /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the launch says.
+    /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the
+    /// launch says.
     fn shared_memory(&mut self, body: &[Statement<'t>], dynamic: u32) -> Result<(), Error> {
         let mut names = HashSet::new();
         used(body, &mut names);
@@ -610,7 +611,8 @@ impl<'t> Lower<'_, 't> {
         }
     }
 
-    /// A block that is one value to `print`: a question about an answer of launch control, which takes a register of 128 bits.
+    /// A block that is one value to `print`: a question about an answer of launch control, which takes a register of
+    /// 128 bits.
     fn question(&mut self, body: &[Statement<'t>]) -> Result<bool, Error> {
         let [Statement::Variable(answer), Statement::Instruction(pack), Statement::Instruction(ask)] = body else {
             return Ok(false);
