@@ -34,8 +34,11 @@ fn main() {
             kernels += 1;
             // A text that does not say how it is launched is read for some launch.
             let shape = Shape { block: Some([128, 1, 1]), ..Shape::default() };
-            let kernel =
-                module.kernel(entry, Shape::default()).or_else(|error| module.kernel(entry, shape).map_err(|_| error));
+            let asked = module.kernel(entry, Shape::default());
+            let kernel = asked.or_else(|first| match module.kernel(entry, shape) {
+                Err(second) if second.to_string().contains(".reqntid") => Err(first),
+                found => found,
+            });
             match kernel {
                 Ok(kernel) => {
                     let mut here: BTreeMap<String, usize> = BTreeMap::new();

@@ -117,6 +117,18 @@ fn an_instruction_that_is_not_understood_keeps_its_words_and_its_line() {
 }
 
 #[test]
+fn variables_and_functions_of_a_module_are_declared() {
+    for name in ["variables", "functions"] {
+        let text = seed(name)
+            .replace("ret;\n}", "mov.u64 %d1, g; ret;\n}")
+            .replace(".reg .b32 r;", ".reg .b32 r; .reg .b64 %d1;");
+        let kernel = kernel(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let unknown = kernel.body.iter().filter(|instr| matches!(instr.op, Op::Unknown(_))).count();
+        assert!(unknown > 0, "{name}");
+    }
+}
+
+#[test]
 fn a_name_means_what_its_block_says() {
     let kernel = lowered("mov.b32 %r1, 1; a: { .reg .b32 %r1; mov.b32 %r1, 2; a: bra a; } bra a;").unwrap();
     let writes = |at: usize| {

@@ -133,6 +133,10 @@ pub(super) fn lower<'t>(
         line: 1,
         opcode: "",
     };
+    // Variables and functions of the module are declared, and not understood.
+    let variables = read.variables.iter().map(|variable| variable.name.text);
+    let functions = read.functions.iter().map(|function| function.name.text);
+    lower.scopes[0].names.extend(variables.chain(functions).map(|name| (name, Symbol::Other)));
     lower.params(function)?;
     lower.shared_memory(body, shape.dynamic_shared)?;
     lower.block(body)?;
