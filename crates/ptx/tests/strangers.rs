@@ -112,6 +112,7 @@ fn an_instruction_that_is_not_understood_keeps_its_words_and_its_line() {
     assert_eq!(found.text, "tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [t, {%r5, %r6}]");
     let broken = kernel.check().unwrap_err().to_string();
     assert!(broken.ends_with("tex.2d.v4.f32.f32 is not understood"), "{broken}");
+    assert!(lowered("mov.u32 %r1, WARP_SZ; add.u32 %r1, %r1, WARP_SZ; ret;").unwrap().check().is_ok());
     let broken = lowered("mov.b32 %r1, %d1; ret;").unwrap().check().unwrap_err().to_string();
     assert!(broken.ends_with("not understood: expected %d1 to be a register of 32 bits, not of 64"), "{broken}");
 }

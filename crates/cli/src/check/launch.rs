@@ -224,7 +224,7 @@ impl Launch {
                 let (value, wanted) = (contents.dtype.decode(found), contents.dtype.decode(expect));
                 let near = (value - wanted).abs() <= contents.atol + contents.rtol * wanted.abs();
                 let exact = contents.atol == 0.0 && contents.rtol == 0.0;
-                found != expect && (exact || !near && !(value.is_nan() && wanted.is_nan()))
+                found != expect && (exact || !(near || value.is_nan() && wanted.is_nan()))
             };
             let wrong: Vec<_> = pairs.filter(|(_, pair)| differs(*pair)).collect();
             let (at, (value, wanted)) = *wrong.first()?;

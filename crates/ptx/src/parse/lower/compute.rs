@@ -316,12 +316,16 @@ impl<'t> Lower<'_, 't> {
                 }
                 _ => return Err(Refusal::Unknown),
             },
-            (dst, Operand::Name { name, part, .. }) if self.look_up(name.text).is_none() => {
+            (dst, Operand::Name { name, part, .. })
+                if name.text.starts_with('%') && self.look_up(name.text).is_none() =>
+            {
                 let which = self.special(name.text, *part, a)?;
                 let bank = if which.is_wide() { Bank::B64 } else { Bank::B32 };
                 Arith::Special { dst: self.register(dst, bank)?, which }
             }
-            (dst, Operand::Name { part: None, plus, .. }) if !matches!(self.symbol(a)?.0, Symbol::Register(_)) => {
+            (dst, Operand::Name { name, part: None, plus })
+                if name.text != "WARP_SZ" && !matches!(self.symbol(a)?.0, Symbol::Register(_)) =>
+            {
                 match self.symbol(a)?.0 {
                     Symbol::Shared(offset) if ty.bank() == Bank::B32 => {
                         let offset = u32::try_from(plus + i64::from(offset)).map_err(|_| Refusal::Unknown)?;
