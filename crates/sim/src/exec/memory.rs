@@ -330,8 +330,8 @@ impl Exec<'_, '_> {
                 }
             }
             // Of lanes that write to one place by one instruction any may be the last: that is no matter where they
-            // write the same.
-            if plain && spots.is_none() {
+            // write the same. Kernels of this house choose one lane, and a missing choice is a mistake.
+            if plain && spots.is_none() && self.core.program.kernel.foreign {
                 if written.contains(&(addresses[lane], data)) {
                     continue;
                 }
