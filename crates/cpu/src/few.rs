@@ -19,7 +19,7 @@ use format::BLOCK;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
-use super::kernel::{Kernel, PanelStream, Product, TileStream};
+use super::kernel::{Kernel, PanelStream, Product, TileStream, for_tokens};
 use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
 use super::source::GroupTokens;
 use super::sums::Lanes;
@@ -102,19 +102,7 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
                 let (count, tokens) = (sums.len(), &tokens[first..]);
                 let stretch = Stretch { tokens, group_len, blocks, sums, fresh: product.fresh };
                 // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-                unsafe {
-                    match count {
-                        1 => L::add::<1>(stretch),
-                        2 => L::add::<2>(stretch),
-                        3 => L::add::<3>(stretch),
-                        4 => L::add::<4>(stretch),
-                        5 if L::TOGETHER >= 5 => L::add::<5>(stretch),
-                        6 if L::TOGETHER >= 6 => L::add::<6>(stretch),
-                        7 if L::TOGETHER >= 7 => L::add::<7>(stretch),
-                        8 if L::TOGETHER >= 8 => L::add::<8>(stretch),
-                        more => unreachable!("{more} tokens share a look-up"),
-                    }
-                }
+                unsafe { for_tokens!(count, L::TOGETHER, L::add(stretch)) }
             }
         }
     }
@@ -122,20 +110,7 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
         let rows = tile.rows;
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        rows <= L::TOGETHER
-            && tile.by_panels(|stream| unsafe {
-                match rows {
-                    1 => L::stream::<1>(stream),
-                    2 => L::stream::<2>(stream),
-                    3 => L::stream::<3>(stream),
-                    4 => L::stream::<4>(stream),
-                    5 if L::TOGETHER >= 5 => L::stream::<5>(stream),
-                    6 if L::TOGETHER >= 6 => L::stream::<6>(stream),
-                    7 if L::TOGETHER >= 7 => L::stream::<7>(stream),
-                    8 if L::TOGETHER >= 8 => L::stream::<8>(stream),
-                    more => unreachable!("{more} tokens share a look-up"),
-                }
-            })
+        rows <= L::TOGETHER && tile.by_panels(|stream| unsafe { for_tokens!(rows, L::TOGETHER, L::stream(stream)) })
     }
 
     fn finish(&self, finish: Finish<'_>) {

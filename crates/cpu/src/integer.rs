@@ -16,7 +16,7 @@ use op::Activations;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
-use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream};
+use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream, for_tokens};
 use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
 use super::source::GroupTokens;
 use super::vector::{SCALE_UNIT, Vector};
@@ -222,20 +222,7 @@ impl<L: IntegerLoops> Kernel for IntegerKernel<L> {
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
         let rows = tile.rows;
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        rows <= L::FEW
-            && tile.by_panels(|stream| unsafe {
-                match rows {
-                    1 => L::stream::<1>(stream),
-                    2 => L::stream::<2>(stream),
-                    3 => L::stream::<3>(stream),
-                    4 => L::stream::<4>(stream),
-                    5 if L::FEW >= 5 => L::stream::<5>(stream),
-                    6 if L::FEW >= 6 => L::stream::<6>(stream),
-                    7 if L::FEW >= 7 => L::stream::<7>(stream),
-                    8 if L::FEW >= 8 => L::stream::<8>(stream),
-                    more => unreachable!("a stream of {more} tokens"),
-                }
-            })
+        rows <= L::FEW && tile.by_panels(|stream| unsafe { for_tokens!(rows, L::FEW, L::stream(stream)) })
     }
 
     fn finish(&self, finish: Finish<'_>) {

@@ -16,6 +16,24 @@ use super::slab::SlabView;
 use super::source::GroupTokens;
 use super::sums::Lanes;
 
+/// Calls what is compiled for so many tokens: one to four, or to eight where the loops have room for them.
+macro_rules! for_tokens {
+    ($tokens:expr, $most:expr, $loops:ident::$run:ident($argument:expr)) => {
+        match $tokens {
+            1 => $loops::$run::<1>($argument),
+            2 => $loops::$run::<2>($argument),
+            3 => $loops::$run::<3>($argument),
+            4 => $loops::$run::<4>($argument),
+            5 if $most >= 5 => $loops::$run::<5>($argument),
+            6 if $most >= 6 => $loops::$run::<6>($argument),
+            7 if $most >= 7 => $loops::$run::<7>($argument),
+            8 if $most >= 8 => $loops::$run::<8>($argument),
+            more => unreachable!("{more} tokens at once"),
+        }
+    };
+}
+pub(super) use for_tokens;
+
 /// One instruction set's way with one kind of activations.
 pub(super) trait Kernel: Expand + Sync + Sized {
     /// What prepared tokens are made of.
