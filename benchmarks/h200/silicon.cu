@@ -1,5 +1,5 @@
-// What an H200 does where kernels rely on more than the ISA says, or break what it says: one experiment per argument, since a fault
-// ends the process's context. docs/silicon.md has the answers. To run all of them, each with a limit of ten seconds:
+// What an H200 does where kernels rely on more than the ISA says, or break what it says. One experiment per argument,
+// since a fault ends the process's context. docs/silicon.md has the answers. To run all, ten seconds each at the most:
 //
 //     nvcc -std=c++17 -arch=sm_90a -o silicon silicon.cu -lcuda
 //     for e in $(./silicon); do printf '%s: ' $e; timeout 10 ./silicon $e || echo "exit status $?"; done

@@ -77,7 +77,7 @@ pub enum Codes {
 }
 
 impl Codes {
-    /// Where the bits of the four weights lie, each from its lowest to its sign: of even columns in the word, and of odd
+    /// The positions of the four weights' bits, each from the lowest to the sign: for even columns in the word, for odd
     /// ones in the word rotated by 16.
     fn places(self) -> [[u32; 4]; 4] {
         match self {

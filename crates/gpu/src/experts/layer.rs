@@ -64,8 +64,8 @@ pub struct LayerShape {
     pub scaled: [bool; 2],
     /// Whether a token's bits depend on nothing but that token and the weights.
     pub invariant: bool,
-    /// What the words of weights are in order for: tokens of that type take the fewest steps. Those of the second product
-    /// are in order for halves where an intermediate of NVFP4 becomes such.
+    /// What the words of weights are in order for: tokens of that type take the fewest steps. The second product's are
+    /// in order for halves where an intermediate of NVFP4 becomes such.
     pub codes: Codes,
     /// The type of what experts make of tokens, before it is summed.
     pub partial: Output,

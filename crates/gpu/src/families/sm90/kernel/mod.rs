@@ -23,10 +23,9 @@
 //! Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of their first
 //! stages, which depend on nobody, and wait for their tokens.
 //!
-//! **What few tokens wait for** is instructions. A wgmma of 64 rows, T tokens and 16 of k takes T/2 cycles of the tensor
-//! core; making its operand, reading its words and starting it took 24 instructions per warp, one per cycle, and on an
-//! H200 about 26 + T/4 cycles in all, for any T below 100 and whatever was read ahead. Every instruction left out counts
-//! there: words in an order of their own for bfloat16, and descriptors added to whole, have brought them to 21.
+//! **Below about 100 tokens the bottleneck is instruction issue.** A wgmma of 64 rows, T tokens and 16 of k takes T/2
+//! cycles of the tensor core, and a warp issues one instruction per cycle: dequantising the operand, loading its words
+//! and starting the wgmma take some twenty. Loading further ahead changes nothing; every instruction less does.
 
 mod combine;
 mod consume;
