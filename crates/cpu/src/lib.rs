@@ -67,7 +67,7 @@ mod vector;
 
 pub use backend::Cpu;
 pub use environment::in_default_mode;
-pub use pack::LAYOUT;
+pub use pack::{LAYOUT, unpacked};
 pub use speeds::Speeds;
 pub use threads::{Joined, OpenMp, ParallelFor, available, team};
 

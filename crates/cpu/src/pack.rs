@@ -21,6 +21,7 @@ use std::sync::Arc;
 use format::{BLOCK, GlobalScale, Matrix};
 use memmap2::{Mmap, MmapMut};
 
+use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Team, Weights};
 
 /// The layout's name.
@@ -62,6 +63,23 @@ impl Panels {
     /// Gate and up, or the only matrix.
     pub(super) fn matrices(&self) -> &[PanelMatrix] {
         &self.matrices
+    }
+
+    /// The weights that were packed, read back.
+    fn weights(&self) -> Result<Weights<'static>> {
+        let read = |matrix: &PanelMatrix| Ok((matrix.matrix()?, matrix.bias.get(..matrix.n).map(<[f32]>::to_vec)));
+        let (matrices, biases): (Vec<_>, Vec<_>) =
+            self.matrices.iter().map(read).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let mut matrices = matrices.into_iter();
+        let weights = match (matrices.next(), matrices.next()) {
+            (Some(gate), Some(up)) => Weights::gated(gate, up)?,
+            (Some(only), None) => Weights::plain(only),
+            (None, _) => return Err(Error::NoGroups),
+        };
+        match biases.into_iter().collect::<Option<Vec<_>>>() {
+            Some(biases) => weights.with_bias(biases),
+            None => Ok(weights),
+        }
     }
 
     /// The bytes they take.
@@ -114,6 +132,12 @@ unsafe impl PackedWeights for PackedPanels {
     fn bytes(&self) -> usize {
         self.groups.iter().map(Panels::bytes).sum()
     }
+}
+
+/// The weights of a group that a CPU backend has packed, read back. Input scales are not among what it packs.
+pub fn unpacked(weights: &dyn PackedWeights, group: usize) -> Result<Weights<'static>> {
+    let packed: &PackedPanels = packed_as(weights, "cpu", LAYOUT)?;
+    packed.groups.get(group).ok_or(Error::NoGroups)?.weights()
 }
 
 /// One packed matrix.
@@ -198,6 +222,30 @@ impl PanelMatrix {
         Part { n: self.n, k: self.k, global: self.global, bytes: &self.bytes, bias: &self.bias }
     }
 
+    /// The matrix that was packed, read back: the same codes and scales, but that no scale is negative.
+    pub(super) fn matrix(&self) -> Result<Matrix<'static>> {
+        let (n, k) = (self.n, self.k);
+        let (mut codes, mut scales) = (vec![0; n * k / 2], vec![0; n * k / BLOCK]);
+        let rows = codes.chunks_mut(k / 2).zip(scales.chunks_mut(k / BLOCK)).enumerate();
+        for (row, (codes, scales)) in rows {
+            let (panel, column) = (row / COLUMNS, row % COLUMNS);
+            let chunks = codes.chunks_mut(CHUNK / 2).zip(scales.chunks_mut(CHUNK_BLOCKS)).enumerate();
+            for (chunk, (codes, scales)) in chunks {
+                let Stretch { bytes, width } = self.stretch(panel, chunk..chunk + 1);
+                let (packed_scales, lanes) = bytes.split_at(scales.len() * width);
+                for (scale, packed) in scales.iter_mut().zip(packed_scales.chunks_exact(width)) {
+                    *scale = packed[column];
+                }
+                for (eight, lanes) in codes.chunks_exact_mut(4).zip(lanes.chunks_exact(4 * width)) {
+                    let lane = &lanes[4 * column..][..4];
+                    let lane = u32::from_le_bytes([lane[0], lane[1], lane[2], lane[3]]);
+                    eight.copy_from_slice(&k_order(lane).to_le_bytes());
+                }
+            }
+        }
+        Ok(Matrix::new(n, k, codes, scales, self.global)?)
+    }
+
     pub(super) fn global(&self) -> GlobalScale {
         self.global
     }
@@ -265,6 +313,15 @@ fn lane_order(codes: u32) -> u32 {
     gather(codes & 0x0F0F_0F0F) | gather(codes >> 4 & 0x0F0F_0F0F) << 16
 }
 
+/// The same back.
+fn k_order(lane: u32) -> u32 {
+    let spread = |half: u32| {
+        let pairs = (half | half << 8) & 0x00FF_00FF;
+        (pairs | pairs << 4) & 0x0F0F_0F0F
+    };
+    spread(lane & 0xFFFF) | spread(lane >> 16) << 4
+}
+
 /// Where, in a lane of eight codes, the code of each k stands.
 #[cfg(test)]
 const LANE_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -309,6 +366,7 @@ mod tests {
     #[test]
     fn a_lane_holds_even_k_then_odd_k() {
         assert_eq!(lane_order(0x7654_3210), 0x7531_6420);
+        assert_eq!(k_order(0x7531_6420), 0x7654_3210);
     }
 
     /// Reads the packed form back, by the description above, code by code.
@@ -332,9 +390,12 @@ mod tests {
             let matrix = Matrix::new(n, k, codes, scales, 0.5).unwrap();
             let packed = PanelMatrix::new(&matrix, None).unwrap();
             assert_eq!(packed.bytes.len(), matrix.codes().len() + matrix.scales().len());
-            let mut row_values = vec![0.0; k];
+            let (mut row_values, mut back) = (vec![0.0; k], vec![0.0; k]);
+            let read = packed.matrix().unwrap();
             for row in 0..n {
                 matrix.unscaled_row(row, &mut row_values);
+                read.unscaled_row(row, &mut back);
+                assert_eq!(back, row_values, "row {row} of [{n}, {k}]");
                 for (k, &value) in row_values.iter().enumerate() {
                     assert_eq!(unpacked(&packed, row, k), value, "[{row}, {k}] of [{n}, {k}]");
                 }
