@@ -235,6 +235,9 @@ typedef struct HammerheadWholeOptions {
   uint32_t batch_invariant;
   // What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
   size_t workspace_bytes;
+  // What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts beyond
+  // it stay in the host's memory, and the processor computes them while the GPU computes the others.
+  size_t gpu_bytes;
 } HammerheadWholeOptions;
 
 // How a router's logits become experts and weights.
@@ -404,6 +407,29 @@ int32_t hammerhead_layer_workspace_bytes(const struct HammerheadLayer *layer,
                                          uint32_t element_of_tokens,
                                          size_t top_k,
                                          size_t *bytes);
+
+// Which experts of a layer a GPU holds, where gpu_bytes leaves others to the processor. Writes at most `capacity` of
+// their numbers, and how many there are; none where all experts are in one place.
+//
+// # Safety
+//
+// `layer` is NULL or a layer; `experts` leads to room for `capacity` numbers, and `count` may be written.
+int32_t hammerhead_layer_resident(const struct HammerheadLayer *layer,
+                                  uint32_t *experts,
+                                  size_t capacity,
+                                  size_t *count);
+
+// Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
+// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or in
+// its order.
+//
+// # Safety
+//
+// `queue` and `layer` are NULL or such; `experts` leads to `count` numbers.
+int32_t hammerhead_queue_place_experts(struct HammerheadQueue *queue,
+                                       const struct HammerheadLayer *layer,
+                                       const uint32_t *experts,
+                                       size_t count);
 
 // Queues a layer of one expert over tokens [rows, k] in the GPU's memory, to [rows, k] there. Returns before it is
 // computed. The layer must have been packed by an engine of the backend "cuda". In a stream that is being captured, a

@@ -6,7 +6,7 @@ use hammerhead::gpu::{self, DeviceOutput, DeviceRouting, DeviceTokens};
 use hammerhead::{Activation, Router};
 
 use crate::layer::{Layer, at, destroy, hand_out};
-use crate::operands::{HAMMERHEAD_BF16, HAMMERHEAD_F16, HAMMERHEAD_F32, Output, Tokens};
+use crate::operands::{HAMMERHEAD_BF16, HAMMERHEAD_F16, HAMMERHEAD_F32, Output, Tokens, slice, slice_mut};
 use crate::status::{Error, Result, guard};
 use crate::whole::Vector;
 
@@ -129,6 +129,53 @@ pub unsafe extern "C" fn hammerhead_layer_workspace_bytes(
         let needed = experts.queue_workspace_bytes(rows, element(element_of_tokens, "the tokens")?.0, top_k)?;
         // SAFETY: the caller's promise.
         unsafe { write(bytes, needed) }
+    })
+}
+
+/// Which experts of a layer a GPU holds, where gpu_bytes leaves others to the processor. Writes at most `capacity` of
+/// their numbers, and how many there are; none where all experts are in one place.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer; `experts` leads to room for `capacity` numbers, and `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_resident(
+    layer: *const Layer,
+    experts: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let resident = unsafe { at(layer, "layer") }?.experts()?.0.resident().unwrap_or_default();
+        // SAFETY: the caller's promise.
+        let room = unsafe { slice_mut(experts, capacity.saturating_mul(size_of::<u32>()), "experts") }?;
+        room.iter_mut().zip(&resident).for_each(|(place, &expert)| *place = expert);
+        // SAFETY: the caller's promise.
+        unsafe { write(count, resident.len()) }
+    })
+}
+
+/// Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
+/// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or in
+/// its order.
+///
+/// # Safety
+///
+/// `queue` and `layer` are NULL or such; `experts` leads to `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_queue_place_experts(
+    queue: *mut Queue,
+    layer: *const Layer,
+    experts: *const u32,
+    count: usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (queue, (layer, _)) = unsafe { (queue_at(queue)?, at(layer, "layer")?.experts()?) };
+        // SAFETY: the caller's promise.
+        let experts = unsafe { slice(experts, count.saturating_mul(size_of::<u32>()), "experts") }?;
+        Ok(queue.place_experts(layer, experts)?)
     })
 }
 

@@ -107,6 +107,9 @@ pub struct WholeOptions {
     pub batch_invariant: u32,
     /// What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
     pub workspace_bytes: usize,
+    /// What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts beyond
+    /// it stay in the host's memory, and the processor computes them while the GPU computes the others.
+    pub gpu_bytes: usize,
 }
 
 impl Vector {
@@ -213,7 +216,8 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
         }
     };
     let workspace_bytes = if asked.workspace_bytes == 0 { usual.workspace_bytes } else { asked.workspace_bytes };
-    Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes })
+    let gpu_bytes = Some(asked.gpu_bytes).filter(|&bytes| bytes > 0);
+    Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes, gpu_bytes })
 }
 
 /// The path at a pointer.

@@ -366,7 +366,12 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
         best_groups: 0,
         scaling: 0.0,
     };
-    let options = WholeOptions { intermediate: HAMMERHEAD_INTERMEDIATE_F32, batch_invariant: 1, workspace_bytes: 1 };
+    let options = WholeOptions {
+        intermediate: HAMMERHEAD_INTERMEDIATE_F32,
+        batch_invariant: 1,
+        workspace_bytes: 1,
+        gpu_bytes: 0,
+    };
     // SAFETY: all sizes are those of the slices.
     let status = unsafe {
         let gate = HAMMERHEAD_GATE_SILU;
@@ -453,7 +458,7 @@ fn whole_layers_are_refused_what_does_not_fit() {
             _ => Err(last_error()),
         }
     };
-    let none = WholeOptions { intermediate: 9, batch_invariant: 0, workspace_bytes: 0 };
+    let none = WholeOptions { intermediate: 9, batch_invariant: 0, workspace_bytes: 0, gpu_bytes: 0 };
     for (refused, word) in [
         (load(&[], null()), "no groups"),
         (load(&[mlp(&owned, EMPTY), mlp(&owned, vector(&bias))], null()), "expert 1"),
@@ -512,6 +517,11 @@ fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
         }
         assert_eq!(hammerhead_layer_workspace_bytes(moe, 8, HAMMERHEAD_NVFP4, 0, &mut bytes), HAMMERHEAD_INVALID);
         assert!(last_error().contains("HAMMERHEAD_BF16"), "{}", last_error());
+        assert_eq!(hammerhead_layer_resident(moe, null_mut(), 0, &mut bytes), HAMMERHEAD_OK);
+        assert_eq!(bytes, 0, "all experts are in one place");
+        assert_eq!(hammerhead_layer_resident(moe, null_mut(), 1, &mut bytes), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("experts is NULL"), "{}", last_error());
+        assert_eq!(hammerhead_queue_place_experts(null_mut(), moe, null(), 0), HAMMERHEAD_INVALID);
         let (x, y, none) = (tokens(&[]), output(&mut []), Workspace { address: null_mut(), bytes: 0 });
         assert_eq!(hammerhead_queue_mlp(null_mut(), one, &x, &y, none), HAMMERHEAD_INVALID);
         assert!(last_error().contains("queue is NULL"), "{}", last_error());

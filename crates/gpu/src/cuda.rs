@@ -158,6 +158,10 @@ unsafe impl Backend for Cuda {
         Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights, team)?))
     }
 
+    fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
+        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, Device::of(self.device).ok()?.family))
+    }
+
     fn load_layer(
         &self,
         layer: &LayerSpec<'_>,

@@ -7,13 +7,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
-use op::{Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team};
+use op::{
+    Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Split, Team,
+};
 
 use crate::device::Device;
 use crate::driver::DeviceMemory;
+use crate::experts::away::{AwayExperts, check_resident, slots_for, table_of};
 use crate::experts::device::DeviceExperts;
-use crate::experts::layer::{Choice, LayerCall, LayerShape};
+use crate::experts::layer::{Choice, Exchange, LayerCall, LayerShape};
 use crate::experts::packed::PackedExpert;
+use crate::experts::place::AWAY;
+use crate::family::Family;
 use crate::launches::dense_bytes;
 use crate::operands::{DeviceOutput, DeviceTokens};
 use crate::queue::LaunchQueue;
@@ -27,7 +32,12 @@ pub struct HostExperts {
     kept: Mutex<Option<Kept>>,
     /// The layer with its shared expert as calls have had it: other types of tokens and results, other numbers of a token's experts.
     views: Mutex<Vec<Arc<DeviceExperts>>>,
+    /// The expert in every slot, where the host has the others.
+    resident: Mutex<Vec<u32>>,
 }
+
+/// Bytes that a call of a layer in two places may exchange with the host at a time: more tokens are computed in pieces.
+const MOST_EXCHANGED: usize = 256 << 20;
 
 /// How tokens on the device find their experts.
 #[derive(Clone, Copy, Debug)]
@@ -76,28 +86,80 @@ struct Kept {
 }
 
 impl HostExperts {
-    /// Packs the weights on a team's threads, and puts them into a device's memory. Calls are computed as `choose`
-    /// says.
+    /// Packs the weights on a team's threads, and puts them into a device's memory: all experts, or those that there is
+    /// room for. Calls are computed as `choose` says.
     pub fn new(device: usize, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
-        let LayerSpec { weights, intermediate, batch_invariant: invariant } = *spec;
+        let LayerSpec { weights, intermediate, batch_invariant: invariant, split } = *spec;
         let family = Device::of(device)?.family;
-        let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>| {
+        let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>, slots: &[u32]| {
             let shape = LayerShape::of(mlps, weights.gate(), intermediate);
-            let shape = LayerShape { invariant, gated: gate.is_some(), ..shape };
-            let packed = mlps.iter().map(|mlp| {
-                let packed = PackedExpert::new((family, team), &shape, mlp)?;
+            let shape = LayerShape { experts: slots.len() as u32, invariant, gated: gate.is_some(), ..shape };
+            let packed = slots.iter().map(|&expert| {
+                let packed = PackedExpert::new((family, team), &shape, &mlps[expert as usize])?;
                 Ok(Arc::new(match gate {
                     Some(vector) => packed.with_gate(vector),
                     None => packed,
                 }))
             });
             let placed = DeviceExperts::new(device, shape, packed)?;
-            Ok::<_, Error>(Arc::new(placed.computed_as(Arc::clone(&choose))))
+            Ok::<_, Error>(placed.computed_as(Arc::clone(&choose)))
         };
-        let of_all = |shared: &SharedWeights<'_>| layer(std::slice::from_ref(shared.mlp()), shared.gate());
-        let shared = weights.shared().map(of_all).transpose()?;
-        let experts = layer(weights.experts(), None)?;
-        Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default() })
+        let of_all = |shared: &SharedWeights<'_>| layer(std::slice::from_ref(shared.mlp()), shared.gate(), &[0]);
+        let shared = weights.shared().map(of_all).transpose()?.map(Arc::new);
+        let all = weights.experts().len() as u32;
+        let (experts, resident) = match split {
+            None => (layer(weights.experts(), None, &(0..all).collect::<Vec<_>>())?, Vec::new()),
+            Some(Split { resident, host }) => {
+                let away = AwayExperts::new(device, all, resident, Arc::clone(host))?;
+                (layer(weights.experts(), None, slots_for(resident))?.among(Arc::new(away)), resident.clone())
+            }
+        };
+        let (experts, resident) = (Arc::new(experts), Mutex::new(resident));
+        Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default(), resident })
+    }
+
+    /// Whose kernels compute it.
+    pub fn family(&self) -> &'static dyn Family {
+        self.experts.device().family
+    }
+
+    /// How often each expert was asked for since the layer was made, where they lie in two places.
+    pub fn asked(&self) -> Result<Option<Vec<u32>>> {
+        self.experts.away().map(|away| away.asked()).transpose()
+    }
+
+    /// Queues the change to as many other residents: calls that were queued before find the old ones, calls behind it
+    /// the new. `pack` makes an expert as the device takes it. Graphs of calls are to be launched in the queue's stream,
+    /// or in the order of that.
+    pub fn place(
+        &self,
+        queue: &LaunchQueue,
+        wanted: &[u32],
+        pack: impl Fn(&LayerShape, u32) -> Result<PackedExpert>,
+    ) -> Result<()> {
+        queue.unless_capturing("experts must be moved", || Ok(()))?;
+        let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.experts.away().map_or(0, |away| away.placement().experts);
+        check_resident(wanted, all)?;
+        let Some(away) = self.experts.away().filter(|_| wanted.len() == resident.len()) else {
+            let (what, found) = ("the number of experts on the device", wanted.len().to_string());
+            let expected = format!("{}, one for each of its slots,", resident.len());
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        };
+        let going = |expert: &u32| !wanted.contains(expert);
+        let free = resident.iter().enumerate().filter(|(_, expert)| going(expert)).map(|(slot, _)| slot);
+        let coming = wanted.iter().filter(|expert| !resident.contains(expert));
+        let moves = free.zip(coming).map(|(slot, &expert)| Ok((slot, expert, pack(self.experts.shape(), expert)?)));
+        let moves = moves.collect::<Result<Vec<_>>>()?;
+        // The host has those that go before their slots are filled: whatever fails then, no slot is taken for another's.
+        let mut table = table_of(all, &resident);
+        resident.iter().filter(|expert| going(expert)).for_each(|&expert| table[expert as usize] = AWAY);
+        away.place(&table, queue.stream())?;
+        for (slot, expert, packed) in moves {
+            self.experts.fill_slot(slot, &packed, queue.stream())?;
+            resident[slot] = expert;
+        }
+        away.place(&table_of(all, &resident), queue.stream())
     }
 
     /// Bytes that a queued call works in, at most: with so many tokens of a type, of which each has so many experts.
@@ -145,9 +207,14 @@ impl HostExperts {
             DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
             DeviceRouting::Everyone => Choice::Everyone,
         };
-        let call = LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, out: out.address };
-        // SAFETY: the caller's promise is the same.
-        unsafe { queue.enqueue_layer(&view, &call, workspace) }
+        let placement = view.away().map(|away| away.placement());
+        let call =
+            LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, placement, out: out.address };
+        for piece in pieces(view.shape(), &call) {
+            // SAFETY: the caller's promise is the same, and pieces are parts of the call.
+            unsafe { queue.enqueue_layer(&view, &piece, workspace) }?;
+        }
+        Ok(())
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
@@ -179,10 +246,14 @@ impl HostExperts {
             // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
             unsafe { place.write(0, bytes, kept.queue.stream()) }?;
         }
-        let choice = Choice::Given { ids, wide: false, weights };
-        let call = LayerCall { tokens, x, choice, addend: None, out: results };
-        // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the stream.
-        unsafe { kept.queue.enqueue_layer(&layer, &call, None) }?;
+        let (choice, placement) =
+            (Choice::Given { ids, wide: false, weights }, layer.away().map(|away| away.placement()));
+        let call = LayerCall { tokens, x, choice, addend: None, placement, out: results };
+        for piece in pieces(layer.shape(), &call) {
+            // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the
+            // stream.
+            unsafe { kept.queue.enqueue_layer(&layer, &piece, None) }?;
+        }
         match &kept.places[3] {
             // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
             Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
@@ -210,6 +281,11 @@ impl LoadedLayer for HostExperts {
         self.experts.bytes() + self.shared.as_ref().map_or(0, |shared| shared.bytes())
     }
 
+    fn resident(&self) -> Option<Vec<u32>> {
+        self.experts.away()?;
+        Some(self.resident.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
     fn run(&self, call: LayerOperands<'_>) -> Result<()> {
         check_operands(&call, self.experts.shape().hidden as usize)?;
         if call.tokens.rows() == 0 {
@@ -229,6 +305,35 @@ impl LoadedLayer for HostExperts {
         }
         done
     }
+}
+
+/// A call as pieces that exchange no more with the host than they may: itself, where it exchanges nothing.
+fn pieces(shape: &LayerShape, call: &LayerCall) -> Vec<LayerCall> {
+    let Some(placement) = call.placement else { return vec![*call] };
+    let most = (MOST_EXCHANGED / Exchange::of(shape, 1).bytes).max(1) as u32;
+    let hidden = shape.hidden as usize;
+    let piece = |first: u32| {
+        let before = |bytes: usize| u64::from(first) * bytes as u64;
+        let entry = |bytes: usize| before(bytes * shape.top as usize);
+        let choice = match call.choice {
+            Choice::Logits { logits, spec, correction, scale } => {
+                Choice::Logits { logits: logits + before(4 * placement.experts as usize), spec, correction, scale }
+            }
+            Choice::Given { ids, wide, weights } => {
+                let ids = ids + entry(if wide { 8 } else { 4 });
+                Choice::Given { ids, wide, weights: weights + entry(4) }
+            }
+            Choice::Everyone => Choice::Everyone,
+        };
+        LayerCall {
+            tokens: most.min(call.tokens - first),
+            x: call.x + before(shape.activation.row_bytes(hidden)),
+            choice,
+            out: call.out + before(hidden * shape.output.bytes()),
+            ..*call
+        }
+    };
+    (0..call.tokens).step_by(most as usize).map(piece).collect()
 }
 
 /// Refuses slices of other lengths than a call's sizes say, for results as wide as tokens.

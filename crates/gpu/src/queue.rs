@@ -12,8 +12,9 @@ use op::operands::TokenShape;
 use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weights};
 
 use super::device::{self, Device, DeviceWeights};
-use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Graph, Stream, graveyard};
+use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
+use super::experts::away::Task;
 use super::experts::device::DeviceExperts;
 use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
 use super::family::Family;
@@ -27,6 +28,8 @@ const REMEMBERED: usize = 512;
 /// Launches from which on they are queued as one graph, which takes the host a quarter of the time. Fewer are queued
 /// one by one: the first of them may then begin beside what is before it in the stream.
 const GRAPH_LAUNCHES: usize = 4;
+/// What memory is pinned for.
+const EXCHANGED: &str = "what is exchanged with experts on the host";
 
 /// What a call computes, and on what.
 #[derive(Debug)]
@@ -73,13 +76,33 @@ impl Call {
         }
     }
 
-    /// Its launches, in a workspace at an address. Tokens of products are multiplied with the weights' input scales.
-    fn launches(&self, device: &'static Device, workspace: u64) -> Result<Vec<Launch>> {
+    /// Bytes that its launches exchange with the host.
+    fn exchange_bytes(&self) -> usize {
+        match self {
+            Call::Products { .. } => 0,
+            Call::Layer { layer, call, .. } => layer.upgrade().map_or(0, |layer| layer.exchange_bytes(call.tokens)),
+        }
+    }
+
+    /// Its launches, in a workspace at an address, and what the host does beside them, in memory that both reach.
+    /// Tokens of products are multiplied with the weights' input scales.
+    fn work(&self, device: &'static Device, workspace: u64, exchange: Option<&Arc<PinnedMemory>>) -> Result<Work> {
         match (self, self.owner()) {
             (Call::Products { problem, config, tokens, outputs, .. }, Some(Owner::Weights(weights))) => {
-                product_launches(device, &*weights, (problem, config), (tokens, true, outputs), workspace)
+                let operands = (&tokens[..], true, &outputs[..]);
+                let launches = product_launches(device, &*weights, (problem, config), operands, workspace)?;
+                Ok(Work { launches, host: None })
             }
-            (Call::Layer { kernels, call, .. }, Some(Owner::Layer(layer))) => layer.launches(kernels, call, workspace),
+            (Call::Layer { kernels, call, .. }, Some(Owner::Layer(layer))) => {
+                let there = exchange.map_or(0, |exchange| exchange.address());
+                let launches = layer.launches(kernels, call, [workspace, there])?;
+                let host = launches.host.zip(layer.away()).zip(exchange).map(|((part, away), exchange)| {
+                    let (away, exchange) = (Arc::clone(away), Arc::clone(exchange));
+                    let task = Arc::new(Task::new(away, exchange, layer.shape(), call.tokens));
+                    Box::new(Beside { after: part.after, send: part.send, task })
+                });
+                Ok(Work { launches: launches.all, host })
+            }
             _ => Err(Error::Forgotten),
         }
     }
@@ -102,6 +125,14 @@ impl Owner {
         Ok(())
     }
 
+    /// What went wrong on the host in an earlier call, if some experts are there.
+    fn take_failure(&self) -> Result<()> {
+        match self {
+            Owner::Weights(_) => Ok(()),
+            Owner::Layer(layer) => layer.away().map_or(Ok(()), |away| away.take_failure()),
+        }
+    }
+
     /// Gives it to a graph to keep.
     fn keep(self, capture: &Capture) -> Result<()> {
         match self {
@@ -121,33 +152,76 @@ struct Ready {
     lent: Option<(u64, usize)>,
 }
 
-/// Launches, ready to be queued.
+/// A call's launches, and the host's part if it has one.
+#[derive(Debug)]
+struct Work<L = Launch> {
+    launches: Vec<L>,
+    host: Option<Box<Beside<L>>>,
+}
+
+/// The host's part after so many launches, beside the others and before the last: what brings tokens to it, and what
+/// it then does.
+#[derive(Debug)]
+struct Beside<L> {
+    after: usize,
+    send: L,
+    task: Arc<Task>,
+}
+
+impl Work<EncodedLaunch> {
+    /// Queues all of it, the host's part in a stream of its own.
+    ///
+    /// # Safety
+    ///
+    /// What it reads and writes must be there until the stream, or every graph of which it becomes a part, has done the
+    /// work; and so must the host's part, which a graph keeps.
+    unsafe fn queue(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        let each = |launches: &[EncodedLaunch]| launches.iter().try_for_each(|launch| unsafe { launch.queue(stream) });
+        let (Some(host), Some((last, others))) = (&self.host, self.launches.split_last()) else {
+            return each(&self.launches);
+        };
+        let Beside { after, send, task } = &**host;
+        if let Some(capture) = stream.capturing()? {
+            capture.keep(Arc::clone(task))?;
+        }
+        let beside = Stream::new(stream.context())?;
+        each(&others[..*after])?;
+        beside.wait_for(&Event::record(stream)?)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { send.queue(&beside).and_then(|()| task.queue(&beside)) }?;
+        each(&others[*after..])?;
+        stream.wait_for(&Event::record(&beside)?)?;
+        each(std::slice::from_ref(last))
+    }
+}
+
+/// Work, ready to be queued.
 #[derive(Debug)]
 enum Queued {
-    Each(Vec<EncodedLaunch>),
+    Each(Work<EncodedLaunch>),
     Graph(Graph),
 }
 
 impl Queued {
-    fn new(device: &Device, launches: Vec<EncodedLaunch>) -> Result<Self> {
-        if launches.len() < GRAPH_LAUNCHES {
-            return Ok(Queued::Each(launches));
+    fn new(device: &Device, work: Work<EncodedLaunch>) -> Result<Self> {
+        if work.launches.len() < GRAPH_LAUNCHES {
+            return Ok(Queued::Each(work));
         }
         let beside = Stream::new(device.context)?;
         // SAFETY: nothing is computed: the launches become a graph.
-        let captured = beside.capture(|| launches.iter().try_for_each(|launch| unsafe { launch.queue(&beside) }));
-        captured.map(Queued::Graph)
+        beside.capture(|| unsafe { work.queue(&beside) }).map(Queued::Graph)
     }
 
-    /// Queues them.
+    /// Queues it.
     ///
     /// # Safety
     ///
-    /// What they read and write must be there until the stream has done the work.
+    /// What it reads and writes must be there until the stream has done the work.
     unsafe fn queue(&self, stream: &Stream) -> Result<()> {
         match self {
             // SAFETY: the caller's promise is the same.
-            Queued::Each(launches) => launches.iter().try_for_each(|launch| unsafe { launch.queue(stream) }),
+            Queued::Each(work) => unsafe { work.queue(stream) },
             // SAFETY: the caller's promise is the same.
             Queued::Graph(graph) => unsafe { graph.launch(stream) },
         }
@@ -163,6 +237,7 @@ pub struct Prepared(u64);
 struct Captured {
     id: u64,
     workspace: Option<Arc<DeviceMemory>>,
+    exchange: Option<Arc<PinnedMemory>>,
     /// Addresses of weights and layers.
     owners: Vec<usize>,
 }
@@ -177,6 +252,8 @@ pub struct LaunchQueue {
     stream: Arc<Stream>,
     ready: HashMap<u64, Ready>,
     workspace: Option<Arc<DeviceMemory>>,
+    /// What is exchanged with the host, where that computes some experts.
+    exchange: Option<Arc<PinnedMemory>>,
     captured: Option<Captured>,
 }
 
@@ -200,7 +277,7 @@ impl LaunchQueue {
     fn over(device: usize, stream: impl FnOnce(&'static Context) -> Result<Stream>) -> Result<Self> {
         let device = Device::of(device)?;
         let stream = Arc::new(stream(device.context)?);
-        Ok(LaunchQueue { device, stream, ready: HashMap::new(), workspace: None, captured: None })
+        Ok(LaunchQueue { device, stream, ready: HashMap::new(), workspace: None, exchange: None, captured: None })
     }
 
     /// The stream.
@@ -307,8 +384,9 @@ impl LaunchQueue {
             Some(_) => None,
             None => self.workspace(call.workspace_bytes(self.device))?,
         };
+        let exchange = self.exchange(call.exchange_bytes())?;
         let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address));
-        let launches = self.encode(&call.launches(self.device, address.unwrap_or(0))?)?;
+        let work = self.encoded(call.work(self.device, address.unwrap_or(0), exchange.as_ref())?)?;
         // Nothing may be waited for in a stream that is being captured, nor another capture begun beside it.
         let capturing = self.stream.capturing()?.is_some();
         self.ready.retain(|_, ready| ready.call.is_alive());
@@ -316,7 +394,7 @@ impl LaunchQueue {
             self.stream.synchronize()?;
             self.ready.clear();
         }
-        let launches = if capturing { Queued::Each(launches) } else { Queued::new(self.device, launches)? };
+        let launches = if capturing { Queued::Each(work) } else { Queued::new(self.device, work)? };
         self.ready.insert(key, Ready { call, launches, lent });
         Ok(Prepared(key))
     }
@@ -334,6 +412,7 @@ impl LaunchQueue {
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
         let known = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.call.owner()?)));
         let Some((ready, owner)) = known else { return Err(Error::Forgotten) };
+        owner.take_failure()?;
         if self.stream.capturing()?.is_none() {
             owner.read_by(&self.stream, self.device)?;
             // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is waited for
@@ -388,7 +467,7 @@ impl LaunchQueue {
         let Some(capture) = self.stream.capturing()? else { return Ok(()) };
         let captured = match self.captured.take() {
             Some(captured) if captured.id == capture.id() => captured,
-            _ => Captured { id: capture.id(), workspace: None, owners: Vec::new() },
+            _ => Captured { id: capture.id(), workspace: None, exchange: None, owners: Vec::new() },
         };
         let captured = self.captured.insert(captured);
         let owner = call.owner().ok_or(Error::Forgotten)?;
@@ -402,12 +481,17 @@ impl LaunchQueue {
             capture.keep(Arc::clone(&workspace))?;
             captured.workspace = Some(workspace);
         }
+        let bytes = call.exchange_bytes();
+        if bytes > 0 && captured.exchange.as_ref().is_none_or(|exchange| exchange.bytes() < bytes) {
+            captured.exchange = Some(Arc::new(PinnedMemory::new(self.stream.context(), EXCHANGED, bytes)?));
+        }
         let own = captured.workspace.as_deref().map_or(0, DeviceMemory::address);
         let address = lent.map_or(own, |(address, _)| address);
-        let launches = self.encode(&call.launches(self.device, address)?)?;
-        // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights and working
-        // memory.
-        launches.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
+        let work = call.work(self.device, address, captured.exchange.as_ref())?;
+        let work = self.encoded(work)?;
+        // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights, working memory
+        // and the host's part.
+        unsafe { work.queue(&self.stream) }
     }
 
     /// Queues products whose plan is made and whose operands are known to be right: tokens are multiplied with what the
@@ -451,6 +535,16 @@ impl LaunchQueue {
         check_place(self.device.context, 0, "the workspace", address, there, layer::ALIGNMENT)
     }
 
+    /// Work as the driver takes it.
+    fn encoded(&self, work: Work) -> Result<Work<EncodedLaunch>> {
+        let host = work.host.map(|host| {
+            let Beside { after, send, task } = *host;
+            let send = self.encode(std::slice::from_ref(&send))?.remove(0);
+            Ok::<_, Error>(Box::new(Beside { after, send, task }))
+        });
+        Ok(Work { launches: self.encode(&work.launches)?, host: host.transpose()? })
+    }
+
     /// Launches as the driver takes them. Their kernels are compiled, unless the stream is being captured.
     fn encode(&self, launches: &[Launch]) -> Result<Vec<EncodedLaunch>> {
         let context = self.device.context;
@@ -486,16 +580,35 @@ impl LaunchQueue {
         Ok(Some(workspace))
     }
 
-    fn unless_capturing<T>(&self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Memory that host and device both reach, of at least so many bytes; as for [`LaunchQueue::workspace`].
+    fn exchange(&mut self, bytes: usize) -> Result<Option<Arc<PinnedMemory>>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.bytes() >= bytes) {
+            return Ok(Some(Arc::clone(exchange)));
+        }
+        self.unless_capturing("memory of the host must be pinned", || Ok(()))?;
+        let bytes = bytes.max(self.exchange.as_ref().map_or(0, |exchange| exchange.bytes() * 3 / 2));
+        self.stream.synchronize()?;
+        self.ready.clear();
+        self.exchange = None;
+        let exchange = Arc::new(PinnedMemory::new(self.stream.context(), EXCHANGED, bytes)?);
+        self.exchange = Some(Arc::clone(&exchange));
+        Ok(Some(exchange))
+    }
+
+    /// Does what may not be done while the stream is being captured, or says so.
+    pub(crate) fn unless_capturing<T>(&self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.stream.capturing()?.is_some() { Err(Error::Capture { what }) } else { act() }
     }
 }
 
 impl Drop for LaunchQueue {
     fn drop(&mut self) {
-        if self.workspace.is_some() && !device::waited_for(&self.stream) {
-            self.ready.clear();
-            graveyard::bury(Box::new(self.workspace.take()));
+        if (self.workspace.is_some() || self.exchange.is_some()) && !device::waited_for(&self.stream) {
+            let ready = std::mem::take(&mut self.ready);
+            graveyard::bury(Box::new((ready, self.workspace.take(), self.exchange.take())));
         }
     }
 }

@@ -151,6 +151,13 @@ impl Engine {
         }
     }
 
+    /// The processor's backends on the same threads, whatever this one computes with.
+    pub(crate) fn processor(&self) -> Result<Self> {
+        let mut backends = available()?;
+        backends.retain(|backend| backend.layout() == cpu::LAYOUT);
+        Ok(Self::of(backends, self.request, self.team.clone()))
+    }
+
     fn with_team(options: Options, team: Team) -> Result<Self> {
         let forced = options
             .backend
@@ -164,6 +171,11 @@ impl Engine {
             }
             None => available()?,
         };
+        Ok(Self::of(backends, options.request, team))
+    }
+
+    /// These backends on these threads.
+    fn of(backends: Vec<&'static dyn Backend>, request: Request, team: Team) -> Self {
         let mut families: Vec<Vec<&'static dyn Backend>> = Vec::new();
         for backend in backends {
             match families.iter_mut().find(|family| family[0].layout() == backend.layout()) {
@@ -171,11 +183,11 @@ impl Engine {
                 None => families.push(vec![backend]),
             }
         }
-        let planner = |family: &Vec<_>| Planner::new(family.clone(), options.request, team.count());
+        let planner = |family: &Vec<_>| Planner::new(family.clone(), request, team.count());
         let planners = families.iter().map(planner).collect();
-        let steady = |family| Steady::new(family, options.request, team.count());
+        let steady = |family| Steady::new(family, request, team.count());
         let steady = families.into_iter().map(steady).collect();
-        Ok(Self { planners, steady, request: options.request, team })
+        Self { planners, steady, request, team }
     }
 
     /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.

@@ -102,7 +102,15 @@ impl Queue {
         unsafe { layer.enqueue(&mut self.launches, tokens, routing, out, workspace) }
     }
 
-    /// The same for an MLP.
+    /// Queues the move of experts to and from the device, where it holds some of a layer's and the processor has the
+    /// others ([`crate::LayerOptions::gpu_bytes`]): as many as [`Experts::resident`] names. What was queued before
+    /// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream,
+    /// or in the order of it. Nothing waits but the stream, for the copies.
+    pub fn place_experts(&mut self, layer: &Experts, experts: &[u32]) -> Result<()> {
+        layer.place(&self.launches, experts)
+    }
+
+    /// Queues an MLP, as [`Queue::enqueue_experts`] does a layer of experts.
     ///
     /// # Safety
     ///

@@ -146,6 +146,12 @@ pub unsafe trait Backend: Send + Sync {
     /// threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
+    /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing where
+    /// it does not compute layers of that kind whole.
+    fn layer_bytes(&self, _layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
+        None
+    }
+
     /// Puts a whole layer where this backend computes it, if it computes layers of that kind whole. If not, their
     /// products are computed one by one. How each call is computed is `choose`'s to say.
     fn load_layer(

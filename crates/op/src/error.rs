@@ -369,6 +369,26 @@ pub enum Error {
         text: String,
     },
 
+    /// Memory of the host that cannot be held in its place.
+    #[error(
+        "{bytes} bytes of the host's memory cannot be pinned for {what}; raise the limit of locked memory (ulimit -l), free some, or give calls fewer tokens"
+    )]
+    Pinned {
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// What for.
+        what: &'static str,
+    },
+
+    /// Experts on the host whose rows could not be computed when a device asked for them.
+    #[error(
+        "the host could not compute the rows of its experts in an earlier call, whose results are NaN where they needed them: {reason}"
+    )]
+    Away {
+        /// What went wrong.
+        reason: String,
+    },
+
     /// A device's memory could not be had.
     #[error(
         "device {device} has {free} of {total} bytes free and {bytes} are needed for {what}; free memory of the device, or split the problem"

@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use format::Dense;
 
@@ -28,6 +29,38 @@ pub struct LayerSpec<'w> {
     pub intermediate: Intermediate,
     /// Whether a token's result may depend on nothing but that token and the weights.
     pub batch_invariant: bool,
+    /// What of it a device is to hold, if not all.
+    pub split: Option<&'w Split>,
+}
+
+/// A layer in two places: some experts in a device's memory, and the others computed by the host meanwhile.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// The experts that the device holds, each once.
+    pub resident: Vec<u32>,
+    /// Who computes the others.
+    pub host: Arc<dyn HostRows>,
+}
+
+/// Rows of experts that the host is asked for.
+#[derive(Debug)]
+pub struct HostCall<'a> {
+    /// Tokens `[rows, hidden]`.
+    pub tokens: &'a Dense<'a>,
+    /// Experts `[rows, top]` that are the host's; entries of others are beyond all of them.
+    pub ids: &'a [u32],
+    /// The entries' weights, where these multiply what experts are given.
+    pub weights: Option<&'a [f32]>,
+    /// Experts of a token.
+    pub top: usize,
+    /// Where the rows of the host's entries go: `[rows, top, hidden]`. Others are left as they are.
+    pub rows: &'a mut [f32],
+}
+
+/// Who computes rows of a layer's experts on the host, for any of them.
+pub trait HostRows: fmt::Debug + Send + Sync {
+    /// Computes a call.
+    fn compute(&self, call: HostCall<'_>) -> Result<()>;
 }
 
 /// A call of a layer on the host's memory.
@@ -51,6 +84,11 @@ pub struct LayerOperands<'a> {
 pub trait LoadedLayer: Any + fmt::Debug + Send + Sync {
     /// Bytes of memory that its weights take there.
     fn bytes(&self) -> usize;
+
+    /// The experts that are there, where the host has the others.
+    fn resident(&self) -> Option<Vec<u32>> {
+        None
+    }
 
     /// Computes a call. Slices have the lengths that the sizes say, or it is refused.
     fn run(&self, operands: LayerOperands<'_>) -> Result<()>;

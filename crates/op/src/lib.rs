@@ -51,7 +51,7 @@ pub use config::{Config, Epilogue, Schedule, Strategy, Tile};
 pub use error::{Error, Result};
 pub use gate::Gate;
 pub use intermediate::Intermediate;
-pub use layer::{Choose, LayerOperands, LayerSpec, LoadedLayer};
+pub use layer::{Choose, HostCall, HostRows, LayerOperands, LayerSpec, LoadedLayer, Split};
 pub use mlp::{ExpertWeights, MlpWeights, SharedWeights};
 pub use operands::{Activations, Weights};
 pub use own::{Own, Setting};

@@ -28,17 +28,17 @@ impl Workers for Alone {
     }
 }
 
-/// Workers, and the memory that runs on them keep.
-#[derive(Debug)]
+/// Workers, and the memory that runs on them keep. Clones are the same team.
+#[derive(Clone, Debug)]
 pub struct Team {
-    workers: Box<dyn Workers>,
-    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    workers: Arc<dyn Workers>,
+    kept: Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>,
 }
 
 impl Team {
     /// These workers, with nothing kept yet.
     pub fn new(workers: impl Workers + 'static) -> Self {
-        Self { workers: Box::new(workers), kept: Mutex::default() }
+        Self { workers: Arc::new(workers), kept: Arc::default() }
     }
 
     /// How many calls of the work [`Team::run`] makes.

@@ -27,17 +27,17 @@ type Projection = (String, usize, String);
 type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
-/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token alone, and the bytes that
-/// rows may take; then backend, threads and configuration.
-type OptionParts = (String, bool, Option<usize>, Option<String>, Option<i64>, Option<String>);
+/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token alone, the bytes that
+/// rows may take, and those that weights may take on a GPU; then backend, threads and configuration.
+type OptionParts = (String, bool, Option<usize>, Option<usize>, Option<String>, Option<i64>, Option<String>);
 /// Scoring, experts per token, correction, groups and how many are looked into, scaling.
 type RouterParts = (String, usize, Option<Vec<f32>>, Option<(usize, usize)>, f32);
 
 fn asked(
-    (intermediate, batch_invariant, workspace, backend, threads, config): OptionParts,
+    (intermediate, batch_invariant, workspace, gpu_bytes, backend, threads, config): OptionParts,
 ) -> Result<(LayerOptions, Wish)> {
     let workspace_bytes = workspace.unwrap_or(LayerOptions::default().workspace_bytes);
-    let options = LayerOptions { intermediate: intermediate.parse()?, batch_invariant, workspace_bytes };
+    let options = LayerOptions { intermediate: intermediate.parse()?, batch_invariant, workspace_bytes, gpu_bytes };
     Ok((options, Wish::new(backend, threads, config)?))
 }
 
@@ -337,9 +337,9 @@ impl FeedForward {
     /// What was asked of the layer and of the engine.
     #[getter]
     fn options(&self) -> OptionParts {
-        let LayerOptions { intermediate, batch_invariant, workspace_bytes } = self.experts.options();
+        let LayerOptions { intermediate, batch_invariant, workspace_bytes, gpu_bytes } = self.experts.options();
         let (backend, threads, config) = self.wish.parts();
-        (intermediate.to_string(), batch_invariant, Some(workspace_bytes), backend, threads, config)
+        (intermediate.to_string(), batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
     }
 
     /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a GPU, in the stream with
@@ -373,6 +373,23 @@ impl FeedForward {
     #[getter]
     fn count(&self) -> usize {
         self.experts.count()
+    }
+
+    /// The experts that a GPU holds, where the processor has the others.
+    #[getter]
+    fn resident(&self) -> Option<Vec<u32>> {
+        self.experts.resident()
+    }
+
+    /// How often each expert was asked for, where a GPU holds some of them.
+    #[getter]
+    fn asked(&self, py: Python<'_>) -> Result<Option<Vec<u32>>> {
+        py.detach(|| Ok(self.experts.asked()?))
+    }
+
+    /// Moves experts to and from the GPU of this number, in its stream with this handle.
+    fn place(&self, py: Python<'_>, experts: Vec<u32>, device: i32, stream: u64) -> Result<()> {
+        cuda::in_stream(py, (device, stream), |queue| queue.place_experts(&self.experts, &experts))
     }
 
     /// Scoring and experts per token, if there is a router.

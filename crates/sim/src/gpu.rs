@@ -1,5 +1,7 @@
 //! A device: limits, rules and memory, on which kernels run.
 
+use std::sync::Arc;
+
 use ptx::Kernel;
 
 use crate::branch::{self, Mutants};
@@ -49,6 +51,13 @@ impl Gpu {
     /// The same, so many bytes beyond an address that suits every access: shows which alignment a kernel relies on.
     pub fn alloc_beyond(&mut self, name: &str, bytes: usize, beyond: u64) -> Buffer {
         self.memory.add(name, vec![0; bytes], false, beyond)
+    }
+
+    /// Writes bytes to a place in a buffer that holds as many, as the host would between two launches.
+    pub fn write(&mut self, buffer: Buffer, at: usize, bytes: &[u8]) {
+        let found = self.memory.buffers.iter_mut().find(|contents| contents.address == buffer.address);
+        let place = found.and_then(|contents| Arc::make_mut(&mut contents.data).get_mut(at..at + bytes.len()));
+        place.into_iter().for_each(|place| place.copy_from_slice(bytes));
     }
 
     /// Declares a buffer to be what the preceding grid writes: the kernel may touch it only after `griddepcontrol.wait`.

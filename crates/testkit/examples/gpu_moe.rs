@@ -185,6 +185,7 @@ impl Tensors {
                 scale: router.scaling(),
             },
             addend: None,
+            placement: None,
             out: self.out.address(),
         }
     }
@@ -492,7 +493,7 @@ fn timing() -> Result<Value> {
             let chosen = placed.kernels(tokens as u32)?;
             let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
-                let launches = placed.launches(kernels, &call, spaces[space].address())?;
+                let launches = placed.launches(kernels, &call, [spaces[space].address(), 0])?.all;
                 launches
                     .iter()
                     .map(|launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch))
@@ -515,7 +516,8 @@ fn timing() -> Result<Value> {
                 (0..calls[0].len()).map(kernel).collect()
             };
             let names: Vec<String> = placed
-                .launches(&chosen, &tensors[0].call(router), spaces[0].address())?
+                .launches(&chosen, &tensors[0].call(router), [spaces[0].address(), 0])?
+                .all
                 .iter()
                 .map(|launch| launch.kernel.build().map(|kernel| kernel.name))
                 .collect::<Result<_>>()?;
@@ -593,7 +595,8 @@ fn parts() -> Result<Value> {
                     tensors.iter_mut().try_for_each(|tensors| tensors.even(&model, &stream))?;
                 }
                 let encode = |turn: usize| -> Result<Vec<EncodedLaunch>> {
-                    let launches = placed.launches(&kernels, &tensors[turn].call(router), spaces[turn].address())?;
+                    let launches =
+                        placed.launches(&kernels, &tensors[turn].call(router), [spaces[turn].address(), 0])?.all;
                     let encode = |mut launch: Launch| {
                         if let Some(spec) = launch.kernel.downcast::<MultiplySpec>() {
                             launch.kernel = Without(spec, left_out).into();

@@ -11,6 +11,7 @@
 //!
 //! - `memory`: memory of the device, copies, and what is known of an address of somebody else's;
 //! - `lent`: memory of the device that another process has allocated;
+//! - `pinned`: memory of the host that the device reaches;
 //! - `stream`: streams of our own and of others, events, and graphs captured from them;
 //! - `function`: kernels compiled by the driver, their arguments, tensor maps and launches;
 //! - `cubin`: compiled kernels kept on disk;
@@ -23,6 +24,7 @@ pub(crate) mod graveyard;
 mod lent;
 mod memory;
 mod monitor;
+mod pinned;
 mod stream;
 mod symbols;
 
@@ -31,6 +33,7 @@ pub use function::{EncodedLaunch, Function};
 pub use lent::LentMemory;
 pub use memory::{DeviceMemory, PointerKind};
 pub use monitor::{Monitor, Reading};
+pub use pinned::PinnedMemory;
 pub use stream::{Capture, Event, Graph, Stream};
 
 use std::ffi::{CStr, c_char, c_int};

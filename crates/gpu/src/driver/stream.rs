@@ -51,6 +51,7 @@ impl Stream {
     /// A queue of its own, which waits for no other.
     pub fn new(context: &'static Context) -> Result<Self> {
         let _entered = context.enter()?;
+        let _unhindered = context.unhindered()?;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
         let status = unsafe { (context.symbols.stream_create)(&mut raw, NON_BLOCKING) };
@@ -120,6 +121,27 @@ impl Stream {
         // SAFETY: the stream is alive; the word is the caller's promise.
         let status = unsafe { (self.context.symbols.stream_write_value)(self.raw, address, value, IN_ORDER) };
         self.context.called("cuStreamWriteValue32", status)
+    }
+
+    /// Queues a wait for a moment in another stream. In a capture the other one's work becomes a part of the graph.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: both are alive.
+        let status = unsafe { (self.context.symbols.stream_wait_event)(self.raw, event.raw, 0) };
+        self.context.called("cuStreamWaitEvent", status)
+    }
+
+    /// Queues the calling of a function on a thread of the driver's, which may not call the driver.
+    ///
+    /// # Safety
+    ///
+    /// What the function is given must stay until the stream, or every graph of which this becomes a part, has called
+    /// it for the last time.
+    pub unsafe fn call(&self, function: unsafe extern "C" fn(*mut c_void), given: *mut c_void) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream is alive; what the function is given is the caller's promise.
+        let status = unsafe { (self.context.symbols.stream_host_function)(self.raw, function, given) };
+        self.context.called("cuLaunchHostFunc", status)
     }
 
     /// The graph of which what is queued now becomes a part, if it does instead of being done.

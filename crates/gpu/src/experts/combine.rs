@@ -3,6 +3,8 @@
 //! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that are
 //! nobody's are not read. A thread has as many columns of a token as sixteen bytes of a row hold, so that a warp reads rows without
 //! gaps, and asks for the rows of several experts at a time.
+//!
+//! Where the host computes some experts, their rows lie in its memory, one at the place of each entry, and are read from there.
 
 use ptx::{
     Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32,
@@ -11,6 +13,7 @@ use ptx::{
 
 use op::Output;
 
+use super::place::AWAY;
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 
 /// Threads of a block.
@@ -33,6 +36,8 @@ pub struct CombineSpec {
     pub weighted: bool,
     /// The type of what is added to every token's sum, if something is.
     pub addend: Option<Output>,
+    /// Whether some rows, of single precision as the others are, lie in the host's memory.
+    pub away: bool,
 }
 
 impl CombineSpec {
@@ -53,12 +58,18 @@ impl Portable for CombineSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: rows `[rows, columns]`, inverse `[tokens, top]`, weights `[tokens, top]` if there are
-/// some, the addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
+/// Builds the kernel. Its arguments, in order: rows `[rows, columns]`, inverse `[tokens, top]`, the entries' slots
+/// `[tokens, top]` and the host's rows `[tokens, top, columns]` if there are some, weights `[tokens, top]` if there are some, the
+/// addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
 pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
+    if spec.away && spec.rows != Output::F32 {
+        let (what, found) = ("bytes of a row's numbers", spec.rows.bytes() as u64);
+        return Err(Error::Field { what, found, wanted: "4, as the host's rows have" });
+    }
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("combine", target, launch);
     let (rows, inverse) = (k.pointer("rows"), k.pointer("inverse"));
+    let away = spec.away.then(|| [k.pointer("placed"), k.pointer("away")]);
     let weights = spec.weighted.then(|| k.pointer("weights"));
     let addend = spec.addend.map(|ty| (ty, k.pointer("addend")));
     let out = k.pointer("out");
@@ -76,7 +87,8 @@ pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
         let sums: Vec<Reg<F32>> = (0..spec.columns()).map(|_| k.variable(0.0)).collect();
         for first in (0..spec.top).step_by(TOGETHER as usize) {
             let count = TOGETHER.min(spec.top - first);
-            add_rows(k, spec, [rows, inverse], weights, (token, first, count), (units, unit), &sums);
+            let sources = Sources { rows, inverse, away, weights };
+            add_rows(k, spec, &sources, (token, first, count), (units, unit), &sums);
         }
         if let Some((ty, addend)) = addend {
             let bytes = spec.columns() * ty.bytes() as u32;
@@ -94,12 +106,27 @@ pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
     k.finish()
 }
 
+/// Where rows are, and what says which.
+struct Sources {
+    rows: Reg<U64>,
+    inverse: Reg<U64>,
+    /// The entries' slots, and the host's rows.
+    away: Option<[Reg<U64>; 2]>,
+    weights: Option<Reg<U64>>,
+}
+
+/// An entry's row, if it has one, where that lies, and its weight.
+struct Found {
+    base: Reg<U64>,
+    row: Reg<U32>,
+    weight: Option<Reg<F32>>,
+}
+
 /// Adds the rows of some of a token's experts.
 fn add_rows(
     k: &mut Builder,
     spec: CombineSpec,
-    [rows, inverse]: [Reg<U64>; 2],
-    weights: Option<Reg<U64>>,
+    sources: &Sources,
     (token, first, count): (Reg<U32>, u32, u32),
     (units, unit): (Reg<U32>, Reg<U32>),
     sums: &[Reg<F32>],
@@ -108,27 +135,33 @@ fn add_rows(
     let at = |k: &mut Builder, base, index: u32| -> Addr<Global> {
         Addr::of(k.mul_wide_add(entry, 4, base)).plus((4 * (first + index)).cast_signed())
     };
-    let places: Vec<(Reg<U32>, Option<Reg<F32>>)> = k.phase("find", |k| {
+    let places: Vec<Found> = k.phase("find", |k| {
         let find = |index| {
-            let place_at = at(k, inverse, index);
-            let weight = weights.map(|weights| {
+            let place_at = at(k, sources.inverse, index);
+            let weight = sources.weights.map(|weights| {
                 let at = at(k, weights, index);
                 k.load(at)
             });
-            (k.load(place_at), weight)
+            let (base, row) = (sources.rows, k.load(place_at));
+            let Some([placed, host_rows]) = sources.away else { return Found { base, row, weight } };
+            let placed_at = at(k, placed, index);
+            let slot: Reg<U32> = k.load(placed_at);
+            let away = k.eq(slot, AWAY);
+            let number = k.add(entry, first + index);
+            Found { base: k.select(away, host_rows, base), row: k.select(away, number, row), weight }
         };
         (0..count).map(find).collect()
     });
     let loaded: Vec<(Pred, Vec<Reg<U32>>)> = k.phase("load", |k| {
-        let load = |&(place, _): &(Reg<U32>, Option<Reg<F32>>)| {
-            let somebodys = k.ne(place, NOBODY);
-            let at = element(k, rows, ACCESS, place, units, unit);
+        let load = |found: &Found| {
+            let somebodys = k.ne(found.row, NOBODY);
+            let at = element(k, found.base, ACCESS, found.row, units, unit);
             (somebodys, k.when(somebodys, |k| load(k, ACCESS, at)))
         };
         places.iter().map(load).collect()
     });
     k.phase("add", |k| {
-        for ((_, weight), (somebodys, words)) in places.iter().zip(loaded) {
+        for (Found { weight, .. }, (somebodys, words)) in places.iter().zip(loaded) {
             k.when(somebodys, |k| {
                 let values = floats(k, spec.rows, &words);
                 for (&sum, value) in sums.iter().zip(values) {

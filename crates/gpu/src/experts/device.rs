@@ -13,14 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use op::routing::Router;
 use op::{Choose, Error, Intermediate, Output, Result};
 
-use super::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use super::away::AwayExperts;
+use super::layer::{
+    self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
+};
 use super::packed::{Numbers, PackedExpert};
 use super::plan::Cheapest;
 use super::route::RouteSpec;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
 use crate::families::choice::illegal;
-use crate::launch::Launch;
 use crate::operands::{ALIGNMENT, check_place};
 
 /// The weights of a layer in a device's memory.
@@ -35,6 +37,8 @@ pub struct DeviceExperts {
     shared: Option<Arc<DeviceExperts>>,
     /// Who says how calls are computed.
     choose: Arc<dyn Choose>,
+    /// Where experts are, if the host has some of them: then the shape's are slots.
+    away: Option<Arc<AwayExperts>>,
 }
 
 /// Memory that all layers over the same weights share.
@@ -95,7 +99,7 @@ impl DeviceExperts {
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
         let choose = Arc::new(Cheapest { family: device.family, facts: device.facts.clone() });
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None, choose })
+        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None, choose, away: None })
     }
 
     /// The same layer, whose calls are computed as somebody says.
@@ -103,13 +107,38 @@ impl DeviceExperts {
         DeviceExperts { choose, ..self }
     }
 
+    /// The same layer as the slots of a larger one, of which the host has the other experts.
+    pub fn among(self, away: Arc<AwayExperts>) -> Self {
+        DeviceExperts { away: Some(away), ..self }
+    }
+
+    /// Where experts are, if the host has some of them.
+    pub fn away(&self) -> Option<&Arc<AwayExperts>> {
+        self.away.as_ref()
+    }
+
+    /// Queues the filling of a slot with another expert's weights.
+    pub(crate) fn fill_slot(&self, slot: usize, expert: &PackedExpert, stream: &Stream) -> Result<()> {
+        let all = std::iter::once(expert.matrices()).chain(expert.numbers().map(bytemuck::cast_slice));
+        for (memory, bytes) in self.memory.weights.iter().zip(all) {
+            // SAFETY: from ordinary memory the driver has read everything when this returns, and the layer's memory
+            // waits for the streams that use it.
+            unsafe { memory.write(slot * bytes.len(), bytes, stream) }?;
+        }
+        Ok(())
+    }
+
     /// The device that it is on.
     pub fn device(&self) -> &'static Device {
         self.device
     }
 
-    /// The kernels for calls with so many tokens.
+    /// The kernels for calls with so many tokens. Where the host has some experts, it has as large a part of the rows.
     pub fn kernels(&self, tokens: u32) -> Result<LayerKernels> {
+        let tokens = self.away.as_ref().map_or(tokens, |away| {
+            let rows = u64::from(tokens) * u64::from(self.shape.experts);
+            rows.div_ceil(away.placement().experts.into()) as u32
+        });
         let config = self.choose.choose(&self.shape.problem(tokens)?)?;
         let Device { family, facts, .. } = self.device;
         LayerKernels::new(*family, &self.shape, &config, facts).map_err(illegal(&config))
@@ -128,8 +157,8 @@ impl DeviceExperts {
             return Err(Error::Mismatch { group: 0, what: "the layer's weights", found, expected });
         }
         let Self { device, weights, bytes, .. } = *self;
-        let (memory, choose) = (Arc::clone(&self.memory), Arc::clone(&self.choose));
-        Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose })
+        let (memory, choose, away) = (Arc::clone(&self.memory), Arc::clone(&self.choose), self.away.clone());
+        Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose, away })
     }
 
     /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the
@@ -188,9 +217,20 @@ impl DeviceExperts {
         layer::whole_workspace_bytes(&self.shape, self.shared.as_ref().map(|shared| &shared.shape), tokens)
     }
 
-    /// The launches of a call, for a workspace at an address; those of the shared expert come first.
-    pub fn launches(&self, kernels: &LayerKernels, call: &LayerCall, workspace: u64) -> Result<Vec<Launch>> {
-        let site = LayerSite { workspace, multiprocessors: self.device.facts.multiprocessors };
+    /// Bytes that a call with so many tokens exchanges with the host.
+    pub fn exchange_bytes(&self, tokens: u32) -> usize {
+        if self.away.is_some() { Exchange::of(&self.shape, tokens).bytes } else { 0 }
+    }
+
+    /// The launches of a call, for a workspace and for what is exchanged with the host at these addresses; those of the
+    /// shared expert come first.
+    pub fn launches(
+        &self,
+        kernels: &LayerKernels,
+        call: &LayerCall,
+        [workspace, exchange]: [u64; 2],
+    ) -> Result<LayerLaunches> {
+        let site = LayerSite { workspace, exchange, multiprocessors: self.device.facts.multiprocessors };
         let shared = match &self.shared {
             Some(shared) => Some((&shared.shape, shared.kernels(call.tokens)?, &shared.weights)),
             None => None,
@@ -229,15 +269,16 @@ impl DeviceExperts {
         }
         match call.choice {
             Choice::Logits { logits, spec, correction, .. } => {
-                if (spec.experts, spec.top) != (shape.experts, shape.top) {
-                    let [found, expected] = [(spec.experts, spec.top), (shape.experts, shape.top)]
+                let experts = call.placement.map_or(shape.experts, |placement| placement.experts);
+                if (spec.experts, spec.top) != (experts, shape.top) {
+                    let [found, expected] = [(spec.experts, spec.top), (experts, shape.top)]
                         .map(|(experts, top)| format!("{top} of {experts}"));
                     return Err(Error::Mismatch { group: 0, what: "the routing's experts", found, expected });
                 }
                 spec.check().map_err(|error| Error::Kernel(error.into()))?;
-                place("the logits", logits, 4 * tokens * shape.experts as usize, 4)?;
+                place("the logits", logits, 4 * tokens * experts as usize, 4)?;
                 if spec.corrected {
-                    place("the routing's correction", correction, 4 * shape.experts as usize, 4)?;
+                    place("the routing's correction", correction, 4 * experts as usize, 4)?;
                 }
             }
             Choice::Given { ids, wide, weights } => {

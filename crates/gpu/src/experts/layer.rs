@@ -20,7 +20,9 @@ use ptx::Feature;
 
 use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
+use super::place::{self, PlaceSpec};
 use super::route::{self, RouteSpec};
+use super::send::{self, SendSpec};
 use super::share::{self, ShareSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
 use super::{For, Portable};
@@ -225,6 +227,20 @@ impl LayerShape {
         all
     }
 
+    /// Bytes of memory that each expert of a layer takes for a family's kernels, and those of its shared one.
+    pub fn bytes_of(spec: &LayerSpec<'_>, family: &dyn Family) -> [usize; 2] {
+        let bytes = |mlps: &[MlpWeights<'_>]| {
+            let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
+            let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
+            let of = |exists: bool, numbers: usize| if exists { 4 * numbers } else { 0 };
+            let biases = of(shape.biased, shape.gate.matrices() * inner + hidden);
+            let scales = of(shape.scaled[0], hidden) + of(shape.scaled[1], inner);
+            shape.matrix_bytes(family).iter().sum::<usize>() + FACTOR_BYTES as usize + biases + scales
+        };
+        let shared = spec.weights.shared().map_or(0, |shared| bytes(std::slice::from_ref(shared.mlp())));
+        [bytes(spec.weights.experts()), shared]
+    }
+
     /// The first product: gate and up.
     pub fn gate_up(&self) -> ProductShape {
         ProductShape {
@@ -394,14 +410,64 @@ pub struct LayerCall {
     pub choice: Choice,
     /// What is added to the sums, `[tokens, hidden]` of a type, if something is.
     pub addend: Option<(Output, u64)>,
+    /// Where experts are, if the layer's shape has not all of them: the host computes the others.
+    pub placement: Option<Placement>,
     /// Results `[tokens, hidden]`.
     pub out: u64,
+}
+
+/// Where the device's memory says which experts it has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placement {
+    /// Experts of the layer, wherever they are.
+    pub experts: u32,
+    /// The slot of each, or [`place::AWAY`]; how often each was asked for.
+    pub table: [u64; 2],
+}
+
+/// What device and host exchange in a call, in memory that both reach: places in it, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Exchange {
+    /// Experts that the host is to compute `[tokens, top]`, or [`NOBODY`](super::NOBODY).
+    pub ids: usize,
+    /// The entries' weights, where these multiply what experts are given.
+    pub weights: usize,
+    /// Tokens `[tokens, hidden]`.
+    pub tokens: usize,
+    /// What the host makes of them `[tokens, top, hidden]`, in single precision.
+    pub rows: usize,
+    /// Bytes of all of it.
+    pub bytes: usize,
+}
+
+impl Exchange {
+    /// The places for a call with so many tokens.
+    pub fn of(shape: &LayerShape, tokens: u32) -> Self {
+        let (tokens, hidden) = (tokens as usize, shape.hidden as usize);
+        let entries = tokens * shape.top as usize;
+        let mut bytes = 0;
+        let mut take = |size: usize| {
+            let at = bytes;
+            bytes = (bytes + size).next_multiple_of(ALIGNMENT as usize);
+            at
+        };
+        let mut places = Exchange {
+            ids: take(4 * entries),
+            weights: take(if shape.on_input { 4 * entries } else { 0 }),
+            tokens: take(tokens * shape.activation.row_bytes(hidden)),
+            rows: take(4 * entries * hidden),
+            bytes: 0,
+        };
+        places.bytes = bytes;
+        places
+    }
 }
 
 /// What lies between the launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Between {
     ids: u64,
+    placed: u64,
     weights: u64,
     inverse: u64,
     owners: u64,
@@ -429,6 +495,7 @@ impl Between {
         let made = shape.step().map_or(0, |_| operand_bytes(shape.inner_activation()));
         let mut places = Between {
             ids: take(4 * entries),
+            placed: take(4 * entries),
             weights: take(4 * entries),
             inverse: take(4 * entries),
             owners: take(if shape.owned() { 4 * entries } else { 0 }),
@@ -473,31 +540,52 @@ pub(crate) fn around(shape: &LayerShape, tokens: u32) -> Vec<(&'static str, f64)
 pub struct LayerSite {
     /// The address of the workspace, a multiple of 256.
     pub workspace: u64,
+    /// The address of what is exchanged with the host, a multiple of 256, where some experts are there.
+    pub exchange: u64,
     /// Multiprocessors that the launches are made for.
     pub multiprocessors: u32,
 }
 
 /// The launches of a call, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct LayerLaunches {
+    /// All of them.
+    pub all: Vec<Launch>,
+    /// When the host computes, where it has experts.
+    pub host: Option<HostPart>,
+}
+
+/// When the host computes its experts: beside the launches that come after some of them, and before the last one.
+#[derive(Clone, Debug)]
+pub struct HostPart {
+    /// How many launches come before it begins.
+    pub after: usize,
+    /// What brings tokens to it.
+    pub send: Launch,
+}
+
+/// The launches of a call.
 pub fn launches(
     shape: &LayerShape,
     kernels: &LayerKernels,
     weights: &LayerWeights,
     call: &LayerCall,
     site: LayerSite,
-) -> Vec<Launch> {
+) -> LayerLaunches {
     if call.tokens == 0 {
-        return Vec::new();
+        return LayerLaunches::default();
     }
     let between = Between::at(shape, call.tokens, site.workspace);
     let entries = call.tokens * shape.top;
     let maker = Maker { shape, kernels, weights, call, between, entries, site };
-    let mut launches: Vec<Launch> = maker.route().into_iter().chain(maker.share()).collect();
-    launches.push(maker.sort());
-    launches.push(maker.gate_up());
-    launches.extend(maker.between());
-    launches.push(maker.down());
-    launches.push(maker.combine());
-    launches
+    let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
+    let host = call.placement.map(|_| HostPart { after: all.len(), send: maker.send() });
+    all.push(maker.sort());
+    all.push(maker.gate_up());
+    all.extend(maker.between());
+    all.push(maker.down());
+    all.push(maker.combine());
+    LayerLaunches { all, host }
 }
 
 /// Bytes of the results of a layer's shared expert.
@@ -518,18 +606,20 @@ pub type Part<'a> = (&'a LayerShape, &'a LayerKernels, &'a LayerWeights);
 
 /// The launches of a call of a layer, and before them those of its shared expert, a layer of one, if it has one: its
 /// results are added.
-pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall, site: LayerSite) -> Vec<Launch> {
+pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall, site: LayerSite) -> LayerLaunches {
     let (shape, kernels, weights) = own;
     let Some((shared_shape, shared_kernels, shared_weights)) = shared else {
         return launches(shape, kernels, weights, call, site);
     };
     let results = site.workspace;
     let site = LayerSite { workspace: results + shared_bytes(shape, call.tokens), ..site };
-    let of_all = LayerCall { choice: Choice::Everyone, out: results, addend: None, ..*call };
-    let mut all = launches(shared_shape, shared_kernels, shared_weights, &of_all, site);
+    let of_all = LayerCall { choice: Choice::Everyone, out: results, addend: None, placement: None, ..*call };
+    let mut all = launches(shared_shape, shared_kernels, shared_weights, &of_all, site).all;
     let call = LayerCall { addend: Some((Output::F32, results)), ..*call };
-    all.extend(launches(shape, kernels, weights, &call, site));
-    all
+    let own = launches(shape, kernels, weights, &call, site);
+    let host = own.host.map(|host| HostPart { after: all.len() + host.after, ..host });
+    all.extend(own.all);
+    LayerLaunches { all, host }
 }
 
 /// What the launches are made of.
@@ -546,7 +636,8 @@ struct Maker<'a> {
 impl Maker<'_> {
     /// Whether the sort chooses the experts itself.
     fn sort_routes(&self) -> bool {
-        matches!(self.call.choice, Choice::Logits { .. }) && self.call.tokens <= MOST_ROUTED
+        let (few, placed) = (self.call.tokens <= MOST_ROUTED, self.call.placement.is_some());
+        matches!(self.call.choice, Choice::Logits { .. }) && few && !placed
     }
 
     /// The launch of a kernel that is none of the products.
@@ -576,6 +667,39 @@ impl Maker<'_> {
         Some(self.around(spec, grid, arguments))
     }
 
+    /// Which entries are the device's and which the host's, where both have experts.
+    fn place(&self) -> Option<Launch> {
+        let Placement { experts, table: [slots, asked] } = self.call.placement?;
+        let (ids, wide) = match self.call.choice {
+            Choice::Logits { .. } | Choice::Everyone => (self.between.ids, false),
+            Choice::Given { ids, wide, .. } => (ids, wide),
+        };
+        let away = self.site.exchange + self.exchange().ids as u64;
+        let mut arguments = [ids, slots, asked, self.between.placed, away].map(Argument::Pointer).to_vec();
+        arguments.push(Argument::U32(self.entries));
+        Some(self.around(PlaceSpec { experts, wide }, [place::blocks(self.entries), 1, 1], arguments))
+    }
+
+    /// Brings tokens to the host.
+    fn send(&self) -> Launch {
+        let (shape, exchange) = (self.shape, self.exchange());
+        let there = |place: usize| Argument::Pointer(self.site.exchange + place as u64);
+        let mut arguments = [self.between.placed, self.call.x].map(Argument::Pointer).to_vec();
+        arguments.push(there(exchange.tokens));
+        if shape.on_input {
+            arguments.extend([Argument::Pointer(self.entry_weights()), there(exchange.weights)]);
+        }
+        let row = shape.activation.row_bytes(shape.hidden as usize) as u32;
+        arguments.push(Argument::U32(row / send::UNIT));
+        let spec = SendSpec { top: shape.top, weights: shape.on_input };
+        // It is not in line with the others, so it begins when what it waits for is done.
+        Launch { overlapping: false, ..self.around(spec, [self.call.tokens, 1, 1], arguments) }
+    }
+
+    fn exchange(&self) -> Exchange {
+        Exchange::of(self.shape, self.call.tokens)
+    }
+
     /// What becomes of the only expert's own gate: the weights of all tokens.
     fn share(&self) -> Option<Launch> {
         let (shape, call) = (self.shape, self.call);
@@ -598,6 +722,7 @@ impl Maker<'_> {
     fn sort(&self) -> Launch {
         let (shape, between) = (self.shape, &self.between);
         let (ids, mut arguments) = match self.call.choice {
+            _ if self.call.placement.is_some() => (Ids::Narrow, vec![Argument::Pointer(between.placed)]),
             Choice::Logits { spec, .. } if self.sort_routes() => (Ids::Routed(spec), self.logits()),
             Choice::Logits { .. } => (Ids::Narrow, vec![Argument::Pointer(between.ids)]),
             Choice::Given { ids, wide, .. } => {
@@ -715,12 +840,19 @@ impl Maker<'_> {
             output: shape.output,
             weighted: !shape.on_input && (shape.gated || call.choice != Choice::Everyone),
             addend: call.addend.map(|(ty, _)| ty),
+            away: call.placement.is_some(),
         };
         let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];
+        if spec.away {
+            let rows = self.site.exchange + self.exchange().rows as u64;
+            arguments.extend([self.between.placed, rows].map(Argument::Pointer));
+        }
         arguments.extend(spec.weighted.then_some(Argument::Pointer(self.entry_weights())));
         arguments.extend(call.addend.map(|(_, at)| Argument::Pointer(at)));
         arguments.extend([Argument::Pointer(call.out), Argument::U32(call.tokens), Argument::U32(shape.hidden)]);
         let grid = [spec.blocks(call.tokens, shape.hidden), 1, 1];
-        self.around(spec, grid, arguments)
+        let launch = self.around(spec, grid, arguments);
+        // Where it waits for the host as well, it does not begin before the launch ahead of it is done.
+        Launch { overlapping: launch.overlapping && !spec.away, ..launch }
     }
 }

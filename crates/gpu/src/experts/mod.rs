@@ -4,21 +4,26 @@
 //! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the family's with the
 //! layout that `sort` leaves, `between` makes what the first one leaves what the second one takes, where experts differ in that, and `combine`
 //! adds up what a token's experts made of it. `share` weighs an expert that computes every token, where it has a gate of its own.
+//! Where some experts are not in the device's memory, `place` tells theirs from the others' entries, `send` brings
+//! their tokens to the host, and `away` has it compute them meanwhile.
 
+pub mod away;
 pub mod between;
 pub mod combine;
 pub mod device;
 pub mod layer;
 pub mod packed;
+pub mod place;
 pub mod plan;
 pub mod route;
+pub mod send;
 pub mod share;
 pub mod sort;
 
 use std::fmt;
 use std::hash::Hash;
 
-use ptx::{Builder, Error, Feature, Kernel, Target};
+use ptx::{Addr, Builder, Error, Feature, Global, Kernel, Reg, Target, U32, U64};
 
 use crate::launch::Spec;
 
@@ -59,3 +64,15 @@ fn await_predecessor(k: &mut Builder, target: Target) {
 
 /// The row of an entry that is nobody's.
 pub const NOBODY: u32 = u32::MAX;
+
+/// The id of an entry in memory, of 32 bits or 64; one that 32 bits cannot hold is [`NOBODY`]'s.
+fn id_of(k: &mut Builder, ids: Reg<U64>, entry: Reg<U32>, wide: bool) -> Reg<U32> {
+    if !wide {
+        let at = Addr::<Global>::of(k.mul_wide_add(entry, 4, ids));
+        return k.load(at);
+    }
+    let at = Addr::<Global>::of(k.mul_wide_add(entry, 8, ids));
+    let [low, high]: [Reg<U32>; 2] = k.load_vector(at);
+    let small = k.eq(high, 0);
+    k.select(small, low, NOBODY)
+}

@@ -92,6 +92,12 @@ impl PackedExpert {
         &self.gate
     }
 
+    /// All of its numbers beside the matrices, array by array, as [`Numbers::placed`] has them.
+    pub(crate) fn numbers(&self) -> [&[f32]; 8] {
+        let ([gate, up, down], [outer, inner]) = (&self.biases, &self.scales);
+        [self.factors.as_flattened(), gate, up, down, outer, inner, &self.table, &self.gate]
+    }
+
     /// The table by which an NVFP4 intermediate is quantised; nothing in a layer that has none.
     pub fn table(&self) -> &[f32] {
         &self.table

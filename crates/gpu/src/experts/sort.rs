@@ -25,7 +25,7 @@ use ptx::{
 };
 
 use super::route::{Logits, MOST_TOP, RouteSpec, Routed};
-use super::{NOBODY, Portable, await_predecessor, launch_dependents};
+use super::{NOBODY, Portable, await_predecessor, id_of, launch_dependents};
 use crate::expand::{self, Float};
 use crate::products::MOST_EXPERTS;
 
@@ -304,16 +304,7 @@ impl Sort {
                 let at = self.word(k, *ids, entry);
                 k.load(at)
             }
-            Source::Memory { at, wide: false } => {
-                let at = self.global(k, *at, entry);
-                k.load(at)
-            }
-            Source::Memory { at, wide: true } => {
-                let at = Addr::<Global>::of(k.mul_wide_add(entry, 8, *at));
-                let [low, high]: [Reg<U32>; 2] = k.load_vector(at);
-                let small = k.eq(high, 0);
-                k.select(small, low, NOBODY)
-            }
+            Source::Memory { at, wide } => id_of(k, *at, entry, *wide),
         };
         let somebodys = k.lt(id, self.spec.experts);
         (id, somebodys)

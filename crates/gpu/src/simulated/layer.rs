@@ -3,11 +3,17 @@
 
 use std::sync::Arc;
 
-use op::{Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Team};
+use format::{Dense, Values};
+use half::{bf16, f16};
+
+use op::{Activation, Choose, Error, HostCall, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Split, Team};
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
-use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use crate::experts::away::{check_resident, slots_for, table_of};
+use crate::experts::layer::{
+    self, Choice, Exchange, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights, Placement,
+};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::families::choice::Tokens;
 use crate::host::check_operands;
@@ -26,6 +32,14 @@ pub(super) struct SimulatedLayer {
     shared: Option<Packed>,
     /// Who says how calls are computed.
     choose: Arc<dyn Choose>,
+    away: Option<Away>,
+}
+
+/// A layer's experts of which the host computes those that are not here.
+#[derive(Debug)]
+struct Away {
+    experts: u32,
+    split: Split,
 }
 
 /// Some experts as the kernels take them.
@@ -40,14 +54,15 @@ impl Packed {
     fn new(
         (on, team): (&Simulated, &Team),
         spec: &LayerSpec<'_>,
-        mlps: &[MlpWeights<'_>],
+        (mlps, slots): (&[MlpWeights<'_>], &[u32]),
         gate: Option<&[f32]>,
     ) -> Result<Self> {
+        let (experts, gated) = (slots.len() as u32, gate.is_some());
         let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
-        let shape = LayerShape { invariant: spec.batch_invariant, gated: gate.is_some(), ..shape };
+        let shape = LayerShape { experts, invariant: spec.batch_invariant, gated, ..shape };
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
-        for mlp in mlps {
-            let mut packed = PackedExpert::new((on.family, team), &shape, mlp)?;
+        for &expert in slots {
+            let mut packed = PackedExpert::new((on.family, team), &shape, &mlps[expert as usize])?;
             if let Some(vector) = gate {
                 packed = packed.with_gate(vector);
             }
@@ -67,11 +82,18 @@ impl Packed {
 
 impl SimulatedLayer {
     pub(super) fn new(on: Simulated, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
-        let own = Packed::new((&on, team), spec, spec.weights.experts(), None)?;
-        let of_all = spec.weights.shared();
-        let of_all =
-            of_all.map(|shared| Packed::new((&on, team), spec, std::slice::from_ref(shared.mlp()), shared.gate()));
-        Ok(SimulatedLayer { on, own, shared: of_all.transpose()?, choose })
+        let mlps = spec.weights.experts();
+        let all: Vec<u32> = (0..mlps.len() as u32).collect();
+        let slots = spec.split.map_or(&all[..], |split| slots_for(&split.resident));
+        check_resident(slots, all.len() as u32)?;
+        let own = Packed::new((&on, team), spec, (mlps, slots), None)?;
+        let of_all = spec
+            .weights
+            .shared()
+            .map(|shared| Packed::new((&on, team), spec, (std::slice::from_ref(shared.mlp()), &[0]), shared.gate()));
+        let experts = all.len() as u32;
+        let away = spec.split.map(|split| Away { experts, split: split.clone() });
+        Ok(SimulatedLayer { on, own, shared: of_all.transpose()?, choose, away })
     }
 
     /// How a call's products are computed: those of the layer, or of its shared expert.
@@ -80,6 +102,18 @@ impl SimulatedLayer {
         LayerKernels::new(self.on.family, shape, &config, &self.on.facts())
             .map_err(|reason| self.on.illegal(&config, reason))
     }
+}
+
+/// Tokens as the host finds them, of the shape and type of others.
+fn received(like: &Dense<'_>, bytes: &[u8]) -> Result<Dense<'static>> {
+    let bytes = &bytes[..dense_bytes(like).len()];
+    let halves = || bytemuck::pod_collect_to_vec::<u8, u16>(bytes).into_iter();
+    let values: Values<'static> = match like.values() {
+        Values::F16(_) => halves().map(f16::from_bits).collect::<Vec<_>>().into(),
+        Values::BF16(_) => halves().map(bf16::from_bits).collect::<Vec<_>>().into(),
+        Values::F32(_) => bytemuck::pod_collect_to_vec::<u8, f32>(bytes).into(),
+    };
+    Ok(Dense::new(like.rows(), like.k(), values, 1.0)?)
 }
 
 /// Steps of both products, where each expert has so many rows.
@@ -98,6 +132,10 @@ impl LoadedLayer for SimulatedLayer {
         self.own.matrices.len() + self.shared.as_ref().map_or(0, |shared| shared.matrices.len())
     }
 
+    fn resident(&self) -> Option<Vec<u32>> {
+        self.away.as_ref().map(|away| away.split.resident.clone())
+    }
+
     fn run(&self, operands: LayerOperands<'_>) -> Result<()> {
         let LayerOperands { tokens, ids, weights, top, on_input, .. } = operands;
         check_operands(&operands, self.own.shape.hidden as usize)?;
@@ -113,7 +151,10 @@ impl LoadedLayer for SimulatedLayer {
         let kernels = self.kernels(&shape, count)?;
         let shared_kernels = shared.as_ref().map(|shape| self.kernels(shape, count)).transpose()?;
         let mut rows = vec![0; shape.experts as usize];
-        ids.iter().for_each(|&id| rows.get_mut(id as usize).into_iter().for_each(|rows| *rows += 1));
+        let slots = self.away.as_ref().map(|away| table_of(away.experts, &away.split.resident));
+        let slot = |&id: &u32| slots.as_ref().map_or(Some(id), |slots| slots.get(id as usize).copied());
+        let here = ids.iter().filter_map(slot);
+        here.for_each(|slot| rows.get_mut(slot as usize).into_iter().for_each(|rows| *rows += 1));
         let mut steps_of_all = steps(&shape, &kernels, &rows);
         if let Some((shape, kernels)) = shared.as_ref().zip(shared_kernels.as_ref()) {
             steps_of_all += steps(shape, kernels, &[tokens.rows()]);
@@ -132,7 +173,7 @@ impl LoadedLayer for SimulatedLayer {
             ("ids", bytemuck::cast_slice(ids)),
             ("weights", bytemuck::cast_slice(weights)),
         ];
-        let [x, ids, weights] = inputs.map(|(name, bytes)| {
+        let [x, ids_at, weights_at] = inputs.map(|(name, bytes)| {
             let buffer = gpu.upload(name, bytes);
             gpu.await_predecessor(buffer);
             buffer.address
@@ -142,15 +183,40 @@ impl LoadedLayer for SimulatedLayer {
         // show.
         let bytes = layer::whole_workspace_bytes(&shape, shared.as_ref(), count);
         let workspace = gpu.upload("workspace", &vec![0xFF; bytes]);
-        let choice = Choice::Given { ids, wide: false, weights };
-        let call = LayerCall { tokens: count, x, choice, addend: None, out: out.address };
+        let exchange = Exchange::of(&shape, count);
+        let exchanged = self.away.as_ref().map(|_| gpu.upload("exchanged with the host", &vec![0xFF; exchange.bytes]));
+        let placement = slots.map(|slots| {
+            let asked = vec![0u32; slots.len()];
+            let experts = slots.len() as u32;
+            let table = [("slots", slots), ("asked", asked)];
+            let table = table.map(|(name, words)| gpu.upload(name, bytemuck::cast_slice(&words)).address);
+            Placement { experts, table }
+        });
+        let choice = Choice::Given { ids: ids_at, wide: false, weights: weights_at };
+        let call = LayerCall { tokens: count, x, choice, addend: None, placement, out: out.address };
         let of_all = shared.as_ref().zip(shared_kernels.as_ref()).zip(shared_weights.as_ref());
         let of_all = of_all.map(|((shape, kernels), weights)| (shape, kernels, weights));
-        let site = LayerSite { workspace: workspace.address, multiprocessors: MULTIPROCESSORS };
+        let (workspace, there) = (workspace.address, exchanged.map_or(0, |exchanged| exchanged.address));
+        let site = LayerSite { workspace, exchange: there, multiprocessors: MULTIPROCESSORS };
         let launches = layer::whole_launches((&shape, &kernels, &own_weights), of_all, &call, site);
-        let launches = simulated_launches(&launches)?;
-        let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
-        gpu.run_sequence(&sequence, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+        let encoded = simulated_launches(&launches.all)?;
+        let sequence: Vec<_> = encoded.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        let before_host = if self.away.is_some() { sequence.len() - 1 } else { 0 };
+        gpu.run_sequence(&sequence[..before_host], self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+        if let (Some(away), Some(exchanged), Some(part)) = (&self.away, exchanged, launches.host) {
+            let send = simulated_launches(std::slice::from_ref(&part.send))?;
+            let send: Vec<_> = send.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+            gpu.run_sequence(&send, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+            let bytes = gpu.download(exchanged).map_err(|first| Error::Unwritten { first })?;
+            let hosts: &[u32] = bytemuck::cast_slice(&bytes[exchange.ids..][..4 * ids.len()]);
+            let (hosts, mut rows) = (hosts.to_vec(), vec![f32::NAN; ids.len() * shape.hidden as usize]);
+            let sent: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes[exchange.weights..][..4 * ids.len()]);
+            let tokens = received(tokens, &bytes[exchange.tokens..])?;
+            let (top, weights) = (operands.top, on_input.then_some(&sent[..]));
+            away.split.host.compute(HostCall { tokens: &tokens, ids: &hosts, weights, top, rows: &mut rows })?;
+            gpu.write(exchanged, exchange.rows, bytemuck::cast_slice(&rows));
+        }
+        gpu.run_sequence(&sequence[before_host..], self.on.schedule).map_err(|fault| Error::Fault(fault))?;
         let found = gpu.download(out).map_err(|first| Error::Unwritten { first })?;
         let mut target = operands.target;
         target.bytes_mut().copy_from_slice(found);

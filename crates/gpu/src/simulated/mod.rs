@@ -238,6 +238,10 @@ unsafe impl Backend for Simulated {
         Ok(Arc::new(PackedGroups::new(self.layout, (self.family, team), weights, Ok)?))
     }
 
+    fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
+        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, self.family))
+    }
+
     fn load_layer(
         &self,
         layer: &LayerSpec<'_>,

@@ -26,6 +26,7 @@
 //! measured. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in a
 //! GPU's memory.
 
+mod host;
 mod rows;
 mod saved;
 mod sorted;
@@ -59,11 +60,15 @@ pub struct LayerOptions {
     pub batch_invariant: bool,
     /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per expert. One token is always computed.
     pub workspace_bytes: usize,
+    /// Bytes of a device's memory that the weights may take, where a device computes the layer; without a number, all
+    /// that there is. Experts beyond it lie in the host's memory, and the processor computes them while the device computes the others.
+    pub gpu_bytes: Option<usize>,
 }
 
 impl Default for LayerOptions {
     fn default() -> Self {
-        Self { intermediate: Intermediate::Tokens, batch_invariant: false, workspace_bytes: 512 << 20 }
+        let (intermediate, workspace_bytes) = (Intermediate::Tokens, 512 << 20);
+        Self { intermediate, batch_invariant: false, workspace_bytes, gpu_bytes: None }
     }
 }
 
@@ -384,6 +389,34 @@ impl Experts {
     /// Whether [`crate::gpu::Queue`] takes it, or why it does not.
     pub fn queueable(&self) -> Result<()> {
         self.products.on_device().map(drop)
+    }
+
+    /// The experts that a device holds, where the processor has the others.
+    pub fn resident(&self) -> Option<Vec<u32>> {
+        match &self.products {
+            Products::Whole(whole) => whole.resident(),
+            Products::Engine { .. } => None,
+        }
+    }
+
+    /// How often each expert was asked for since the layer was made, modulo 2³², where a device has some of them and the
+    /// processor the others.
+    pub fn asked(&self) -> Result<Option<Vec<u32>>> {
+        self.products.on_device()?.asked()
+    }
+
+    /// Queues the move of as many experts as the device holds: what was queued before finds the old ones there, what
+    /// comes behind it these.
+    pub(crate) fn place(&self, queue: &LaunchQueue, experts: &[u32]) -> Result<()> {
+        let on_device = self.products.on_device()?;
+        let host = match &self.products {
+            Products::Whole(whole) => whole.host(),
+            Products::Engine { .. } => None,
+        };
+        let (what, found) = ("the layer", "all experts on the device".to_owned());
+        let expected = "some of them on the host, as gpu_bytes leaves them".to_owned();
+        let host = host.ok_or(Error::Mismatch { group: 0, what, found, expected })?;
+        on_device.place(queue, experts, |shape, expert| host.packed_for(on_device.family(), shape, expert))
     }
 
     /// Bytes that [`crate::gpu::Queue::enqueue_experts`] works in, at most, for so many tokens of a type that have so many experts each.

@@ -58,6 +58,11 @@ impl Sorted {
         &self.offsets
     }
 
+    /// The row of an entry, if it is somebody's.
+    pub(super) fn place(&self, entry: usize) -> Option<usize> {
+        Some(self.places[entry] as usize).filter(|&place| place != NOWHERE as usize)
+    }
+
     /// A token's rows in the order of its experts, with their weights; the token's number is that in the piece.
     pub(super) fn of<'a>(&'a self, token: usize, routed: &'a Routed) -> impl Iterator<Item = (usize, f32)> {
         let range = token * self.top_k..(token + 1) * self.top_k;

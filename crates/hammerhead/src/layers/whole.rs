@@ -6,9 +6,11 @@ use std::sync::Arc;
 use format::Dense;
 use gpu::host::HostExperts;
 use op::{
-    Activation, Backend, Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Output, Result, Routed, Target,
+    Activation, Backend, Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Output, Result, Routed, Split,
+    Target,
 };
 
+use super::host;
 use super::{LayerOptions, Sizes};
 use crate::planner::Planner;
 use crate::{Engine, Plan};
@@ -24,6 +26,8 @@ pub(super) struct WholeLayer {
     planner: Arc<Planner>,
     /// Whether there is an expert that computes every token.
     shared: bool,
+    /// The processor's experts, where the device has not all of them.
+    host: Option<Arc<host::HostExperts>>,
 }
 
 impl WholeLayer {
@@ -31,12 +35,20 @@ impl WholeLayer {
     /// be faster than the processor, product by product. Where its memory is full, the others compute.
     pub(super) fn new(engine: &Engine, weights: &ExpertWeights<'_>, sizes: &Sizes) -> Result<Option<Self>> {
         let backends = engine.backends();
-        let LayerOptions { intermediate, batch_invariant, .. } = sizes.options;
-        let spec = LayerSpec { weights, intermediate, batch_invariant };
+        let LayerOptions { intermediate, batch_invariant, gpu_bytes, .. } = sizes.options;
+        let spec = LayerSpec { weights, intermediate, batch_invariant, split: None };
         let load = |backend: &'static dyn Backend| {
             let planner = Arc::new(engine.layer_planner(backend));
+            let resident = gpu_bytes.and_then(|bytes| resident(bytes, backend.layer_bytes(&spec)?, sizes.experts));
+            let of_host = |resident: Vec<u32>| {
+                let host = host::HostExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
+                let host = Arc::new(host);
+                Ok::<_, Error>((Split { resident, host: Arc::<host::HostExperts>::clone(&host) }, host))
+            };
+            let (split, host) = resident.map(of_host).transpose()?.unzip();
+            let spec = LayerSpec { split: split.as_ref(), ..spec };
             let loaded = backend.load_layer(&spec, Arc::<Planner>::clone(&planner), engine.team())?;
-            Ok::<_, Error>(loaded.map(|layer| Self { layer, planner, shared: weights.shared().is_some() }))
+            Ok::<_, Error>(loaded.map(|layer| Self { layer, planner, shared: weights.shared().is_some(), host }))
         };
         if let [only] = backends[..] {
             return load(only);
@@ -61,7 +73,17 @@ impl WholeLayer {
     }
 
     pub(super) fn packed_bytes(&self) -> usize {
-        self.layer.bytes()
+        self.layer.bytes() + self.host.as_ref().map_or(0, |host| host.packed_bytes())
+    }
+
+    /// The experts that the device holds, where the processor has the others.
+    pub(super) fn resident(&self) -> Option<Vec<u32>> {
+        self.layer.resident()
+    }
+
+    /// The processor's experts, where the device has not all of them.
+    pub(super) fn host(&self) -> Option<&host::HostExperts> {
+        self.host.as_deref()
     }
 
     /// How a call would be computed.
@@ -91,4 +113,11 @@ impl WholeLayer {
         let (ids, weights) = (&routed.ids()[range.clone()], &routed.weights()[range]);
         self.layer.run(LayerOperands { tokens, ids, weights, top, on_input: routed.is_on_input(), target })
     }
+}
+
+/// The experts that go into so many bytes of a device's memory, the first ones, beside what is always there; none where
+/// all of them do.
+fn resident(bytes: usize, [each, always]: [usize; 2], experts: usize) -> Option<Vec<u32>> {
+    let slots = bytes.saturating_sub(always) / each.max(1);
+    (slots < experts).then(|| (0..slots as u32).collect())
 }

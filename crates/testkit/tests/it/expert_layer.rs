@@ -117,6 +117,7 @@ impl Trial {
             x: x_at.address,
             choice: Choice::Given { ids: ids_at.address, wide: false, weights: weights_at.address },
             addend: shared.then_some((Output::F16, addend_at.address)),
+            placement: None,
             out: out.address,
         };
         Trial { layer, gpu, weights: placed, workspace, out, call, x, addend }
@@ -142,8 +143,8 @@ impl Trial {
 
     /// The kernels of a call, and how they are launched.
     fn launches(&self, kernels: &LayerKernels) -> Vec<(Kernel, Invocation)> {
-        let site = LayerSite { workspace: self.workspace.address, multiprocessors: 3 };
-        let launches = layer::launches(&self.layer.shape, kernels, &self.weights, &self.call, site);
+        let site = LayerSite { workspace: self.workspace.address, exchange: 0, multiprocessors: 3 };
+        let launches = layer::launches(&self.layer.shape, kernels, &self.weights, &self.call, site).all;
         let built = launches.iter().map(|launch| {
             let args = launch.arguments.iter().map(argument).collect();
             (launch.kernel.build().unwrap(), Invocation { grid: launch.grid, args })

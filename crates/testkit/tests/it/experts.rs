@@ -5,7 +5,9 @@ use gpu::KernelSpec;
 use gpu::expand::Float;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
+use gpu::experts::place::{self, AWAY, PlaceSpec};
 use gpu::experts::route::{self, Grouped, RouteSpec, Score};
+use gpu::experts::send::SendSpec;
 use gpu::experts::share::{self, ShareSpec};
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::experts::{For, NOBODY, Portable};
@@ -577,7 +579,10 @@ fn a_shared_expert_is_weighed_by_the_sigmoid_of_a_product() {
 
 // Combining.
 
+/// Combines rows of these places; [`AWAY`] is in the host's memory.
 fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
+    let slots: Vec<u32> = inverse.iter().map(|&row| if row == AWAY { AWAY } else { 0 }).collect();
+    let inverse: Vec<u32> = inverse.iter().map(|&row| if row == AWAY { NOBODY } else { row }).collect();
     let (top, tokens) = (spec.top as usize, inverse.len() / spec.top as usize);
     let rows = inverse.iter().filter(|&&row| row != NOBODY).count();
     // Whole numbers and powers of two, so that sums are exact and an order that differs would not show; the order is another test's.
@@ -590,22 +595,28 @@ fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
         Output::BF16 => awaited(gpu, name, &values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>()),
     };
     let rows_at = put(&mut gpu, "rows", spec.rows, (0..rows.max(1) * columns).map(value).collect());
-    let inverse_at = awaited(&mut gpu, "inverse", inverse);
+    let inverse_at = awaited(&mut gpu, "inverse", &inverse);
     let weights_at = awaited(&mut gpu, "weights", &weights);
     let mut args: Vec<Arg> = vec![rows_at.into(), inverse_at.into()];
+    let of_host = |at: usize| ((at * 5) % 31) as f32 - 8.0;
+    if spec.away {
+        let rows: Vec<f32> = (0..inverse.len() * columns).map(of_host).collect();
+        args.extend([awaited(&mut gpu, "slots", &slots).into(), awaited(&mut gpu, "the host's rows", &rows).into()]);
+    }
     args.extend(spec.weighted.then_some(Arg::from(weights_at)));
     let addend = |at: usize| (at % 5) as f32;
     let more = spec.addend.map(|ty| put(&mut gpu, "addend", ty, (0..tokens * columns).map(addend).collect()));
     args.extend(more.map(Arg::from));
     let out = gpu.alloc("out", tokens * columns * spec.output.bytes());
     args.extend([out.into(), Arg::U32(tokens as u32), Arg::U32(columns as u32)]);
-    let inverse = inverse.to_vec();
     let expected: Vec<f32> = (0..tokens * columns)
         .map(|at| {
             let (token, column) = (at / columns, at % columns);
-            let of = |entry: usize| match inverse[entry] {
-                NOBODY => 0.0,
-                row => value(row as usize * columns + column) * if spec.weighted { weights[entry] } else { 1.0 },
+            let weight = |entry: usize| if spec.weighted { weights[entry] } else { 1.0 };
+            let of = |entry: usize| match (slots[entry], inverse[entry]) {
+                (AWAY, _) => of_host(entry * columns + column) * weight(entry),
+                (_, NOBODY) => 0.0,
+                (_, row) => value(row as usize * columns + column) * weight(entry),
             };
             let sum: f32 = (token * top..(token + 1) * top).map(of).sum();
             sum + spec.addend.map_or(0.0, |_| addend(at))
@@ -624,7 +635,8 @@ fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
     Trial { kernel: built(spec).unwrap(), gpu, launch, result: out, verify: Box::new(verify) }
 }
 
-const PLAIN: CombineSpec = CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None };
+const PLAIN: CombineSpec =
+    CombineSpec { top: 3, rows: Output::F32, output: Output::F32, weighted: true, addend: None, away: false };
 
 #[test]
 fn a_tokens_rows_are_weighted_and_added_and_nobodys_are_not_read() {
@@ -637,6 +649,82 @@ fn a_tokens_rows_are_weighted_and_added_and_nobodys_are_not_read() {
     let many: Vec<u32> = (0..22).collect();
     combining(CombineSpec { top: 11, ..PLAIN }, &many, 16).passes("more rows than are asked for at a time");
     combining(PLAIN, &[NOBODY; 3], 16).passes("a token of nobody's");
+    let away = CombineSpec { away: true, ..PLAIN };
+    combining(away, &TWO_PLACES, 24).passes("rows in two places");
+    assert!(built(CombineSpec { rows: Output::F16, ..away }).is_err(), "the host's rows are of single precision");
+}
+
+/// Rows of three tokens: two here and one of the host's, all three the host's, one of each and one of nobody's.
+const TWO_PLACES: [u32; 9] = [2, AWAY, 0, AWAY, AWAY, AWAY, NOBODY, AWAY, 1];
+
+// Placing.
+
+fn placing(wide: bool) -> Trial {
+    let (experts, slots) = (5u32, [1, AWAY, 0, AWAY, 2]);
+    let ids: Vec<u32> = (0..300).map(|entry| [0, 1, 2, 3, 4, 5, NOBODY, 1][entry % 8]).collect();
+    let mut gpu = device();
+    let ids_at = match wide {
+        false => awaited(&mut gpu, "ids", &ids),
+        true => {
+            // One that is nobody's although its low half is somebody's.
+            let wide = |(entry, &id): (usize, &u32)| if entry % 8 == 5 { 1 << 32 } else { u64::from(id) };
+            awaited(&mut gpu, "ids", &ids.iter().enumerate().map(wide).collect::<Vec<_>>())
+        }
+    };
+    let slots_at = awaited(&mut gpu, "slots", &slots);
+    let asked = awaited(&mut gpu, "asked", &[7u32; 5]);
+    let [placed, away] = ["placed", "away"].map(|name| gpu.alloc(name, 4 * ids.len()));
+    let args: Vec<Arg> = [ids_at, slots_at, asked, placed, away].map(Arg::from).into_iter().collect();
+    let args = args.into_iter().chain([Arg::U32(ids.len() as u32)]).collect();
+    let verify = move |gpu: &Gpu| {
+        let slot = |&id: &u32| slots.get(id as usize).copied().unwrap_or(NOBODY);
+        let of_host = |id: &u32| if slot(id) == AWAY { *id } else { NOBODY };
+        expect(gpu, placed, "slot", &ids.iter().map(slot).collect::<Vec<_>>())?;
+        expect(gpu, away, "id for the host", &ids.iter().map(of_host).collect::<Vec<_>>())?;
+        let count = |expert: u32| 7 + ids.iter().filter(|&&id| id == expert).count() as u32;
+        expect(gpu, asked, "count", &(0..experts).map(count).collect::<Vec<_>>())
+    };
+    let launch = Invocation { grid: [place::blocks(300), 1, 1], args };
+    Trial { kernel: built(PlaceSpec { experts, wide }).unwrap(), gpu, launch, result: placed, verify: Box::new(verify) }
+}
+
+// Sending.
+
+fn sending(weights: bool) -> Trial {
+    let (top, units, tokens) = (3usize, 300usize, 4usize);
+    let slots = [[0, AWAY, NOBODY], [1, 2, NOBODY], [AWAY; 3], [NOBODY, NOBODY, AWAY]].concat();
+    let (mut gpu, spec) = (device(), SendSpec { top: top as u32, weights });
+    let words: Vec<u32> = (0..(tokens * units * 4) as u32).map(|at| at.wrapping_mul(0x9E37_79B9)).collect();
+    let numbers: Vec<f32> = (0..tokens * top).map(|at| at as f32 + 0.5).collect();
+    let [slots_at, words_at] = [("slots", &slots), ("tokens", &words)].map(|(name, x)| awaited(&mut gpu, name, x));
+    let sent = gpu.upload("sent", &vec![0xEE; words.len() * 4]);
+    let mut args: Vec<Arg> = vec![slots_at.into(), words_at.into(), sent.into()];
+    let sent_weights = gpu.upload("sent weights", &vec![0xEE; numbers.len() * 4]);
+    if weights {
+        args.extend([awaited(&mut gpu, "weights", &numbers).into(), sent_weights.into()]);
+    }
+    args.push(Arg::U32(units as u32));
+    let verify = move |gpu: &Gpu| {
+        let goes = |token: usize| slots[token * top..(token + 1) * top].contains(&AWAY);
+        let row = |(at, &word): (usize, &u32)| if goes(at / (units * 4)) { word } else { 0xEEEE_EEEE };
+        expect(gpu, sent, "word", &words.iter().enumerate().map(row).collect::<Vec<_>>())?;
+        let number = |(at, x): (usize, &f32)| if weights && goes(at / top) { x.to_bits() } else { 0xEEEE_EEEE };
+        expect(gpu, sent_weights, "weight", &numbers.iter().enumerate().map(number).collect::<Vec<_>>())
+    };
+    let launch = Invocation { grid: [tokens as u32, 1, 1], args };
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: sent, verify: Box::new(verify) }
+}
+
+#[test]
+fn tokens_with_an_expert_on_the_host_are_sent_there_and_no_others() {
+    sending(false).passes("tokens");
+    sending(true).passes("tokens and weights");
+}
+
+#[test]
+fn entries_are_the_devices_or_the_hosts_or_nobodys_and_are_counted() {
+    placing(false).passes("32 bits");
+    placing(true).passes("64 bits");
 }
 
 #[test]
@@ -664,7 +752,7 @@ fn mutants_are_caught(trials: &[Trial]) {
 fn those_mutants_are_caught(trials: &[Trial], which: fn(&Mutant) -> bool) {
     let schedules = Schedule::several(2);
     let broken: Vec<Mutant> = mutants(&trials[0].kernel).into_iter().filter(which).collect();
-    assert!(broken.len() > 8, "{}", broken.len());
+    assert!(broken.len() >= 8, "{}", broken.len());
     let missed = |broken: &[Mutant]| {
         let mut left: Vec<&Mutant> = broken.iter().collect();
         for trial in trials {
@@ -734,4 +822,12 @@ fn mutants_of_a_shared_experts_gate_are_caught() {
 fn mutants_of_the_combination_are_caught() {
     let spec = CombineSpec { addend: Some(Output::F16), output: Output::F16, ..PLAIN };
     mutants_are_caught(&[combining(spec, &[2, NOBODY, 0, NOBODY, NOBODY, NOBODY, 3, 1, 4], 40)]);
+    let away = CombineSpec { away: true, ..PLAIN };
+    those_mutants_are_caught(&[combining(away, &TWO_PLACES, 40)], |mutant| mutant.name.contains("find"));
+}
+
+#[test]
+fn mutants_of_the_placing_and_the_sending_are_caught() {
+    mutants_are_caught(&[placing(false)]);
+    mutants_are_caught(&[sending(true)]);
 }

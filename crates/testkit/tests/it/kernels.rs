@@ -5,7 +5,9 @@ use gpu::experts::For;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::layer::LayerShape;
+use gpu::experts::place::PlaceSpec;
 use gpu::experts::route::{Grouped, RouteSpec, Score};
+use gpu::experts::send::SendSpec;
 use gpu::experts::share::ShareSpec;
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::families::sm90::experts;
@@ -162,7 +164,13 @@ fn of_experts() -> Vec<KernelSpec> {
     }
     all.push(For { spec: ShareSpec { tokens: Float::BF16 }, target }.into());
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
-    all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend }, target }.into());
+    for away in [false, true] {
+        all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend, away }, target }.into());
+    }
+    for yes in [false, true] {
+        all.push(For { spec: PlaceSpec { experts: 256, wide: yes }, target }.into());
+        all.push(For { spec: SendSpec { top: 8, weights: yes }, target }.into());
+    }
     all
 }
 

@@ -8,6 +8,7 @@ use hammerhead::{
     Options, Output, Routed, Target, Weights, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Instance, Model};
+use op::LayerSpec;
 use rayon::prelude::*;
 
 const DENSE: [Activation; 3] = [Activation::BF16, Activation::F32, Activation::F16];
@@ -113,6 +114,65 @@ fn input_scales_of_both_products_are_part_of_the_layer() {
         let (options, routed) = (LayerOptions::default(), instance.routed().unwrap());
         assert_right("AWQ", backend, (&weights, options), (&instance.tokens, &routed), Output::F32);
     }
+}
+
+/// Options under which a backend holds so many of a layer's experts, and the processor the others.
+fn divided(
+    backend: &dyn Backend,
+    weights: &ExpertWeights<'_>,
+    (intermediate, batch_invariant): (Intermediate, bool),
+    slots: usize,
+) -> LayerOptions {
+    let spec = LayerSpec { weights, intermediate, batch_invariant, split: None };
+    let [each, always] = backend.layer_bytes(&spec).unwrap();
+    // Just not enough for one more.
+    let gpu_bytes = Some(always + (slots + 1) * each - 1);
+    LayerOptions { intermediate, batch_invariant, gpu_bytes, ..LayerOptions::default() }
+}
+
+#[test]
+fn a_layer_in_two_places_is_right_wherever_its_experts_lie() {
+    let names = ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "nemotron-3-nano", "qwen3-next-80b"];
+    let cases = names.into_iter().enumerate().flat_map(|case| simulators().enumerate().map(move |b| (case, b)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (number, backend))| {
+        let model = model(name);
+        let (element, turn) = (DENSE[(index + number) % 3], index + number / 2);
+        let instance = model.instance(7, element, usize::MAX, index as u64).unwrap();
+        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+        let slots = [0, 1, weights.experts().len() / 2, weights.experts().len() - 1][turn % 4];
+        let options = divided(backend, &weights, (Intermediate::ALL[turn % 3], index % 2 == 0), slots);
+        let held = Experts::new(&engine(backend.name(), 2), &weights, options).unwrap().resident();
+        assert_eq!(held.map(|held| held.len()), Some(slots), "{name} on {}", backend.name());
+        let (what, operands) = (format!("{name}, {slots} there"), (&instance.tokens, &routed));
+        assert_right(&what, backend, (&weights, options), operands, Output::ALL[turn % 3]);
+    });
+}
+
+#[test]
+fn rows_have_the_bits_of_the_place_that_computes_them_and_ids_of_nobody_add_nothing() {
+    let (model, backend) = (model("qwen3-30b-a3b"), backends::by_name("sim").unwrap());
+    let instance = model.instance(6, Activation::BF16, usize::MAX, 5).unwrap();
+    let weights = instance.weights().unwrap();
+    let experts = weights.experts().len() as i32;
+    // Two on the device, two on the host, one of each, and some that are nobody's.
+    let last = experts - 1;
+    let ids = [[0, 1], [last, last - 1], [1, last], [last, 0], [-1, last], [experts, 0]].concat();
+    let routed = Routed::given(Ids::I32(&ids), &[0.75, -0.5].repeat(6), 6, experts as usize).unwrap();
+    let options = divided(backend, &weights, (Intermediate::Tokens, true), experts as usize / 2);
+    let run = |engine: &Engine, options| {
+        let layer = Experts::new(engine, &weights, options).unwrap();
+        bits(&layer.run(engine, &instance.tokens, &routed, Output::F32).unwrap())
+    };
+    let (device, whole) = (engine("sim", 1), LayerOptions { gpu_bytes: None, ..options });
+    let [found, again] = [2, 3].map(|threads| run(&engine("sim", threads), options));
+    let there = run(&device, whole);
+    assert_eq!(found, again, "the same every time");
+    assert_eq!((&found[0], &found[5]), (&there[0], &there[5]), "rows of the device's");
+    let is_its = |backend: &dyn Backend| {
+        let here = run(&engine(backend.name(), 2), whole);
+        (&found[1], &found[4]) == (&here[1], &here[4])
+    };
+    assert!(available().any(is_its), "rows of the host's");
 }
 
 /// Routings that no router makes: all to one expert, to nobody, some to nobody, the same expert twice.

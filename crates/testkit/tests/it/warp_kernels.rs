@@ -135,7 +135,8 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let route = RouteSpec { experts: 256, top: 8, score, renormalised: true, corrected: true, grouped };
     let sort =
         SortSpec { experts: 256, top: 8, ids: Ids::Routed(route), rows: Rows::Floats, factors: true, owners: true };
-    let combine = CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None };
+    let combine =
+        CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None, away: false };
     all.extend([
         For { spec: route, target }.into(),
         For { spec: sort, target }.into(),

@@ -1,0 +1,74 @@
+//! Memory of the host that stays in its place, so that kernels and copies of the device reach it at any time.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::ptr::{NonNull, null_mut};
+
+use super::Context;
+use op::{Error, Result};
+
+/// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`: in every context, and in the device's addresses.
+const EVERYWHERE: u32 = 1 | 2;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: c_int = 2;
+
+/// Memory of the host that the device reaches, given back when it is dropped. Its address is the same for both.
+pub struct PinnedMemory {
+    context: &'static Context,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory; whoever reads or writes it answers for the order.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of the host at {:p}", self.bytes, self.start)
+    }
+}
+
+impl PinnedMemory {
+    /// Memory that nobody has written yet. Its address is a multiple of 256.
+    pub fn new(context: &'static Context, what: &'static str, bytes: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        let _unhindered = context.unhindered()?;
+        let mut start = null_mut();
+        // SAFETY: writes one address.
+        let status = unsafe { (context.symbols.host_alloc)(&mut start, bytes.max(1), EVERYWHERE) };
+        if status == OUT_OF_MEMORY {
+            return Err(Error::Pinned { bytes, what });
+        }
+        context.called("cuMemHostAlloc", status)?;
+        let start = NonNull::new(start.cast()).ok_or(Error::Pinned { bytes, what })?;
+        Ok(PinnedMemory { context, start, bytes })
+    }
+
+    /// Where it is, for the host and for the device.
+    pub fn address(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// How much there is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A place in it, behind which there are at least so many bytes.
+    pub fn at(&self, offset: usize, bytes: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes);
+        // SAFETY: the place is within the memory, or one behind its end.
+        end.map(|_| unsafe { self.start.add(offset) })
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if let (Ok(_entered), Ok(_unhindered)) = (self.context.enter(), self.context.unhindered()) {
+            // SAFETY: allocated by `new` and freed once. Whoever queues work that uses it keeps it until that is done.
+            unsafe { (self.context.symbols.host_free)(self.start.as_ptr().cast()) };
+        }
+    }
+}
