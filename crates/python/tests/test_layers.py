@@ -124,6 +124,22 @@ def test_ids_of_others_add_nothing_and_weights_may_multiply_inputs(arrays, x):
     close(layer(x, one, half, weights_on_input=True), on_input)
 
 
+def test_experts_may_lie_in_two_places(arrays, x, logits):
+    """The simulator of a GPU holds some experts, and the processor computes the others."""
+    ids, weights = routed64(logits, 2)
+    expected = experts64(x, ids, weights, arrays)
+    options = {"routing": "softmax-renorm", "top_k": 2, "backend": "sim"}
+    whole = Experts.from_arrays(*arrays, **options).packed_bytes
+    for budget, held in [(0, []), (whole // 2, [0, 1]), (whole, None)]:
+        layer = Experts.from_arrays(*arrays, **options, gpu_bytes=budget)
+        assert layer.resident == held
+        close(layer(x, logits), expected)
+    here = Experts.from_arrays(*arrays, routing="softmax-renorm", top_k=2, gpu_bytes=0)
+    assert here.resident is None, "a processor has all of them"
+    with pytest.raises(ValueError, match="cuda"):
+        here.place([0])
+
+
 def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):
     biases = [rng.standard_normal((E, n)).astype(np.float32) for n in (N, N, K)]
     [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)

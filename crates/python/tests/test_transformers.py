@@ -372,3 +372,14 @@ def test_the_command_says_that_what_may_be_a_hub_name_is_no_folder(tmp_path, mon
     with pytest.raises(SystemExit) as ended:
         main(["missing/model"])
     assert str(ended.value).startswith("missing/model: no such folder; as a name on the hub: ")
+
+
+def test_a_budget_is_bytes_or_a_number_with_a_unit():
+    config = hammerhead.transformers.NvFp4Config
+    sizes = {"60GB": 60 * 10**9, "24.5 GiB": int(24.5 * 2**30), "512mb": 512 * 10**6, 1000: 1000, "7": 7}
+    for said, found in sizes.items():
+        assert config(gpu_budget=said).gpu_budget == found
+    for said in ("60 G", "much", "-1GB", "1e400", ""):
+        with pytest.raises(ValueError, match="gpu_budget.*60GB"):
+            config(gpu_budget=said)
+    assert config().gpu_budget is None and "gpu_budget" not in config(gpu_budget="1GB").to_dict()

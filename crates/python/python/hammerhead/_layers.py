@@ -230,6 +230,7 @@ class Mlp(FeedForward):
           ``intermediate_scale``.
         - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the bit.
         - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.
+        - ``gpu_bytes``: what the weights may take of a GPU's memory; experts beyond it are the processor's.
         """
         arrays = MlpArrays(
             b1, b2, down, b1_bias, b2_bias, down_bias, input_scale, down_input_scale, intermediate_scale
@@ -399,6 +400,22 @@ class Experts(FeedForward):
     @classmethod
     def _from_bytes(cls, data: bytes, options: Any) -> Self:
         return cls._of(_native.FeedForward.experts_from_bytes(data, options))
+
+    @property
+    def resident(self) -> list[int] | None:
+        """The experts that the GPU holds, where ``gpu_bytes`` leaves others to the processor; None where it does not."""
+        return self._layer.resident
+
+    @property
+    def asked(self) -> list[int] | None:
+        """How often each expert was asked for since the layer was made, modulo 2**32, where they lie in two places."""
+        return self._layer.asked
+
+    def place(self, experts: Iterable[int], *, device: int = 0, stream: int = 0) -> None:
+        """Moves as many experts as :attr:`resident` names to the GPU of this number, and others away from it, in the order of a stream by its
+        handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones there, calls behind it these. Graphs of the
+        layer must be launched in the same stream, or in its order. A row's bits depend on where its expert lies."""
+        self._layer.place([_number(expert, "experts") for expert in experts], device, stream)
 
     @property
     def routing(self) -> tuple[str, int] | None:

@@ -82,6 +82,10 @@ class LayerOptions(EngineOptions, total=False):
     workspace_bytes: int | None
     """What the rows that are computed at a time may take, 512 MiB if not given."""
 
+    gpu_bytes: int | None
+    """What the weights may take of a GPU's memory, all that there is if not given: experts beyond it stay in the host's memory, and the
+    processor computes them while the GPU computes the others."""
+
 
 def engine_of(
     options: EngineOptions, first: Any = None, known: type[Any] = EngineOptions
@@ -98,11 +102,11 @@ def engine_of(
 
 def asked(
     options: LayerOptions, first: Any = None
-) -> tuple[str, bool, int | None, str | None, int | None, str | None]:
+) -> tuple[str, bool, int | None, int | None, str | None, int | None, str | None]:
     """What is asked of a whole layer, as the native half takes it."""
     engine = engine_of(options, first, LayerOptions)
     between, invariant = options.get("intermediate", "tokens"), options.get("batch_invariant", False)
-    return between, invariant, options.get("workspace_bytes"), *engine
+    return between, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), *engine
 
 
 def opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:

@@ -18,7 +18,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer, TextStreamer
 
-import hammerhead.transformers  # noqa: F401  (it registers what from_pretrained needs)
+from hammerhead.transformers import NvFp4Config
 
 
 class Stopwatch(BaseStreamer):
@@ -60,15 +60,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="the most to generate")
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
+    parser.add_argument("--gpu-budget", help="what packed weights may take of the GPU, as 60GB; experts beyond it are the CPU's")
     options = parser.parse_args(arguments)
     local = Path(options.model).exists()
     if not local and not is_hub_name(options.model):
         sys.exit(f"{options.model}: no such folder, and not a hub name")
     begun = time.perf_counter()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=options.dtype, device_map=None if options.device == "cpu" else options.device
-        )
+        asked = {} if options.gpu_budget is None else {"quantization_config": NvFp4Config(gpu_budget=options.gpu_budget)}
+        device = None if options.device == "cpu" else options.device
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype, device_map=device, **asked)
     except (OSError, ValueError) as error:
         sys.exit(f"{options.model}: {error}" if local else f"{options.model}: no such folder; as a name on the hub: {error}")
     loaded = time.perf_counter() - begun

@@ -26,12 +26,21 @@ class NvFp4Config(QuantizationConfigMixin):
 
     Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints of which no file says that they are
     quantised. ``unchecked`` replaces modules without running a twin of them first: it names modules or their classes,
-    each with its gate, as ``{"LlamaMLP": "silu"}``.
+    each with its gate, as ``{"LlamaMLP": "silu"}``. ``gpu_budget`` is what packed weights may take of a GPU's memory, in
+    bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
+    them while the GPU computes the others.
     """
 
-    def __init__(self, quant_method: str = MODELOPT, unchecked: Mapping[str, str] | None = None, **kept: Any) -> None:
+    def __init__(
+        self,
+        quant_method: str = MODELOPT,
+        unchecked: Mapping[str, str] | None = None,
+        gpu_budget: int | str | None = None,
+        **kept: Any,
+    ) -> None:
         self.quant_method = quant_method
         self.unchecked = dict(unchecked or {})
+        self.gpu_budget = None if gpu_budget is None else parsed_bytes(gpu_budget)
         self.kept = kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,9 +119,18 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, NvFp4Linear(linear(stem, backend(name)), model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
             model.set_submodule(name, NvFp4Mlp(mlp(projections, form.gate, backend(name)), model.get_submodule(name)))
+        share = self._share(model)
         for name, (routed, each) in self.plan.experts.items():
-            experts = Experts._named(checkpoint, each, routed.gate, backend=backend(name))
+            gpu_bytes = share if backend(name) is not None else None
+            experts = Experts._named(checkpoint, each, routed.gate, backend=backend(name), gpu_bytes=gpu_bytes)
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
+
+    def _share(self, model: Any) -> int | None:
+        """What each layer of experts may take of a GPU's memory, when all else that is packed lies there."""
+        budget: int | None = self.quantization_config.gpu_budget
+        if budget is None or not self.plan.experts:
+            return None
+        return max(0, budget - packed_bytes(model)) // len(self.plan.experts)
 
     def _expanded_names(self) -> list[str]:
         return [target for origin in self.plan.expanded for target in origin.targets]
@@ -181,6 +199,23 @@ class _Hidden(WeightRenaming):
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         return (_HIDDEN + source_key.replace(".", "/"), None) if source_key in self.names else (source_key, None)
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parsed_bytes(size: int | str) -> int:
+    """A number of bytes, or as ``"60GB"`` or ``"24.5 GiB"`` say it."""
+    text = str(size).strip().upper()
+    number = text.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
+    unit = text[len(number) :].strip()
+    try:
+        found = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        found = -1.0
+    if not 0 <= found < 2**63:
+        raise ValueError(f"gpu_budget: {size!r} is no size; give bytes, or a number with GB or GiB, such as '60GB'")
+    return int(found)
 
 
 def count_parameters(model: torch.nn.Module) -> int:
