@@ -39,7 +39,8 @@ impl WholeLayer {
         let spec = LayerSpec { weights, intermediate, batch_invariant, split: None };
         let load = |backend: &'static dyn Backend| {
             let planner = Arc::new(engine.layer_planner(backend));
-            let resident = gpu_bytes.and_then(|bytes| resident(bytes, backend.layer_bytes(&spec)?, sizes.experts));
+            let room = gpu_bytes.zip(backend.layer_bytes(&spec));
+            let resident = room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten();
             let of_host = |resident: Vec<u32>| {
                 let host = host::HostExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);
@@ -116,8 +117,27 @@ impl WholeLayer {
 }
 
 /// The experts that go into so many bytes of a device's memory, the first ones, beside what is always there; none where
-/// all of them do.
-fn resident(bytes: usize, [each, always]: [usize; 2], experts: usize) -> Option<Vec<u32>> {
+/// all of them do. One expert alone is not divided.
+fn resident(bytes: usize, [each, always]: [usize; 2], experts: usize) -> Result<Option<Vec<u32>>> {
     let slots = bytes.saturating_sub(always) / each.max(1);
-    (slots < experts).then(|| (0..slots as u32).collect())
+    if experts == 1 && slots == 0 {
+        let expected = format!("at least {}, which the only expert takes; or compute on the processor", always + each);
+        return Err(Error::Mismatch { group: 0, what: "gpu_bytes", found: bytes.to_string(), expected });
+    }
+    Ok((slots < experts).then(|| (0..slots as u32).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_experts_are_there_as_go_into_the_bytes() {
+        let held = |bytes, experts| resident(bytes, [100, 30], experts).unwrap().map(|held| held.len());
+        let found = [0, 29, 130, 229, 230, 430].map(|bytes| held(bytes, 4));
+        assert_eq!(found, [Some(0), Some(0), Some(1), Some(1), Some(2), None]);
+        assert_eq!(held(130, 1), None);
+        let refused = resident(129, [100, 30], 1).unwrap_err().to_string();
+        assert!(refused.contains("gpu_bytes") && refused.contains("130"), "{refused}");
+    }
 }
