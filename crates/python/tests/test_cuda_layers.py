@@ -24,7 +24,7 @@ if "pytest" in sys.modules:
     pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no GPU that this package can use")
 
 VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-OPTIONS = ("tokens", False, None, "cuda", None, None)
+OPTIONS = ("tokens", False, None, None, "cuda", None, None)
 
 
 class Gpu:
@@ -240,6 +240,32 @@ def test_a_batch_invariant_token_has_the_same_bits_alone_and_among_others():
         case.run()
     gpu.wait()
     assert gpu.read(alone.out_at, 2 * 256) == gpu.read(among.out_at, 2 * 256)
+
+
+def test_experts_in_two_places_move_between_calls_and_serve_a_graph():
+    gpu = Gpu()
+    sizes = {"experts": 4, "top": 2, "hidden": 64, "inner": 32, "tokens": 9, "shared": True}
+    bytes_of_all = Case(gpu, **sizes).layer.packed_bytes
+    case = Case(gpu, **sizes, options=("tokens", False, None, bytes_of_all * 2 // 3, "cuda", None, None))
+    held = case.layer.resident
+    assert held == [0, 1, 2][: len(held)] and 0 < len(held) < 4
+    case.run()
+    case.check()
+    graph, launchable = ctypes.c_void_p(), ctypes.c_void_p()
+    gpu.call("cuStreamBeginCapture_v2", gpu.stream, 2)
+    case.run()
+    gpu.call("cuStreamEndCapture", gpu.stream, ctypes.byref(graph))
+    gpu.call("cuGraphInstantiateWithFlags", ctypes.byref(launchable), graph, ctypes.c_ulonglong(0))
+    for seed in (7, 8, 9):
+        case.fill(seed)
+        held = [(expert + 1) % 4 for expert in held]
+        case.layer.place(held, 0, gpu.stream.value)
+        gpu.call("cuGraphLaunch", launchable, gpu.stream)
+        case.check()
+        assert sorted(case.layer.resident) == sorted(held)
+    assert sum(case.layer.asked) == 4 * 9 * 2
+    gpu.call("cuGraphExecDestroy", launchable)
+    gpu.call("cuGraphDestroy", graph)
 
 
 def test_an_mlp_is_a_layer_of_one():

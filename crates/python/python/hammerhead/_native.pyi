@@ -25,7 +25,7 @@ _Gate = tuple[str, float | None]
 _EngineOptions = tuple[str | None, int | None, str | None]
 # What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
 # configuration.
-_Options = tuple[str, bool, int | None, str | None, int | None, str | None]
+_Options = tuple[str, bool, int | None, int | None, str | None, int | None, str | None]
 # Scoring, experts per token, correction, groups and how many are looked into, scaling.
 _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
