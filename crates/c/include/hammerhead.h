@@ -420,8 +420,8 @@ int32_t hammerhead_layer_resident(const struct HammerheadLayer *layer,
                                   size_t *count);
 
 // Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
-// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or in
-// its order.
+// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or
+// in its order.
 //
 // # Safety
 //

@@ -157,8 +157,8 @@ pub unsafe extern "C" fn hammerhead_layer_resident(
 }
 
 /// Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
-/// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or in
-/// its order.
+/// finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or
+/// in its order.
 ///
 /// # Safety
 ///

@@ -4,7 +4,8 @@
 //! nobody's are not read. A thread has as many columns of a token as sixteen bytes of a row hold, so that a warp reads rows without
 //! gaps, and asks for the rows of several experts at a time.
 //!
-//! Where the host computes some experts, their rows lie in its memory, one at the place of each entry, and are read from there.
+//! Where the host computes some experts, their rows lie in its memory, one at the place of each entry, and are read
+//! from there.
 
 use ptx::{
     Addr, Bf16x2, Builder, Error, F16x2, F32, Global, Kernel, LaunchBounds, Pred, Reg, SpecialRegister, Target, U32,
@@ -59,8 +60,8 @@ impl Portable for CombineSpec {
 }
 
 /// Builds the kernel. Its arguments, in order: rows `[rows, columns]`, inverse `[tokens, top]`, the entries' slots
-/// `[tokens, top]` and the host's rows `[tokens, top, columns]` if there are some, weights `[tokens, top]` if there are some, the
-/// addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
+/// `[tokens, top]` and the host's rows `[tokens, top, columns]` if there are some, weights `[tokens, top]` if there are
+/// some, the addend `[tokens, columns]` if there is one, results `[tokens, columns]`, tokens, and columns.
 pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
     if spec.away && spec.rows != Output::F32 {
         let (what, found) = ("bytes of a row's numbers", spec.rows.bytes() as u64);

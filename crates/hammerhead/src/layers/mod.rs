@@ -61,7 +61,8 @@ pub struct LayerOptions {
     /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per expert. One token is always computed.
     pub workspace_bytes: usize,
     /// Bytes of a device's memory that the weights may take, where a device computes the layer; without a number, all
-    /// that there is. Experts beyond it lie in the host's memory, and the processor computes them while the device computes the others.
+    /// that there is. Experts beyond it lie in the host's memory, and the processor computes them while the device
+    /// computes the others.
     pub gpu_bytes: Option<usize>,
 }
 
