@@ -20,7 +20,7 @@ use format::BLOCK;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Kernel, PanelStream, Product, TileStream, for_tokens};
-use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
+use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS};
 use super::source::GroupTokens;
 use super::sums::Lanes;
 use super::vector::{SCALE_UNIT, Vector};
@@ -181,9 +181,10 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>, 1> {
         unsafe {
             let mut totals: Totals<L::Vector, TOKENS> = [[L::Vector::zero(); 2]; TOKENS];
             for (index, chunk) in panel.iter().enumerate() {
-                prefetch_panel(panel, index, next);
+                let ahead = Ahead::of(panel, index, next);
                 let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
-                for packed in scales.as_chunks().0.iter().zip(codes.as_chunks().0) {
+                for (block, packed) in scales.as_chunks().0.iter().zip(codes.as_chunks().0).enumerate() {
+                    ahead.fetch(block);
                     add_block(&mut totals, packed, token, self.group_len);
                     token = token.add(BLOCK);
                 }

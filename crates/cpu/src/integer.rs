@@ -17,7 +17,7 @@ use op::Activations;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream, for_tokens};
-use super::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, prefetch_panel};
+use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS};
 use super::source::GroupTokens;
 use super::vector::{SCALE_UNIT, Vector};
 
@@ -374,9 +374,10 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>, 1> {
             // A panel has one vector or two.
             let mut total = [[<L::Dots as Dots>::Floats::zero(); 2]; TOKENS];
             for index in 0..panel.len() {
-                prefetch_panel(panel, index, next);
+                let ahead = Ahead::of(panel, index, next);
                 let chunk = panel.as_ptr().add(index).cast::<u8>();
                 for block in 0..CHUNK_BLOCKS {
+                    ahead.fetch(block);
                     let codes = chunk.add(CHUNK_BLOCKS * COLUMNS + block * CODE_BYTES);
                     for part in 0..COLUMNS / lanes {
                         let [first, second] = L::Dots::look_up(L::Dots::load(codes.add(4 * part * lanes)));

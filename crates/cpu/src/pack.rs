@@ -335,14 +335,32 @@ pub(super) fn prefetch_stream(chunk: &[u8]) {
     prefetch(chunk.as_ptr().wrapping_add(STREAM_AHEAD), chunk.len());
 }
 
-/// Asks for what comes a little later than this chunk of a panel: in the panel, or in the one that is read next.
+/// What is read a little later than a chunk of a panel: in the panel, or in the one that is read next.
+///
+/// It is asked for block by block. A core keeps a dozen lines or so on their way from memory. All nine lines of a chunk
+/// at once find them taken, and the loads behind them wait; a few at a time keep memory as busy while blocks are
+/// multiplied in between.
 #[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) fn prefetch_panel(panel: &[[u8; CHUNK_BYTES]], chunk: usize, next: Option<&[u8]>) {
-    let later = chunk * CHUNK_BYTES + STREAM_AHEAD;
-    match (later.checked_sub(size_of_val(panel)), next) {
-        (Some(place), Some(next)) => prefetch(next.as_ptr().wrapping_add(place), CHUNK_BYTES),
-        _ => prefetch(panel.as_ptr().cast::<u8>().wrapping_add(later), CHUNK_BYTES),
+pub(super) struct Ahead(*const u8);
+
+#[cfg(target_arch = "x86_64")]
+impl Ahead {
+    #[inline(always)]
+    pub(super) fn of(panel: &[[u8; CHUNK_BYTES]], chunk: usize, next: Option<&[u8]>) -> Self {
+        let later = chunk * CHUNK_BYTES + STREAM_AHEAD;
+        let ahead = match (later.checked_sub(size_of_val(panel)), next) {
+            (Some(place), Some(next)) => next.as_ptr().wrapping_add(place),
+            _ => panel.as_ptr().cast::<u8>().wrapping_add(later),
+        };
+        // What four equal parts leave over.
+        prefetch(ahead.wrapping_add(CHUNK_BLOCKS * CODE_BYTES), CHUNK_BYTES - CHUNK_BLOCKS * CODE_BYTES);
+        Self(ahead)
+    }
+
+    /// Asks for what falls to one of the chunk's blocks.
+    #[inline(always)]
+    pub(super) fn fetch(&self, block: usize) {
+        prefetch(self.0.wrapping_add(block * CODE_BYTES), CODE_BYTES);
     }
 }
 
