@@ -4,7 +4,8 @@
     cargo build --release && python3 benchmarks/beside.py --json benchmarks/cpu.json
 
 One gated dual GEMM, cold weights. For each instruction set and number of threads hammerhead and the others take turns, as
-often as --rounds says; a ratio compares medians of one such turn. The others multiply what their users have:
+often as --rounds says; a ratio compares medians of one such turn. `hammerhead bench --html PAGE --against FILE` and
+benchmarks/charts.py show the record that --json writes. The others multiply what their users have:
 
 | who | weights | what is timed |
 |---|---|---|
@@ -28,13 +29,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from compare_torch import joined, progress, summary
-
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = [1, 8, 32, 128, 512]
 N = K = 4096
 # Weights that are rotated: more than caches hold.
 COLD_BYTES = 6e8
+# Calls that would take longer are left out: they would not be the fastest, and a comparison would take hours.
+LONGEST = 1.5
 # What holds each library to an instruction set. OpenBLAS has one name for every AVX-512.
 FORCED = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"},
@@ -50,10 +51,29 @@ GGML_VARIANTS = {"avx2": ["haswell"], "avx512": ["icelake", "skylakex"], "amx": 
 GGML_TYPES = {"ggml q4_0": 2, "ggml nvfp4": 40}
 
 
+def progress(text):
+    """A remark beside the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def summary(seconds):
+    """What `hammerhead bench` keeps of its samples."""
+    several = seconds if len(seconds) > 1 else 2 * seconds
+    quantile = lambda part: statistics.quantiles(several, n=20, method="inclusive")[round(20 * part) - 1]
+    fields = {"median": 0.5, "p10": 0.1, "p25": 0.25, "p75": 0.75, "p90": 0.9}
+    return {**{name: quantile(part) for name, part in fields.items()}, "best": min(seconds), "samples": len(seconds)}
+
+
+def joined(rounds):
+    """Several summaries as one: medians of each number, the best of the bests, all samples."""
+    one = {name: statistics.median(r[name] for r in rounds) for name in ("median", "p10", "p25", "p75", "p90")}
+    return {**one, "best": min(r["best"] for r in rounds), "samples": sum(r["samples"] for r in rounds)}
+
+
 def timed(runs, seconds):
-    """A summary of calls over weights in rotation; the first sets up what is kept, and is not counted."""
+    """A summary of calls over weights in rotation; the first sets up what is kept, and is not counted. Slow ones count once."""
     times, start = [], time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - start < seconds:
+    while len(times) < 2 or (len(times) < 3 and times[1] < 5 * seconds) or time.perf_counter() - start < seconds:
         run = runs[len(times) % len(runs)]
         clock = time.perf_counter()
         run()
@@ -116,7 +136,8 @@ class Ggml:
 
     def layers(self, kind):
         """Gate and up, often enough: quantised once, and copied."""
-        source = (ctypes.c_float * (N * K))(*([0.5, -1.0, 1.5, 3.0, -0.25, 2.0, 0.75, -6.0] * (N * K // 8)))
+        eight = bytes((ctypes.c_float * 8)(0.5, -1.0, 1.5, 3.0, -0.25, 2.0, 0.75, -6.0))
+        source = (ctypes.c_float * (N * K)).from_buffer_copy(eight * (N * K // 8))
         packed, copies = None, []
         while not packed or len(copies) * 2 * packed < COLD_BYTES:
             context = self.base.ggml_init(self.Parameters(2 * N * K + (1 << 20), None, False))
@@ -169,8 +190,14 @@ def peers(isa, threads, seconds, ggml):
         except OSError as missing:
             progress(f"{missing}: ggml is left out")
     for who, runs in found:
-        for m in TOKENS:
-            print(json.dumps({"who": who, "m": m, "cold": timed(runs(m), seconds)}), flush=True)
+        expected = 0
+        for m, more in zip(TOKENS, TOKENS[1:] + TOKENS[-1:]):
+            if expected > LONGEST:
+                progress(f"{who} would take {expected:.1f} s for {m} tokens: left out")
+                break
+            cold = timed(runs(m), seconds)
+            expected = cold["median"] * more / m
+            print(json.dumps({"who": who, "m": m, "cold": cold}), flush=True)
 
 
 def peers_apart(isa, threads, options):
@@ -210,8 +237,8 @@ def compare(isa, threads, options):
                 sides.setdefault((m, f"hammerhead {activation}"), []).append(case["cold"])
         for line in peers_apart(isa, threads, options):
             sides.setdefault((line["m"], line["who"]), []).append(line["cold"])
-    cases = [{"isa": isa, "threads": threads, "m": m, "who": who, "cold": joined(times)} for (m, who), times in sides.items()]
-    return report, cases
+    place = lambda m: {"isa": isa, "threads": threads, "m": m, "problem": f"{m}×{N}×{K}", "config": f"{isa}, {threads} threads"}
+    return report, [{**place(m), "who": who, "cold": joined(times)} for (m, who), times in sides.items()]
 
 
 def table(cases):

@@ -2,7 +2,6 @@
 
 import beside
 import charts
-import compare_torch
 import pytest
 
 ROOT = charts.HERE.parent
@@ -46,12 +45,7 @@ def test_a_row_of_the_table_is_in_gflops_with_the_best_others_ratio():
 
 
 def test_summaries_of_rounds_are_joined_by_their_medians_and_the_best():
-    first, second, third = (compare_torch.summary([x + shift for x in range(1, 10)]) for shift in (0, 1, 5))
+    first, second, third = (beside.summary([x + shift for x in range(1, 10)]) for shift in (0, 1, 5))
     assert first["median"] == 5 and first["best"] == 1 and first["p25"] == 3 and first["p75"] == 7 and first["samples"] == 9
-    joined = compare_torch.joined([first, second, third])
+    joined = beside.joined([first, second, third])
     assert (joined["median"], joined["best"], joined["samples"]) == (6, 1, 27)
-
-
-def test_a_row_is_in_milliseconds_with_both_ratios():
-    peer, ours = ({"cold": {"median": median, "best": best}} for median, best in ((0.006, 0.004), (0.002, 0.001)))
-    assert compare_torch.row(8, peer, ours) == "| 8 | 6.00 (4.00) | 2.00 (1.00) | 3.0× | 4.0× |"

@@ -129,7 +129,7 @@ pub enum Error {
 
     /// A file that holds no timings that can be read.
     #[error(
-        "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --json, benchmarks/compare_torch.py or benchmarks/h200/peers.py wrote"
+        "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --json, benchmarks/beside.py or benchmarks/h200/peers.py wrote"
     )]
     Record { path: PathBuf, problem: String },
 

@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
     /// Show the rows of this record beside the same problems on the page: a file that --json wrote, or
-    /// benchmarks/compare_torch.py or benchmarks/h200/peers.py; may be given several times
+    /// benchmarks/beside.py or benchmarks/h200/peers.py; may be given several times
     #[arg(long, value_name = "RECORD", requires = "html")]
     pub against: Vec<PathBuf>,
     /// Of the suite moe these numbers of tokens

@@ -48,7 +48,7 @@ fn what_is_no_record_is_refused_before_anything_is_measured() {
     };
     assert_refused(&against(Path::new("/no such record.json")), &["/no such record.json", "bench --json"]);
     std::fs::write(&wrong, r#"{"cases": []}"#).unwrap();
-    assert_refused(&against(&wrong), &["wrong.json", "no timed case", "compare_torch.py"]);
+    assert_refused(&against(&wrong), &["wrong.json", "no timed case", "beside.py"]);
     assert!(!html.exists());
     let nowhere = hammerhead(["bench", "--html", "/no such folder/page.html"]);
     assert_refused(&nowhere, &["/no such folder/page.html"]);
