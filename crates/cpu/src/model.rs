@@ -14,11 +14,23 @@ use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
 use op::{Config, Cost, Epilogue, Error, Own, Phase, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-/// Bytes per second of sums carried from one stretch of K to the next, and of planes between passes.
+/// Bytes per second of sums carried from one stretch of K to the next, where they and the tokens of a stretch stay near
+/// (in an L2 of the smaller kind) and where they do not; and of planes between passes.
 const SUM_BANDWIDTH: f64 = 30e9;
+const FAR_SUM_BANDWIDTH: f64 = 15e9;
 const PLANE_BANDWIDTH: f64 = 10e9;
+const NEAR: usize = 1 << 20;
+/// Bytes per second of tokens that come from farther away again and again; most of it hides behind products.
+const FAR_TOKEN_BANDWIDTH: f64 = 150e9;
+/// How often a matrix may be read, on average, for its tiles of tokens to be streamed. A stream reads packed words once
+/// per tile and expands them each time: that is the best way as long as a cache has them, and up to 1.5 times slower
+/// than one expansion for all tokens where they come from memory, which no speed that is measured in a cache tells.
+const STREAM_READINGS: usize = 8;
+/// How many times the least price by the author's speeds a way may have to be weighed by those of this machine: they are
+/// measured in moments that may be unlike each other, and a way that is wrong by more than this is never chosen.
+const PLAUSIBLE: f64 = 1.5;
 /// What a tile costs to start and a run to spread over threads.
-const TILE_OVERHEAD: f64 = 1e-6;
+const TILE_OVERHEAD: f64 = 0.7e-6;
 const RUN_OVERHEAD: f64 = 10e-6;
 /// The part of computing that shows although memory takes longer, or the other way round.
 const UNHIDDEN: f64 = 0.1;
@@ -205,6 +217,20 @@ impl Rates {
         (config.depth == CHUNK && (streamed || self.few.is_some())).then_some(speed)
     }
 
+    /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next; and whether its
+    /// tokens do from one tile of columns to the next, or at least from slab to slab in a stretch.
+    fn near(&self, shape: &Shape, problem: &Problem, config: &Config) -> [bool; 2] {
+        let groups = self.row_groups(shape.m.min(config.tile.tokens));
+        let panels = shape.n.min(config.tile.columns).div_ceil(COLUMNS);
+        let sums = problem.matrices() * panels * groups * self.sizes.rows * size_of::<Lanes>();
+        let tokens = |k: usize| groups.saturating_mul((self.sizes.group_bytes)(k / BLOCK));
+        let slab = self.panels / problem.matrices();
+        [
+            sums.saturating_add(tokens(shape.k.min(config.depth))) <= NEAR,
+            tokens(shape.k) <= NEAR || (panels > slab && tokens(config.depth) <= NEAR),
+        ]
+    }
+
     /// How often the blocks of so many tokens are expanded, or looked up, in tiles of `tile` tokens.
     fn expansions(&self, tokens: usize, config: &Config) -> usize {
         let groups = match self.few {
@@ -246,7 +272,8 @@ impl Rates {
 }
 
 /// Configurations worth trying: tiles of all tokens or of some, narrow and wide, in every strategy; and those that the
-/// kernel has tighter loops for.
+/// kernel has tighter loops for. The rates are those that the kernel's author found, and what they price far above the
+/// best is left out, whatever this machine's speeds say.
 pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Vec<Config> {
     let largest = problem.groups().iter().map(|s| s.m).max().unwrap_or(0).max(1);
     let whole = largest.next_multiple_of(rates.sizes.rows).min(512);
@@ -259,10 +286,14 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
             }
         }
     }
+    let groups = || problem.groups().iter().filter(|s| s.m > 0);
+    let readings = |tokens: usize| groups().map(|s| s.m.div_ceil(tokens)).sum::<usize>();
     let streamed = rates.stream.map_or(&[][..], |(_, tiles)| tiles);
     for &(rows, columns) in streamed.iter().filter(|(rows, _)| rows % rates.parts == 0) {
         let tile = Tile { tokens: rows / rates.parts, columns };
-        configs.push(plain(Strategy::PingPong, tile, CHUNK, 2));
+        if readings(tile.tokens) <= STREAM_READINGS * groups().count() {
+            configs.push(plain(Strategy::PingPong, tile, CHUNK, 2));
+        }
     }
     if let Some(resident) = rates.resident {
         let columns = resident.panels / problem.matrices() * COLUMNS;
@@ -273,8 +304,14 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
             [block, 2 * block, 4 * block].into_iter().filter(|&t| t < whole && tokens().all(|other| t != other));
         configs.extend(tokens().chain(blocks).map(config));
     }
-    configs.retain(|config| permitted(problem, config, rates, threads).is_ok());
-    configs
+    let price = |config: &Config| price(problem, config, rates, Speeds::stated().bandwidth(), threads).seconds;
+    let mut priced: Vec<(Config, f64)> = (configs.into_iter())
+        .filter(|config| permitted(problem, config, rates, threads).is_ok())
+        .map(|config| (config, price(&config)))
+        .collect();
+    let least = priced.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
+    priced.retain(|(_, seconds)| *seconds <= PLAUSIBLE * least);
+    priced.into_iter().map(|(config, _)| config).collect()
 }
 
 /// A configuration with the epilogue and the schedule that are simplest: the model does not tell the others from them.
@@ -347,6 +384,11 @@ pub(super) fn check(
     threads: usize,
 ) -> Result<Cost> {
     let scratch_bytes = legal(backend, problem, config, rates, threads)?;
+    Ok(Cost { scratch_bytes, ..price(problem, config, rates, bandwidth, threads) })
+}
+
+/// The cost of a legal configuration, but for its working memory.
+fn price(problem: &Problem, config: &Config, rates: &Rates, bandwidth: Bandwidth, threads: usize) -> Cost {
     let Work { tiles, expansion, products, traffic, results } = work(problem, config, rates);
     let computing = expansion + products + traffic + results + tiles * TILE_OVERHEAD;
     let spread = spread(tiles, passes(problem, config), threads);
@@ -366,7 +408,7 @@ pub(super) fn check(
     };
     // The shorter of the two hides behind the longer one, but not quite.
     let seconds = memory.max(computing_seconds) + UNHIDDEN * memory.min(computing_seconds) + RUN_OVERHEAD;
-    Ok(Cost { seconds, bound_by, copying: 0.0, scratch_bytes })
+    Cost { seconds, bound_by, copying: 0.0, scratch_bytes: 0 }
 }
 
 /// Passes over the tiles, each of which ends when all are done.
@@ -473,17 +515,20 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
         let parts = |tokens: usize| rates.row_groups(tokens).div_ceil(resident.groups);
         shape.m / config.tile.tokens * parts(config.tile.tokens) + parts(shape.m % config.tile.tokens)
     });
-    let sums = 2.0 * stretches * panels * row_groups * (rates.sizes.rows * size_of::<Lanes>()) as f64 / SUM_BANDWIDTH;
+    let [near_sums, near_tokens] = rates.near(shape, problem, config);
+    let sum_bandwidth = if near_sums { SUM_BANDWIDTH } else { FAR_SUM_BANDWIDTH };
+    let sums = 2.0 * stretches * panels * row_groups * (rates.sizes.rows * size_of::<Lanes>()) as f64 / sum_bandwidth;
     let planes = if config.strategy == Strategy::TwoPass { 16 * shape.m * shape.n } else { 0 };
     // Tokens are walked once for every slab, and for both matrices again where those are apart.
     let apart = matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential);
     let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
     let tokens = repeated * row_groups * (rates.sizes.group_bytes)(shape.k / BLOCK) as f64;
+    let again = if counted || near_tokens { 0.0 } else { column_tiles as f64 * tokens / FAR_TOKEN_BANDWIDTH };
     Work {
         tiles: (token_tiles * column_tiles) as f64 * passes(problem, config),
         expansion: expanded as f64 * panels * blocks * speed.expand,
         products: row_groups * panels * blocks * speed.multiply,
-        traffic: sums + (planes as f64 + tokens) / PLANE_BANDWIDTH,
+        traffic: sums + again + (planes as f64 + tokens) / PLANE_BANDWIDTH,
         results: (shape.m * shape.n) as f64 * rates.finish,
     }
 }
@@ -525,6 +570,62 @@ mod tests {
                     assert!((sum / all - 1.0).abs() < 1e-9, "{config}: {phases:?} are not {all}");
                     assert!(phases.iter().all(|phase| phase.seconds >= 0.0));
                 }
+            }
+        }
+    }
+
+    /// The cheapest of these, and what it costs.
+    fn cheapest(configs: &[Config], seconds: impl Fn(&Config) -> f64) -> Config {
+        *configs.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b))).unwrap()
+    }
+
+    #[test]
+    fn speeds_that_are_off_by_half_do_not_choose_a_way_that_takes_half_as_long_again() {
+        let mut rng = fastrand::Rng::with_seed(28);
+        for (backend, activation) in table().iter().flat_map(|b| [Activation::NvFp4, Activation::BF16].map(|a| (b, a)))
+        {
+            let rates = backend.rates(activation);
+            for (m, threads) in [1, 8, 32, 100, 256, 512].into_iter().flat_map(|m| [1, 2, 16].map(|t| (m, t))) {
+                let shape = Shape::new(m, 4096, 4096);
+                let problem = Problem::new(vec![shape], Gate::Silu, activation, Output::F16).unwrap();
+                let configs = candidates(&problem, &rates, threads);
+                let price = |config: &Config, rates: &Rates, bandwidth: Bandwidth| {
+                    check(backend.name(), &problem, config, (rates, bandwidth), threads).unwrap().seconds
+                };
+                let stated = Speeds::stated().bandwidth();
+                let best = price(&cheapest(&configs, |c| price(c, &rates, stated)), &rates, stated);
+                for _ in 0..40 {
+                    let mut off = |speed: f64| speed * (0.6 + rng.f64());
+                    let (name, finish) = rates.kernel();
+                    let mut entries = vec![(format!("{} {name} finish", backend.name()), off(finish))];
+                    for Loop { name: way, stated, .. } in rates.loops() {
+                        entries.push((format!("{} {name} {way} expand", backend.name()), off(stated.expand)));
+                        entries.push((format!("{} {name} {way} multiply", backend.name()), off(stated.multiply)));
+                    }
+                    let bandwidth = Bandwidth { thread: off(stated.thread), machine: off(stated.machine) };
+                    let noisy = rates.at(backend.name(), &Speeds::of(bandwidth, entries));
+                    let chosen = cheapest(&configs, |config| price(config, &noisy, bandwidth));
+                    let regret = price(&chosen, &rates, stated) / best;
+                    assert!(regret < 1.5, "{} {activation} {m} on {threads}: {chosen} at {regret:.2}", backend.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_tokens_are_not_streamed() {
+        for backend in table() {
+            for activation in [Activation::NvFp4, Activation::BF16] {
+                let rates = backend.rates(activation);
+                let streams = |groups: &[usize]| {
+                    let shapes = groups.iter().map(|&m| Shape::new(m, 512, 512)).collect();
+                    let problem = Problem::new(shapes, Gate::Silu, activation, Output::F16).unwrap();
+                    candidates(&problem, &rates, 2).iter().any(|config| rates.streams(config).is_some())
+                };
+                let Some((_, [.., (rows, _)])) = rates.stream else { continue };
+                let (tile, most) = (rows / rates.parts, rows / rates.parts * STREAM_READINGS);
+                assert!(streams(&[tile]) && streams(&[tile, 1, 0, tile]), "{}", backend.name());
+                assert!(!streams(&[most + 1]) && !streams(&[1, 0, 0, 2 * most]), "{}", backend.name());
             }
         }
     }
