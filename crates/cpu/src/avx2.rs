@@ -12,8 +12,8 @@ use format::e2m1;
 use half::f16;
 
 use super::backend::InstructionSet;
-use super::dense::{self, DenseKernel, DenseLoops};
-use super::few::{FewKernel, FewLoops, Stretch};
+use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
+use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
@@ -22,7 +22,7 @@ use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::{HALF_BLOCK, Vector, keep_busy};
+use super::vector::{HALF_BLOCK, Vector, keep_busy, plain_instructions};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
@@ -207,93 +207,22 @@ impl<Q: Quad> Dots for Quads<Q> {
     }
 }
 
-impl DenseLoops for Avx2 {
-    type Vector = __m256;
-
-    const PAIRS: usize = 3;
-    const PANELS: usize = 1;
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { dense::expand::<__m256>(scales, codes, out) }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { band.add::<TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn finish(finish: Finish<'_>) {
-        write(finish);
-    }
-}
-
-impl FewLoops for Avx2 {
-    type Vector = __m256;
-
-    const TOGETHER: usize = 4;
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stream.run::<TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stretch.add::<__m256, TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn finish(finish: Finish<'_>) {
-        write(finish);
-    }
-}
+dense_loops!(Avx2, __m256, "avx2,fma,f16c", pairs 3, panels 1);
+few_loops!(Avx2, __m256, "avx2,fma,f16c", together 4);
 
 impl Vector for __m256 {
     const LANES: usize = HALF;
 
     type Codes = __m256i;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the processor has the instruction, as for all that follows: the caller's promise.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm256_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the processor has the instruction, and there are 8 floats to read.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the processor has the instruction, and there is room for 8 floats.
-        unsafe { _mm256_storeu_ps(to, self) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(self, factor: Self) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm256_mul_ps(self, factor) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm256_fmadd_ps(self, factor, sum) }
-    }
+    plain_instructions!(
+        _mm256_setzero_ps,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_mul_ps,
+        _mm256_fmadd_ps
+    );
 
     #[inline(always)]
     unsafe fn scales(from: *const u8) -> Self {

@@ -11,8 +11,8 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::backend::InstructionSet;
-use super::dense::{self, DenseKernel, DenseLoops};
-use super::few::{FewKernel, FewLoops, Stretch};
+use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
+use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
@@ -21,7 +21,7 @@ use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
 use super::scalar::FloatBlock;
 use super::schedule;
 use super::speeds::Speed;
-use super::vector::{HALF_BLOCK, LANE_ORDER, Vector, keep_busy};
+use super::vector::{HALF_BLOCK, LANE_ORDER, Vector, keep_busy, plain_instructions};
 use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team};
 
 /// Seconds to finish a result.
@@ -187,93 +187,22 @@ impl Dots for Pairs {
 
 integer_loops!(Avx512, Pairs, "avx512f,avx512bw,avx512vl,f16c,fma", tokens 6, panels 2, few 8);
 
-impl DenseLoops for Avx512 {
-    type Vector = __m512;
-
-    const PAIRS: usize = 6;
-    const PANELS: usize = 2;
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { dense::expand::<__m512>(scales, codes, out) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { band.add::<TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn finish(finish: Finish<'_>) {
-        write(finish);
-    }
-}
-
-impl FewLoops for Avx512 {
-    type Vector = __m512;
-
-    const TOGETHER: usize = 8;
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stream.run::<TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
-        // SAFETY: the function wants the instructions, which the caller promises.
-        unsafe { stretch.add::<__m512, TOKENS>() }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,fma")]
-    unsafe fn finish(finish: Finish<'_>) {
-        write(finish);
-    }
-}
+dense_loops!(Avx512, __m512, "avx512f,avx512bw,avx512vl,f16c,fma", pairs 6, panels 2);
+few_loops!(Avx512, __m512, "avx512f,avx512bw,avx512vl,f16c,fma", together 8);
 
 impl Vector for __m512 {
     const LANES: usize = COLUMNS;
 
     type Codes = __m512i;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the processor has the instruction, as for all that follows: the caller's promise.
-        unsafe { _mm512_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm512_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the processor has the instruction, and there are 16 floats to read.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the processor has the instruction, and there is room for 16 floats.
-        unsafe { _mm512_storeu_ps(to, self) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(self, factor: Self) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm512_mul_ps(self, factor) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
-        // SAFETY: the processor has the instruction.
-        unsafe { _mm512_fmadd_ps(self, factor, sum) }
-    }
+    plain_instructions!(
+        _mm512_setzero_ps,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_mul_ps,
+        _mm512_fmadd_ps
+    );
 
     #[inline(always)]
     unsafe fn scales(from: *const u8) -> Self {

@@ -31,6 +31,7 @@ const ROWS: usize = 2;
 /// Steps of K between two looks at the loop's end: four instructions a cycle are not many more than the multiply-adds
 /// and their loads.
 const UNROLLED: usize = 4;
+
 /// The loops of this module, compiled for one instruction set.
 ///
 /// # Safety
@@ -52,6 +53,36 @@ pub(super) trait DenseLoops: Sized + Sync {
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
 }
+
+/// Implements [`DenseLoops`]: the same functions for every unit, each compiled with its features.
+macro_rules! dense_loops {
+    ($loops:ident, $vector:ty, $features:literal, pairs $pairs:literal, panels $panels:literal) => {
+        impl DenseLoops for $loops {
+            type Vector = $vector;
+
+            const PAIRS: usize = $pairs;
+            const PANELS: usize = $panels;
+
+            #[target_feature(enable = $features)]
+            unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { dense::expand::<$vector>(scales, codes, out) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { band.add::<TOKENS>() }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn finish(finish: Finish<'_>) {
+                write(finish);
+            }
+        }
+    };
+}
+pub(super) use dense_loops;
 
 /// Dense tokens, widened to f32.
 pub(super) struct DenseKernel<L>(PhantomData<L>);

@@ -46,6 +46,35 @@ pub(super) trait FewLoops: Sized + Sync {
     unsafe fn finish(finish: Finish<'_>);
 }
 
+/// Implements [`FewLoops`]: the same functions for every unit, each compiled with its features.
+macro_rules! few_loops {
+    ($loops:ident, $vector:ty, $features:literal, together $together:literal) => {
+        impl FewLoops for $loops {
+            type Vector = $vector;
+
+            const TOGETHER: usize = $together;
+
+            #[target_feature(enable = $features)]
+            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { stream.run::<TOKENS>() }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { stretch.add::<$vector, TOKENS>() }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn finish(finish: Finish<'_>) {
+                write(finish);
+            }
+        }
+    };
+}
+pub(super) use few_loops;
+
 /// Few dense tokens, widened to f32.
 pub(super) struct FewKernel<L>(PhantomData<L>);
 

@@ -61,6 +61,48 @@ pub(super) trait Vector: Copy {
     unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS];
 }
 
+/// The functions of [`Vector`] that are one instruction each, under the same name but for the prefix.
+macro_rules! plain_instructions {
+    ($zero:ident, $splat:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident) => {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: the processor has the instruction, as for all that follows: the caller's promise.
+            unsafe { $zero() }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: the processor has the instruction.
+            unsafe { $splat(value) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            // SAFETY: the processor has the instruction, and there are as many floats to read as lanes.
+            unsafe { $load(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: the processor has the instruction, and there is room for as many floats as lanes.
+            unsafe { $store(to, self) }
+        }
+
+        #[inline(always)]
+        unsafe fn multiply(self, factor: Self) -> Self {
+            // SAFETY: the processor has the instruction.
+            unsafe { $multiply(self, factor) }
+        }
+
+        #[inline(always)]
+        unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+            // SAFETY: the processor has the instruction.
+            unsafe { $multiply_add(self, factor, sum) }
+        }
+    };
+}
+pub(super) use plain_instructions;
+
 /// Does nothing but multiply and add, in as many sums as the units' latency asks for; returns the operations done.
 ///
 /// # Safety
