@@ -32,8 +32,10 @@ const PLAUSIBLE: f64 = 1.5;
 /// What a tile costs to start and a run to spread over threads.
 const TILE_OVERHEAD: f64 = 0.7e-6;
 const RUN_OVERHEAD: f64 = 10e-6;
-/// The part of computing that shows although memory takes longer, or the other way round.
-const UNHIDDEN: f64 = 0.1;
+/// The part of the first reading of weights from memory that shows although computing takes longer, or the other way
+/// round: where they are expanded slab by slab, and where they are streamed.
+const UNHIDDEN_WALK: f64 = 0.9;
+const UNHIDDEN_STREAM: f64 = 0.5;
 /// The part of a tile by which the slowest thread is behind the others in the end.
 const UNEVEN: f64 = 0.3;
 /// The most memory that one thread may work in.
@@ -393,7 +395,9 @@ fn price(problem: &Problem, config: &Config, rates: &Rates, bandwidth: Bandwidth
     let computing = expansion + products + traffic + results + tiles * TILE_OVERHEAD;
     let spread = spread(tiles, passes(problem, config), threads);
     let threads = threads as f64;
-    let memory = (problem.bytes() + reread(problem, config)) / (threads * bandwidth.thread).min(bandwidth.machine);
+    let bandwidth = (threads * bandwidth.thread).min(bandwidth.machine);
+    let first = problem.bytes() / bandwidth;
+    let memory = first + reread(problem, config) / bandwidth;
     let computing_seconds = computing * spread;
     let bound_by = if memory > computing_seconds {
         "memory"
@@ -406,8 +410,9 @@ fn price(problem: &Problem, config: &Config, rates: &Rates, bandwidth: Bandwidth
     } else {
         "cache traffic"
     };
-    // The shorter of the two hides behind the longer one, but not quite.
-    let seconds = memory.max(computing_seconds) + UNHIDDEN * memory.min(computing_seconds) + RUN_OVERHEAD;
+    // The shorter of the two hides behind the longer one in part. What is read again is in a cache as often as not.
+    let unhidden = if rates.streams(config).is_some() { UNHIDDEN_STREAM } else { UNHIDDEN_WALK };
+    let seconds = memory.max(computing_seconds) + unhidden * first.min(computing_seconds) + RUN_OVERHEAD;
     Cost { seconds, bound_by, copying: 0.0, scratch_bytes: 0 }
 }
 
