@@ -191,6 +191,8 @@ def peers(isa, threads, seconds, ggml):
             progress(f"{missing}: ggml is left out")
     for who, runs in found:
         expected = 0
+        # The threads of the library before may still spin, waiting for more work.
+        time.sleep(1)
         for m, more in zip(TOKENS, TOKENS[1:] + TOKENS[-1:]):
             if expected > LONGEST:
                 progress(f"{who} would take {expected:.1f} s for {m} tokens: left out")
