@@ -36,6 +36,8 @@ pub(super) struct Streams<'a> {
     pub rates: Rates,
     /// Cycles of the multiplications of a tile's blocks, and how many such blocks there are.
     pub blocks: Vec<(f64, usize)>,
+    /// What those cycles are bound by.
+    pub computing: &'static str,
     /// Cycles from a tile's last multiplication to C, and whether the next tile's go on meanwhile.
     pub finish: f64,
     pub finishes_aside: bool,
@@ -58,7 +60,7 @@ impl Streams<'_> {
     pub fn phases(&self) -> Vec<Phase> {
         let finish = self.finish / self.facts.clock;
         let [compute, cache, memory] = self.streams();
-        let (slowest, bound_by) = [(compute, "tensor cores"), (cache, "the L2 cache"), (memory, "device memory")]
+        let (slowest, bound_by) = [(compute, self.computing), (cache, "the L2 cache"), (memory, "device memory")]
             .into_iter()
             .fold((0.0, ""), |most, this| if this.0 > most.0 { this } else { most });
         let phase = |what, seconds, bound_by| Phase { what, seconds, bound_by };

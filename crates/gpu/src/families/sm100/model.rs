@@ -103,13 +103,15 @@ pub(super) fn check(problem: &Problem, config: &Config, facts: &Facts) -> Result
 /// What happens one after the other, and what bounds each.
 pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
     let (kernel, _) = legal(problem, config, facts)?;
-    let (mut blocks, mut cache_bytes) = (Vec::new(), 0.0);
+    let (mut blocks, mut cache_bytes, mut passed_on) = (Vec::new(), 0.0, false);
     for shape in problem.groups().iter().filter(|shape| shape.m > 0) {
         let (tiles, tokens) = kernel.cut(shape.m as u32);
         let across = shape.n.div_ceil(kernel.shared_columns() as usize);
         let count = tiles as usize * across * kernel.blocks_per_tile() as usize;
         let units = (shape.k.div_ceil(UNIT as usize) as f64 / f64::from(kernel.splits())).ceil();
-        blocks.push((product_cycles(&kernel, tokens, units), count));
+        let [multiplied, passed] = [multiplication_cycles(&kernel, tokens, units), pass_on_cycles(&kernel, units)];
+        passed_on |= passed > multiplied;
+        blocks.push((multiplied.max(passed), count));
         cache_bytes += count as f64 * units * unit_bytes(&kernel, tokens);
     }
     let arranges = matches!(problem.activation(), Activation::NvFp4 | Activation::F32);
@@ -121,6 +123,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         facts,
         rates: RATES,
         blocks,
+        computing: if passed_on { "passing a pair's stages on" } else { "tensor cores" },
         finish: FINISH + FINISH_COLUMN * columns - hidden,
         late,
         finishes_aside: kernel.sets > 1,
@@ -156,12 +159,10 @@ fn matrix_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> [f64; 2] {
     [each, again].map(|cycles| cycles * kernel.element.map_or(1.0, |element| 4.0 * f64::from(element.parts())))
 }
 
-/// Cycles of the products of so many units of 64 of k, of tiles of so many tokens: of multiplications, or of a pair's
-/// stages one after the other.
-fn product_cycles(kernel: &TensorMultiplySpec, tokens: u32, units: f64) -> f64 {
+/// Cycles in which the stages of so many units of 64 of k are passed on one after the other, by a pair.
+fn pass_on_cycles(kernel: &TensorMultiplySpec, units: f64) -> f64 {
     let stages = (units * f64::from(UNIT) / f64::from(kernel.depth())).ceil() * f64::from(kernel.passes());
-    let passed_on = if kernel.paired() { stages * PASS_ON } else { 0.0 };
-    multiplication_cycles(kernel, tokens, units).max(passed_on)
+    if kernel.paired() { stages * PASS_ON } else { 0.0 }
 }
 
 /// Cycles of the multiplications of so many units of 64 of k.

@@ -204,6 +204,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         facts,
         rates: RATES,
         blocks,
+        computing: "tensor cores",
         finish: FINISH + FINISH_TOKEN * f64::from(kernel.tokens),
         finishes_aside: kernel.ping_pong,
         late: 0.0,
