@@ -39,6 +39,7 @@ mod subject;
 mod table;
 mod tank;
 mod timing;
+mod trial;
 mod vectors;
 mod verify;
 mod whole_layer;
@@ -77,6 +78,8 @@ enum Command {
     Inspect(inspect::Args),
     Doctor(doctor::Args),
     Info(info::Args),
+    #[command(hide = true)]
+    Trial(trial::Args),
     Ptx(ptx_text::Args),
     Check(check::Args),
     Sim(simulate::Args),
@@ -92,6 +95,7 @@ struct OldMoe {
 }
 
 fn main() -> ExitCode {
+    trial::by_this_program();
     match dispatch(&Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
@@ -121,6 +125,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Info(args) => info::info(args),
+        Command::Trial(args) => trial::trial(args),
         Command::Ptx(args) => ptx_text::ptx(args),
         Command::Check(args) => check::check(args),
         Command::Sim(args) => simulate::sim(args),

@@ -8,6 +8,7 @@
 //! buffers of its own. They take most of such a run's time; who minds keeps tensors on the device.
 
 use std::borrow::Cow;
+use std::io::{self, BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::{
@@ -16,16 +17,17 @@ use op::{
 };
 
 use super::device::{Device, DeviceWeights, NAME, context};
-use super::driver::{DeviceMemory, Function};
+use super::driver::{Absent, DeviceInfo, DeviceMemory, Function};
 use super::experts::layer::LayerShape;
 use super::facts::Facts;
-use super::families;
+use super::families::{self, Choice};
 use super::family::Family;
 use super::host::HostExperts;
 use super::launches::bytes_of;
 use super::operands::{DeviceOutput, DeviceTokens};
 use super::plan;
 use super::queue::LaunchQueue;
+use super::trial::{self, Trial, Tried};
 
 /// Runs over the host's memory that may keep what they worked with.
 const KEPT: usize = 4;
@@ -75,7 +77,36 @@ impl Cuda {
 
     /// Which kernels it is given, and why, in words; none where it is not there.
     pub fn choice(&self) -> Option<String> {
-        Device::of(self.device).ok().map(|device| device.choice.to_string())
+        let device = Device::of(self.device).ok()?;
+        let choice = device.choice.to_string();
+        Some(device.tried.as_ref().map_or(choice.clone(), |tried| format!("{choice}; {tried}")))
+    }
+
+    /// What came of trying kernels that were never measured on such a GPU; none where they were, or where there is no GPU.
+    pub fn tried(&self) -> Option<&'static Tried> {
+        Device::of(self.device).ok().and_then(|device| device.tried.as_ref())
+    }
+
+    /// What the device says of itself, and which kernels it is given, tried or not.
+    pub fn described(&self) -> Result<(&'static DeviceInfo, Choice)> {
+        let Device { context, choice, .. } = Device::untried(self.device)?;
+        Ok((context.info(), choice))
+    }
+
+    /// Tries every way of computing on this device now, whatever is known of it, and says what became of each as it comes out. What came of
+    /// it is kept, and serves the processes that begin after this one.
+    pub fn try_every_way(&self, told: impl FnMut(&Trial, &Result<(), String>)) -> Result<Tried> {
+        let Device { context, family, facts, .. } = Device::untried(self.device)?;
+        let tried = trial::tried_now(context, (family, &facts), told);
+        tried.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })
+    }
+
+    /// Tries ways of computing on this device for another process, one per line of what that asks, and answers each with a line.
+    pub fn serve_trials(&self, asked: impl BufRead, mut answers: impl Write) -> io::Result<()> {
+        match Device::untried(self.device) {
+            Ok(Device { context, family, facts, .. }) => trial::serve_device(context, (family, &facts), asked, answers),
+            Err(error) => writeln!(answers, "{}", error.to_string().replace('\n', " ")),
+        }
     }
 
     /// What it is; where it is not there, an H200, so that kernels can be planned, printed and simulated anywhere.
@@ -168,7 +199,7 @@ unsafe impl Backend for Cuda {
         choose: Arc<dyn Choose>,
         team: &Team,
     ) -> Result<Option<Arc<dyn LoadedLayer>>> {
-        if !LayerShape::suits(layer) {
+        if !LayerShape::suits(layer) || !goes_whole(Device::of(self.device)?, layer) {
             return Ok(None);
         }
         Ok(Some(Arc::new(HostExperts::new(self.device, layer, choose, team)?)))
@@ -193,6 +224,19 @@ unsafe impl Backend for Cuda {
         desks.put_back(desk);
         Ok(())
     }
+}
+
+/// Whether there is a way for a layer with any tokens on a device: where some were left out, there may be none, and the
+/// layer's products are computed one by one.
+fn goes_whole(device: &Device, layer: &LayerSpec<'_>) -> bool {
+    let shape = LayerShape::of(layer.weights.experts(), layer.weights.gate(), layer.intermediate);
+    let goes = |activation, tokens| {
+        let shape = LayerShape { activation, invariant: layer.batch_invariant, ..shape };
+        let problem = shape.problem(tokens);
+        problem.is_ok_and(|problem| !plan::candidates(device.family, &problem, &device.facts).is_empty())
+    };
+    let types = [Activation::F16, Activation::BF16, Activation::F32];
+    device.facts.left_out.is_empty() || types.into_iter().all(|ty| [1, 64, 4096].map(|m| goes(ty, m)) == [true; 3])
 }
 
 /// Seconds of a run over the host's memory that no byte is to blame for: two copies, and waiting for the last.

@@ -6,6 +6,7 @@
 use op::{Error, Result};
 
 use crate::driver::DeviceInfo;
+use crate::ways::{LeftOut, Way};
 
 /// The share of its highest clock that a GPU keeps up under the load of tensor cores: 1.70 of 1.98 GHz, measured on an H200.
 const CLOCK_SHARE: f64 = 1.70 / 1.98;
@@ -35,6 +36,8 @@ pub struct Facts {
     pub mma_cycles: f64,
     /// Bytes per second that are copied between it and the host, each way.
     pub host_bandwidth: f64,
+    /// Ways that failed when they were tried there: plans go without.
+    pub left_out: Vec<LeftOut>,
 }
 
 impl Facts {
@@ -51,7 +54,15 @@ impl Facts {
             shared_bytes: info.shared_bytes,
             mma_cycles: mma_cycles(info.capability, &info.name),
             host_bandwidth: HOST_BANDWIDTH,
+            left_out: Vec::new(),
         }
+    }
+
+    /// Whether plans of a way may be made, or why not.
+    pub fn goes(&self, way: &Way) -> Result<(), String> {
+        self.left_out.iter().find(|left_out| left_out.covers(way)).map_or(Ok(()), |left_out| {
+            Err(format!("it leans on what failed on this GPU ({}) when it was tried: {left_out}", self.name))
+        })
     }
 
     /// What nobody can exceed: operations per second on products of four-bit numbers and block scales, and bytes per second of memory, both
@@ -117,6 +128,7 @@ impl Facts {
             shared_bytes: device.shared_kibibytes << 10,
             mma_cycles: device.mma_cycles,
             host_bandwidth: HOST_BANDWIDTH,
+            left_out: Vec::new(),
         }
     }
 }

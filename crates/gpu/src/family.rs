@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use format::Matrix;
 pub use op::Phase;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Team};
+use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Strategy, Team};
 use ptx::{Kernel, Target};
 
 use crate::expand::{ExpandSpec, TokenForm};
@@ -13,6 +13,7 @@ use crate::facts::Facts;
 use crate::launch::{KernelSpec, Launch};
 use crate::pack::{self, Codes};
 use crate::products::{ExpertKernel, ProductShape};
+use crate::ways::{Feature, Way};
 
 /// Where a group's operands are, and how its sums are scaled. Everything but C starts at a multiple of 16 bytes, and so
 /// does C where its rows are a multiple of 16 bytes.
@@ -125,6 +126,18 @@ pub trait Family: fmt::Debug + Send + Sync {
             }
         }
         each.iter().map(KernelSpec::build).collect()
+    }
+
+    /// What a legal configuration leans on for a problem.
+    fn way(&self, problem: &Problem, config: &Config) -> Way {
+        Way::of_products(problem, config, self.expansion(Activation::NvFp4).is_none())
+    }
+
+    /// The same for a product of experts.
+    fn expert_way(&self, shape: &ProductShape, config: &Config) -> Way {
+        let way = Way::of_tokens(shape.activation, false).scheduled(config);
+        let way = way.with_if(Feature::PingPong, config.strategy == Strategy::PingPong);
+        way.with_if(Feature::OneMatrix, shape.gate.matrices() == 1)
     }
 
     /// Tokens of the tiles worth trying for products of experts, the fewest first.

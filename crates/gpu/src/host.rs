@@ -14,12 +14,12 @@ use op::{
 use crate::device::Device;
 use crate::driver::DeviceMemory;
 use crate::experts::away::{AwayExperts, check_resident, slots_for, table_of};
-use crate::experts::device::DeviceExperts;
 use crate::experts::layer::{Choice, Exchange, LayerCall, LayerShape};
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;
 use crate::family::Family;
 use crate::launches::dense_bytes;
+use crate::loaded::DeviceExperts;
 use crate::operands::{DeviceOutput, DeviceTokens};
 use crate::queue::LaunchQueue;
 

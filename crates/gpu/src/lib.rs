@@ -41,6 +41,7 @@ pub mod host;
 pub mod join;
 mod launch;
 pub mod launches;
+pub mod loaded;
 mod operands;
 pub mod pack;
 mod packed;
@@ -50,6 +51,8 @@ pub mod products;
 mod queue;
 #[cfg(feature = "sim")]
 pub mod simulated;
+pub mod trial;
+pub mod ways;
 
 pub use cuda::Cuda;
 pub use family::{Family, GroupOperands, Phase};

@@ -9,11 +9,15 @@ use crate::experts::plan::{self as layers, layer_of};
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::{Family, Phase};
+use crate::ways::Way;
 
 /// Configurations worth trying for a problem on a device. Each is legal.
 pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts) -> Vec<Config> {
     match layer_of(problem) {
-        None => family.candidates(problem, facts),
+        None => {
+            let goes = |config: &Config| facts.goes(&family.way(problem, config)).is_ok();
+            family.candidates(problem, facts).into_iter().filter(goes).collect()
+        }
         Some(Ok(shape)) => layers::candidates(family, &shape, problem, facts),
         Some(Err(_)) => Vec::new(),
     }
@@ -22,8 +26,17 @@ pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts)
 /// Whether a configuration is legal for a problem on a device, or why not.
 pub fn legal(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
     match layer_of(problem) {
-        None => family.legal(problem, config, facts),
-        Some(shape) => LayerKernels::new(family, &shape?, config, facts).map(drop),
+        None => family.legal(problem, config, facts)?,
+        Some(shape) => LayerKernels::new(family, &shape?, config, facts).map(drop)?,
+    }
+    facts.goes(&way(family, problem, config, facts)?)
+}
+
+/// What a legal configuration leans on for a problem on a device.
+pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Way, String> {
+    match layer_of(problem) {
+        None => Ok(family.way(problem, config)),
+        Some(shape) => layers::way(family, &shape?, config, facts),
     }
 }
 

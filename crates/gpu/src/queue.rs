@@ -15,13 +15,14 @@ use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
 use super::experts::away::Task;
-use super::experts::device::DeviceExperts;
 use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
 use super::family::Family;
 use super::launch::Launch;
 use super::launches::{self, Site, TokenPlace};
+use super::loaded::DeviceExperts;
 use super::operands::{DeviceOutput, DeviceTokens, check_place};
 use super::packed::PackedGroup;
+use super::plan;
 
 /// Calls that a queue remembers.
 const REMEMBERED: usize = 512;
@@ -323,7 +324,7 @@ impl LaunchQueue {
         outputs: &[DeviceOutput],
     ) -> Result<Prepared> {
         let illegal = |reason| Error::Illegal { backend: device::NAME, config: Box::new(*config), reason };
-        self.device.family.legal(problem, config, &self.device.facts).map_err(illegal)?;
+        plan::legal(self.device.family, problem, config, &self.device.facts).map_err(illegal)?;
         check_weights(problem, weights.as_ref())?;
         let element = token_type(DeviceWeights::on(weights.as_ref(), self.device)?, problem, tokens)?;
         check_operands(self.stream.context(), problem, (element, tokens), outputs)?;

@@ -39,5 +39,6 @@ pub use {cpu, format};
 pub mod gpu {
     pub use crate::queue::Queue;
     pub use ::gpu::host::DeviceRouting;
-    pub use ::gpu::{DeviceOutput, DeviceTokens};
+    pub use ::gpu::trial::tried_by;
+    pub use ::gpu::{Cuda, DeviceOutput, DeviceTokens};
 }

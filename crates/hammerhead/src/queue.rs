@@ -85,7 +85,7 @@ impl Queue {
     /// In a stream that is being captured this needs a call with the same layer, number of tokens and types before. The graph serves
     /// whatever the tensors hold when it is launched, and keeps the layer.
     ///
-    /// What only the device sees is defined, not refused: see [`gpu::experts::device`].
+    /// What only the device sees is defined, not refused: see [`gpu::loaded`].
     ///
     /// # Safety
     ///

@@ -15,7 +15,11 @@ mod interrupt;
 mod layer;
 mod layers;
 
+use std::ffi::OsString;
+use std::io;
+
 use hammerhead::format::{self, Dense, GlobalScale};
+use hammerhead::gpu::{Cuda, tried_by};
 use hammerhead::{Backend, Target};
 use pyo3::prelude::*;
 
@@ -74,6 +78,23 @@ fn backends(py: Python<'_>) -> Vec<(&'static str, Option<String>)> {
     all.into_iter().map(|(name, error)| (name, error.map(|error| error.to_string()))).collect()
 }
 
+/// Tries ways of computing on a GPU for another process, which asks for them on the standard input.
+#[pyfunction]
+fn serve_trials(py: Python<'_>, device: usize) -> Result<()> {
+    let cuda = Cuda::on(device)?;
+    let served = py.detach(|| cuda.serve_trials(io::stdin().lock(), io::stdout().lock()));
+    served.map_err(|error| Error::value("the trials", error.to_string()))
+}
+
+/// Has this process's ways of computing on a GPU tried by another Python, if there is a program to start one with.
+fn tried_by_python(py: Python<'_>) -> PyResult<()> {
+    let program: Option<String> = py.import("sys")?.getattr("executable")?.extract()?;
+    if let Some(program) = program.filter(|program| !program.is_empty()) {
+        tried_by(program, ["-m", "hammerhead.trial"].map(OsString::from));
+    }
+    Ok(())
+}
+
 fn fill(target: &mut Array, bytes: &[u8]) -> Result<()> {
     let what = target.what().to_owned();
     let room = target.bytes_mut()?;
@@ -90,11 +111,12 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, use_threads};
+    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, use_threads};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::engines::imported();
+        super::tried_by_python(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

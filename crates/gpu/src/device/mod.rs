@@ -1,7 +1,5 @@
 //! The devices of this process: their contexts, if the kernels can run there, the kernels compiled for them, and weights in their memory.
 
-mod trial;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -14,6 +12,7 @@ use crate::families::{self, Choice, FAMILY_VARIABLE};
 use crate::family::Family;
 use crate::launch::KernelSpec;
 use crate::packed::{PackedGroup, PackedGroups};
+use crate::trial::{self, Tried};
 
 /// The name of the backend that computes there.
 pub const NAME: &str = "cuda";
@@ -27,49 +26,53 @@ pub struct Device {
     pub family: &'static dyn Family,
     /// Why those.
     pub choice: Choice,
-    /// What it is.
+    /// What it is, and which ways plans go without there.
     pub facts: Facts,
     /// What came of trying kernels that were never measured on such a GPU.
-    trial: OnceLock<Option<Absent>>,
+    pub tried: Option<Tried>,
 }
 
 impl Device {
     /// A device by its number, or why it cannot be used. Kernels that were never measured on such a GPU are tried first.
     pub fn of(ordinal: usize) -> Result<&'static Device> {
-        let device = Device::opened(ordinal)?;
-        let tried = device.trial.get_or_init(|| {
-            if device.choice.measured {
-                return None;
+        type Outcome = Result<&'static Device, Absent>;
+        static DEVICES: Mutex<Vec<(usize, Outcome)>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = devices.iter().find(|(known, _)| *known == ordinal).map(|(_, outcome)| outcome.clone());
+        let outcome = match known {
+            Some(outcome) => outcome,
+            None => {
+                let device = Device::untried(ordinal)?;
+                let tried = if device.choice.measured { Ok(None) } else { device.on_trial().map(Some) };
+                // Lives as long as the process, as its context does.
+                let outcome = tried.map(|tried| &*Box::leak(Box::new(device.having(tried))));
+                devices.push((ordinal, outcome.clone()));
+                outcome
             }
-            trial::run(device).err().map(|error| Absent {
-                reason: format!("its {} were tried on a small problem: {error}", device.choice),
-                remedy: "use a CPU backend, and tell us of the GPU and its driver".to_owned(),
-            })
-        });
-        match tried {
-            None => Ok(device),
-            Some(Absent { reason, remedy }) => {
-                Err(Error::Unavailable { backend: NAME, reason: reason.clone(), remedy: remedy.clone() })
-            }
-        }
+        };
+        outcome.map_err(unavailable)
     }
 
     /// A device by its number, whether or not its kernels have been tried.
-    fn opened(ordinal: usize) -> Result<&'static Device> {
-        static DEVICES: Mutex<Vec<(usize, &'static Device)>> = Mutex::new(Vec::new());
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, device)) = devices.iter().find(|(known, _)| *known == ordinal) {
-            return Ok(device);
-        }
+    pub(super) fn untried(ordinal: usize) -> Result<Device> {
         let opened = Context::of(ordinal).and_then(|context| Ok((context, choice(context.info())?)));
-        let (context, choice) =
-            opened.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })?;
-        let (family, facts, trial) = (choice.family, Facts::of(context.info()), OnceLock::new());
-        // Lives as long as the process, as its context does.
-        let device: &'static Device = Box::leak(Box::new(Device { context, family, choice, facts, trial }));
-        devices.push((ordinal, device));
-        Ok(device)
+        let (context, choice) = opened.map_err(unavailable)?;
+        Ok(Device { context, family: choice.family, choice, facts: Facts::of(context.info()), tried: None })
     }
+
+    fn on_trial(&self) -> Result<Tried, Absent> {
+        trial::of_device(self.context, (self.family, &self.facts))
+            .map_err(|Absent { reason, remedy }| Absent { reason: format!("its {}: {reason}", self.choice), remedy })
+    }
+
+    fn having(self, tried: Option<Tried>) -> Device {
+        let left_out = tried.as_ref().map_or_else(Vec::new, |tried| tried.left_out.clone());
+        Device { facts: Facts { left_out, ..self.facts }, tried, ..self }
+    }
+}
+
+fn unavailable(Absent { reason, remedy }: Absent) -> Error {
+    Error::Unavailable { backend: NAME, reason, remedy }
 }
 
 /// The context of a device, or why there is none.

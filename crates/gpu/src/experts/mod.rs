@@ -10,7 +10,6 @@
 pub mod away;
 pub mod between;
 pub mod combine;
-pub mod device;
 pub mod layer;
 pub mod packed;
 pub mod place;

@@ -1,13 +1,14 @@
 //! Which configurations compute a whole layer on a device, and what each should cost: both products by the family's
 //! model, and what is around them by its bytes. Rows are those of the problem, as chance spreads them over experts.
 
-use op::{Choose, Config, Cost, Error, Own, Problem, Result};
+use op::{Activation, Choose, Config, Cost, Error, Intermediate, Own, Problem, Result};
 
 use super::layer::{self, LayerKernels, LayerShape, as_down};
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::{Family, Phase};
 use crate::products::ProductShape;
+use crate::ways::{Feature, Way};
 
 /// Seconds that each kernel around a layer's products takes, whatever its bytes.
 const AROUND: f64 = 1.3e-6;
@@ -55,10 +56,31 @@ fn with_tile(
         let cost = product_cost(family, &down, problem, &config, facts).ok()?;
         Some((cost.seconds, config))
     };
-    let priced = family.expert_configs(&down, tile, facts).into_iter().filter_map(price);
-    let Some((_, second)) = priced.min_by(|(one, _), (other, _)| one.total_cmp(other)) else { return Vec::new() };
-    let own = Own::of(as_down(&second));
-    family.expert_configs(&shape.gate_up(), tile, facts).into_iter().map(|config| Config { own, ..config }).collect()
+    let configs = family.expert_configs(&down, tile, facts).into_iter();
+    let mut seconds: Vec<(f64, Config)> = configs.filter_map(price).collect();
+    seconds.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let whole = |first: Config| {
+        let goes = |second: &&Config| facts.goes(&way_of(family, shape, [&first, second])).is_ok();
+        let second = seconds.iter().map(|(_, config)| config).find(goes)?;
+        Some(Config { own: Own::of(as_down(second)), ..first })
+    };
+    family.expert_configs(&shape.gate_up(), tile, facts).into_iter().filter_map(whole).collect()
+}
+
+/// What a layer's configuration leans on, or why there is none such.
+pub(crate) fn way(family: &dyn Family, shape: &LayerShape, config: &Config, facts: &Facts) -> Result<Way, String> {
+    let second = LayerKernels::down_config(family, shape, config, facts)?;
+    Ok(way_of(family, shape, [&Config { own: Own::NONE, ..*config }, &second]))
+}
+
+/// What a layer leans on whose products have these configurations.
+fn way_of(family: &dyn Family, shape: &LayerShape, [first, second]: [&Config; 2]) -> Way {
+    let way = family.expert_way(&shape.gate_up(), first).and(family.expert_way(&shape.down(), second));
+    let way = way.with(Feature::Layer);
+    match shape.intermediate {
+        Intermediate::NvFp4 => way.with(Feature::QuantisedBetween),
+        _ => way.with_if(Feature::FloatBetween, shape.down().activation == Activation::F32),
+    }
 }
 
 /// What one product of a layer should cost, where its experts have a problem's rows.

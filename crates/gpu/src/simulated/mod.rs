@@ -9,6 +9,7 @@
 //! circle: the simulator knows instructions only.
 
 mod layer;
+mod machine;
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ use super::packed::{PackedGroup, PackedGroups, PackedMatrix};
 use super::plan;
 
 use layer::SimulatedLayer;
+pub use machine::SimulatedMachine;
 
 /// The backend's name.
 pub const NAME: &str = "sim";
@@ -92,8 +94,13 @@ impl Simulated {
         Simulated { schedule, ..self }
     }
 
+    /// The kernels.
+    pub fn family(&self) -> &'static dyn Family {
+        self.family
+    }
+
     /// The device that stands for all that the kernels are for: the one with the least of everything.
-    fn facts(&self) -> Facts {
+    pub fn facts(&self) -> Facts {
         match self.family.target() {
             Target::Sm80 => Facts::a100(),
             Target::Sm120f => Facts::rtx5090(),

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "use_threads"]
+__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -32,6 +32,7 @@ _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
 def dequantize(matrix: _Matrix, values: Any) -> None: ...
 def backends() -> list[tuple[str, str | None]]: ...
+def serve_trials(device: int) -> None: ...
 def use_threads(whose: str) -> None: ...
 @final
 class Checkpoint:

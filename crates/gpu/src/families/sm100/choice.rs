@@ -5,6 +5,7 @@ use op::{Activation, Config, Problem, Result, Schedule, Setting, Shape, Strategy
 use super::kernel::TensorMultiplySpec;
 use super::slabs::{DEPTH, UNIT};
 use crate::families::choice::{Products, Tokens, ending, illegal, passes_twice};
+use crate::ways::{Feature, Way};
 
 /// Tiles side by side that share the copies of their tokens: two pairs of blocks, or 1 where none are shared.
 pub(super) const MULTICAST: Setting = Setting::new("multicast", 1);
@@ -69,6 +70,20 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<TensorMult
     };
     kernel.check().map_err(|error| error.to_string())?;
     Ok(kernel)
+}
+
+/// What a configuration leans on for a problem.
+pub(super) fn way(problem: &Problem, config: &Config) -> Way {
+    let way = Way::of_products(problem, config, true);
+    let Ok(kernel) = kernel_of(problem, config) else { return way };
+    let way = way.with(if kernel.swapped() { Feature::Swapped } else { Feature::Upright });
+    let way = way.with_if(Feature::Pair, kernel.paired()).with_if(Feature::Multicast, kernel.multicast > 1);
+    let way = way.with_if(Feature::GateAhead, kernel.ahead > 0);
+    if !kernel.swapped() {
+        return way.with_width(kernel.columns);
+    }
+    let tokens = problem.groups().iter().filter(|shape| shape.m > 0).map(|shape| kernel.cut(shape.m as u32).1);
+    tokens.fold(way, Way::with_width)
 }
 
 /// Blocks that leave sums of each tile.

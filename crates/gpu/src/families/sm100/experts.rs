@@ -8,12 +8,13 @@ use op::{Activation, Config, Epilogue, Strategy};
 use ptx::Target;
 
 use super::choice::depth;
-use super::kernel::{Products, TARGET, TensorMultiplySpec, Tokens};
+use super::kernel::{Products, TARGET, TensorMultiplySpec, Tokens, WIDE_STEP};
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::ways::{Feature, Way};
 
 /// Tokens of tiles: at most the rows of a multiplication, and fewer go by the columns of one.
 pub const TILES: [u32; 6] = [16, 32, 48, 64, 96, 128];
@@ -53,6 +54,20 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<TensorMultiplySpe
     };
     spec.check().map_err(|error| error.to_string())?;
     Ok(spec)
+}
+
+/// What a configuration leans on. How many rows of a tile an expert has is the device's to know: multiplications may
+/// have any number of columns up to a tile's.
+pub fn way(shape: &ProductShape, config: &Config) -> Way {
+    let way = Way::of_tokens(shape.activation, false).scheduled(config);
+    let way = way.with_if(Feature::PingPong, config.strategy == Strategy::PingPong);
+    let way = way.with_if(Feature::OneMatrix, shape.gate.matrices() == 1);
+    let Ok(kernel) = kernel(shape, config) else { return way };
+    let way = way.with_if(Feature::Pair, kernel.paired());
+    if !kernel.swapped() {
+        return way.with(Feature::Upright).with_width(kernel.columns);
+    }
+    (WIDE_STEP..=kernel.tokens).step_by(WIDE_STEP as usize).fold(way.with(Feature::Swapped), Way::with_width)
 }
 
 /// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room

@@ -31,6 +31,7 @@ use crate::family::{Family, GroupOperands, Phase};
 use crate::launch::Launch;
 use crate::pack::Codes;
 use crate::products::{ExpertKernel, ProductShape};
+use crate::ways::Way;
 
 /// Its name.
 pub const NAME: &str = "sm100";
@@ -122,6 +123,14 @@ impl Family for Sm100 {
         let workspace = workspace + multiply::arranged_bytes(problem, &kernel);
         launches.extend(Cut { problem, config, kernel, blocks, multiprocessors }.launches(&operands, workspace));
         Ok(launches)
+    }
+
+    fn way(&self, problem: &Problem, config: &Config) -> Way {
+        choice::way(problem, config)
+    }
+
+    fn expert_way(&self, shape: &ProductShape, config: &Config) -> Way {
+        experts::way(shape, config)
     }
 
     fn expert_tiles(&self) -> &'static [u32] {

@@ -74,7 +74,7 @@ const EXPANDING_WARPS: u32 = 4;
 const EXPANDING_THREADS: u32 = EXPANDING_WARPS * 32;
 /// Columns by which multiplications go. The ISA has steps of eight for block-scaled ones of one block, of which silicon
 /// is only known to take the first.
-const WIDE_STEP: u32 = 16;
+pub(super) const WIDE_STEP: u32 = 16;
 /// Tokens, or columns, of a pair's tile, and the blocks of it.
 const PAIR_ROWS: u32 = 2 * BLOCK_ROWS;
 const BOTH_BLOCKS: u16 = 3;

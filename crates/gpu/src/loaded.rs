@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use op::routing::Router;
 use op::{Choose, Error, Intermediate, Output, Result};
 
-use super::away::AwayExperts;
-use super::layer::{
-    self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
-};
-use super::packed::{Numbers, PackedExpert};
-use super::plan::Cheapest;
-use super::route::RouteSpec;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
+use crate::experts::away::AwayExperts;
+use crate::experts::layer::{
+    self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
+};
+use crate::experts::packed::{Numbers, PackedExpert};
+use crate::experts::plan::Cheapest;
+use crate::experts::route::RouteSpec;
 use crate::families::choice::illegal;
 use crate::operands::{ALIGNMENT, check_place};
 
