@@ -17,6 +17,7 @@ mod doctor;
 mod error;
 mod explain;
 mod files;
+mod first_contact;
 mod floor;
 mod info;
 mod inspect;
@@ -78,6 +79,7 @@ enum Command {
     Inspect(inspect::Args),
     Doctor(doctor::Args),
     Info(info::Args),
+    FirstContact(first_contact::Args),
     #[command(hide = true)]
     Trial(trial::Args),
     Ptx(ptx_text::Args),
@@ -125,6 +127,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Info(args) => info::info(args),
+        Command::FirstContact(args) => first_contact::first_contact(args),
         Command::Trial(args) => trial::trial(args),
         Command::Ptx(args) => ptx_text::ptx(args),
         Command::Check(args) => check::check(args),

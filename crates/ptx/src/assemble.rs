@@ -60,6 +60,13 @@ impl Assembler {
         }
     }
 
+    /// What it says of its version, in one line.
+    pub fn version(&self) -> Option<String> {
+        let output = Command::new(&self.path).arg("--version").output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().find(|line| line.contains("release")).map(|line| line.trim().to_owned())
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

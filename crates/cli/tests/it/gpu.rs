@@ -273,3 +273,24 @@ fn kernels_are_printed_only_for_a_device_that_runs_them() {
         assert!(ptx(arch, device).status.success(), "{arch} on {device}");
     }
 }
+
+#[test]
+fn first_contact_without_a_gpu_that_can_be_used_is_a_sentence_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, html] = ["a.json", "a.html"].map(|name| folder.path().join(name));
+    let mut refused = command();
+    refused.arg("first-contact").arg("--json").arg(&json).arg("--html").arg(&html);
+    // Where there is a GPU, this is what it is refused for.
+    let output = refused.env("HAMMERHEAD_FAMILY", "sm70").output().unwrap();
+    assert_refused(&output, &["backend 'cuda'"]);
+    assert!(!json.exists() && !html.exists());
+    let output = hammerhead(["first-contact", "--json", "one", "--html", "one"]);
+    assert_refused(&output, &["--json and --html both name", "one"]);
+}
+
+#[test]
+fn a_process_that_tries_ways_says_first_why_it_cannot() {
+    let output = command().args(["trial", "7"]).env("HAMMERHEAD_FAMILY", "sm70").output().unwrap();
+    assert_eq!((output.status.code(), stdout(&output).lines().count()), (Some(0), 1));
+    assert!(stdout(&output).contains("cuda"), "{}", stdout(&output));
+}

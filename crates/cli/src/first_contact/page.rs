@@ -1,0 +1,157 @@
+//! The page that shows a report.
+
+use serde_json::Value;
+
+use super::model::{self, Compared};
+use super::part::Part;
+use super::{Clocks, Report, WayReport};
+use crate::{page, table};
+
+/// The whole page.
+pub fn html(report: &Report) -> String {
+    let Report { device, trial, seconds, version, .. } = report;
+    let mut body = device_section(report);
+    body += &section("Ways", &ways(report));
+    body += &section("Verified", &verified(&report.verify));
+    body += &section("Measured, and what the model says", &measured(report));
+    body += &section("Clocks", &clocks(&report.clocks));
+    let wrong = trial.ways.iter().filter(|way| way.wrong.is_some()).count();
+    let about = format!(
+        "{} ways tried, {wrong} wrong; hammerhead {version}, {seconds:.0} s, kernels of family {}",
+        trial.ways.len(),
+        device.family
+    );
+    page::html(&format!("First contact with {}", device.name), &about, &body)
+}
+
+fn section(title: &str, body: &str) -> String {
+    format!("<section>\n<h2>{}</h2>\n{body}</section>\n", page::escape(title))
+}
+
+fn paragraph(text: &str) -> String {
+    format!("<p>{}</p>\n", page::escape(text))
+}
+
+fn device_section(report: &Report) -> String {
+    let device = &report.device;
+    let rows = [
+        ("GPU", device.name.clone()),
+        ("compute capability", device.capability.clone()),
+        ("multiprocessors", device.multiprocessors.to_string()),
+        ("highest clock", format!("{:.0} MHz", device.clock_hertz / 1e6)),
+        ("memory", format!("{}, {:.0} GB/s", table::bytes(device.memory_bytes as f64), device.memory_bandwidth / 1e9)),
+        ("L2", table::bytes(device.cache_bytes as f64)),
+        ("shared memory of a block", table::bytes(device.shared_bytes as f64)),
+        ("driver", format!("{}, CUDA {}", device.driver, device.cuda)),
+        ("ptxas", device.ptxas.clone().unwrap_or_else(|| "not here, and not needed".to_owned())),
+        ("kernels", device.choice.clone()),
+        ("host", format!("{}, {} cores", report.machine.cpu, report.machine.cores)),
+    ];
+    let rows = rows.map(|(name, value)| [name.to_owned(), value]);
+    section("Device", &page::table(&["what", "found"], rows.iter().map(<[String; 2]>::as_slice)))
+}
+
+fn ways(report: &Report) -> String {
+    let trial = &report.trial;
+    let mut body = String::new();
+    if let Some(refused) = &trial.refused {
+        body += &paragraph(&format!("The GPU cannot be used: {refused}"));
+    }
+    let left_out: Vec<[String; 1]> = trial.left_out.iter().map(|left_out| [left_out.clone()]).collect();
+    body += &match left_out.is_empty() {
+        true => paragraph("No way was left out of plans."),
+        false => page::table(&["left out of plans"], left_out.iter().map(<[String; 1]>::as_slice)),
+    };
+    let row = |way: &WayReport| {
+        let found = way.wrong.clone().unwrap_or_else(|| "right".to_owned());
+        [way.way.clone(), found, way.problem.clone(), way.config.clone(), format!(">{:.2}", way.seconds)]
+    };
+    let rows: Vec<[String; 5]> = trial.ways.iter().map(row).collect();
+    let all =
+        page::table(&["way", "found", "problem", "configuration", ">s"], rows.iter().map(<[String; 5]>::as_slice));
+    body + &format!("<details><summary>All {} ways, {:.0} s</summary>\n{all}</details>\n", rows.len(), trial.seconds)
+}
+
+fn verified(part: &Part) -> String {
+    let mut body = paragraph(&format!("{} ({:.0} s)", part.command, part.seconds));
+    if let Some(failed) = &part.failed {
+        body += &paragraph(failed);
+    }
+    let number = |name: &str| part.said.as_ref().and_then(|said| said.get(name)).and_then(Value::as_u64);
+    if let (Some(passed), Some(failed)) = (number("passed"), number("failed")) {
+        body += &paragraph(&format!("{passed} passed, {failed} failed."));
+    }
+    let failures = part.said.as_ref().and_then(|said| said.get("failures")).and_then(Value::as_array);
+    let text = |failure: &Value, name: &str| failure.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let each = |failure: &Value| ["case", "config", "first"].map(|name| text(failure, name));
+    let rows: Vec<[String; 3]> = failures.map_or_else(Vec::new, |failures| failures.iter().map(each).collect());
+    if !rows.is_empty() {
+        body += &page::table(&["case", "configuration", "what was wrong"], rows.iter().map(<[String; 3]>::as_slice));
+    }
+    body
+}
+
+fn measured(report: &Report) -> String {
+    let mut body = paragraph(&format!("{} ({:.0} s)", report.bench.command, report.bench.seconds));
+    if let Some(failed) = &report.bench.failed {
+        body += &paragraph(failed);
+    }
+    let right = |cells: [String; 7]| {
+        let mut cells = cells;
+        cells[2..6].iter_mut().for_each(|cell| cell.insert(0, '>'));
+        cells
+    };
+    let rows: Vec<[String; 7]> = report.model.iter().map(|compared| right(model::row(compared))).collect();
+    body += &page::table(&model::HEADINGS, rows.iter().map(<[String; 7]>::as_slice));
+    body += &paragraph(
+        "Burst is a call after a pause, sustained one under load, by the device's clock; planned is what the planner goes by. \
+         Below, the same calls from first principles, phase by phase. Phases of a kernel cannot be timed apart.",
+    );
+    body + &report.model.iter().map(phases).collect::<String>()
+}
+
+fn phases(compared: &Compared) -> String {
+    let Compared { problem, activation, config, burst, predicted, phases, .. } = compared;
+    let row = |phase: &model::PhaseRow| {
+        [phase.phase.to_owned(), format!(">{}", table::seconds(phase.seconds)), phase.bound_by.to_owned()]
+    };
+    let rows: Vec<[String; 3]> = phases.iter().map(row).collect();
+    let title = format!(
+        "{problem} {activation}: {} predicted, {} measured ({:.2})",
+        table::seconds(*predicted),
+        table::seconds(*burst),
+        predicted / burst
+    );
+    let table = page::table(&["phase", ">predicted", "bound by"], rows.iter().map(<[String; 3]>::as_slice));
+    format!("<details><summary>{}</summary>\n{}{table}</details>\n", page::escape(&title), paragraph(config))
+}
+
+fn clocks(clocks: &[Clocks]) -> String {
+    if clocks.is_empty() {
+        return paragraph("NVIDIA's management library was not there to tell of clocks and power.");
+    }
+    let range = |name: &str, unit: &str, values: Vec<f64>| {
+        let mut values = values;
+        values.sort_by(f64::total_cmp);
+        let at = |part: f64| values.get((part * (values.len().max(1) - 1) as f64) as usize).copied();
+        let cell = |value: Option<f64>| value.map_or_else(|| ">".to_owned(), |value| format!(">{value:.0} {unit}"));
+        [name.to_owned(), cell(at(0.0)), cell(at(0.5)), cell(at(1.0))]
+    };
+    let each = |value: fn(&Clocks) -> Option<f64>| clocks.iter().filter_map(value).collect::<Vec<f64>>();
+    let rows = [
+        range("multiprocessors", "MHz", each(|c| c.clock_hertz.map(|hertz| hertz / 1e6))),
+        range("memory", "MHz", each(|c| c.memory_clock_hertz.map(|hertz| hertz / 1e6))),
+        range("power", "W", each(|c| c.watts)),
+        range("temperature", "°C", each(|c| c.celsius)),
+    ];
+    let mut held: Vec<&str> = clocks.iter().flat_map(|clocks| clocks.held_by.iter().copied()).collect();
+    held.sort_unstable();
+    held.dedup();
+    let held = if held.is_empty() {
+        "Nothing held the clock down.".to_owned()
+    } else {
+        format!("Held down by {}.", held.join(", "))
+    };
+    page::table(&["while it was timed", ">least", ">median", ">most"], rows.iter().map(<[String; 4]>::as_slice))
+        + &paragraph(&held)
+}
