@@ -11,9 +11,9 @@ use op::{
     Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Split, Team,
 };
 
+use crate::away::{AwayExperts, check_resident, slots_for, table_of};
 use crate::device::Device;
 use crate::driver::DeviceMemory;
-use crate::experts::away::{AwayExperts, check_resident, slots_for, table_of};
 use crate::experts::layer::{Choice, Exchange, LayerCall, LayerShape};
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;

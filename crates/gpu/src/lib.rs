@@ -26,6 +26,7 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+pub mod away;
 pub mod blank;
 pub mod cuda;
 pub mod device;

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use op::routing::Router;
 use op::{Choose, Error, Intermediate, Output, Result};
 
+use crate::away::AwayExperts;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
-use crate::experts::away::AwayExperts;
 use crate::experts::layer::{
     self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
 };

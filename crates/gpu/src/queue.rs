@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 use op::operands::TokenShape;
 use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weights};
 
+use super::away::Task;
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
-use super::experts::away::Task;
 use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
 use super::family::Family;
 use super::launch::Launch;

@@ -10,7 +10,7 @@ use op::{Activation, Choose, Error, HostCall, LayerOperands, LayerSpec, LoadedLa
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
-use crate::experts::away::{check_resident, slots_for, table_of};
+use crate::away::{check_resident, slots_for, table_of};
 use crate::experts::layer::{
     self, Choice, Exchange, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights, Placement,
 };

@@ -27,11 +27,11 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::{Activation, Error, HostCall, HostRows, Result};
 
-use super::NOBODY;
-use super::layer::{Exchange, LayerShape, Placement};
-use super::place::AWAY;
 use crate::device::Device;
 use crate::driver::{DeviceMemory, PinnedMemory, Stream};
+use crate::experts::NOBODY;
+use crate::experts::layer::{Exchange, LayerShape, Placement};
+use crate::experts::place::AWAY;
 
 /// A layer's experts that may be elsewhere than on the device: where each is, and who computes those that are not there.
 #[derive(Debug)]
